@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Byte layouts that two programs must agree on: the session socket and the rings.
+//!
+//! All integers are little endian (host order on every machine we run on; asserted in
+//! `engine/shm`). A layout never changes within a version; [`VERSION`] is compared at the
+//! handshake and a mismatch means plain I/O, never a guess.
+//!
+//! History: 1 first layout.
+
+/// Version of every layout in this file.
+pub const VERSION: u32 = 1;
+
+/// First four bytes of every message on the session socket: "RSH1".
+pub const MAGIC: u32 = 0x3148_5352;
+
+/// Entries in each ring of a session. A power of two.
+pub const RING_ENTRIES: u32 = 256;
+
+/// Slots that one read reply can name; bounds the length of one read.
+pub const REPLY_SLOTS_MAX: usize = 16;
+
+/// Longest path in an [`OpenMessage`]. Units: bytes.
+pub const PATH_BYTES_MAX: usize = 4096;
+
+/// Longest share, user or client name in a [`ConnectMessage`]. Units: bytes.
+pub const NAME_BYTES_MAX: usize = 64;
+
+// ---- Session socket (seqpacket): one message a packet, descriptors by SCM_RIGHTS ----
+
+/// What a message on the session socket is.
+pub mod message {
+    /// Client → daemon: [`super::ConnectMessage`], no descriptor.
+    pub const CONNECT: u32 = 1;
+    /// Daemon → client: [`super::WelcomeMessage`] with, in this order, the data segment
+    /// (read-only), the ring segment, the eventfd that wakes the daemon, the one that wakes the client.
+    pub const WELCOME: u32 = 2;
+    /// Daemon → client: [`super::RefusedMessage`]; the daemon then closes.
+    pub const REFUSED: u32 = 3;
+    /// Client → daemon: [`super::OpenMessage`] followed by the path, with the client's own descriptor.
+    /// Not answered: a read on the handle says whether it was taken.
+    pub const OPEN: u32 = 4;
+}
+
+/// Offset · size · meaning: 0·4 magic, 4·4 version, 8·4 message, 12·4 zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct MessageHead {
+    /// [`MAGIC`].
+    pub magic: u32,
+    /// [`VERSION`] of the sender.
+    pub version: u32,
+    /// One of [`message`].
+    pub message: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// 0·16 head, 16·4 door, 20·4 zero, 24·64 share, 88·64 user, 152·64 client; names end at the first NUL.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ConnectMessage {
+    /// [`message::CONNECT`].
+    pub head: MessageHead,
+    /// One of [`door`].
+    pub door: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The share's name, as the configuration knows it.
+    pub share: [u8; NAME_BYTES_MAX],
+    /// Who is connected.
+    pub user: [u8; NAME_BYTES_MAX],
+    /// From where (an address or a machine's name).
+    pub client: [u8; NAME_BYTES_MAX],
+}
+
+/// Which kind of door a session serves.
+pub mod door {
+    /// Samba's VFS module.
+    pub const SMB: u32 = 1;
+    /// The mount.
+    pub const FUSE: u32 = 2;
+    /// A local program linked with the client library.
+    pub const LOCAL: u32 = 3;
+}
+
+/// 0·16 head, 16·4 session, 20·4 slot count, 24·4 bytes a slot, 28·4 ring entries, 32·8 longest read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct WelcomeMessage {
+    /// [`message::WELCOME`].
+    pub head: MessageHead,
+    /// The session's number, for logs.
+    pub session: u32,
+    /// Slots in the data segment.
+    pub slot_count: u32,
+    /// Size of a slot.
+    pub slot_bytes: u32,
+    /// [`RING_ENTRIES`] of the daemon.
+    pub ring_entries: u32,
+    /// Longest read in one request; the client cuts longer ones.
+    pub read_bytes_max: u64,
+}
+
+/// 0·16 head, 16·4 errno, 20·4 zero, 24·232 a sentence.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct RefusedMessage {
+    /// [`message::REFUSED`].
+    pub head: MessageHead,
+    /// Why, as errno.
+    pub errno: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Why, as a sentence ending at the first NUL.
+    pub reason: [u8; 232],
+}
+
+/// 0·16 head, 16·4 handle, 20·4 path bytes, 24·… path below the share's root, no leading slash.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct OpenMessage {
+    /// [`message::OPEN`].
+    pub head: MessageHead,
+    /// Chosen by the client; not in use in this session.
+    pub handle: u32,
+    /// Length of the path that follows.
+    pub path_bytes: u32,
+}
+
+// ---- Rings: single producer, single consumer, in one sealed memory file a session ----
+
+/// Byte offsets in the ring segment. Head and tail are free-running u32 counters, each on its own
+/// cache line; the producer publishes entries by a release store of the tail.
+pub mod ring {
+    use super::{RING_ENTRIES, Reply, Request};
+    /// Next request the daemon takes (written by the daemon).
+    pub const REQUEST_HEAD: usize = 0;
+    /// Next request the client fills (written by the client).
+    pub const REQUEST_TAIL: usize = 64;
+    /// Next reply the client takes (written by the client).
+    pub const REPLY_HEAD: usize = 128;
+    /// Next reply the daemon fills (written by the daemon).
+    pub const REPLY_TAIL: usize = 192;
+    /// First request entry.
+    pub const REQUESTS: usize = 4096;
+    /// First reply entry.
+    pub const REPLIES: usize = REQUESTS + RING_ENTRIES as usize * size_of::<Request>();
+    /// Size of the whole segment.
+    pub const BYTES: usize = REPLIES + RING_ENTRIES as usize * size_of::<Reply>();
+}
+
+/// What a request asks.
+pub mod op {
+    /// `handle`, `offset`, `length` → slots, pinned until [`READ_END`]. rt-Samba's READ0.
+    pub const READ: u32 = 1;
+    /// `id` of the read whose slots are released. No reply. rt-Samba's READ1.
+    pub const READ_END: u32 = 2;
+    /// `handle` is closed. No reply.
+    pub const CLOSE: u32 = 3;
+    /// The bytes `offset .. offset+length` of the file named by `device` and `inode` were changed by
+    /// the client (write, truncate, punch; `length` = u64::MAX: to the end). The reply comes
+    /// when no reader will see older ones.
+    pub const CHANGED: u32 = 4;
+    /// The file named by `device` and `inode` lost a name (unlink, rename over). Reply as CHANGED.
+    pub const GONE: u32 = 5;
+}
+
+/// 0·8 id, 8·4 op, 12·4 handle, 16·8 offset, 24·8 length, 32·8 device, 40·8 inode, 48·8 sent, 56·8 zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Request {
+    /// Chosen by the client, unique while outstanding.
+    pub id: u64,
+    /// One of [`op`].
+    pub op: u32,
+    /// As in [`OpenMessage`].
+    pub handle: u32,
+    /// Units: bytes from the start of the file.
+    pub offset: u64,
+    /// Units: bytes.
+    pub length: u64,
+    /// `st_dev` of the file changed.
+    pub device: u64,
+    /// `st_ino` of the file changed.
+    pub inode: u64,
+    /// When the door received it, on CLOCK_MONOTONIC; ns. For the ledger only.
+    pub sent_ns: u64,
+    /// Zero.
+    pub reserved: u64,
+}
+
+/// 0·8 id, 8·4 errno, 12·4 slot count, 16·8 length, 24·4 offset in the first slot, 28·4 zero,
+/// 32·64 slots, 96·32 zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Reply {
+    /// The request's.
+    pub id: u64,
+    /// 0, an errno for the application, or [`PLAIN`].
+    pub errno: u32,
+    /// How many of `slots` are meant.
+    pub slot_count: u32,
+    /// Bytes answered; short only at the end of the file.
+    pub length: u64,
+    /// Where the answer starts in `slots[0]`; it continues at the start of each next slot.
+    pub first_offset: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Indices into the data segment.
+    pub slots: [u32; REPLY_SLOTS_MAX],
+    /// Zero.
+    pub padding: [u64; 4],
+}
+
+/// In [`Reply::errno`]: the daemon does not serve this file (or not now); do the I/O on your own
+/// descriptor. Above every errno.
+pub const PLAIN: u32 = 0x1_0000;
+
+const _: () = {
+    assert!(RING_ENTRIES.is_power_of_two());
+    assert!(size_of::<MessageHead>() == 16);
+    assert!(size_of::<ConnectMessage>() == 216);
+    assert!(size_of::<WelcomeMessage>() == 40);
+    assert!(size_of::<RefusedMessage>() == 256);
+    assert!(size_of::<OpenMessage>() == 24);
+    assert!(size_of::<Request>() == 64);
+    assert!(size_of::<Reply>() == 128);
+    assert!(ring::BYTES == 4096 + 256 * 64 + 256 * 128);
+};

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The client library of Rushes (engine/shm), as a C plug-in sees it.
+ *
+ * One struct rushes_client is one session with the daemon; it belongs to one
+ * thread. No call blocks on a dead or hung peer for longer than said here,
+ * none writes to standard output, none exits or raises a signal.
+ */
+#ifndef RUSHES_CLIENT_H
+#define RUSHES_CLIENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct rushes_client;
+struct rushes_file;
+
+/* Doors, as in core/format. */
+#define RUSHES_DOOR_SMB 1
+#define RUSHES_DOOR_FUSE 2
+#define RUSHES_DOOR_LOCAL 3
+
+/*
+ * Result of a read that must be done on the caller's own descriptor: the
+ * daemon does not serve this file, or is gone. Never a valid errno.
+ */
+#define RUSHES_PLAIN (-65536)
+
+/* Slots that one lease can span; as REPLY_SLOTS_MAX in core/format. */
+#define RUSHES_LEASE_IOV_MAX 16
+
+/* Pinned bytes of the cache; see rushes_read_begin. */
+struct rushes_lease {
+	uint64_t id;
+	size_t length;		/* bytes in all; short only at end of file */
+	int iov_count;
+	struct iovec iov[RUSHES_LEASE_IOV_MAX];
+};
+
+/* One finished asynchronous read. */
+struct rushes_completion {
+	void *private_data;	/* as given to rushes_read_send */
+	ssize_t result;		/* bytes copied, -errno, or RUSHES_PLAIN */
+};
+
+/*
+ * Connect to the daemon, waiting at most 50 ms. The caller must be uid 0.
+ * Returns NULL and sets *reason (static string, never NULL) when there is no
+ * daemon, it refuses, or it speaks another version.
+ */
+struct rushes_client *rushes_connect(const char *socket_path, uint32_t door,
+				     const char *share, const char *user,
+				     const char *address,
+				     const char **reason);
+
+/*
+ * End the session. Outstanding reads are forgotten; files of the session must
+ * not be used again (they are freed here).
+ */
+void rushes_disconnect(struct rushes_client *client);
+
+/* False once the daemon is known to be gone; then every read says PLAIN. */
+bool rushes_alive(const struct rushes_client *client);
+
+/*
+ * Two descriptors to watch for reading while reads are outstanding; when either
+ * is readable, call rushes_poll. [0] is the doorbell, [1] the session socket
+ * (readable only when the daemon is gone).
+ */
+void rushes_event_fds(const struct rushes_client *client, int fds[2]);
+
+/*
+ * Name an open file to the daemon. `fd` stays the caller's; its path is below
+ * the share's root. Does not wait. NULL when the daemon is gone or out of
+ * memory: use plain I/O.
+ */
+struct rushes_file *rushes_open(struct rushes_client *client, int fd,
+				const char *path);
+
+/* Forget a file. Its outstanding reads complete or were cancelled before. */
+void rushes_close(struct rushes_file *file);
+
+/*
+ * Start a read into `buffer`, which must stay valid until its completion is
+ * returned by rushes_poll or the read is cancelled. Returns a non-zero ticket,
+ * or 0 when it was not taken (daemon gone, ring full): do plain I/O.
+ */
+uint64_t rushes_read_send(struct rushes_file *file, void *buffer,
+			  size_t length, uint64_t offset, void *private_data);
+
+/* The buffer is going away: forget the read. No completion will be returned. */
+void rushes_read_cancel(struct rushes_client *client, uint64_t ticket);
+
+/*
+ * Collect finished reads (their bytes are already in their buffers). Never
+ * waits. When the daemon is gone every outstanding read finishes PLAIN.
+ */
+int rushes_poll(struct rushes_client *client,
+		struct rushes_completion *completions, int completion_count);
+
+/* Read and wait. Bytes read, -errno, or RUSHES_PLAIN. */
+ssize_t rushes_read(struct rushes_file *file, void *buffer, size_t length,
+		    uint64_t offset);
+
+/*
+ * Pin bytes of the cache and wait until they are there, to be sent without a
+ * copy. `length` is cut to what one lease can span. 0, -errno, RUSHES_PLAIN.
+ */
+int rushes_read_begin(struct rushes_file *file, size_t length,
+		      uint64_t offset, struct rushes_lease *lease);
+void rushes_read_end(struct rushes_file *file, struct rushes_lease *lease);
+
+/*
+ * Tell the daemon that bytes of a file were changed on its own descriptor
+ * (after the change, before the application is answered) and wait until no
+ * reader will see older ones. length UINT64_MAX: to the end of the file.
+ * Without a daemon there is nothing to do and it returns at once.
+ */
+void rushes_changed(struct rushes_client *client, dev_t device, ino_t inode,
+		    uint64_t offset, uint64_t length);
+
+/* The same for a file that lost a name. */
+void rushes_gone(struct rushes_client *client, dev_t device, ino_t inode);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
