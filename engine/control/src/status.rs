@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What `rushes status --json` prints. Names and units are promised; see the crate's head.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the field names; a rename or a change of unit would raise it.
+pub const STATUS_VERSION: u32 = 1;
+
+/// Everything.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// [`STATUS_VERSION`].
+    pub status_version: u32,
+    /// The process.
+    pub daemon: DaemonStatus,
+    /// The cache segment.
+    pub cache: CacheStatus,
+    /// What is served.
+    pub shares: Vec<ShareStatus>,
+    /// What it lies on.
+    pub devices: Vec<DeviceStatus>,
+    /// Who is connected.
+    pub sessions: Vec<SessionStatus>,
+    /// The ledger: open streams, then the most recent closed ones.
+    pub streams: Vec<StreamStatus>,
+}
+
+/// The daemon's own figures.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DaemonStatus {
+    /// Process.
+    pub pid: u32,
+    /// Of the program.
+    pub version: String,
+    /// Of the session protocol; a door with another one does plain I/O.
+    pub protocol_version: u32,
+    /// Since it was ready.
+    pub uptime_s: f64,
+    /// Configuration in force.
+    pub config: String,
+    /// Where its sockets are.
+    pub runtime_dir: String,
+    /// Resident memory in all.
+    pub rss_bytes: u64,
+    /// Of that, not the cache segment.
+    pub rss_beside_cache_bytes: u64,
+    /// CPU time used so far, user and system.
+    pub cpu_s: f64,
+    /// How the event loop keeps up.
+    pub event_loop: LoopStatus,
+    /// What an operator may change while it runs.
+    pub policy: PolicyStatus,
+    /// Things an operator should know: a guessed device model, a share without direct I/O, no fanotify.
+    pub notes: Vec<String>,
+    /// Sessions refused since the start.
+    pub refused_session_count: u64,
+    /// Sessions put out for breaking the protocol.
+    pub expelled_session_count: u64,
+    /// Files that a door named and that are not served (the door does its own I/O).
+    pub plain_open_count: u64,
+}
+
+/// How long the event loop made others wait.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LoopStatus {
+    /// Times round.
+    pub turn_count: u64,
+    /// Length of a turn, which is how long something new may have waited for the loop: median.
+    pub lag_p50_us: u64,
+    /// 99 in 100.
+    pub lag_p99_us: u64,
+    /// 999 in 1000.
+    pub lag_p999_us: u64,
+    /// The longest since the start.
+    pub lag_max_us: u64,
+    /// Real-time scheduling or niceness obtained, in words.
+    pub priority: String,
+    /// Jobs waiting for the worker pool.
+    pub worker_queue_count: u64,
+}
+
+/// See the keys of the same names in the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PolicyStatus {
+    /// Start-up time a contract assumes of a player.
+    pub preroll_ms: u64,
+    /// Part of every device kept free, in thousandths.
+    pub margin_permille: u32,
+    /// Patterns are recognised.
+    pub analyser: bool,
+    /// Contracts from observed rates.
+    pub contracts_from_cadence: bool,
+    /// Contracts from container headers.
+    pub contracts_from_header: bool,
+    /// Rules in force.
+    pub rule_count: u32,
+}
+
+/// The cache.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CacheStatus {
+    /// Configured size.
+    pub bytes: u64,
+    /// Size of a buffer.
+    pub buffer_bytes: u64,
+    /// All buffers.
+    pub buffer_count: u32,
+    /// Never used or given back.
+    pub free_count: u32,
+    /// Promised to streams.
+    pub held_count: u32,
+    /// In a client's hands now.
+    pub pinned_count: u32,
+    /// Reads answered at once.
+    pub hit_count: u64,
+    /// Reads that waited.
+    pub miss_count: u64,
+    /// Locked in memory.
+    pub locked: bool,
+}
+
+/// A share.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShareStatus {
+    /// As configured.
+    pub name: String,
+    /// As configured.
+    pub path: String,
+    /// Kind of file system.
+    pub file_system: String,
+    /// False: served buffered.
+    pub direct_io: bool,
+    /// As in [`DeviceStatus::name`].
+    pub device: String,
+    /// Changes by others are noticed (fanotify).
+    pub foreign_changes_noticed: bool,
+}
+
+/// A device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DeviceStatus {
+    /// Kernel name (`sda`, `md0`), or the kind of file system where there is no block device.
+    pub name: String,
+    /// Number in this daemon.
+    pub device: u16,
+    /// `calibrated`, `default (rotational)`, `default (solid state)` or `default (no block device)`.
+    pub model_source: String,
+    /// Read model as refined so far: positioning at the shortest distance.
+    pub read_fixed_ms: f64,
+    /// What the longest distance adds.
+    pub read_span_ms: f64,
+    /// Transfer rate.
+    pub read_bytes_per_s: u64,
+    /// Size.
+    pub size_bytes: u64,
+    /// Streams under contract.
+    pub contract_count: u32,
+    /// What they were promised.
+    pub promised_bytes_per_s: u64,
+    /// Requests sent for contracts.
+    pub real_time_request_count: u64,
+    /// Requests sent for everybody else.
+    pub best_effort_request_count: u64,
+    /// Bytes read for contracts.
+    pub real_time_bytes: u64,
+    /// Bytes read for everybody else.
+    pub best_effort_bytes: u64,
+    /// Time with a request in service.
+    pub busy_s: f64,
+}
+
+/// A connected door.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// Number in this daemon.
+    pub session: u32,
+    /// `smb`, `fuse`, `local`.
+    pub door: String,
+    /// Process at the other end.
+    pub pid: i32,
+    /// Share.
+    pub share: String,
+    /// User.
+    pub user: String,
+    /// Address or machine.
+    pub client: String,
+    /// Files it has open.
+    pub handle_count: u32,
+}
+
+/// One line of the ledger.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StreamStatus {
+    /// Number in this daemon.
+    pub stream: u32,
+    /// As in [`SessionStatus::session`].
+    pub session: u32,
+    /// Share.
+    pub share: String,
+    /// User.
+    pub user: String,
+    /// Address or machine.
+    pub client: String,
+    /// As it was opened; of a sequence its first frame.
+    pub path: String,
+    /// One file a frame.
+    pub sequence: bool,
+    /// As in [`DeviceStatus::name`].
+    pub device: String,
+    /// `contract`, `refused` or `best_effort`.
+    pub standing: String,
+    /// What it is read at, when known.
+    pub rate_bytes_per_s: Option<u64>,
+    /// `rule`, `header` or `cadence`.
+    pub rate_source: Option<String>,
+    /// Reads so far.
+    pub read_count: u64,
+    /// Of those, under contract.
+    pub due_count: u64,
+    /// Answered in time.
+    pub on_time_count: u64,
+    /// Answered late.
+    pub late_count: u64,
+    /// The worst of them.
+    pub worst_lateness_ms: f64,
+    /// Late reads by guilty stage.
+    pub guilty: GuiltyStatus,
+    /// Bytes answered.
+    pub bytes: u64,
+    /// Reads answered without waiting for a device.
+    pub hit_count: u64,
+    /// How long what is in the cache will last.
+    pub ahead_ms: f64,
+    /// A client holds it open.
+    pub open: bool,
+}
+
+/// Late reads by the stage that cost them most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuiltyStatus {
+    /// Between the client's door and the daemon.
+    pub door: u64,
+    /// No buffer was free.
+    pub cache: u64,
+    /// Waiting for its turn.
+    pub queue: u64,
+    /// The device was slower than its model.
+    pub device: u64,
+}
