@@ -1,2 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The real thing, measured.
+
+pub mod disk;

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The slow disk: a block device whose timing follows a model, so that absolute times mean something on
+//! any machine.
+//!
+//! It is a FUSE file system with one file, a loop device over that file, and `mq-deadline`:
+//! [`timing`] is the model, [`server`] the child process that keeps it, [`fuse`] the door to the kernel,
+//! [`setup`] what puts a disk up and takes it down, [`measure`] the proof against the paper's table.
+
+pub mod cli;
+mod control;
+mod fuse;
+pub mod measure;
+mod server;
+mod setup;
+pub mod timing;
+
+// pub use control::{Fault, Statistics};
+// pub use setup::{DiskError, DiskSpec, SlowDisk, clean};
