@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every command a person needs. `make` alone lists them; each line after ## is that list.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Phases are sequential on purpose: several of them measure time through real doors.
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+BIN := $(abspath $(TARGET))/release
+# Tests that need a built program, root or a Debian package skip aloud when started by hand; here
+# nothing may be skipped, so that a pass means that everything ran.
+export RUSHES_TEST_ALL ?= 1
+
+.PHONY: help
+help: ## List these commands
+	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 } \
+		/^## / { printf "\n%s\n", substr($$0, 4) }' $(MAKEFILE_LIST)
+
+## The everyday ones
+
+.PHONY: setup build install demo test clean
+setup: ## Install the Debian packages that are missing (asks the network only then)
+	@packaging/install-packages.sh
+	@packaging/check-rust.sh
+
+build: ## Compile the programs and the Samba module
+	@echo "== build: programs"
+	$(CARGO) build --release --locked --workspace
+	@echo "== build: Samba module"
+	doors/smb/build.sh
+
+install: build ## Install programs, module, service and sample configuration on this machine
+	packaging/install.sh "$(BIN)"
+
+demo: setup build ## Real footage from a slow disk to many SMB clients: who drops frames?
+	"$(BIN)/rushes" lab demo
+
+clean: ## Remove what was built
+	$(CARGO) clean
+	rm -rf build
+
+## Testing
+
+# Cheap and certain first: a formatting mistake should not cost a quarter of an hour.
+PHASES := check-format check-tidy check-lints check-licences test-crates test-sim test-smb test-doors
+
+test: ## Everything: setup, build, checks, all tests. Needs root (mounts, smbd)
+	@if [ "$$(id -u)" -ne 0 ]; then \
+		echo "make test: needs root, because it mounts disks and runs smbd: sudo -E make test" >&2; exit 1; fi
+	@start=$$SECONDS; \
+	for phase in setup build $(PHASES); do \
+		phase_start=$$SECONDS; \
+		echo "==== $$phase"; \
+		$(MAKE) $$phase || { echo "make test: FAILED in $$phase (alone: make $$phase)" >&2; exit 1; }; \
+		echo "==== $$phase passed in $$((SECONDS - phase_start)) s"; \
+	done; \
+	echo "make test: all $(words setup build $(PHASES)) phases passed in $$((SECONDS - start)) s"
+
+.PHONY: $(PHASES)
+check-format: ## Is the source formatted?
+	$(CARGO) fmt --all --check
+
+check-tidy: ## Map and code agree, every file keeps to the house rules (tests/tests/architecture.rs, tidy.rs)
+	$(CARGO) test --locked -p rushes-tests --test architecture --test tidy
+
+check-lints: ## Clippy, warnings are errors; shell scripts too where shellcheck is there
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' .ci/run | xargs -r shellcheck; \
+	else echo "check-lints: no shellcheck here, shell scripts only parsed"; fi
+	@git ls-files '*.sh' | xargs -r -n1 bash -n
+
+check-licences: ## Licences and sources of all libraries (deny.toml)
+	@$(CARGO) deny --version >/dev/null 2>&1 || { \
+		echo "check-licences: installing cargo-deny, once"; \
+		$(CARGO) install --locked --debug cargo-deny@0.20.2; }
+	$(CARGO) deny --offline check bans licenses sources
+
+# The crates that keep time by themselves run after the others and one test at a time.
+test-crates: ## Unit and crate tests
+	$(CARGO) test --locked --workspace --exclude rushes-tests --exclude rushes-lab
+	$(CARGO) test --locked -p rushes-lab -- --test-threads=1
+
+test-sim: ## The simulator's quick scenarios and seeds
+	"$(BIN)/rushes-sim" quick
+
+test-smb: ## Samba-specific tests: every VFS entry accounted for, smbtorture as stock
+	@found=0; for script in tests/smb/*.sh; do \
+		[ -e "$$script" ] || continue; found=1; echo "-- $$script"; "$$script"; done; \
+	[ $$found = 1 ] || { echo "test-smb: no script in tests/smb" >&2; exit 1; }
+
+test-doors: ## End to end through the real doors, one at a time
+	$(CARGO) test --locked -p rushes-tests -- --test-threads=1

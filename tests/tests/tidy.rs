@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What every file of the project keeps to. Each test names the file, the line and the remedy.
+
+use rushes_tests::rust_text::{code_only, without_tests, word_lines};
+use rushes_tests::tree::{SourceFile, root, source_files};
+use std::path::Path;
+
+/// Lines without tests; past it there are two nouns in one file.
+const LINES_MAX: usize = 1500;
+
+fn rust_files() -> Vec<SourceFile> {
+    source_files()
+        .into_iter()
+        .filter(|file| file.is("rs"))
+        .collect()
+}
+
+/// Collects complaints, so that one run names them all.
+#[derive(Default)]
+struct Complaints(Vec<String>);
+
+impl Complaints {
+    fn add(&mut self, complaint: String) {
+        self.0.push(complaint);
+    }
+
+    fn none(self) {
+        assert!(self.0.is_empty(), "\n{}", self.0.join("\n"));
+    }
+}
+
+/// Licence of a file by where it stands.
+fn licence_of(path: &str) -> &'static str {
+    if path.starts_with("doors/smb/") {
+        "GPL-3.0-or-later"
+    } else {
+        "Apache-2.0"
+    }
+}
+
+#[test]
+fn every_source_file_names_its_licence() {
+    let mut complaints = Complaints::default();
+    for file in source_files() {
+        let name = Path::new(&file.path).file_name().unwrap_or_default();
+        let is_source = ["rs", "c", "h", "sh", "py", "service", "socket"]
+            .iter()
+            .any(|extension| file.is(extension))
+            || name == "Makefile"
+            || file.text.starts_with("#!");
+        let wanted = format!("SPDX-License-Identifier: {}", licence_of(&file.path));
+        if is_source && !file.text.lines().take(4).any(|line| line.contains(&wanted)) {
+            complaints.add(format!("{}: its first lines lack \"{wanted}\"", file.path));
+        }
+    }
+    complaints.none();
+}
+
+#[test]
+fn every_rust_file_says_what_it_is() {
+    let mut complaints = Complaints::default();
+    for file in rust_files() {
+        let second = file.text.lines().nth(1).unwrap_or_default();
+        if !second.starts_with("//! ") {
+            complaints.add(format!(
+                "{}:2: a //! header is missing: what this is and what it does not do",
+                file.path
+            ));
+        }
+    }
+    complaints.none();
+}
+
+#[test]
+fn no_rust_file_holds_two_nouns() {
+    let mut complaints = Complaints::default();
+    for file in rust_files() {
+        let without = without_tests(&code_only(&file.text));
+        let blank_from_tests = file
+            .text
+            .lines()
+            .zip(without.lines())
+            .filter(|(full, cut)| cut.trim().is_empty() && !code_only(full).trim().is_empty())
+            .count();
+        let lines = file.text.lines().count() - blank_from_tests;
+        if lines > LINES_MAX {
+            complaints.add(format!(
+                "{}: {lines} lines without tests, more than {LINES_MAX}: which two nouns are in it?",
+                file.path
+            ));
+        }
+    }
+    complaints.none();
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    let mut complaints = Complaints::default();
+    for file in rust_files() {
+        let code = code_only(&file.text);
+        for word in ["todo", "unimplemented", "dbg"] {
+            for line in word_lines(&code, word) {
+                if code
+                    .lines()
+                    .nth(line - 1)
+                    .is_some_and(|l| l.contains(&format!("{word}!")))
+                {
+                    complaints.add(format!("{}:{line}: {word}!", file.path));
+                }
+            }
+        }
+        for (number, line) in code.lines().enumerate() {
+            if line.contains("#[ignore") {
+                complaints.add(format!(
+                    "{}:{}: an ignored test; let it skip aloud, or remove it",
+                    file.path,
+                    number + 1
+                ));
+            }
+        }
+        for (number, line) in file.text.lines().enumerate() {
+            let says_todo =
+                line.contains(concat!("TO", "DO")) || line.contains(concat!("FIX", "ME"));
+            if says_todo && !line.contains("issue ") && !line.contains('#') {
+                complaints.add(format!("{}:{}: names no issue", file.path, number + 1));
+            }
+        }
+    }
+    complaints.none();
+}
+
+#[test]
+fn no_file_names_the_machine_it_was_written_on() {
+    // Pieces, so that this file does not complain about itself.
+    let machine_paths = [
+        concat!("/wo", "rk/main"),
+        concat!("/wo", "rk/shared"),
+        concat!("/ro", "ot/"),
+        concat!("/ho", "me/"),
+        concat!("/tmp/", "target-"),
+        concat!("/tmp/", "brief"),
+    ];
+    let mut complaints = Complaints::default();
+    for file in source_files() {
+        for (number, line) in file.text.lines().enumerate() {
+            for path in machine_paths {
+                if line.contains(path) {
+                    complaints.add(format!("{}:{}: {path}", file.path, number + 1));
+                }
+            }
+        }
+    }
+    complaints.none();
+}
+
+#[test]
+fn every_crate_takes_the_strict_lints() {
+    let mut complaints = Complaints::default();
+    for file in source_files() {
+        if !file.path.ends_with("Cargo.toml") || file.path == "Cargo.toml" {
+            continue;
+        }
+        if !file.text.contains("[lints]\nworkspace = true") {
+            complaints.add(format!("{}: lacks [lints] workspace = true", file.path));
+        }
+    }
+    complaints.none();
+}
+
+#[test]
+fn links_between_documents_lead_somewhere() {
+    let mut complaints = Complaints::default();
+    for file in source_files().iter().filter(|file| file.is("md")) {
+        let folder = root().join(&file.path);
+        let folder = folder.parent().expect("a file is in a folder");
+        for (number, line) in file.text.lines().enumerate() {
+            for target in link_targets(line) {
+                let path = target.split('#').next().unwrap_or_default();
+                if path.is_empty() || path.contains("://") || path.starts_with("mailto:") {
+                    continue;
+                }
+                if !folder.join(path).exists() {
+                    complaints.add(format!(
+                        "{}:{}: leads to {path}, which is not there",
+                        file.path,
+                        number + 1
+                    ));
+                }
+            }
+        }
+    }
+    complaints.none();
+}
+
+/// What stands in `](…)`.
+fn link_targets(line: &str) -> Vec<&str> {
+    line.match_indices("](")
+        .filter_map(|(at, _)| {
+            let rest = &line[at + 2..];
+            Some(&rest[..rest.find(')')?])
+        })
+        .collect()
+}
+
+#[test]
+fn every_decision_has_a_number_of_its_own_and_fits_a_page() {
+    let mut complaints = Complaints::default();
+    let mut numbers = std::collections::BTreeMap::new();
+    for file in source_files() {
+        let Some(name) = file.path.strip_prefix("docs/decisions/") else {
+            continue;
+        };
+        let number: String = name.chars().take_while(char::is_ascii_digit).collect();
+        if number.len() != 4 {
+            complaints.add(format!("{}: starts with no four-digit number", file.path));
+        }
+        if let Some(other) = numbers.insert(number, file.path.clone()) {
+            complaints.add(format!("{} and {other} share a number", file.path));
+        }
+        let lines = file.text.lines().count();
+        if lines > 80 {
+            complaints.add(format!("{}: {lines} lines are more than a page", file.path));
+        }
+    }
+    complaints.none();
+}
