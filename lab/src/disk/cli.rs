@@ -1,2 +1,207 @@
 // SPDX-License-Identifier: Apache-2.0
-//! WIP
+//! `rushes-lab disk …`: the commands, their flags and what they print.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use rushes_core::units::ByteCount;
+
+use super::control::Command;
+use super::setup::{self, DiskError, DiskSpec, FileSystem, Room, SlowDisk};
+use super::timing::DiskTiming;
+
+/// What can be done with slow disks.
+#[derive(Debug, Subcommand)]
+pub enum DiskCommand {
+    /// Serve a disk that `up` or the lab has prepared (not for people).
+    #[command(hide = true)]
+    Serve {
+        /// Its name.
+        name: String,
+        /// Stay until taken down.
+        #[arg(long)]
+        detached: bool,
+    },
+    /// Put a slow disk up; it stays until `down`.
+    Up(Up),
+    /// Take a disk down: unmount, detach, remove.
+    Down {
+        /// Its name.
+        name: String,
+    },
+    /// Take down what killed runs left behind.
+    Clean {
+        /// Disks in use too.
+        #[arg(long)]
+        all: bool,
+    },
+    /// Print what the disks have done, as JSON.
+    Stat {
+        /// Its name; all disks without.
+        name: Option<String>,
+    },
+    /// Tell a disk something: `timing on|off`, `fail read|write START LENGTH [COUNT]`, `slow FACTOR`,
+    /// `stall MS`, `clear`, `reset`.
+    Tell {
+        /// Its name.
+        name: String,
+        /// The command.
+        #[arg(required = true, num_args = 1..)]
+        words: Vec<String>,
+    },
+}
+
+/// Flags of `disk up`.
+#[derive(Debug, Args)]
+pub struct Up {
+    /// Its name.
+    name: String,
+    #[command(flatten)]
+    kind: Kind,
+    /// Make a file system on it.
+    #[arg(long)]
+    fs: Option<FileSystem>,
+    /// Mount that in this folder.
+    #[arg(long, requires = "fs")]
+    mount: Option<PathBuf>,
+}
+
+/// Flags that describe a disk.
+#[derive(Clone, Debug, Args)]
+pub struct Kind {
+    /// Size, for instance 40GB or 8GiB.
+    #[arg(long, default_value = "40GiB", value_parser = parse_bytes)]
+    size: ByteCount,
+    /// Folder for the sparse file behind the disk.
+    #[arg(long, default_value = "/dev/shm")]
+    folder: PathBuf,
+    /// Transfer rates, times those of Table 5.
+    #[arg(long, default_value_t = 1.0)]
+    rate: f64,
+    /// Positioning times, times those of Table 5.
+    #[arg(long, default_value_t = 1.0)]
+    positioning: f64,
+}
+
+impl Kind {
+    /// The disk it describes.
+    pub fn spec(&self) -> DiskSpec {
+        DiskSpec {
+            folder: self.folder.clone(),
+            timing: DiskTiming::TABLE5
+                .with_rates_times(self.rate)
+                .with_positioning_times(self.positioning),
+            ..DiskSpec::table5(self.size)
+        }
+    }
+}
+
+/// Reads `4096`, `40GB`, `8GiB`, `1.5TB`.
+fn parse_bytes(text: &str) -> Result<ByteCount, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" | "B" => 1.0,
+        "kB" | "KB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "TB" => 1e12,
+        "KiB" | "K" => (1u64 << 10) as f64,
+        "MiB" | "M" => (1u64 << 20) as f64,
+        "GiB" | "G" => (1u64 << 30) as f64,
+        "TiB" | "T" => (1u64 << 40) as f64,
+        unit => {
+            return Err(format!(
+                "read the unit \"{unit}\": expected GB, GiB, MB, MiB …"
+            ));
+        }
+    };
+    let number: f64 = digits
+        .trim()
+        .parse()
+        .map_err(|_| format!("read \"{digits}\": expected a number of bytes, for instance 40GB"))?;
+    let bytes = number * unit;
+    if !(1.0..9e18).contains(&bytes) {
+        return Err(format!("read \"{text}\": expected between 1 byte and 9 EB"));
+    }
+    // Whole pages, as the disk wants them.
+    Ok(ByteCount((bytes as u64).next_multiple_of(4096)))
+}
+
+/// Does it.
+pub fn run(command: &DiskCommand) -> Result<(), DiskError> {
+    match command {
+        DiskCommand::Serve { name, detached } => setup::serve(name, *detached),
+        DiskCommand::Up(up) => put_up(up),
+        DiskCommand::Down { name } => Room::named(name)?.take_down(false),
+        DiskCommand::Clean { all } => {
+            for name in setup::clean(*all)? {
+                println!("took down {name}");
+            }
+            Ok(())
+        }
+        DiskCommand::Stat { name } => print_statistics(name.as_deref()),
+        DiskCommand::Tell { name, words } => {
+            let command: Command = words
+                .join(" ")
+                .parse()
+                .map_err(|reason: String| DiskError::new("command", name, reason))?;
+            Room::named(name)?.command(&[command])
+        }
+    }
+}
+
+fn put_up(up: &Up) -> Result<(), DiskError> {
+    let spec = DiskSpec {
+        name: up.name.clone(),
+        ..up.kind.spec()
+    };
+    let disk = SlowDisk::create_detached(&spec)?;
+    let dressed = up
+        .fs
+        .map_or(Ok(()), |kind| disk.format(kind))
+        .and_then(|()| match &up.mount {
+            Some(folder) => disk.mount(folder, ""),
+            None => Ok(()),
+        });
+    if let Err(error) = dressed {
+        disk.close()?;
+        return Err(error);
+    }
+    println!("{}", disk.block_device().display());
+    Ok(())
+}
+
+fn print_statistics(name: Option<&str>) -> Result<(), DiskError> {
+    let rooms = match name {
+        Some(name) => vec![Room::named(name)?],
+        None => Room::all(),
+    };
+    let mut all = serde_json::Map::new();
+    for room in rooms {
+        let value = serde_json::to_value(room.statistics()?)
+            .map_err(|error| DiskError::new("describe", &room.name(), error))?;
+        all.insert(room.name(), value);
+    }
+    println!("{:#}", serde_json::Value::Object(all));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_their_units() {
+        for (text, expect) in [
+            ("4096", 4096),
+            ("40GB", 40_000_000_000u64.next_multiple_of(4096)),
+            ("8GiB", 8 << 30),
+            ("1.5MiB", 3 << 19),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(ByteCount(expect)), "{text}");
+        }
+        for text in ["", "GB", "0", "12 parsecs", "-3GB", "1e30GB"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,2 +1,238 @@
 // SPDX-License-Identifier: Apache-2.0
-//! WIP
+//! What can be said to a running slow disk and what it tells of itself: the two faces of the `control` file.
+//!
+//! Commands are lines of text, so that a shell can give them (`echo timing off > …/control`); the answer
+//! to a read is one JSON object. No command waits for the disk.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rushes_core::units::Duration;
+use serde::{Deserialize, Serialize};
+
+use super::timing::Direction;
+
+/// Something that goes wrong on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fault {
+    /// Requests that touch these bytes end with EIO, after the time they would have taken.
+    Fail {
+        /// Reads or writes.
+        direction: Direction,
+        /// First bad byte of the disk.
+        start: u64,
+        /// How many.
+        length: u64,
+        /// So many requests, then never again; `None` for ever.
+        count: Option<u64>,
+    },
+    /// Every request takes so many times as long; 1 is normal.
+    Slow {
+        /// At least 0.
+        factor: f64,
+    },
+    /// No request ends for so long from now.
+    Stall {
+        /// Units: ms.
+        ms: u64,
+    },
+}
+
+/// A line of the control file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Command {
+    /// `timing on`, `timing off`: off, requests are served as fast as memory allows.
+    Timing(bool),
+    /// `fail read START LENGTH [COUNT]`, `slow FACTOR`, `stall MS`.
+    Inject(Fault),
+    /// `clear`: no faults from now on; a stall ends.
+    Clear,
+    /// `reset`: statistics start at zero.
+    Reset,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Direction::Read => "read",
+            Direction::Write => "write",
+        })
+    }
+}
+
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Command::Timing(true) => f.write_str("timing on"),
+            Command::Timing(false) => f.write_str("timing off"),
+            Command::Inject(Fault::Fail {
+                direction,
+                start,
+                length,
+                count,
+            }) => {
+                write!(f, "fail {direction} {start} {length}")?;
+                count.map_or(Ok(()), |count| write!(f, " {count}"))
+            }
+            Command::Inject(Fault::Slow { factor }) => write!(f, "slow {factor}"),
+            Command::Inject(Fault::Stall { ms }) => write!(f, "stall {ms}"),
+            Command::Clear => f.write_str("clear"),
+            Command::Reset => f.write_str("reset"),
+        }
+    }
+}
+
+fn number<T: FromStr>(word: &str, what: &str) -> Result<T, String> {
+    word.parse()
+        .map_err(|_| format!("read \"{word}\" where {what} was expected"))
+}
+
+impl FromStr for Command {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Command, String> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        Ok(match words.as_slice() {
+            ["timing", "on"] => Command::Timing(true),
+            ["timing", "off"] => Command::Timing(false),
+            ["fail", which, start, length, rest @ ..] if rest.len() <= 1 => {
+                Command::Inject(Fault::Fail {
+                    direction: match *which {
+                        "read" => Direction::Read,
+                        "write" => Direction::Write,
+                        other => {
+                            return Err(format!(
+                                "read \"fail {other}\": expected \"fail read\" or \"fail write\""
+                            ));
+                        }
+                    },
+                    start: number(start, "the first bad byte")?,
+                    length: number(length, "a number of bytes")?,
+                    count: rest
+                        .first()
+                        .map(|word| number(word, "a number of requests"))
+                        .transpose()?,
+                })
+            }
+            ["slow", factor] => {
+                let factor: f64 = number(factor, "a factor")?;
+                if !factor.is_finite() || factor < 0.0 {
+                    return Err(format!("read \"slow {factor}\": expected 0 or more"));
+                }
+                Command::Inject(Fault::Slow { factor })
+            }
+            ["stall", ms] => Command::Inject(Fault::Stall {
+                ms: number(ms, "a number of milliseconds")?,
+            }),
+            ["clear"] => Command::Clear,
+            ["reset"] => Command::Reset,
+            _ => {
+                return Err(format!(
+                    "read \"{}\": expected timing on|off, fail read|write START LENGTH [COUNT], \
+                     slow FACTOR, stall MS, clear or reset",
+                    line.trim()
+                ));
+            }
+        })
+    }
+}
+
+/// What went one way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Flow {
+    /// Requests served, failed ones included.
+    pub request_count: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Those that started where the last request ended.
+    pub sequential_count: u64,
+    /// Those for which the head had to move.
+    pub positioned_count: u64,
+    /// Time that the disk worked for them. Units: ms.
+    pub busy_ms: f64,
+    /// Longest from arrival to answer. Units: ms.
+    pub longest_wait_ms: f64,
+    /// Those that were failed on purpose.
+    pub failed_count: u64,
+}
+
+/// What a slow disk tells of itself: counted since it was put up or since the last reset, and only while
+/// the timing was on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// Size of the disk.
+    pub disk_bytes: u64,
+    /// True when requests take the time of the model.
+    pub timing: bool,
+    /// Since when this counts. Units: ms.
+    pub elapsed_ms: f64,
+    /// Reads.
+    pub read: Flow,
+    /// Writes.
+    pub write: Flow,
+    /// Requests served as fast as possible because the timing was off.
+    pub untimed_count: u64,
+    /// Flushes (they cost nothing on this disk).
+    pub flush_count: u64,
+    /// Discards and zeroed ranges (they cost nothing either).
+    pub discard_count: u64,
+    /// Requests waiting now, the one in service not counted.
+    pub waiting_count: u64,
+    /// Most that ever waited.
+    pub waiting_count_max: u64,
+    /// How much later than the model said an answer left us, mean. Units: ms.
+    pub oversleep_ms_mean: f64,
+    /// The same, worst.
+    pub oversleep_ms_max: f64,
+    /// Processor time of the serving process since it started. Units: ms.
+    pub cpu_ms: f64,
+    /// What goes wrong on purpose now.
+    pub faults: Vec<Fault>,
+    /// The last command that was not understood.
+    pub last_error: Option<String>,
+}
+
+pub(super) fn as_ms(span: Duration) -> f64 {
+    span.0 as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_read_back_as_they_were_written() {
+        for line in [
+            "timing on",
+            "timing off",
+            "fail read 4096 8192",
+            "fail write 0 512 3",
+            "slow 2.5",
+            "stall 250",
+            "clear",
+            "reset",
+        ] {
+            let command: Command = line.parse().unwrap();
+            assert_eq!(command.to_string(), line);
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_what_was_expected() {
+        for (line, expect) in [
+            ("", "expected timing on|off"),
+            ("timing maybe", "expected timing on|off"),
+            ("fail both 0 1", "expected \"fail read\""),
+            ("fail read x 1", "the first bad byte"),
+            ("fail read 0 -1", "a number of bytes"),
+            ("fail read 0 1 2 3", "expected timing"),
+            ("slow -1", "0 or more"),
+            ("slow NaN", "0 or more"),
+            ("stall soon", "milliseconds"),
+        ] {
+            let error = line.parse::<Command>().unwrap_err();
+            assert!(error.contains(expect), "{line}: {error}");
+        }
+    }
+}

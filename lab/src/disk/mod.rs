@@ -14,5 +14,5 @@ mod server;
 mod setup;
 pub mod timing;
 
-// pub use control::{Fault, Statistics};
-// pub use setup::{DiskError, DiskSpec, SlowDisk, clean};
+pub use control::{Fault, Flow, Statistics};
+pub use setup::{DiskError, DiskSpec, FileSystem, SlowDisk, clean};

@@ -1,2 +1,789 @@
 // SPDX-License-Identifier: Apache-2.0
-//! WIP
+//! Puts a slow disk up and takes it down: server process, FUSE mount, loop device, file systems on it.
+//!
+//! Nothing may stay behind, however a run ends. So each disk has a folder below [`ROOT`] that says what
+//! belongs to it, and three parties can take it down: the owner (`close`, drop), the server itself when
+//! its standard input ends because the owner was killed, and `rushes-lab disk clean` when both are gone.
+//! What is taken down is found in the kernel's own tables (`/sys/block`, mountinfo), not in our notes.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rushes_core::units::ByteCount;
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, Signal};
+use serde::{Deserialize, Serialize};
+
+use super::control::{self, Fault, Statistics};
+use super::fuse::{CONTROL_NAME, DISK_NAME};
+use super::timing::DiskTiming;
+
+/// Where disks note what belongs to them, one folder each.
+const ROOT: &str = "/run/rushes-lab/disks";
+
+/// How long a busy file system is asked politely to go, and a server to end.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What kind of slow disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DiskSpec {
+    /// Its name; made up when empty.
+    pub name: String,
+    /// Its size; whole 4 KiB pages.
+    pub bytes: u64,
+    /// Folder for the sparse file behind it: memory (`/dev/shm`) unless a real disk is wanted.
+    pub folder: PathBuf,
+    /// How it takes its time.
+    pub timing: DiskTiming,
+    /// The `rushes-lab` binary; looked for beside the running one when `None`.
+    pub program: Option<PathBuf>,
+}
+
+impl DiskSpec {
+    /// The disk array of Table 5, `size` large.
+    pub fn table5(size: ByteCount) -> DiskSpec {
+        DiskSpec {
+            name: String::new(),
+            bytes: size.0,
+            folder: PathBuf::from("/dev/shm"),
+            timing: DiskTiming::TABLE5,
+            program: None,
+        }
+    }
+}
+
+/// What went wrong with a slow disk: which step, on what, why.
+#[derive(Debug)]
+pub struct DiskError {
+    step: &'static str,
+    on: String,
+    source: io::Error,
+}
+
+impl DiskError {
+    pub(super) fn new(
+        step: &'static str,
+        on: &str,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> DiskError {
+        failed(step, on)(io::Error::other(source))
+    }
+}
+
+impl fmt::Display for DiskError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slow disk: {} {}: {}", self.step, self.on, self.source)
+    }
+}
+
+impl std::error::Error for DiskError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+/// Turns an I/O error into one that says where.
+fn failed<E: Into<io::Error>>(
+    step: &'static str,
+    on: impl AsRef<OsStr>,
+) -> impl FnOnce(E) -> DiskError {
+    move |source| DiskError {
+        step,
+        on: on.as_ref().to_string_lossy().into_owned(),
+        source: source.into(),
+    }
+}
+
+/// A process that cannot be mistaken for a later one with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Process {
+    pid: u32,
+    /// Field 22 of `/proc/PID/stat`.
+    started: u64,
+}
+
+impl Process {
+    fn of(pid: u32) -> Option<Process> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name in parentheses may contain anything, spaces too.
+        let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?;
+        Some(Process {
+            pid,
+            started: started.parse().ok()?,
+        })
+    }
+
+    fn lives(self) -> bool {
+        Process::of(self.pid) == Some(self) && !is_zombie(self.pid)
+    }
+
+    fn signal(self, signal: Signal) {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        if let (true, Some(pid)) = (self.lives(), pid) {
+            // Gone in between is as good.
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+}
+
+fn is_zombie(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+        .ok()
+        .and_then(|stat| Some(stat.rsplit_once(')')?.1.trim_start().starts_with('Z')))
+        .unwrap_or(true)
+}
+
+/// What belongs to a disk, as noted in its folder.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) spec: DiskSpec,
+    /// The file behind it.
+    pub(super) backing: PathBuf,
+    /// Who takes it down; `None`: whoever calls `disk down`.
+    owner: Option<Process>,
+    server: Option<Process>,
+}
+
+/// The folder of a disk.
+#[derive(Clone, Debug)]
+pub(super) struct Room {
+    folder: PathBuf,
+}
+
+impl Room {
+    pub(super) fn named(name: &str) -> Result<Room, DiskError> {
+        if name.is_empty() || name.contains('/') || name.starts_with('.') {
+            let reason = "a name is expected, without slash and not starting with a dot";
+            return Err(failed("name", name)(io::Error::other(reason)));
+        }
+        Ok(Room {
+            folder: Path::new(ROOT).join(name),
+        })
+    }
+
+    /// All that are there.
+    pub(super) fn all() -> Vec<Room> {
+        let entries = fs::read_dir(ROOT).into_iter().flatten().flatten();
+        entries
+            .map(|entry| Room {
+                folder: entry.path(),
+            })
+            .collect()
+    }
+
+    pub(super) fn name(&self) -> String {
+        let name = self.folder.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
+    fn mount(&self) -> PathBuf {
+        self.folder.join("mnt")
+    }
+
+    fn record_path(&self) -> PathBuf {
+        self.folder.join("record.json")
+    }
+
+    pub(super) fn record(&self) -> Result<Record, DiskError> {
+        let path = self.record_path();
+        let text = fs::read(&path).map_err(failed("read", &path))?;
+        serde_json::from_slice(&text).map_err(failed("understand", &path))
+    }
+
+    fn write_record(&self, record: &Record) -> Result<(), DiskError> {
+        let path = self.record_path();
+        let new = path.with_extension("new");
+        let text = serde_json::to_vec_pretty(record).map_err(failed("describe", &path))?;
+        fs::write(&new, text).map_err(failed("write", &new))?;
+        fs::rename(&new, &path).map_err(failed("write", &path))
+    }
+
+    /// Loop devices over this disk's file.
+    fn loop_devices(&self) -> Vec<PathBuf> {
+        let disk = self.mount().join(DISK_NAME);
+        let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+        entries
+            .filter(|entry| {
+                fs::read_to_string(entry.path().join("loop/backing_file"))
+                    // The kernel marks a file whose mount is gone.
+                    .is_ok_and(|path| Path::new(path.trim().trim_end_matches(" (deleted)")) == disk)
+            })
+            .map(|entry| Path::new("/dev").join(entry.file_name()))
+            .collect()
+    }
+
+    fn control(&self) -> PathBuf {
+        self.mount().join(CONTROL_NAME)
+    }
+
+    /// Gives commands to the server.
+    pub(super) fn command(&self, commands: &[control::Command]) -> Result<(), DiskError> {
+        let text: Vec<String> = commands.iter().map(ToString::to_string).collect();
+        let path = self.control();
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .map_err(failed("open", &path))?;
+        file.write_all(text.join("\n").as_bytes())
+            .map_err(failed("command", &path))
+    }
+
+    pub(super) fn statistics(&self) -> Result<Statistics, DiskError> {
+        let path = self.control();
+        let text = fs::read(&path).map_err(failed("read", &path))?;
+        serde_json::from_slice(&text).map_err(failed("understand", &path))
+    }
+
+    /// True when somebody is there who will take it down, or nobody is meant to.
+    fn is_kept(&self) -> bool {
+        self.record().is_ok_and(|record| {
+            record.server.is_some_and(Process::lives) && record.owner.is_none_or(Process::lives)
+        })
+    }
+
+    /// Unmounts what is on the disk, detaches it, unmounts it, ends its server, removes its files; goes on
+    /// after a failure and reports the first.
+    ///
+    /// `inside` is true in the server itself, which must outlive its mount.
+    pub(super) fn take_down(&self, inside: bool) -> Result<(), DiskError> {
+        let record = self.record().ok();
+        let server = record.as_ref().and_then(|record| record.server);
+        let mut first = Ok(());
+        let mut note = |result: Result<(), DiskError>| {
+            if first.is_ok() {
+                first = result;
+            }
+        };
+        if server.is_some_and(Process::lives) {
+            // What is still to be written goes fast; a server that is on its way out may refuse.
+            let _ = self.command(&[control::Command::Clear, control::Command::Timing(false)]);
+        }
+        for device in self.loop_devices() {
+            for mount in mounts_of(&device) {
+                note(unmount(&mount));
+            }
+            note(detach(&device));
+        }
+        if mounted_at(&self.mount()) {
+            note(unmount(&self.mount()));
+        }
+        if let (false, Some(server)) = (inside, server) {
+            server.signal(Signal::TERM);
+            if !wait_until(PATIENCE, || !server.lives()) {
+                server.signal(Signal::KILL);
+                wait_until(PATIENCE, || !server.lives());
+            }
+        }
+        if let Some(record) = record {
+            note(remove(fs::remove_file(&record.backing), &record.backing));
+        }
+        if !mounted_at(&self.mount()) {
+            note(remove(fs::remove_dir_all(&self.folder), &self.folder));
+        }
+        first
+    }
+}
+
+fn remove(result: io::Result<()>, path: &Path) -> Result<(), DiskError> {
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn wait_until(span: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + span;
+    while !done() {
+        if Instant::now() > end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    true
+}
+
+/// Lines of mountinfo: device number and mount point, oldest first.
+fn mount_table() -> Vec<(String, PathBuf)> {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    text.lines()
+        .filter_map(|line| {
+            let mut fields = line.split(' ').skip(2);
+            let device = fields.next()?.to_owned();
+            let point = fields.nth(1)?;
+            Some((device, unescape(point)))
+        })
+        .collect()
+}
+
+/// mountinfo writes space, tab, newline and backslash as three octal digits.
+fn unescape(text: &str) -> PathBuf {
+    use std::os::unix::ffi::OsStringExt;
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        let code = (first == b'\\')
+            .then(|| tail.get(..3))
+            .flatten()
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        match code {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &tail[3..];
+            }
+            None => {
+                bytes.push(first);
+                rest = tail;
+            }
+        }
+    }
+    PathBuf::from(std::ffi::OsString::from_vec(bytes))
+}
+
+/// Where a block device is mounted, newest first.
+fn mounts_of(device: &Path) -> Vec<PathBuf> {
+    let Ok(meta) = fs::metadata(device) else {
+        return Vec::new();
+    };
+    let number = format!(
+        "{}:{}",
+        rustix::fs::major(meta.rdev()),
+        rustix::fs::minor(meta.rdev())
+    );
+    let mut points: Vec<PathBuf> = mount_table()
+        .into_iter()
+        .filter(|(device, _)| *device == number)
+        .map(|(_, point)| point)
+        .collect();
+    points.reverse();
+    points
+}
+
+fn mounted_at(point: &Path) -> bool {
+    mount_table().iter().any(|(_, at)| at == point)
+}
+
+/// Unmounts, politely first; then lazily, so that a forgotten user cannot keep us.
+fn unmount(point: &Path) -> Result<(), DiskError> {
+    let polite = wait_until(PATIENCE, || {
+        !matches!(
+            rustix::mount::unmount(point, UnmountFlags::empty()),
+            Err(rustix::io::Errno::BUSY)
+        )
+    });
+    if polite && !mounted_at(point) {
+        return Ok(());
+    }
+    rustix::mount::unmount(point, UnmountFlags::DETACH).map_err(failed("unmount", point))
+}
+
+fn detach(device: &Path) -> Result<(), DiskError> {
+    run(Command::new("losetup").arg("--detach").arg(device)).map(drop)
+}
+
+/// Runs a tool to its end. Returns what it printed; its complaint is the error.
+fn run(command: &mut Command) -> Result<String, DiskError> {
+    let name = command.get_program().to_owned();
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(failed("run", &name))?;
+    if !output.status.success() {
+        let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        let complaint = format!("{} ({complaint})", output.status);
+        return Err(failed("run", &name)(io::Error::other(complaint)));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The `rushes-lab` binary: this one, or the one that was built beside it.
+fn program(spec: &DiskSpec) -> Result<PathBuf, DiskError> {
+    if let Some(program) = &spec.program {
+        return Ok(program.clone());
+    }
+    let this = std::env::current_exe().map_err(failed("find", "the running program"))?;
+    if this.file_name() == Some(OsStr::new("rushes-lab")) {
+        return Ok(this);
+    }
+    // Tests run from `deps/`, one below.
+    let candidates = this.ancestors().skip(1).take(2);
+    for folder in candidates {
+        let candidate = folder.join("rushes-lab");
+        if candidate.is_file() {
+            return Ok(candidate);
+        }
+    }
+    let reason = "not found beside the running program: build it (cargo build -p rushes-lab)";
+    Err(failed("find", "rushes-lab")(io::Error::other(reason)))
+}
+
+/// File systems that a slow disk can be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum FileSystem {
+    /// ext4.
+    Ext4,
+    /// xfs.
+    Xfs,
+}
+
+/// A slow disk that is up. Dropping it takes it down.
+#[derive(Debug)]
+pub struct SlowDisk {
+    room: Room,
+    device: PathBuf,
+    server_pid: u32,
+    /// The server and the pipe whose end tells it that we are gone; `None` when nobody owns the disk.
+    owned: Option<(Child, ChildStdin)>,
+}
+
+impl SlowDisk {
+    /// Puts a disk up that goes when it is dropped, or when this process dies.
+    ///
+    /// Errors   a missing right (root is needed), tool (losetup) or device (`/dev/fuse`), or no memory
+    pub fn create(spec: &DiskSpec) -> Result<SlowDisk, DiskError> {
+        SlowDisk::put_up(spec, true)
+    }
+
+    /// Puts a disk up that stays until `rushes-lab disk down NAME`.
+    pub fn create_detached(spec: &DiskSpec) -> Result<SlowDisk, DiskError> {
+        SlowDisk::put_up(spec, false)
+    }
+
+    fn put_up(spec: &DiskSpec, owned: bool) -> Result<SlowDisk, DiskError> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let mut spec = spec.clone();
+        if spec.name.is_empty() {
+            let number = COUNT.fetch_add(1, Ordering::Relaxed);
+            spec.name = format!("{}-{number}", std::process::id());
+        }
+        spec.timing
+            .check()
+            .map_err(|reason| failed("configure", &spec.name)(io::Error::other(reason)))?;
+        if spec.bytes == 0 || spec.bytes % 4096 != 0 {
+            let reason = format!("{} bytes: expected whole pages of 4096", spec.bytes);
+            return Err(failed("configure", &spec.name)(io::Error::other(reason)));
+        }
+        let program = program(&spec)?;
+        let room = Room::named(&spec.name)?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(ROOT)
+            .map_err(failed("create", ROOT))?;
+        // Not recursive: a disk of that name that is already up is an error.
+        fs::create_dir(&room.folder).map_err(failed("create", &room.folder))?;
+        let result = SlowDisk::fill(&room, spec, &program, owned);
+        if result.is_err() {
+            // The first failure is the one to report.
+            let _ = room.take_down(false);
+        }
+        result
+    }
+
+    fn fill(
+        room: &Room,
+        spec: DiskSpec,
+        program: &Path,
+        owned: bool,
+    ) -> Result<SlowDisk, DiskError> {
+        let mount = room.mount();
+        fs::create_dir(&mount).map_err(failed("create", &mount))?;
+        let backing = spec.folder.join(format!("rushes-disk-{}.img", spec.name));
+        let mut record = Record {
+            spec,
+            backing,
+            owner: owned.then(|| Process::of(std::process::id())).flatten(),
+            server: None,
+        };
+        room.write_record(&record)?;
+        let mut command = Command::new(program);
+        command.arg("disk").arg("serve").arg(room.name());
+        if !owned {
+            command.arg("--detached");
+        }
+        let mut child = command
+            .stdin(if owned { Stdio::piped() } else { Stdio::null() })
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(failed("start", program))?;
+        let pipe = child.stdin.take();
+        record.server = Process::of(child.id());
+        room.write_record(&record)?;
+        let mut line = String::new();
+        if let Some(output) = child.stdout.take() {
+            BufReader::new(output)
+                .read_line(&mut line)
+                .map_err(failed("hear from", program))?;
+        }
+        let mut disk = SlowDisk {
+            room: room.clone(),
+            device: PathBuf::new(),
+            server_pid: child.id(),
+            owned: pipe.map(|pipe| (child, pipe)),
+        };
+        if line.trim() != READY {
+            let reason = "it ended before its disk was ready; its last words are above";
+            return Err(failed("start", program)(io::Error::other(reason)));
+        }
+        disk.attach()?;
+        Ok(disk)
+    }
+
+    /// Puts the loop device over the file and gives it the queue of a rotating disk.
+    fn attach(&mut self) -> Result<(), DiskError> {
+        let file = self.room.mount().join(DISK_NAME);
+        let device = run(Command::new("losetup")
+            .args(["--find", "--show", "--direct-io=on"])
+            .arg(&file))?;
+        self.device = PathBuf::from(device);
+        let name = self.device.file_name().unwrap_or_default();
+        let queue = Path::new("/sys/block").join(name).join("queue");
+        for (setting, value) in [
+            ("scheduler", "mq-deadline"),
+            ("rotational", "1"),
+            ("add_random", "0"),
+        ] {
+            let path = queue.join(setting);
+            fs::write(&path, value).map_err(failed("set", &path))?;
+        }
+        Ok(())
+    }
+
+    /// A disk that is up already.
+    pub fn find(name: &str) -> Result<SlowDisk, DiskError> {
+        let room = Room::named(name)?;
+        let record = room.record()?;
+        let device = room.loop_devices().into_iter().next().ok_or_else(|| {
+            let reason = "it has no loop device; take it down (rushes-lab disk down)";
+            failed("find", name)(io::Error::other(reason))
+        })?;
+        Ok(SlowDisk {
+            room,
+            device,
+            server_pid: record.server.map_or(0, |server| server.pid),
+            owned: None,
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> String {
+        self.room.name()
+    }
+
+    /// Its block device, `/dev/loopN`.
+    pub fn block_device(&self) -> &Path {
+        &self.device
+    }
+
+    /// The process that serves it, to tell its processor time from others'.
+    pub fn server_pid(&self) -> u32 {
+        self.server_pid
+    }
+
+    /// Timing on or off; off for set-up.
+    pub fn timing(&self, on: bool) -> Result<(), DiskError> {
+        self.room.command(&[control::Command::Timing(on)])
+    }
+
+    /// What it has done since it was put up or since [`SlowDisk::reset_statistics`].
+    pub fn statistics(&self) -> Result<Statistics, DiskError> {
+        self.room.statistics()
+    }
+
+    /// Counts from zero again.
+    pub fn reset_statistics(&self) -> Result<(), DiskError> {
+        self.room.command(&[control::Command::Reset])
+    }
+
+    /// Lets something go wrong.
+    pub fn inject(&self, fault: Fault) -> Result<(), DiskError> {
+        self.room.command(&[control::Command::Inject(fault)])
+    }
+
+    /// Nothing goes wrong any more.
+    pub fn clear_faults(&self) -> Result<(), DiskError> {
+        self.room.command(&[control::Command::Clear])
+    }
+
+    /// Makes a file system on it, with the timing off meanwhile.
+    pub fn format(&self, kind: FileSystem) -> Result<(), DiskError> {
+        let on = self.statistics()?.timing;
+        self.timing(false)?;
+        let mut command = match kind {
+            FileSystem::Ext4 => {
+                let mut command = Command::new("mkfs.ext4");
+                // Initialised now: otherwise a kernel thread would do it later, during the measurement.
+                command.args(["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"]);
+                command
+            }
+            FileSystem::Xfs => {
+                let mut command = Command::new("mkfs.xfs");
+                command.args(["-q", "-f"]);
+                command
+            }
+        };
+        run(command.arg(&self.device))?;
+        self.timing(on)
+    }
+
+    /// Mounts its file system in `folder`; it is unmounted with the disk.
+    pub fn mount(&self, folder: &Path, options: &str) -> Result<(), DiskError> {
+        let mut command = Command::new("mount");
+        if !options.is_empty() {
+            command.args(["-o", options]);
+        }
+        run(command.arg(&self.device).arg(folder)).map(drop)
+    }
+
+    /// Takes it down: unmounts, detaches, ends the server, removes the files.
+    pub fn close(mut self) -> Result<(), DiskError> {
+        match self.owned.take() {
+            Some(owned) => self.end(owned),
+            None => self.room.take_down(false),
+        }
+    }
+
+    fn end(&mut self, (mut child, pipe): (Child, ChildStdin)) -> Result<(), DiskError> {
+        let result = self.room.take_down(false);
+        drop(pipe);
+        // It has ended already; this collects it.
+        let _ = child.wait();
+        result
+    }
+}
+
+impl Drop for SlowDisk {
+    fn drop(&mut self) {
+        if let Some(owned) = self.owned.take()
+            && let Err(error) = self.end(owned)
+        {
+            eprintln!("{error}");
+        }
+    }
+}
+
+/// Takes down what killed runs left behind; with `all`, disks in use too. Returns the names.
+pub fn clean(all: bool) -> Result<Vec<String>, DiskError> {
+    let mut names = Vec::new();
+    for room in Room::all() {
+        if all || !room.is_kept() {
+            room.take_down(false)?;
+            names.push(room.name());
+        }
+    }
+    Ok(names)
+}
+
+/// What the server prints when its file can be opened.
+const READY: &str = "ready";
+
+/// The server process: serves the disk called `name` until it is unmounted.
+///
+/// Unless `detached`, it takes the disk down when its standard input ends.
+pub(super) fn serve(name: &str, detached: bool) -> Result<(), DiskError> {
+    let room = Room::named(name)?;
+    let record = room.record()?;
+    // A session of its own: Ctrl-C in the owner's terminal must not reach the disk before the owner.
+    // It fails for a group leader, that is when started by hand, and then does not matter.
+    let _ = rustix::process::setsid();
+    // A real disk needs no processor to be in time. Not fatal: the statistics tell the oversleep.
+    let _ = rustix::process::setpriority_process(None, -20);
+    // Memory that we need while answering must not be looked for by writing to ourselves.
+    let _ = rustix::process::configure_io_flusher_behavior(true);
+    let backing = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&record.backing)
+        .map_err(failed("create", &record.backing))?;
+    backing
+        .set_len(record.spec.bytes)
+        .map_err(failed("size", &record.backing))?;
+    let mounted = super::server::mount(
+        backing,
+        ByteCount(record.spec.bytes),
+        record.spec.timing,
+        &room.mount(),
+    )
+    .map_err(failed("mount", room.mount()))?;
+    println!("{READY}");
+    // Held while we take ourselves down: unmounting ends the session below before all is removed.
+    let ending = Arc::new(Mutex::new(()));
+    let (guard, guarded) = (ending.clone(), room.clone());
+    std::thread::spawn(move || {
+        wait_for_the_end(detached);
+        let _ending = guard.lock();
+        if let Err(error) = guarded.take_down(true) {
+            eprintln!("{error}");
+        }
+    });
+    let result = mounted.wait().map_err(failed("serve", room.mount()));
+    let _ended = ending.lock();
+    result
+}
+
+/// Returns when the owner is gone or wants us gone.
+fn wait_for_the_end(detached: bool) {
+    let (told, end) = std::sync::mpsc::channel();
+    if !detached {
+        let told = told.clone();
+        std::thread::spawn(move || {
+            // Whatever comes, only the end matters.
+            let _ = io::copy(&mut io::stdin(), &mut io::sink());
+            let _ = told.send(());
+        });
+    }
+    if let Ok(mut signals) = signal_hook::iterator::Signals::new([
+        signal_hook::consts::SIGTERM,
+        signal_hook::consts::SIGINT,
+    ]) {
+        std::thread::spawn(move || {
+            if signals.forever().next().is_some() {
+                let _ = told.send(());
+            }
+        });
+    }
+    let _ = end.recv();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escaped_mount_points_are_read() {
+        for (text, expect) in [
+            ("/mnt/plain", "/mnt/plain"),
+            ("/mnt/two\\040words", "/mnt/two words"),
+            ("/mnt/back\\134slash", "/mnt/back\\slash"),
+            ("/odd\\9", "/odd\\9"),
+        ] {
+            assert_eq!(unescape(text), Path::new(expect));
+        }
+    }
+
+    #[test]
+    fn process_is_told_from_a_later_one_with_its_number() {
+        let this = Process::of(std::process::id()).unwrap();
+        assert!(this.lives());
+        let other = Process {
+            started: this.started + 1,
+            ..this
+        };
+        assert!(!other.lives());
+    }
+
+    #[test]
+    fn names_that_leave_the_folder_are_refused() {
+        for name in ["", "..", ".x", "a/b"] {
+            assert!(Room::named(name).is_err(), "{name}");
+        }
+    }
+}

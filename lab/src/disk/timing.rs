@@ -238,6 +238,11 @@ impl Mechanics {
         }
     }
 
+    /// The head stands still until `at`.
+    pub fn hold_until(&mut self, at: Instant) {
+        self.head_at = self.head_at.max(at);
+    }
+
     /// Forgets when the last request ended; for after the timing was off.
     pub fn rest_at(&mut self, now: Instant) {
         self.head_at = now;
