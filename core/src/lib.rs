@@ -10,6 +10,9 @@
 
 extern crate alloc;
 
+pub mod cache;
 pub mod format;
+pub mod sched;
 pub mod server;
+pub mod stream;
 pub mod units;

@@ -1,0 +1,652 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One place in a file at which somebody reads, and where it is going.
+//!
+//! A forward cursor knows what was asked without a hole (`base..front`) and, because pipelining
+//! clients ask out of order, up to eight islands beyond it. A hole is filled by a late read, or given
+//! up as skipped when sixteen later reads have passed it: sixteen is how many reads a client may
+//! have outstanding before its order means something here.
+//!
+//! A stepping cursor (reverse, strided) knows the run it is in (a frame, read forward in pieces)
+//! and by how much run follows run.
+
+use super::runs::Stepping;
+use crate::units::*;
+
+/// Reads that may be outstanding, and so arrive in any order.
+pub(super) const REORDER_COUNT: u64 = 16;
+
+/// Sixteen reads in any order leave at most eight islands beyond the first hole.
+const ISLAND_COUNT_MAX: usize = 8;
+
+/// A hole this old that [`SKIP_READ_COUNT`] later reads have passed is a skip, not a late read.
+const SKIP_AGE: Duration = Duration::from_ms(500);
+const SKIP_READ_COUNT: u8 = 4;
+
+const SCORE_MAX: i8 = 24;
+const SCORE_JOINED: i8 = 3;
+/// From here on a cursor is read in order.
+const SCORE_SEQUENTIAL: i8 = 2;
+/// The benefit of the doubt for a file read from its first byte: survives eight reads out of order.
+const SCORE_PRESUMED: i8 = SCORE_SEQUENTIAL + 8;
+
+/// How something is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pattern {
+    /// Too early to say; nothing is predicted.
+    #[default]
+    Unknown,
+    /// Forward without holes.
+    Sequential,
+    /// Backwards without holes, as a whole; each frame may be read forward in pieces.
+    Reverse,
+    /// A run at every `stride` bytes, backwards when negative. Units: bytes from start to start.
+    Strided {
+        /// Never 0.
+        stride: i64,
+    },
+    /// No order; nothing is predicted.
+    Random,
+}
+
+/// `start..end`, never empty where it is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+/// How well a read fits a cursor, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Fit {
+    /// Where a stepping cursor was expected.
+    Stepped,
+    /// Touches what was asked.
+    Joined,
+    /// Near, but touches nothing. Units of the distance: bytes.
+    Loose(u64),
+    /// Asked again.
+    Again(u64),
+}
+
+/// A place where a file is being read.
+#[derive(Clone, Debug)]
+pub struct Cursor {
+    /// Forward: asked without a hole. Stepping: the current run.
+    base: u64,
+    front: u64,
+    /// Forward only: asked beyond `front`; ascending, disjoint, not touching.
+    islands: [Span; ISLAND_COUNT_MAX],
+    island_count: usize,
+    stepping: Option<Stepping>,
+    /// Reverse only: the run before the current one; what lies between is the rest of this frame.
+    ceiling: u64,
+    score: i8,
+    /// The handle as a whole is read at random.
+    random: bool,
+    read_bytes: u64,
+    largest_bytes: u64,
+    read_count: u32,
+    /// Reads since `front` last moved, and when the first of them came.
+    stalled_count: u8,
+    stalled_since: Instant,
+}
+
+impl Cursor {
+    pub(super) fn begin(now: Instant, range: ByteRange, presumed: bool) -> Cursor {
+        Cursor {
+            base: range.start.0,
+            front: range.end(),
+            islands: [Span::default(); ISLAND_COUNT_MAX],
+            island_count: 0,
+            stepping: None,
+            ceiling: range.end(),
+            score: if presumed { SCORE_PRESUMED } else { 0 },
+            random: false,
+            read_bytes: range.length.0,
+            largest_bytes: range.length.0,
+            read_count: 1,
+            stalled_count: 0,
+            stalled_since: now,
+        }
+    }
+
+    /// How it is read, as far as can be told now.
+    pub fn pattern(&self) -> Pattern {
+        match self.stepping {
+            Some(stepping) => stepping.pattern(),
+            None if self.score >= SCORE_SEQUENTIAL => Pattern::Sequential,
+            None if self.random => Pattern::Random,
+            None => Pattern::Unknown,
+        }
+    }
+
+    /// True when the pattern was seen, false when it is presumed of a first read.
+    pub fn is_confirmed(&self) -> bool {
+        self.stepping.is_some() || (self.read_count >= 3 && self.score > SCORE_SEQUENTIAL)
+    }
+
+    /// First byte not yet asked for, in reading direction: backwards it is the (exclusive) end of
+    /// what comes next. Units: bytes from the start of the file.
+    pub fn position(&self) -> u64 {
+        match self.stepping {
+            Some(stepping) if stepping.is_reverse() => self.base,
+            _ => self.front,
+        }
+    }
+
+    /// Typical length of a read. Units: bytes.
+    pub fn read_bytes(&self) -> u64 {
+        self.read_bytes
+    }
+
+    /// Reads so far.
+    pub fn read_count(&self) -> u32 {
+        self.read_count
+    }
+
+    /// What will be read next: ranges in reading order, none of which was asked for, clipped to the
+    /// file, together at most `bytes` long. Nothing for an unknown or random pattern.
+    ///
+    /// `from` is how far an earlier prediction was taken: the end of its last range when reading
+    /// forward, the start of its last range when reading backwards; [`Cursor::position`] when there
+    /// was none. A `from` that the reader has passed is taken for its position.
+    pub fn ahead(&self, from: u64, bytes: u64, file_size: u64) -> AheadIter {
+        let course = match self.stepping {
+            Some(stepping) => Course::Stepping(self.steps(stepping, from, file_size)),
+            None if self.score >= SCORE_SEQUENTIAL => Course::Forward(Forward {
+                at: from.max(self.front),
+                islands: self.islands,
+                island_count: self.island_count,
+                next_island: 0,
+            }),
+            None => Course::Nowhere,
+        };
+        AheadIter {
+            course,
+            bytes_left: bytes,
+            file_size,
+        }
+    }
+
+    fn steps(&self, stepping: Stepping, from: u64, file_size: u64) -> Steps {
+        let run_bytes = stepping.run_bytes.max(1);
+        if stepping.is_reverse() {
+            let at = from.min(self.base).min(file_size);
+            // Nothing was predicted below this run yet: the rest of the frame in hand comes first.
+            let rest = if from >= self.base && self.ceiling > self.front {
+                Span {
+                    start: self.front.max(from),
+                    end: self.ceiling,
+                }
+            } else {
+                Span::default()
+            };
+            return Steps {
+                rest,
+                start: at,
+                run_bytes,
+                stride: 0,
+                limit: at,
+            };
+        }
+        let rest = Span {
+            start: self.front,
+            end: self.base.saturating_add(run_bytes),
+        };
+        let mut steps = Steps {
+            rest,
+            start: self.base,
+            run_bytes,
+            stride: stepping.stride,
+            limit: 0,
+        };
+        steps.skip_to(from, self.front);
+        steps
+    }
+
+    // ---- What the recogniser does with it ----
+
+    /// How well a read fits, None when it belongs elsewhere.
+    pub(super) fn fit(&self, range: ByteRange) -> Option<Fit> {
+        if let Some(stepping) = self.stepping {
+            return self.fit_stepping(stepping, range);
+        }
+        let (start, end) = (range.start.0, range.end());
+        if start <= self.front && end > self.front {
+            return Some(Fit::Joined);
+        }
+        if self
+            .islands()
+            .iter()
+            .any(|i| start <= i.end && i.start <= end)
+        {
+            return Some(Fit::Joined);
+        }
+        let window = self.window(range);
+        if start > self.front {
+            let distance = start - self.front;
+            return (distance < window).then_some(Fit::Loose(distance));
+        }
+        if end <= self.base {
+            // The first reads of a pipelining client, the first byte not being the first to come.
+            let young = u64::from(self.read_count) < REORDER_COUNT;
+            let distance = self.base - end;
+            return match distance {
+                0 if young => Some(Fit::Joined),
+                _ if young && distance < window => Some(Fit::Loose(distance)),
+                _ => None,
+            };
+        }
+        let distance = self.front - start;
+        (distance <= window).then_some(Fit::Again(distance))
+    }
+
+    fn fit_stepping(&self, stepping: Stepping, range: ByteRange) -> Option<Fit> {
+        let (start, end) = (range.start.0, range.end());
+        if start >= self.base && start <= self.front && end > self.front {
+            return Some(Fit::Joined);
+        }
+        if self.next_run_of(stepping, range) {
+            return Some(Fit::Stepped);
+        }
+        let run_end = self.base.saturating_add(stepping.run_bytes);
+        (start >= self.base && start < run_end.max(self.front))
+            .then(|| Fit::Again(start.abs_diff(self.front)))
+    }
+
+    /// True when a read begins a run where the stepping leads: up to four steps on (a player that
+    /// is late leaves frames out).
+    fn next_run_of(&self, stepping: Stepping, range: ByteRange) -> bool {
+        let slack = stepping.slack();
+        (1..=4).any(|step| {
+            let offset = stepping.stride.saturating_mul(step);
+            let expected = self.base.saturating_add_signed(offset);
+            range.start.0.abs_diff(expected) <= slack
+        })
+    }
+
+    /// Take a read that fits.
+    pub(super) fn take(&mut self, now: Instant, range: ByteRange, fit: Fit) {
+        self.read_count = self.read_count.saturating_add(1);
+        self.learn_read_bytes(range.length.0);
+        match (self.stepping, fit) {
+            (Some(stepping), Fit::Stepped) => self.step_to(stepping, range),
+            (Some(stepping), _) => self.grow_run(stepping, range),
+            (None, _) => self.take_forward(now, range, fit),
+        }
+    }
+
+    fn take_forward(&mut self, now: Instant, range: ByteRange, fit: Fit) {
+        let (start, end) = (range.start.0, range.end());
+        let front = self.front;
+        if start > self.front {
+            self.add_island(Span { start, end });
+        } else if end <= self.base {
+            self.prepend(Span { start, end });
+        } else {
+            self.front = self.front.max(end);
+            self.absorb_islands();
+        }
+        if self.front > front || self.island_count == 0 {
+            self.stalled_count = 0;
+        } else {
+            self.stall(now);
+        }
+        let change = match fit {
+            Fit::Stepped | Fit::Joined => SCORE_JOINED,
+            Fit::Loose(_) | Fit::Again(_) => -1,
+        };
+        self.score = (self.score + change).clamp(-SCORE_MAX, SCORE_MAX);
+    }
+
+    fn stall(&mut self, now: Instant) {
+        if self.stalled_count == 0 {
+            self.stalled_since = now;
+        }
+        self.stalled_count = self.stalled_count.saturating_add(1);
+        let passed = u64::from(self.stalled_count) >= REORDER_COUNT;
+        let old = now.since(self.stalled_since) >= SKIP_AGE;
+        if passed || (old && self.stalled_count >= SKIP_READ_COUNT) {
+            self.skip_hole();
+        }
+    }
+
+    /// The hole before the first island will not be filled.
+    fn skip_hole(&mut self) {
+        if self.island_count > 0 {
+            self.front = self.islands[0].end;
+            self.absorb_islands();
+        }
+        self.stalled_count = 0;
+    }
+
+    fn add_island(&mut self, mut span: Span) {
+        let mut kept = 0;
+        for i in 0..self.island_count {
+            let island = self.islands[i];
+            if island.start <= span.end && span.start <= island.end {
+                span.start = span.start.min(island.start);
+                span.end = span.end.max(island.end);
+            } else {
+                self.islands[kept] = island;
+                kept += 1;
+            }
+        }
+        self.island_count = kept;
+        if self.island_count == ISLAND_COUNT_MAX {
+            self.skip_hole();
+            if span.start <= self.front {
+                self.front = self.front.max(span.end);
+                return;
+            }
+        }
+        let at = self.islands().partition_point(|i| i.start < span.start);
+        self.islands.copy_within(at..self.island_count, at + 1);
+        self.islands[at] = span;
+        self.island_count += 1;
+    }
+
+    fn absorb_islands(&mut self) {
+        let mut gone = 0;
+        while gone < self.island_count && self.islands[gone].start <= self.front {
+            self.front = self.front.max(self.islands[gone].end);
+            gone += 1;
+        }
+        self.islands.copy_within(gone..self.island_count, 0);
+        self.island_count -= gone;
+    }
+
+    /// A read below all others of a young cursor: what was the base becomes an island.
+    fn prepend(&mut self, span: Span) {
+        if span.end < self.base {
+            let old = Span {
+                start: self.base,
+                end: self.front,
+            };
+            self.front = span.end;
+            self.base = span.start;
+            self.add_island(old);
+        }
+        self.base = self.base.min(span.start);
+    }
+
+    fn learn_read_bytes(&mut self, length: u64) {
+        self.read_bytes = if self.read_count == 2 {
+            self.read_bytes.max(length)
+        } else {
+            // An eighth of the way each time; exact once reads are all alike.
+            let step = length.abs_diff(self.read_bytes).div_ceil(8);
+            if length > self.read_bytes {
+                self.read_bytes + step
+            } else {
+                self.read_bytes - step
+            }
+        };
+        self.largest_bytes = length.max(self.largest_bytes - self.largest_bytes / 64);
+    }
+
+    /// How far from the front a read of the same pipeline can be.
+    fn window(&self, range: ByteRange) -> u64 {
+        let length = self.largest_bytes.max(range.length.0);
+        length.saturating_mul(REORDER_COUNT)
+    }
+
+    // ---- Stepping ----
+
+    /// The runs were seen to follow one another: from now on a stepping cursor at run `run`.
+    pub(super) fn begin_stepping(&mut self, stepping: Stepping, run: Span, ceiling: u64) {
+        self.stepping = Some(stepping);
+        self.base = run.start;
+        self.front = run.end;
+        self.ceiling = ceiling.max(run.end);
+        self.island_count = 0;
+        self.stalled_count = 0;
+    }
+
+    fn step_to(&mut self, mut stepping: Stepping, range: ByteRange) {
+        stepping.refine(self.base, range.start.0, self.front - self.base);
+        self.stepping = Some(stepping);
+        self.ceiling = self.base;
+        self.base = range.start.0;
+        self.front = range.end();
+        if !stepping.is_reverse() {
+            self.ceiling = self.front;
+        }
+    }
+
+    fn grow_run(&mut self, stepping: Stepping, range: ByteRange) {
+        self.front = self.front.max(range.end());
+        let run = self.front - self.base;
+        let turned = if stepping.is_reverse() {
+            self.front > self.ceiling.saturating_add(self.read_bytes)
+        } else {
+            run > stepping
+                .run_bytes
+                .saturating_mul(2)
+                .saturating_add(range.length.0)
+        };
+        if turned {
+            // Playing forward again from here.
+            self.stepping = None;
+            self.score = SCORE_PRESUMED;
+        }
+    }
+
+    // ---- What the recogniser asks ----
+
+    pub(super) fn islands(&self) -> &[Span] {
+        &self.islands[..self.island_count]
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.read_count >= 3
+    }
+
+    /// A read in order beyond every doubt.
+    pub(super) fn is_established(&self) -> bool {
+        self.stepping.is_some() || (self.read_count >= 8 && self.score >= SCORE_PRESUMED)
+    }
+
+    /// True for a read that may only be early: others of the same pipeline are still to come.
+    pub(super) fn may_be_early(&self, range: ByteRange) -> bool {
+        self.stepping.is_none()
+            && self.score >= SCORE_SEQUENTIAL
+            && range.start.0 >= self.front
+            && u64::from(self.stalled_count) < REORDER_COUNT
+    }
+
+    pub(super) fn covers(&self, offset: u64) -> bool {
+        (self.base..self.front).contains(&offset)
+            || self
+                .islands()
+                .iter()
+                .any(|i| (i.start..i.end).contains(&offset))
+    }
+
+    pub(super) fn call_random(&mut self, random: bool) {
+        self.random = random;
+    }
+}
+
+/// The ranges that come next; see [`Cursor::ahead`].
+#[derive(Clone, Debug)]
+pub struct AheadIter {
+    course: Course,
+    bytes_left: u64,
+    file_size: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Course {
+    Nowhere,
+    Forward(Forward),
+    Stepping(Steps),
+}
+
+impl Iterator for AheadIter {
+    type Item = ByteRange;
+
+    fn next(&mut self) -> Option<ByteRange> {
+        if self.bytes_left == 0 {
+            return None;
+        }
+        let span = match &mut self.course {
+            Course::Nowhere => None,
+            Course::Forward(forward) => forward.next(self.file_size),
+            Course::Stepping(steps) => steps.next(self.file_size),
+        }?;
+        let length = span.end - span.start;
+        let given = length.min(self.bytes_left);
+        self.bytes_left -= given;
+        let downwards =
+            matches!(&self.course, Course::Stepping(s) if s.stride == 0 && s.rest_done());
+        let start = if downwards {
+            span.end - given
+        } else {
+            span.start
+        };
+        Some(ByteRange::new(start, given))
+    }
+}
+
+/// Upwards around what was already asked.
+#[derive(Clone, Debug)]
+struct Forward {
+    at: u64,
+    islands: [Span; ISLAND_COUNT_MAX],
+    island_count: usize,
+    next_island: usize,
+}
+
+impl Forward {
+    fn next(&mut self, file_size: u64) -> Option<Span> {
+        while self.next_island < self.island_count {
+            let island = self.islands[self.next_island];
+            self.next_island += 1;
+            if self.at < island.start {
+                let span = Span {
+                    start: self.at,
+                    end: island.start.min(file_size),
+                };
+                self.at = island.end;
+                return (span.start < span.end).then_some(span);
+            }
+            self.at = self.at.max(island.end);
+        }
+        let span = Span {
+            start: self.at,
+            end: file_size,
+        };
+        self.at = file_size;
+        (span.start < span.end).then_some(span)
+    }
+}
+
+/// The rest of the run in hand, then run after run: at every stride, or downwards without holes.
+#[derive(Clone, Debug)]
+struct Steps {
+    rest: Span,
+    /// Strided: start of the run last given. Reverse: everything from here up was given.
+    start: u64,
+    run_bytes: u64,
+    /// 0 for reverse.
+    stride: i64,
+    /// Strided: nothing on the near side of this is given (forward: below; backwards: at or above).
+    limit: u64,
+}
+
+impl Steps {
+    fn rest_done(&self) -> bool {
+        self.rest.start >= self.rest.end
+    }
+
+    /// Leave out what an earlier prediction gave.
+    fn skip_to(&mut self, from: u64, front: u64) {
+        if self.stride > 0 {
+            self.limit = from.max(front);
+            self.rest.start = self.rest.start.max(from);
+            let stride = self.stride.unsigned_abs();
+            // Steps whose run ends at or before `limit`.
+            let done = self.limit.saturating_sub(self.start) / stride;
+            self.start = self
+                .start
+                .saturating_add(done.saturating_sub(1).saturating_mul(stride));
+        } else {
+            // Backwards, `from` is the start of the last run given.
+            self.limit = from.min(self.start);
+            if from < self.start {
+                self.rest.end = self.rest.start;
+            }
+            let stride = self.stride.unsigned_abs().max(1);
+            let done = self.start.saturating_sub(self.limit) / stride;
+            self.start = self
+                .start
+                .saturating_sub(done.saturating_sub(1).saturating_mul(stride));
+        }
+    }
+
+    fn next(&mut self, file_size: u64) -> Option<Span> {
+        if !self.rest_done() {
+            let span = Span {
+                start: self.rest.start,
+                end: self.rest.end.min(file_size),
+            };
+            self.rest.start = self.rest.end;
+            if self.stride > 0 {
+                self.limit = self.limit.max(span.end);
+            }
+            if span.start < span.end {
+                return Some(span);
+            }
+        }
+        match self.stride {
+            0 => self.next_down(file_size),
+            1.. => self.next_up(file_size),
+            _ => self.next_back(file_size),
+        }
+    }
+
+    fn next_down(&mut self, file_size: u64) -> Option<Span> {
+        let end = self.start.min(file_size);
+        self.start = end.saturating_sub(self.run_bytes);
+        (self.start < end).then_some(Span {
+            start: self.start,
+            end,
+        })
+    }
+
+    fn next_up(&mut self, file_size: u64) -> Option<Span> {
+        loop {
+            self.start = self.start.checked_add(self.stride.unsigned_abs())?;
+            if self.start >= file_size {
+                return None;
+            }
+            let span = Span {
+                start: self.start.max(self.limit),
+                end: self.start.saturating_add(self.run_bytes).min(file_size),
+            };
+            if span.start < span.end {
+                self.limit = span.end;
+                return Some(span);
+            }
+        }
+    }
+
+    fn next_back(&mut self, file_size: u64) -> Option<Span> {
+        loop {
+            self.start = self.start.checked_sub(self.stride.unsigned_abs())?;
+            let span = Span {
+                start: self.start,
+                end: self
+                    .start
+                    .saturating_add(self.run_bytes)
+                    .min(self.limit)
+                    .min(file_size),
+            };
+            if span.start < span.end {
+                self.limit = span.start;
+                return Some(span);
+            }
+        }
+    }
+}

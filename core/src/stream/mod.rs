@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Recognises how a file, or a folder of frames, is being read, and says what will be read next.
+//!
+//! Four nouns, each fed with what arrives and asked for a prediction:
+//!
+//! | type | watches | says |
+//! |---|---|---|
+//! | [`Recogniser`] | the reads of one open file | cursors, their [`Pattern`], the ranges that come next |
+//! | [`Cadence`] | when reads arrive and are answered | the rate a player keeps, or that there is none |
+//! | [`FrameName`] | one file name | prefix, number, width, suffix |
+//! | [`SequenceTracker`] | the opens of one folder by one session | readers, direction, the frames that come next |
+//!
+//! Nothing here fetches, promises or holds bytes; a wrong prediction costs a fetch and nothing else.
+//! Nothing here knows the file's size except where it is handed in, and nothing here reads a clock.
+
+mod cadence;
+mod cursor;
+mod frame_name;
+mod recogniser;
+mod runs;
+mod sequence;
+
+pub use cadence::Cadence;
+pub use cursor::{AheadIter, Cursor, Pattern};
+pub use frame_name::FrameName;
+pub use recogniser::{CURSOR_COUNT_MAX, CursorIndex, Moved, Observation, Recogniser};
+pub use sequence::{
+    AheadFrames, READER_COUNT_MAX, ReaderIndex, SequenceObservation, SequenceTracker,
+};

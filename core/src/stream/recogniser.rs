@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Sorts the reads of one open file into cursors.
+//!
+//! A read goes to the cursor that it fits best, else it begins one. Nothing is called a jump at
+//! first sight: players probe headers and tails, and audio lies beside video. A new cursor that is
+//! read on three times, while an established one has not been read since, is where that one jumped
+//! to. The place that was left stays known; a reader that returns there exactly is recognised, and
+//! one that keeps going to and fro is two readers.
+
+use super::cursor::{Cursor, Fit, Pattern};
+use super::runs::{RunChange, Runs, Stepping};
+use crate::units::*;
+
+/// Positions followed in one open file.
+pub const CURSOR_COUNT_MAX: usize = 8;
+
+/// Reads before a file may be called randomly read.
+const RANDOM_READ_COUNT_MIN: u32 = 16;
+
+/// Of the last 32 reads so many at most touch what was asked before when reads are random.
+const RANDOM_JOINED_COUNT_MAX: u32 = 6;
+
+/// A cursor that was not read for so many reads of the file gives way to a new one first.
+const STALE_READ_COUNT: u64 = 256;
+
+/// Which cursor of a [`Recogniser`]; stays the same as long as the cursor lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CursorIndex(pub u8);
+
+/// What a read meant for its cursor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved<Index = CursorIndex> {
+    /// The cursor is new here (whatever had this index before is gone), or was left and is read again.
+    Began,
+    /// The cursor was read on.
+    Continued,
+    /// The cursor, begun some reads ago, is where the reader of `from` is now: what was promised to
+    /// `from` is owed here. `from` stays known, as a place to return to.
+    Jumped {
+        /// The cursor that was left.
+        from: Index,
+    },
+}
+
+/// What a read told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// Whose read it was.
+    pub cursor: CursorIndex,
+    /// How that cursor is read, this read included.
+    pub pattern: Pattern,
+    /// What the read meant.
+    pub moved: Moved,
+}
+
+#[derive(Clone, Debug)]
+struct Place {
+    cursor: Cursor,
+    /// Number of the read that began it, and of the last one it took.
+    began: u64,
+    touched: u64,
+    /// Somebody jumped from here.
+    left: bool,
+    /// Times it was left and read again.
+    return_count: u8,
+    /// It has taken a jump, or it was settled without one: the question is answered.
+    answered: bool,
+    /// A jump brought its reader here.
+    heir: bool,
+}
+
+/// The pattern analyser of one open file. Bounded; allocates nothing.
+#[derive(Clone, Debug)]
+pub struct Recogniser {
+    places: [Option<Place>; CURSOR_COUNT_MAX],
+    runs: Runs,
+    read_count: u64,
+    /// One bit a read, the newest lowest: it touched what was asked before.
+    joined_bits: u32,
+    last: CursorIndex,
+}
+
+impl Default for Recogniser {
+    fn default() -> Recogniser {
+        Recogniser::new()
+    }
+}
+
+impl Recogniser {
+    /// Nothing was read yet.
+    pub const fn new() -> Recogniser {
+        Recogniser {
+            places: [const { None }; CURSOR_COUNT_MAX],
+            runs: Runs::new(),
+            read_count: 0,
+            joined_bits: 0,
+            last: CursorIndex(0),
+        }
+    }
+
+    /// A read arrived (in whatever order its pipelining client's reads arrive). An empty read says
+    /// nothing of the pattern.
+    pub fn observe(&mut self, now: Instant, range: ByteRange) -> Observation {
+        if range.length.0 == 0 && self.cursor(self.last).is_some() {
+            return self.report(self.last, Moved::Continued);
+        }
+        self.read_count += 1;
+        let change = self.runs.add(now, range);
+        let best = self.best_fit(range);
+        let joined = matches!(best, Some((_, Fit::Joined | Fit::Stepped)));
+        self.joined_bits = self.joined_bits << 1 | u32::from(joined);
+        let early = best.is_some_and(|(index, fit)| {
+            fit == Fit::Stepped
+                || self
+                    .place(index)
+                    .is_some_and(|p| p.cursor.may_be_early(range))
+        });
+        if change == RunChange::Began
+            && let Some(stepping) = self.runs.stepping(now)
+            && (!early || stepping.is_beyond_doubt())
+        {
+            return self.begin_stepping(now, range, stepping);
+        }
+        match best {
+            Some((index, fit)) => self.continue_at(now, index, range, fit),
+            None => self.begin(now, range),
+        }
+    }
+
+    /// A cursor, None when there is none of that index.
+    pub fn cursor(&self, index: CursorIndex) -> Option<&Cursor> {
+        self.place(index).map(|place| &place.cursor)
+    }
+
+    /// All cursors.
+    pub fn cursors(&self) -> impl Iterator<Item = (CursorIndex, &Cursor)> {
+        (0..).zip(&self.places).filter_map(|(index, place)| {
+            let cursor = &place.as_ref()?.cursor;
+            Some((CursorIndex(index), cursor))
+        })
+    }
+
+    /// True when the last reads had no order at all.
+    pub fn is_random(&self) -> bool {
+        self.read_count >= u64::from(RANDOM_READ_COUNT_MIN)
+            && self.joined_bits.count_ones()
+                <= RANDOM_JOINED_COUNT_MAX * self.read_count.min(32) as u32 / 32
+    }
+
+    fn place(&self, index: CursorIndex) -> Option<&Place> {
+        self.places.get(usize::from(index.0))?.as_ref()
+    }
+
+    fn place_mut(&mut self, index: CursorIndex) -> Option<&mut Place> {
+        self.places.get_mut(usize::from(index.0))?.as_mut()
+    }
+
+    fn best_fit(&self, range: ByteRange) -> Option<(CursorIndex, Fit)> {
+        let fits = self
+            .cursors()
+            .filter_map(|(index, cursor)| Some((index, cursor.fit(range)?)));
+        fits.min_by_key(|&(_, fit)| fit)
+    }
+
+    fn report(&mut self, index: CursorIndex, moved: Moved) -> Observation {
+        self.last = index;
+        let pattern = self.cursor(index).map(Cursor::pattern);
+        Observation {
+            cursor: index,
+            pattern: pattern.unwrap_or_default(),
+            moved,
+        }
+    }
+
+    // ---- Continue ----
+
+    fn continue_at(
+        &mut self,
+        now: Instant,
+        index: CursorIndex,
+        range: ByteRange,
+        fit: Fit,
+    ) -> Observation {
+        let (read_count, random) = (self.read_count, self.is_random());
+        let mut moved = Moved::Continued;
+        if let Some(place) = self.place_mut(index) {
+            if place.left {
+                place.come_back(read_count);
+                moved = Moved::Began;
+            }
+            place.cursor.take(now, range, fit);
+            place.cursor.call_random(random);
+            place.touched = read_count;
+        }
+        if let Some(from) = self.jumped_from(index) {
+            moved = Moved::Jumped { from };
+        }
+        self.report(index, moved)
+    }
+
+    /// The established cursor whose reader is at `index` now, if that question is due.
+    fn jumped_from(&mut self, index: CursorIndex) -> Option<CursorIndex> {
+        let place = self.place(index)?;
+        let due = !place.answered && place.reads_here(self.read_count) && place.cursor.is_settled();
+        if !due {
+            return None;
+        }
+        let (began, return_count) = (place.began, place.return_count);
+        let from = self
+            .occupied()
+            .filter(|&(other, p)| other != index && p.may_have_left(began, return_count))
+            .max_by_key(|(_, p)| p.touched)
+            .map(|(other, _)| other);
+        let here = self.place_mut(index)?;
+        here.answered = true;
+        here.heir = from.is_some();
+        let left = self.place_mut(from?)?;
+        left.left = true;
+        left.heir = false;
+        from
+    }
+
+    fn occupied(&self) -> impl Iterator<Item = (CursorIndex, &Place)> {
+        (0..)
+            .zip(&self.places)
+            .filter_map(|(index, place)| Some((CursorIndex(index), place.as_ref()?)))
+    }
+
+    // ---- Begin ----
+
+    fn begin(&mut self, now: Instant, range: ByteRange) -> Observation {
+        let presumed = range.start.0 == 0 || self.looks_like_a_seek();
+        let mut cursor = Cursor::begin(now, range, presumed);
+        cursor.call_random(self.is_random());
+        let index = self.free_index();
+        self.places[usize::from(index.0)] = Some(Place::begin(cursor, self.read_count));
+        self.report(index, Moved::Began)
+    }
+
+    /// Somebody who read in order until now reads elsewhere: he will go on there.
+    fn looks_like_a_seek(&self) -> bool {
+        let recent = (self.joined_bits >> 1) & 0xff;
+        recent.count_ones() >= 6 && self.cursors().any(|(_, c)| c.is_established())
+    }
+
+    fn free_index(&self) -> CursorIndex {
+        let by_use = |place: &Option<Place>| match place {
+            None => (0, 0),
+            Some(p) if self.read_count - p.touched > STALE_READ_COUNT => (1, p.touched),
+            Some(p) if !p.cursor.is_settled() => (2, p.touched),
+            Some(p) => (3, p.touched),
+        };
+        let places = (0..).zip(&self.places);
+        let least = places.min_by_key(|(_, place)| by_use(place));
+        CursorIndex(least.map_or(0, |(index, _)| index))
+    }
+
+    // ---- Stepping ----
+
+    /// The last runs step. The cursor of the run before this one (or the oldest of them) goes on as
+    /// a stepping one; cursors that were only single runs of the trail are forgotten.
+    fn begin_stepping(
+        &mut self,
+        now: Instant,
+        range: ByteRange,
+        stepping: Stepping,
+    ) -> Observation {
+        let Some((run, before)) = self.runs.last_two() else {
+            return self.begin(now, range);
+        };
+        let holder = self
+            .occupied()
+            .filter(|(_, p)| p.cursor.covers(before.start))
+            .max_by_key(|(_, p)| p.touched)
+            .map(|(index, _)| index);
+        let Some(index) = holder else {
+            return self.begin(now, range);
+        };
+        let read_count = self.read_count;
+        if let Some(place) = self.place_mut(index) {
+            place.cursor.begin_stepping(stepping, run, before.start);
+            place.touched = read_count;
+            place.left = false;
+        }
+        self.forget_trail(index);
+        self.report(index, Moved::Continued)
+    }
+
+    fn forget_trail(&mut self, keep: CursorIndex) {
+        for at in 0..CURSOR_COUNT_MAX {
+            let single = self.places[at].as_ref().is_some_and(|p| {
+                !p.cursor.is_settled() && self.runs.spans().any(|run| p.cursor.covers(run.start))
+            });
+            if single && at != usize::from(keep.0) {
+                self.places[at] = None;
+            }
+        }
+        self.runs.forget();
+    }
+}
+
+impl Place {
+    fn begin(cursor: Cursor, read_count: u64) -> Place {
+        Place {
+            cursor,
+            began: read_count,
+            touched: read_count,
+            left: false,
+            return_count: 0,
+            answered: false,
+            heir: false,
+        }
+    }
+
+    fn come_back(&mut self, read_count: u64) {
+        self.left = false;
+        self.answered = false;
+        self.began = read_count;
+        self.return_count = self.return_count.saturating_add(1);
+    }
+
+    fn reads_here(&self, read_count: u64) -> bool {
+        read_count >= self.began + 2
+    }
+
+    /// True when the reader of this place may be the one who began reading elsewhere at `began`.
+    fn may_have_left(&self, began: u64, return_count: u8) -> bool {
+        let silent = self.touched < began;
+        let known = self.heir || self.cursor.is_established();
+        let two_readers = return_count > 0 && self.return_count > 0;
+        silent && known && !self.left && !two_readers
+    }
+}

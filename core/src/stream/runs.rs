@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The last runs of reads, in the order in which they began, and whether they step.
+//!
+//! A run is what is read forward without a hole: a frame in one read or in eight pieces. Players
+//! that shuttle leave a trail of runs. Downwards and touching, it is reverse play; at equal
+//! distances, it is fast forward or rewind by every n-th frame. What was asked before does not
+//! matter here: reverse play usually goes over ground that was played forward.
+
+use super::cursor::{Pattern, Span};
+use crate::units::*;
+
+/// Equal steps that no reordering within sixteen reads can imitate: eight of them.
+const RUN_COUNT_MAX: usize = 10;
+
+/// Equal steps that are enough when no reordering can be the cause: they are too far apart in the
+/// file, or in time.
+const STEP_COUNT_MIN: usize = 3;
+const STEP_COUNT_SURE: usize = 8;
+
+/// Reads of one pipeline arrive within this.
+const PIPELINE_SPAN: Duration = Duration::from_ms(250);
+
+/// By how much run follows run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stepping {
+    /// Start to start; negative backwards; never 0. Units: bytes.
+    pub(super) stride: i64,
+    /// Length of a run. Units: bytes.
+    pub(super) run_bytes: u64,
+    /// Runs touch: the pattern is [`Pattern::Reverse`].
+    contiguous: bool,
+    /// How far steps were from the stride lately. Units: bytes.
+    deviation: u64,
+    beyond_doubt: bool,
+}
+
+impl Stepping {
+    pub(super) fn pattern(&self) -> Pattern {
+        if self.is_reverse() {
+            Pattern::Reverse
+        } else {
+            Pattern::Strided {
+                stride: self.stride,
+            }
+        }
+    }
+
+    pub(super) fn is_reverse(&self) -> bool {
+        self.contiguous && self.stride < 0
+    }
+
+    /// No reordering within a pipeline can have made these steps.
+    pub(super) fn is_beyond_doubt(&self) -> bool {
+        self.beyond_doubt
+    }
+
+    /// How far from its expected place a run may begin.
+    pub(super) fn slack(&self) -> u64 {
+        (self.stride.unsigned_abs() / 4).max(self.deviation)
+    }
+
+    /// A run was complete at `run_bytes`, and the next began at `to`.
+    pub(super) fn refine(&mut self, from: u64, to: u64, run_bytes: u64) {
+        let step = to.wrapping_sub(from) as i64;
+        let count = nearest_multiple(step, self.stride);
+        let offset = (step - self.stride * count) / count.max(1);
+        self.stride += offset / 4;
+        self.deviation = (self.deviation * 7 / 8).max(offset.unsigned_abs());
+        self.run_bytes = run_bytes.max(self.run_bytes - self.run_bytes / 8);
+    }
+}
+
+fn nearest_multiple(step: i64, stride: i64) -> i64 {
+    (1..=4)
+        .min_by_key(|&count| (step - stride.saturating_mul(count)).unsigned_abs())
+        .unwrap_or(1)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    span: Span,
+    began: Instant,
+}
+
+/// See the head of this file.
+#[derive(Clone, Debug)]
+pub(super) struct Runs {
+    /// The oldest first.
+    runs: [Run; RUN_COUNT_MAX],
+    count: usize,
+}
+
+/// What a read did to the runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RunChange {
+    Grew,
+    Began,
+}
+
+impl Runs {
+    pub(super) const fn new() -> Runs {
+        Runs {
+            runs: [Run {
+                span: Span { start: 0, end: 0 },
+                began: Instant::ZERO,
+            }; RUN_COUNT_MAX],
+            count: 0,
+        }
+    }
+
+    pub(super) fn add(&mut self, now: Instant, range: ByteRange) -> RunChange {
+        let (start, end) = (range.start.0, range.end());
+        let grown = self.runs[..self.count]
+            .iter()
+            .rposition(|run| run.span.end == start);
+        match grown {
+            Some(at) => {
+                self.runs[at].span.end = end;
+                self.merge_from(at);
+                RunChange::Grew
+            }
+            None => {
+                self.push(Run {
+                    span: Span { start, end },
+                    began: now,
+                });
+                RunChange::Began
+            }
+        }
+    }
+
+    /// A run that grew up to one that began after it is one run with it: the later one was early.
+    /// (Backwards the one below begins after, and they stay apart.)
+    fn merge_from(&mut self, at: usize) {
+        while let Some(next) =
+            (at + 1..self.count).find(|&i| self.runs[i].span.start == self.runs[at].span.end)
+        {
+            self.runs[at].span.end = self.runs[next].span.end;
+            self.runs.copy_within(next + 1..self.count, next);
+            self.count -= 1;
+        }
+    }
+
+    fn push(&mut self, run: Run) {
+        if self.count == RUN_COUNT_MAX {
+            self.runs.copy_within(1.., 0);
+            self.count -= 1;
+        }
+        self.runs[self.count] = run;
+        self.count += 1;
+    }
+
+    pub(super) fn forget(&mut self) {
+        self.count = 0;
+    }
+
+    fn all(&self) -> &[Run] {
+        &self.runs[..self.count]
+    }
+
+    /// The last runs, the newest first.
+    pub(super) fn spans(&self) -> impl Iterator<Item = Span> + '_ {
+        self.all().iter().rev().map(|run| run.span)
+    }
+
+    /// The newest run and the one that began before it.
+    pub(super) fn last_two(&self) -> Option<(Span, Span)> {
+        let [.., before, newest] = self.all() else {
+            return None;
+        };
+        Some((newest.span, before.span))
+    }
+
+    /// Whether the last runs step, the newest having just begun at `now`.
+    pub(super) fn stepping(&self, now: Instant) -> Option<Stepping> {
+        self.reverse().or_else(|| self.strided(now))
+    }
+
+    /// Four runs, each below the one before it and, once complete, touching it.
+    fn reverse(&self) -> Option<Stepping> {
+        let runs = self.all().last_chunk::<4>()?;
+        let descending = runs.windows(2).all(|w| w[1].span.start < w[0].span.start);
+        let touching = runs[..3].windows(2).all(|w| touches(w[1].span, w[0].span));
+        let run_bytes = longest(&runs[..3]);
+        let last_step = runs[2].span.start.checked_sub(runs[3].span.start)?;
+        let near = last_step <= run_bytes.saturating_mul(2);
+        (descending && touching && near).then_some(Stepping {
+            stride: -(i64::try_from(run_bytes).ok()?),
+            run_bytes,
+            contiguous: true,
+            deviation: run_bytes / 2,
+            beyond_doubt: false,
+        })
+    }
+
+    fn strided(&self, now: Instant) -> Option<Stepping> {
+        let (stride, steps) = self.equal_steps()?;
+        let oldest = &self.all()[self.count - 1 - steps];
+        let run_bytes = longest(&self.all()[self.count - 1 - steps..self.count - 1]);
+        let distance = stride.unsigned_abs();
+        let far = distance >= run_bytes.saturating_mul(super::cursor::REORDER_COUNT);
+        let slow = now.since(oldest.began) >= PIPELINE_SPAN;
+        let sure = steps >= STEP_COUNT_SURE || far || slow;
+        // Runs that reach into one another are not steps.
+        (sure && distance > run_bytes).then_some(Stepping {
+            stride,
+            run_bytes,
+            contiguous: false,
+            deviation: distance / 16,
+            beyond_doubt: true,
+        })
+    }
+
+    /// The last step, and how many steps up to it were like it (within an eighth).
+    fn equal_steps(&self) -> Option<(i64, usize)> {
+        let step_at = |i: usize| {
+            let (from, to) = (self.runs[i - 1].span.start, self.runs[i].span.start);
+            i64::try_from(i128::from(to) - i128::from(from)).ok()
+        };
+        let newest = self.count.checked_sub(1)?;
+        if newest < STEP_COUNT_MIN {
+            return None;
+        }
+        let last = step_at(newest)?;
+        let alike = |step: i64| {
+            step.signum() == last.signum()
+                && step.abs_diff(last) <= last.unsigned_abs().min(step.unsigned_abs()) / 8
+        };
+        let steps = (1..=newest)
+            .rev()
+            .take_while(|&i| step_at(i).is_some_and(alike))
+            .count();
+        (last != 0 && steps >= STEP_COUNT_MIN).then_some((last, steps))
+    }
+}
+
+fn longest(runs: &[Run]) -> u64 {
+    let lengths = runs.iter().map(|run| run.span.end - run.span.start);
+    lengths.max().unwrap_or(0)
+}
+
+/// `below` ends where `above` starts, give or take a quarter of it (audio lies between frames).
+fn touches(below: Span, above: Span) -> bool {
+    let length = below.end - below.start;
+    below.end.abs_diff(above.start) <= length / 4
+}

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Follows sequences in which every frame is a file of its own.
+//!
+//! One tracker watches the opens of one folder by one session. It sorts them by sequence (prefix,
+//! suffix) and by reader (a place in a sequence), learns direction and step from the last numbers
+//! whatever their order, and names the frames that come next. That a file of such a name exists is
+//! not its business.
+
+use super::frame_name::{FrameName, frame_file_name};
+use super::recogniser::Moved;
+use crate::units::*;
+use alloc::string::String;
+
+/// Readers followed in one folder.
+pub const READER_COUNT_MAX: usize = 8;
+
+/// Numbers remembered of a reader.
+const RECENT_COUNT_MAX: usize = 8;
+
+/// How many steps from where it was a reader may go on.
+const WINDOW_STEP_COUNT: u64 = 16;
+
+/// A player opens frames no slower than this while it plays; after it the next open is a start.
+const SILENCE: Duration = Duration::from_s(10);
+
+/// Which reader of a [`SequenceTracker`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReaderIndex(pub u8);
+
+/// What an open told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequenceObservation {
+    /// Whose open it was.
+    pub reader: ReaderIndex,
+    /// What it meant.
+    pub moved: Moved<ReaderIndex>,
+    /// Frames from one to the next, negative backwards; None while nothing is known.
+    pub step: Option<i64>,
+    /// Number of the frame that was opened.
+    pub frame: u64,
+}
+
+/// Watches the opens of one folder.
+#[derive(Clone, Debug, Default)]
+pub struct SequenceTracker {
+    readers: [Option<Reader>; READER_COUNT_MAX],
+    open_count: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Reader {
+    prefix: String,
+    suffix: String,
+    /// Fewest digits seen, so that `img9` is found from `img10`.
+    width: u8,
+    padded: bool,
+    /// The last different numbers, the newest last.
+    recent: [u64; RECENT_COUNT_MAX],
+    recent_count: usize,
+    step: Option<i64>,
+    frame_bytes: ByteCount,
+    began: u64,
+    touched: u64,
+    last_open: Instant,
+    left: bool,
+    answered: bool,
+}
+
+impl SequenceTracker {
+    /// Nothing was opened yet.
+    pub fn new() -> SequenceTracker {
+        SequenceTracker::default()
+    }
+
+    /// The session opened the file `name` of `size` in this folder. None: it is no frame (its name
+    /// has no number, or it is a whole clip).
+    pub fn opened(
+        &mut self,
+        now: Instant,
+        name: &str,
+        size: ByteCount,
+    ) -> Option<SequenceObservation> {
+        let frame = FrameName::parse(name)?;
+        if frame.is_clip() || frame.with_number(frame.number()).is_none() {
+            return None;
+        }
+        self.open_count += 1;
+        let (reader, moved) = match self.nearest(now, &frame) {
+            Some(reader) => (reader, self.continue_at(now, reader, &frame, size)),
+            None => (self.begin(now, &frame, size), Moved::Began),
+        };
+        Some(SequenceObservation {
+            reader,
+            moved,
+            step: self.reader(reader)?.step,
+            frame: frame.number(),
+        })
+    }
+
+    /// The next `count` frames of a reader, in the order in which it will open them; frames that it
+    /// opened already are left out. None while its step is unknown.
+    pub fn ahead(&self, reader: ReaderIndex, count: u32) -> AheadFrames<'_> {
+        let reader = self.reader(reader);
+        AheadFrames {
+            reader,
+            at: reader.map_or(0, Reader::front),
+            left: count,
+        }
+    }
+
+    /// The file name of frame `number` of a reader's sequence.
+    pub fn name(&self, reader: ReaderIndex, number: u64) -> Option<String> {
+        let reader = self.reader(reader)?;
+        frame_file_name(&reader.prefix, number, reader.width, &reader.suffix)
+    }
+
+    /// Size of the last frame that was not empty.
+    pub fn frame_bytes(&self, reader: ReaderIndex) -> Option<ByteCount> {
+        Some(self.reader(reader)?.frame_bytes)
+    }
+
+    fn reader(&self, index: ReaderIndex) -> Option<&Reader> {
+        self.readers.get(usize::from(index.0))?.as_ref()
+    }
+
+    fn occupied(&self) -> impl Iterator<Item = (ReaderIndex, &Reader)> {
+        (0..)
+            .zip(&self.readers)
+            .filter_map(|(index, reader)| Some((ReaderIndex(index), reader.as_ref()?)))
+    }
+
+    /// The reader that may have come to this frame; the one that has the shortest way.
+    fn nearest(&self, now: Instant, frame: &FrameName<'_>) -> Option<ReaderIndex> {
+        self.occupied()
+            .filter(|(_, r)| r.is_of(frame) && now.since(r.last_open) <= SILENCE)
+            .filter_map(|(index, r)| Some((index, r.distance(frame.number())?)))
+            .min_by_key(|&(_, distance)| distance)
+            .map(|(index, _)| index)
+    }
+
+    fn continue_at(
+        &mut self,
+        now: Instant,
+        index: ReaderIndex,
+        frame: &FrameName<'_>,
+        size: ByteCount,
+    ) -> Moved<ReaderIndex> {
+        let open_count = self.open_count;
+        let Some(reader) = &mut self.readers[usize::from(index.0)] else {
+            return Moved::Continued;
+        };
+        let returned = core::mem::take(&mut reader.left);
+        reader.take(now, open_count, frame, size);
+        match self.jumped_from(index) {
+            Some(from) => Moved::Jumped { from },
+            None if returned => Moved::Began,
+            None => Moved::Continued,
+        }
+    }
+
+    /// The playing reader of the same sequence that fell silent when this one began.
+    fn jumped_from(&mut self, index: ReaderIndex) -> Option<ReaderIndex> {
+        let here = self.reader(index)?;
+        if here.answered || here.step.is_none() || here.recent_count < 2 {
+            return None;
+        }
+        let from = self
+            .occupied()
+            .filter(|&(other, r)| other != index && r.prefix == here.prefix)
+            .filter(|(_, r)| r.suffix == here.suffix && r.step.is_some())
+            .filter(|(_, r)| !r.left && r.touched < here.began)
+            .max_by_key(|(_, r)| r.touched)
+            .map(|(other, _)| other);
+        if let Some(here) = &mut self.readers[usize::from(index.0)] {
+            here.answered = true;
+        }
+        if let Some(left) = &mut self.readers[usize::from(from?.0)] {
+            left.left = true;
+        }
+        from
+    }
+
+    fn begin(&mut self, now: Instant, frame: &FrameName<'_>, size: ByteCount) -> ReaderIndex {
+        let step = self.step_of_a_seek(now, frame);
+        let by_use = |(_, reader): &(u8, &Option<Reader>)| reader.as_ref().map_or(0, |r| r.touched);
+        let index = (0..).zip(&self.readers).min_by_key(by_use);
+        let index = index.map_or(0, |(index, _)| index);
+        let reader = Reader::begin(now, self.open_count, frame, size, step);
+        self.readers[usize::from(index)] = Some(reader);
+        ReaderIndex(index)
+    }
+
+    /// Whoever played this sequence a moment ago goes on elsewhere as he did.
+    fn step_of_a_seek(&self, now: Instant, frame: &FrameName<'_>) -> Option<i64> {
+        self.occupied()
+            .filter(|(_, r)| r.is_of(frame) && now.since(r.last_open) <= SILENCE)
+            .max_by_key(|(_, r)| r.touched)
+            .filter(|(_, r)| r.recent_count >= RECENT_COUNT_MAX / 2)
+            .and_then(|(_, r)| r.step)
+    }
+}
+
+impl Reader {
+    fn begin(
+        now: Instant,
+        open_count: u64,
+        frame: &FrameName<'_>,
+        size: ByteCount,
+        step: Option<i64>,
+    ) -> Reader {
+        let mut recent = [0; RECENT_COUNT_MAX];
+        recent[0] = frame.number();
+        Reader {
+            prefix: frame.prefix().into(),
+            suffix: frame.suffix().into(),
+            width: frame.width(),
+            padded: frame.padded(),
+            recent,
+            recent_count: 1,
+            step,
+            frame_bytes: size,
+            began: open_count,
+            touched: open_count,
+            last_open: now,
+            left: false,
+            answered: false,
+        }
+    }
+
+    fn is_of(&self, frame: &FrameName<'_>) -> bool {
+        self.prefix == frame.prefix() && self.suffix == frame.suffix() && self.counts_like(frame)
+    }
+
+    /// Widths agree as in [`FrameName::same_sequence`].
+    fn counts_like(&self, frame: &FrameName<'_>) -> bool {
+        frame.width() == self.width
+            || (frame.width() > self.width && !frame.padded())
+            || (frame.width() < self.width && !self.padded)
+    }
+
+    fn take(&mut self, now: Instant, open_count: u64, frame: &FrameName<'_>, size: ByteCount) {
+        self.width = self.width.min(frame.width());
+        self.padded |= frame.padded();
+        self.touched = open_count;
+        self.last_open = now;
+        if size.0 > 0 {
+            self.frame_bytes = size;
+        }
+        self.remember(frame.number());
+        self.step = self.judge().or(self.step);
+    }
+
+    fn remember(&mut self, number: u64) {
+        let known = self.recent().iter().position(|&other| other == number);
+        let full = (self.recent_count == RECENT_COUNT_MAX).then_some(0);
+        if let Some(gone) = known.or(full) {
+            self.recent.copy_within(gone + 1..self.recent_count, gone);
+            self.recent_count -= 1;
+        }
+        self.recent[self.recent_count] = number;
+        self.recent_count += 1;
+    }
+
+    fn recent(&self) -> &[u64] {
+        &self.recent[..self.recent_count]
+    }
+
+    /// The last four numbers at most: what tells where the reader is going now.
+    fn latest(&self) -> &[u64] {
+        &self.recent()[self.recent_count.saturating_sub(4)..]
+    }
+
+    /// The most common distance of neighbours among the latest numbers, signed by where they go.
+    fn judge(&self) -> Option<i64> {
+        let latest = self.latest();
+        let half = latest.len() / 2;
+        let sum = |numbers: &[u64]| numbers.iter().map(|&n| u128::from(n)).sum::<u128>();
+        let (older, newer) = (sum(&latest[..half]), sum(&latest[latest.len() - half..]));
+        let gap = i64::try_from(common_gap(latest)?).ok()?;
+        match newer.cmp(&older) {
+            core::cmp::Ordering::Greater => Some(gap),
+            core::cmp::Ordering::Less => Some(-gap),
+            core::cmp::Ordering::Equal => None,
+        }
+    }
+
+    /// The frame farthest in the reader's direction.
+    fn front(&self) -> u64 {
+        let latest = self.latest().iter().copied();
+        let front = match self.step {
+            Some(..0) => latest.min(),
+            _ => latest.max(),
+        };
+        front.unwrap_or(0)
+    }
+
+    /// How far a frame is from where this reader goes next. None: it is somewhere else.
+    fn distance(&self, number: u64) -> Option<u64> {
+        let step = self.step.unwrap_or(1);
+        let distance = self.front().saturating_add_signed(step).abs_diff(number);
+        let window = step.unsigned_abs().saturating_mul(WINDOW_STEP_COUNT);
+        (distance <= window).then_some(distance)
+    }
+}
+
+/// The most common gap between numbers that are neighbours in size; of equally common ones the
+/// smallest. None when there are fewer than three numbers and they do not follow each other.
+fn common_gap(numbers: &[u64]) -> Option<u64> {
+    let mut sorted = [0u64; RECENT_COUNT_MAX];
+    let sorted = sorted.get_mut(..numbers.len())?;
+    sorted.copy_from_slice(numbers);
+    sorted.sort_unstable();
+    let gaps = || {
+        sorted
+            .windows(2)
+            .map(|w| w[1] - w[0])
+            .filter(|&gap| gap > 0)
+    };
+    let count_of = |gap: u64| gaps().filter(|&other| other == gap).count();
+    let gap = gaps().max_by_key(|&gap| (count_of(gap), u64::MAX - gap))?;
+    let enough = count_of(gap) * 2 >= gaps().count() && (gap == 1 || count_of(gap) >= 2);
+    enough.then_some(gap)
+}
+
+/// Numbers of the frames that come next; see [`SequenceTracker::ahead`].
+#[derive(Clone, Debug)]
+pub struct AheadFrames<'a> {
+    reader: Option<&'a Reader>,
+    at: u64,
+    left: u32,
+}
+
+impl Iterator for AheadFrames<'_> {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        let reader = self.reader?;
+        self.left = self.left.checked_sub(1)?;
+        loop {
+            self.at = self.at.checked_add_signed(reader.step?)?;
+            if !reader.recent().contains(&self.at) {
+                return Some(self.at);
+            }
+        }
+    }
+}
