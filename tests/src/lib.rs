@@ -4,5 +4,13 @@
 //! This library holds what several of them need. It imports no other crate of the workspace: programs
 //! are driven as their users drive them, and the source is read as text.
 
+pub mod daemon;
+pub mod disk;
+pub mod hand;
+pub mod needs;
+pub mod pattern;
 pub mod rust_text;
+pub mod scratch;
+pub mod smbd;
 pub mod tree;
+pub mod world;

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes serve` as a child process, and questions to it over its control socket.
+
+use crate::needs;
+use crate::scratch::Scratch;
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A running daemon; ended when dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    config: PathBuf,
+    runtime: PathBuf,
+    log: PathBuf,
+}
+
+/// What differs between tests.
+#[derive(Clone, Debug)]
+pub struct DaemonSpec {
+    /// Folder of the share.
+    pub share: PathBuf,
+    /// `cache.bytes`.
+    pub cache: String,
+    /// Further text of the configuration, such as rules.
+    pub more: String,
+}
+
+impl Daemon {
+    /// Start it and wait until it answers questions.
+    pub fn start(scratch: &Scratch, spec: &DaemonSpec) -> Daemon {
+        let runtime = scratch.folder("run");
+        let state = scratch.folder("state");
+        let config = scratch.path().join("rushes.toml");
+        let text = format!(
+            "[cache]\nbytes = \"{}\"\n[server]\nruntime_dir = {:?}\nstate_dir = {:?}\n\
+             [[share]]\nname = \"{}\"\npath = {:?}\n{}\n",
+            spec.cache,
+            runtime,
+            state,
+            crate::smbd::SHARE,
+            spec.share,
+            spec.more
+        );
+        fs::write(&config, text).expect("scratch is writable");
+        let mut daemon = Daemon {
+            child: spawn(scratch.path(), &config),
+            config,
+            runtime,
+            log: scratch.path().join("daemon.log"),
+        };
+        daemon.wait_until_ready();
+        daemon
+    }
+
+    /// Where doors connect.
+    pub fn session_socket(runtime_of: &Scratch) -> PathBuf {
+        runtime_of.folder("run").join("session.sock")
+    }
+
+    /// Kill it (SIGKILL), as the kernel would, and wait until it is gone.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it is our child");
+        self.child.wait().expect("it is our child");
+    }
+
+    /// Start it again with the same configuration, after [`Daemon::kill`].
+    pub fn start_again(&mut self) {
+        let folder = self.log.parent().expect("the log is in the scratch folder");
+        self.child = spawn(folder, &self.config);
+        self.wait_until_ready();
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it printed.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Whether it is still there.
+    pub fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// `{"ask":"status"}`.
+    pub fn status(&self) -> Value {
+        self.ask("{\"ask\":\"status\"}")
+            .unwrap_or_else(|error| panic!("status: {error}\n{}", self.log()))
+    }
+
+    /// A question, as docs/reference/control.md has it.
+    pub fn ask(&self, question: &str) -> Result<Value, String> {
+        let said = |error: std::io::Error| error.to_string();
+        let mut stream = UnixStream::connect(self.runtime.join("control.sock")).map_err(said)?;
+        stream
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .map_err(said)?;
+        writeln!(stream, "{question}").map_err(said)?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).map_err(said)?;
+        serde_json::from_str(&line).map_err(|error| format!("{error} in {line:?}"))
+    }
+
+    /// Ask for status until `what` holds of it.
+    ///
+    /// Panics   when it does not within 10 s
+    pub fn wait_for(&self, sentence: &str, what: impl Fn(&Value) -> bool) -> Value {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            let status = self.status();
+            if what(&status) {
+                return status;
+            }
+            assert!(
+                Instant::now() < end,
+                "not within 10 s: {sentence}; the last status was {status:#}"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn wait_until_ready(&mut self) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while self.ask("{\"ask\":\"status\"}").is_err() {
+            let ended = self.child.try_wait().expect("it is our child");
+            assert!(
+                ended.is_none(),
+                "rushes serve ended ({ended:?}):\n{}",
+                self.log()
+            );
+            assert!(
+                Instant::now() < end,
+                "rushes serve did not answer within 20 s:\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(folder: &Path, config: &Path) -> Child {
+    let log = File::options()
+        .append(true)
+        .create(true)
+        .open(folder.join("daemon.log"))
+        .expect("scratch is writable");
+    Command::new(needs::path_of("rushes"))
+        .arg("serve")
+        .arg("--config")
+        .arg(config)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("a descriptor can be duplicated"))
+        .stderr(log)
+        .spawn()
+        .expect("rushes was built")
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Everything between a client's hand and the disk: a disk, a daemon, a private smbd with our module.
+//!
+//! Fields end in the order in which they stand, so the disk goes last.
+
+use crate::daemon::{Daemon, DaemonSpec};
+use crate::disk::Disk;
+use crate::needs::{Need, all_there};
+use crate::pattern;
+use crate::scratch::Scratch;
+use crate::smbd::{Smbd, SmbdSpec};
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::PathBuf;
+
+/// Which file system is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// ext4 over a loop device.
+    Ext4,
+    /// No direct I/O.
+    Tmpfs,
+}
+
+/// What differs between tests; start from [`Setup::default`].
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// File system.
+    pub backing: Backing,
+    /// `vfs objects` of the share.
+    pub modules: String,
+    /// Further lines of the share.
+    pub share: Vec<String>,
+    /// Further lines of smb.conf's `[global]`.
+    pub global: Vec<String>,
+    /// Size of the cache, small so that recycling happens.
+    pub cache: String,
+    /// Further text of rushes.toml.
+    pub more: String,
+    /// Whether a daemon runs.
+    pub daemon: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup {
+            backing: Backing::Ext4,
+            modules: String::from("rushes"),
+            share: Vec::new(),
+            global: Vec::new(),
+            cache: String::from("64MiB"),
+            more: String::new(),
+            daemon: true,
+        }
+    }
+}
+
+/// A server with everything behind it.
+#[derive(Debug)]
+pub struct World {
+    /// The door's host.
+    pub smbd: Smbd,
+    /// The daemon, unless the test runs without.
+    pub daemon: Option<Daemon>,
+    /// What is served.
+    pub disk: Disk,
+    /// Where everything lives.
+    pub scratch: Scratch,
+}
+
+impl World {
+    /// Put it up, or say what is missing and return None.
+    pub fn build(setup: &Setup) -> Option<World> {
+        let mut needs = vec![
+            Need::Root,
+            Need::Program("smbd"),
+            Need::Program("pdbedit"),
+            Need::Program("mkfs.ext4"),
+        ];
+        if setup.daemon {
+            needs.push(Need::Program("rushes"));
+        }
+        if setup.modules.contains("rushes") {
+            needs.push(Need::Module);
+        }
+        if !all_there(&needs) {
+            return None;
+        }
+        let scratch = Scratch::new();
+        let disk = match setup.backing {
+            Backing::Ext4 => Disk::ext4(&scratch, 1 << 30),
+            Backing::Tmpfs => Disk::tmpfs(&scratch, 256 << 20),
+        };
+        fs::set_permissions(disk.path(), fs::Permissions::from_mode(0o777)).expect("our own mount");
+        let daemon = setup.daemon.then(|| {
+            Daemon::start(
+                &scratch,
+                &DaemonSpec {
+                    share: disk.path().to_path_buf(),
+                    cache: setup.cache.clone(),
+                    more: setup.more.clone(),
+                },
+            )
+        });
+        let mut share = setup.share.clone();
+        if !setup.modules.is_empty() {
+            share.push(format!("vfs objects = {}", setup.modules));
+        }
+        share.push(format!(
+            "rushes:socket = {}",
+            Daemon::session_socket(&scratch).display()
+        ));
+        let smbd = Smbd::start(
+            &scratch,
+            &SmbdSpec {
+                path: disk.path().to_path_buf(),
+                share,
+                global: setup.global.clone(),
+            },
+        );
+        Some(World {
+            smbd,
+            daemon,
+            disk,
+            scratch,
+        })
+    }
+
+    /// The running daemon.
+    pub fn daemon(&mut self) -> &mut Daemon {
+        self.daemon.as_mut().expect("this test runs with a daemon")
+    }
+
+    /// Path of a file of the share, seen from the server.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.disk.path().join(name)
+    }
+
+    /// Put a file into the share beside every door, cold.
+    pub fn put(&self, name: &str, seed: u64, length: usize) {
+        let path = self.path(name);
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).expect("our own disk");
+        }
+        fs::write(&path, pattern::bytes(seed, 0, length)).expect("the disk has room");
+        // The share's user may write it, too.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("our own disk");
+        self.disk.make_cold();
+    }
+
+    /// Overwrite part of a file on the server, beside every door.
+    pub fn overwrite(&self, name: &str, offset: u64, bytes: &[u8]) {
+        OpenOptions::new()
+            .write(true)
+            .open(self.path(name))
+            .and_then(|file| file.write_all_at(bytes, offset))
+            .expect("our own disk");
+    }
+}
