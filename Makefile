@@ -66,7 +66,7 @@ check-format: ## Is the source formatted?
 	$(CARGO) fmt --all --check
 
 check-tidy: ## Map and code agree, every file keeps to the house rules (tests/tests/architecture.rs, tidy.rs)
-	$(CARGO) test --locked -p rushes-tests --test architecture --test tidy
+	$(CARGO) test --locked -p rushes-tests --test architecture --test tidy --test reference
 
 check-lints: ## Clippy, warnings are errors; shell scripts too where shellcheck is there
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//! docs/reference is held to the code: what a program prints or reads is described, and nothing else is.
+
+use rushes_tests::tree::root;
+use std::collections::BTreeSet;
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Names between backquotes that could be a field or a key.
+fn described(text: &str) -> BTreeSet<String> {
+    text.split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
+
+/// `pub name: Type` of every struct in a source file.
+fn public_fields(source: &str) -> BTreeSet<String> {
+    source
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("pub ")?.split_once(':'))
+        .map(|(name, _)| name.to_owned())
+        .filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+        .collect()
+}
+
+#[test]
+fn every_field_of_status_is_described() {
+    let fields = public_fields(&read("engine/control/src/status.rs"));
+    assert!(fields.len() > 60, "only {} fields found", fields.len());
+    let described = described(&read("docs/reference/control.md"));
+    let missing: Vec<_> = fields.difference(&described).collect();
+    assert!(
+        missing.is_empty(),
+        "docs/reference/control.md does not describe {missing:?}"
+    );
+}
+
+/// The first cells of the tables under `## heading`.
+fn keys_under(text: &str, heading: &str) -> BTreeSet<String> {
+    let section = text
+        .split("\n## ")
+        .find(|section| section.starts_with(heading))
+        .unwrap_or_else(|| panic!("no section {heading}"));
+    section
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .filter_map(|line| line.split('`').nth(1))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// What the reader of one section asks for: the string literals that are its keys.
+fn keys_read_by(source: &str, function: &str) -> BTreeSet<String> {
+    let start = source
+        .find(&format!("fn {function}("))
+        .unwrap_or_else(|| panic!("the configuration reader has no fn {function}"));
+    let end = source[start..]
+        .find("\n}\n")
+        .map_or(source.len(), |end| start + end);
+    let body: String = source[start..end].split_whitespace().collect();
+    let mut keys = BTreeSet::new();
+    for (at, _) in body.match_indices("reader,\"") {
+        let rest = &body[at + "reader,\"".len()..];
+        keys.extend(rest.split('"').next().map(str::to_owned));
+    }
+    for (at, _) in body.match_indices("&mutsection,\"") {
+        let rest = &body[at + "&mutsection,\"".len()..];
+        keys.extend(rest.split('"').next().map(str::to_owned));
+    }
+    assert!(!keys.is_empty(), "no key found in fn {function}");
+    keys
+}
+
+#[test]
+fn every_key_of_the_configuration_is_described_and_no_other() {
+    let source = read("engine/daemon/src/config/mod.rs");
+    let reference = read("docs/reference/config.md");
+    for (heading, functions) in [
+        ("[cache]", &["read_cache"][..]),
+        ("[server]", &["read_server", "read_policy"]),
+        ("[[share]]", &["read_shares"]),
+        ("[[rule]]", &["read_rule"]),
+    ] {
+        let read: BTreeSet<String> = functions
+            .iter()
+            .flat_map(|function| keys_read_by(&source, function))
+            .collect();
+        assert_eq!(
+            keys_under(&reference, heading),
+            read,
+            "left: docs/reference/config.md under {heading}; right: the reader"
+        );
+    }
+}
+
+#[test]
+fn every_message_and_op_of_a_session_is_described_with_its_number() {
+    let source = read("core/src/format.rs");
+    let reference = read("docs/reference/session.md");
+    let mut seen = 0;
+    for module in ["pub mod message", "pub mod op"] {
+        let start = source.find(module).expect("format.rs has the module");
+        let end = source[start..].find("\n}").expect("a module ends") + start;
+        for line in source[start..end].lines() {
+            let Some(rest) = line.trim().strip_prefix("pub const ") else {
+                continue;
+            };
+            let (name, value) = rest.split_once(": u32 = ").expect("numbers are u32");
+            let row = format!("`{name}` ({})", value.trim_end_matches(';'));
+            assert!(
+                reference.contains(&row),
+                "docs/reference/session.md lacks a row {row}"
+            );
+            seen += 1;
+        }
+    }
+    assert!(seen >= 9, "only {seen} messages and ops found");
+    let version = source
+        .lines()
+        .find_map(|line| line.strip_prefix("pub const VERSION: u32 = "))
+        .expect("format.rs has a version")
+        .trim_end_matches(';');
+    assert!(reference.contains(&format!("Version **{version}**")));
+}
