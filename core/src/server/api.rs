@@ -251,6 +251,8 @@ pub enum Event {
         name: String,
         facts: Result<FileFacts, Errno>,
     },
+    /// What a file should be read at became known after it was opened (its header was read).
+    Hint { file: FileId, hint: RateHint },
     /// A device request ended; Ok is how many bytes it gave (short at the end of the file).
     IoDone {
         io: IoId,

@@ -4,61 +4,186 @@
 //! [`Server::step`] is total: every event in every state has an answer, it never blocks and never
 //! reads a clock. What goes wrong outside arrives as an event. Two drivers exist, the daemon and the
 //! simulator; a run is replayed by giving the same events at the same instants.
+//!
+//! Where to look: [`api`] is the seam; `state` what is remembered; `files` opening, closing, change;
+//! `reads` a client's read from arrival to answer; `flow` how streams follow their reader;
+//! `frames` sequences of one file a frame; `fetch` what goes to the devices; `ledger` what is told.
 
 mod api;
+mod fetch;
+mod files;
+mod flow;
+mod frames;
+mod ledger;
+mod reads;
+mod slab;
+mod state;
 
 pub use api::*;
 
+use crate::cache::Cache;
+use crate::sched::{Claim, Order};
 use crate::units::*;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
+use slab::Slab;
+use state::*;
+
+/// How often devices that could not serve somebody are looked at again.
+const LOOK_AGAIN: Duration = Duration::from_ms(20);
 
 /// The server's whole state.
 pub struct Server {
     limits: Limits,
     policy: Policy,
+    now: Instant,
+    cache: Cache,
+    sessions: BTreeMap<SessionId, Session>,
+    handles: BTreeMap<(SessionId, HandleId), Handle>,
+    files: BTreeMap<FileId, File>,
+    keys: BTreeMap<FileKey, FileId>,
+    devices: BTreeMap<DeviceId, Device>,
+    streams: Slab<Stream>,
+    reads: Slab<Read>,
+    pins: BTreeMap<(SessionId, RequestId), Pinned>,
+    flights: Slab<Flight>,
+    flight_generation: u32,
+    /// Streams that ended, newest last.
+    closed: VecDeque<StreamRecord>,
+    /// What all contracts together were promised.
+    promised: u64,
+    hit_count: u64,
+    miss_count: u64,
+    /// Devices to be looked at before this step ends.
+    touched: Vec<DeviceId>,
+    /// Devices whose wishes are to be looked at again by the timer.
+    blocked: Vec<DeviceId>,
+    /// Devices that could not get a buffer.
+    starved: Vec<DeviceId>,
+    wake_at: Instant,
+    // Memory used again from step to step.
+    claims: Vec<Claim>,
+    claimants: Vec<StreamId>,
+    order: Order,
 }
 
 impl Server {
     /// A server with empty cache and no devices.
     pub fn new(limits: Limits, policy: Policy) -> Server {
-        Server { limits, policy }
-    }
-
-    /// Take one event at `now` (never earlier than the last one) and append what is to be done.
-    pub fn step(&mut self, now: Instant, event: Event, actions: &mut Actions) {
-        let _ = (now, event, actions, &self.limits, &self.policy);
-    }
-
-    /// Whether `count` more streams of `rate` could be promised on `device`.
-    pub fn could_admit(
-        &self,
-        now: Instant,
-        device: DeviceId,
-        rate: BytesPerSecond,
-        count: u32,
-    ) -> Verdict {
-        let _ = (now, device, rate, count);
-        Verdict {
-            admitted: false,
-            reason: alloc::string::String::from("not yet built"),
-            more_count: 0,
-            left: BytesPerSecond(0),
+        Server {
+            cache: Cache::new(limits.slot_count),
+            limits,
+            policy,
+            now: Instant::ZERO,
+            sessions: BTreeMap::new(),
+            handles: BTreeMap::new(),
+            files: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            streams: Slab::new(),
+            reads: Slab::new(),
+            pins: BTreeMap::new(),
+            flights: Slab::new(),
+            flight_generation: 0,
+            closed: VecDeque::new(),
+            promised: 0,
+            hit_count: 0,
+            miss_count: 0,
+            touched: Vec::new(),
+            blocked: Vec::new(),
+            starved: Vec::new(),
+            wake_at: Instant::NEVER,
+            claims: Vec::new(),
+            claimants: Vec::new(),
+            order: Order::default(),
         }
     }
 
-    /// The ledger: open streams, then the most recent closed ones.
-    pub fn streams(&self, now: Instant) -> Vec<StreamRecord> {
-        let _ = now;
-        Vec::new()
+    /// Take one event at `now` and append what is to be done. An instant before the last one counts as
+    /// the last one.
+    pub fn step(&mut self, now: Instant, event: Event, actions: &mut Actions) {
+        self.now = self.now.max(now);
+        match event {
+            Event::DeviceAdded { device, model } => {
+                self.devices.insert(device, Device::new(model));
+            }
+            Event::PolicyChanged(policy) => self.policy = policy,
+            Event::SessionOpened { session, label } => self.session_opened(session, label, actions),
+            Event::SessionClosed { session } => self.session_closed(session, actions),
+            Event::Opening { session, handle, path } => self.opening(session, handle, path, actions),
+            Event::Opened { session, handle, facts } => self.opened(session, handle, facts, actions),
+            Event::Closed { session, handle } => self.handle_closed(session, handle, actions),
+            Event::Read { session, handle, request, range, sent } => {
+                self.read(session, handle, request, range, sent, actions);
+            }
+            Event::ReadEnd { session, request } => self.read_end(session, request, actions),
+            Event::Changed { session, request, key, range } => {
+                self.changed(key, range, actions);
+                actions.list.push(Action::Reply { session, request, outcome: Outcome::Done });
+            }
+            Event::Gone { session, request, key } => {
+                self.gone(key, actions);
+                actions.list.push(Action::Reply { session, request, outcome: Outcome::Done });
+            }
+            Event::ForeignChange { key } => self.foreign_change(key, actions),
+            Event::Stat { file, size, version } => self.stat(file, size.0, version, actions),
+            Event::NeighbourOpened { beside, name, facts } => {
+                self.neighbour_opened(beside, &name, facts, actions);
+            }
+            Event::Hint { file, hint } => self.hinted(file, hint),
+            Event::IoDone { io, result } => self.io_done(io, result, actions),
+            Event::Timer => self.timer(),
+        }
+        self.serve_devices(actions);
     }
 
-    /// Every device.
-    pub fn devices(&self) -> Vec<DeviceRecord> {
-        Vec::new()
+    fn timer(&mut self) {
+        self.wake_at = Instant::NEVER;
+        while let Some(device) = self.blocked.pop() {
+            if let Some(entry) = self.devices.get_mut(&device) {
+                entry.blocked = false;
+            }
+            self.retry_refused(device);
+            self.touch(device);
+        }
     }
 
-    /// The cache.
-    pub fn cache(&self) -> CacheRecord {
-        CacheRecord::default()
+    /// Have a device looked at before the step ends.
+    fn touch(&mut self, device: DeviceId) {
+        if !self.touched.contains(&device) {
+            self.touched.push(device);
+        }
+    }
+
+    /// Have a device looked at again by the timer.
+    fn block(&mut self, device: DeviceId) {
+        if let Some(entry) = self.devices.get_mut(&device)
+            && !entry.blocked
+        {
+            entry.blocked = true;
+            self.blocked.push(device);
+        }
+    }
+
+    fn serve_devices(&mut self, actions: &mut Actions) {
+        if self.cache.takeable_count() > 0 {
+            while let Some(device) = self.starved.pop() {
+                if let Some(entry) = self.devices.get_mut(&device) {
+                    entry.starved = false;
+                }
+                self.touch(device);
+            }
+        }
+        while let Some(device) = self.touched.pop() {
+            self.pump(device, actions);
+        }
+        if !self.blocked.is_empty() && self.wake_at == Instant::NEVER {
+            self.wake_at = self.now + LOOK_AGAIN;
+            actions.list.push(Action::Wake { at: self.wake_at });
+        }
+    }
+
+    fn slot_bytes(&self) -> u64 {
+        u64::from(self.limits.slot_bytes)
     }
 }

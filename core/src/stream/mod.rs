@@ -27,3 +27,6 @@ pub use recogniser::{CURSOR_COUNT_MAX, CursorIndex, Moved, Observation, Recognis
 pub use sequence::{
     AheadFrames, READER_COUNT_MAX, ReaderIndex, SequenceObservation, SequenceTracker,
 };
+
+#[cfg(test)]
+mod tests;

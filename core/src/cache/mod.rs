@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which buffers hold what, and which may be taken. Holds slot numbers, never bytes.
+//!
+//! A slot is in exactly one of these conditions: *free*; *idle* (owned by a block of a file and in
+//! the used list, so that the least recently used goes first); or *busy* (pinned by a client, held for
+//! a stream, being filled, or an orphan waiting for its last user). Only idle and free slots are ever
+//! given away. A slot whose block was dropped while somebody uses it becomes an orphan: it answers no
+//! lookup any more and is freed by its last user, so no reader sees bytes change owner under its hands.
+
+mod pages;
+
+pub use pages::{PAGES_MAX, PageSet};
+
+use crate::units::{FileId, SlotIndex};
+use alloc::vec::Vec;
+
+const NONE: u32 = u32::MAX;
+
+/// A block of a file: its number is the offset divided by the slot size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Which file.
+    pub file: FileId,
+    /// Which block of it.
+    pub number: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    owner: Option<Block>,
+    valid: PageSet,
+    filling: PageSet,
+    /// Pages that were changed while being filled: what arrives is old and not kept.
+    dropped: PageSet,
+    fill_count: u32,
+    pin_count: u32,
+    hold_count: u32,
+    listed: bool,
+    newer: u32,
+    older: u32,
+}
+
+/// All slots of the segment.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    slots: Vec<Slot>,
+    free: Vec<SlotIndex>,
+    newest: u32,
+    oldest: u32,
+    idle_count: u32,
+    held_count: u32,
+    pinned_count: u32,
+}
+
+impl Cache {
+    /// `slot_count` free slots.
+    pub fn new(slot_count: u32) -> Cache {
+        let empty = Slot {
+            owner: None,
+            valid: PageSet::EMPTY,
+            filling: PageSet::EMPTY,
+            dropped: PageSet::EMPTY,
+            fill_count: 0,
+            pin_count: 0,
+            hold_count: 0,
+            listed: false,
+            newer: NONE,
+            older: NONE,
+        };
+        Cache {
+            slots: alloc::vec![empty; slot_count as usize],
+            free: (0..slot_count).rev().map(SlotIndex).collect(),
+            newest: NONE,
+            oldest: NONE,
+            idle_count: 0,
+            held_count: 0,
+            pinned_count: 0,
+        }
+    }
+
+    /// Slots never used or given back.
+    pub fn free_count(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// Slots that could be taken now.
+    pub fn takeable_count(&self) -> u32 {
+        self.free_count() + self.idle_count
+    }
+
+    /// Slots held for streams.
+    pub fn held_count(&self) -> u32 {
+        self.held_count
+    }
+
+    /// Slots pinned by clients.
+    pub fn pinned_count(&self) -> u32 {
+        self.pinned_count
+    }
+
+    /// Take a slot for `block`: a free one, or the least recently used idle one, whose former block is
+    /// returned so that the file can forget it. None when every slot is busy.
+    pub fn take(&mut self, block: Block) -> Option<(SlotIndex, Option<Block>)> {
+        let (index, evicted) = match self.free.pop() {
+            Some(index) => (index, None),
+            None if self.oldest == NONE => return None,
+            None => {
+                let index = SlotIndex(self.oldest);
+                self.unlist(index);
+                let evicted = self.slot(index).owner;
+                (index, evicted)
+            }
+        };
+        let slot = self.slot_mut(index);
+        slot.owner = Some(block);
+        slot.valid = PageSet::EMPTY;
+        slot.dropped = PageSet::EMPTY;
+        // Not listed yet: the caller fills, holds or pins it, and `settle` lists it afterwards.
+        Some((index, evicted))
+    }
+
+    /// Pages whose bytes are there.
+    pub fn valid(&self, index: SlotIndex) -> PageSet {
+        self.slot(index).valid
+    }
+
+    /// Pages on their way from the device that will be kept.
+    pub fn coming(&self, index: SlotIndex) -> PageSet {
+        let slot = self.slot(index);
+        slot.filling.without(slot.dropped)
+    }
+
+    /// Pages with device I/O in flight, kept or not: nobody else may fill them.
+    pub fn filling(&self, index: SlotIndex) -> PageSet {
+        self.slot(index).filling
+    }
+
+    /// True while a client may be copying from it.
+    pub fn is_pinned(&self, index: SlotIndex) -> bool {
+        self.slot(index).pin_count > 0
+    }
+
+    /// Device I/O into `pages` starts. They were neither valid nor being filled.
+    pub fn fill_begins(&mut self, index: SlotIndex, pages: PageSet) {
+        let slot = self.slot_mut(index);
+        assert!(
+            slot.filling.and(pages).is_empty() && slot.valid.and(pages).is_empty(),
+            "two fills of one page, or a fill over bytes a reader may hold"
+        );
+        slot.filling = slot.filling.or(pages);
+        slot.fill_count += 1;
+        self.settle(index);
+    }
+
+    /// That I/O ended; `arrived` of `pages` hold bytes now, unless they were changed meanwhile.
+    pub fn fill_ends(&mut self, index: SlotIndex, pages: PageSet, arrived: PageSet) {
+        let slot = self.slot_mut(index);
+        slot.filling = slot.filling.without(pages);
+        slot.fill_count -= 1;
+        if slot.owner.is_some() {
+            slot.valid = slot.valid.or(arrived.and(pages).without(slot.dropped));
+        }
+        slot.dropped = slot.dropped.without(pages);
+        self.settle(index);
+    }
+
+    /// A client starts copying from it.
+    pub fn pin(&mut self, index: SlotIndex) {
+        let slot = self.slot_mut(index);
+        slot.pin_count += 1;
+        if slot.pin_count == 1 {
+            self.pinned_count += 1;
+        }
+        self.settle(index);
+    }
+
+    /// It has ended.
+    pub fn unpin(&mut self, index: SlotIndex) {
+        let slot = self.slot_mut(index);
+        slot.pin_count -= 1;
+        if slot.pin_count == 0 {
+            self.pinned_count -= 1;
+        }
+        self.settle(index);
+    }
+
+    /// A stream will want it.
+    pub fn hold(&mut self, index: SlotIndex) {
+        let slot = self.slot_mut(index);
+        slot.hold_count += 1;
+        if slot.hold_count == 1 {
+            self.held_count += 1;
+        }
+        self.settle(index);
+    }
+
+    /// It does not any more.
+    pub fn unhold(&mut self, index: SlotIndex) {
+        let slot = self.slot_mut(index);
+        slot.hold_count -= 1;
+        if slot.hold_count == 0 {
+            self.held_count -= 1;
+        }
+        self.settle(index);
+    }
+
+    /// It was used: the last to be recycled now.
+    pub fn touch(&mut self, index: SlotIndex) {
+        if self.slot(index).listed {
+            self.unlist(index);
+            self.settle(index);
+        }
+    }
+
+    /// Bytes of `pages` are no longer what the file holds; what is on its way is old too.
+    /// A pinned slot must be orphaned instead (asserted): its bytes may be refilled at once.
+    pub fn invalidate(&mut self, index: SlotIndex, pages: PageSet) {
+        let slot = self.slot_mut(index);
+        assert!(slot.pin_count == 0, "pages refilled under a reader");
+        slot.valid = slot.valid.without(pages);
+        slot.dropped = slot.dropped.or(slot.filling.and(pages));
+    }
+
+    /// The block is no longer this slot's; its last user frees it.
+    pub fn orphan(&mut self, index: SlotIndex) {
+        let slot = self.slot_mut(index);
+        slot.owner = None;
+        slot.valid = PageSet::EMPTY;
+        self.settle(index);
+    }
+
+    /// Put the slot where its condition says: the free list, the used list, or neither.
+    fn settle(&mut self, index: SlotIndex) {
+        let slot = self.slot(index);
+        let busy = slot.pin_count > 0 || slot.hold_count > 0 || slot.fill_count > 0;
+        let (listed, owned) = (slot.listed, slot.owner.is_some());
+        if listed && (busy || !owned) {
+            self.unlist(index);
+        }
+        if busy {
+            return;
+        }
+        if !owned {
+            debug_assert!(!self.free.contains(&index), "freed twice");
+            self.free.push(index);
+        } else if !listed {
+            self.list_newest(index);
+        }
+    }
+
+    fn list_newest(&mut self, index: SlotIndex) {
+        let older = self.newest;
+        let slot = self.slot_mut(index);
+        slot.listed = true;
+        slot.newer = NONE;
+        slot.older = older;
+        match older {
+            NONE => self.oldest = index.0,
+            _ => self.slot_mut(SlotIndex(older)).newer = index.0,
+        }
+        self.newest = index.0;
+        self.idle_count += 1;
+    }
+
+    fn unlist(&mut self, index: SlotIndex) {
+        let slot = self.slot_mut(index);
+        let (newer, older) = (slot.newer, slot.older);
+        slot.listed = false;
+        slot.newer = NONE;
+        slot.older = NONE;
+        match newer {
+            NONE => self.newest = older,
+            _ => self.slot_mut(SlotIndex(newer)).older = older,
+        }
+        match older {
+            NONE => self.oldest = newer,
+            _ => self.slot_mut(SlotIndex(older)).newer = newer,
+        }
+        self.idle_count -= 1;
+    }
+
+    // Slot numbers come from `take` alone, so the index is in range.
+    fn slot(&self, index: SlotIndex) -> &Slot {
+        &self.slots[index.0 as usize]
+    }
+
+    fn slot_mut(&mut self, index: SlotIndex) -> &mut Slot {
+        &mut self.slots[index.0 as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(number: u64) -> Block {
+        Block { file: FileId(1), number }
+    }
+
+    fn filled(cache: &mut Cache, number: u64) -> SlotIndex {
+        let (index, _) = cache.take(block(number)).expect("a slot");
+        cache.fill_begins(index, PageSet::run(0, 256));
+        cache.fill_ends(index, PageSet::run(0, 256), PageSet::run(0, 256));
+        index
+    }
+
+    #[test]
+    fn least_recently_used_goes_first_and_says_whose_it_was() {
+        let mut cache = Cache::new(2);
+        let first = filled(&mut cache, 0);
+        filled(&mut cache, 1);
+        cache.touch(first);
+        let (_, evicted) = cache.take(block(2)).expect("a slot");
+        assert_eq!(evicted, Some(block(1)));
+    }
+
+    #[test]
+    fn pinned_held_and_filling_slots_are_never_given_away() {
+        let mut cache = Cache::new(3);
+        let pinned = filled(&mut cache, 0);
+        cache.pin(pinned);
+        let held = filled(&mut cache, 1);
+        cache.hold(held);
+        let (filling, _) = cache.take(block(2)).expect("a slot");
+        cache.fill_begins(filling, PageSet::run(0, 1));
+        assert_eq!(cache.take(block(3)), None);
+        assert_eq!(cache.takeable_count(), 0);
+        cache.unpin(pinned);
+        assert_eq!(cache.take(block(3)), Some((pinned, Some(block(0)))));
+    }
+
+    #[test]
+    fn bytes_that_were_changed_on_their_way_are_not_kept() {
+        let mut cache = Cache::new(1);
+        let (index, _) = cache.take(block(0)).expect("a slot");
+        cache.fill_begins(index, PageSet::run(0, 8));
+        cache.invalidate(index, PageSet::run(2, 3));
+        assert_eq!(cache.coming(index), PageSet::run(0, 2).or(PageSet::run(3, 8)));
+        cache.fill_ends(index, PageSet::run(0, 8), PageSet::run(0, 8));
+        assert_eq!(cache.valid(index), PageSet::run(0, 2).or(PageSet::run(3, 8)));
+    }
+
+    #[test]
+    fn orphan_is_freed_by_its_last_user() {
+        let mut cache = Cache::new(1);
+        let index = filled(&mut cache, 0);
+        cache.pin(index);
+        cache.orphan(index);
+        assert_eq!(cache.free_count(), 0);
+        cache.unpin(index);
+        assert_eq!(cache.free_count(), 1);
+    }
+}

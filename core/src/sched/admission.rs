@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whether one more stream can be promised its rate.
+//!
+//! Two tests. In the long run: transfer and positioning of everybody must leave the margin free, with
+//! visits no larger than the buffers allow. From here on: the scheduler itself is played forward
+//! from the claims as they stand, newcomer included, and nobody may be late, the newcomer's start-up
+//! ramp included.
+
+use super::policy::{Choice, Claim, Load, Order, choose};
+use super::RefinedModel;
+use crate::units::*;
+use alloc::vec::Vec;
+
+/// Why a stream is not promised its rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Transfer and positioning would take more than the device has. Thousandths of its time.
+    Capacity {
+        /// What all of them would need.
+        needed_permille: u64,
+    },
+    /// The device could, but one of them would be late while the newcomer starts.
+    Start {
+        /// By how much, in the dry run.
+        late_by: Duration,
+    },
+    /// The buffers could not cover one round of visits.
+    Buffers {
+        /// What a stream would need. Units: bytes.
+        needed: ByteCount,
+    },
+}
+
+/// A claim and what the dry run must know to let it be consumed.
+#[derive(Clone, Copy, Debug)]
+pub struct Player {
+    /// The claim as it stands.
+    pub claim: Claim,
+    /// From when a byte is asked for until it is due: buffered bytes are counted from the asking.
+    pub lead: Duration,
+}
+
+/// What the dry run needs to know of the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Device<'a> {
+    /// Its model.
+    pub model: &'a RefinedModel,
+    /// When it has done all that was sent to it.
+    pub free_at: Instant,
+    /// Where its last request ends.
+    pub head: u64,
+    /// Longest single request. Units: bytes.
+    pub chunk: u64,
+    /// Kept free, in thousandths.
+    pub margin_permille: u32,
+}
+
+/// How far the dry run looks.
+const HORIZON: Duration = Duration::from_s(12);
+
+/// The long run, in thousandths of the device's time that `players` need.
+pub fn needed_permille(device: &Device<'_>, players: &[Player]) -> u64 {
+    let positioning = device.model.typical_positioning(players.len());
+    let mut needed_ns: u64 = 0;
+    for player in players {
+        let rate = player.claim.rate;
+        needed_ns = needed_ns.saturating_add(device.model.transfer(rate.0).0);
+        // A visit can be what the buffers hold less what must stay in them while the others are visited.
+        let visit = (player.claim.cap * 7 / 10).max(1);
+        let visits_per_s_milli = rate.0.saturating_mul(1000) / visit;
+        needed_ns = needed_ns.saturating_add(positioning.0.saturating_mul(visits_per_s_milli) / 1000);
+    }
+    needed_ns / (NS_PER_S / 1000)
+}
+
+/// Play the scheduler forward. Ok: nobody is late. `players` is used up.
+pub fn dry_run(
+    device: &Device<'_>,
+    now: Instant,
+    players: &mut [Player],
+    order: &mut Order,
+) -> Result<(), Refusal> {
+    let needed_permille = needed_permille(device, players);
+    if needed_permille + u64::from(device.margin_permille) > 1000 {
+        return Err(Refusal::Capacity { needed_permille });
+    }
+    let mut claims: Vec<Claim> = players.iter().map(|player| player.claim).collect();
+    let mut at = device.free_at;
+    let mut head = device.head;
+    let mut visiting = None;
+    let end = now + HORIZON;
+    // Costs are played with the margin on top, so that a promise survives a device that is that much slower.
+    let dearer = |time: Duration| {
+        Duration(time.0.saturating_mul(1000 + u64::from(device.margin_permille)) / 1000)
+    };
+    while at < end {
+        let mut full = true;
+        for (claim, player) in claims.iter_mut().zip(players.iter()) {
+            // Bytes asked of the device and not yet asked for by the player.
+            let level = claim.rate.bytes_in(claim.deadline.since(at + player.lead)).0;
+            claim.room = claim.cap.saturating_sub(level);
+            full &= level >= claim.cap / 2;
+        }
+        if full {
+            return Ok(());
+        }
+        let load = Load {
+            model: device.model,
+            free_at: at,
+            head,
+            claims: &claims,
+            visiting,
+            chunk: device.chunk,
+            best_effort: None,
+        };
+        match choose(&load, order) {
+            Choice::Stream(index) => {
+                let claim = &mut claims[index];
+                let bytes = device.chunk.min(claim.room.max(1));
+                let distance = claim.physical.abs_diff(head);
+                at = at + dearer(device.model.read(distance, bytes));
+                if at > claim.deadline {
+                    return Err(Refusal::Start {
+                        late_by: at.since(claim.deadline),
+                    });
+                }
+                claim.deadline = claim.deadline + claim.rate.time_for(ByteCount(bytes));
+                claim.physical = claim.physical.saturating_add(bytes);
+                head = claim.physical;
+                visiting = Some(index);
+            }
+            Choice::BestEffort | Choice::Nobody => {
+                visiting = None;
+                at = at + Duration::from_ms(10);
+            }
+        }
+        if let Some(late) = claims.iter().map(|claim| claim.deadline).min().filter(|&due| due < at) {
+            return Err(Refusal::Start {
+                late_by: at.since(late),
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The order of one device: who goes next, and who may join.
+//!
+//! The trick is that there is one policy and two users of it. [`choose`] says who goes next, given every
+//! stream's claim on the device; [`admission::dry_run`] plays the same function forward from the
+//! claims as they stand, with the newcomer added, and admits exactly when nobody would be late. So
+//! a promise is not a formula about the scheduler: it is the scheduler.
+
+pub mod admission;
+mod model;
+mod policy;
+
+pub use model::RefinedModel;
+pub use policy::{BestEffortClaim, Choice, Claim, Load, Order, choose};

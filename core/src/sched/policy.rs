@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who goes next on a device.
+//!
+//! A request in service cannot be called back, and moving between streams costs positioning, so the
+//! device is given out in *visits*: a stream keeps it chunk by chunk until it is full or until another
+//! one's deadline says stop. Whoever goes next is the nearest by position among those whose going
+//! first leaves every earlier deadline feasible; when none does, the earliest deadline goes. Visits
+//! never shrink because things are late: on a device with positioning costs, smaller requests are
+//! how lateness becomes collapse.
+
+use super::RefinedModel;
+use crate::units::*;
+use alloc::vec::Vec;
+
+/// One stream's claim on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// When the first byte not yet asked of the device must be there.
+    pub deadline: Instant,
+    /// How fast it is consumed.
+    pub rate: BytesPerSecond,
+    /// Where that byte lies on the device.
+    pub physical: u64,
+    /// How much more its buffers can take now. Units: bytes.
+    pub room: u64,
+    /// How much its buffers can take in all. Units: bytes.
+    pub cap: u64,
+    /// How much is left of what it reads. Units: bytes.
+    pub left: u64,
+}
+
+/// Everything the choice depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Load<'a> {
+    /// The device.
+    pub model: &'a RefinedModel,
+    /// When it will have done all that was sent to it; at least now.
+    pub free_at: Instant,
+    /// Where its last request ends.
+    pub head: u64,
+    /// Streams under contract.
+    pub claims: &'a [Claim],
+    /// Whose visit is going on: index into `claims`.
+    pub visiting: Option<usize>,
+    /// Longest single request. Units: bytes.
+    pub chunk: u64,
+    /// Best effort wants the device: what its next request will cost, and how long it has not been served.
+    pub best_effort: Option<BestEffortClaim>,
+}
+
+/// What best effort asks.
+#[derive(Clone, Copy, Debug)]
+pub struct BestEffortClaim {
+    /// Cost of its next request.
+    pub cost: Duration,
+    /// Since its last one.
+    pub waited: Duration,
+    /// True when that request follows on its last one without positioning.
+    pub continues: bool,
+}
+
+/// Who goes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The stream of this claim, one chunk.
+    Stream(usize),
+    /// Best effort, one request.
+    BestEffort,
+    /// Nobody: all are full, or best effort must wait.
+    Nobody,
+}
+
+/// Memory for [`choose`], so that it allocates nothing once warm.
+#[derive(Clone, Debug, Default)]
+pub struct Order {
+    /// Claims by deadline.
+    by_deadline: Vec<u32>,
+    /// For each place in `by_deadline`: by how much all up to here could be delayed.
+    slack: Vec<i64>,
+}
+
+/// Best effort gets a request through at least this often, when no deadline forbids it.
+const BEST_EFFORT_PATIENCE: Duration = Duration::from_s(1);
+
+/// Share of a stream's buffers that stays filled before best effort is served, in hundredths.
+const RESERVE_PERCENT: u64 = 40;
+
+/// Size of a visit at which `claims` could go round for ever, for a stream of `rate`: what it
+/// consumes in the time that one round of all of them takes, with a fifth to spare.
+fn round_time(load: &Load<'_>) -> Duration {
+    let count = load.claims.len() as u64;
+    let positioning = load.model.typical_positioning(load.claims.len()).times(count);
+    let per_second: u64 = load
+        .claims
+        .iter()
+        .map(|claim| load.model.transfer(claim.rate.0).0)
+        .fold(0, u64::saturating_add);
+    let idle = NS_PER_S.saturating_sub(per_second);
+    if idle == 0 {
+        return Duration::MAX;
+    }
+    let ns = u128::from(positioning.0) * u128::from(NS_PER_S) / u128::from(idle) * 6 / 5;
+    Duration(ns.min(u128::from(u64::MAX)) as u64)
+}
+
+/// Choose who goes next. Total: any claims, in any state.
+///
+/// Cost: O(n log n) in the number of claims; allocates only while `order` grows.
+pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
+    let claims = load.claims;
+    if claims.is_empty() {
+        return match load.best_effort {
+            Some(_) => Choice::BestEffort,
+            None => Choice::Nobody,
+        };
+    }
+    let round = round_time(load);
+    let visit_bytes = |claim: &Claim| -> u64 {
+        let efficient = claim.rate.bytes_in(round).0.max(load.chunk);
+        // With best effort waiting, rarer and larger visits leave it more.
+        let wanted = match load.best_effort {
+            Some(_) => efficient.max(claim.cap / 2),
+            None => efficient,
+        };
+        wanted.min(claim.cap * 7 / 10).min(claim.left).max(1)
+    };
+    let positioning = load.model.typical_positioning(claims.len());
+    let chunk_time = load.model.transfer(load.chunk);
+    let visit_time =
+        |claim: &Claim| positioning + load.model.transfer(visit_bytes(claim).min(claim.room.max(load.chunk)));
+
+    order.by_deadline.clear();
+    order.by_deadline.extend(0..claims.len() as u32);
+    order
+        .by_deadline
+        .sort_unstable_by_key(|&index| (claims[index as usize].deadline, index));
+    order.slack.clear();
+    let mut start = load.free_at;
+    let mut least = i64::MAX;
+    for &index in &order.by_deadline {
+        let claim = &claims[index as usize];
+        let needed = start + positioning + chunk_time.min(load.model.transfer(claim.room.max(1)));
+        let slack = signed(claim.deadline, needed);
+        least = least.min(slack);
+        order.slack.push(least);
+        // A stream with no room asks nothing of this round.
+        if claim.room > 0 {
+            start = start + visit_time(claim).min(Duration::from_s(3600));
+        }
+    }
+    let slack_of_all = least;
+
+    // The stream that has the device keeps it while everybody before it in deadline can wait a chunk.
+    if let Some(index) = load.visiting
+        && let Some(claim) = claims.get(index)
+        && claim.room >= load.chunk.min(claim.left).max(1)
+    {
+        let place = order.by_deadline.iter().position(|&at| at as usize == index).unwrap_or(0);
+        let before = if place == 0 { i64::MAX } else { order.slack[place - 1] };
+        if before >= chunk_time.0 as i64 {
+            return Choice::Stream(index);
+        }
+    }
+
+    if let Some(best_effort) = load.best_effort
+        && best_effort_may_go(load, best_effort, slack_of_all)
+    {
+        return Choice::BestEffort;
+    }
+
+    // Nearest by position among those whose whole visit leaves the earlier deadlines feasible.
+    let mut nearest: Option<(u64, usize)> = None;
+    for (place, &index) in order.by_deadline.iter().enumerate() {
+        let claim = &claims[index as usize];
+        if claim.room < visit_bytes(claim) {
+            continue;
+        }
+        let before = if place == 0 { i64::MAX } else { order.slack[place - 1] };
+        if before < visit_time(claim).0 as i64 {
+            continue;
+        }
+        let distance = claim.physical.abs_diff(load.head);
+        if nearest.is_none_or(|(best, _)| distance < best) {
+            nearest = Some((distance, index as usize));
+        }
+    }
+    // The earliest deadline goes before any of them when waiting for another visit would break it.
+    let first = order.by_deadline.iter().map(|&i| i as usize).find(|&i| claims[i].room > 0);
+    match (nearest, first) {
+        (Some((_, index)), _) => Choice::Stream(index),
+        (None, Some(index)) if urgent(load, &claims[index], slack_of_all, chunk_time) => Choice::Stream(index),
+        _ => Choice::Nobody,
+    }
+}
+
+/// Whether a stream goes although its visit would be smaller than an efficient one.
+fn urgent(load: &Load<'_>, claim: &Claim, slack_of_all: i64, chunk_time: Duration) -> bool {
+    let reserve = claim.rate.time_for(ByteCount(claim.cap * RESERVE_PERCENT / 100));
+    let soon = claim.deadline.since(load.free_at) < reserve;
+    soon || slack_of_all < 2 * chunk_time.0 as i64
+}
+
+fn best_effort_may_go(load: &Load<'_>, asked: BestEffortClaim, slack_of_all: i64) -> bool {
+    if slack_of_all < asked.cost.0 as i64 {
+        return false;
+    }
+    let reserved = load.claims.iter().all(|claim| {
+        let reserve = claim.rate.time_for(ByteCount(claim.cap * RESERVE_PERCENT / 100));
+        claim.deadline.since(load.free_at + asked.cost) >= reserve
+    });
+    let patience_over = asked.waited >= BEST_EFFORT_PATIENCE
+        && slack_of_all >= 4 * asked.cost.0 as i64;
+    reserved || patience_over
+}
+
+fn signed(later: Instant, earlier: Instant) -> i64 {
+    let span = i128::from(later.0) - i128::from(earlier.0);
+    span.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
+}

@@ -1,0 +1,741 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What goes to the devices: the next request of each, whenever it can take one.
+
+use super::state::*;
+use super::*;
+use crate::cache::{Block, PageSet};
+use crate::sched::{BestEffortClaim, Choice, Load, choose};
+use alloc::vec::Vec;
+
+/// Best-effort read-ahead of one stream, least and most. Units: bytes.
+const AHEAD_BYTES: core::ops::RangeInclusive<u64> = 2 << 20..=32 << 20;
+/// What a best-effort stream gets in one visit before the next one's turn. Units: bytes.
+const BACKGROUND_VISIT: u64 = 16 << 20;
+/// A demand that has waited this long goes before nearer ones.
+const DEMAND_PATIENCE: Duration = Duration::from_ms(200);
+/// Demands looked at for the nearest.
+const DEMANDS_WEIGHED: usize = 64;
+
+/// What became of an attempt to fetch a run of bytes.
+#[derive(Debug, PartialEq, Eq)]
+enum Run {
+    /// Covered up to here without a request: all of it was there or on its way.
+    Covered(u64),
+    /// A request was sent; covered up to here.
+    Sent(u64),
+    /// No buffer is free.
+    Starved,
+    /// Old bytes are still on their way into the very pages: wait for them.
+    Busy,
+}
+
+impl Server {
+    /// Send the device what it should have next.
+    pub(super) fn pump(&mut self, id: DeviceId, actions: &mut Actions) {
+        // Every turn sends a request or moves a stream or a demand on, so this bound is never met;
+        // it is here because a loop without a bound is a hung server.
+        for _ in 0..1024 {
+            let Some(device) = self.devices.get(&id) else {
+                return;
+            };
+            if !self.has_room(device) || device.starved {
+                return;
+            }
+            let choice = self.choose_on(id);
+            let progressed = match choice {
+                Choice::Stream(index) => match self.claimants.get(index).copied() {
+                    Some(stream) => self.fetch_stream(id, stream, actions),
+                    None => false,
+                },
+                Choice::BestEffort => self.fetch_best_effort(id, actions),
+                Choice::Nobody => {
+                    let waiting = self
+                        .devices
+                        .get(&id)
+                        .is_some_and(|device| !device.demands.is_empty() || !device.background.is_empty());
+                    if waiting {
+                        self.block(id);
+                    }
+                    false
+                }
+            };
+            if !progressed {
+                return;
+            }
+        }
+    }
+
+    /// Two chunks at most are with a device: one in service, one so that it need not wait for us. More
+    /// would be decided too early. Small requests may be more of them, and a device without positioning
+    /// needs depth to be fast.
+    fn has_room(&self, device: &Device) -> bool {
+        let deep = device.model.base.read.fixed < Duration::from_ms(1);
+        let count_max = if deep { 64 } else { 16 };
+        device.flight_count == 0
+            || (device.flight_bytes < 2 * self.limits.chunk_bytes_max && device.flight_count < count_max)
+    }
+
+    fn choose_on(&mut self, id: DeviceId) -> Choice {
+        self.claims.clear();
+        self.claimants.clear();
+        let mut claims = core::mem::take(&mut self.claims);
+        let mut claimants = core::mem::take(&mut self.claimants);
+        let mut order = core::mem::take(&mut self.order);
+        let best_effort = self.best_effort_claim(id);
+        let mut choice = Choice::Nobody;
+        if let Some(device) = self.devices.get(&id) {
+            for &stream_id in &device.contracts {
+                if let Some(stream) = self.streams.get(stream_id.0)
+                    && let Some(claim) = self.claim(stream, self.promised)
+                    && claim.left > 0
+                {
+                    claims.push(claim);
+                    claimants.push(stream_id);
+                }
+            }
+            let load = Load {
+                model: &device.model,
+                free_at: device.free_at(self.now),
+                head: device.head,
+                claims: &claims,
+                visiting: device
+                    .visiting
+                    .and_then(|visiting| claimants.iter().position(|&id| id == visiting)),
+                chunk: self.limits.chunk_bytes_max,
+                best_effort,
+            };
+            choice = choose(&load, &mut order);
+        }
+        self.claims = claims;
+        self.claimants = claimants;
+        self.order = order;
+        choice
+    }
+
+    // ---- Contracts ----
+
+    /// Fetch a stream's next piece. True: something changed, ask again.
+    fn fetch_stream(&mut self, device_id: DeviceId, id: StreamId, actions: &mut Actions) -> bool {
+        let chunk = self.limits.chunk_bytes_max;
+        let preroll = self.policy.preroll;
+        let Some(stream) = self.streams.get(id.0) else {
+            return false;
+        };
+        let room = match self.claim(stream, self.promised) {
+            Some(claim) => claim.room,
+            None => return false,
+        };
+        let deadline = stream.deadline(preroll);
+        let Some((file, range, pieces_end)) = self.next_piece(stream, chunk.min(room.max(1))) else {
+            return false;
+        };
+        let before = stream.fetched;
+        let run = self.fetch_run(file, range, IoClass::RealTime, deadline, Some(id), actions);
+        if let Some(device) = self.devices.get_mut(&device_id) {
+            device.visiting = Some(id);
+        }
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return false;
+        };
+        match run {
+            Run::Covered(end) | Run::Sent(end) => {
+                let done = match stream.flow {
+                    Flow::Forward => end.saturating_sub(range.start.0),
+                    Flow::Frames => end.saturating_sub(range.start.0),
+                    // A piece read downward or a step counts when it is covered whole.
+                    Flow::Reverse | Flow::Strided { .. } if end >= range.end() => pieces_end,
+                    Flow::Reverse | Flow::Strided { .. } => 0,
+                };
+                stream.fetched = before + done;
+                run_is_progress(&run, done)
+            }
+            Run::Starved => {
+                self.starve(device_id);
+                false
+            }
+            Run::Busy => false,
+        }
+    }
+
+    /// The next piece of a stream: file, range of it, and how much `v` it is worth.
+    fn next_piece(&self, stream: &Stream, bytes: u64) -> Option<(FileId, ByteRange, u64)> {
+        let file = self.files.get(&stream.file)?;
+        let slot_bytes = self.slot_bytes();
+        match stream.flow {
+            Flow::Forward => {
+                let start = stream.origin.saturating_add(stream.fetched);
+                // Requests end where slots do, so that the next one starts a slot.
+                let end = (start + bytes).div_ceil(slot_bytes) * slot_bytes;
+                let end = end.min(file.size).min(start.saturating_add(file.place(start).1));
+                (start < end).then(|| (stream.file, ByteRange::new(start, end - start), end - start))
+            }
+            Flow::Reverse => {
+                let end = stream.origin.saturating_sub(stream.fetched).min(file.size);
+                let start = end.saturating_sub(bytes).div_ceil(slot_bytes) * slot_bytes;
+                let start = if start >= end { end.saturating_sub(1) / slot_bytes * slot_bytes } else { start };
+                (start < end).then(|| (stream.file, ByteRange::new(start, end - start), end - start))
+            }
+            Flow::Strided { stride, piece } => {
+                let steps = stream.fetched / piece.max(1);
+                let start = strided_offset(stream.origin, stride, steps)?;
+                let end = start.saturating_add(piece).min(file.size);
+                (start < end).then(|| (stream.file, ByteRange::new(start, end - start), piece))
+            }
+            Flow::Frames => self.frame_piece(stream, bytes),
+        }
+    }
+
+    fn starve(&mut self, id: DeviceId) {
+        if let Some(device) = self.devices.get_mut(&id)
+            && !device.starved
+        {
+            device.starved = true;
+            self.starved.push(id);
+        }
+        let waiting: Vec<u32> = self
+            .files
+            .values()
+            .filter(|file| file.device == id)
+            .flat_map(|file| file.waiting.iter().copied())
+            .collect();
+        for key in waiting {
+            if let Some(read) = self.reads.get_mut(key) {
+                read.starved = true;
+            }
+        }
+    }
+
+    // ---- Best effort ----
+
+    /// A waiting read lacks these bytes. Unless its contract is about to fetch them, ask the device.
+    pub(super) fn demand(&mut self, key: u32, id: FileId, missing: ByteRange) {
+        let Some(read) = self.reads.get(key) else {
+            return;
+        };
+        let Some(file) = self.files.get(&id) else {
+            return;
+        };
+        let device_id = file.device;
+        if let Some(stream) = read.stream.and_then(|stream| self.streams.get(stream.0))
+            && stream.standing == Standing::Contract
+            && self.will_fetch(stream, id, missing)
+        {
+            return self.touch(device_id);
+        }
+        let (session, due, since) = (read.session, read.due, read.arrived);
+        let Some(device) = self.devices.get_mut(&device_id) else {
+            return;
+        };
+        // Rounded out as far as it costs nothing to speak of against getting there.
+        let model = &device.model.base.read;
+        let worth = model.rate.bytes_in(Duration(model.fixed.0 / 16)).0;
+        let grain = PAGE_BYTES.max(1 << worth.max(1).ilog2()).min(u64::from(self.limits.slot_bytes));
+        let start = missing.start.0 / grain * grain;
+        let end = (missing.end().div_ceil(grain) * grain).min(file.size.div_ceil(PAGE_BYTES) * PAGE_BYTES);
+        let range = ByteRange::new(start, end.saturating_sub(start));
+        let known = device
+            .demands
+            .iter_mut()
+            .find(|demand| demand.file == id && demand.range.start == range.start);
+        match known {
+            Some(demand) => {
+                demand.range.length = demand.range.length.max(range.length);
+                demand.due = demand.due.min(due);
+            }
+            None => device.demands.push_back(Demand {
+                file: id,
+                range,
+                session,
+                due,
+                since,
+            }),
+        }
+        self.touch(device_id);
+    }
+
+    /// True when the stream's own fetching will come to these bytes before it ends.
+    fn will_fetch(&self, stream: &Stream, id: FileId, missing: ByteRange) -> bool {
+        match stream.flow {
+            Flow::Forward => {
+                stream.file == id && missing.start.0 + PAGE_BYTES > stream.origin.saturating_add(stream.fetched)
+            }
+            Flow::Reverse => {
+                stream.file == id && missing.end() <= stream.origin.saturating_sub(stream.fetched)
+            }
+            Flow::Strided { .. } => false,
+            Flow::Frames => self.frame_will_fetch(stream, id, missing),
+        }
+    }
+
+    fn best_effort_claim(&self, id: DeviceId) -> Option<BestEffortClaim> {
+        let device = self.devices.get(&id)?;
+        let (range_start, bytes, file) = match self.pick_demand(device) {
+            Some(index) => {
+                let demand = device.demands.get(index)?;
+                (demand.range.start.0, demand.range.length.0, demand.file)
+            }
+            None => {
+                let stream = self.streams.get(self.pick_background(device)?.0)?;
+                (
+                    stream.origin.saturating_add(stream.fetched),
+                    self.limits.chunk_bytes_max,
+                    stream.file,
+                )
+            }
+        };
+        let physical = self.files.get(&file)?.place(range_start).0;
+        let distance = physical.abs_diff(device.head);
+        let cost = device.model.read(distance, bytes.min(self.limits.chunk_bytes_max));
+        Some(BestEffortClaim {
+            cost,
+            waited: self.now.since(device.best_effort_served),
+            continues: distance == 0,
+        })
+    }
+
+    /// The demand to serve: one whose patience is over or that was promised, else the nearest ahead.
+    fn pick_demand(&self, device: &Device) -> Option<usize> {
+        let first = device.demands.front()?;
+        if self.now.since(first.since) > DEMAND_PATIENCE || device.demands.len() == 1 {
+            return Some(0);
+        }
+        let ahead = |demand: &Demand| {
+            let physical = self
+                .files
+                .get(&demand.file)
+                .map_or(0, |file| file.place(demand.range.start.0).0);
+            physical.wrapping_sub(device.head)
+        };
+        device
+            .demands
+            .iter()
+            .take(DEMANDS_WEIGHED)
+            .enumerate()
+            .min_by_key(|(_, demand)| (demand.due, ahead(demand)))
+            .map(|(index, _)| index)
+    }
+
+    /// The best-effort stream whose turn it is and that wants bytes.
+    fn pick_background(&self, device: &Device) -> Option<StreamId> {
+        device
+            .background
+            .iter()
+            .copied()
+            .find(|&id| self.background_wants(device, id))
+    }
+
+    fn background_wants(&self, device: &Device, id: StreamId) -> bool {
+        let Some(stream) = self.streams.get(id.0) else {
+            return false;
+        };
+        let Some(file) = self.files.get(&stream.file) else {
+            return false;
+        };
+        let share = u64::from(self.cache.takeable_count()) * self.slot_bytes()
+            / (2 * device.background.len().max(1) as u64);
+        let window = share
+            .min((stream.consumed.saturating_mul(2)).max(*AHEAD_BYTES.start()))
+            .clamp(*AHEAD_BYTES.start(), *AHEAD_BYTES.end());
+        let level = stream.fetched.saturating_sub(stream.consumed);
+        // In the middle of a visit up to the window's end; a new visit once half of it is used up.
+        let wanted = if device.background.front() == Some(&id) && device.background_given > 0 {
+            level < window
+        } else {
+            level < window / 2
+        };
+        wanted && self.takes_ahead(device) && self.next_place(stream, file).1 > 0
+    }
+
+    /// Read-ahead without a promise never takes the last buffers.
+    fn takes_ahead(&self, _device: &Device) -> bool {
+        self.cache.takeable_count() > self.limits.slot_count / 32
+    }
+
+    fn fetch_best_effort(&mut self, id: DeviceId, actions: &mut Actions) -> bool {
+        let Some(device) = self.devices.get(&id) else {
+            return false;
+        };
+        let now = self.now;
+        if let Some(index) = self.pick_demand(device) {
+            let Some(demand) = device.demands.get(index).copied() else {
+                return false;
+            };
+            let class = if demand.due == Instant::NEVER { IoClass::BestEffort } else { IoClass::RealTime };
+            let chunk = self.limits.chunk_bytes_max;
+            let run_range = ByteRange::new(demand.range.start.0, demand.range.length.0.min(chunk));
+            let run = self.fetch_run(demand.file, run_range, class, demand.due, None, actions);
+            let Some(device) = self.devices.get_mut(&id) else {
+                return false;
+            };
+            device.visiting = None;
+            return match run {
+                Run::Covered(end) | Run::Sent(end) => {
+                    device.best_effort_served = now;
+                    if end >= demand.range.end() {
+                        device.demands.remove(index);
+                    } else if let Some(rest) = device.demands.get_mut(index) {
+                        rest.range = ByteRange::new(end, demand.range.end() - end);
+                    }
+                    true
+                }
+                Run::Starved => {
+                    self.starve(id);
+                    false
+                }
+                // Whoever waits for it is looked at again when that request ends.
+                Run::Busy => {
+                    device.demands.remove(index);
+                    true
+                }
+            };
+        }
+        let Some(stream_id) = self.pick_background(device) else {
+            return false;
+        };
+        let Some(stream) = self.streams.get(stream_id.0) else {
+            return false;
+        };
+        let Some((file, range, worth)) = self.next_piece(stream, self.limits.chunk_bytes_max) else {
+            return false;
+        };
+        let run = self.fetch_run(file, range, IoClass::BestEffort, Instant::NEVER, None, actions);
+        let (Some(device), Some(stream)) = (self.devices.get_mut(&id), self.streams.get_mut(stream_id.0)) else {
+            return false;
+        };
+        device.visiting = None;
+        match run {
+            Run::Covered(end) | Run::Sent(end) => {
+                let done = match stream.flow {
+                    Flow::Forward | Flow::Frames => end.saturating_sub(range.start.0),
+                    Flow::Reverse | Flow::Strided { .. } if end >= range.end() => worth,
+                    Flow::Reverse | Flow::Strided { .. } => 0,
+                };
+                stream.fetched += done;
+                device.best_effort_served = now;
+                // The visit goes on with this one until it has had its share.
+                if device.background.front() != Some(&stream_id) {
+                    device.background.retain(|&other| other != stream_id);
+                    device.background.push_front(stream_id);
+                    device.background_given = 0;
+                }
+                device.background_given += done;
+                if device.background_given >= BACKGROUND_VISIT {
+                    device.background.rotate_left(1);
+                    device.background_given = 0;
+                }
+                run_is_progress(&run, done)
+            }
+            Run::Starved => {
+                self.starve(id);
+                false
+            }
+            Run::Busy => false,
+        }
+    }
+
+    // ---- Requests ----
+
+    /// Have `range` of a file (at most a chunk, contiguous on its device) in the cache: skip what is there or
+    /// on its way, send one request for the first run that is not.
+    fn fetch_run(
+        &mut self,
+        id: FileId,
+        range: ByteRange,
+        class: IoClass,
+        deadline: Instant,
+        holder: Option<StreamId>,
+        actions: &mut Actions,
+    ) -> Run {
+        let slot_bytes = self.slot_bytes();
+        let Some(file) = self.files.get(&id) else {
+            return Run::Covered(range.end());
+        };
+        let device = file.device;
+        // Demands may span extents; a request does not.
+        let end = range
+            .end()
+            .min(range.start.0.saturating_add(file.place(range.start.0).1).max(range.start.0 + 1));
+        let mut slots: Vec<SlotIndex> = Vec::new();
+        let mut io_start = 0;
+        let mut io_end = 0;
+        let mut at = range.start.0;
+        while at < end {
+            let number = at / slot_bytes;
+            let base = number * slot_bytes;
+            let stop = end.min(base + slot_bytes);
+            let wanted = PageSet::run(
+                ((at - base) / PAGE_BYTES) as u32,
+                (stop - base).div_ceil(PAGE_BYTES) as u32,
+            );
+            let known = self.files.get(&id).and_then(|file| file.blocks.get(&number).copied());
+            let missing = match known {
+                Some(slot) => wanted.without(self.cache.valid(slot)).without(self.cache.coming(slot)),
+                None => wanted,
+            };
+            let Some((first, last)) = missing.first_run() else {
+                if !slots.is_empty() {
+                    break;
+                }
+                if let Some(slot) = known {
+                    self.cache.touch(slot);
+                    self.hold_for(holder, slot, stop);
+                }
+                at = stop;
+                continue;
+            };
+            let run_start = base + u64::from(first) * PAGE_BYTES;
+            if !slots.is_empty() && run_start != io_end {
+                break;
+            }
+            // Pages whose old bytes are still on their way cannot be filled again yet.
+            if let Some(slot) = known
+                && !self.cache.filling(slot).and(PageSet::run(first, last)).is_empty()
+            {
+                if slots.is_empty() {
+                    return Run::Busy;
+                }
+                break;
+            }
+            let slot = match known {
+                Some(slot) => slot,
+                None => match self.take_slot(Block { file: id, number }, actions) {
+                    Some(slot) => slot,
+                    None if slots.is_empty() => return Run::Starved,
+                    None => break,
+                },
+            };
+            self.cache.fill_begins(slot, PageSet::run(first, last));
+            self.hold_for(holder, slot, stop);
+            if slots.is_empty() {
+                io_start = run_start;
+            }
+            slots.push(slot);
+            io_end = base + u64::from(last) * PAGE_BYTES;
+            at = stop.min(io_end.max(at));
+            if io_end < stop {
+                break;
+            }
+        }
+        if slots.is_empty() {
+            return Run::Covered(end);
+        }
+        let io_range = ByteRange::new(io_start, io_end - io_start);
+        self.send(device, id, io_range, slots, class, deadline, actions);
+        Run::Sent(at.min(end))
+    }
+
+    fn take_slot(&mut self, block: Block, actions: &mut Actions) -> Option<SlotIndex> {
+        let (slot, evicted) = self.cache.take(block)?;
+        if let Some(former) = evicted {
+            if let Some(file) = self.files.get_mut(&former.file) {
+                file.blocks.remove(&former.number);
+            }
+            if former.file != block.file {
+                self.forget_if_unused(former.file, actions);
+            }
+        }
+        if let Some(file) = self.files.get_mut(&block.file) {
+            file.blocks.insert(block.number, slot);
+        }
+        Some(slot)
+    }
+
+    /// Keep a slot for the stream until it has passed `stop` in its file.
+    fn hold_for(&mut self, holder: Option<StreamId>, slot: SlotIndex, stop: u64) {
+        let Some(stream) = holder.and_then(|id| self.streams.get_mut(id.0)) else {
+            return;
+        };
+        let end = match stream.flow {
+            Flow::Forward => stop.saturating_sub(stream.origin),
+            Flow::Frames => stream.frame_end(),
+            Flow::Reverse | Flow::Strided { .. } => stream.fetched.saturating_add(1),
+        };
+        if stream.held.back().is_some_and(|held| held.slot == slot) {
+            if let Some(held) = stream.held.back_mut() {
+                held.end = held.end.max(end);
+            }
+            return;
+        }
+        stream.held.push_back(Held { slot, end });
+        self.cache.hold(slot);
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one request, as it goes out")]
+    fn send(
+        &mut self,
+        device_id: DeviceId,
+        id: FileId,
+        range: ByteRange,
+        slots: Vec<SlotIndex>,
+        class: IoClass,
+        deadline: Instant,
+        actions: &mut Actions,
+    ) {
+        let now = self.now;
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        file.use_count += 1;
+        let physical = file.place(range.start.0).0;
+        let Some(device) = self.devices.get_mut(&device_id) else {
+            return;
+        };
+        let cost = device.model.read(physical.abs_diff(device.head), range.length.0);
+        if device.flight_count == 0 {
+            device.service_started = now;
+        }
+        device.head = physical.saturating_add(range.length.0);
+        device.flight_count += 1;
+        device.flight_bytes += range.length.0;
+        device.flight_cost += cost;
+        let kind = usize::from(class != IoClass::RealTime);
+        device.request_count[kind] += 1;
+        device.bytes[kind] += range.length.0;
+
+        let start = actions.slots.len() as u32;
+        actions.slots.extend_from_slice(&slots);
+        let run = SlotRun {
+            start,
+            count: slots.len() as u32,
+        };
+        self.flight_generation = self.flight_generation.wrapping_add(1);
+        let generation = self.flight_generation;
+        let key = self.flights.insert(Flight {
+            generation,
+            device: device_id,
+            file: id,
+            range,
+            slots,
+            cost,
+        });
+        actions.list.push(Action::Submit(IoRead {
+            io: IoId(u64::from(generation) << 32 | u64::from(key)),
+            file: id,
+            device: device_id,
+            range,
+            slots: run,
+            class,
+            deadline,
+        }));
+        // Whoever waits for these bytes now waits for the device.
+        let waiting = self.files.get(&id).map(|file| file.waiting.as_slice()).unwrap_or(&[]);
+        for &key in waiting {
+            if let Some(read) = self.reads.get_mut(key)
+                && read.range.overlaps(range)
+            {
+                read.asked = read.asked.min(now);
+            }
+        }
+    }
+
+    pub(super) fn io_done(&mut self, io: IoId, result: Result<ByteCount, Errno>, actions: &mut Actions) {
+        let key = io.0 as u32;
+        let known = self
+            .flights
+            .get(key)
+            .is_some_and(|flight| u64::from(flight.generation) == io.0 >> 32);
+        if !known {
+            return;
+        }
+        let Some(flight) = self.flights.remove(key) else {
+            return;
+        };
+        self.device_done(&flight);
+        let size = self.files.get(&flight.file).map_or(0, |file| file.size);
+        let moved = result.map_or(0, |count| count.0.min(flight.range.length.0));
+        let arrived_end = flight.range.start.0 + moved;
+        let slot_bytes = self.slot_bytes();
+        let mut at = flight.range.start.0;
+        for &slot in &flight.slots {
+            let base = at / slot_bytes * slot_bytes;
+            let stop = flight.range.end().min(base + slot_bytes);
+            let first = ((at - base) / PAGE_BYTES) as u32;
+            let pages = PageSet::run(first, ((stop - base) / PAGE_BYTES) as u32);
+            // A page that was cut short is whole only where the file ends.
+            let upto = arrived_end.clamp(base, stop) - base;
+            let whole = if base + upto >= size { upto.div_ceil(PAGE_BYTES) } else { upto / PAGE_BYTES };
+            let arrived = PageSet::run(first, whole as u32);
+            self.cache.fill_ends(slot, pages, arrived);
+            at = stop;
+        }
+        self.empty_blocks(&flight);
+        match result {
+            Ok(_) if arrived_end < flight.range.end().min(size) => {
+                // The file is shorter than we thought: ask before anybody is told.
+                if let Some(file) = self.files.get_mut(&flight.file) {
+                    file.size_stale = true;
+                }
+                self.short_read(&flight, arrived_end, actions);
+            }
+            Ok(_) => {}
+            Err(errno) => self.fail_waiting(flight.file, flight.range, errno, actions),
+        }
+        self.retry_waiting(flight.file, actions);
+        self.release(flight.file, actions);
+        self.touch(flight.device);
+    }
+
+    /// A device that keeps giving less than the file's size says would be asked for ever: after the second
+    /// time a read fails.
+    fn short_read(&mut self, flight: &Flight, arrived_end: u64, actions: &mut Actions) {
+        let missing = ByteRange::new(arrived_end, flight.range.end() - arrived_end);
+        let Some(file) = self.files.get(&flight.file) else {
+            return;
+        };
+        let hit: Vec<u32> = file
+            .waiting
+            .iter()
+            .copied()
+            .filter(|&key| self.reads.get(key).is_some_and(|read| read.range.overlaps(missing)))
+            .collect();
+        for key in hit {
+            let Some(read) = self.reads.get_mut(key) else {
+                continue;
+            };
+            read.retry_count = read.retry_count.saturating_add(1);
+            if read.retry_count > 3 {
+                self.finish_read(key, Outcome::Failed(Errno::IO), actions);
+            }
+        }
+    }
+
+    /// Slots that a failed request left without a single page are given back at once.
+    fn empty_blocks(&mut self, flight: &Flight) {
+        let slot_bytes = self.slot_bytes();
+        let mut number = flight.range.start.0 / slot_bytes;
+        for &slot in &flight.slots {
+            if self.cache.valid(slot).is_empty() && self.cache.filling(slot).is_empty() {
+                let owned = self
+                    .files
+                    .get_mut(&flight.file)
+                    .and_then(|file| match file.blocks.get(&number) {
+                        Some(&own) if own == slot => file.blocks.remove(&number),
+                        _ => None,
+                    });
+                if owned.is_some() {
+                    self.cache.orphan(slot);
+                }
+            }
+            number += 1;
+        }
+    }
+
+    fn device_done(&mut self, flight: &Flight) {
+        let now = self.now;
+        let Some(device) = self.devices.get_mut(&flight.device) else {
+            return;
+        };
+        let taken = now.since(device.service_started);
+        device.busy += taken;
+        device.service_started = now;
+        device.flight_count = device.flight_count.saturating_sub(1);
+        device.flight_bytes = device.flight_bytes.saturating_sub(flight.range.length.0);
+        device.flight_cost = device.flight_cost - flight.cost;
+        device.model.observed(flight.cost, taken);
+    }
+}
+
+/// Whether the pump should go on: a request was sent, or the stream moved over bytes that were there.
+fn run_is_progress(run: &Run, moved: u64) -> bool {
+    matches!(run, Run::Sent(_)) || moved > 0
+}

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Sessions, handles and files: opening, closing, and what happens to cached bytes when a file changes.
+
+use super::state::*;
+use super::*;
+use crate::cache::PageSet;
+use crate::stream::{Cadence, Recogniser};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+impl Server {
+    pub(super) fn session_opened(&mut self, session: SessionId, label: SessionLabel, actions: &mut Actions) {
+        // A driver that reuses a number has lost the end of the former session: end it now.
+        self.session_closed(session, actions);
+        self.sessions.insert(session, Session { label, ..Session::default() });
+    }
+
+    pub(super) fn session_closed(&mut self, session: SessionId, actions: &mut Actions) {
+        if !self.sessions.contains_key(&session) {
+            return;
+        }
+        let handles: Vec<HandleId> = self
+            .handles
+            .range((session, HandleId(0))..=(session, HandleId(u32::MAX)))
+            .map(|((_, handle), _)| *handle)
+            .collect();
+        // Reads first: nobody waits for them any more.
+        let reads: Vec<u32> = self
+            .reads
+            .iter()
+            .filter(|(_, read)| read.session == session)
+            .map(|(key, _)| key)
+            .collect();
+        for read in reads {
+            self.drop_read(read, actions);
+        }
+        for handle in handles {
+            self.handle_closed(session, handle, actions);
+        }
+        self.end_session_sequences(session, actions);
+        let pinned: Vec<RequestId> = self
+            .pins
+            .range((session, RequestId(0))..=(session, RequestId(u64::MAX)))
+            .map(|((_, request), _)| *request)
+            .collect();
+        for request in pinned {
+            self.unpin(session, request);
+        }
+        self.sessions.remove(&session);
+    }
+
+    pub(super) fn opening(&mut self, session: SessionId, handle: HandleId, path: String, actions: &mut Actions) {
+        if !self.sessions.contains_key(&session) {
+            return;
+        }
+        // The client chooses handles; one still in use means it has forgotten the former.
+        self.handle_closed(session, handle, actions);
+        let Some(owner) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        let state = if owner.handle_count < self.limits.handle_count_max {
+            HandleState::Opening(Vec::new())
+        } else {
+            HandleState::Plain
+        };
+        owner.handle_count += 1;
+        let entry = Handle {
+            state,
+            path,
+            recogniser: Recogniser::new(),
+            cadence: Cadence::new(),
+            stream: None,
+            hint: None,
+        };
+        self.handles.insert((session, handle), entry);
+    }
+
+    pub(super) fn opened(
+        &mut self,
+        session: SessionId,
+        handle: HandleId,
+        facts: Result<FileFacts, Errno>,
+        actions: &mut Actions,
+    ) {
+        let waiting = match self.handles.get_mut(&(session, handle)) {
+            Some(entry) => match &mut entry.state {
+                HandleState::Opening(reads) => Some(core::mem::take(reads)),
+                HandleState::Ready(_) | HandleState::Plain => None,
+            },
+            None => None,
+        };
+        let Some(reads) = waiting else {
+            // Closed, or given up, while the driver was finding out.
+            if let Ok(facts) = facts {
+                let file = self.adopt(facts, actions);
+                self.release(file, actions);
+            }
+            return;
+        };
+        let (state, hint) = match facts {
+            Ok(facts) if self.devices.contains_key(&facts.device) => {
+                let hint = facts.hint;
+                (HandleState::Ready(self.adopt(facts, actions)), hint)
+            }
+            Ok(facts) => {
+                let file = self.adopt(facts, actions);
+                self.release(file, actions);
+                (HandleState::Plain, None)
+            }
+            Err(_) => (HandleState::Plain, None),
+        };
+        let ready = matches!(state, HandleState::Ready(_));
+        if let Some(entry) = self.handles.get_mut(&(session, handle)) {
+            entry.state = state;
+            entry.hint = hint;
+        }
+        if ready {
+            self.frame_opened(session, handle, actions);
+        }
+        for read in reads {
+            if ready {
+                self.begin_read(read, actions);
+            } else {
+                self.finish_read(read, Outcome::Plain, actions);
+            }
+        }
+    }
+
+    pub(super) fn handle_closed(&mut self, session: SessionId, handle: HandleId, actions: &mut Actions) {
+        let Some(entry) = self.handles.remove(&(session, handle)) else {
+            return;
+        };
+        if let Some(owner) = self.sessions.get_mut(&session) {
+            owner.handle_count = owner.handle_count.saturating_sub(1);
+        }
+        if let Some(stream) = entry.stream {
+            self.handle_left(stream, actions);
+        }
+        match entry.state {
+            HandleState::Opening(reads) => {
+                for read in reads {
+                    self.finish_read(read, Outcome::Failed(Errno::BAD_HANDLE), actions);
+                }
+            }
+            HandleState::Ready(file) => self.release(file, actions),
+            HandleState::Plain => {}
+        }
+    }
+
+    /// Know a file, with one more use of it.
+    pub(super) fn adopt(&mut self, facts: FileFacts, actions: &mut Actions) -> FileId {
+        let id = facts.file;
+        if let Some(former) = self.keys.insert(facts.key, id)
+            && former != id
+            && let Some(file) = self.files.get_mut(&former)
+        {
+            file.gone = true;
+        }
+        let changed = match self.files.get(&id) {
+            Some(file) => file.version != facts.version,
+            None => false,
+        };
+        if changed {
+            self.drop_blocks(id, 0, u64::MAX);
+        }
+        let file = self.files.entry(id).or_insert_with(|| File {
+            key: facts.key,
+            device: facts.device,
+            size: facts.size.0,
+            size_stale: false,
+            stat_asked: false,
+            version: facts.version,
+            extents: Vec::new(),
+            blocks: Default::default(),
+            waiting: Vec::new(),
+            use_count: 0,
+            gone: false,
+        });
+        file.use_count += 1;
+        if changed || file.extents.is_empty() {
+            file.extents = facts.extents;
+        }
+        file.version = facts.version;
+        if file.size != facts.size.0 {
+            self.resize(id, facts.size.0);
+        }
+        if changed {
+            self.retry_waiting(id, actions);
+        }
+        id
+    }
+
+    /// One use of a file less; the last one of a file without cached blocks lets it be closed.
+    pub(super) fn release(&mut self, id: FileId, actions: &mut Actions) {
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        file.use_count = file.use_count.saturating_sub(1);
+        if file.use_count == 0 && file.gone {
+            self.drop_blocks(id, 0, u64::MAX);
+        }
+        self.forget_if_unused(id, actions);
+    }
+
+    pub(super) fn forget_if_unused(&mut self, id: FileId, actions: &mut Actions) {
+        let Some(file) = self.files.get(&id) else {
+            return;
+        };
+        if file.use_count > 0 || !file.blocks.is_empty() || !file.waiting.is_empty() {
+            return;
+        }
+        let key = file.key;
+        self.files.remove(&id);
+        if self.keys.get(&key) == Some(&id) {
+            self.keys.remove(&key);
+        }
+        actions.list.push(Action::Forget { file: id });
+    }
+
+    /// Bytes of a file were changed on its own descriptor.
+    pub(super) fn changed(&mut self, key: FileKey, range: ByteRange, actions: &mut Actions) {
+        let Some(&id) = self.keys.get(&key) else {
+            return;
+        };
+        self.drop_blocks(id, range.start.0, range.end());
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        if range.end() == u64::MAX {
+            file.size_stale = true;
+        } else if range.end() > file.size {
+            self.resize(id, range.end());
+        }
+        self.retry_waiting(id, actions);
+    }
+
+    pub(super) fn gone(&mut self, key: FileKey, actions: &mut Actions) {
+        let Some(&id) = self.keys.get(&key) else {
+            return;
+        };
+        if let Some(file) = self.files.get_mut(&id) {
+            file.gone = true;
+            if file.use_count == 0 {
+                self.drop_blocks(id, 0, u64::MAX);
+                self.forget_if_unused(id, actions);
+            }
+        }
+    }
+
+    pub(super) fn foreign_change(&mut self, key: FileKey, actions: &mut Actions) {
+        let Some(&id) = self.keys.get(&key) else {
+            return;
+        };
+        self.drop_blocks(id, 0, u64::MAX);
+        if let Some(file) = self.files.get_mut(&id) {
+            file.size_stale = true;
+        }
+        self.retry_waiting(id, actions);
+        self.forget_if_unused(id, actions);
+    }
+
+    pub(super) fn stat(&mut self, id: FileId, size: u64, version: u64, actions: &mut Actions) {
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        file.stat_asked = false;
+        file.size_stale = false;
+        file.version = version;
+        if file.size != size {
+            self.resize(id, size);
+        }
+        let waiting = self.files.get(&id).map(|file| file.waiting.clone()).unwrap_or_default();
+        for key in waiting {
+            if let Some(read) = self.reads.get_mut(key) {
+                read.size_checked = true;
+            }
+        }
+        self.retry_waiting(id, actions);
+        self.forget_if_unused(id, actions);
+    }
+
+    /// The file has another length. Cached bytes past the shorter end are not the file's: of the page
+    /// that the old end lay in, only the part before it ever came from the device.
+    fn resize(&mut self, id: FileId, size: u64) {
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let shorter = file.size.min(size);
+        file.size = size;
+        self.drop_blocks(id, shorter / PAGE_BYTES * PAGE_BYTES, u64::MAX);
+    }
+
+    /// Forget cached bytes `start .. end` of a file, whole pages. Slots in a client's hands become orphans.
+    pub(super) fn drop_blocks(&mut self, id: FileId, start: u64, end: u64) {
+        let slot_bytes = self.slot_bytes();
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        if start >= end {
+            return;
+        }
+        let touched: Vec<(u64, SlotIndex)> = file
+            .blocks
+            .range(start / slot_bytes..=(end - 1) / slot_bytes)
+            .map(|(number, slot)| (*number, *slot))
+            .collect();
+        for (number, slot) in touched {
+            let base = number * slot_bytes;
+            let first = start.saturating_sub(base) / PAGE_BYTES;
+            let last = (end - base).min(slot_bytes).div_ceil(PAGE_BYTES);
+            let whole = first == 0 && last * PAGE_BYTES >= slot_bytes;
+            if whole || self.cache.is_pinned(slot) {
+                if let Some(file) = self.files.get_mut(&id) {
+                    file.blocks.remove(&number);
+                }
+                self.cache.orphan(slot);
+            } else {
+                self.cache.invalidate(slot, PageSet::run(first as u32, last as u32));
+            }
+        }
+    }
+
+    /// A header told what a file should be read at.
+    pub(super) fn hinted(&mut self, id: FileId, hint: RateHint) {
+        for handle in self.handles.values_mut() {
+            if matches!(handle.state, HandleState::Ready(file) if file == id) && handle.hint.is_none() {
+                handle.hint = Some(hint);
+            }
+        }
+    }
+}

@@ -1,0 +1,666 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Streams: how the server follows a reader, and what it promises him.
+//!
+//! A stream's place is counted in `v`: bytes in the order they are read, zero where the stream (or its
+//! last jump) began. Byte `v` is asked for at `anchor + v / rate` by a reader who keeps his rate, and
+//! is due a preroll later. What the reader does besides only ever moves the anchor: a pause or a jump
+//! starts a new schedule, a late answer of ours does not.
+
+use super::state::*;
+use super::*;
+use crate::sched::admission::{self, Player, Refusal};
+use crate::stream::{CursorIndex, Moved, Pattern};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// Kept between a deadline that the device is given and the one the reader has: turns of the event loop,
+/// the copy, the wire.
+const SAFETY: Duration = Duration::from_ms(60);
+/// Largest buffers of one stream: more of them save no positioning worth having.
+const CAP_BYTES_MAX: u64 = 72 << 20;
+/// Reads in a row at another place before the stream follows there.
+const STRAYS: u32 = 2;
+/// How often streams that were refused ask again.
+const ASK_AGAIN: Duration = Duration::from_ms(500);
+
+impl Server {
+    /// A read arrived: which stream it belongs to and when it is due.
+    pub(super) fn observe(
+        &mut self,
+        session: SessionId,
+        handle: HandleId,
+        file: FileId,
+        range: ByteRange,
+        arrived: Instant,
+        actions: &mut Actions,
+    ) -> (Option<StreamId>, Instant) {
+        let Some(entry) = self.handles.get_mut(&(session, handle)) else {
+            return (None, Instant::NEVER);
+        };
+        entry.cadence.read_arrived(self.now, range.length);
+        if !self.policy.analyser {
+            let id = self.stream_of(session, handle, file);
+            return (id, Instant::NEVER);
+        }
+        let seen = entry.recogniser.observe(self.now, range);
+        let Some(id) = self.stream_of(session, handle, file) else {
+            return (None, Instant::NEVER);
+        };
+        if self.streams.get(id.0).is_some_and(|stream| stream.frames.is_some()) {
+            return (Some(id), self.frame_read(id, file, range, arrived));
+        }
+        self.follow(id, seen.cursor, seen.pattern, seen.moved, range, actions);
+        self.settle_rate(id);
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return (None, Instant::NEVER);
+        };
+        stream.last_read = self.now;
+        if stream.cursor != Some(seen.cursor) {
+            return (Some(id), Instant::NEVER);
+        }
+        let due = self.advance(id, range, arrived);
+        (Some(id), due)
+    }
+
+    /// The handle's line in the ledger, new with its first read.
+    fn stream_of(&mut self, session: SessionId, handle: HandleId, file: FileId) -> Option<StreamId> {
+        let entry = self.handles.get_mut(&(session, handle))?;
+        if let Some(id) = entry.stream {
+            return Some(id);
+        }
+        let path = entry.path.clone();
+        let device = self.files.get(&file)?.device;
+        let id = StreamId(self.streams.insert(Stream::new(session, handle, file, device, path, self.now)));
+        self.handles.get_mut(&(session, handle))?.stream = Some(id);
+        Some(id)
+    }
+
+    /// Let the stream follow the cursor that the reader moved.
+    fn follow(
+        &mut self,
+        id: StreamId,
+        cursor: CursorIndex,
+        pattern: Pattern,
+        moved: Moved,
+        range: ByteRange,
+        actions: &mut Actions,
+    ) {
+        let flow = match pattern {
+            Pattern::Sequential => Some(Flow::Forward),
+            Pattern::Reverse => Some(Flow::Reverse),
+            Pattern::Strided { stride } => Some(Flow::Strided {
+                stride,
+                piece: range.length.0,
+            }),
+            Pattern::Unknown | Pattern::Random => None,
+        };
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        stream.read_bytes = stream.read_bytes.max(range.length.0.min(8 << 20));
+        match stream.cursor {
+            Some(own) if own == cursor => {
+                stream.stray_count = 0;
+                match flow {
+                    Some(flow) if moved != Moved::Continued || !stream.flow.same_kind(flow) => {
+                        self.restart(id, cursor, flow, range, actions);
+                    }
+                    None if pattern == Pattern::Random => self.leave_cursor(id, actions),
+                    _ => {}
+                }
+            }
+            None => {
+                if let Some(flow) = flow {
+                    self.restart(id, cursor, flow, range, actions);
+                }
+            }
+            Some(_) => {
+                stream.stray_count += 1;
+                let stray_count = stream.stray_count;
+                if let Some(flow) = flow
+                    && stray_count >= STRAYS
+                {
+                    self.restart(id, cursor, flow, range, actions);
+                }
+            }
+        }
+    }
+
+    /// The stream begins (again) at a read.
+    fn restart(&mut self, id: StreamId, cursor: CursorIndex, flow: Flow, range: ByteRange, actions: &mut Actions) {
+        self.release_held(id, u64::MAX);
+        let now = self.now;
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        stream.cursor = Some(cursor);
+        stream.stray_count = 0;
+        stream.flow = flow;
+        stream.origin = match flow {
+            Flow::Reverse => range.end(),
+            _ => range.start.0,
+        };
+        stream.consumed = 0;
+        stream.fetched = 0;
+        stream.anchor = now;
+        let (file, device) = (stream.file, stream.device);
+        let was_contract = stream.standing == Standing::Contract;
+        self.enlist_background(id);
+        self.touch(device);
+        if was_contract {
+            // A jump is a new start: the others' promises come first.
+            self.resign(id);
+            self.ask_admission(id);
+            self.retry_waiting(file, actions);
+        }
+    }
+
+    /// The reader jumps about: nothing to follow.
+    fn leave_cursor(&mut self, id: StreamId, actions: &mut Actions) {
+        self.release_held(id, u64::MAX);
+        self.resign(id);
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        stream.cursor = None;
+        let (file, device) = (stream.file, stream.device);
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.background.retain(|&other| other != id);
+            device.refused.retain(|&other| other != id);
+        }
+        self.retry_waiting(file, actions);
+    }
+
+    /// Count a read of the followed cursor; when it is due.
+    fn advance(&mut self, id: StreamId, range: ByteRange, arrived: Instant) -> Instant {
+        let preroll = self.policy.preroll;
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return Instant::NEVER;
+        };
+        let (start, end) = match stream.flow {
+            Flow::Forward | Flow::Frames => (
+                range.start.0.saturating_sub(stream.origin),
+                range.end().saturating_sub(stream.origin),
+            ),
+            Flow::Reverse => (
+                stream.origin.saturating_sub(range.end()),
+                stream.origin.saturating_sub(range.start.0),
+            ),
+            Flow::Strided { stride, piece } => {
+                let way = range.start.0.abs_diff(stream.origin);
+                let steps = way / stride.unsigned_abs().max(1);
+                (steps * piece, (steps + 1) * piece)
+            }
+        };
+        stream.consumed = stream.consumed.max(end);
+        // What the reader has passed needs no fetching any more.
+        stream.fetched = stream.fetched.max(start);
+        let due = stream.due(start, arrived, preroll);
+        let (device, passed) = (stream.device, stream.consumed.saturating_sub(stream.read_bytes));
+        self.release_held(id, passed);
+        self.touch(device);
+        due
+    }
+
+    /// Let go of slots that end at or before `passed`.
+    pub(super) fn release_held(&mut self, id: StreamId, passed: u64) {
+        while let Some(stream) = self.streams.get_mut(id.0) {
+            match stream.held.front() {
+                Some(held) if held.end <= passed => {
+                    let slot = held.slot;
+                    stream.held.pop_front();
+                    self.cache.unhold(slot);
+                }
+                _ => break,
+            }
+        }
+    }
+
+    /// Learn what the stream should be read at, and ask for its contract once.
+    fn settle_rate(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        if stream.rate.is_some() || stream.cursor.is_none() {
+            return;
+        }
+        let Some(entry) = stream.handle.and_then(|handle| self.handles.get(&(stream.session, handle))) else {
+            return;
+        };
+        let known = match entry.hint {
+            Some(RateHint::Rate(_, RateSource::Header)) if !self.policy.contracts_from_header => None,
+            Some(RateHint::Rate(rate, source)) => Some((rate, source)),
+            Some(RateHint::FramesPerKilosecond(..)) | None => None,
+        };
+        let known = known.or_else(|| {
+            // A twentieth on top: a promise must not run behind the reader it was learned from.
+            let observed = entry.cadence.rate().filter(|_| self.policy.contracts_from_cadence)?;
+            Some((BytesPerSecond(observed.0 + observed.0 / 20), RateSource::Cadence))
+        });
+        if let Some((rate, _)) = known
+            && rate.0 == 0
+        {
+            return;
+        }
+        if known.is_some() {
+            if let Some(stream) = self.streams.get_mut(id.0) {
+                stream.rate = known;
+                stream.reanchor(self.now);
+            }
+            self.ask_admission(id);
+        }
+    }
+
+    /// What a stream of `rate` may keep in buffers when `promised` is promised in all. Units: bytes.
+    pub(super) fn cap_for(&self, rate: u64, promised: u64) -> u64 {
+        let slots = u64::from(self.limits.slot_count);
+        let reserve = (slots / 8).max(8).min(slots / 2);
+        // What is read by best effort, and what the edges of a stream waste, is not given away.
+        let budget = (slots - reserve) * self.slot_bytes();
+        let share = u128::from(budget) * u128::from(rate) / u128::from(promised.max(rate).max(1));
+        let share = u64::try_from(share).unwrap_or(u64::MAX);
+        share
+            .min(CAP_BYTES_MAX)
+            .saturating_sub(2 * self.slot_bytes())
+            .max(self.slot_bytes())
+    }
+
+    /// Ask whether the stream can be promised its rate; enter it where it then belongs.
+    pub(super) fn ask_admission(&mut self, id: StreamId) {
+        let verdict = self.admission_of(id);
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        let Some((rate, _)) = stream.rate else {
+            return;
+        };
+        let device_id = stream.device;
+        let Some(device) = self.devices.get_mut(&device_id) else {
+            return;
+        };
+        device.refused.retain(|&other| other != id);
+        match verdict {
+            Ok(()) => {
+                stream.standing = Standing::Contract;
+                device.background.retain(|&other| other != id);
+                if !device.contracts.contains(&id) {
+                    device.contracts.push(id);
+                    self.promised = self.promised.saturating_add(rate.0);
+                }
+                self.touch(device_id);
+            }
+            Err(_) => {
+                stream.standing = Standing::Refused;
+                device.refused.push(id);
+                self.block(device_id);
+            }
+        }
+    }
+
+    fn admission_of(&mut self, id: StreamId) -> Result<(), Refusal> {
+        let refused = Err(Refusal::Capacity { needed_permille: 0 });
+        let Some(stream) = self.streams.get(id.0) else {
+            return refused;
+        };
+        let Some((rate, _)) = stream.rate else {
+            return refused;
+        };
+        let promised = self.promised.saturating_add(rate.0);
+        let mut players = self.players(stream.device, promised, Some(id));
+        let newcomer = self.player(id, promised);
+        players.extend(newcomer);
+        self.dry_run(stream.device, promised, &mut players)
+    }
+
+    fn players(&self, device: DeviceId, promised: u64, but: Option<StreamId>) -> Vec<Player> {
+        let Some(device) = self.devices.get(&device) else {
+            return Vec::new();
+        };
+        device
+            .contracts
+            .iter()
+            .filter(|&&id| Some(id) != but)
+            .filter_map(|&id| self.player(id, promised))
+            .collect()
+    }
+
+    /// A stream as the dry run sees it.
+    fn player(&self, id: StreamId, promised: u64) -> Option<Player> {
+        let stream = self.streams.get(id.0)?;
+        let claim = self.claim(stream, promised)?;
+        let asked = stream.anchor + claim.rate.time_for(ByteCount(stream.fetched));
+        Some(Player {
+            lead: claim.deadline.since(asked),
+            claim,
+        })
+    }
+
+    fn dry_run(&mut self, device: DeviceId, promised: u64, players: &mut [Player]) -> Result<(), Refusal> {
+        let Some(entry) = self.devices.get(&device) else {
+            return Err(Refusal::Capacity { needed_permille: 0 });
+        };
+        for player in players.iter() {
+            let needed = 2 * self.limits.chunk_bytes_max.min(player.claim.rate.0 / 2 + self.slot_bytes());
+            if self.cap_for(player.claim.rate.0, promised) < needed {
+                return Err(Refusal::Buffers {
+                    needed: ByteCount(needed),
+                });
+            }
+        }
+        let described = admission::Device {
+            model: &entry.model,
+            free_at: entry.free_at(self.now),
+            head: entry.head,
+            chunk: self.limits.chunk_bytes_max,
+            margin_permille: self.policy.margin_permille,
+        };
+        admission::dry_run(&described, self.now, players, &mut self.order)
+    }
+
+    /// Give up the contract; the stream is best effort until it asks again.
+    pub(super) fn resign(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        if stream.standing != Standing::Contract {
+            return;
+        }
+        stream.standing = Standing::BestEffort;
+        let rate = stream.rate.map_or(0, |(rate, _)| rate.0);
+        if let Some(device) = self.devices.get_mut(&stream.device) {
+            device.contracts.retain(|&other| other != id);
+            if device.visiting == Some(id) {
+                device.visiting = None;
+            }
+        }
+        self.promised = self.promised.saturating_sub(rate);
+        self.enlist_background(id);
+    }
+
+    /// A best-effort stream that is followed fetches ahead in the background.
+    fn enlist_background(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        if stream.standing == Standing::Contract {
+            return;
+        }
+        if let Some(device) = self.devices.get_mut(&stream.device)
+            && !device.background.contains(&id)
+        {
+            device.background.push_back(id);
+        }
+    }
+
+    /// Streams that were refused on a device ask again, the oldest first.
+    pub(super) fn retry_refused(&mut self, device: DeviceId) {
+        let Some(entry) = self.devices.get_mut(&device) else {
+            return;
+        };
+        if entry.refused.is_empty() {
+            return;
+        }
+        if self.now.since(entry.refused_asked) < ASK_AGAIN {
+            return self.block(device);
+        }
+        entry.refused_asked = self.now;
+        if let Some(&id) = entry.refused.first() {
+            if let Some(stream) = self.streams.get_mut(id.0) {
+                stream.reanchor(self.now);
+            }
+            self.ask_admission(id);
+        }
+    }
+
+    /// Remove a stream; its line stays among the closed ones.
+    pub(super) fn end_stream(&mut self, id: StreamId, actions: &mut Actions) {
+        self.release_held(id, u64::MAX);
+        self.resign(id);
+        let record = self.record_of(id, false);
+        let Some(stream) = self.streams.remove(id.0) else {
+            return;
+        };
+        if let Some(record) = record.filter(|record| record.read_count > 0) {
+            if self.closed.len() >= CLOSED_COUNT_MAX {
+                self.closed.pop_front();
+            }
+            self.closed.push_back(record);
+        }
+        if let Some(device) = self.devices.get_mut(&stream.device) {
+            device.background.retain(|&other| other != id);
+            device.refused.retain(|&other| other != id);
+            // Room may have come for somebody who was refused.
+            device.refused_asked = Instant::ZERO;
+        }
+        self.retry_refused(stream.device);
+        self.touch(stream.device);
+        if let Some(frames) = stream.frames {
+            for frame in frames.open {
+                self.release(frame.file, actions);
+            }
+        }
+    }
+
+    /// The handle of a stream was closed.
+    pub(super) fn handle_left(&mut self, id: StreamId, actions: &mut Actions) {
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        if stream.frames.is_some() {
+            stream.handle = None; // the sequence goes on with the next frame
+        } else {
+            self.end_stream(id, actions);
+        }
+    }
+
+    /// Whether `count` more streams of `rate` could be promised on `device`.
+    pub fn could_admit(&mut self, now: Instant, device: DeviceId, rate: BytesPerSecond, count: u32) -> Verdict {
+        self.now = self.now.max(now);
+        let Some(entry) = self.devices.get(&device) else {
+            return Verdict {
+                admitted: false,
+                reason: alloc::string::String::from("no such device is served"),
+                more_count: 0,
+                left: BytesPerSecond(0),
+            };
+        };
+        let contracts = entry.contracts.len();
+        let size = entry.model.base.size.0;
+        let result = self.would_admit(device, rate, count, size);
+        let (mut low, mut high) = if result.is_ok() { (count, 1000) } else { (0, count) };
+        // `low` fits, `high` does not (or is where we stop counting).
+        while low + 1 < high {
+            let middle = low + (high - low) / 2;
+            if self.would_admit(device, rate, middle, size).is_ok() {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        let more_count = if result.is_ok() { low - count } else { 0 };
+        let fits = low;
+        let reason = match result {
+            Ok(()) => alloc::format!(
+                "{contracts} streams are under contract here; {count} more fit, and {more_count} after them"
+            ),
+            Err(refusal) => alloc::format!(
+                "{contracts} streams are under contract here; {}; {fits} would fit now",
+                refusal.sentence()
+            ),
+        };
+        Verdict {
+            admitted: result.is_ok(),
+            reason,
+            more_count,
+            left: BytesPerSecond(rate.0.saturating_mul(u64::from(low))),
+        }
+    }
+
+    fn would_admit(&mut self, device: DeviceId, rate: BytesPerSecond, count: u32, size: u64) -> Result<(), Refusal> {
+        let count = u64::from(count.max(1));
+        let promised = self.promised.saturating_add(rate.0.saturating_mul(count));
+        let mut players = self.players(device, promised, None);
+        let cap = self.cap_for(rate.0, promised);
+        // Questions are about streams that start one after another, as people do, a second apart.
+        for nth in 0..count {
+            let start = self.now + Duration::from_s(nth);
+            let lead = self.policy.preroll - SAFETY;
+            players.push(Player {
+                claim: Claim {
+                    deadline: start + lead,
+                    rate,
+                    physical: size / count * nth,
+                    room: cap,
+                    cap,
+                    left: u64::MAX,
+                },
+                lead,
+            });
+        }
+        self.dry_run(device, promised, &mut players)
+    }
+
+    /// What a stream under contract asks of its device now.
+    pub(super) fn claim(&self, stream: &Stream, promised: u64) -> Option<Claim> {
+        let (rate, _) = stream.rate?;
+        let file = self.files.get(&stream.file)?;
+        let cap = self.cap_for(rate.0, promised).saturating_mul(self.packing(stream)) / 1000;
+        let level = stream.fetched.saturating_sub(stream.consumed);
+        let (offset, left) = self.next_place(stream, file);
+        Some(Claim {
+            deadline: stream.deadline(self.policy.preroll),
+            rate,
+            physical: offset,
+            room: cap.saturating_sub(level).min(left),
+            cap,
+            left,
+        })
+    }
+
+    /// Where the next byte to be fetched lies on the device, and how many are left to fetch.
+    pub(super) fn next_place(&self, stream: &Stream, file: &File) -> (u64, u64) {
+        match stream.flow {
+            Flow::Forward => {
+                let offset = stream.origin.saturating_add(stream.fetched);
+                (file.place(offset).0, file.size.saturating_sub(offset))
+            }
+            Flow::Reverse => {
+                let offset = stream.origin.saturating_sub(stream.fetched);
+                (file.place(offset.saturating_sub(1)).0, offset)
+            }
+            Flow::Strided { stride, piece } => {
+                let steps = stream.fetched / piece.max(1);
+                let Some(offset) = strided_offset(stream.origin, stride, steps) else {
+                    return (0, 0);
+                };
+                let way = if stride < 0 { offset } else { file.size.saturating_sub(offset) };
+                let left = way.div_ceil(stride.unsigned_abs().max(1)).saturating_mul(piece);
+                (file.place(offset).0, left)
+            }
+            Flow::Frames => self.frame_place(stream),
+        }
+    }
+}
+
+/// Streams that ended and are still told about.
+const CLOSED_COUNT_MAX: usize = 256;
+
+impl Refusal {
+    /// What decides, for people.
+    pub fn sentence(&self) -> alloc::string::String {
+        match self {
+            Refusal::Capacity { needed_permille } => alloc::format!(
+                "together they would need {}.{} % of the device's time",
+                needed_permille / 10,
+                needed_permille % 10
+            ),
+            Refusal::Start { late_by } => alloc::format!(
+                "while they start, somebody would be late by {} ms",
+                late_by.ms()
+            ),
+            Refusal::Buffers { needed } => alloc::format!(
+                "the cache is too small: each would need {} MiB of buffers",
+                needed.0.div_ceil(1 << 20)
+            ),
+        }
+    }
+}
+
+impl Flow {
+    fn same_kind(self, other: Flow) -> bool {
+        match (self, other) {
+            (Flow::Strided { stride: a, .. }, Flow::Strided { stride: b, .. }) => a == b,
+            (a, b) => core::mem::discriminant(&a) == core::mem::discriminant(&b),
+        }
+    }
+}
+
+impl Stream {
+    pub(super) fn new(
+        session: SessionId,
+        handle: HandleId,
+        file: FileId,
+        device: DeviceId,
+        path: alloc::string::String,
+        now: Instant,
+    ) -> Stream {
+        Stream {
+            session,
+            handle: Some(handle),
+            file,
+            device,
+            path,
+            standing: Standing::BestEffort,
+            rate: None,
+            flow: Flow::Forward,
+            frames: None,
+            cursor: None,
+            stray_count: 0,
+            origin: 0,
+            consumed: 0,
+            fetched: 0,
+            anchor: now,
+            read_bytes: 0,
+            held: VecDeque::new(),
+            last_read: now,
+            read_count: 0,
+            due_count: 0,
+            late_count: 0,
+            late_before: false,
+            worst_lateness: Duration::ZERO,
+            guilty: [0; 4],
+            bytes: 0,
+            hit_count: 0,
+        }
+    }
+
+    /// When the first byte not yet asked of the device must be there. The last byte of a read is due with its
+    /// first, so one read's length is taken off.
+    pub(super) fn deadline(&self, preroll: Duration) -> Instant {
+        let rate = self.rate.map_or(BytesPerSecond(0), |(rate, _)| rate);
+        let whole = self.fetched.saturating_sub(self.read_bytes);
+        (self.anchor + rate.time_for(ByteCount(whole)) + preroll).before(SAFETY)
+    }
+
+    /// The reader's schedule starts anew from where he is.
+    pub(super) fn reanchor(&mut self, now: Instant) {
+        let rate = self.rate.map_or(BytesPerSecond(0), |(rate, _)| rate);
+        let at = self.consumed.saturating_sub(self.read_bytes);
+        self.anchor = now.before(rate.time_for(ByteCount(at)));
+    }
+
+    /// When a read that starts at `start` is due. A reader who comes later than his bytes were due, and
+    /// not because we were late before, has paused: his schedule moves.
+    pub(super) fn due(&mut self, start: u64, arrived: Instant, preroll: Duration) -> Instant {
+        if self.standing != Standing::Contract {
+            return Instant::NEVER;
+        }
+        let rate = self.rate.map_or(BytesPerSecond(0), |(rate, _)| rate);
+        let scheduled = self.anchor + rate.time_for(ByteCount(start));
+        if arrived > scheduled + preroll && !self.late_before {
+            self.anchor = arrived.before(rate.time_for(ByteCount(start)));
+            return arrived + preroll;
+        }
+        scheduled + preroll
+    }
+}

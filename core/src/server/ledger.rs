@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the server tells about itself: who was late, by how much, and through whose fault.
+
+use super::state::*;
+use super::*;
+use alloc::vec::Vec;
+
+impl Server {
+    /// Enter an answered read.
+    pub(super) fn account(&mut self, read: &Read, outcome: &Outcome) {
+        let now = self.now;
+        let hit = read.arrived == now;
+        match outcome {
+            Outcome::Data { .. } if hit => self.hit_count += 1,
+            Outcome::Data { .. } => self.miss_count += 1,
+            _ => {}
+        }
+        let Some(stream) = read.stream.and_then(|id| self.streams.get_mut(id.0)) else {
+            return;
+        };
+        stream.read_count += 1;
+        if let Outcome::Data { length, .. } = outcome {
+            stream.bytes += length.0;
+            stream.hit_count += u64::from(hit);
+        }
+        if read.due == Instant::NEVER || stream.standing != Standing::Contract {
+            return;
+        }
+        stream.due_count += 1;
+        stream.late_before = now > read.due;
+        if now <= read.due {
+            return;
+        }
+        stream.late_count += 1;
+        stream.worst_lateness = stream.worst_lateness.max(now.since(read.due));
+        stream.guilty[guilty_stage(read, now) as usize] += 1;
+    }
+
+    /// The ledger: open streams, then the most recent closed ones.
+    pub fn streams(&self, now: Instant) -> Vec<StreamRecord> {
+        let _ = now;
+        let mut records: Vec<StreamRecord> = self
+            .streams
+            .iter()
+            .filter_map(|(key, _)| self.record_of(StreamId(key), true))
+            .collect();
+        records.extend(self.closed.iter().rev().cloned());
+        records
+    }
+
+    pub(super) fn record_of(&self, id: StreamId, open: bool) -> Option<StreamRecord> {
+        let stream = self.streams.get(id.0)?;
+        let ahead = match stream.rate {
+            Some((rate, _)) => rate.time_for(ByteCount(stream.fetched.saturating_sub(stream.consumed))),
+            None => Duration::ZERO,
+        };
+        Some(StreamRecord {
+            stream: id,
+            session: stream.session,
+            label: self
+                .sessions
+                .get(&stream.session)
+                .map(|session| session.label.clone())
+                .unwrap_or_default(),
+            path: stream.path.clone(),
+            sequence: stream.frames.is_some(),
+            device: stream.device,
+            standing: stream.standing,
+            rate: stream.rate,
+            read_count: stream.read_count,
+            due_count: stream.due_count,
+            on_time_count: stream.due_count - stream.late_count,
+            late_count: stream.late_count,
+            worst_lateness: stream.worst_lateness,
+            guilty: stream.guilty,
+            bytes: ByteCount(stream.bytes),
+            hit_count: stream.hit_count,
+            ahead,
+            open,
+        })
+    }
+
+    /// Every device.
+    pub fn devices(&self) -> Vec<DeviceRecord> {
+        self.devices
+            .iter()
+            .map(|(&id, device)| DeviceRecord {
+                device: id,
+                model: device.model.base,
+                contract_count: device.contracts.len() as u32,
+                promised: BytesPerSecond(
+                    device
+                        .contracts
+                        .iter()
+                        .filter_map(|id| self.streams.get(id.0)?.rate)
+                        .map(|(rate, _)| rate.0)
+                        .sum(),
+                ),
+                request_count: device.request_count,
+                bytes: device.bytes.map(ByteCount),
+                busy: device.busy,
+            })
+            .collect()
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> CacheRecord {
+        CacheRecord {
+            slot_count: self.limits.slot_count,
+            free_count: self.cache.free_count(),
+            held_count: self.cache.held_count(),
+            pinned_count: self.cache.pinned_count(),
+            hit_count: self.hit_count,
+            miss_count: self.miss_count,
+        }
+    }
+}
+
+/// Where a late read spent most of its time.
+fn guilty_stage(read: &Read, now: Instant) -> Stage {
+    let door = read.arrived.since(read.sent);
+    let queue = read.asked.min(now).since(read.arrived);
+    let device = now.since(read.asked.max(read.arrived));
+    if door >= queue && door >= device {
+        Stage::Door
+    } else if queue >= device {
+        if read.starved { Stage::Cache } else { Stage::Queue }
+    } else {
+        Stage::Device
+    }
+}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the server remembers: sessions, handles, files, reads, devices. Plain records; the verbs are
+//! in the files beside this one.
+
+use super::api::*;
+use crate::sched::RefinedModel;
+use crate::stream::{Cadence, CursorIndex, Recogniser};
+use crate::units::*;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// A client connection.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Session {
+    pub label: SessionLabel,
+    /// Bytes of slots in its hands.
+    pub pinned_bytes: u64,
+    pub handle_count: u32,
+    /// Reads that wait for it to release pins, oldest first.
+    pub parked: VecDeque<u32>,
+}
+
+/// What a handle stands for.
+#[derive(Clone, Debug)]
+pub(super) enum HandleState {
+    /// The driver is finding out; reads that came meanwhile.
+    Opening(Vec<u32>),
+    /// A file that is served.
+    Ready(FileId),
+    /// Not served: every read is answered [`Outcome::Plain`].
+    Plain,
+}
+
+/// A file as one client has it open.
+#[derive(Clone, Debug)]
+pub(super) struct Handle {
+    pub state: HandleState,
+    pub path: String,
+    pub recogniser: Recogniser,
+    pub cadence: Cadence,
+    /// The ledger's line for this handle.
+    pub stream: Option<StreamId>,
+    /// Rate it should be read at, once known.
+    pub hint: Option<RateHint>,
+}
+
+/// A file the driver holds open.
+#[derive(Clone, Debug)]
+pub(super) struct File {
+    pub key: FileKey,
+    pub device: DeviceId,
+    pub size: u64,
+    /// Size must be asked for before anybody is told where the file ends.
+    pub size_stale: bool,
+    /// A Stat is on its way.
+    pub stat_asked: bool,
+    pub version: u64,
+    pub extents: Vec<Extent>,
+    pub blocks: BTreeMap<u64, SlotIndex>,
+    /// Reads that wait for bytes of it.
+    pub waiting: Vec<u32>,
+    /// Handles, sequences and device requests that need it open.
+    pub use_count: u32,
+    /// No name leads to it any more, or its key was taken over: forget it with its last use.
+    pub gone: bool,
+}
+
+impl File {
+    /// Where a byte lies on its device, and how many follow it there without a gap; unknown
+    /// extents count as one run from the start of the device.
+    pub fn place(&self, offset: u64) -> (u64, u64) {
+        let after = self.extents.partition_point(|extent| extent.logical.0 <= offset);
+        let Some(extent) = after.checked_sub(1).and_then(|at| self.extents.get(at)) else {
+            return (offset, u64::MAX - offset);
+        };
+        let into = offset - extent.logical.0;
+        let left = extent.length.0.saturating_sub(into);
+        if left == 0 {
+            // A hole, or past what was mapped: up to the next extent it costs no positioning.
+            let next = self.extents.get(after).map_or(u64::MAX, |next| next.logical.0);
+            return (extent.physical.0 + extent.length.0, next - offset);
+        }
+        (extent.physical.0 + into, left)
+    }
+}
+
+/// A read that is not answered yet.
+#[derive(Clone, Debug)]
+pub(super) struct Read {
+    pub session: SessionId,
+    pub handle: HandleId,
+    pub request: RequestId,
+    pub range: ByteRange,
+    pub arrived: Instant,
+    pub sent: Instant,
+    pub stream: Option<StreamId>,
+    /// Set once its handle is ready.
+    pub file: Option<FileId>,
+    /// When it is due; NEVER for best effort.
+    pub due: Instant,
+    /// When its bytes were first asked of the device; NEVER: not yet.
+    pub asked: Instant,
+    /// It waited because no buffer was free.
+    pub starved: bool,
+    /// The file's size was asked for after it arrived.
+    pub size_checked: bool,
+    /// Device errors it has seen on requests larger than itself.
+    pub retry_count: u8,
+}
+
+/// Slots in a client's hands.
+#[derive(Clone, Debug)]
+pub(super) struct Pinned {
+    pub slots: [SlotIndex; crate::format::REPLY_SLOTS_MAX],
+    pub count: u8,
+    pub bytes: u64,
+}
+
+/// A device request in flight.
+#[derive(Clone, Debug)]
+pub(super) struct Flight {
+    /// Tells this entry from former ones under the same number.
+    pub generation: u32,
+    pub device: DeviceId,
+    pub file: FileId,
+    pub range: ByteRange,
+    pub slots: Vec<SlotIndex>,
+    pub cost: Duration,
+}
+
+/// Bytes that a waiting read needs and no stream will fetch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Demand {
+    pub file: FileId,
+    pub range: ByteRange,
+    pub session: SessionId,
+    pub due: Instant,
+    pub since: Instant,
+}
+
+/// How a stream goes through its bytes. `v` counts bytes in the order they are read, from where the stream
+/// began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flow {
+    /// File offset = origin + v.
+    Forward,
+    /// File offset = origin − v, each piece read forward.
+    Reverse,
+    /// Pieces of `piece` bytes, `stride` apart (from start to start; negative: towards the start of the file).
+    Strided { stride: i64, piece: u64 },
+    /// One file a frame.
+    Frames,
+}
+
+/// A slot kept for a stream until it has passed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    pub slot: SlotIndex,
+    /// The stream's `v` at the end of what it wants of it.
+    pub end: u64,
+}
+
+/// A frame of a sequence that is open.
+#[derive(Clone, Debug)]
+pub(super) struct Frame {
+    pub number: u64,
+    pub file: FileId,
+    /// `v` of its first byte.
+    pub start: u64,
+    pub size: u64,
+}
+
+/// The frames of one sequence, as one reader goes through them.
+#[derive(Clone, Debug)]
+pub(super) struct Frames {
+    /// Folder and name of the first frame seen, to tell sequences apart.
+    pub folder: String,
+    pub name: String,
+    /// +1 or −1 (or a step, when every n-th is read).
+    pub step: i64,
+    /// Frames opened, in reading order; the player is in the first.
+    pub open: VecDeque<Frame>,
+    /// Number of the last frame the player opened, and its handle.
+    pub last_number: u64,
+    /// Neighbours that were asked for and have not come, in order.
+    pub asked: VecDeque<u64>,
+    /// The next number does not exist: do not ask again until the player moves on.
+    pub ended: bool,
+    /// Frames in a row that were opened in order.
+    pub run: u32,
+    pub last_opened: Instant,
+}
+
+/// A run of related reads, and its line in the ledger.
+#[derive(Clone, Debug)]
+pub(super) struct Stream {
+    pub session: SessionId,
+    /// None once the handle is closed (a sequence lives between handles).
+    pub handle: Option<HandleId>,
+    /// File that is being fetched (of a sequence: the one the player is in).
+    pub file: FileId,
+    pub device: DeviceId,
+    pub path: String,
+    pub standing: Standing,
+    pub rate: Option<(BytesPerSecond, RateSource)>,
+    pub flow: Flow,
+    pub frames: Option<Frames>,
+    pub cursor: Option<CursorIndex>,
+    /// Reads in a row that belonged to another cursor.
+    pub stray_count: u32,
+    pub origin: u64,
+    /// `v` of the next byte the player will ask for.
+    pub consumed: u64,
+    /// `v` up to which the device was asked.
+    pub fetched: u64,
+    /// When the player asked for v = 0 (or would have, at its rate).
+    pub anchor: Instant,
+    pub read_bytes: u64,
+    pub held: VecDeque<Held>,
+    pub last_read: Instant,
+    // The ledger.
+    pub read_count: u64,
+    pub due_count: u64,
+    pub late_count: u64,
+    /// Its last read was answered late: by us, so the schedule stands.
+    pub late_before: bool,
+    pub worst_lateness: Duration,
+    pub guilty: [u64; 4],
+    pub bytes: u64,
+    pub hit_count: u64,
+}
+
+/// A device and its queue.
+#[derive(Clone, Debug)]
+pub(super) struct Device {
+    pub model: RefinedModel,
+    pub head: u64,
+    /// When the request now in service started.
+    pub service_started: Instant,
+    pub flight_count: u32,
+    pub flight_bytes: u64,
+    pub flight_cost: Duration,
+    pub contracts: Vec<StreamId>,
+    /// The contract whose visit goes on.
+    pub visiting: Option<StreamId>,
+    /// Best-effort streams that fetch ahead.
+    pub background: VecDeque<StreamId>,
+    /// Bytes the first of `background` got in this visit.
+    pub background_given: u64,
+    pub demands: VecDeque<Demand>,
+    pub best_effort_served: Instant,
+    /// Streams that know their rate and were refused.
+    pub refused: Vec<StreamId>,
+    pub refused_asked: Instant,
+    /// Somebody wants the device who could not have it: look again without being asked.
+    pub blocked: bool,
+    /// It could not get buffers.
+    pub starved: bool,
+    // For the ledger.
+    pub request_count: [u64; 2],
+    pub bytes: [u64; 2],
+    pub busy: Duration,
+}
+
+impl Device {
+    pub fn new(model: DeviceModel) -> Device {
+        Device {
+            model: RefinedModel::new(model),
+            head: 0,
+            service_started: Instant::ZERO,
+            flight_count: 0,
+            flight_bytes: 0,
+            flight_cost: Duration::ZERO,
+            contracts: Vec::new(),
+            visiting: None,
+            background: VecDeque::new(),
+            background_given: 0,
+            demands: VecDeque::new(),
+            best_effort_served: Instant::ZERO,
+            refused: Vec::new(),
+            refused_asked: Instant::ZERO,
+            blocked: false,
+            starved: false,
+            request_count: [0; 2],
+            bytes: [0; 2],
+            busy: Duration::ZERO,
+        }
+    }
+
+    /// When everything sent to it will be done, at least now.
+    pub fn free_at(&self, now: Instant) -> Instant {
+        (self.service_started + self.flight_cost).max(now)
+    }
+}
+
+/// Where the piece after `steps` of a strided flow starts; None before the file's start.
+pub(super) fn strided_offset(origin: u64, stride: i64, steps: u64) -> Option<u64> {
+    let way = i64::try_from(steps).ok()?.checked_mul(stride)?;
+    origin.checked_add_signed(way)
+}
