@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where a file's bytes lie on its device (FIEMAP).
+
+use rushes_core::server::Extent;
+use rushes_core::units::{ByteCount, ByteOffset};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Where a file lies, as far as it was asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExtentMap {
+    /// Ascending by offset in the file; holes and what has no place yet are left out.
+    pub extents: Vec<Extent>,
+    /// False: there are more than were asked for.
+    pub complete: bool,
+}
+
+/// Extents asked of the kernel in one call.
+const BATCH: usize = 128;
+/// `_IOWR('f', 11, struct fiemap)` of linux/fs.h.
+const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
+const LAST: u32 = 0x1;
+/// UNKNOWN, DELALLOC, ENCODED, DATA_INLINE, DATA_TAIL: no place, or not one that bytes can be read from.
+const PLACELESS: u32 = 0x2 | 0x4 | 0x8 | 0x200 | 0x400;
+
+/// `struct fiemap_extent` of linux/fiemap.h.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct RawExtent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    reserved64: [u64; 2],
+    flags: u32,
+    reserved: [u32; 3],
+}
+
+/// `struct fiemap` with room for one batch.
+#[repr(C)]
+struct Request {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped_extents: u32,
+    extent_count: u32,
+    reserved: u32,
+    extents: [RawExtent; BATCH],
+}
+
+const _: () = assert!(size_of::<RawExtent>() == 56 && size_of::<Request>() == 32 + 56 * BATCH);
+
+/// The first extents of a file, at most `count_max`. Adjacent ones are joined.
+///
+/// Does not flush: bytes that were written and not yet placed are left out.
+/// Errors   EOPNOTSUPP where the file system has no such notion (tmpfs).
+pub fn of(fd: impl AsFd, count_max: usize) -> io::Result<ExtentMap> {
+    let mut map = ExtentMap::default();
+    let mut start = 0;
+    loop {
+        let mut request = Request {
+            start,
+            length: u64::MAX - start,
+            flags: 0,
+            mapped_extents: 0,
+            extent_count: BATCH as u32,
+            reserved: 0,
+            extents: [RawExtent::default(); BATCH],
+        };
+        // SAFETY: the kernel reads the head and writes at most `extent_count` extents behind it, for
+        // which `request` has room.
+        let result =
+            unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), FS_IOC_FIEMAP as _, &raw mut request) };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let count = (request.mapped_extents as usize).min(BATCH);
+        for raw in &request.extents[..count] {
+            if raw.flags & PLACELESS == 0 && !add(&mut map, raw, count_max) {
+                return Ok(map);
+            }
+            start = raw.logical.saturating_add(raw.length);
+            if raw.flags & LAST != 0 {
+                map.complete = true;
+                return Ok(map);
+            }
+        }
+        if count < BATCH {
+            map.complete = true;
+            return Ok(map);
+        }
+    }
+}
+
+/// Join or append; false when there is no room.
+fn add(map: &mut ExtentMap, raw: &RawExtent, count_max: usize) -> bool {
+    if let Some(last) = map.extents.last_mut()
+        && last.logical + last.length == ByteOffset(raw.logical)
+        && last.physical + last.length == ByteOffset(raw.physical)
+    {
+        last.length += ByteCount(raw.length);
+        return true;
+    }
+    if map.extents.len() >= count_max {
+        return false;
+    }
+    map.extents.push(Extent {
+        logical: ByteOffset(raw.logical),
+        physical: ByteOffset(raw.physical),
+        length: ByteCount(raw.length),
+    });
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Seek, SeekFrom, Write};
+
+    #[test]
+    fn file_with_a_hole_has_its_extents_on_both_sides() {
+        let path = std::env::temp_dir().join(format!("rushes-extents-{}", std::process::id()));
+        let mut file = std::fs::File::options()
+            .create(true)
+            .truncate(true)
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        file.write_all(&[1; 65536]).unwrap();
+        file.seek(SeekFrom::Start(10 << 20)).unwrap();
+        file.write_all(&[2; 65536]).unwrap();
+        file.sync_all().unwrap();
+        let result = of(&file, 100);
+        let bounded = of(&file, 1);
+        std::fs::remove_file(path).unwrap();
+        let Ok(map) = result else {
+            eprintln!("skipped: the temporary folder's file system has no FIEMAP");
+            return;
+        };
+        assert!(map.complete);
+        assert_eq!(map.extents.first().unwrap().logical, ByteOffset(0));
+        let total: u64 = map.extents.iter().map(|extent| extent.length.0).sum();
+        assert_eq!(total, 2 * 65536);
+        let bounded = bounded.unwrap();
+        assert_eq!((bounded.extents.len(), bounded.complete), (1, false));
+    }
+}

@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Descriptors that others gave us: looked at without touching their file system, then reopened.
+//!
+//! A stranger's descriptor may lie on a FUSE mount or a dead NFS server where even fstat(2) hangs for
+//! ever. So it is first looked at through `/proc/self/fdinfo/N`, which the kernel answers from its own
+//! memory: which mount, O_PATH or not, what access. Only on a mount that is a configured share is
+//! anything else done with it. We then open the same file anew, for ourselves: the flags of a shared
+//! description are never changed.
+
+use crate::error::errno_of;
+use rushes_core::server::{Errno, FileKey};
+use rushes_core::units::ByteCount;
+use rustix::fs::{
+    AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, fcntl_getfl, fcntl_setfl, open, openat2, statx,
+};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A mount, as `/proc/self/mountinfo` numbers it (first column) within our mount namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MountId(pub u64);
+
+/// What the kernel knows of a descriptor without asking its file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FdInfo {
+    /// The mount it was opened through.
+    pub mount: MountId,
+    /// O_PATH: a name, not an open file.
+    pub path_only: bool,
+    /// Opened for reading.
+    pub readable: bool,
+    /// Opened for writing.
+    pub writable: bool,
+}
+
+impl FdInfo {
+    /// Look at a descriptor. Never waits for a file system.
+    pub fn of(fd: impl AsFd) -> io::Result<FdInfo> {
+        let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
+        parse_fdinfo(&std::fs::read_to_string(path)?).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, "fdinfo without flags or mnt_id")
+        })
+    }
+}
+
+fn parse_fdinfo(text: &str) -> Option<FdInfo> {
+    let field = |name: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
+    };
+    let flags = i32::from_str_radix(field("flags")?, 8).ok()?;
+    let path_only = flags & libc::O_PATH != 0;
+    let access = flags & libc::O_ACCMODE;
+    Some(FdInfo {
+        mount: MountId(field("mnt_id")?.parse().ok()?),
+        path_only,
+        readable: !path_only && matches!(access, libc::O_RDONLY | libc::O_RDWR),
+        writable: !path_only && matches!(access, libc::O_WRONLY | libc::O_RDWR),
+    })
+}
+
+/// Why a descriptor is not served.
+#[derive(Debug)]
+pub enum Unserved {
+    /// O_PATH.
+    PathOnly,
+    /// Not opened for reading.
+    NotReadable,
+    /// Not on the mount of a configured share (so not touched any further).
+    OtherMount(MountId),
+    /// A directory, device, pipe, socket…
+    NotRegular,
+    /// The kernel said no.
+    Failed(io::Error),
+}
+
+impl Unserved {
+    /// For [`rushes_core::server::Event::Opened`].
+    pub fn errno(&self) -> Errno {
+        match self {
+            Unserved::PathOnly | Unserved::NotReadable => Errno::BAD_HANDLE,
+            Unserved::OtherMount(_) => Errno(libc::EXDEV as u32),
+            Unserved::NotRegular => Errno::INVALID,
+            Unserved::Failed(error) => errno_of(error),
+        }
+    }
+}
+
+impl fmt::Display for Unserved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unserved::PathOnly => write!(f, "an O_PATH descriptor; expected one open for reading"),
+            Unserved::NotReadable => write!(f, "a descriptor that is not open for reading"),
+            Unserved::OtherMount(mount) => {
+                write!(
+                    f,
+                    "a file of mount {}, which is not a configured share",
+                    mount.0
+                )
+            }
+            Unserved::NotRegular => write!(f, "not a regular file"),
+            Unserved::Failed(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl From<io::Error> for Unserved {
+    fn from(error: io::Error) -> Unserved {
+        Unserved::Failed(error)
+    }
+}
+
+impl From<rustix::io::Errno> for Unserved {
+    fn from(error: rustix::io::Errno) -> Unserved {
+        Unserved::Failed(error.into())
+    }
+}
+
+/// What statx says of a regular file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStatus {
+    /// Device and inode, as stat(2) gives them.
+    pub key: FileKey,
+    /// Length.
+    pub size: ByteCount,
+    /// Changes whenever the file does: ctime in ns since the epoch (and 0 before it).
+    pub version: u64,
+    /// A regular file.
+    pub regular: bool,
+    /// Through which mount.
+    pub mount: MountId,
+    /// Direct I/O wants memory and offsets at multiples of these. None: no direct I/O, or the kernel
+    /// (before 6.1) or file system does not say.
+    pub direct_alignment: Option<DirectAlignment>,
+}
+
+/// Units: bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectAlignment {
+    /// Of the memory.
+    pub memory: u32,
+    /// Of offset and length in the file.
+    pub offset: u32,
+}
+
+/// Ask the file system about an open file. Waits for it: only for descriptors that were vetted.
+pub fn status(fd: impl AsFd) -> io::Result<FileStatus> {
+    status_at(fd.as_fd(), Path::new(""), AtFlags::EMPTY_PATH)
+}
+
+/// The mount that a path lies on, for the list of configured shares.
+pub fn mount_of(path: &Path) -> io::Result<MountId> {
+    Ok(status_at(rustix::fs::CWD, path, AtFlags::empty())?.mount)
+}
+
+/// STATX_DIOALIGN (Linux 6.1), which rustix does not name.
+const STATX_DIOALIGN: u32 = 0x2000;
+
+fn status_at(at: BorrowedFd<'_>, path: &Path, flags: AtFlags) -> io::Result<FileStatus> {
+    let wanted =
+        StatxFlags::BASIC_STATS | StatxFlags::MNT_ID | StatxFlags::from_bits_retain(STATX_DIOALIGN);
+    let found = statx(at, path, flags, wanted)?;
+    let said = found.stx_mask;
+    if said & StatxFlags::MNT_ID.bits() == 0 {
+        return Err(io::Error::other(
+            "the kernel (before Linux 5.8) does not name mounts",
+        ));
+    }
+    let direct = said & STATX_DIOALIGN != 0 && found.stx_dio_offset_align != 0;
+    let seconds = u64::try_from(found.stx_ctime.tv_sec).unwrap_or(0);
+    Ok(FileStatus {
+        key: FileKey {
+            device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
+            inode: found.stx_ino,
+        },
+        size: ByteCount(found.stx_size),
+        version: seconds.wrapping_mul(1_000_000_000) + u64::from(found.stx_ctime.tv_nsec),
+        regular: u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFREG,
+        mount: MountId(found.stx_mnt_id),
+        direct_alignment: direct.then_some(DirectAlignment {
+            memory: found.stx_dio_mem_align,
+            offset: found.stx_dio_offset_align,
+        }),
+    })
+}
+
+/// A file the daemon opened for itself.
+#[derive(Clone, Debug)]
+pub struct PrivateFile {
+    /// Read-only, close-on-exec, a description of its own.
+    pub fd: Arc<OwnedFd>,
+    /// Opened with O_DIRECT. False: the file system refuses it (tmpfs does), reads go through the
+    /// page cache.
+    pub direct: bool,
+    /// As it was when opened.
+    pub status: FileStatus,
+}
+
+/// Vet a stranger's descriptor and open its file anew for reading.
+///
+/// Assumes  `mounts`: those of the configured shares, on file systems that answer.
+/// Errors   [`Unserved`] says which test it failed; nothing is done to the file then.
+pub fn reopen_vetted(fd: impl AsFd, mounts: &[MountId]) -> Result<PrivateFile, Unserved> {
+    let fd = fd.as_fd();
+    let info = FdInfo::of(fd)?;
+    if info.path_only {
+        return Err(Unserved::PathOnly);
+    }
+    if !info.readable {
+        return Err(Unserved::NotReadable);
+    }
+    if !mounts.contains(&info.mount) {
+        return Err(Unserved::OtherMount(info.mount));
+    }
+    let before = status(fd)?;
+    if !before.regular {
+        return Err(Unserved::NotRegular);
+    }
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let (opened, direct) = open_reading(|flags| open(path.as_str(), flags, Mode::empty()))?;
+    finish(opened, direct, Some(before.key))
+}
+
+/// Open the regular file `name` in the folder `folder`: beneath it, no symlink, no other mount.
+///
+/// Errors   [`Unserved::NotRegular`]; ELOOP, EXDEV and so on as openat2(2) says. Never waits for a
+///          FIFO's other end or for a lease to be broken.
+pub fn open_beneath(folder: impl AsFd, name: &Path) -> Result<PrivateFile, Unserved> {
+    let resolve = ResolveFlags::BENEATH
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::NO_XDEV;
+    let (opened, direct) = open_reading(|flags| {
+        openat2(
+            &folder,
+            name,
+            flags | OFlags::NOFOLLOW,
+            Mode::empty(),
+            resolve,
+        )
+    })?;
+    finish(opened, direct, None)
+}
+
+/// Open the folder that holds an open file, by the file's present name. None: the file has none.
+///
+/// The folder is checked to be on the same mount; whether the file found there is still the same one
+/// is for the caller to see when he opens it.
+pub fn folder_of(
+    fd: impl AsFd,
+    mount: MountId,
+) -> io::Result<Option<(OwnedFd, std::ffi::OsString)>> {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()))?;
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Ok(None);
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = open(folder, flags, Mode::empty())?;
+    if FdInfo::of(&folder)?.mount != mount {
+        return Ok(None);
+    }
+    Ok(Some((folder, name.to_owned())))
+}
+
+/// Read-only, direct where that is possible. O_NONBLOCK: a FIFO or a lease must not make us wait.
+fn open_reading(
+    open: impl Fn(OFlags) -> rustix::io::Result<OwnedFd>,
+) -> rustix::io::Result<(OwnedFd, bool)> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    match open(flags | OFlags::DIRECT) {
+        Ok(fd) => Ok((fd, true)),
+        // What open(2) says where direct I/O is not supported.
+        Err(rustix::io::Errno::INVAL) => Ok((open(flags)?, false)),
+        Err(error) => Err(error),
+    }
+}
+
+fn finish(fd: OwnedFd, direct: bool, expected: Option<FileKey>) -> Result<PrivateFile, Unserved> {
+    let found = status(&fd)?;
+    if !found.regular {
+        return Err(Unserved::NotRegular);
+    }
+    if expected.is_some_and(|key| key != found.key) {
+        return Err(Unserved::Failed(io::Error::from_raw_os_error(libc::ESTALE)));
+    }
+    // This description is ours alone. On file systems without nonblocking reads, io_uring answers
+    // EAGAIN to every read of an O_NONBLOCK file instead of handing it to a worker.
+    let flags = fcntl_getfl(&fd)?;
+    fcntl_setfl(&fd, flags - OFlags::NONBLOCK)?;
+    Ok(PrivateFile {
+        fd: Arc::new(fd),
+        direct,
+        status: found,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> std::path::PathBuf {
+        let path = std::env::temp_dir().join(format!("rushes-sys-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    fn mounts(path: &Path) -> [MountId; 1] {
+        [mount_of(path).unwrap()]
+    }
+
+    #[test]
+    fn fdinfo_tells_access_and_mount_apart() {
+        let info = parse_fdinfo("pos:\t0\nflags:\t012100001\nmnt_id:\t29\nino:\t5\n").unwrap();
+        assert_eq!(info.mount, MountId(29));
+        assert!(info.path_only && !info.writable && !info.readable);
+        assert!(parse_fdinfo("pos:\t0\nflags:\t0100002\n").is_none());
+        let info = parse_fdinfo("flags:\t0100002\nmnt_id:\t3\n").unwrap();
+        assert!(info.readable && info.writable && !info.path_only);
+    }
+
+    #[test]
+    fn regular_file_of_a_share_is_reopened_for_ourselves() {
+        let folder = folder("reopen");
+        let path = folder.join("clip.mov");
+        std::fs::write(&path, vec![7; 5000]).unwrap();
+        let theirs = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        let ours = reopen_vetted(&theirs, &mounts(&folder)).unwrap();
+        assert_eq!(ours.status.size, ByteCount(5000));
+        let flags = fcntl_getfl(&*ours.fd).unwrap();
+        assert!(!flags.contains(OFlags::NONBLOCK));
+        assert_eq!(flags.contains(OFlags::DIRECT), ours.direct);
+        assert_eq!(flags & OFlags::RWMODE, OFlags::RDONLY);
+        // Theirs is as it was.
+        assert!(!fcntl_getfl(&theirs).unwrap().contains(OFlags::DIRECT));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn tmpfs_is_served_and_said_to_be_buffered_or_direct() {
+        let path = format!("/dev/shm/rushes-sys-{}", std::process::id());
+        std::fs::write(&path, b"abc").unwrap();
+        let theirs = std::fs::File::open(&path).unwrap();
+        let ours = reopen_vetted(&theirs, &mounts(Path::new("/dev/shm"))).unwrap();
+        // tmpfs took O_DIRECT only from Linux 6.6 on; what is said must be what the flags say.
+        assert_eq!(
+            fcntl_getfl(&*ours.fd).unwrap().contains(OFlags::DIRECT),
+            ours.direct
+        );
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn strange_descriptors_are_refused_by_name() {
+        let folder = folder("strange");
+        let path = folder.join("file");
+        std::fs::write(&path, b"x").unwrap();
+        let mounts = mounts(&folder);
+        let check = |fd: OwnedFd, expected: &str| {
+            let error = reopen_vetted(&fd, &mounts).unwrap_err();
+            assert!(
+                error.to_string().contains(expected),
+                "{error} has no {expected:?}"
+            );
+        };
+        let opened = |flags| open(&path, flags, Mode::empty()).unwrap();
+        check(opened(OFlags::PATH), "O_PATH");
+        check(opened(OFlags::WRONLY), "not open for reading");
+        let directory = open(&folder, OFlags::RDONLY, Mode::empty()).unwrap();
+        check(directory, "not a regular file");
+        check(rustix::pipe::pipe().unwrap().0, "not a configured share");
+        check(
+            crate::memory_file("strange", 4096).unwrap(),
+            "not a configured share",
+        );
+        let device = open("/dev/null", OFlags::RDONLY, Mode::empty()).unwrap();
+        check(device, "mount");
+        let process = open("/proc/self/stat", OFlags::RDONLY, Mode::empty()).unwrap();
+        check(process, "not a configured share");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn neighbours_are_opened_beneath_and_nowhere_else() {
+        let path = folder("beneath");
+        std::fs::write(path.join("a.0002.dpx"), b"frame").unwrap();
+        std::fs::create_dir_all(path.join("sub")).unwrap();
+        std::os::unix::fs::symlink("a.0002.dpx", path.join("link")).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            path.join("fifo"),
+            rustix::fs::FileType::Fifo,
+            Mode::RWXU,
+            0,
+        )
+        .unwrap();
+        let first = std::fs::File::create(path.join("a.0001.dpx")).unwrap();
+        let mount = mount_of(&path).unwrap();
+        let (folder, name) = folder_of(&first, mount).unwrap().unwrap();
+        assert_eq!(name, "a.0001.dpx");
+        let frame = open_beneath(&folder, Path::new("a.0002.dpx")).unwrap();
+        assert_eq!(frame.status.size, ByteCount(5));
+        for wrong in ["link", "sub", "fifo", "../passwd", "/etc/passwd", "absent"] {
+            assert!(open_beneath(&folder, Path::new(wrong)).is_err(), "{wrong}");
+        }
+        std::fs::remove_dir_all(path).unwrap();
+    }
+}

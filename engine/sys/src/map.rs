@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A piece of memory shared with other processes.
+//!
+//! There is no way to get a `&[u8]` of it: another process may change it at any time. Control words
+//! are atomics; bulk bytes are copied out, or written by the kernel.
+
+use rustix::mm::{MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// What the mapping may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reading; a store would be a fault, so [`Mapping::word32`] must only be loaded from.
+    Read,
+    /// Reading and writing.
+    ReadWrite,
+}
+
+/// A shared mapping of a whole file, undone on drop.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is plain address space of the process, tied to no thread; every access goes
+// through atomics or raw copies, never through references to plain memory.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Map the first `bytes` of `fd`, shared.
+    ///
+    /// Assumes  the file has at least `bytes` and cannot shrink (sealed, or in a folder that only
+    ///          root can enter): a shrunk file raises SIGBUS on touch.
+    /// Errors   what mmap(2) answers; EINVAL for zero bytes.
+    pub fn shared(fd: impl AsFd, bytes: usize, access: Access) -> io::Result<Mapping> {
+        let protection = match access {
+            Access::Read => ProtFlags::READ,
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        // SAFETY: a null hint lets the kernel choose unused address space, so no existing memory
+        // is replaced; the result is owned by the value made below alone.
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                protection,
+                MapFlags::SHARED,
+                fd,
+                0,
+            )
+        }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { start, bytes })
+    }
+
+    /// Length. Units: bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The first byte, for calls that hand memory to the kernel or to C. Valid while `self` lives.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// The 32-bit word at `offset` (bytes; a multiple of 4 inside the mapping: asserted).
+    pub fn word32(&self, offset: usize) -> &AtomicU32 {
+        assert!(
+            offset.is_multiple_of(4) && offset.checked_add(4).is_some_and(|end| end <= self.bytes)
+        );
+        // SAFETY: in bounds and aligned (asserted; mmap gives page alignment); the memory lives as
+        // long as `self`; other processes change it only as atomics do, and any bit pattern is valid.
+        unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(offset).cast()) }
+    }
+
+    /// The 64-bit word at `offset` (bytes; a multiple of 8 inside the mapping: asserted).
+    pub fn word64(&self, offset: usize) -> &AtomicU64 {
+        assert!(
+            offset.is_multiple_of(8) && offset.checked_add(8).is_some_and(|end| end <= self.bytes)
+        );
+        // SAFETY: as for `word32`.
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) }
+    }
+
+    /// Ask for huge pages. False when the kernel has none for this memory.
+    pub fn advise_huge(&self) -> bool {
+        // SAFETY: the range is ours; this advice changes no contents.
+        unsafe {
+            rustix::mm::madvise(
+                self.start.as_ptr().cast(),
+                self.bytes,
+                rustix::mm::Advice::LinuxHugepage,
+            )
+        }
+        .is_ok()
+    }
+
+    /// Fault all of it in and keep it in memory (mlock(2)).
+    pub fn lock(&self) -> io::Result<()> {
+        // SAFETY: the range is ours; locking changes no contents.
+        Ok(unsafe { rustix::mm::mlock(self.start.as_ptr().cast(), self.bytes) }?)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: start and length are those of our own mapping; no reference into it outlives
+        // `self` (the words borrow it). Who hands `start` to the kernel keeps `self` alive.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
