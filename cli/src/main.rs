@@ -1,4 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The one command of Rushes.
+//! The one command of Rushes: asks and prints; the work is done elsewhere.
 
-fn main() {}
+mod admit;
+mod args;
+mod ask;
+mod lab;
+mod man;
+mod show;
+mod status;
+mod top;
+
+use args::{Cli, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match &cli.command {
+        Command::Status(args) => status::run(args),
+        Command::Top(args) => top::run(args),
+        Command::Admit(args) => admit::run(args),
+        Command::Lab { args } => lab::run(args),
+        Command::Completions { shell } => Ok(man::completions(*shell)),
+        Command::Man { out } => man::man(out.as_deref()),
+        _ => Err(String::new()),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("rushes: {error}");
+        ExitCode::from(2)
+    })
+}

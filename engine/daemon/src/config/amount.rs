@@ -89,7 +89,7 @@ fn scaled(number: &str, factor: u64) -> Option<u64> {
         fraction.parse().ok()?
     };
     let scaled = (u128::from(whole) * tens + u128::from(parts)) * u128::from(factor);
-    if scaled % tens != 0 {
+    if !scaled.is_multiple_of(tens) {
         return None;
     }
     u64::try_from(scaled / tens).ok()

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes admit`: could more streams be promised?
+
+use crate::args::AdmitArgs;
+use crate::ask::{ask, print_json, unexpected};
+use crate::show;
+use rushes_control::{Admission, Answer, Ask};
+use std::process::ExitCode;
+
+pub(crate) fn run(args: &AdmitArgs) -> Result<ExitCode, String> {
+    let path = match &args.path {
+        None => None,
+        Some(path) => Some(
+            path.canonicalize()
+                .map_err(|error| {
+                    format!("{}: {error}; expected a path that exists", path.display())
+                })?
+                .to_string_lossy()
+                .into_owned(),
+        ),
+    };
+    let question = Ask::Admit {
+        bitrate: args.bitrate,
+        count: args.count,
+        path,
+    };
+    let admission = match ask(&args.daemon, &question)? {
+        Answer::Admit(admission) => admission,
+        other => return Err(unexpected(&other)),
+    };
+    if args.json {
+        print_json(&admission)?;
+    } else {
+        print!("{}", text(&admission));
+    }
+    Ok(if admission.admitted {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(1)
+    })
+}
+
+fn text(admission: &Admission) -> String {
+    let mut out = String::new();
+    let asked = match admission.count {
+        1 => format!("one stream of {}", show::bitrate(admission.bitrate)),
+        n => format!("{n} streams of {}", show::bitrate(admission.bitrate)),
+    };
+    for verdict in &admission.devices {
+        let word = if verdict.admitted { "yes" } else { "no" };
+        out += &format!("{}: {word}, {asked}: {}\n", verdict.device, verdict.reason);
+        out += &format!(
+            "    left for contracts: {}; room for {} more of this rate\n",
+            show::byte_rate(verdict.left_bytes_per_s),
+            verdict.more_count
+        );
+        if verdict.guessed_model {
+            out += "    the device was never measured, this rests on a cautious guess: rushes \
+                    calibrate PATH --save\n";
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rushes_control::DeviceVerdict;
+
+    #[test]
+    fn a_verdict_reads_as_a_sentence() {
+        let admission = Admission {
+            admitted: false,
+            bitrate: 100_000_000,
+            count: 2,
+            devices: vec![DeviceVerdict {
+                device: String::from("md0"),
+                admitted: false,
+                reason: String::from("the device would be busy 104 % of the time"),
+                more_count: 1,
+                left_bytes_per_s: 14_000_000,
+                guessed_model: true,
+            }],
+        };
+        let text = text(&admission);
+        assert!(
+            text.starts_with("md0: no, 2 streams of 100 Mb/s: the device would be busy 104 %"),
+            "{text}"
+        );
+        assert!(
+            text.contains("left for contracts: 14.0 MB/s; room for 1 more"),
+            "{text}"
+        );
+        assert!(text.contains("rushes calibrate"), "{text}");
+    }
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every word that `rushes` understands. Help, man pages and completions are made from this table.
+
+use clap::{Args, Parser, Subcommand, ValueHint};
+use rushes_daemon::config::{DEFAULT_CONFIG, amount};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// A real-time media file server: every video stream gets a contract, and keeps it.
+#[derive(Debug, Parser)]
+#[command(name = "rushes", version, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the daemon, in the foreground
+    #[command(after_help = "\
+Signals: SIGHUP reads the configuration again (rules, policy, new shares), SIGTERM and SIGINT stop \
+cleanly. Under systemd (Type=notify-reload) readiness is told.")]
+    Serve(ServeArgs),
+    /// Examine configuration and machine; each finding comes with its remedy
+    #[command(
+        after_help = "Exit code: 0 nothing in the way, 1 something is wrong, 2 it could not be examined."
+    )]
+    Check(CheckArgs),
+    /// Streams, their contracts and lateness; devices, cache, sessions
+    Status(StatusArgs),
+    /// The same, live
+    Top(TopArgs),
+    /// Could more streams be promised? Yes or no, why, and how much is left
+    #[command(after_help = "Exit code: 0 yes, 1 no, 2 the question could not be put.")]
+    Admit(AdmitArgs),
+    /// Measure the device under a folder, so that promises rest on it
+    Calibrate(CalibrateArgs),
+    /// Measure playback honestly: `rushes lab help`
+    #[command(disable_help_flag = true)]
+    Lab {
+        /// Handed to `rushes-lab` as they are.
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "ARGS"
+        )]
+        args: Vec<OsString>,
+    },
+    /// Print completions for a shell
+    Completions {
+        /// For which shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the man page, or write all of them into a folder
+    Man {
+        /// Folder for one page a command; made if need be.
+        #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+        out: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) config: ConfigArg,
+    /// What to log: error, warn, info, debug, trace, or a filter such as `info,rushes_daemon=debug`
+    #[arg(
+        long,
+        env = "RUSHES_LOG",
+        default_value = "info",
+        value_name = "FILTER"
+    )]
+    pub(crate) log: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArg {
+    /// The configuration
+    #[arg(short, long, env = "RUSHES_CONFIG", default_value = DEFAULT_CONFIG, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config: PathBuf,
+}
+
+/// Which daemon is asked.
+#[derive(Debug, Args)]
+pub(crate) struct DaemonArg {
+    /// Folder with the daemon's sockets; otherwise what the configuration says
+    #[arg(long, env = "RUSHES_RUNTIME_DIR", value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) runtime_dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) config: ConfigArg,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    pub(crate) config: ConfigArg,
+    /// Samba's configuration, if not where `testparm` looks
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) smb_conf: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArg,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArg,
+    /// Time between two pictures
+    #[arg(long, default_value = "1s", value_parser = parse_duration, value_name = "TIME")]
+    pub(crate) interval: std::time::Duration,
+    /// Print one picture and end
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Width of that one picture in columns
+    #[arg(long, default_value_t = 120, value_name = "COLUMNS", requires = "once")]
+    pub(crate) width: u16,
+    /// Print one JSON object a picture instead
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AdmitArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArg,
+    /// Of one stream: 100M, 1.5G, 48k (bits a second)
+    #[arg(long, value_parser = parse_bitrate, value_name = "RATE")]
+    pub(crate) bitrate: u64,
+    /// How many more streams
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(crate) count: u32,
+    /// A file or folder on the device that is meant; otherwise every device of a share is asked
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) path: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CalibrateArgs {
+    /// A folder (or the share's root) on the device
+    #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) path: PathBuf,
+    /// Keep the result for the daemon, in the state folder of the configuration
+    #[arg(long)]
+    pub(crate) save: bool,
+    /// Fewer requests of each size: seconds instead of minutes, and a rougher model
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Where calibrations are kept; otherwise what the configuration says
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) state_dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) config: ConfigArg,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn parse_bitrate(text: &str) -> Result<u64, String> {
+    match amount::parse_bitrate(text) {
+        Some(rate) if rate > 0 => Ok(rate),
+        _ => Err(format!("expected {}", amount::BITRATE_EXPECTED)),
+    }
+}
+
+fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
+    match amount::parse_duration(text) {
+        Some(ns) if ns >= 50_000_000 => Ok(std::time::Duration::from_nanos(ns)),
+        Some(_) => Err(String::from("expected at least 50ms")),
+        None => Err(format!("expected {}", amount::DURATION_EXPECTED)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_table_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn lab_takes_everything_after_it() {
+        let cli = Cli::parse_from(["rushes", "lab", "play", "--json", "--help"]);
+        let Command::Lab { args } = cli.command else {
+            panic!("{cli:?}")
+        };
+        assert_eq!(args, ["play", "--json", "--help"]);
+    }
+
+    #[test]
+    fn a_bitrate_is_bits_a_second_and_never_zero() {
+        let parsed = Cli::parse_from(["rushes", "admit", "--bitrate", "100M"]);
+        let Command::Admit(admit) = parsed.command else {
+            panic!("{parsed:?}")
+        };
+        assert_eq!((admit.bitrate, admit.count), (100_000_000, 1));
+        for bad in ["0", "100MB", "fast"] {
+            let error = Cli::try_parse_from(["rushes", "admit", "--bitrate", bad]).unwrap_err();
+            assert!(error.to_string().contains("bits a second"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Asking a running daemon, and what is common to all who do.
+
+use crate::args::DaemonArg;
+use rushes_control::{Answer, Ask, Client};
+use rushes_daemon::config::{Config, DEFAULT_RUNTIME_DIR};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A daemon that does not answer in this time is stuck, and the person asking should know.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The folder with the daemon's sockets: as told, else as configured, else the default.
+pub(crate) fn runtime_dir(daemon: &DaemonArg) -> PathBuf {
+    if let Some(dir) = &daemon.runtime_dir {
+        return dir.clone();
+    }
+    // An unreadable or wrong configuration is no obstacle to asking; `check` is there to tell.
+    Config::load(&daemon.config.config).map_or_else(
+        |_| PathBuf::from(DEFAULT_RUNTIME_DIR),
+        |config| config.runtime_dir,
+    )
+}
+
+/// Put one question.
+pub(crate) fn ask(daemon: &DaemonArg, question: &Ask) -> Result<Answer, String> {
+    ask_in(&runtime_dir(daemon), question)
+}
+
+/// Put one question to the daemon of a folder.
+pub(crate) fn ask_in(runtime_dir: &Path, question: &Ask) -> Result<Answer, String> {
+    let mut client =
+        Client::connect(&runtime_dir.join("control.sock"), PATIENCE).map_err(|e| e.to_string())?;
+    match client.ask(question).map_err(|e| e.to_string())? {
+        Answer::Error { error } => Err(error),
+        answer => Ok(answer),
+    }
+}
+
+/// An answer of another kind than asked for: daemon and program do not fit.
+pub(crate) fn unexpected(answer: &Answer) -> String {
+    let kind = match answer {
+        Answer::Status(_) => "a status",
+        Answer::Admit(_) => "a verdict",
+        Answer::Done { .. } => "\"done\"",
+        Answer::Error { .. } => "an error",
+    };
+    format!("the daemon answered {kind} to another question; are both of one version?")
+}
+
+/// A value as indented JSON on standard output.
+pub(crate) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), String> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| format!("cannot say it: {e}"))?;
+    println!("{text}");
+    Ok(())
+}

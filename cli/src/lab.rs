@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes lab`: becomes the program `rushes-lab` beside this one.
+//!
+//! A program of its own, as git does it, so that the server links neither FUSE nor an SMB client.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+const PROGRAM: &str = "rushes-lab";
+
+pub(crate) fn run(args: &[OsString]) -> Result<ExitCode, String> {
+    let beside = beside_this_program();
+    let program = beside
+        .clone()
+        .filter(|path| path.exists())
+        .unwrap_or_else(|| PathBuf::from(PROGRAM));
+    let error = Command::new(&program).args(args).exec();
+    Err(format!(
+        "{} cannot be started: {error}; expected it beside {} or in PATH (`make build` makes both)",
+        program.display(),
+        beside.map_or_else(
+            || String::from("this program"),
+            |path| path.with_file_name("rushes").display().to_string()
+        )
+    ))
+}
+
+fn beside_this_program() -> Option<PathBuf> {
+    Some(std::env::current_exe().ok()?.with_file_name(PROGRAM))
+}

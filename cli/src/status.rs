@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes status`: the ledger as text.
+
+use crate::args::StatusArgs;
+use crate::ask::{ask, print_json, unexpected};
+use crate::show::{self, Table};
+use rushes_control::{Answer, Ask, GuiltyStatus, Status, StreamStatus};
+use std::process::ExitCode;
+
+pub(crate) fn run(args: &StatusArgs) -> Result<ExitCode, String> {
+    let status = match ask(&args.daemon, &Ask::Status {})? {
+        Answer::Status(status) => status,
+        other => return Err(unexpected(&other)),
+    };
+    if args.json {
+        print_json(&status)?;
+    } else {
+        print!("{}", text(&status));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// All of it, for a terminal or a log.
+pub(crate) fn text(status: &Status) -> String {
+    let mut out = head(status);
+    out += "\ndevices\n";
+    out += &devices(status).text();
+    out += "\nshares\n";
+    out += &shares(status).text();
+    let open = status.streams.iter().filter(|stream| stream.open).count();
+    out += &format!(
+        "\nstreams: {open} open, {} in the ledger\n",
+        status.streams.len()
+    );
+    if !status.streams.is_empty() {
+        out += &streams(&status.streams).text();
+    }
+    out += &format!("\nsessions: {}\n", status.sessions.len());
+    if !status.sessions.is_empty() {
+        out += &sessions(status).text();
+    }
+    out
+}
+
+/// The daemon, its cache and its notes.
+pub(crate) fn head(status: &Status) -> String {
+    let daemon = &status.daemon;
+    let cache = &status.cache;
+    let mut out = format!(
+        "rushes {} (pid {}) up {} · CPU {:.1} s · memory {} beside the cache\n",
+        daemon.version,
+        daemon.pid,
+        show::uptime(daemon.uptime_s),
+        daemon.cpu_s,
+        show::bytes(daemon.rss_beside_cache_bytes),
+    );
+    out += &format!(
+        "cache {} in {} buffers: {} free, {} held for streams, {} in clients' hands · {} hits, {} misses\n",
+        show::bytes(cache.bytes),
+        cache.buffer_count,
+        cache.free_count,
+        cache.held_count,
+        cache.pinned_count,
+        cache.hit_count,
+        cache.miss_count,
+    );
+    let turn = &daemon.event_loop;
+    out += &format!(
+        "event loop ({}): turns of {} µs (median), {} (p99), {} (p99.9), {} (longest)\n",
+        turn.priority, turn.lag_p50_us, turn.lag_p99_us, turn.lag_p999_us, turn.lag_max_us
+    );
+    for note in &daemon.notes {
+        out += &format!("note: {note}\n");
+    }
+    out
+}
+
+fn devices(status: &Status) -> Table {
+    let mut table = Table::new(&[
+        "device",
+        "model",
+        ">position",
+        ">rate",
+        ">contracts",
+        ">promised",
+        ">read (contract)",
+        ">read (other)",
+        ">busy",
+    ]);
+    for device in &status.devices {
+        table.row(vec![
+            device.name.clone(),
+            device.model_source.clone(),
+            format!(
+                "{:.1}..{:.1} ms",
+                device.read_fixed_ms,
+                device.read_fixed_ms + device.read_span_ms
+            ),
+            show::byte_rate(device.read_bytes_per_s),
+            device.contract_count.to_string(),
+            show::byte_rate(device.promised_bytes_per_s),
+            show::bytes(device.real_time_bytes),
+            show::bytes(device.best_effort_bytes),
+            format!("{:.1} s", device.busy_s),
+        ]);
+    }
+    table
+}
+
+fn shares(status: &Status) -> Table {
+    let mut table = Table::new(&[
+        "share",
+        "folder",
+        "file system",
+        "device",
+        "I/O",
+        "changes by others",
+    ]);
+    for share in &status.shares {
+        table.row(vec![
+            share.name.clone(),
+            share.path.clone(),
+            share.file_system.clone(),
+            share.device.clone(),
+            String::from(if share.direct_io {
+                "direct"
+            } else {
+                "buffered"
+            }),
+            String::from(if share.foreign_changes_noticed {
+                "noticed at once"
+            } else {
+                "noticed at each open"
+            }),
+        ]);
+    }
+    table
+}
+
+/// The ledger.
+pub(crate) fn streams(streams: &[StreamStatus]) -> Table {
+    let mut table = Table::new(&[
+        ">#", "standing", ">rate", "from", ">reads", ">due", ">late", ">worst", "guilty", ">ahead",
+        "user", "file",
+    ]);
+    for stream in streams {
+        table.row(vec![
+            stream.stream.to_string(),
+            standing(stream).to_string(),
+            stream
+                .rate_bytes_per_s
+                .map_or_else(|| String::from("?"), |rate| show::bitrate(rate * 8)),
+            stream.rate_source.clone().unwrap_or_default(),
+            stream.read_count.to_string(),
+            stream.due_count.to_string(),
+            stream.late_count.to_string(),
+            if stream.late_count > 0 {
+                format!("{:.0} ms", stream.worst_lateness_ms)
+            } else {
+                String::from("-")
+            },
+            guilty(&stream.guilty),
+            format!("{:.0} ms", stream.ahead_ms),
+            stream.user.clone(),
+            show::tail(&stream.path, 48),
+        ]);
+    }
+    table
+}
+
+fn standing(stream: &StreamStatus) -> &str {
+    match (stream.open, stream.standing.as_str()) {
+        (false, _) => "closed",
+        (true, "best_effort") => "best effort",
+        (true, other) => other,
+    }
+}
+
+/// "device 3, queue 1"
+fn guilty(guilty: &GuiltyStatus) -> String {
+    let mut stages = [
+        (guilty.door, "door"),
+        (guilty.cache, "cache"),
+        (guilty.queue, "queue"),
+        (guilty.device, "device"),
+    ];
+    stages.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
+    let told: Vec<String> = stages
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, name)| format!("{name} {count}"))
+        .collect();
+    if told.is_empty() {
+        String::from("-")
+    } else {
+        told.join(", ")
+    }
+}
+
+fn sessions(status: &Status) -> Table {
+    let mut table = Table::new(&[">#", "door", "share", "user", "client", ">pid", ">files"]);
+    for session in &status.sessions {
+        table.row(vec![
+            session.session.to_string(),
+            session.door.clone(),
+            session.share.clone(),
+            session.user.clone(),
+            session.client.clone(),
+            session.pid.to_string(),
+            session.handle_count.to_string(),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use rushes_control::{DeviceStatus, SessionStatus, ShareStatus};
+
+    /// A status with one of everything.
+    pub(crate) fn sample() -> Status {
+        let mut status = Status::default();
+        status.daemon.version = String::from("0.1.0");
+        status.daemon.pid = 42;
+        status.daemon.uptime_s = 61.0;
+        status.daemon.notes = vec![String::from("md0 was never measured")];
+        status.cache.bytes = 1 << 30;
+        status.cache.buffer_count = 1024;
+        status.devices.push(DeviceStatus {
+            name: String::from("md0"),
+            model_source: String::from("calibrated"),
+            read_fixed_ms: 6.0,
+            read_span_ms: 17.0,
+            read_bytes_per_s: 172_000_000,
+            contract_count: 1,
+            promised_bytes_per_s: 12_500_000,
+            ..DeviceStatus::default()
+        });
+        status.shares.push(ShareStatus {
+            name: String::from("media"),
+            path: String::from("/srv/media"),
+            file_system: String::from("ext4"),
+            direct_io: true,
+            device: String::from("md0"),
+            foreign_changes_noticed: true,
+        });
+        status.sessions.push(SessionStatus {
+            session: 7,
+            door: String::from("smb"),
+            user: String::from("anna"),
+            ..SessionStatus::default()
+        });
+        status.streams.push(StreamStatus {
+            stream: 3,
+            standing: String::from("contract"),
+            rate_bytes_per_s: Some(12_500_000),
+            rate_source: Some(String::from("header")),
+            read_count: 500,
+            due_count: 480,
+            on_time_count: 478,
+            late_count: 2,
+            worst_lateness_ms: 12.4,
+            guilty: GuiltyStatus {
+                queue: 1,
+                device: 1,
+                ..GuiltyStatus::default()
+            },
+            ahead_ms: 1800.0,
+            user: String::from("anna"),
+            path: String::from("footage/take.mov"),
+            open: true,
+            ..StreamStatus::default()
+        });
+        status
+    }
+
+    #[test]
+    fn the_ledger_names_stream_rate_lateness_and_the_guilty() {
+        let text = text(&sample());
+        for expect in [
+            "up 1 min 1 s",
+            "note: md0 was never measured",
+            "md0",
+            "calibrated",
+            "6.0..23.0 ms",
+            "172.0 MB/s",
+            "100 Mb/s",
+            "header",
+            "12 ms",
+            "queue 1, device 1",
+            "footage/take.mov",
+            "streams: 1 open",
+            "direct",
+        ] {
+            assert!(text.contains(expect), "{expect:?} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_connected_is_no_error() {
+        assert!(text(&Status::default()).contains("sessions: 0"));
+    }
+}
