@@ -1,0 +1,107 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+#
+# Builds BUILD/rushes.so, the module for the Samba that is installed here
+# (BUILD: $RUSHES_BUILD_DIR or build/ of the checkout). CARGO_TARGET_DIR and
+# CARGO are honoured. Does nothing when nothing has changed.
+#
+# No Samba library is linked: the symbols are smbd's own at run time, and the
+# module is not tied to one build of them. smbd loads with RTLD_NOW, so that a
+# single name it does not have fails the whole share; hence the check at the
+# end.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+mkdir -p "${RUSHES_BUILD_DIR:-$root/build}"
+build=$(cd "${RUSHES_BUILD_DIR:-$root/build}" && pwd)
+target=${CARGO_TARGET_DIR:-$root/target}
+case $target in
+/*) ;;
+*) target=$root/$target ;; # cargo runs in the checkout's root, below
+esac
+
+die() { echo "build.sh: $*" >&2; exit 1; }
+
+smbd=$(command -v smbd || echo /usr/sbin/smbd)
+[ -x "$smbd" ] || die "no smbd in PATH or /usr/sbin: apt-get install samba," \
+	"then run this again."
+headers=$("$here/headers.sh")
+
+# ---- the client library ----
+
+(cd "$root" && "${CARGO:-cargo}" build --release --quiet -p rushes-shm)
+library=$target/release/librushes_shm.a
+[ -f "$library" ] || die "cargo built rushes-shm but not $library: its" \
+	"Cargo.toml must name the crate-type staticlib."
+
+# ---- the module ----
+
+module=$build/rushes.so
+is_fresh() {
+	[ -f "$module" ] || return 1
+	for source in "$here"/*.c "$here"/*.h "$here/rushes.map" \
+		"$here/build.sh" "$root/engine/shm/include/rushes_client.h" \
+		"$library" "$headers/.recipe" "$smbd"; do
+		[ "$module" -nt "$source" ] || return 1
+	done
+}
+if is_fresh; then
+	exit 0
+fi
+
+work=$(mktemp -d "$build/.rushes.so.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+set --
+for folder in bin/default bin/default/include bin/default/source3 \
+	bin/default/source3/include . include lib lib/replace source3 \
+	source3/include source3/lib source4 source4/include; do
+	# Samba's headers warn of themselves; warnings of ours are errors.
+	set -- "$@" -isystem "$headers/$folder"
+done
+${CC:-gcc} -c -fPIC -O2 -g -Wall -Wextra -Wdeclaration-after-statement \
+	-Wstrict-prototypes -Wno-unused-parameter -Wno-sign-compare -Werror \
+	-D_SAMBA_BUILD_=4 -DHAVE_CONFIG_H=1 -D_GNU_SOURCE=1 \
+	-D__STDC_WANT_LIB_EXT1__=1 -D_XOPEN_SOURCE_EXTENDED=1 \
+	-D_FILE_OFFSET_BITS=64 -DSTATIC_vfs_MODULES_PROTO= \
+	-I "$here" -I "$root/engine/shm/include" "$@" \
+	-o "$work/vfs_rushes.o" "$here/vfs_rushes.c"
+${CC:-gcc} -shared -o "$work/rushes.so" "$work/vfs_rushes.o" "$library" \
+	-Wl,--version-script="$here/rushes.map" -Wl,--exclude-libs,ALL \
+	-Wl,--gc-sections -Wl,--as-needed -Wl,-z,relro,-z,now \
+	-Wl,-soname,rushes.so -lpthread -ldl -lm -lgcc_s
+
+# ---- what it exports, and whether smbd has what it wants ----
+
+exports=$(nm -D --defined-only --format=posix "$work/rushes.so" |
+	cut -d' ' -f1 | tr '\n' ' ')
+[ "$exports" = "samba_init_module " ] ||
+	die "the module exports '$exports', expected samba_init_module alone."
+
+# ldd prints "name => /path (address)"; the module's own needs are libc's.
+{
+	ldd "$smbd"
+	ldd "$work/rushes.so"
+} | grep -o '/[^ ]*' | sort -u >"$work/libraries"
+{
+	nm -D --defined-only --format=posix "$smbd"
+	while read -r file; do
+		nm -D --defined-only --format=posix "$file"
+	done <"$work/libraries"
+} 2>/dev/null | sed 's/[@ ].*//' | sort -u >"$work/there"
+# A weak symbol may be absent.
+nm -D --undefined-only --format=posix "$work/rushes.so" |
+	awk '$2 != "w" && $2 != "v" { sub(/@.*/, "", $1); print $1 }' |
+	sort -u >"$work/wanted"
+absent=$(comm -23 "$work/wanted" "$work/there" | tr '\n' ' ')
+[ -z "$absent" ] || die "smbd $(smbd --version) and its libraries lack:" \
+	"$absent- the module would not load. Was Samba replaced? Then remove" \
+	"$headers and run this again."
+
+mv "$work/rushes.so" "$module"
+echo "build.sh: $module for Samba interface version" \
+	"$(sed -n 's/^#define SMB_VFS_INTERFACE_VERSION //p' \
+		"$headers/source3/include/vfs.h")" >&2

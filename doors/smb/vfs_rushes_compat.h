@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: GPL-3.0-or-later */
+/*
+ * What differs between releases of Samba, for vfs_rushes.c; nothing else may
+ * ask for a version.
+ *
+ * The interface number moves with nearly every release and smbd refuses a
+ * module of another number, so that this is checked here, in a sentence, and
+ * not by a client who finds no share. 47 is Samba 4.17 (Debian 12).
+ */
+#ifndef VFS_RUSHES_COMPAT_H
+#define VFS_RUSHES_COMPAT_H
+
+#if SMB_VFS_INTERFACE_VERSION < 47
+#error "vfs_rushes needs Samba 4.17 or later (VFS interface 47): fstatat"
+#endif
+
+/*
+ * 4.22 gave renameat an argument for the manner of renaming. Spelled here once:
+ * RUSHES_RENAME_ARGS follows the other parameters, RUSHES_RENAME_PASS hands it
+ * on.
+ */
+#if SMB_VFS_INTERFACE_VERSION >= 50
+#define RUSHES_RENAME_ARGS , const struct vfs_rename_how *how
+#define RUSHES_RENAME_PASS , how
+#else
+#define RUSHES_RENAME_ARGS
+#define RUSHES_RENAME_PASS
+#endif
+
+#endif /* VFS_RUSHES_COMPAT_H */
