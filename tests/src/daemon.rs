@@ -113,7 +113,7 @@ impl Daemon {
     /// Ask for status until `what` holds of it.
     ///
     /// Panics   when it does not within 10 s
-    pub fn wait_for(&self, sentence: &str, what: impl Fn(&Value) -> bool) -> Value {
+    pub fn wait_for(&self, sentence: &str, mut what: impl FnMut(&Value) -> bool) -> Value {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
             let status = self.status();

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file system to serve from: ext4 in an image over a loop device, so that direct I/O and extents are real.
+//! A file system to serve from: ext4 in an image over a loop device, so that direct I/O and extents are
+//! real; or on the lab's slow disk, which fails and stalls when it is told.
 
+use crate::needs;
 use crate::scratch::Scratch;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A mounted file system in a scratch folder; the folder unmounts it.
+/// A mounted file system in a scratch folder.
 #[derive(Debug)]
 pub struct Disk {
     mount: PathBuf,
+    /// Name of the slow disk below it.
+    slow: Option<String>,
 }
 
 impl Disk {
@@ -27,7 +31,7 @@ impl Disk {
             .args(["-o", "loop"])
             .arg(&image)
             .arg(&mount));
-        Disk { mount }
+        Disk { mount, slow: None }
     }
 
     /// A tmpfs, which has no direct I/O.
@@ -38,7 +42,63 @@ impl Disk {
             .arg(format!("size={bytes}"))
             .arg("tmpfs")
             .arg(&mount));
-        Disk { mount }
+        Disk { mount, slow: None }
+    }
+
+    /// An ext4 on the lab's slow disk, its timing off: as fast as memory until it is told otherwise.
+    pub fn slow(scratch: &Scratch, bytes: u64) -> Disk {
+        let mount = scratch.folder("disk");
+        let name = scratch
+            .path()
+            .file_name()
+            .map(|name| name.to_string_lossy().replace('.', "-"))
+            .expect("a scratch folder has a name");
+        run(Command::new(needs::path_of("rushes-lab"))
+            .args(["disk", "up", &name, "--fs", "ext4", "--size"])
+            .arg(bytes.to_string())
+            .arg("--mount")
+            .arg(&mount));
+        let disk = Disk {
+            mount,
+            slow: Some(name),
+        };
+        disk.tell("timing off");
+        disk
+    }
+
+    /// `rushes-lab disk tell`: `fail read START LENGTH`, `stall MS`, `slow FACTOR`, `clear`.
+    pub fn tell(&self, words: &str) {
+        let name = self.slow.as_ref().expect("only a slow disk can be told");
+        run(Command::new(needs::path_of("rushes-lab"))
+            .args(["disk", "tell", name])
+            .args(words.split(' ')));
+    }
+
+    /// Where a file's byte lies on the disk.
+    pub fn physical(&self, path: &Path, offset: u64) -> u64 {
+        let output = Command::new(needs::path_of("filefrag"))
+            .args(["-b1", "-e"])
+            .arg(path)
+            .output()
+            .expect("filefrag comes with e2fsprogs");
+        let text = String::from_utf8_lossy(&output.stdout);
+        // "   0:        0.. 2097151:   34603008..  36700159: 2097152:             last,eof"
+        text.lines()
+            .filter_map(|line| {
+                let numbers: Vec<u64> = line
+                    .split([':', '.', ' '])
+                    .filter(|word| !word.is_empty())
+                    .map_while(|word| word.parse().ok())
+                    .collect();
+                match numbers.as_slice() {
+                    [_, first, last, physical, ..] if (*first..=*last).contains(&offset) => {
+                        Some(physical + (offset - first))
+                    }
+                    _ => None,
+                }
+            })
+            .next()
+            .unwrap_or_else(|| panic!("filefrag names no place for byte {offset}:\n{text}"))
     }
 
     /// Where it is mounted.
@@ -51,6 +111,21 @@ impl Disk {
         run(Command::new("sync").arg("-f").arg(&self.mount));
         // Clean pages only; harmless to others but for speed.
         fs::write("/proc/sys/vm/drop_caches", "1").expect("root may drop caches");
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let Some(name) = &self.slow else { return };
+        // Not `run`: a panic while unwinding would hide the reason for the first.
+        let down = Command::new(needs::path_of("rushes-lab"))
+            .args(["disk", "down", name])
+            .output();
+        if !down.is_ok_and(|output| output.status.success()) {
+            eprintln!(
+                "the slow disk {name} could not be taken down; `rushes-lab disk clean` does it"
+            );
+        }
     }
 }
 

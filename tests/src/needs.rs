@@ -35,7 +35,9 @@ fn target_folders() -> Vec<PathBuf> {
 
 /// The Samba module that `doors/smb/build.sh` builds.
 pub fn module() -> Option<PathBuf> {
-    let path = crate::tree::root().join("build/smb/rushes.so");
+    let build = std::env::var_os("RUSHES_BUILD_DIR")
+        .map_or_else(|| crate::tree::root().join("build"), PathBuf::from);
+    let path = build.join("rushes.so");
     path.is_file().then_some(path)
 }
 

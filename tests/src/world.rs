@@ -18,6 +18,8 @@ use std::path::PathBuf;
 pub enum Backing {
     /// ext4 over a loop device.
     Ext4,
+    /// ext4 on the lab's slow disk, which fails and stalls when it is told.
+    Slow,
     /// No direct I/O.
     Tmpfs,
 }
@@ -83,12 +85,17 @@ impl World {
         if setup.modules.contains("rushes") {
             needs.push(Need::Module);
         }
+        if setup.backing == Backing::Slow {
+            needs.push(Need::Program("rushes-lab"));
+            needs.push(Need::Program("filefrag"));
+        }
         if !all_there(&needs) {
             return None;
         }
         let scratch = Scratch::new();
         let disk = match setup.backing {
             Backing::Ext4 => Disk::ext4(&scratch, 1 << 30),
+            Backing::Slow => Disk::slow(&scratch, 1 << 30),
             Backing::Tmpfs => Disk::tmpfs(&scratch, 256 << 20),
         };
         fs::set_permissions(disk.path(), fs::Permissions::from_mode(0o777)).expect("our own mount");

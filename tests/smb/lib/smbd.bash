@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# A private smbd for the tests in this folder; sourced, never run.
+#
+# Everything of a run lies in one folder, $scratch, and ends with the script:
+# also when it fails or is interrupted. smbd sees our module in a mount
+# namespace of its own (it loads modules from its own folder only), so that
+# nothing of this machine's Samba changes because somebody runs tests.
+
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+build=${RUSHES_BUILD_DIR:-$root/build}
+module=$build/rushes.so
+user=daemon # an account that every Debian has
+password=rushes-tests
+script=$(basename "$0")
+PATH=$PATH:/usr/sbin:/sbin
+
+say() { echo "$script: $*"; }
+die() { echo "$script: FAILED: $*" >&2; exit 1; }
+
+# What is needed and not here: aloud, and a failure where nothing may be
+# skipped ($RUSHES_TEST_ALL, set by make test).
+skip() {
+	if [[ ${RUSHES_TEST_ALL:-} == 1 ]]; then
+		die "$* (and RUSHES_TEST_ALL is set: nothing may be skipped)"
+	fi
+	echo "$script: SKIPPED: $*" >&2
+	exit 0
+}
+
+needs_root() {
+	[[ $(id -u) -eq 0 ]] || skip "needs root: smbd changes users"
+}
+
+needs_programs() {
+	local program
+	for program in "$@"; do
+		command -v "$program" >/dev/null || skip "needs $program: run make setup"
+	done
+}
+
+needs_module() {
+	[[ -f $module ]] || skip "needs $module: run doors/smb/build.sh"
+}
+
+scratch=
+smbd_pids=()
+
+# The pid of `unshare` is smbd's own after two execs, and its process group is
+# its own (setsid), so that its children are reached by it.
+cleanup() {
+	local pid signal tries
+	trap - EXIT
+	for signal in TERM KILL; do
+		for pid in "${smbd_pids[@]}"; do
+			kill -"$signal" -- "-$pid" 2>/dev/null || true
+		done
+		for ((tries = 0; tries < 50; tries++)); do
+			any_alive || break 2
+			sleep 0.1
+		done
+	done
+	if [[ -n $scratch ]]; then
+		rm -rf "$scratch"
+	fi
+}
+
+any_alive() {
+	local pid
+	for pid in "${smbd_pids[@]}"; do
+		kill -0 -- "-$pid" 2>/dev/null && return 0
+	done
+	return 1
+}
+
+make_scratch() {
+	scratch=$(mktemp -d "${TMPDIR:-/tmp}/rushes-smb.XXXXXX")
+	chmod 755 "$scratch"
+	trap cleanup EXIT
+	trap 'exit 130' INT
+	trap 'exit 143' TERM
+}
+
+free_port() {
+	/usr/bin/python3 -c 'import socket
+s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+
+# smbd_start NAME <<lines of shares
+# Sets port_of[NAME], log_of[NAME] and pid_of[NAME].
+declare -A port_of log_of pid_of
+smbd_start() {
+	local name=$1 folder=$scratch/$1 port modules part tries
+	port=$(free_port)
+	modules=$(smbd -b | sed -n 's/^ *MODULESDIR: *//p')/vfs
+	mkdir -p "$folder"
+	for part in private lock state cache pid ncalrpc log vfs; do
+		mkdir -p "$folder/$part"
+	done
+	cp -r "$modules/." "$folder/vfs/"
+	if [[ -f $module ]]; then
+		cp "$module" "$folder/vfs/rushes.so"
+	fi
+	{
+		cat <<-GLOBAL
+		[global]
+			private dir = $folder/private
+			lock directory = $folder/lock
+			state directory = $folder/state
+			cache directory = $folder/cache
+			pid directory = $folder/pid
+			ncalrpc dir = $folder/ncalrpc
+			smb ports = $port
+			interfaces = 127.0.0.1/8
+			bind interfaces only = yes
+			disable netbios = yes
+			load printers = no
+			disable spoolss = yes
+			printcap name = /dev/null
+			server role = standalone server
+			max log size = 0
+			panic action = touch $folder/panic
+		GLOBAL
+		cat
+	} >"$folder/smb.conf"
+	printf '%s\n%s\n' "$password" "$password" |
+		pdbedit -s "$folder/smb.conf" -a -t -u "$user" >/dev/null 2>"$folder/pdbedit.log" ||
+		die "pdbedit: $(cat "$folder/pdbedit.log")"
+	# shellcheck disable=SC2016 # $1 is for the inner shell
+	setsid unshare --mount --propagation private /bin/sh -c \
+		'mount --bind "$1" "$2" && shift 2 && exec "$@"' sh \
+		"$folder/vfs" "$modules" \
+		smbd --foreground --no-process-group -s "$folder/smb.conf" \
+		-l "$folder/log" </dev/null >"$folder/output" 2>&1 &
+	smbd_pids+=("$!")
+	port_of[$name]=$port
+	log_of[$name]=$folder/log
+	pid_of[$name]=$!
+	for ((tries = 0; tries < 200; tries++)); do
+		if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+			return 0
+		fi
+		kill -0 "$!" 2>/dev/null || break
+		sleep 0.05
+	done
+	cat "$folder/output" "$folder"/log/* >&2 || true
+	die "the private smbd '$name' does not answer on port $port"
+}
+
+# smb NAME SHARE COMMANDS: what smbclient prints; fails as smbclient does.
+smb() {
+	timeout 60 smbclient "//127.0.0.1/$2" -p "${port_of[$1]}" \
+		-U "$user%$password" -m SMB3 -E -c "$3" 2>&1
+}
+
+# No smbd may have panicked, whatever the clients saw.
+no_panic() {
+	local name
+	for name in "${!port_of[@]}"; do
+		if [[ -e $scratch/$name/panic ]] ||
+			grep -q 'PANIC\|INTERNAL ERROR' "${log_of[$name]}"/*; then
+			grep -h -A30 'PANIC\|INTERNAL ERROR' "${log_of[$name]}"/* | head -60 >&2
+			die "the smbd '$name' panicked"
+		fi
+	done
+}
+
+# A folder that the test's user may write to.
+share_folder() {
+	mkdir -p "$1"
+	chown "$user": "$1"
+	chmod 777 "$1"
+}

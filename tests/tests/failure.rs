@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What goes wrong stays with whom it concerns: a bad sector with its reader, a dead client with nobody,
+//! a dead daemon with the promise and not with the bytes.
+
+use rushes_tests::hand::Hand;
+use rushes_tests::pattern;
+use rushes_tests::world::{Backing, Setup, World};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const HAND: &str = env!("CARGO_BIN_EXE_smb-hand");
+const LENGTH: usize = 12_000_001;
+
+fn slow_world() -> Option<World> {
+    let world = World::build(&Setup {
+        backing: Backing::Slow,
+        ..Setup::default()
+    })?;
+    world.put("clip.mov", 1, LENGTH);
+    world.put("other.mov", 2, LENGTH);
+    Some(world)
+}
+
+#[test]
+fn a_bad_sector_is_the_readers_error_and_the_stream_goes_on() {
+    let Some(mut world) = slow_world() else {
+        return;
+    };
+    const BAD: u64 = 5_000_000;
+    let place = world.disk.physical(&world.path("clip.mov"), BAD) & !4095;
+    world.disk.tell(&format!("fail read {place} 4096"));
+    let mut hand = Hand::connect(HAND, world.smbd.port());
+    let file = hand.open("clip.mov");
+    let mut at = 0;
+    let mut errors = Vec::new();
+    while at < LENGTH as u64 {
+        match hand.try_read(file, at, 250_000) {
+            Ok(found) => pattern::check(1, at, &found, "beside the bad sector"),
+            Err(error) => errors.push((at, error)),
+        }
+        at += 250_000;
+    }
+    assert!(
+        matches!(errors.as_slice(), [(BAD, _)]),
+        "expected an error for the piece at {BAD} alone: {errors:?}"
+    );
+    let mut other = Hand::connect(HAND, world.smbd.port());
+    let whole = other.open("other.mov");
+    pattern::check(2, 0, &other.read(whole, 0, LENGTH), "another file");
+    assert!(world.daemon().is_alive());
+
+    // The drive has remapped it.
+    world.disk.tell("clear");
+    let found = hand.read(file, BAD, 250_000);
+    pattern::check(1, BAD, &found, "after the repair");
+}
+
+#[test]
+fn a_client_that_dies_in_the_middle_of_a_read_leaves_nothing_behind() {
+    let Some(mut world) = slow_world() else {
+        return;
+    };
+    world.disk.tell("stall 1500");
+    let mut victim = Hand::connect(HAND, world.smbd.port());
+    let file = victim.open("clip.mov");
+    victim.begin_read(file, 0, 8 << 20);
+    world
+        .daemon()
+        .wait_for("the victim's session is there", |status| {
+            status["sessions"].as_array().is_some_and(|s| !s.is_empty())
+        });
+    std::thread::sleep(Duration::from_millis(200));
+    victim.kill();
+    let mut other = Hand::connect(HAND, world.smbd.port());
+    let file = other.open("clip.mov");
+    pattern::check(
+        1,
+        0,
+        &other.read(file, 0, LENGTH),
+        "the same file for another",
+    );
+    drop(other);
+    world
+        .daemon()
+        .wait_for("no session and no pinned buffer is left", |status| {
+            status["sessions"].as_array().is_some_and(Vec::is_empty)
+                && status["cache"]["pinned_count"] == 0
+        });
+}
+
+#[test]
+fn a_daemon_that_dies_in_the_middle_of_a_read_is_not_noticed() {
+    let Some(mut world) = slow_world() else {
+        return;
+    };
+    let mut hand = Hand::connect(HAND, world.smbd.port());
+    let file = hand.open("clip.mov");
+    pattern::check(1, 0, &hand.read(file, 0, 100_000), "with the daemon");
+    world.disk.tell("stall 700");
+    hand.begin_read(file, 6_000_000, 4 << 20);
+    std::thread::sleep(Duration::from_millis(200));
+    world.daemon().kill();
+    let found = hand.finish_read().expect("plain I/O after the daemon died");
+    pattern::check(1, 6_000_000, &found, "the read in flight");
+    let mut at = 0;
+    while at < LENGTH as u64 {
+        let found = hand.read(file, at, 1 << 20);
+        pattern::check(1, at, &found, "without the daemon");
+        at += 1 << 20;
+    }
+
+    world.daemon().start_again();
+    world.daemon().wait_for("the client is back", |status| {
+        // A read offers the file again.
+        pattern::check(1, 0, &hand.read(file, 0, 100_000), "the daemon is back");
+        status["sessions"].as_array().is_some_and(|s| !s.is_empty())
+            && status["cache"]["miss_count"].as_u64() > Some(0)
+    });
+}
+
+#[test]
+fn writes_while_the_daemon_dies_and_returns_are_never_lost() {
+    let Some(mut world) = slow_world() else {
+        return;
+    };
+    let mut writer = Hand::connect(HAND, world.smbd.port());
+    let mut reader = Hand::connect(HAND, world.smbd.port());
+    let written = writer.open_rw("clip.mov");
+    let read = reader.open("clip.mov");
+    for round in 0..6_u64 {
+        let offset = round * 1_000_000;
+        reader.read(read, offset, 1_000_000);
+        if round % 2 == 0 {
+            world.daemon().kill();
+        }
+        writer.write(
+            written,
+            offset,
+            &pattern::bytes(100 + round, offset, 1_000_000),
+        );
+        if round % 2 == 0 {
+            world.daemon().start_again();
+        }
+        let found = reader.read(read, offset, 1_000_000);
+        pattern::check(100 + round, offset, &found, "after the write");
+    }
+}
+
+/// Time that a client needs from nothing to its first bytes.
+fn first_bytes(world: &World) -> Duration {
+    let start = Instant::now();
+    let mut hand = Hand::connect(HAND, world.smbd.port());
+    let file = hand.open("clip.mov");
+    pattern::check(1, 0, &hand.read(file, 0, 1000), "first bytes");
+    start.elapsed()
+}
+
+#[test]
+fn without_a_daemon_it_is_plain_samba_with_one_line_in_the_log() {
+    let plain = World::build(&Setup {
+        modules: String::new(),
+        daemon: false,
+        ..Setup::default()
+    });
+    let ours = World::build(&Setup {
+        daemon: false,
+        ..Setup::default()
+    });
+    let (Some(plain), Some(ours)) = (plain, ours) else {
+        return;
+    };
+    for world in [&plain, &ours] {
+        world.put("clip.mov", 1, LENGTH);
+        // The first connection pays for loading libraries.
+        first_bytes(world);
+    }
+    let (plain_time, our_time) = (first_bytes(&plain), first_bytes(&ours));
+    assert!(
+        our_time < plain_time + Duration::from_millis(100),
+        "{our_time:?} without a daemon, {plain_time:?} without the module"
+    );
+    let mut hand = Hand::connect(HAND, ours.smbd.port());
+    let file = hand.open_rw("clip.mov");
+    for round in 0..20_u64 {
+        let offset = round * 500_000;
+        hand.write(file, offset, &pattern::bytes(50 + round, offset, 1000));
+        pattern::check(50 + round, offset, &hand.read(file, offset, 1000), "plain");
+    }
+    drop(hand);
+    let log = ours.smbd.log();
+    let lines: Vec<&str> = log.lines().filter(|l| l.contains("rushes: ")).collect();
+    assert!(
+        (1..=3).contains(&lines.len()),
+        "expected one line for each of three connections: {lines:#?}"
+    );
+}
+
+#[test]
+fn a_daemon_that_hangs_does_not_hold_up_a_new_client() {
+    let Some(mut world) = World::build(&Setup::default()) else {
+        return;
+    };
+    world.put("clip.mov", 1, LENGTH);
+    first_bytes(&world);
+    let pid = world.daemon().pid().to_string();
+    let signal = |name: &str| {
+        let status = Command::new("kill").args([name, &pid]).status();
+        assert!(status.is_ok_and(|status| status.success()));
+    };
+    signal("-STOP");
+    let time = first_bytes(&world);
+    signal("-CONT");
+    assert!(
+        time < Duration::from_secs(1),
+        "{time:?} with a stopped daemon"
+    );
+}
+
+#[test]
+fn something_else_on_the_socket_means_plain_io() {
+    let Some(world) = World::build(&Setup {
+        daemon: false,
+        ..Setup::default()
+    }) else {
+        return;
+    };
+    world.put("clip.mov", 1, LENGTH);
+    let socket = rushes_tests::daemon::Daemon::session_socket(&world.scratch);
+    // A stream socket is not what the module asks for; a file is no socket at all.
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    assert!(first_bytes(&world) < Duration::from_secs(1));
+    drop(listener);
+    std::fs::remove_file(&socket).unwrap();
+    std::fs::write(&socket, "not a socket").unwrap();
+    assert!(first_bytes(&world) < Duration::from_secs(1));
+}
