@@ -222,7 +222,7 @@ impl Server {
         {
             return self.touch(device_id);
         }
-        let (session, due, since) = (read.session, read.due, read.arrived);
+        let (due, since) = (read.due, read.arrived);
         let Some(device) = self.devices.get_mut(&device_id) else {
             return;
         };
@@ -245,7 +245,6 @@ impl Server {
             None => device.demands.push_back(Demand {
                 file: id,
                 range,
-                session,
                 due,
                 since,
             }),

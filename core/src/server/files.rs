@@ -134,7 +134,7 @@ impl Server {
             owner.handle_count = owner.handle_count.saturating_sub(1);
         }
         if let Some(stream) = entry.stream {
-            self.handle_left(stream, actions);
+            self.handle_left(stream, handle, actions);
         }
         match entry.state {
             HandleState::Opening(reads) => {

@@ -297,7 +297,7 @@ impl Server {
         }
     }
 
-    fn admission_of(&mut self, id: StreamId) -> Result<(), Refusal> {
+    fn admission_of(&self, id: StreamId) -> Result<(), Refusal> {
         let refused = Err(Refusal::Capacity { needed_permille: 0 });
         let Some(stream) = self.streams.get(id.0) else {
             return refused;
@@ -309,7 +309,7 @@ impl Server {
         let mut players = self.players(stream.device, promised, Some(id));
         let newcomer = self.player(id, promised);
         players.extend(newcomer);
-        self.dry_run(stream.device, promised, &mut players)
+        self.dry_run(self.now, stream.device, promised, &mut players)
     }
 
     fn players(&self, device: DeviceId, promised: u64, but: Option<StreamId>) -> Vec<Player> {
@@ -335,7 +335,7 @@ impl Server {
         })
     }
 
-    fn dry_run(&mut self, device: DeviceId, promised: u64, players: &mut [Player]) -> Result<(), Refusal> {
+    fn dry_run(&self, now: Instant, device: DeviceId, promised: u64, players: &mut [Player]) -> Result<(), Refusal> {
         let Some(entry) = self.devices.get(&device) else {
             return Err(Refusal::Capacity { needed_permille: 0 });
         };
@@ -349,12 +349,12 @@ impl Server {
         }
         let described = admission::Device {
             model: &entry.model,
-            free_at: entry.free_at(self.now),
+            free_at: entry.free_at(now),
             head: entry.head,
             chunk: self.limits.chunk_bytes_max,
             margin_permille: self.policy.margin_permille,
         };
-        admission::dry_run(&described, self.now, players, &mut self.order)
+        admission::dry_run(&described, now, players, &mut Order::default())
     }
 
     /// Give up the contract; the stream is best effort until it asks again.
@@ -378,7 +378,7 @@ impl Server {
     }
 
     /// A best-effort stream that is followed fetches ahead in the background.
-    fn enlist_background(&mut self, id: StreamId) {
+    pub(super) fn enlist_background(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
         };
@@ -435,27 +435,32 @@ impl Server {
         self.retry_refused(stream.device);
         self.touch(stream.device);
         if let Some(frames) = stream.frames {
-            for frame in frames.open {
-                self.release(frame.file, actions);
+            self.leave_folder(id, stream.session, &frames);
+            let files: Vec<FileId> = frames.files().collect();
+            for file in files {
+                self.release(file, actions);
             }
         }
     }
 
     /// The handle of a stream was closed.
-    pub(super) fn handle_left(&mut self, id: StreamId, actions: &mut Actions) {
+    pub(super) fn handle_left(&mut self, id: StreamId, handle: HandleId, actions: &mut Actions) {
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
         };
         if stream.frames.is_some() {
-            stream.handle = None; // the sequence goes on with the next frame
+            // The sequence goes on with the next frame.
+            if stream.handle == Some(handle) {
+                stream.handle = None;
+            }
         } else {
             self.end_stream(id, actions);
         }
     }
 
     /// Whether `count` more streams of `rate` could be promised on `device`.
-    pub fn could_admit(&mut self, now: Instant, device: DeviceId, rate: BytesPerSecond, count: u32) -> Verdict {
-        self.now = self.now.max(now);
+    pub fn could_admit(&self, now: Instant, device: DeviceId, rate: BytesPerSecond, count: u32) -> Verdict {
+        let now = self.now.max(now);
         let Some(entry) = self.devices.get(&device) else {
             return Verdict {
                 admitted: false,
@@ -466,12 +471,12 @@ impl Server {
         };
         let contracts = entry.contracts.len();
         let size = entry.model.base.size.0;
-        let result = self.would_admit(device, rate, count, size);
+        let result = self.would_admit(now, device, rate, count, size);
         let (mut low, mut high) = if result.is_ok() { (count, 1000) } else { (0, count) };
         // `low` fits, `high` does not (or is where we stop counting).
         while low + 1 < high {
             let middle = low + (high - low) / 2;
-            if self.would_admit(device, rate, middle, size).is_ok() {
+            if self.would_admit(now, device, rate, middle, size).is_ok() {
                 low = middle;
             } else {
                 high = middle;
@@ -496,14 +501,14 @@ impl Server {
         }
     }
 
-    fn would_admit(&mut self, device: DeviceId, rate: BytesPerSecond, count: u32, size: u64) -> Result<(), Refusal> {
+    fn would_admit(&self, now: Instant, device: DeviceId, rate: BytesPerSecond, count: u32, size: u64) -> Result<(), Refusal> {
         let count = u64::from(count.max(1));
         let promised = self.promised.saturating_add(rate.0.saturating_mul(count));
         let mut players = self.players(device, promised, None);
         let cap = self.cap_for(rate.0, promised);
         // Questions are about streams that start one after another, as people do, a second apart.
         for nth in 0..count {
-            let start = self.now + Duration::from_s(nth);
+            let start = now + Duration::from_s(nth);
             let lead = self.policy.preroll - SAFETY;
             players.push(Player {
                 claim: Claim {
@@ -517,7 +522,7 @@ impl Server {
                 lead,
             });
         }
-        self.dry_run(device, promised, &mut players)
+        self.dry_run(now, device, promised, &mut players)
     }
 
     /// What a stream under contract asks of its device now.

@@ -1,44 +1,564 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sequences: one file a frame.
+//! Sequences: one file a frame, followed across files.
+//!
+//! The reader opens, reads and closes a file for every frame; the stream lives on between them. Its `v` runs
+//! through the frames in reading order, so that buffers, deadlines and admission are those of any
+//! other stream. Frames that come next are opened by the driver beside the one the reader has open,
+//! and fetched; they are served to a client only by his own open of the same inode, since every
+//! read goes through a handle of his.
 
 use super::state::*;
 use super::*;
+use crate::stream::{Moved, READER_COUNT_MAX, Cadence, SequenceTracker};
+use alloc::collections::VecDeque;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+/// Neighbours asked for at once, of one stream.
+const ASKED_MAX: usize = 16;
+/// A sequence whose reader opened nothing for so long has ended.
+const SILENCE: Duration = Duration::from_s(10);
+
+/// The sequences that one session reads in one folder.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Folder {
+    tracker: SequenceTracker,
+    streams: [Option<StreamId>; READER_COUNT_MAX],
+}
+
+/// A frame of a sequence that is open.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame {
+    number: u64,
+    file: FileId,
+    /// `v` of its first byte.
+    start: u64,
+    size: u64,
+}
+
+impl Frame {
+    fn end(&self) -> u64 {
+        self.start + self.size
+    }
+}
+
+/// What became of a neighbour that was asked for.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    Waiting,
+    Opened(FileId, u64),
+    Absent,
+}
+
+/// The frames of one sequence, as one reader goes through them.
+#[derive(Clone, Debug)]
+pub(super) struct Frames {
+    folder: String,
+    reader: usize,
+    step: i64,
+    /// Frames opened, in reading order; the reader is in the first.
+    open: VecDeque<Frame>,
+    /// Neighbours that were asked for, in reading order.
+    asked: VecDeque<(u64, Asked)>,
+    /// The next one does not exist: ask again when the reader moves on.
+    ended: bool,
+    cadence: Cadence,
+}
+
+impl Frames {
+    /// Every file that is kept open for it.
+    pub(super) fn files(&self) -> impl Iterator<Item = FileId> {
+        let opened = self.asked.iter().filter_map(|(_, asked)| match asked {
+            Asked::Opened(file, _) => Some(*file),
+            Asked::Waiting | Asked::Absent => None,
+        });
+        self.open.iter().map(|frame| frame.file).chain(opened)
+    }
+
+    /// The frame that byte `v` lies in.
+    fn at(&self, v: u64) -> Option<&Frame> {
+        self.open.iter().find(|frame| v >= frame.start && v < frame.end())
+    }
+
+    fn end(&self) -> u64 {
+        self.open.back().map_or(0, Frame::end)
+    }
+}
+
+fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
+}
 
 impl Server {
-    pub(super) fn frame_opened(&mut self, _session: SessionId, _handle: HandleId, _actions: &mut Actions) {}
-    pub(super) fn end_session_sequences(&mut self, _session: SessionId, _actions: &mut Actions) {}
+    /// A client opened a file: a frame of a sequence?
+    pub(super) fn frame_opened(&mut self, session: SessionId, handle: HandleId, actions: &mut Actions) {
+        if !self.policy.analyser {
+            return;
+        }
+        let Some(entry) = self.handles.get(&(session, handle)) else {
+            return;
+        };
+        let HandleState::Ready(file) = entry.state else {
+            return;
+        };
+        let (path, hint) = (entry.path.clone(), entry.hint);
+        let (folder_name, name) = split(&path);
+        let Some(size) = self.files.get(&file).map(|file| file.size) else {
+            return;
+        };
+        let key = (session, folder_name.to_string());
+        let folder = self.folders.entry(key.clone()).or_default();
+        let Some(seen) = folder.tracker.opened(self.now, name, ByteCount(size)) else {
+            if folder.streams.iter().all(Option::is_none) {
+                self.folders.remove(&key);
+            }
+            return;
+        };
+        let reader = usize::from(seen.reader.0);
+        let ruled = matches!(hint, Some(RateHint::FramesPerKilosecond(..)));
+        // A rule that speaks of frames makes the first one a start; else two in order do.
+        let step = seen.step.or(ruled.then_some(1));
+        let known = folder.streams.get(reader).copied().flatten();
+        if let Some(former) = known
+            && matches!(seen.moved, Moved::Began)
+        {
+            self.end_stream(former, actions);
+        }
+        let Some(step) = step.filter(|_| size > 0) else {
+            return;
+        };
+        let id = match self.sequence_of(&key, reader) {
+            Some(id) => id,
+            None => match self.begin_sequence(&key, reader, handle, file, &path, step) {
+                Some(id) => id,
+                None => return,
+            },
+        };
+        if let Some(entry) = self.handles.get_mut(&(session, handle)) {
+            entry.stream = Some(id);
+        }
+        if let Some(stream) = self.streams.get_mut(id.0) {
+            stream.handle = Some(handle);
+        }
+        self.enter_frame(id, seen.frame, file, size, step, !matches!(seen.moved, Moved::Jumped { .. }), actions);
+        self.sequence_rate(id, hint, size);
+        self.ask_neighbours(id, actions);
+    }
+
+    fn sequence_of(&self, key: &(SessionId, String), reader: usize) -> Option<StreamId> {
+        self.folders.get(key)?.streams.get(reader).copied().flatten()
+    }
+
+    fn begin_sequence(
+        &mut self,
+        key: &(SessionId, String),
+        reader: usize,
+        handle: HandleId,
+        file: FileId,
+        path: &str,
+        step: i64,
+    ) -> Option<StreamId> {
+        let device = self.files.get(&file)?.device;
+        let mut stream = Stream::new(key.0, handle, file, device, path.to_string(), self.now);
+        stream.flow = Flow::Frames;
+        stream.frames = Some(Frames {
+            folder: key.1.clone(),
+            reader,
+            step,
+            open: VecDeque::new(),
+            asked: VecDeque::new(),
+            ended: false,
+            cadence: Cadence::new(),
+        });
+        let id = StreamId(self.streams.insert(stream));
+        *self.folders.get_mut(key)?.streams.get_mut(reader)? = Some(id);
+        self.enlist_background(id);
+        self.block(device);
+        Some(id)
+    }
+
+    /// The reader is in frame `number` now: let go of those before it.
+    #[expect(clippy::too_many_arguments, reason = "one observation, as it was made")]
+    fn enter_frame(
+        &mut self,
+        id: StreamId,
+        number: u64,
+        file: FileId,
+        size: u64,
+        step: i64,
+        continued: bool,
+        actions: &mut Actions,
+    ) {
+        let now = self.now;
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        let Some(frames) = &mut stream.frames else {
+            return;
+        };
+        frames.ended = false;
+        let turned = frames.step != step;
+        frames.step = step;
+        let mut passed: Vec<FileId> = Vec::new();
+        let known = frames.open.iter().position(|frame| frame.number == number && frame.file == file);
+        match known {
+            Some(place) if !turned => passed.extend(frames.open.drain(..place).map(|frame| frame.file)),
+            _ => {
+                // Not foreseen: what was opened ahead lies elsewhere.
+                passed.extend(frames.files());
+                frames.asked.clear();
+                let start = frames.end().max(stream.consumed).max(stream.fetched);
+                frames.open.clear();
+                frames.open.push_back(Frame { number, file, start, size });
+                stream.consumed = start;
+                stream.fetched = start;
+                if let Some(file) = self.files.get_mut(&file) {
+                    file.use_count += 1;
+                }
+            }
+        }
+        let jumped = known.is_none() && !continued;
+        if let Some(stream) = self.streams.get_mut(id.0) {
+            stream.file = file;
+            stream.read_bytes = size;
+            stream.last_read = now;
+        }
+        let start = self.frame_start(id);
+        self.release_held(id, start);
+        for file in passed {
+            self.release(file, actions);
+        }
+        if jumped || self.streams.get(id.0).is_some_and(|stream| stream.read_count == 0) {
+            let Some(stream) = self.streams.get_mut(id.0) else {
+                return;
+            };
+            stream.origin = start;
+            stream.reanchor(now);
+            if stream.standing == Standing::Contract {
+                self.resign(id);
+                self.ask_admission(id);
+            }
+        }
+        if let Some(stream) = self.streams.get(id.0) {
+            self.touch(stream.device);
+        }
+    }
+
+    fn frame_start(&self, id: StreamId) -> u64 {
+        self.streams
+            .get(id.0)
+            .and_then(|stream| stream.frames.as_ref()?.open.front())
+            .map_or(0, |frame| frame.start)
+    }
+
+    fn sequence_rate(&mut self, id: StreamId, hint: Option<RateHint>, size: u64) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        if stream.rate.is_some() {
+            return;
+        }
+        let known = match hint {
+            Some(RateHint::FramesPerKilosecond(frames, source)) => {
+                Some((BytesPerSecond(size.saturating_mul(u64::from(frames)).div_ceil(1000)), source))
+            }
+            Some(RateHint::Rate(rate, source)) => Some((rate, source)),
+            None => stream
+                .frames
+                .as_ref()
+                .and_then(|frames| frames.cadence.rate())
+                .filter(|_| self.policy.contracts_from_cadence)
+                .map(|rate| (BytesPerSecond(rate.0 + rate.0 / 20), RateSource::Cadence)),
+        };
+        let Some(known) = known.filter(|(rate, _)| rate.0 > 0) else {
+            return;
+        };
+        let now = self.now;
+        if let Some(stream) = self.streams.get_mut(id.0) {
+            stream.rate = Some(known);
+            stream.reanchor(now);
+        }
+        self.ask_admission(id);
+    }
+
+    /// Have the frames opened that the stream's buffers can take.
+    fn ask_neighbours(&mut self, id: StreamId, actions: &mut Actions) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        let Some(frames) = &stream.frames else {
+            return;
+        };
+        let Some(current) = frames.open.front() else {
+            return;
+        };
+        let rate = stream.rate.map_or(0, |(rate, _)| rate.0);
+        let wanted_bytes = match stream.standing {
+            Standing::Contract => self.cap_for(rate, self.promised).saturating_mul(self.packing(stream)) / 1000,
+            Standing::Refused | Standing::BestEffort => 8 << 20,
+        };
+        let wanted = (wanted_bytes / current.size.max(1) + 2).min(u64::from(self.limits.sequence_ahead_max));
+        let have = frames.open.len() + frames.asked.len();
+        if frames.ended || have as u64 >= wanted || frames.asked.len() >= ASKED_MAX {
+            return;
+        }
+        let count = (wanted as usize - have).min(ASKED_MAX - frames.asked.len());
+        let last = frames
+            .asked
+            .back()
+            .map(|(number, _)| *number)
+            .or(frames.open.back().map(|frame| frame.number))
+            .unwrap_or(current.number);
+        let (beside, step, reader) = (current.file, frames.step, frames.reader);
+        let folder = (stream.session, frames.folder.clone());
+        let mut asked: Vec<(u64, String)> = Vec::new();
+        if let Some(folder) = self.folders.get(&folder) {
+            let mut number = last;
+            for _ in 0..count {
+                let Some(next) = number.checked_add_signed(step) else {
+                    break;
+                };
+                number = next;
+                let reader = crate::stream::ReaderIndex(reader as u8);
+                match folder.tracker.name(reader, number) {
+                    Some(name) => asked.push((number, name)),
+                    None => break,
+                }
+            }
+        }
+        for (number, name) in asked {
+            if let Some(frames) = self.streams.get_mut(id.0).and_then(|stream| stream.frames.as_mut()) {
+                frames.asked.push_back((number, Asked::Waiting));
+            }
+            let askers = self.neighbours.entry((beside, name.clone())).or_default();
+            if !askers.contains(&(id, number)) {
+                askers.push((id, number));
+            }
+            if askers.len() == 1 {
+                actions.list.push(Action::OpenNeighbour { beside, name });
+            }
+        }
+    }
+
     pub(super) fn neighbour_opened(
         &mut self,
-        _beside: FileId,
-        _name: &str,
+        beside: FileId,
+        name: &str,
         facts: Result<FileFacts, Errno>,
         actions: &mut Actions,
     ) {
-        if let Ok(facts) = facts {
-            let file = self.adopt(facts, actions);
+        let askers = self.neighbours.remove(&(beside, name.to_string())).unwrap_or_default();
+        let opened = match facts {
+            Ok(facts) if self.devices.contains_key(&facts.device) && facts.size.0 > 0 => {
+                let size = facts.size.0;
+                Some((self.adopt(facts, actions), size))
+            }
+            Ok(facts) => {
+                let file = self.adopt(facts, actions);
+                self.release(file, actions);
+                None
+            }
+            Err(_) => None,
+        };
+        for (id, number) in askers {
+            let Some(frames) = self.streams.get_mut(id.0).and_then(|stream| stream.frames.as_mut()) else {
+                continue;
+            };
+            let Some(entry) = frames
+                .asked
+                .iter_mut()
+                .find(|(asked, state)| *asked == number && matches!(state, Asked::Waiting))
+            else {
+                continue;
+            };
+            entry.1 = match opened {
+                Some((file, size)) => {
+                    if let Some(file) = self.files.get_mut(&file) {
+                        file.use_count += 1;
+                    }
+                    Asked::Opened(file, size)
+                }
+                None => Asked::Absent,
+            };
+            self.line_up_frames(id, actions);
+            self.ask_neighbours(id, actions);
+        }
+        if let Some((file, _)) = opened {
             self.release(file, actions);
         }
     }
-    pub(super) fn frame_read(&mut self, _id: StreamId, _file: FileId, _range: ByteRange, _arrived: Instant) -> Instant {
-        Instant::NEVER
+
+    /// Frames that came join those that are open, in reading order.
+    fn line_up_frames(&mut self, id: StreamId, actions: &mut Actions) {
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        let device = stream.device;
+        let Some(frames) = &mut stream.frames else {
+            return;
+        };
+        let mut dropped: Vec<FileId> = Vec::new();
+        while let Some(&(number, asked)) = frames.asked.front() {
+            match asked {
+                Asked::Waiting => break,
+                Asked::Opened(file, size) => {
+                    frames.asked.pop_front();
+                    let start = frames.end();
+                    frames.open.push_back(Frame { number, file, start, size });
+                }
+                Asked::Absent => {
+                    // The sequence ends or has a gap here; what lies behind it is not fetched for it.
+                    frames.ended = true;
+                    for (_, asked) in frames.asked.drain(..) {
+                        if let Asked::Opened(file, _) = asked {
+                            dropped.push(file);
+                        }
+                    }
+                }
+            }
+        }
+        for file in dropped {
+            self.release(file, actions);
+        }
+        self.touch(device);
     }
-    pub(super) fn frame_place(&self, _stream: &Stream) -> (u64, u64) {
-        (0, 0)
+
+    /// A read of the frame the reader is in; when it is due: a frame is due as a whole.
+    pub(super) fn frame_read(&mut self, id: StreamId, file: FileId, range: ByteRange, arrived: Instant) -> Instant {
+        let preroll = self.policy.preroll;
+        let now = self.now;
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return Instant::NEVER;
+        };
+        stream.last_read = now;
+        let Some(frames) = &mut stream.frames else {
+            return Instant::NEVER;
+        };
+        frames.cadence.read_arrived(now, range.length);
+        let Some(frame) = frames.open.front().copied().filter(|frame| frame.file == file) else {
+            return Instant::NEVER;
+        };
+        stream.consumed = stream.consumed.max(frame.start + range.end().min(frame.size));
+        stream.fetched = stream.fetched.max(frame.start);
+        let due = stream.due(frame.start, arrived, preroll);
+        let device = stream.device;
+        self.touch(device);
+        due
     }
-    pub(super) fn frame_piece(&self, _stream: &Stream, _bytes: u64) -> Option<(FileId, ByteRange, u64)> {
-        None
+
+    /// A read of a sequence was answered.
+    pub(super) fn frame_answered(&mut self, id: StreamId) {
+        let now = self.now;
+        if let Some(frames) = self.streams.get_mut(id.0).and_then(|stream| stream.frames.as_mut()) {
+            frames.cadence.read_answered(now);
+        }
     }
-    pub(super) fn frame_will_fetch(&self, _stream: &Stream, _id: FileId, _missing: ByteRange) -> bool {
-        false
+
+    pub(super) fn frame_place(&self, stream: &Stream) -> (u64, u64) {
+        let Some(frames) = &stream.frames else {
+            return (0, 0);
+        };
+        let Some(frame) = frames.at(stream.fetched) else {
+            return (0, 0);
+        };
+        let physical = self
+            .files
+            .get(&frame.file)
+            .map_or(0, |file| file.place(stream.fetched - frame.start).0);
+        (physical, frames.end() - stream.fetched)
     }
-    /// Thousandths of its buffers that a stream can fill: a frame that ends in the middle of a slot wastes the rest.
-    pub(super) fn packing(&self, _stream: &Stream) -> u64 {
-        1000
+
+    pub(super) fn frame_piece(&self, stream: &Stream, bytes: u64) -> Option<(FileId, ByteRange, u64)> {
+        let frame = stream.frames.as_ref()?.at(stream.fetched)?;
+        let start = stream.fetched - frame.start;
+        let file = self.files.get(&frame.file)?;
+        let size = frame.size.min(file.size.max(1));
+        let end = start.saturating_add(bytes).min(size).min(start.saturating_add(file.place(start).1));
+        // A frame that has become shorter is passed over.
+        let end = if start >= end { frame.size } else { end };
+        Some((frame.file, ByteRange::new(start, end - start), end - start))
+    }
+
+    pub(super) fn frame_will_fetch(&self, stream: &Stream, id: FileId, missing: ByteRange) -> bool {
+        let Some(frames) = &stream.frames else {
+            return false;
+        };
+        frames
+            .open
+            .iter()
+            .any(|frame| frame.file == id && frame.start + missing.start.0 + PAGE_BYTES > stream.fetched)
+    }
+
+    /// Thousandths of its buffers that a stream can fill: a frame that ends in the middle of a slot
+    /// wastes the rest of it.
+    pub(super) fn packing(&self, stream: &Stream) -> u64 {
+        let Some(frame) = stream.frames.as_ref().and_then(|frames| frames.open.front()) else {
+            return 1000;
+        };
+        let slots = frame.size.div_ceil(self.slot_bytes()).max(1);
+        (frame.size.saturating_mul(1000) / (slots * self.slot_bytes())).max(1)
+    }
+
+    /// Sequences whose readers went away without a word.
+    pub(super) fn end_silent_sequences(&mut self, device: DeviceId, actions: &mut Actions) {
+        let now = self.now;
+        let silent: Vec<(StreamId, bool)> = self
+            .folders
+            .values()
+            .flat_map(|folder| folder.streams.iter().copied().flatten())
+            .filter_map(|id| {
+                let stream = self.streams.get(id.0).filter(|stream| stream.device == device)?;
+                Some((id, stream.handle.is_none() && now.since(stream.last_read) > SILENCE))
+            })
+            .collect();
+        for &(id, silent) in &silent {
+            if silent {
+                self.end_stream(id, actions);
+            }
+        }
+        if silent.iter().any(|(_, silent)| !silent) {
+            self.block(device);
+        }
+    }
+
+    pub(super) fn end_session_sequences(&mut self, session: SessionId, actions: &mut Actions) {
+        let keys: Vec<(SessionId, String)> = self
+            .folders
+            .range((session, String::new())..)
+            .take_while(|((owner, _), _)| *owner == session)
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in keys {
+            let streams = self.folders.get(&key).map(|folder| folder.streams).unwrap_or_default();
+            for id in streams.into_iter().flatten() {
+                self.end_stream(id, actions);
+            }
+            self.folders.remove(&key);
+        }
+    }
+
+    /// The stream ended: its folder and its askings forget it.
+    pub(super) fn leave_folder(&mut self, id: StreamId, session: SessionId, frames: &Frames) {
+        let key = (session, frames.folder.clone());
+        if let Some(folder) = self.folders.get_mut(&key) {
+            for entry in folder.streams.iter_mut() {
+                if *entry == Some(id) {
+                    *entry = None;
+                }
+            }
+        }
+        for askers in self.neighbours.values_mut() {
+            askers.retain(|(asker, _)| *asker != id);
+        }
     }
 }
 
 impl Stream {
+    /// `v` at the end of the frame that is being fetched.
     pub(super) fn frame_end(&self) -> u64 {
-        self.fetched
+        self.frames
+            .as_ref()
+            .and_then(|frames| frames.at(self.fetched))
+            .map_or(self.fetched, Frame::end)
     }
 }

@@ -25,7 +25,9 @@ use crate::cache::Cache;
 use crate::sched::{Claim, Order};
 use crate::units::*;
 use alloc::collections::{BTreeMap, VecDeque};
+use alloc::string::String;
 use alloc::vec::Vec;
+use frames::Folder;
 use slab::Slab;
 use state::*;
 
@@ -46,6 +48,10 @@ pub struct Server {
     streams: Slab<Stream>,
     reads: Slab<Read>,
     pins: BTreeMap<(SessionId, RequestId), Pinned>,
+    /// Sequences, by session and folder.
+    folders: BTreeMap<(SessionId, String), Folder>,
+    /// Neighbours the driver was asked for, and by which streams, for which frame.
+    neighbours: BTreeMap<(FileId, String), Vec<(StreamId, u64)>>,
     flights: Slab<Flight>,
     flight_generation: u32,
     /// Streams that ended, newest last.
@@ -83,6 +89,8 @@ impl Server {
             streams: Slab::new(),
             reads: Slab::new(),
             pins: BTreeMap::new(),
+            folders: BTreeMap::new(),
+            neighbours: BTreeMap::new(),
             flights: Slab::new(),
             flight_generation: 0,
             closed: VecDeque::new(),
@@ -132,18 +140,19 @@ impl Server {
             }
             Event::Hint { file, hint } => self.hinted(file, hint),
             Event::IoDone { io, result } => self.io_done(io, result, actions),
-            Event::Timer => self.timer(),
+            Event::Timer => self.timer(actions),
         }
         self.serve_devices(actions);
     }
 
-    fn timer(&mut self) {
+    fn timer(&mut self, actions: &mut Actions) {
         self.wake_at = Instant::NEVER;
-        while let Some(device) = self.blocked.pop() {
+        for device in core::mem::take(&mut self.blocked) {
             if let Some(entry) = self.devices.get_mut(&device) {
                 entry.blocked = false;
             }
             self.retry_refused(device);
+            self.end_silent_sequences(device, actions);
             self.touch(device);
         }
     }

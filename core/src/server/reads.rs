@@ -282,6 +282,9 @@ impl Server {
         if let Some(entry) = self.handles.get_mut(&(read.session, read.handle)) {
             entry.cadence.read_answered(self.now);
         }
+        if let Some(stream) = read.stream {
+            self.frame_answered(stream);
+        }
         self.drop_read(key, actions);
     }
 

@@ -41,9 +41,6 @@ impl<T> Slab<T> {
         self.entries.get_mut(key as usize)?.as_mut()
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.entries.len() - self.free.len()
-    }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.entries

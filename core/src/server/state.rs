@@ -3,6 +3,7 @@
 //! in the files beside this one.
 
 use super::api::*;
+use super::frames::Frames;
 use crate::sched::RefinedModel;
 use crate::stream::{Cadence, CursorIndex, Recogniser};
 use crate::units::*;
@@ -134,7 +135,6 @@ pub(super) struct Flight {
 pub(super) struct Demand {
     pub file: FileId,
     pub range: ByteRange,
-    pub session: SessionId,
     pub due: Instant,
     pub since: Instant,
 }
@@ -159,37 +159,6 @@ pub(super) struct Held {
     pub slot: SlotIndex,
     /// The stream's `v` at the end of what it wants of it.
     pub end: u64,
-}
-
-/// A frame of a sequence that is open.
-#[derive(Clone, Debug)]
-pub(super) struct Frame {
-    pub number: u64,
-    pub file: FileId,
-    /// `v` of its first byte.
-    pub start: u64,
-    pub size: u64,
-}
-
-/// The frames of one sequence, as one reader goes through them.
-#[derive(Clone, Debug)]
-pub(super) struct Frames {
-    /// Folder and name of the first frame seen, to tell sequences apart.
-    pub folder: String,
-    pub name: String,
-    /// +1 or −1 (or a step, when every n-th is read).
-    pub step: i64,
-    /// Frames opened, in reading order; the player is in the first.
-    pub open: VecDeque<Frame>,
-    /// Number of the last frame the player opened, and its handle.
-    pub last_number: u64,
-    /// Neighbours that were asked for and have not come, in order.
-    pub asked: VecDeque<u64>,
-    /// The next number does not exist: do not ask again until the player moves on.
-    pub ended: bool,
-    /// Frames in a row that were opened in order.
-    pub run: u32,
-    pub last_opened: Instant,
 }
 
 /// A run of related reads, and its line in the ledger.

@@ -9,6 +9,7 @@
 //! A stepping cursor (reverse, strided) knows the run it is in (a frame, read forward in pieces)
 //! and by how much run follows run.
 
+use super::ahead::{AheadIter, Course, Down, Steps, Up};
 use super::runs::Stepping;
 use crate::units::*;
 
@@ -16,7 +17,7 @@ use crate::units::*;
 pub(super) const REORDER_COUNT: u64 = 16;
 
 /// Sixteen reads in any order leave at most eight islands beyond the first hole.
-const ISLAND_COUNT_MAX: usize = 8;
+pub(super) const ISLAND_COUNT_MAX: usize = 8;
 
 /// A hole this old that [`SKIP_READ_COUNT`] later reads have passed is a skip, not a late read.
 const SKIP_AGE: Duration = Duration::from_ms(500);
@@ -152,56 +153,29 @@ impl Cursor {
     /// was none. A `from` that the reader has passed is taken for its position.
     pub fn ahead(&self, from: u64, bytes: u64, file_size: u64) -> AheadIter {
         let course = match self.stepping {
-            Some(stepping) => Course::Stepping(self.steps(stepping, from, file_size)),
-            None if self.score >= SCORE_SEQUENTIAL => Course::Forward(Forward {
-                at: from.max(self.front),
-                islands: self.islands,
-                island_count: self.island_count,
-                next_island: 0,
-            }),
+            Some(stepping) if stepping.is_reverse() => Course::Down(Down::new(
+                from,
+                self.base,
+                self.rest_of_frame(),
+                stepping.run_bytes,
+            )),
+            Some(stepping) => Course::Steps(Steps::new(from, self.base, self.front, stepping)),
+            None if self.score >= SCORE_SEQUENTIAL => Course::Up(Up::new(
+                from.max(self.front),
+                self.islands,
+                self.island_count,
+            )),
             None => Course::Nowhere,
         };
-        AheadIter {
-            course,
-            bytes_left: bytes,
-            file_size,
-        }
+        AheadIter::new(course, bytes, file_size)
     }
 
-    fn steps(&self, stepping: Stepping, from: u64, file_size: u64) -> Steps {
-        let run_bytes = stepping.run_bytes.max(1);
-        if stepping.is_reverse() {
-            let at = from.min(self.base).min(file_size);
-            // Nothing was predicted below this run yet: the rest of the frame in hand comes first.
-            let rest = if from >= self.base && self.ceiling > self.front {
-                Span {
-                    start: self.front.max(from),
-                    end: self.ceiling,
-                }
-            } else {
-                Span::default()
-            };
-            return Steps {
-                rest,
-                start: at,
-                run_bytes,
-                stride: 0,
-                limit: at,
-            };
-        }
-        let rest = Span {
+    /// Reverse: between what was read of the frame in hand and the frame before it.
+    fn rest_of_frame(&self) -> Span {
+        Span {
             start: self.front,
-            end: self.base.saturating_add(run_bytes),
-        };
-        let mut steps = Steps {
-            rest,
-            start: self.base,
-            run_bytes,
-            stride: stepping.stride,
-            limit: 0,
-        };
-        steps.skip_to(from, self.front);
-        steps
+            end: self.ceiling,
+        }
     }
 
     // ---- What the recogniser does with it ----
@@ -406,12 +380,10 @@ impl Cursor {
     fn step_to(&mut self, mut stepping: Stepping, range: ByteRange) {
         stepping.refine(self.base, range.start.0, self.front - self.base);
         self.stepping = Some(stepping);
+        // Only reverse play owes the bytes up to the frame before.
         self.ceiling = self.base;
         self.base = range.start.0;
         self.front = range.end();
-        if !stepping.is_reverse() {
-            self.ceiling = self.front;
-        }
     }
 
     fn grow_run(&mut self, stepping: Stepping, range: ByteRange) {
@@ -465,188 +437,5 @@ impl Cursor {
 
     pub(super) fn call_random(&mut self, random: bool) {
         self.random = random;
-    }
-}
-
-/// The ranges that come next; see [`Cursor::ahead`].
-#[derive(Clone, Debug)]
-pub struct AheadIter {
-    course: Course,
-    bytes_left: u64,
-    file_size: u64,
-}
-
-#[derive(Clone, Debug)]
-enum Course {
-    Nowhere,
-    Forward(Forward),
-    Stepping(Steps),
-}
-
-impl Iterator for AheadIter {
-    type Item = ByteRange;
-
-    fn next(&mut self) -> Option<ByteRange> {
-        if self.bytes_left == 0 {
-            return None;
-        }
-        let span = match &mut self.course {
-            Course::Nowhere => None,
-            Course::Forward(forward) => forward.next(self.file_size),
-            Course::Stepping(steps) => steps.next(self.file_size),
-        }?;
-        let length = span.end - span.start;
-        let given = length.min(self.bytes_left);
-        self.bytes_left -= given;
-        let downwards =
-            matches!(&self.course, Course::Stepping(s) if s.stride == 0 && s.rest_done());
-        let start = if downwards {
-            span.end - given
-        } else {
-            span.start
-        };
-        Some(ByteRange::new(start, given))
-    }
-}
-
-/// Upwards around what was already asked.
-#[derive(Clone, Debug)]
-struct Forward {
-    at: u64,
-    islands: [Span; ISLAND_COUNT_MAX],
-    island_count: usize,
-    next_island: usize,
-}
-
-impl Forward {
-    fn next(&mut self, file_size: u64) -> Option<Span> {
-        while self.next_island < self.island_count {
-            let island = self.islands[self.next_island];
-            self.next_island += 1;
-            if self.at < island.start {
-                let span = Span {
-                    start: self.at,
-                    end: island.start.min(file_size),
-                };
-                self.at = island.end;
-                return (span.start < span.end).then_some(span);
-            }
-            self.at = self.at.max(island.end);
-        }
-        let span = Span {
-            start: self.at,
-            end: file_size,
-        };
-        self.at = file_size;
-        (span.start < span.end).then_some(span)
-    }
-}
-
-/// The rest of the run in hand, then run after run: at every stride, or downwards without holes.
-#[derive(Clone, Debug)]
-struct Steps {
-    rest: Span,
-    /// Strided: start of the run last given. Reverse: everything from here up was given.
-    start: u64,
-    run_bytes: u64,
-    /// 0 for reverse.
-    stride: i64,
-    /// Strided: nothing on the near side of this is given (forward: below; backwards: at or above).
-    limit: u64,
-}
-
-impl Steps {
-    fn rest_done(&self) -> bool {
-        self.rest.start >= self.rest.end
-    }
-
-    /// Leave out what an earlier prediction gave.
-    fn skip_to(&mut self, from: u64, front: u64) {
-        if self.stride > 0 {
-            self.limit = from.max(front);
-            self.rest.start = self.rest.start.max(from);
-            let stride = self.stride.unsigned_abs();
-            // Steps whose run ends at or before `limit`.
-            let done = self.limit.saturating_sub(self.start) / stride;
-            self.start = self
-                .start
-                .saturating_add(done.saturating_sub(1).saturating_mul(stride));
-        } else {
-            // Backwards, `from` is the start of the last run given.
-            self.limit = from.min(self.start);
-            if from < self.start {
-                self.rest.end = self.rest.start;
-            }
-            let stride = self.stride.unsigned_abs().max(1);
-            let done = self.start.saturating_sub(self.limit) / stride;
-            self.start = self
-                .start
-                .saturating_sub(done.saturating_sub(1).saturating_mul(stride));
-        }
-    }
-
-    fn next(&mut self, file_size: u64) -> Option<Span> {
-        if !self.rest_done() {
-            let span = Span {
-                start: self.rest.start,
-                end: self.rest.end.min(file_size),
-            };
-            self.rest.start = self.rest.end;
-            if self.stride > 0 {
-                self.limit = self.limit.max(span.end);
-            }
-            if span.start < span.end {
-                return Some(span);
-            }
-        }
-        match self.stride {
-            0 => self.next_down(file_size),
-            1.. => self.next_up(file_size),
-            _ => self.next_back(file_size),
-        }
-    }
-
-    fn next_down(&mut self, file_size: u64) -> Option<Span> {
-        let end = self.start.min(file_size);
-        self.start = end.saturating_sub(self.run_bytes);
-        (self.start < end).then_some(Span {
-            start: self.start,
-            end,
-        })
-    }
-
-    fn next_up(&mut self, file_size: u64) -> Option<Span> {
-        loop {
-            self.start = self.start.checked_add(self.stride.unsigned_abs())?;
-            if self.start >= file_size {
-                return None;
-            }
-            let span = Span {
-                start: self.start.max(self.limit),
-                end: self.start.saturating_add(self.run_bytes).min(file_size),
-            };
-            if span.start < span.end {
-                self.limit = span.end;
-                return Some(span);
-            }
-        }
-    }
-
-    fn next_back(&mut self, file_size: u64) -> Option<Span> {
-        loop {
-            self.start = self.start.checked_sub(self.stride.unsigned_abs())?;
-            let span = Span {
-                start: self.start,
-                end: self
-                    .start
-                    .saturating_add(self.run_bytes)
-                    .min(self.limit)
-                    .min(file_size),
-            };
-            if span.start < span.end {
-                self.limit = span.start;
-                return Some(span);
-            }
-        }
     }
 }

@@ -13,6 +13,7 @@
 //! Nothing here fetches, promises or holds bytes; a wrong prediction costs a fetch and nothing else.
 //! Nothing here knows the file's size except where it is handed in, and nothing here reads a clock.
 
+mod ahead;
 mod cadence;
 mod cursor;
 mod frame_name;
@@ -20,8 +21,9 @@ mod recogniser;
 mod runs;
 mod sequence;
 
+pub use ahead::AheadIter;
 pub use cadence::Cadence;
-pub use cursor::{AheadIter, Cursor, Pattern};
+pub use cursor::{Cursor, Pattern};
 pub use frame_name::FrameName;
 pub use recogniser::{CURSOR_COUNT_MAX, CursorIndex, Moved, Observation, Recogniser};
 pub use sequence::{

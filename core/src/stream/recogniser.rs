@@ -30,9 +30,9 @@ pub struct CursorIndex(pub u8);
 /// What a read meant for its cursor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved<Index = CursorIndex> {
-    /// The cursor is new here (whatever had this index before is gone), or was left and is read again.
+    /// The cursor is new (whatever had this index before is gone).
     Began,
-    /// The cursor was read on.
+    /// The cursor was read on; also one that was left, where it was left.
     Continued,
     /// The cursor, begun some reads ago, is where the reader of `from` is now: what was promised to
     /// `from` is owed here. `from` stays known, as a place to return to.
@@ -182,19 +182,18 @@ impl Recogniser {
         fit: Fit,
     ) -> Observation {
         let (read_count, random) = (self.read_count, self.is_random());
-        let mut moved = Moved::Continued;
         if let Some(place) = self.place_mut(index) {
             if place.left {
                 place.come_back(read_count);
-                moved = Moved::Began;
             }
             place.cursor.take(now, range, fit);
             place.cursor.call_random(random);
             place.touched = read_count;
         }
-        if let Some(from) = self.jumped_from(index) {
-            moved = Moved::Jumped { from };
-        }
+        let moved = match self.jumped_from(index) {
+            Some(from) => Moved::Jumped { from },
+            None => Moved::Continued,
+        };
         self.report(index, moved)
     }
 

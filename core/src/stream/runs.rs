@@ -20,6 +20,9 @@ const STEP_COUNT_SURE: usize = 8;
 /// Reads of one pipeline arrive within this.
 const PIPELINE_SPAN: Duration = Duration::from_ms(250);
 
+/// Reads that a client sent at once arrive within this, in any order.
+const VOLLEY_SPAN: Duration = Duration::from_ms(20);
+
 /// By how much run follows run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stepping {
@@ -54,6 +57,12 @@ impl Stepping {
         self.beyond_doubt
     }
 
+    /// How far the start of the `step`-th run from here is uncertain: chance adds up as a root.
+    pub(super) fn error(&self, step: u64) -> u64 {
+        let root = step.saturating_mul(16).isqrt();
+        self.deviation.saturating_mul(root) / 4
+    }
+
     /// How far from its expected place a run may begin.
     pub(super) fn slack(&self) -> u64 {
         (self.stride.unsigned_abs() / 4).max(self.deviation)
@@ -61,18 +70,22 @@ impl Stepping {
 
     /// A run was complete at `run_bytes`, and the next began at `to`.
     pub(super) fn refine(&mut self, from: u64, to: u64, run_bytes: u64) {
-        let step = to.wrapping_sub(from) as i64;
+        let Ok(step) = i64::try_from(i128::from(to) - i128::from(from)) else {
+            return;
+        };
         let count = nearest_multiple(step, self.stride);
-        let offset = (step - self.stride * count) / count.max(1);
-        self.stride += offset / 4;
-        self.deviation = (self.deviation * 7 / 8).max(offset.unsigned_abs());
+        let expected = self.stride.saturating_mul(count);
+        let offset = step.saturating_sub(expected) / count;
+        self.stride = self.stride.saturating_add(offset / 4);
+        let calmer = self.deviation - self.deviation.div_ceil(8);
+        self.deviation = calmer.max(offset.unsigned_abs());
         self.run_bytes = run_bytes.max(self.run_bytes - self.run_bytes / 8);
     }
 }
 
 fn nearest_multiple(step: i64, stride: i64) -> i64 {
     (1..=4)
-        .min_by_key(|&count| (step - stride.saturating_mul(count)).unsigned_abs())
+        .min_by_key(|&count| step.abs_diff(stride.saturating_mul(count)))
         .unwrap_or(1)
 }
 
@@ -173,18 +186,30 @@ impl Runs {
 
     /// Whether the last runs step, the newest having just begun at `now`.
     pub(super) fn stepping(&self, now: Instant) -> Option<Stepping> {
-        self.reverse().or_else(|| self.strided(now))
+        self.reverse(now).or_else(|| self.strided(now))
     }
 
-    /// Four runs, each below the one before it and, once complete, touching it.
-    fn reverse(&self) -> Option<Stepping> {
-        let runs = self.all().last_chunk::<4>()?;
-        let descending = runs.windows(2).all(|w| w[1].span.start < w[0].span.start);
-        let touching = runs[..3].windows(2).all(|w| touches(w[1].span, w[0].span));
-        let run_bytes = longest(&runs[..3]);
-        let last_step = runs[2].span.start.checked_sub(runs[3].span.start)?;
-        let near = last_step <= run_bytes.saturating_mul(2);
-        (descending && touching && near).then_some(Stepping {
+    /// Runs each of which began below the one before it and, once complete, touches it: three such
+    /// steps over some time, or eight at once.
+    fn reverse(&self, now: Instant) -> Option<Stepping> {
+        let runs = self.all();
+        let down = |pair: &&[Run]| {
+            let (above, below) = (pair[0].span, pair[1].span);
+            below.start < above.start && touches(below, above)
+        };
+        // The newest run has just begun: it may end anywhere.
+        let [complete @ .., newest] = runs else {
+            return None;
+        };
+        let last = complete.last()?.span;
+        let steps = 1 + complete.windows(2).rev().take_while(down).count();
+        let trail = complete.get(complete.len().checked_sub(steps)?..)?;
+        let run_bytes = longest(trail);
+        let next = last.start.checked_sub(newest.span.start)?;
+        let slow =
+            now.since(trail[trail.len().saturating_sub(STEP_COUNT_MIN)].began) >= VOLLEY_SPAN;
+        let sure = steps >= STEP_COUNT_SURE || (steps >= STEP_COUNT_MIN && slow);
+        (sure && next > 0 && next <= run_bytes.saturating_mul(2)).then_some(Stepping {
             stride: -(i64::try_from(run_bytes).ok()?),
             run_bytes,
             contiguous: true,
@@ -194,44 +219,60 @@ impl Runs {
     }
 
     fn strided(&self, now: Instant) -> Option<Stepping> {
-        let (stride, steps) = self.equal_steps()?;
-        let oldest = &self.all()[self.count - 1 - steps];
-        let run_bytes = longest(&self.all()[self.count - 1 - steps..self.count - 1]);
-        let distance = stride.unsigned_abs();
+        let steps = self.equal_steps()?;
+        let trail = &self.all()[self.count - 1 - steps.count..];
+        let run_bytes = longest(&trail[..steps.count]);
+        let distance = steps.mean.unsigned_abs();
         let far = distance >= run_bytes.saturating_mul(super::cursor::REORDER_COUNT);
-        let slow = now.since(oldest.began) >= PIPELINE_SPAN;
-        let sure = steps >= STEP_COUNT_SURE || far || slow;
+        let slow = now.since(trail[0].began) >= PIPELINE_SPAN;
+        let sure = steps.count >= STEP_COUNT_SURE || far || slow;
         // Runs that reach into one another are not steps.
         (sure && distance > run_bytes).then_some(Stepping {
-            stride,
+            stride: steps.mean,
             run_bytes,
             contiguous: false,
-            deviation: distance / 16,
+            deviation: steps.deviation,
             beyond_doubt: true,
         })
     }
 
-    /// The last step, and how many steps up to it were like it (within an eighth).
-    fn equal_steps(&self) -> Option<(i64, usize)> {
-        let step_at = |i: usize| {
-            let (from, to) = (self.runs[i - 1].span.start, self.runs[i].span.start);
-            i64::try_from(i128::from(to) - i128::from(from)).ok()
-        };
+    /// The last steps, as far back as they are like the newest (within a fifth).
+    fn equal_steps(&self) -> Option<Steps> {
         let newest = self.count.checked_sub(1)?;
-        if newest < STEP_COUNT_MIN {
+        let last = self.step_to(newest)?;
+        let alike = |step: &i64| {
+            let shorter = last.unsigned_abs().min(step.unsigned_abs());
+            step.signum() == last.signum() && step.abs_diff(last) <= shorter / 5
+        };
+        let steps = || {
+            (1..=newest)
+                .rev()
+                .map_while(|i| self.step_to(i))
+                .take_while(alike)
+        };
+        let count = steps().count();
+        if last == 0 || count < STEP_COUNT_MIN {
             return None;
         }
-        let last = step_at(newest)?;
-        let alike = |step: i64| {
-            step.signum() == last.signum()
-                && step.abs_diff(last) <= last.unsigned_abs().min(step.unsigned_abs()) / 8
-        };
-        let steps = (1..=newest)
-            .rev()
-            .take_while(|&i| step_at(i).is_some_and(alike))
-            .count();
-        (last != 0 && steps >= STEP_COUNT_MIN).then_some((last, steps))
+        let mean = i64::try_from(steps().map(i128::from).sum::<i128>() / count as i128).ok()?;
+        Some(Steps {
+            mean,
+            deviation: steps().map(|step| step.abs_diff(mean)).max()?,
+            count,
+        })
     }
+
+    /// From the run before run `i` to it. None: there is none before it, or it is absurdly far.
+    fn step_to(&self, i: usize) -> Option<i64> {
+        let from = self.runs[i.checked_sub(1)?].span.start;
+        i64::try_from(i128::from(self.runs[i].span.start) - i128::from(from)).ok()
+    }
+}
+
+struct Steps {
+    mean: i64,
+    deviation: u64,
+    count: usize,
 }
 
 fn longest(runs: &[Run]) -> u64 {
