@@ -294,7 +294,10 @@ mod tests {
     use super::*;
 
     fn block(number: u64) -> Block {
-        Block { file: FileId(1), number }
+        Block {
+            file: FileId(1),
+            number,
+        }
     }
 
     fn filled(cache: &mut Cache, number: u64) -> SlotIndex {
@@ -335,9 +338,15 @@ mod tests {
         let (index, _) = cache.take(block(0)).expect("a slot");
         cache.fill_begins(index, PageSet::run(0, 8));
         cache.invalidate(index, PageSet::run(2, 3));
-        assert_eq!(cache.coming(index), PageSet::run(0, 2).or(PageSet::run(3, 8)));
+        assert_eq!(
+            cache.coming(index),
+            PageSet::run(0, 2).or(PageSet::run(3, 8))
+        );
         cache.fill_ends(index, PageSet::run(0, 8), PageSet::run(0, 8));
-        assert_eq!(cache.valid(index), PageSet::run(0, 2).or(PageSet::run(3, 8)));
+        assert_eq!(
+            cache.valid(index),
+            PageSet::run(0, 2).or(PageSet::run(3, 8))
+        );
     }
 
     #[test]

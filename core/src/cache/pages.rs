@@ -80,10 +80,22 @@ mod tests {
 
     #[test]
     fn runs_cross_words_and_end_where_they_should() {
-        for (first, end) in [(0, 256), (0, 1), (63, 65), (64, 128), (200, 256), (5, 5), (9, 3)] {
+        for (first, end) in [
+            (0, 256),
+            (0, 1),
+            (63, 65),
+            (64, 128),
+            (200, 256),
+            (5, 5),
+            (9, 3),
+        ] {
             let set = PageSet::run(first, end);
             for page in 0..256 {
-                assert_eq!(set.has(page), page >= first && page < end, "{first}..{end} page {page}");
+                assert_eq!(
+                    set.has(page),
+                    page >= first && page < end,
+                    "{first}..{end} page {page}"
+                );
             }
             assert_eq!(set.first_run(), (first < end).then_some((first, end)));
         }

@@ -6,8 +6,8 @@
 //! from the claims as they stand, newcomer included, and nobody may be late, the newcomer's start-up
 //! ramp included.
 
-use super::policy::{Choice, Claim, Load, Order, choose};
 use super::RefinedModel;
+use super::policy::{Choice, Claim, Load, Order, choose};
 use crate::units::*;
 use alloc::vec::Vec;
 
@@ -68,7 +68,8 @@ pub fn needed_permille(device: &Device<'_>, players: &[Player]) -> u64 {
         // A visit can be what the buffers hold less what must stay in them while the others are visited.
         let visit = (player.claim.cap * 7 / 10).max(1);
         let visits_per_s_milli = rate.0.saturating_mul(1000) / visit;
-        needed_ns = needed_ns.saturating_add(positioning.0.saturating_mul(visits_per_s_milli) / 1000);
+        needed_ns =
+            needed_ns.saturating_add(positioning.0.saturating_mul(visits_per_s_milli) / 1000);
     }
     needed_ns / (NS_PER_S / 1000)
 }
@@ -91,13 +92,20 @@ pub fn dry_run(
     let end = now + HORIZON;
     // Costs are played with the margin on top, so that a promise survives a device that is that much slower.
     let dearer = |time: Duration| {
-        Duration(time.0.saturating_mul(1000 + u64::from(device.margin_permille)) / 1000)
+        Duration(
+            time.0
+                .saturating_mul(1000 + u64::from(device.margin_permille))
+                / 1000,
+        )
     };
     while at < end {
         let mut full = true;
         for (claim, player) in claims.iter_mut().zip(players.iter()) {
             // Bytes asked of the device and not yet asked for by the player.
-            let level = claim.rate.bytes_in(claim.deadline.since(at + player.lead)).0;
+            let level = claim
+                .rate
+                .bytes_in(claim.deadline.since(at + player.lead))
+                .0;
             claim.room = claim.cap.saturating_sub(level);
             full &= level >= claim.cap / 2;
         }
@@ -134,7 +142,12 @@ pub fn dry_run(
                 at = at + Duration::from_ms(10);
             }
         }
-        if let Some(late) = claims.iter().map(|claim| claim.deadline).min().filter(|&due| due < at) {
+        if let Some(late) = claims
+            .iter()
+            .map(|claim| claim.deadline)
+            .min()
+            .filter(|&due| due < at)
+        {
             return Err(Refusal::Start {
                 late_by: at.since(late),
             });

@@ -18,7 +18,7 @@ impl ServiceModel {
         let size = size.0.max(1) as u128;
         let fraction = (u128::from(distance).min(size) << 32) / size;
         let root_16 = fraction.isqrt() as u64; // √d · 2¹⁶
-        self.fixed + Duration((u128::from(self.span.0) * u128::from(root_16) >> 16) as u64)
+        self.fixed + Duration(((u128::from(self.span.0) * u128::from(root_16)) >> 16) as u64)
     }
 
     /// Time to move `count` bytes once there.

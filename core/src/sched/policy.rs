@@ -89,7 +89,10 @@ const RESERVE_PERCENT: u64 = 40;
 /// consumes in the time that one round of all of them takes, with a fifth to spare.
 fn round_time(load: &Load<'_>) -> Duration {
     let count = load.claims.len() as u64;
-    let positioning = load.model.typical_positioning(load.claims.len()).times(count);
+    let positioning = load
+        .model
+        .typical_positioning(load.claims.len())
+        .times(count);
     let per_second: u64 = load
         .claims
         .iter()
@@ -126,8 +129,12 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
     };
     let positioning = load.model.typical_positioning(claims.len());
     let chunk_time = load.model.transfer(load.chunk);
-    let visit_time =
-        |claim: &Claim| positioning + load.model.transfer(visit_bytes(claim).min(claim.room.max(load.chunk)));
+    let visit_time = |claim: &Claim| {
+        positioning
+            + load
+                .model
+                .transfer(visit_bytes(claim).min(claim.room.max(load.chunk)))
+    };
 
     order.by_deadline.clear();
     order.by_deadline.extend(0..claims.len() as u32);
@@ -155,8 +162,16 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
         && let Some(claim) = claims.get(index)
         && claim.room >= load.chunk.min(claim.left).max(1)
     {
-        let place = order.by_deadline.iter().position(|&at| at as usize == index).unwrap_or(0);
-        let before = if place == 0 { i64::MAX } else { order.slack[place - 1] };
+        let place = order
+            .by_deadline
+            .iter()
+            .position(|&at| at as usize == index)
+            .unwrap_or(0);
+        let before = if place == 0 {
+            i64::MAX
+        } else {
+            order.slack[place - 1]
+        };
         if before >= chunk_time.0 as i64 {
             return Choice::Stream(index);
         }
@@ -175,7 +190,11 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
         if claim.room < visit_bytes(claim) {
             continue;
         }
-        let before = if place == 0 { i64::MAX } else { order.slack[place - 1] };
+        let before = if place == 0 {
+            i64::MAX
+        } else {
+            order.slack[place - 1]
+        };
         if before < visit_time(claim).0 as i64 {
             continue;
         }
@@ -185,17 +204,25 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
         }
     }
     // The earliest deadline goes before any of them when waiting for another visit would break it.
-    let first = order.by_deadline.iter().map(|&i| i as usize).find(|&i| claims[i].room > 0);
+    let first = order
+        .by_deadline
+        .iter()
+        .map(|&i| i as usize)
+        .find(|&i| claims[i].room > 0);
     match (nearest, first) {
         (Some((_, index)), _) => Choice::Stream(index),
-        (None, Some(index)) if urgent(load, &claims[index], slack_of_all, chunk_time) => Choice::Stream(index),
+        (None, Some(index)) if urgent(load, &claims[index], slack_of_all, chunk_time) => {
+            Choice::Stream(index)
+        }
         _ => Choice::Nobody,
     }
 }
 
 /// Whether a stream goes although its visit would be smaller than an efficient one.
 fn urgent(load: &Load<'_>, claim: &Claim, slack_of_all: i64, chunk_time: Duration) -> bool {
-    let reserve = claim.rate.time_for(ByteCount(claim.cap * RESERVE_PERCENT / 100));
+    let reserve = claim
+        .rate
+        .time_for(ByteCount(claim.cap * RESERVE_PERCENT / 100));
     let soon = claim.deadline.since(load.free_at) < reserve;
     soon || slack_of_all < 2 * chunk_time.0 as i64
 }
@@ -205,11 +232,13 @@ fn best_effort_may_go(load: &Load<'_>, asked: BestEffortClaim, slack_of_all: i64
         return false;
     }
     let reserved = load.claims.iter().all(|claim| {
-        let reserve = claim.rate.time_for(ByteCount(claim.cap * RESERVE_PERCENT / 100));
+        let reserve = claim
+            .rate
+            .time_for(ByteCount(claim.cap * RESERVE_PERCENT / 100));
         claim.deadline.since(load.free_at + asked.cost) >= reserve
     });
-    let patience_over = asked.waited >= BEST_EFFORT_PATIENCE
-        && slack_of_all >= 4 * asked.cost.0 as i64;
+    let patience_over =
+        asked.waited >= BEST_EFFORT_PATIENCE && slack_of_all >= 4 * asked.cost.0 as i64;
     reserved || patience_over
 }
 

@@ -178,6 +178,10 @@ impl Errno {
 }
 
 /// What happened.
+#[expect(
+    missing_docs,
+    reason = "each variant says what its fields are; their types name them"
+)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A device exists; before any file on it.
@@ -302,6 +306,10 @@ pub struct IoRead {
 }
 
 /// How a request ended.
+#[expect(
+    missing_docs,
+    reason = "each variant says what its fields are; their types name them"
+)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Bytes of the cache, pinned until ReadEnd; short only at the end of the file. Zero slots: end of file.
@@ -319,6 +327,10 @@ pub enum Outcome {
 }
 
 /// What to do.
+#[expect(
+    missing_docs,
+    reason = "each variant says what its fields are; their types name them"
+)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Answer a client.

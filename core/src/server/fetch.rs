@@ -49,10 +49,9 @@ impl Server {
                 },
                 Choice::BestEffort => self.fetch_best_effort(id, actions),
                 Choice::Nobody => {
-                    let waiting = self
-                        .devices
-                        .get(&id)
-                        .is_some_and(|device| !device.demands.is_empty() || !device.background.is_empty());
+                    let waiting = self.devices.get(&id).is_some_and(|device| {
+                        !device.demands.is_empty() || !device.background.is_empty()
+                    });
                     if waiting {
                         self.block(id);
                     }
@@ -72,7 +71,8 @@ impl Server {
         let deep = device.model.base.read.fixed < Duration::from_ms(1);
         let count_max = if deep { 64 } else { 16 };
         device.flight_count == 0
-            || (device.flight_bytes < 2 * self.limits.chunk_bytes_max && device.flight_count < count_max)
+            || (device.flight_bytes < 2 * self.limits.chunk_bytes_max
+                && device.flight_count < count_max)
     }
 
     fn choose_on(&mut self, id: DeviceId) -> Choice {
@@ -126,7 +126,8 @@ impl Server {
             None => return false,
         };
         let deadline = stream.deadline(preroll);
-        let Some((file, range, pieces_end)) = self.next_piece(stream, chunk.min(room.max(1))) else {
+        let Some((file, range, pieces_end)) = self.next_piece(stream, chunk.min(room.max(1)))
+        else {
             return false;
         };
         let before = stream.fetched;
@@ -166,14 +167,22 @@ impl Server {
                 let start = stream.origin.saturating_add(stream.fetched);
                 // Requests end where slots do, so that the next one starts a slot.
                 let end = (start + bytes).div_ceil(slot_bytes) * slot_bytes;
-                let end = end.min(file.size).min(start.saturating_add(file.place(start).1));
-                (start < end).then(|| (stream.file, ByteRange::new(start, end - start), end - start))
+                let end = end
+                    .min(file.size)
+                    .min(start.saturating_add(file.place(start).1));
+                (start < end)
+                    .then(|| (stream.file, ByteRange::new(start, end - start), end - start))
             }
             Flow::Reverse => {
                 let end = stream.origin.saturating_sub(stream.fetched).min(file.size);
                 let start = end.saturating_sub(bytes).div_ceil(slot_bytes) * slot_bytes;
-                let start = if start >= end { end.saturating_sub(1) / slot_bytes * slot_bytes } else { start };
-                (start < end).then(|| (stream.file, ByteRange::new(start, end - start), end - start))
+                let start = if start >= end {
+                    end.saturating_sub(1) / slot_bytes * slot_bytes
+                } else {
+                    start
+                };
+                (start < end)
+                    .then(|| (stream.file, ByteRange::new(start, end - start), end - start))
             }
             Flow::Strided { stride, piece } => {
                 let steps = stream.fetched / piece.max(1);
@@ -229,9 +238,12 @@ impl Server {
         // Rounded out as far as it costs nothing to speak of against getting there.
         let model = &device.model.base.read;
         let worth = model.rate.bytes_in(Duration(model.fixed.0 / 16)).0;
-        let grain = PAGE_BYTES.max(1 << worth.max(1).ilog2()).min(u64::from(self.limits.slot_bytes));
+        let grain = PAGE_BYTES
+            .max(1 << worth.max(1).ilog2())
+            .min(u64::from(self.limits.slot_bytes));
         let start = missing.start.0 / grain * grain;
-        let end = (missing.end().div_ceil(grain) * grain).min(file.size.div_ceil(PAGE_BYTES) * PAGE_BYTES);
+        let end = (missing.end().div_ceil(grain) * grain)
+            .min(file.size.div_ceil(PAGE_BYTES) * PAGE_BYTES);
         let range = ByteRange::new(start, end.saturating_sub(start));
         let known = device
             .demands
@@ -256,7 +268,8 @@ impl Server {
     fn will_fetch(&self, stream: &Stream, id: FileId, missing: ByteRange) -> bool {
         match stream.flow {
             Flow::Forward => {
-                stream.file == id && missing.start.0 + PAGE_BYTES > stream.origin.saturating_add(stream.fetched)
+                stream.file == id
+                    && missing.start.0 + PAGE_BYTES > stream.origin.saturating_add(stream.fetched)
             }
             Flow::Reverse => {
                 stream.file == id && missing.end() <= stream.origin.saturating_sub(stream.fetched)
@@ -284,7 +297,9 @@ impl Server {
         };
         let physical = self.files.get(&file)?.place(range_start).0;
         let distance = physical.abs_diff(device.head);
-        let cost = device.model.read(distance, bytes.min(self.limits.chunk_bytes_max));
+        let cost = device
+            .model
+            .read(distance, bytes.min(self.limits.chunk_bytes_max));
         Some(BestEffortClaim {
             cost,
             waited: self.now.since(device.best_effort_served),
@@ -359,7 +374,11 @@ impl Server {
             let Some(demand) = device.demands.get(index).copied() else {
                 return false;
             };
-            let class = if demand.due == Instant::NEVER { IoClass::BestEffort } else { IoClass::RealTime };
+            let class = if demand.due == Instant::NEVER {
+                IoClass::BestEffort
+            } else {
+                IoClass::RealTime
+            };
             let chunk = self.limits.chunk_bytes_max;
             let run_range = ByteRange::new(demand.range.start.0, demand.range.length.0.min(chunk));
             let run = self.fetch_run(demand.file, run_range, class, demand.due, None, actions);
@@ -394,11 +413,21 @@ impl Server {
         let Some(stream) = self.streams.get(stream_id.0) else {
             return false;
         };
-        let Some((file, range, worth)) = self.next_piece(stream, self.limits.chunk_bytes_max) else {
+        let Some((file, range, worth)) = self.next_piece(stream, self.limits.chunk_bytes_max)
+        else {
             return false;
         };
-        let run = self.fetch_run(file, range, IoClass::BestEffort, Instant::NEVER, None, actions);
-        let (Some(device), Some(stream)) = (self.devices.get_mut(&id), self.streams.get_mut(stream_id.0)) else {
+        let run = self.fetch_run(
+            file,
+            range,
+            IoClass::BestEffort,
+            Instant::NEVER,
+            None,
+            actions,
+        );
+        let (Some(device), Some(stream)) =
+            (self.devices.get_mut(&id), self.streams.get_mut(stream_id.0))
+        else {
             return false;
         };
         device.visiting = None;
@@ -451,9 +480,13 @@ impl Server {
         };
         let device = file.device;
         // Demands may span extents; a request does not.
-        let end = range
-            .end()
-            .min(range.start.0.saturating_add(file.place(range.start.0).1).max(range.start.0 + 1));
+        let end = range.end().min(
+            range
+                .start
+                .0
+                .saturating_add(file.place(range.start.0).1)
+                .max(range.start.0 + 1),
+        );
         let mut slots: Vec<SlotIndex> = Vec::new();
         let mut io_start = 0;
         let mut io_end = 0;
@@ -466,9 +499,14 @@ impl Server {
                 ((at - base) / PAGE_BYTES) as u32,
                 (stop - base).div_ceil(PAGE_BYTES) as u32,
             );
-            let known = self.files.get(&id).and_then(|file| file.blocks.get(&number).copied());
+            let known = self
+                .files
+                .get(&id)
+                .and_then(|file| file.blocks.get(&number).copied());
             let missing = match known {
-                Some(slot) => wanted.without(self.cache.valid(slot)).without(self.cache.coming(slot)),
+                Some(slot) => wanted
+                    .without(self.cache.valid(slot))
+                    .without(self.cache.coming(slot)),
                 None => wanted,
             };
             let Some((first, last)) = missing.first_run() else {
@@ -488,7 +526,11 @@ impl Server {
             }
             // Pages whose old bytes are still on their way cannot be filled again yet.
             if let Some(slot) = known
-                && !self.cache.filling(slot).and(PageSet::run(first, last)).is_empty()
+                && !self
+                    .cache
+                    .filling(slot)
+                    .and(PageSet::run(first, last))
+                    .is_empty()
             {
                 if slots.is_empty() {
                     return Run::Busy;
@@ -579,7 +621,9 @@ impl Server {
         let Some(device) = self.devices.get_mut(&device_id) else {
             return;
         };
-        let cost = device.model.read(physical.abs_diff(device.head), range.length.0);
+        let cost = device
+            .model
+            .read(physical.abs_diff(device.head), range.length.0);
         if device.flight_count == 0 {
             device.service_started = now;
         }
@@ -617,7 +661,11 @@ impl Server {
             deadline,
         }));
         // Whoever waits for these bytes now waits for the device.
-        let waiting = self.files.get(&id).map(|file| file.waiting.as_slice()).unwrap_or(&[]);
+        let waiting = self
+            .files
+            .get(&id)
+            .map(|file| file.waiting.as_slice())
+            .unwrap_or(&[]);
         for &key in waiting {
             if let Some(read) = self.reads.get_mut(key)
                 && read.range.overlaps(range)
@@ -627,7 +675,12 @@ impl Server {
         }
     }
 
-    pub(super) fn io_done(&mut self, io: IoId, result: Result<ByteCount, Errno>, actions: &mut Actions) {
+    pub(super) fn io_done(
+        &mut self,
+        io: IoId,
+        result: Result<ByteCount, Errno>,
+        actions: &mut Actions,
+    ) {
         let key = io.0 as u32;
         let known = self
             .flights
@@ -652,7 +705,11 @@ impl Server {
             let pages = PageSet::run(first, ((stop - base) / PAGE_BYTES) as u32);
             // A page that was cut short is whole only where the file ends.
             let upto = arrived_end.clamp(base, stop) - base;
-            let whole = if base + upto >= size { upto.div_ceil(PAGE_BYTES) } else { upto / PAGE_BYTES };
+            let whole = if base + upto >= size {
+                upto.div_ceil(PAGE_BYTES)
+            } else {
+                upto / PAGE_BYTES
+            };
             let arrived = PageSet::run(first, whole as u32);
             self.cache.fill_ends(slot, pages, arrived);
             at = stop;
@@ -685,7 +742,11 @@ impl Server {
             .waiting
             .iter()
             .copied()
-            .filter(|&key| self.reads.get(key).is_some_and(|read| read.range.overlaps(missing)))
+            .filter(|&key| {
+                self.reads
+                    .get(key)
+                    .is_some_and(|read| read.range.overlaps(missing))
+            })
             .collect();
         for key in hit {
             let Some(read) = self.reads.get_mut(key) else {
@@ -704,13 +765,12 @@ impl Server {
         let mut number = flight.range.start.0 / slot_bytes;
         for &slot in &flight.slots {
             if self.cache.valid(slot).is_empty() && self.cache.filling(slot).is_empty() {
-                let owned = self
-                    .files
-                    .get_mut(&flight.file)
-                    .and_then(|file| match file.blocks.get(&number) {
+                let owned = self.files.get_mut(&flight.file).and_then(|file| {
+                    match file.blocks.get(&number) {
                         Some(&own) if own == slot => file.blocks.remove(&number),
                         _ => None,
-                    });
+                    }
+                });
                 if owned.is_some() {
                     self.cache.orphan(slot);
                 }

@@ -9,10 +9,21 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 impl Server {
-    pub(super) fn session_opened(&mut self, session: SessionId, label: SessionLabel, actions: &mut Actions) {
+    pub(super) fn session_opened(
+        &mut self,
+        session: SessionId,
+        label: SessionLabel,
+        actions: &mut Actions,
+    ) {
         // A driver that reuses a number has lost the end of the former session: end it now.
         self.session_closed(session, actions);
-        self.sessions.insert(session, Session { label, ..Session::default() });
+        self.sessions.insert(
+            session,
+            Session {
+                label,
+                ..Session::default()
+            },
+        );
     }
 
     pub(super) fn session_closed(&mut self, session: SessionId, actions: &mut Actions) {
@@ -49,7 +60,13 @@ impl Server {
         self.sessions.remove(&session);
     }
 
-    pub(super) fn opening(&mut self, session: SessionId, handle: HandleId, path: String, actions: &mut Actions) {
+    pub(super) fn opening(
+        &mut self,
+        session: SessionId,
+        handle: HandleId,
+        path: String,
+        actions: &mut Actions,
+    ) {
         if !self.sessions.contains_key(&session) {
             return;
         }
@@ -126,7 +143,12 @@ impl Server {
         }
     }
 
-    pub(super) fn handle_closed(&mut self, session: SessionId, handle: HandleId, actions: &mut Actions) {
+    pub(super) fn handle_closed(
+        &mut self,
+        session: SessionId,
+        handle: HandleId,
+        actions: &mut Actions,
+    ) {
         let Some(entry) = self.handles.remove(&(session, handle)) else {
             return;
         };
@@ -269,7 +291,11 @@ impl Server {
         if file.size != size {
             self.resize(id, size);
         }
-        let waiting = self.files.get(&id).map(|file| file.waiting.clone()).unwrap_or_default();
+        let waiting = self
+            .files
+            .get(&id)
+            .map(|file| file.waiting.clone())
+            .unwrap_or_default();
         for key in waiting {
             if let Some(read) = self.reads.get_mut(key) {
                 read.size_checked = true;
@@ -315,7 +341,8 @@ impl Server {
                 }
                 self.cache.orphan(slot);
             } else {
-                self.cache.invalidate(slot, PageSet::run(first as u32, last as u32));
+                self.cache
+                    .invalidate(slot, PageSet::run(first as u32, last as u32));
             }
         }
     }
@@ -323,7 +350,9 @@ impl Server {
     /// A header told what a file should be read at.
     pub(super) fn hinted(&mut self, id: FileId, hint: RateHint) {
         for handle in self.handles.values_mut() {
-            if matches!(handle.state, HandleState::Ready(file) if file == id) && handle.hint.is_none() {
+            if matches!(handle.state, HandleState::Ready(file) if file == id)
+                && handle.hint.is_none()
+            {
                 handle.hint = Some(hint);
             }
         }

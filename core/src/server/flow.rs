@@ -46,7 +46,11 @@ impl Server {
         let Some(id) = self.stream_of(session, handle, file) else {
             return (None, Instant::NEVER);
         };
-        if self.streams.get(id.0).is_some_and(|stream| stream.frames.is_some()) {
+        if self
+            .streams
+            .get(id.0)
+            .is_some_and(|stream| stream.frames.is_some())
+        {
             return (Some(id), self.frame_read(id, file, range, arrived));
         }
         self.follow(id, seen.cursor, seen.pattern, seen.moved, range, actions);
@@ -63,14 +67,22 @@ impl Server {
     }
 
     /// The handle's line in the ledger, new with its first read.
-    fn stream_of(&mut self, session: SessionId, handle: HandleId, file: FileId) -> Option<StreamId> {
+    fn stream_of(
+        &mut self,
+        session: SessionId,
+        handle: HandleId,
+        file: FileId,
+    ) -> Option<StreamId> {
         let entry = self.handles.get_mut(&(session, handle))?;
         if let Some(id) = entry.stream {
             return Some(id);
         }
         let path = entry.path.clone();
         let device = self.files.get(&file)?.device;
-        let id = StreamId(self.streams.insert(Stream::new(session, handle, file, device, path, self.now)));
+        let id = StreamId(
+            self.streams
+                .insert(Stream::new(session, handle, file, device, path, self.now)),
+        );
         self.handles.get_mut(&(session, handle))?.stream = Some(id);
         Some(id)
     }
@@ -114,11 +126,11 @@ impl Server {
                     self.restart(id, cursor, flow, range, actions);
                 }
             }
-            Some(_) => {
+            Some(own) => {
                 stream.stray_count += 1;
-                let stray_count = stream.stray_count;
+                let followed = moved == Moved::Jumped { from: own } || stream.stray_count >= STRAYS;
                 if let Some(flow) = flow
-                    && stray_count >= STRAYS
+                    && followed
                 {
                     self.restart(id, cursor, flow, range, actions);
                 }
@@ -127,7 +139,14 @@ impl Server {
     }
 
     /// The stream begins (again) at a read.
-    fn restart(&mut self, id: StreamId, cursor: CursorIndex, flow: Flow, range: ByteRange, actions: &mut Actions) {
+    fn restart(
+        &mut self,
+        id: StreamId,
+        cursor: CursorIndex,
+        flow: Flow,
+        range: ByteRange,
+        actions: &mut Actions,
+    ) {
         self.release_held(id, u64::MAX);
         let now = self.now;
         let Some(stream) = self.streams.get_mut(id.0) else {
@@ -196,7 +215,10 @@ impl Server {
         // What the reader has passed needs no fetching any more.
         stream.fetched = stream.fetched.max(start);
         let due = stream.due(start, arrived, preroll);
-        let (device, passed) = (stream.device, stream.consumed.saturating_sub(stream.read_bytes));
+        let (device, passed) = (
+            stream.device,
+            stream.consumed.saturating_sub(stream.read_bytes),
+        );
         self.release_held(id, passed);
         self.touch(device);
         due
@@ -224,18 +246,29 @@ impl Server {
         if stream.rate.is_some() || stream.cursor.is_none() {
             return;
         }
-        let Some(entry) = stream.handle.and_then(|handle| self.handles.get(&(stream.session, handle))) else {
+        let Some(entry) = stream
+            .handle
+            .and_then(|handle| self.handles.get(&(stream.session, handle)))
+        else {
             return;
         };
         let known = match entry.hint {
-            Some(RateHint::Rate(_, RateSource::Header)) if !self.policy.contracts_from_header => None,
+            Some(RateHint::Rate(_, RateSource::Header)) if !self.policy.contracts_from_header => {
+                None
+            }
             Some(RateHint::Rate(rate, source)) => Some((rate, source)),
             Some(RateHint::FramesPerKilosecond(..)) | None => None,
         };
         let known = known.or_else(|| {
             // A twentieth on top: a promise must not run behind the reader it was learned from.
-            let observed = entry.cadence.rate().filter(|_| self.policy.contracts_from_cadence)?;
-            Some((BytesPerSecond(observed.0 + observed.0 / 20), RateSource::Cadence))
+            let observed = entry
+                .cadence
+                .rate()
+                .filter(|_| self.policy.contracts_from_cadence)?;
+            Some((
+                BytesPerSecond(observed.0 + observed.0 / 20),
+                RateSource::Cadence,
+            ))
         });
         if let Some((rate, _)) = known
             && rate.0 == 0
@@ -335,12 +368,21 @@ impl Server {
         })
     }
 
-    fn dry_run(&self, now: Instant, device: DeviceId, promised: u64, players: &mut [Player]) -> Result<(), Refusal> {
+    fn dry_run(
+        &self,
+        now: Instant,
+        device: DeviceId,
+        promised: u64,
+        players: &mut [Player],
+    ) -> Result<(), Refusal> {
         let Some(entry) = self.devices.get(&device) else {
             return Err(Refusal::Capacity { needed_permille: 0 });
         };
         for player in players.iter() {
-            let needed = 2 * self.limits.chunk_bytes_max.min(player.claim.rate.0 / 2 + self.slot_bytes());
+            let needed = 2 * self
+                .limits
+                .chunk_bytes_max
+                .min(player.claim.rate.0 / 2 + self.slot_bytes());
             if self.cap_for(player.claim.rate.0, promised) < needed {
                 return Err(Refusal::Buffers {
                     needed: ByteCount(needed),
@@ -459,7 +501,13 @@ impl Server {
     }
 
     /// Whether `count` more streams of `rate` could be promised on `device`.
-    pub fn could_admit(&self, now: Instant, device: DeviceId, rate: BytesPerSecond, count: u32) -> Verdict {
+    pub fn could_admit(
+        &self,
+        now: Instant,
+        device: DeviceId,
+        rate: BytesPerSecond,
+        count: u32,
+    ) -> Verdict {
         let now = self.now.max(now);
         let Some(entry) = self.devices.get(&device) else {
             return Verdict {
@@ -472,7 +520,11 @@ impl Server {
         let contracts = entry.contracts.len();
         let size = entry.model.base.size.0;
         let result = self.would_admit(now, device, rate, count, size);
-        let (mut low, mut high) = if result.is_ok() { (count, 1000) } else { (0, count) };
+        let (mut low, mut high) = if result.is_ok() {
+            (count, 1000)
+        } else {
+            (0, count)
+        };
         // `low` fits, `high` does not (or is where we stop counting).
         while low + 1 < high {
             let middle = low + (high - low) / 2;
@@ -501,7 +553,14 @@ impl Server {
         }
     }
 
-    fn would_admit(&self, now: Instant, device: DeviceId, rate: BytesPerSecond, count: u32, size: u64) -> Result<(), Refusal> {
+    fn would_admit(
+        &self,
+        now: Instant,
+        device: DeviceId,
+        rate: BytesPerSecond,
+        count: u32,
+        size: u64,
+    ) -> Result<(), Refusal> {
         let count = u64::from(count.max(1));
         let promised = self.promised.saturating_add(rate.0.saturating_mul(count));
         let mut players = self.players(device, promised, None);
@@ -529,7 +588,10 @@ impl Server {
     pub(super) fn claim(&self, stream: &Stream, promised: u64) -> Option<Claim> {
         let (rate, _) = stream.rate?;
         let file = self.files.get(&stream.file)?;
-        let cap = self.cap_for(rate.0, promised).saturating_mul(self.packing(stream)) / 1000;
+        let cap = self
+            .cap_for(rate.0, promised)
+            .saturating_mul(self.packing(stream))
+            / 1000;
         let level = stream.fetched.saturating_sub(stream.consumed);
         let (offset, left) = self.next_place(stream, file);
         Some(Claim {
@@ -558,8 +620,14 @@ impl Server {
                 let Some(offset) = strided_offset(stream.origin, stride, steps) else {
                     return (0, 0);
                 };
-                let way = if stride < 0 { offset } else { file.size.saturating_sub(offset) };
-                let left = way.div_ceil(stride.unsigned_abs().max(1)).saturating_mul(piece);
+                let way = if stride < 0 {
+                    offset
+                } else {
+                    file.size.saturating_sub(offset)
+                };
+                let left = way
+                    .div_ceil(stride.unsigned_abs().max(1))
+                    .saturating_mul(piece);
                 (file.place(offset).0, left)
             }
             Flow::Frames => self.frame_place(stream),

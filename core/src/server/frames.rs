@@ -9,7 +9,7 @@
 
 use super::state::*;
 use super::*;
-use crate::stream::{Moved, READER_COUNT_MAX, Cadence, SequenceTracker};
+use crate::stream::{Cadence, Moved, READER_COUNT_MAX, SequenceTracker};
 use alloc::collections::VecDeque;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -77,7 +77,9 @@ impl Frames {
 
     /// The frame that byte `v` lies in.
     fn at(&self, v: u64) -> Option<&Frame> {
-        self.open.iter().find(|frame| v >= frame.start && v < frame.end())
+        self.open
+            .iter()
+            .find(|frame| v >= frame.start && v < frame.end())
     }
 
     fn end(&self) -> u64 {
@@ -91,7 +93,12 @@ fn split(path: &str) -> (&str, &str) {
 
 impl Server {
     /// A client opened a file: a frame of a sequence?
-    pub(super) fn frame_opened(&mut self, session: SessionId, handle: HandleId, actions: &mut Actions) {
+    pub(super) fn frame_opened(
+        &mut self,
+        session: SessionId,
+        handle: HandleId,
+        actions: &mut Actions,
+    ) {
         if !self.policy.analyser {
             return;
         }
@@ -140,13 +147,26 @@ impl Server {
         if let Some(stream) = self.streams.get_mut(id.0) {
             stream.handle = Some(handle);
         }
-        self.enter_frame(id, seen.frame, file, size, step, !matches!(seen.moved, Moved::Jumped { .. }), actions);
+        self.enter_frame(
+            id,
+            seen.frame,
+            file,
+            size,
+            step,
+            !matches!(seen.moved, Moved::Jumped { .. }),
+            actions,
+        );
         self.sequence_rate(id, hint, size);
         self.ask_neighbours(id, actions);
     }
 
     fn sequence_of(&self, key: &(SessionId, String), reader: usize) -> Option<StreamId> {
-        self.folders.get(key)?.streams.get(reader).copied().flatten()
+        self.folders
+            .get(key)?
+            .streams
+            .get(reader)
+            .copied()
+            .flatten()
     }
 
     fn begin_sequence(
@@ -200,16 +220,26 @@ impl Server {
         let turned = frames.step != step;
         frames.step = step;
         let mut passed: Vec<FileId> = Vec::new();
-        let known = frames.open.iter().position(|frame| frame.number == number && frame.file == file);
+        let known = frames
+            .open
+            .iter()
+            .position(|frame| frame.number == number && frame.file == file);
         match known {
-            Some(place) if !turned => passed.extend(frames.open.drain(..place).map(|frame| frame.file)),
+            Some(place) if !turned => {
+                passed.extend(frames.open.drain(..place).map(|frame| frame.file))
+            }
             _ => {
                 // Not foreseen: what was opened ahead lies elsewhere.
                 passed.extend(frames.files());
                 frames.asked.clear();
                 let start = frames.end().max(stream.consumed).max(stream.fetched);
                 frames.open.clear();
-                frames.open.push_back(Frame { number, file, start, size });
+                frames.open.push_back(Frame {
+                    number,
+                    file,
+                    start,
+                    size,
+                });
                 stream.consumed = start;
                 stream.fetched = start;
                 if let Some(file) = self.files.get_mut(&file) {
@@ -228,7 +258,12 @@ impl Server {
         for file in passed {
             self.release(file, actions);
         }
-        if jumped || self.streams.get(id.0).is_some_and(|stream| stream.read_count == 0) {
+        if jumped
+            || self
+                .streams
+                .get(id.0)
+                .is_some_and(|stream| stream.read_count == 0)
+        {
             let Some(stream) = self.streams.get_mut(id.0) else {
                 return;
             };
@@ -259,9 +294,10 @@ impl Server {
             return;
         }
         let known = match hint {
-            Some(RateHint::FramesPerKilosecond(frames, source)) => {
-                Some((BytesPerSecond(size.saturating_mul(u64::from(frames)).div_ceil(1000)), source))
-            }
+            Some(RateHint::FramesPerKilosecond(frames, source)) => Some((
+                BytesPerSecond(size.saturating_mul(u64::from(frames)).div_ceil(1000)),
+                source,
+            )),
             Some(RateHint::Rate(rate, source)) => Some((rate, source)),
             None => stream
                 .frames
@@ -294,10 +330,15 @@ impl Server {
         };
         let rate = stream.rate.map_or(0, |(rate, _)| rate.0);
         let wanted_bytes = match stream.standing {
-            Standing::Contract => self.cap_for(rate, self.promised).saturating_mul(self.packing(stream)) / 1000,
+            Standing::Contract => {
+                self.cap_for(rate, self.promised)
+                    .saturating_mul(self.packing(stream))
+                    / 1000
+            }
             Standing::Refused | Standing::BestEffort => 8 << 20,
         };
-        let wanted = (wanted_bytes / current.size.max(1) + 2).min(u64::from(self.limits.sequence_ahead_max));
+        let wanted =
+            (wanted_bytes / current.size.max(1) + 2).min(u64::from(self.limits.sequence_ahead_max));
         let have = frames.open.len() + frames.asked.len();
         if frames.ended || have as u64 >= wanted || frames.asked.len() >= ASKED_MAX {
             return;
@@ -327,7 +368,11 @@ impl Server {
             }
         }
         for (number, name) in asked {
-            if let Some(frames) = self.streams.get_mut(id.0).and_then(|stream| stream.frames.as_mut()) {
+            if let Some(frames) = self
+                .streams
+                .get_mut(id.0)
+                .and_then(|stream| stream.frames.as_mut())
+            {
                 frames.asked.push_back((number, Asked::Waiting));
             }
             let askers = self.neighbours.entry((beside, name.clone())).or_default();
@@ -347,7 +392,10 @@ impl Server {
         facts: Result<FileFacts, Errno>,
         actions: &mut Actions,
     ) {
-        let askers = self.neighbours.remove(&(beside, name.to_string())).unwrap_or_default();
+        let askers = self
+            .neighbours
+            .remove(&(beside, name.to_string()))
+            .unwrap_or_default();
         let opened = match facts {
             Ok(facts) if self.devices.contains_key(&facts.device) && facts.size.0 > 0 => {
                 let size = facts.size.0;
@@ -361,7 +409,11 @@ impl Server {
             Err(_) => None,
         };
         for (id, number) in askers {
-            let Some(frames) = self.streams.get_mut(id.0).and_then(|stream| stream.frames.as_mut()) else {
+            let Some(frames) = self
+                .streams
+                .get_mut(id.0)
+                .and_then(|stream| stream.frames.as_mut())
+            else {
                 continue;
             };
             let Some(entry) = frames
@@ -404,7 +456,12 @@ impl Server {
                 Asked::Opened(file, size) => {
                     frames.asked.pop_front();
                     let start = frames.end();
-                    frames.open.push_back(Frame { number, file, start, size });
+                    frames.open.push_back(Frame {
+                        number,
+                        file,
+                        start,
+                        size,
+                    });
                 }
                 Asked::Absent => {
                     // The sequence ends or has a gap here; what lies behind it is not fetched for it.
@@ -424,7 +481,13 @@ impl Server {
     }
 
     /// A read of the frame the reader is in; when it is due: a frame is due as a whole.
-    pub(super) fn frame_read(&mut self, id: StreamId, file: FileId, range: ByteRange, arrived: Instant) -> Instant {
+    pub(super) fn frame_read(
+        &mut self,
+        id: StreamId,
+        file: FileId,
+        range: ByteRange,
+        arrived: Instant,
+    ) -> Instant {
         let preroll = self.policy.preroll;
         let now = self.now;
         let Some(stream) = self.streams.get_mut(id.0) else {
@@ -435,10 +498,17 @@ impl Server {
             return Instant::NEVER;
         };
         frames.cadence.read_arrived(now, range.length);
-        let Some(frame) = frames.open.front().copied().filter(|frame| frame.file == file) else {
+        let Some(frame) = frames
+            .open
+            .front()
+            .copied()
+            .filter(|frame| frame.file == file)
+        else {
             return Instant::NEVER;
         };
-        stream.consumed = stream.consumed.max(frame.start + range.end().min(frame.size));
+        stream.consumed = stream
+            .consumed
+            .max(frame.start + range.end().min(frame.size));
         stream.fetched = stream.fetched.max(frame.start);
         let due = stream.due(frame.start, arrived, preroll);
         let device = stream.device;
@@ -449,7 +519,11 @@ impl Server {
     /// A read of a sequence was answered.
     pub(super) fn frame_answered(&mut self, id: StreamId) {
         let now = self.now;
-        if let Some(frames) = self.streams.get_mut(id.0).and_then(|stream| stream.frames.as_mut()) {
+        if let Some(frames) = self
+            .streams
+            .get_mut(id.0)
+            .and_then(|stream| stream.frames.as_mut())
+        {
             frames.cadence.read_answered(now);
         }
     }
@@ -468,12 +542,19 @@ impl Server {
         (physical, frames.end() - stream.fetched)
     }
 
-    pub(super) fn frame_piece(&self, stream: &Stream, bytes: u64) -> Option<(FileId, ByteRange, u64)> {
+    pub(super) fn frame_piece(
+        &self,
+        stream: &Stream,
+        bytes: u64,
+    ) -> Option<(FileId, ByteRange, u64)> {
         let frame = stream.frames.as_ref()?.at(stream.fetched)?;
         let start = stream.fetched - frame.start;
         let file = self.files.get(&frame.file)?;
         let size = frame.size.min(file.size.max(1));
-        let end = start.saturating_add(bytes).min(size).min(start.saturating_add(file.place(start).1));
+        let end = start
+            .saturating_add(bytes)
+            .min(size)
+            .min(start.saturating_add(file.place(start).1));
         // A frame that has become shorter is passed over.
         let end = if start >= end { frame.size } else { end };
         Some((frame.file, ByteRange::new(start, end - start), end - start))
@@ -483,16 +564,19 @@ impl Server {
         let Some(frames) = &stream.frames else {
             return false;
         };
-        frames
-            .open
-            .iter()
-            .any(|frame| frame.file == id && frame.start + missing.start.0 + PAGE_BYTES > stream.fetched)
+        frames.open.iter().any(|frame| {
+            frame.file == id && frame.start + missing.start.0 + PAGE_BYTES > stream.fetched
+        })
     }
 
     /// Thousandths of its buffers that a stream can fill: a frame that ends in the middle of a slot
     /// wastes the rest of it.
     pub(super) fn packing(&self, stream: &Stream) -> u64 {
-        let Some(frame) = stream.frames.as_ref().and_then(|frames| frames.open.front()) else {
+        let Some(frame) = stream
+            .frames
+            .as_ref()
+            .and_then(|frames| frames.open.front())
+        else {
             return 1000;
         };
         let slots = frame.size.div_ceil(self.slot_bytes()).max(1);
@@ -507,8 +591,14 @@ impl Server {
             .values()
             .flat_map(|folder| folder.streams.iter().copied().flatten())
             .filter_map(|id| {
-                let stream = self.streams.get(id.0).filter(|stream| stream.device == device)?;
-                Some((id, stream.handle.is_none() && now.since(stream.last_read) > SILENCE))
+                let stream = self
+                    .streams
+                    .get(id.0)
+                    .filter(|stream| stream.device == device)?;
+                Some((
+                    id,
+                    stream.handle.is_none() && now.since(stream.last_read) > SILENCE,
+                ))
             })
             .collect();
         for &(id, silent) in &silent {
@@ -529,7 +619,11 @@ impl Server {
             .map(|(key, _)| key.clone())
             .collect();
         for key in keys {
-            let streams = self.folders.get(&key).map(|folder| folder.streams).unwrap_or_default();
+            let streams = self
+                .folders
+                .get(&key)
+                .map(|folder| folder.streams)
+                .unwrap_or_default();
             for id in streams.into_iter().flatten() {
                 self.end_stream(id, actions);
             }

@@ -51,7 +51,9 @@ impl Server {
     pub(super) fn record_of(&self, id: StreamId, open: bool) -> Option<StreamRecord> {
         let stream = self.streams.get(id.0)?;
         let ahead = match stream.rate {
-            Some((rate, _)) => rate.time_for(ByteCount(stream.fetched.saturating_sub(stream.consumed))),
+            Some((rate, _)) => {
+                rate.time_for(ByteCount(stream.fetched.saturating_sub(stream.consumed)))
+            }
             None => Duration::ZERO,
         };
         Some(StreamRecord {
@@ -124,7 +126,11 @@ fn guilty_stage(read: &Read, now: Instant) -> Stage {
     if door >= queue && door >= device {
         Stage::Door
     } else if queue >= device {
-        if read.starved { Stage::Cache } else { Stage::Queue }
+        if read.starved {
+            Stage::Cache
+        } else {
+            Stage::Queue
+        }
     } else {
         Stage::Device
     }

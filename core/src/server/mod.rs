@@ -118,24 +118,63 @@ impl Server {
             Event::PolicyChanged(policy) => self.policy = policy,
             Event::SessionOpened { session, label } => self.session_opened(session, label, actions),
             Event::SessionClosed { session } => self.session_closed(session, actions),
-            Event::Opening { session, handle, path } => self.opening(session, handle, path, actions),
-            Event::Opened { session, handle, facts } => self.opened(session, handle, facts, actions),
+            Event::Opening {
+                session,
+                handle,
+                path,
+            } => self.opening(session, handle, path, actions),
+            Event::Opened {
+                session,
+                handle,
+                facts,
+            } => self.opened(session, handle, facts, actions),
             Event::Closed { session, handle } => self.handle_closed(session, handle, actions),
-            Event::Read { session, handle, request, range, sent } => {
+            Event::Read {
+                session,
+                handle,
+                request,
+                range,
+                sent,
+            } => {
                 self.read(session, handle, request, range, sent, actions);
             }
             Event::ReadEnd { session, request } => self.read_end(session, request, actions),
-            Event::Changed { session, request, key, range } => {
+            Event::Changed {
+                session,
+                request,
+                key,
+                range,
+            } => {
                 self.changed(key, range, actions);
-                actions.list.push(Action::Reply { session, request, outcome: Outcome::Done });
+                actions.list.push(Action::Reply {
+                    session,
+                    request,
+                    outcome: Outcome::Done,
+                });
             }
-            Event::Gone { session, request, key } => {
+            Event::Gone {
+                session,
+                request,
+                key,
+            } => {
                 self.gone(key, actions);
-                actions.list.push(Action::Reply { session, request, outcome: Outcome::Done });
+                actions.list.push(Action::Reply {
+                    session,
+                    request,
+                    outcome: Outcome::Done,
+                });
             }
             Event::ForeignChange { key } => self.foreign_change(key, actions),
-            Event::Stat { file, size, version } => self.stat(file, size.0, version, actions),
-            Event::NeighbourOpened { beside, name, facts } => {
+            Event::Stat {
+                file,
+                size,
+                version,
+            } => self.stat(file, size.0, version, actions),
+            Event::NeighbourOpened {
+                beside,
+                name,
+                facts,
+            } => {
                 self.neighbour_opened(beside, &name, facts, actions);
             }
             Event::Hint { file, hint } => self.hinted(file, hint),

@@ -34,10 +34,17 @@ impl Server {
             return;
         }
         let refuse = |outcome: Outcome, actions: &mut Actions| {
-            actions.list.push(Action::Reply { session, request, outcome });
+            actions.list.push(Action::Reply {
+                session,
+                request,
+                outcome,
+            });
         };
         let slot_bytes = self.slot_bytes();
-        let spans = range.end().div_ceil(slot_bytes).saturating_sub(range.start.0 / slot_bytes);
+        let spans = range
+            .end()
+            .div_ceil(slot_bytes)
+            .saturating_sub(range.start.0 / slot_bytes);
         if range.length.0 > self.limits.read_bytes_max
             || spans > REPLY_SLOTS_MAX as u64
             || range.end() > i64::MAX as u64
@@ -80,8 +87,13 @@ impl Server {
         let Some(read) = self.reads.get(key) else {
             return;
         };
-        let (session, handle, range, arrived) = (read.session, read.handle, read.range, read.arrived);
-        let Some(HandleState::Ready(file)) = self.handles.get(&(session, handle)).map(|entry| &entry.state) else {
+        let (session, handle, range, arrived) =
+            (read.session, read.handle, read.range, read.arrived);
+        let Some(HandleState::Ready(file)) = self
+            .handles
+            .get(&(session, handle))
+            .map(|entry| &entry.state)
+        else {
             return self.finish_read(key, Outcome::Failed(Errno::BAD_HANDLE), actions);
         };
         let file = *file;
@@ -195,7 +207,11 @@ impl Server {
             }
             at = end;
         }
-        if arrival { Lack::Arrival } else { Lack::Nothing }
+        if arrival {
+            Lack::Arrival
+        } else {
+            Lack::Nothing
+        }
     }
 
     fn may_pin(&self, session: SessionId, range: ByteRange) -> bool {
@@ -224,7 +240,11 @@ impl Server {
         let start = actions.slots.len() as u32;
         let numbers = range.start.0 / slot_bytes..range.end().div_ceil(slot_bytes);
         for number in numbers {
-            let Some(&slot) = self.files.get(&id).and_then(|file| file.blocks.get(&number)) else {
+            let Some(&slot) = self
+                .files
+                .get(&id)
+                .and_then(|file| file.blocks.get(&number))
+            else {
                 continue; // `lack` has just seen it
             };
             self.cache.pin(slot);
@@ -245,7 +265,12 @@ impl Server {
         }
     }
 
-    pub(super) fn read_end(&mut self, session: SessionId, request: RequestId, actions: &mut Actions) {
+    pub(super) fn read_end(
+        &mut self,
+        session: SessionId,
+        request: RequestId,
+        actions: &mut Actions,
+    ) {
         self.unpin(session, request);
         let parked = match self.sessions.get_mut(&session) {
             Some(owner) if !owner.parked.is_empty() => core::mem::take(&mut owner.parked),
@@ -311,7 +336,13 @@ impl Server {
 
     /// The device could not read `failed` of a file. A read that is hit for the first time by a request larger
     /// than itself tries its own pages once more: one bad sector must not fail its neighbours.
-    pub(super) fn fail_waiting(&mut self, id: FileId, failed: ByteRange, errno: Errno, actions: &mut Actions) {
+    pub(super) fn fail_waiting(
+        &mut self,
+        id: FileId,
+        failed: ByteRange,
+        errno: Errno,
+        actions: &mut Actions,
+    ) {
         let Some(file) = self.files.get(&id) else {
             return;
         };
@@ -319,7 +350,11 @@ impl Server {
             .waiting
             .iter()
             .copied()
-            .filter(|&key| self.reads.get(key).is_some_and(|read| read.range.overlaps(failed)))
+            .filter(|&key| {
+                self.reads
+                    .get(key)
+                    .is_some_and(|read| read.range.overlaps(failed))
+            })
             .collect();
         for key in hit {
             let Some(read) = self.reads.get_mut(key) else {

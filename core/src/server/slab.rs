@@ -13,7 +13,10 @@ pub(super) struct Slab<T> {
 
 impl<T> Slab<T> {
     pub(super) const fn new() -> Slab<T> {
-        Slab { entries: Vec::new(), free: Vec::new() }
+        Slab {
+            entries: Vec::new(),
+            free: Vec::new(),
+        }
     }
 
     pub(super) fn insert(&mut self, entry: T) -> u32 {
@@ -40,7 +43,6 @@ impl<T> Slab<T> {
     pub(super) fn get_mut(&mut self, key: u32) -> Option<&mut T> {
         self.entries.get_mut(key as usize)?.as_mut()
     }
-
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.entries

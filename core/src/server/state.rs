@@ -70,8 +70,10 @@ pub(super) struct File {
 impl File {
     /// Where a byte lies on its device, and how many follow it there without a gap; unknown
     /// extents count as one run from the start of the device.
-    pub fn place(&self, offset: u64) -> (u64, u64) {
-        let after = self.extents.partition_point(|extent| extent.logical.0 <= offset);
+    pub(super) fn place(&self, offset: u64) -> (u64, u64) {
+        let after = self
+            .extents
+            .partition_point(|extent| extent.logical.0 <= offset);
         let Some(extent) = after.checked_sub(1).and_then(|at| self.extents.get(at)) else {
             return (offset, u64::MAX - offset);
         };
@@ -79,7 +81,10 @@ impl File {
         let left = extent.length.0.saturating_sub(into);
         if left == 0 {
             // A hole, or past what was mapped: up to the next extent it costs no positioning.
-            let next = self.extents.get(after).map_or(u64::MAX, |next| next.logical.0);
+            let next = self
+                .extents
+                .get(after)
+                .map_or(u64::MAX, |next| next.logical.0);
             return (extent.physical.0 + extent.length.0, next - offset);
         }
         (extent.physical.0 + into, left)
@@ -233,7 +238,7 @@ pub(super) struct Device {
 }
 
 impl Device {
-    pub fn new(model: DeviceModel) -> Device {
+    pub(super) fn new(model: DeviceModel) -> Device {
         Device {
             model: RefinedModel::new(model),
             head: 0,
@@ -258,7 +263,7 @@ impl Device {
     }
 
     /// When everything sent to it will be done, at least now.
-    pub fn free_at(&self, now: Instant) -> Instant {
+    pub(super) fn free_at(&self, now: Instant) -> Instant {
         (self.service_started + self.flight_cost).max(now)
     }
 }

@@ -109,15 +109,9 @@ impl Recogniser {
         let best = self.best_fit(range);
         let joined = matches!(best, Some((_, Fit::Joined | Fit::Stepped)));
         self.joined_bits = self.joined_bits << 1 | u32::from(joined);
-        let early = best.is_some_and(|(index, fit)| {
-            fit == Fit::Stepped
-                || self
-                    .place(index)
-                    .is_some_and(|p| p.cursor.may_be_early(range))
-        });
         if change == RunChange::Began
             && let Some(stepping) = self.runs.stepping(now)
-            && (!early || stepping.is_beyond_doubt())
+            && !self.is_in_order(range, best, stepping)
         {
             return self.begin_stepping(now, range, stepping);
         }
@@ -160,6 +154,24 @@ impl Recogniser {
             .cursors()
             .filter_map(|(index, cursor)| Some((index, cursor.fit(range)?)));
         fits.min_by_key(|&(_, fit)| fit)
+    }
+
+    /// True when a read that looks like a step is only what its cursor expects.
+    fn is_in_order(
+        &self,
+        range: ByteRange,
+        best: Option<(CursorIndex, Fit)>,
+        stepping: Stepping,
+    ) -> bool {
+        let Some((index, fit)) = best else {
+            return false;
+        };
+        let early = || self.cursor(index).is_some_and(|c| c.may_be_early(range));
+        match fit {
+            Fit::Stepped => true,
+            Fit::Joined => early(),
+            Fit::Loose(_) | Fit::Again(_) => early() && !stepping.is_beyond_doubt(),
+        }
     }
 
     fn report(&mut self, index: CursorIndex, moved: Moved) -> Observation {

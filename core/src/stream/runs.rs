@@ -6,16 +6,20 @@
 //! distances, it is fast forward or rewind by every n-th frame. What was asked before does not
 //! matter here: reverse play usually goes over ground that was played forward.
 
-use super::cursor::{Pattern, Span};
+use super::cursor::{Pattern, REORDER_COUNT, Span};
 use crate::units::*;
 
-/// Equal steps that no reordering within sixteen reads can imitate: eight of them.
-const RUN_COUNT_MAX: usize = 10;
+/// Enough to see one step more than sixteen reads in any order can make.
+const RUN_COUNT_MAX: usize = 18;
 
 /// Equal steps that are enough when no reordering can be the cause: they are too far apart in the
 /// file, or in time.
 const STEP_COUNT_MIN: usize = 3;
+
+/// Sixteen reads in any order make at most seven equal steps that leave holes, and at most fifteen
+/// downwards that leave none.
 const STEP_COUNT_SURE: usize = 8;
+const DOWN_COUNT_SURE: usize = 16;
 
 /// Reads of one pipeline arrive within this.
 const PIPELINE_SPAN: Duration = Duration::from_ms(250);
@@ -190,7 +194,7 @@ impl Runs {
     }
 
     /// Runs each of which began below the one before it and, once complete, touches it: three such
-    /// steps over some time, or eight at once.
+    /// steps over some time, or sixteen at once.
     fn reverse(&self, now: Instant) -> Option<Stepping> {
         let runs = self.all();
         let down = |pair: &&[Run]| {
@@ -208,7 +212,7 @@ impl Runs {
         let next = last.start.checked_sub(newest.span.start)?;
         let slow =
             now.since(trail[trail.len().saturating_sub(STEP_COUNT_MIN)].began) >= VOLLEY_SPAN;
-        let sure = steps >= STEP_COUNT_SURE || (steps >= STEP_COUNT_MIN && slow);
+        let sure = steps >= DOWN_COUNT_SURE || (steps >= STEP_COUNT_MIN && slow);
         (sure && next > 0 && next <= run_bytes.saturating_mul(2)).then_some(Stepping {
             stride: -(i64::try_from(run_bytes).ok()?),
             run_bytes,
@@ -223,7 +227,7 @@ impl Runs {
         let trail = &self.all()[self.count - 1 - steps.count..];
         let run_bytes = longest(&trail[..steps.count]);
         let distance = steps.mean.unsigned_abs();
-        let far = distance >= run_bytes.saturating_mul(super::cursor::REORDER_COUNT);
+        let far = is_far(steps.mean, run_bytes) && steps.count > STEP_COUNT_MIN;
         let slow = now.since(trail[0].began) >= PIPELINE_SPAN;
         let sure = steps.count >= STEP_COUNT_SURE || far || slow;
         // Runs that reach into one another are not steps.
@@ -238,11 +242,14 @@ impl Runs {
 
     /// The last steps, as far back as they are like the newest (within a fifth).
     fn equal_steps(&self) -> Option<Steps> {
-        let newest = self.count.checked_sub(1)?;
+        let newest = self.count.checked_sub(1).filter(|&i| i > 0)?;
         let last = self.step_to(newest)?;
+        let run_bytes = longest(&self.all()[newest - 1..newest]);
+        // Frames may differ in size; over many of them that evens out.
+        let part = if is_far(last, run_bytes) { 16 } else { 5 };
         let alike = |step: &i64| {
             let shorter = last.unsigned_abs().min(step.unsigned_abs());
-            step.signum() == last.signum() && step.abs_diff(last) <= shorter / 5
+            step.signum() == last.signum() && step.abs_diff(last) <= shorter / part
         };
         let steps = || {
             (1..=newest)
@@ -267,6 +274,11 @@ impl Runs {
         let from = self.runs[i.checked_sub(1)?].span.start;
         i64::try_from(i128::from(self.runs[i].span.start) - i128::from(from)).ok()
     }
+}
+
+/// Farther than reads of one pipeline can lie apart.
+fn is_far(step: i64, run_bytes: u64) -> bool {
+    step.unsigned_abs() >= run_bytes.saturating_mul(REORDER_COUNT)
 }
 
 struct Steps {

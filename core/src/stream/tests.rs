@@ -281,6 +281,7 @@ fn any_order_within_sixteen_outstanding_reads_is_sequential_and_predicted_once()
             let (start, length) = ranges[i];
             let seen = p.read(wait, start, length);
             let context = alloc::format!("seed {seed}, arrival {n}, read {i}");
+            if seed==18 && n < 30 { extern crate std; std::println!("DBG {kind} {n} read {i} {start}+{length} {:?} {:?} {:?} twice {} pos {}", seen.cursor, seen.pattern, seen.moved, p.twice_bytes, p.recogniser.cursor(seen.cursor).unwrap().position()); }
             // What came first may have been any of the first sixteen.
             if n >= 32 {
                 assert_eq!(seen.pattern, Pattern::Sequential, "{context}");
