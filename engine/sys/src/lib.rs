@@ -14,6 +14,7 @@ pub mod extents;
 pub mod file;
 mod map;
 pub mod notify;
+pub mod priority;
 mod ring;
 mod segment;
 pub mod socket;
