@@ -67,6 +67,7 @@ ${CC:-gcc} -c -fPIC -O2 -g -Wall -Wextra -Wdeclaration-after-statement \
 	-D_SAMBA_BUILD_=4 -DHAVE_CONFIG_H=1 -D_GNU_SOURCE=1 \
 	-D__STDC_WANT_LIB_EXT1__=1 -D_XOPEN_SOURCE_EXTENDED=1 \
 	-D_FILE_OFFSET_BITS=64 -DSTATIC_vfs_MODULES_PROTO= \
+	-ffile-prefix-map="$root"=. \
 	-I "$here" -I "$root/engine/shm/include" "$@" \
 	-o "$work/vfs_rushes.o" "$here/vfs_rushes.c"
 ${CC:-gcc} -shared -o "$work/rushes.so" "$work/vfs_rushes.o" "$library" \

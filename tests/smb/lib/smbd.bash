@@ -45,7 +45,7 @@ needs_module() {
 }
 
 scratch=
-smbd_pids=()
+group_pids=() # process groups that end with the script
 
 # The pid of `unshare` is smbd's own after two execs, and its process group is
 # its own (setsid), so that its children are reached by it.
@@ -53,7 +53,7 @@ cleanup() {
 	local pid signal tries
 	trap - EXIT
 	for signal in TERM KILL; do
-		for pid in "${smbd_pids[@]}"; do
+		for pid in "${group_pids[@]}"; do
 			kill -"$signal" -- "-$pid" 2>/dev/null || true
 		done
 		for ((tries = 0; tries < 50; tries++)); do
@@ -68,7 +68,7 @@ cleanup() {
 
 any_alive() {
 	local pid
-	for pid in "${smbd_pids[@]}"; do
+	for pid in "${group_pids[@]}"; do
 		kill -0 -- "-$pid" 2>/dev/null && return 0
 	done
 	return 1
@@ -133,7 +133,7 @@ smbd_start() {
 		"$folder/vfs" "$modules" \
 		smbd --foreground --no-process-group -s "$folder/smb.conf" \
 		-l "$folder/log" </dev/null >"$folder/output" 2>&1 &
-	smbd_pids+=("$!")
+	group_pids+=("$!")
 	port_of[$name]=$port
 	log_of[$name]=$folder/log
 	pid_of[$name]=$!
@@ -159,8 +159,8 @@ no_panic() {
 	local name
 	for name in "${!port_of[@]}"; do
 		if [[ -e $scratch/$name/panic ]] ||
-			grep -q 'PANIC\|INTERNAL ERROR' "${log_of[$name]}"/*; then
-			grep -h -A30 'PANIC\|INTERNAL ERROR' "${log_of[$name]}"/* | head -60 >&2
+			grep -rqs 'PANIC\|INTERNAL ERROR' "${log_of[$name]}"; then
+			grep -rsh -A30 'PANIC\|INTERNAL ERROR' "${log_of[$name]}" | head -60 >&2
 			die "the smbd '$name' panicked"
 		fi
 	done
@@ -171,4 +171,61 @@ share_folder() {
 	mkdir -p "$1"
 	chown "$user": "$1"
 	chmod 777 "$1"
+}
+
+# ---- the daemon ----
+
+target=${CARGO_TARGET_DIR:-$root/target}
+rushes=$target/release/rushes
+session_socket=
+daemon_pid=
+daemon_folder=
+
+has_daemon() {
+	[[ -x $rushes ]] && "$rushes" serve --help >/dev/null 2>&1
+}
+
+# daemon_start SHARE FOLDER [SHARE FOLDER]...: sets session_socket.
+daemon_start() {
+	daemon_folder=$scratch/daemon
+	mkdir -p "$daemon_folder"
+	{
+		cat <<-TOML
+		[cache]
+		bytes = "64MiB"
+		[server]
+		runtime_dir = "$daemon_folder/run"
+		state_dir = "$daemon_folder/state"
+		TOML
+		while (($# >= 2)); do
+			printf '[[share]]\nname = "%s"\npath = "%s"\n' "$1" "$2"
+			shift 2
+		done
+	} >"$daemon_folder/rushes.toml"
+	session_socket=$daemon_folder/run/session.sock
+	daemon_run
+}
+
+# Start it (again) with the configuration it has.
+daemon_run() {
+	local tries
+	setsid "$rushes" serve --config "$daemon_folder/rushes.toml" \
+		</dev/null >>"$daemon_folder/log" 2>&1 &
+	daemon_pid=$!
+	group_pids+=("$daemon_pid")
+	for ((tries = 0; tries < 200; tries++)); do
+		[[ -S $session_socket ]] && return 0
+		kill -0 "$daemon_pid" 2>/dev/null || break
+		sleep 0.05
+	done
+	cat "$daemon_folder/log" >&2
+	die "rushes serve did not make $session_socket"
+}
+
+# It lives, if it was started.
+daemon_is_well() {
+	[[ -z $daemon_pid ]] && return 0
+	kill -0 "$daemon_pid" 2>/dev/null && return 0
+	tail -n 40 "$daemon_folder/log" >&2
+	die "the daemon died"
 }
