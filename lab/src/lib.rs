@@ -1,4 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The real thing, measured.
+//! The real thing, measured: a slow disk, private servers, players that keep the time, rivals, plots.
+//!
+//! Nothing here is imported by the server. `rushes lab …` executes the binary of this crate, so the
+//! server links neither FUSE nor libsmbclient.
 
+pub mod cgroup;
+pub mod cli;
+pub mod client;
+pub mod copies;
+pub mod daemon;
 pub mod disk;
+pub mod door;
+pub mod footage;
+pub mod play;
+pub mod player;
+pub mod report;
+pub mod room;
+pub mod server;
+pub mod smbd;
+pub mod stage;
+pub mod storm;

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command line: every flag of every experiment, in one place.
+
+use crate::play::{Play, Start};
+use crate::server::{self, Kind, Way};
+use crate::stage::Place;
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// An honest playback benchmark for media servers.
+#[derive(Debug, Parser)]
+#[command(name = "rushes lab", version, about)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What the lab can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Play N streams against one server and say who was late
+    Play(Box<PlayArgs>),
+    /// Remove what a run that was killed left behind
+    Clean,
+    /// A player (started by the lab itself)
+    #[command(hide = true)]
+    Player,
+    /// A storm client (started by the lab itself)
+    #[command(hide = true)]
+    Storm,
+}
+
+/// Which disk, and what lies on it.
+#[derive(Clone, Debug, Args)]
+pub struct StageArgs {
+    /// `table5` (a modelled disk array) or a folder on a disk of yours
+    #[arg(long, default_value = "table5")]
+    pub disk: Place,
+    /// Keep the modelled disk with its footage in this folder, and use it again when it fits
+    #[arg(long, value_name = "DIR")]
+    pub keep: Option<PathBuf>,
+    /// Prepare footage for at least so many streams (to share a kept disk between runs)
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub footage_streams: u64,
+    /// Prepare footage for at least so many copiers
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub footage_copies: u64,
+    /// Prepare footage of at least so many seconds
+    #[arg(long, value_name = "S", default_value_t = 0.0)]
+    pub footage_seconds: f64,
+    /// Prepare the folder that storms list, whether or not there is one
+    #[arg(long)]
+    pub footage_archive: bool,
+    /// Of the footage's content
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// How players play.
+#[derive(Clone, Debug, Args)]
+pub struct PlayersArgs {
+    /// Bits a second of each stream
+    #[arg(long, default_value = "100M", value_parser = parse_amount)]
+    pub bitrate: u64,
+    /// How long each plays
+    #[arg(long, default_value = "60", value_parser = parse_seconds)]
+    pub seconds: f64,
+    /// Time between a player's open and its first deadline
+    #[arg(long, default_value = "500ms", value_parser = parse_span)]
+    pub preroll: Duration,
+    /// Frames a second; 25, and 24 with --sequence
+    #[arg(long)]
+    pub fps: Option<f64>,
+    /// When players start
+    #[arg(long, value_enum, default_value_t = Start::Staggered)]
+    pub start: Start,
+    /// Between two starts
+    #[arg(long, default_value = "250ms", value_parser = parse_span)]
+    pub stagger: Duration,
+    /// One file a frame
+    #[arg(long)]
+    pub sequence: bool,
+    /// How long a run that collapsed goes on
+    #[arg(long, default_value = "10s", value_parser = parse_span)]
+    pub grace: Duration,
+}
+
+/// Who else is there.
+#[derive(Clone, Debug, Args)]
+pub struct OthersArgs {
+    /// Clients that download cold files larger than the cache
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub copies: u64,
+    /// Clients that stat and list a folder
+    #[arg(long, value_name = "C", default_value_t = 0)]
+    pub storm: u64,
+    /// Look-ups a second of each
+    #[arg(long, value_name = "R", default_value_t = 50.0)]
+    pub storm_rate: f64,
+    /// Each lists the whole folder so often; 0 never
+    #[arg(long, value_name = "SPAN", default_value = "20s", value_parser = parse_span)]
+    pub storm_list_every: Duration,
+    /// Entries of that folder
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub storm_entries: u64,
+    /// The folder was listed before, so its metadata is in memory
+    #[arg(long)]
+    pub storm_warm: bool,
+}
+
+/// How a server is set up.
+#[derive(Clone, Debug, Args)]
+pub struct ServerArgs {
+    /// How clients come
+    #[arg(long, value_enum, default_value_t = Way::Smb)]
+    pub door: Way,
+    /// Memory for cached data
+    #[arg(long, default_value = "1GiB", value_parser = parse_amount)]
+    pub cache: u64,
+    /// Rushes without its pattern analyser
+    #[arg(long)]
+    pub no_analyser: bool,
+    /// Do not tell Rushes the bitrate; it has to find out
+    #[arg(long)]
+    pub no_rule: bool,
+    /// Device model for Rushes, as `rushes calibrate` wrote it; else it is measured first
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// The Samba module to try
+    #[arg(long, value_name = "FILE")]
+    pub module: Option<PathBuf>,
+    /// A line for the share in smb.conf, such as "strict locking=no"; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_pair)]
+    pub smb_option: Vec<(String, String)>,
+    /// A line for [server] in rushes.toml, such as margin=0.03; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_pair)]
+    pub rushes_option: Vec<(String, String)>,
+    /// Read-ahead of the device
+    #[arg(long, value_name = "KIB")]
+    pub read_ahead_kib: Option<u64>,
+}
+
+/// `lab play`.
+#[derive(Clone, Debug, Args)]
+pub struct PlayArgs {
+    /// Against which server
+    #[arg(long, value_enum, default_value_t = Kind::Rushes)]
+    pub server: Kind,
+    /// How many players
+    #[arg(long, default_value_t = 12)]
+    pub streams: u64,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub players: PlayersArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub others: OthersArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: ServerArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub stage: StageArgs,
+    /// Print one JSON object and nothing else
+    #[arg(long)]
+    pub json: bool,
+    /// Put the lateness of every frame into the JSON
+    #[arg(long)]
+    pub timeline: bool,
+}
+
+/// Put a run together from its parts.
+pub fn play_of(
+    kind: Kind,
+    streams: u64,
+    players: &PlayersArgs,
+    others: &OthersArgs,
+    setup: &ServerArgs,
+    stage: &StageArgs,
+) -> Play {
+    let fps = players
+        .fps
+        .unwrap_or(if players.sequence { 24.0 } else { 25.0 });
+    let frames_per_kilosecond = (fps * 1000.0).round().max(1.0) as u64;
+    let told = !setup.no_rule;
+    Play {
+        server: server::Spec {
+            kind,
+            way: setup.door,
+            cache_bytes: setup.cache,
+            analyser: !setup.no_analyser,
+            preroll: players.preroll,
+            bitrate: (told && !players.sequence).then_some(players.bitrate),
+            frames_per_kilosecond: (told && players.sequence).then_some(frames_per_kilosecond),
+            smb_options: setup.smb_option.clone(),
+            rushes_options: setup.rushes_option.clone(),
+            read_ahead_kib: setup.read_ahead_kib,
+            model: setup.model.clone(),
+            module: setup.module.clone(),
+        },
+        stream_count: streams,
+        bitrate: players.bitrate,
+        frames_per_kilosecond,
+        seconds: players.seconds,
+        preroll: players.preroll,
+        start: players.start,
+        stagger: players.stagger,
+        sequence: players.sequence,
+        copy_count: others.copies,
+        storm_count: others.storm,
+        storm_rate: others.storm_rate,
+        storm_list_every_s: others.storm_list_every.as_secs_f64(),
+        storm_warm: others.storm_warm,
+        entry_count: others.storm_entries,
+        grace: players.grace,
+        timeline: false,
+        seed: stage.seed,
+    }
+}
+
+/// What to prepare for a run, or for the largest of several.
+pub fn plan_of(play: &Play, stage: &StageArgs) -> crate::stage::Plan {
+    let largest = Play {
+        stream_count: play.stream_count.max(stage.footage_streams),
+        copy_count: play.copy_count.max(stage.footage_copies),
+        seconds: play.seconds.max(stage.footage_seconds),
+        storm_count: play.storm_count.max(u64::from(stage.footage_archive)),
+        ..play.clone()
+    };
+    largest.plan()
+}
+
+/// `100M`, `1GiB`, `750000000`.
+pub fn parse_amount(text: &str) -> Result<u64, String> {
+    let units: [(&str, u64); 9] = [
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("TiB", 1 << 40),
+        ("k", 1_000),
+        ("K", 1_000),
+        ("M", 1_000_000),
+        ("G", 1_000_000_000),
+        ("T", 1_000_000_000_000),
+    ];
+    let (number, factor) = units
+        .iter()
+        .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)))
+        .unwrap_or((text, 1));
+    let number: f64 = number.trim().parse().map_err(|_| {
+        format!("`{text}` is no amount; expected a number with k, M, G, KiB, MiB or GiB behind it")
+    })?;
+    if !number.is_finite() || number < 0.0 {
+        return Err(format!("`{text}` is no amount; it must not be negative"));
+    }
+    Ok((number * factor as f64).round() as u64)
+}
+
+/// `500ms`, `2s`, `1.5`.
+pub fn parse_span(text: &str) -> Result<Duration, String> {
+    let units = [("ms", 1e-3), ("us", 1e-6), ("s", 1.0), ("m", 60.0)];
+    let (number, factor) = units
+        .iter()
+        .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)))
+        .unwrap_or((text, 1.0));
+    number
+        .trim()
+        .parse::<f64>()
+        .ok()
+        .and_then(|number| Duration::try_from_secs_f64(number * factor).ok())
+        .ok_or_else(|| format!("`{text}` is no span of time; expected for instance 500ms or 2s"))
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let seconds = parse_span(text)?.as_secs_f64();
+    if seconds == 0.0 {
+        return Err("a run of no length shows nothing".to_owned());
+    }
+    Ok(seconds)
+}
+
+fn parse_pair(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text
+        .split_once('=')
+        .ok_or_else(|| format!("`{text}` is no KEY=VALUE"))?;
+    Ok((key.trim().to_owned(), value.trim().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn amounts_and_spans_are_read_as_people_write_them() {
+        assert_eq!(parse_amount("100M"), Ok(100_000_000));
+        assert_eq!(parse_amount("1GiB"), Ok(1 << 30));
+        assert_eq!(parse_amount("1.5k"), Ok(1500));
+        assert!(parse_amount("fast").is_err());
+        assert!(parse_amount("-1").is_err());
+        assert_eq!(parse_span("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_span("2"), Ok(Duration::from_secs(2)));
+        assert!(parse_span("-1s").is_err());
+    }
+
+    #[test]
+    fn the_issues_own_command_is_understood() {
+        let line = "rushes-lab play --server stock --door smb --streams 12 --bitrate 100M --seconds 60 \
+                    --preroll 500ms --copies 2 --disk table5 --json";
+        let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+        let Command::Play(args) = cli.command else {
+            panic!("not a play");
+        };
+        let play = play_of(
+            args.server,
+            args.streams,
+            &args.players,
+            &args.others,
+            &args.setup,
+            &args.stage,
+        );
+        assert_eq!(play.frame_count(), 1500);
+        assert_eq!(play.plan().frame_bytes(), 500_000);
+        assert_eq!(play.plan().copy_count, 4);
+        assert!(play.plan().copy_bytes > play.server.cache_bytes);
+    }
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A private `rushes serve`: configuration, folders and sockets of its own, driven from outside as a user would.
+//!
+//! The lab links nothing of the daemon. It asks `rushes status --json` and reads field names that
+//! docs/reference promises.
+
+use crate::cgroup::Cgroup;
+use crate::room::{Room, go_on};
+use crate::server::{Spec, ancestors_of_binary};
+use crate::smbd::SHARE;
+use crate::stage::{Stage, run};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const READY_MAX: Duration = Duration::from_secs(30);
+
+/// A running daemon; ended when dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    binary: PathBuf,
+    config: PathBuf,
+    config_text: String,
+    runtime: PathBuf,
+    log: PathBuf,
+    model: Value,
+}
+
+/// Where the daemon called `name` has its sockets.
+pub fn runtime_folder(room: &Room, name: &str) -> PathBuf {
+    room.path().join(format!("{name}-run"))
+}
+
+impl Daemon {
+    /// Configure, calibrate unless a model is given, start, and wait until it answers.
+    ///
+    /// Errors   `rushes` is not built, refuses its configuration, or did not come up within 30 s
+    pub fn start(
+        room: &Room,
+        name: &str,
+        stage: &Stage,
+        spec: &Spec,
+        cgroup: &Cgroup,
+    ) -> Result<Daemon> {
+        let binary = find_rushes()?;
+        let runtime = runtime_folder(room, name);
+        // The calibration belongs to the stage, not to one run on it.
+        let state = room.folder("state")?;
+        fs::create_dir_all(&runtime)?;
+        let config_text = configuration(stage, spec, &runtime, &state)?;
+        let config = room.path().join(format!("{name}.toml"));
+        fs::write(&config, &config_text)?;
+        let model = calibrate(&binary, &config, stage, spec, &state)?;
+        let log = room.path().join(format!("{name}-serve.log"));
+        let child = cgroup
+            .command(&binary)
+            .args(["serve", "--config"])
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&log)?)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("{} cannot be started", binary.display()))?;
+        let mut daemon = Daemon {
+            child,
+            binary,
+            config,
+            config_text,
+            runtime,
+            log,
+            model,
+        };
+        daemon.wait_until_ready()?;
+        Ok(daemon)
+    }
+
+    /// Its `rushes.toml`.
+    pub fn config_text(&self) -> &str {
+        &self.config_text
+    }
+
+    /// The device model it was given, as it stands in its state folder.
+    pub fn model(&self) -> &Value {
+        &self.model
+    }
+
+    /// What it tells of itself.
+    pub fn status(&self) -> Result<Value> {
+        let out = Command::new(&self.binary)
+            .args(["status", "--json", "--config"])
+            .arg(&self.config)
+            .output()?;
+        ensure!(
+            out.status.success(),
+            "rushes status failed: {}",
+            String::from_utf8_lossy(&out.stderr)
+        );
+        serde_json::from_slice(&out.stdout).context("rushes status printed no JSON")
+    }
+
+    /// The end of its log.
+    pub fn log_tail(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(12)..].join("\n")
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let socket = self.runtime.join("control.sock");
+        let end = Instant::now() + READY_MAX;
+        loop {
+            go_on()?;
+            if let Some(status) = self.child.try_wait()? {
+                bail!(
+                    "rushes serve ended at once ({status}):\n{}",
+                    self.log_tail()
+                );
+            }
+            if UnixStream::connect(&socket).is_ok() {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < end,
+                "rushes serve did not answer on {} within {READY_MAX:?}:\n{}",
+                socket.display(),
+                self.log_tail()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) else {
+            return;
+        };
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let end = Instant::now() + Duration::from_secs(10);
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() >= end {
+                eprintln!("rushes serve did not stop within 10 s and is killed:");
+                eprintln!("{}", self.log_tail());
+                let _ = self.child.kill();
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.child.wait();
+    }
+}
+
+fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Result<String> {
+    let mut text = String::new();
+    writeln!(text, "[cache]\nbytes = {}\n", spec.cache_bytes)?;
+    writeln!(text, "[server]")?;
+    writeln!(text, "runtime_dir = \"{}\"", runtime.display())?;
+    writeln!(text, "state_dir = \"{}\"", state.display())?;
+    writeln!(text, "preroll = \"{}ms\"", spec.preroll.as_millis())?;
+    writeln!(text, "analyser = {}", spec.analyser)?;
+    for (key, value) in &spec.rushes_options {
+        writeln!(text, "{key} = {value}")?;
+    }
+    writeln!(
+        text,
+        "\n[[share]]\nname = \"{SHARE}\"\npath = \"{}\"",
+        stage.root().display()
+    )?;
+    if let Some(frames) = spec.frames_per_kilosecond {
+        writeln!(
+            text,
+            "\n[[rule]]\nmatch = \"footage/**\"\nframes_per_second = {}",
+            frames as f64 / 1000.0
+        )?;
+    } else if let Some(bitrate) = spec.bitrate {
+        writeln!(
+            text,
+            "\n[[rule]]\nmatch = \"footage/**\"\nbitrate = \"{bitrate}\""
+        )?;
+    }
+    Ok(text)
+}
+
+/// Let the daemon's own tool measure the device, once for a stage, and return what it wrote.
+fn calibrate(
+    binary: &Path,
+    config: &Path,
+    stage: &Stage,
+    spec: &Spec,
+    state: &Path,
+) -> Result<Value> {
+    if let Some(model) = &spec.model
+        && fs::read_dir(state)?.next().is_none()
+    {
+        let name = model.file_name().context("--model names no file")?;
+        fs::copy(model, state.join(name))
+            .with_context(|| format!("the model {} cannot be read", model.display()))?;
+    }
+    if fs::read_dir(state)?.next().is_none() {
+        stage.timing(true)?;
+        run(Command::new(binary)
+            .args(["calibrate", "--quick", "--config"])
+            .arg(config)
+            .arg(stage.root()))?;
+    }
+    let mut models = serde_json::Map::new();
+    for entry in fs::read_dir(state)?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let text = fs::read_to_string(entry.path()).unwrap_or_default();
+        models.insert(
+            name,
+            serde_json::from_str(&text).unwrap_or(Value::from(text)),
+        );
+    }
+    Ok(Value::Object(models))
+}
+
+/// The `rushes` beside this program, as it would be installed.
+pub fn find_rushes() -> Result<PathBuf> {
+    let beside = std::env::current_exe()
+        .ok()
+        .and_then(|path| Some(path.parent()?.join("rushes")));
+    let built = ancestors_of_binary().map(|folder| folder.join("target/release/rushes"));
+    beside
+        .into_iter()
+        .chain(built)
+        .chain([PathBuf::from("/usr/bin/rushes")])
+        .find(|path| path.exists())
+        .context(
+            "the program `rushes` was not found beside rushes-lab; build it first (make build)",
+        )
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How a client of the lab reaches files: over SMB (libsmbclient, as many programs do) or on the mount itself.
+//!
+//! One process has one door: libsmbclient keeps state for the whole process, so clients are processes.
+
+use anyhow::{Context, Result, ensure};
+use pavao::{SmbClient, SmbCredentials, SmbFile, SmbOpenOptions, SmbOptions};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longer than any collapse that a run waits for.
+const SMB_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Where the files are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Address {
+    /// A share of an SMB server on this machine.
+    Smb {
+        /// TCP port on 127.0.0.1.
+        port: u16,
+        /// Share.
+        share: String,
+        /// User.
+        user: String,
+        /// Password.
+        password: String,
+        /// Home folder of the client, so that nobody's settings leak into the measurement.
+        home: PathBuf,
+    },
+    /// A folder.
+    Local(PathBuf),
+}
+
+/// A connected client.
+#[derive(Debug)]
+pub enum Door {
+    /// Over SMB.
+    Smb(SmbClient),
+    /// Plain calls.
+    Local(PathBuf),
+}
+
+/// A file that was opened through a [`Door`].
+pub enum Opened<'a> {
+    /// Over SMB; libsmbclient reads at a position of its own.
+    Smb {
+        /// Handle.
+        file: SmbFile<'a>,
+        /// Where libsmbclient would read next.
+        position: u64,
+    },
+    /// On the mount.
+    Local(File),
+}
+
+impl Door {
+    /// Connect and authenticate.
+    ///
+    /// Errors   the server cannot be reached or refuses us
+    pub fn connect(address: &Address) -> Result<Door> {
+        match address {
+            Address::Local(root) => {
+                ensure!(root.is_dir(), "{} is no folder", root.display());
+                Ok(Door::Local(root.clone()))
+            }
+            Address::Smb {
+                port,
+                share,
+                user,
+                password,
+                ..
+            } => {
+                let credentials = SmbCredentials::default()
+                    .server(format!("smb://127.0.0.1:{port}"))
+                    .share(format!("/{share}"))
+                    .username(user)
+                    .password(password)
+                    .workgroup("WORKGROUP");
+                let options = SmbOptions::default()
+                    .case_sensitive(true)
+                    .one_share_per_server(true)
+                    .no_auto_anonymous_login(true);
+                let client = SmbClient::new(credentials, options)
+                    .context("libsmbclient could not be set up")?;
+                client.set_timeout(SMB_TIMEOUT)?;
+                // The connection is made at the first call; a player's first frame must not pay for it.
+                client
+                    .stat("/")
+                    .with_context(|| format!("share {share} on 127.0.0.1:{port} refused us"))?;
+                Ok(Door::Smb(client))
+            }
+        }
+    }
+
+    /// Open a file below the share for reading, and writing if so wished.
+    pub fn open(&self, path: &str, write: bool) -> Result<Opened<'_>> {
+        let describe = || format!("{path} cannot be opened");
+        match self {
+            Door::Smb(client) => {
+                let options = SmbOpenOptions::default().read(true).write(write);
+                let file = client
+                    .open_with(format!("/{path}"), options)
+                    .with_context(describe)?;
+                Ok(Opened::Smb { file, position: 0 })
+            }
+            Door::Local(root) => {
+                let file = fs::OpenOptions::new()
+                    .read(true)
+                    .write(write)
+                    .open(root.join(path))
+                    .with_context(describe)?;
+                Ok(Opened::Local(file))
+            }
+        }
+    }
+
+    /// Create or empty a file and write this into it.
+    pub fn create(&self, path: &str, content: &[u8]) -> Result<()> {
+        let describe = || format!("{path} cannot be created");
+        match self {
+            Door::Smb(client) => {
+                let options = SmbOpenOptions::default()
+                    .write(true)
+                    .create(true)
+                    .truncate(true);
+                let mut file = client
+                    .open_with(format!("/{path}"), options)
+                    .with_context(describe)?;
+                file.write_all(content).with_context(describe)
+            }
+            Door::Local(root) => fs::write(root.join(path), content).with_context(describe),
+        }
+    }
+
+    /// Size of a file. Units: bytes.
+    pub fn stat(&self, path: &str) -> Result<u64> {
+        let describe = || format!("{path} cannot be looked up");
+        match self {
+            Door::Smb(client) => Ok(client.stat(format!("/{path}")).with_context(describe)?.size),
+            Door::Local(root) => Ok(fs::metadata(root.join(path)).with_context(describe)?.len()),
+        }
+    }
+
+    /// List a folder with sizes and times, as a file browser does; returns how many entries it has.
+    pub fn list(&self, path: &str) -> Result<usize> {
+        let describe = || format!("{path} cannot be listed");
+        match self {
+            Door::Smb(client) => Ok(client
+                .list_dirplus(format!("/{path}"))
+                .with_context(describe)?
+                .len()),
+            Door::Local(root) => {
+                let mut count = 0;
+                for entry in fs::read_dir(root.join(path)).with_context(describe)? {
+                    entry?.metadata()?;
+                    count += 1;
+                }
+                Ok(count)
+            }
+        }
+    }
+
+    /// Remove a file.
+    pub fn remove(&self, path: &str) -> Result<()> {
+        let describe = || format!("{path} cannot be removed");
+        match self {
+            Door::Smb(client) => client.unlink(format!("/{path}")).with_context(describe),
+            Door::Local(root) => fs::remove_file(root.join(path)).with_context(describe),
+        }
+    }
+}
+
+impl Opened<'_> {
+    /// Fill `buffer` from `offset` on; returns how much there was before the end of the file.
+    pub fn read_at(&mut self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = offset + done as u64;
+            let got = match self {
+                Opened::Local(file) => file.read_at(&mut buffer[done..], at)?,
+                Opened::Smb { file, position } => {
+                    if *position != at {
+                        file.seek(SeekFrom::Start(at))?;
+                    }
+                    let got = file.read(&mut buffer[done..])?;
+                    *position = at + got as u64;
+                    got
+                }
+            };
+            if got == 0 {
+                break;
+            }
+            done += got;
+        }
+        Ok(done)
+    }
+
+    /// Write all of `content` at `offset`.
+    pub fn write_at(&mut self, content: &[u8], offset: u64) -> Result<()> {
+        match self {
+            Opened::Local(file) => file.write_all_at(content, offset)?,
+            Opened::Smb { file, position } => {
+                if *position != offset {
+                    file.seek(SeekFrom::Start(offset))?;
+                }
+                file.write_all(content)?;
+                *position = offset + content.len() as u64;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A home folder for SMB clients whose settings are Samba's defaults.
+pub fn client_home(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder.join(".smb"))?;
+    let text = "[global]\n    disable netbios = yes\n    name resolve order = host\n";
+    fs::write(folder.join(".smb/smb.conf"), text)?;
+    Ok(())
+}

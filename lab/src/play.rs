@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One run: players, copiers and storms against one server over a cold stage, and what came of it.
+
+use crate::client::{Client, Crowd};
+use crate::copies::{Copies, Reel, Tally};
+use crate::player::{self, Playback, now_ns, sleep_until_ns};
+use crate::report::{self, Played, Report, StreamRow, Timeline};
+use crate::room::{Room, pause};
+use crate::server::{self, Kind, Server, Way};
+use crate::stage::{Plan, Stage};
+use crate::storm;
+use anyhow::{Context, Result, ensure};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Files that each copier has to itself; both larger than the cache, so the first is cold again after the second.
+pub const REELS_PER_COPIER: u64 = 2;
+/// How much larger than the cache a copier's file is. Units: bytes.
+const REEL_BYTES_OVER_CACHE: u64 = 128 << 20;
+/// Copiers run for so long before the first player starts: nobody joins a quiet server.
+const COPIES_LEAD: Duration = Duration::from_millis(1500);
+const STATUS_EVERY: Duration = Duration::from_millis(1000);
+
+/// When players start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Start {
+    /// One after the other.
+    Staggered,
+    /// All in one instant.
+    Together,
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub struct Play {
+    /// Against which server.
+    pub server: server::Spec,
+    /// Players.
+    pub stream_count: u64,
+    /// Units: bits a second.
+    pub bitrate: u64,
+    /// In thousandths.
+    pub frames_per_kilosecond: u64,
+    /// How long each plays.
+    pub seconds: f64,
+    /// Time between open and the first deadline.
+    pub preroll: Duration,
+    /// When players start.
+    pub start: Start,
+    /// Between two starts.
+    pub stagger: Duration,
+    /// One file a frame.
+    pub sequence: bool,
+    /// Copiers.
+    pub copy_count: u64,
+    /// Storm clients.
+    pub storm_count: u64,
+    /// Look-ups a second of each.
+    pub storm_rate: f64,
+    /// Between two listings of each. Units: s; 0: none.
+    pub storm_list_every_s: f64,
+    /// Metadata is read once before the run.
+    pub storm_warm: bool,
+    /// Entries of the listed folder.
+    pub entry_count: u64,
+    /// How long a collapsed run goes on.
+    pub grace: Duration,
+    /// Keep the lateness of every frame in the report.
+    pub timeline: bool,
+    /// Of the footage.
+    pub seed: u64,
+}
+
+impl Play {
+    /// Frames of each player.
+    pub fn frame_count(&self) -> u64 {
+        (self.seconds * self.frames_per_kilosecond as f64 / 1000.0).round() as u64
+    }
+
+    /// The least that must be on the stage.
+    pub fn plan(&self) -> Plan {
+        Plan {
+            seed: self.seed,
+            stream_count: self.stream_count,
+            bitrate: self.bitrate,
+            frames_per_kilosecond: self.frames_per_kilosecond,
+            frame_count: self.frame_count(),
+            sequence: self.sequence,
+            copy_count: self.copy_count * REELS_PER_COPIER,
+            copy_bytes: self.server.cache_bytes + REEL_BYTES_OVER_CACHE,
+            entry_count: if self.storm_count > 0 {
+                self.entry_count
+            } else {
+                0
+            },
+        }
+    }
+
+    /// Play it. The stage must cover [`Play::plan`].
+    ///
+    /// Errors   something could not be set up; what the server does badly is no error but a figure
+    pub fn run(&self, room: &Room, stage: &mut Stage, quiet: bool) -> Result<Report> {
+        ensure!(
+            stage.plan().covers(&self.plan()),
+            "the stage does not hold what this run needs"
+        );
+        ensure!(
+            self.copy_count == 0 || self.server.way == Way::Smb,
+            "copies go over SMB; leave out --copies or use --door smb"
+        );
+        stage.timing(false)?;
+        stage.cool()?;
+        let server = Server::start(room, "server", stage, &self.server)?;
+        let report = self
+            .perform(room, stage, &server, quiet)
+            .with_context(|| format!("{} said at last:\n{}", self.server.kind, server.log_tail()));
+        stage.timing(false)?;
+        server.stop(stage)?;
+        report
+    }
+
+    fn perform(&self, room: &Room, stage: &Stage, server: &Server, quiet: bool) -> Result<Report> {
+        let chosen = stage.plan().chosen_streams(self.stream_count);
+        let mut players = self.start_players(stage, server, &chosen)?;
+        let mut storms = self.start_storms(server)?;
+        if self.storm_warm && self.storm_count > 0 {
+            crate::door::Door::connect(server.address())?.list("archive")?;
+        }
+        stage.timing(true)?;
+        let before = stage.statistics()?;
+        let copies = match self.copy_count {
+            0 => None,
+            count => Some(Copies::start(room, server.address(), reels(stage, count))?),
+        };
+        let t0 = now_ns()
+            + if copies.is_some() {
+                COPIES_LEAD
+            } else {
+                Duration::from_millis(300)
+            }
+            .as_nanos() as u64;
+        for (index, player) in players.iter_mut().enumerate() {
+            let delay = match self.start {
+                Start::Together => 0,
+                Start::Staggered => index as u64 * self.stagger.as_nanos() as u64,
+            };
+            player.begin(t0 + delay)?;
+        }
+        for storm in &mut storms {
+            storm.begin(t0)?;
+        }
+        sleep_until_ns(t0);
+        let cpu_before = server.cpu()?;
+        let copied_before = copies.as_ref().map_or(0, Copies::bytes);
+        let crowd = Crowd::<Playback>::gather(players);
+        let ledger = self.wait(&crowd, server, quiet)?;
+        let wall_s = (now_ns() - t0) as f64 / 1e9;
+        let cpu_s = (server.cpu()? - cpu_before).as_secs_f64();
+        let tally = copies.map(Copies::stop);
+        let statistics = difference(&before, &stage.statistics()?);
+        let storm_results = Crowd::<storm::Done>::gather(storms).results()?;
+        let playbacks = crowd.results()?;
+
+        let mut report = self.describe(stage, server)?;
+        report.wall_s = wall_s;
+        report.server_cpu_s = cpu_s;
+        report.disk_statistics = statistics;
+        report.storm = storm_results;
+        if let Some(tally) = tally {
+            let bytes = tally.bytes - copied_before;
+            report.add_copies(Tally { bytes, ..tally }, wall_s);
+        }
+        self.add_playbacks(&mut report, stage.plan(), t0, playbacks, ledger);
+        Ok(report)
+    }
+
+    fn start_players(&self, stage: &Stage, server: &Server, chosen: &[u64]) -> Result<Vec<Client>> {
+        let plan = stage.plan();
+        let mut players = Vec::new();
+        for stream in chosen {
+            let files = if plan.sequence {
+                (0..self.frame_count())
+                    .map(|frame| plan.frame_path(*stream, frame))
+                    .collect()
+            } else {
+                vec![plan.stream_path(*stream)]
+            };
+            let job = player::Job {
+                stream: *stream,
+                address: server.address().clone(),
+                files,
+                seed: plan.seed,
+                frame_count: self.frame_count(),
+                frame_bytes: plan.frame_bytes(),
+                frame_stride: plan.frame_offset(1),
+                period_ns: plan.period().as_nanos() as u64,
+                preroll_ns: self.preroll.as_nanos() as u64,
+                grace_ns: self.grace.as_nanos() as u64,
+                check: true,
+            };
+            players.push(Client::start("player", server, &job)?);
+        }
+        for player in &mut players {
+            player.wait_ready()?;
+        }
+        Ok(players)
+    }
+
+    fn start_storms(&self, server: &Server) -> Result<Vec<Client>> {
+        let mut storms = Vec::new();
+        for index in 0..self.storm_count {
+            let job = storm::Job {
+                address: server.address().clone(),
+                entry_count: self.entry_count,
+                rate: self.storm_rate,
+                list_every_s: self.storm_list_every_s,
+                seconds: self.seconds,
+                seed: self.seed + index,
+            };
+            storms.push(Client::start("storm", server, &job)?);
+        }
+        for storm in &mut storms {
+            storm.wait_ready()?;
+        }
+        Ok(storms)
+    }
+
+    /// Until all players are done; meanwhile the daemon is asked what it thinks.
+    fn wait(&self, crowd: &Crowd<Playback>, server: &Server, quiet: bool) -> Result<Ledger> {
+        let bar = progress(self, quiet);
+        let mut ledger = Ledger::default();
+        while !crowd.is_done() {
+            pause(STATUS_EVERY)?;
+            bar.inc(STATUS_EVERY.as_millis() as u64);
+            if let Some(daemon) = server.daemon() {
+                // A daemon that cannot answer now is asked again; that it died shows in the figures.
+                match daemon.status() {
+                    Ok(status) => ledger.note(status),
+                    Err(error) => ledger.complaint = Some(format!("{error:#}")),
+                }
+            }
+        }
+        bar.finish_and_clear();
+        Ok(ledger)
+    }
+
+    fn describe(&self, stage: &Stage, server: &Server) -> Result<Report> {
+        Ok(Report {
+            report_version: 1,
+            server: self.server.kind.name().to_owned(),
+            door: self.server.way.name().to_owned(),
+            disk: stage.place().to_string(),
+            start: match self.start {
+                Start::Staggered => "staggered".to_owned(),
+                Start::Together => "together".to_owned(),
+            },
+            cache_bytes_max: self.server.cache_bytes,
+            stagger_ms: self.stagger.as_secs_f64() * 1e3,
+            bitrate: self.bitrate,
+            seconds: self.seconds,
+            preroll_ms: self.preroll.as_secs_f64() * 1e3,
+            sequence: self.sequence,
+            frames_per_s: self.frames_per_kilosecond as f64 / 1e3,
+            copies: self.copy_count,
+            storm_rate: (self.storm_count > 0).then_some(self.storm_rate),
+            storm_warm: self.storm_warm,
+            server_memory_bytes_peak: server.memory_bytes_peak()?,
+            analyser: self.server.kind == Kind::Rushes && self.server.analyser,
+            settings: server.settings().clone(),
+            device_model: server
+                .daemon()
+                .map_or(Value::Null, |daemon| daemon.model().clone()),
+            environment: report::environment(),
+            ..Report::default()
+        })
+    }
+
+    fn add_playbacks(
+        &self,
+        report: &mut Report,
+        plan: &Plan,
+        t0: u64,
+        playbacks: Vec<Playback>,
+        mut ledger: Ledger,
+    ) {
+        let limit_ms = self.seconds * 1e3 + self.grace.as_secs_f64() * 1e3;
+        report.players_cpu_s = playbacks.iter().map(|playback| playback.cpu_s).sum();
+        report.stream_bytes = playbacks.iter().map(|playback| playback.bytes).sum();
+        report.timeline = self.timeline.then(|| {
+            let timeline = |playback: &Playback| Timeline {
+                stream: playback.stream,
+                start_s: playback.start_ns.saturating_sub(t0) as f64 / 1e9,
+                lateness_ms: playback.lateness_ms.clone(),
+            };
+            playbacks.iter().map(timeline).collect()
+        });
+        let rows = playbacks
+            .into_iter()
+            .map(|playback| {
+                let path = plan.stream_path(playback.stream);
+                let standings = ledger.standings.remove(&path).unwrap_or_default();
+                let played = Played {
+                    playback,
+                    standings,
+                };
+                StreamRow::new(&played, self.frame_count(), limit_ms)
+            })
+            .collect();
+        report.add_streams(rows);
+        report.errors.extend(ledger.complaint);
+        report.daemon_bytes_beside_cache_max = ledger.bytes_beside_cache_max;
+        report.cache_bytes_peak = ledger.cache_bytes_peak;
+        report.status = ledger.last;
+    }
+}
+
+fn reels(stage: &Stage, copier_count: u64) -> Vec<Vec<Reel>> {
+    let plan = stage.plan();
+    (0..copier_count)
+        .map(|copier| {
+            (0..REELS_PER_COPIER)
+                .map(|reel| {
+                    let copy = copier * REELS_PER_COPIER + reel;
+                    Reel {
+                        path: Plan::copy_path(copy),
+                        clip: Some(plan.copy_clip(copy)),
+                        bytes: plan.copy_bytes,
+                    }
+                })
+                .collect()
+        })
+        .collect()
+}
+
+fn progress(play: &Play, quiet: bool) -> ProgressBar {
+    let target = if quiet {
+        ProgressDrawTarget::hidden()
+    } else {
+        ProgressDrawTarget::stderr()
+    };
+    let stagger = match play.start {
+        Start::Together => Duration::ZERO,
+        Start::Staggered => play.stagger * play.stream_count as u32,
+    };
+    let length = (play.seconds * 1e3) as u64 + stagger.as_millis() as u64;
+    let bar = ProgressBar::with_draw_target(Some(length), target);
+    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {elapsed}") {
+        bar.set_style(style);
+    }
+    bar.set_message(format!(
+        "{}: {} streams",
+        play.server.kind, play.stream_count
+    ));
+    bar
+}
+
+/// What the daemon said of its streams in the course of a run.
+#[derive(Debug, Default)]
+struct Ledger {
+    /// By path below the share; of a sequence its folder.
+    standings: BTreeMap<String, Vec<String>>,
+    bytes_beside_cache_max: Option<u64>,
+    cache_bytes_peak: Option<u64>,
+    last: Value,
+    complaint: Option<String>,
+}
+
+impl Ledger {
+    fn note(&mut self, status: Value) {
+        let mut now: BTreeMap<String, String> = BTreeMap::new();
+        for stream in status["streams"].as_array().into_iter().flatten() {
+            let (Some(path), Some(standing)) =
+                (stream["path"].as_str(), stream["standing"].as_str())
+            else {
+                continue;
+            };
+            let path = path.trim_start_matches("./").trim_start_matches('/');
+            let name = if stream["sequence"].as_bool() == Some(true) {
+                path.rsplit_once('/').map_or(path, |(folder, _)| folder)
+            } else {
+                path
+            };
+            // A file may have several rows (positions); one contract among them is what counts.
+            let entry = now.entry(name.to_owned()).or_default();
+            if entry != "contract" {
+                *entry = standing.to_owned();
+            }
+        }
+        for (name, standing) in now {
+            let seen = self.standings.entry(name).or_default();
+            if seen.last() != Some(&standing) {
+                seen.push(standing);
+            }
+        }
+        let beside = status["daemon"]["rss_beside_cache_bytes"].as_u64();
+        self.bytes_beside_cache_max = self.bytes_beside_cache_max.max(beside);
+        let cache = &status["cache"];
+        if let (Some(all), Some(free), Some(bytes)) = (
+            cache["buffer_count"].as_u64(),
+            cache["free_count"].as_u64(),
+            cache["buffer_bytes"].as_u64(),
+        ) {
+            let held = all.saturating_sub(free) * bytes;
+            self.cache_bytes_peak = self.cache_bytes_peak.max(Some(held));
+        }
+        self.last = status;
+    }
+}
+
+/// Numbers of `after` less those of `before`, wherever both have them.
+fn difference(before: &Value, after: &Value) -> Value {
+    match (before, after) {
+        (Value::Object(before), Value::Object(after)) => after
+            .iter()
+            .map(|(key, value)| {
+                let earlier = before.get(key).unwrap_or(&Value::Null);
+                (key.clone(), difference(earlier, value))
+            })
+            .collect::<serde_json::Map<_, _>>()
+            .into(),
+        (Value::Number(before), Value::Number(after)) => match (before.as_u64(), after.as_u64()) {
+            (Some(before), Some(after)) => after.saturating_sub(before).into(),
+            _ => (after.as_f64().unwrap_or(0.0) - before.as_f64().unwrap_or(0.0)).into(),
+        },
+        _ => after.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_ledger_remembers_that_a_stream_was_admitted() {
+        let mut ledger = Ledger::default();
+        let status = |standing: &str| {
+            json!({"streams": [
+                {"path": "footage/stream00/clip.mov", "standing": standing, "sequence": false},
+                {"path": "footage/stream01/shot.0001.dpx", "standing": "contract", "sequence": true},
+            ]})
+        };
+        ledger.note(status("contract"));
+        ledger.note(status("best_effort"));
+        assert_eq!(
+            ledger.standings["footage/stream00/clip.mov"],
+            ["contract", "best_effort"]
+        );
+        assert_eq!(ledger.standings["footage/stream01"], ["contract"]);
+    }
+
+    #[test]
+    fn statistics_of_a_run_are_a_difference() {
+        let before = json!({"reads": 10, "busy_s": 1.5, "name": "x"});
+        let after = json!({"reads": 15, "busy_s": 2.0, "name": "x"});
+        assert_eq!(
+            difference(&before, &after),
+            json!({"reads": 5, "busy_s": 0.5, "name": "x"})
+        );
+    }
+}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The servers that are compared: Rushes, the same smbd without it, and that one tuned.
+//!
+//! All get the same smbd, the same disk and the same memory. The rivals' page cache is bounded by a control
+//! group of `cache_bytes`; Rushes' daemon and smbd together get that and [`OWN_BYTES`] for everything that is
+//! not cache.
+
+use crate::cgroup::Cgroup;
+use crate::daemon::{self, Daemon};
+use crate::door::Address;
+use crate::room::Room;
+use crate::smbd::{self, Smbd};
+use crate::stage::Stage;
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Memory for processes themselves, beside the cache, for every server. Units: bytes.
+pub const OWN_BYTES: u64 = 256 << 20;
+
+/// Read-ahead of the tuned rival. Larger ones were tried: more throughput, more late starts. Units: KiB.
+const TUNED_READ_AHEAD_KIB: u64 = 4096;
+
+/// Which server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Kind {
+    /// smbd with our module, and the daemon.
+    Rushes,
+    /// smbd as it comes.
+    Stock,
+    /// smbd with the settings that its manual and the usual guides recommend for video.
+    StockTuned,
+    /// smbd with our module, and no daemon.
+    Absent,
+}
+
+impl Kind {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Rushes => "rushes",
+            Kind::Stock => "stock",
+            Kind::StockTuned => "stock-tuned",
+            Kind::Absent => "absent",
+        }
+    }
+
+    /// With our module.
+    fn has_module(self) -> bool {
+        matches!(self, Kind::Rushes | Kind::Absent)
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// By which way clients come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Way {
+    /// SMB over loopback.
+    Smb,
+    /// Calls on the mount itself.
+    Local,
+}
+
+impl Way {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Smb => "smb",
+            Way::Local => "local",
+        }
+    }
+}
+
+/// What to start.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Which.
+    pub kind: Kind,
+    /// By which way.
+    pub way: Way,
+    /// Memory for cached data. Units: bytes.
+    pub cache_bytes: u64,
+    /// False: Rushes without pattern analyser.
+    pub analyser: bool,
+    /// Preroll that Rushes is told players have.
+    pub preroll: Duration,
+    /// Rate that Rushes is told the footage has; `None`: it has to find out. Units: bits a second.
+    pub bitrate: Option<u64>,
+    /// Frames a second of a sequence, in thousandths, instead of a bitrate.
+    pub frames_per_kilosecond: Option<u64>,
+    /// Further lines of the share.
+    pub smb_options: Vec<(String, String)>,
+    /// Further lines of `[server]` in rushes.toml.
+    pub rushes_options: Vec<(String, String)>,
+    /// Read-ahead of the device for this run. Units: KiB.
+    pub read_ahead_kib: Option<u64>,
+    /// A device model measured before; `None`: measure in set-up.
+    pub model: Option<PathBuf>,
+    /// Our module; `None`: look in the usual places.
+    pub module: Option<PathBuf>,
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    // Dropped in this order: clients of the daemon before the daemon, processes before their group.
+    smbd: Option<Smbd>,
+    daemon: Option<Daemon>,
+    cgroup: Cgroup,
+    address: Address,
+    settings: Value,
+    read_ahead_before: Option<u64>,
+}
+
+impl Server {
+    /// Start it over a stage. `name`: of its folder in the room.
+    ///
+    /// Errors   a part is not built or not installed (said which), or did not come up
+    pub fn start(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<Server> {
+        if spec.way == Way::Local && spec.kind != Kind::Stock {
+            bail!(
+                "`--door local` plays from the mount itself, which only `--server stock` serves so far; \
+                 use `--door smb` for {}",
+                spec.kind
+            );
+        }
+        let own = match spec.kind {
+            Kind::Rushes => OWN_BYTES,
+            // Page cache and processes share the purse, so smbd's own memory must not shrink the cache.
+            Kind::Stock | Kind::StockTuned | Kind::Absent => OWN_BYTES / 4,
+        };
+        let cgroup = Cgroup::create(room, name, spec.cache_bytes + own)?;
+        let tuned = spec.kind == Kind::StockTuned;
+        let read_ahead = spec
+            .read_ahead_kib
+            .or(tuned.then_some(TUNED_READ_AHEAD_KIB));
+        let read_ahead_before = match read_ahead {
+            Some(kib) => Some(stage.set_read_ahead(kib)?),
+            None => None,
+        };
+        let daemon = match spec.kind {
+            Kind::Rushes => Some(Daemon::start(room, name, stage, spec, &cgroup)?),
+            _ => None,
+        };
+        let smb = smb_spec(room, name, stage, spec)?;
+        let smbd = match spec.way {
+            Way::Smb => Some(Smbd::start(
+                room,
+                &format!("{name}-smbd"),
+                &smb,
+                Some(&cgroup),
+            )?),
+            Way::Local => None,
+        };
+        let home = room.folder("client-home")?;
+        crate::door::client_home(&home)?;
+        let address = match &smbd {
+            Some(smbd) => Address::Smb {
+                port: smbd.port(),
+                share: smbd::SHARE.to_owned(),
+                user: smbd::USER.to_owned(),
+                password: smbd::PASSWORD.to_owned(),
+                home,
+            },
+            None => Address::Local(stage.root().to_owned()),
+        };
+        let settings = json!({
+            "smbd": if smbd.is_some() { smbd::version()? } else { String::new() },
+            "share_options": pairs(&smb.share),
+            "global_options": pairs(&smb.global),
+            "read_ahead_kib": stage.read_ahead(),
+            "memory_bytes_max": spec.cache_bytes + own,
+            "rushes_toml": daemon.as_ref().map(Daemon::config_text),
+        });
+        Ok(Server {
+            smbd,
+            daemon,
+            cgroup,
+            address,
+            settings,
+            read_ahead_before,
+        })
+    }
+
+    /// How clients reach it.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The daemon, where there is one.
+    pub fn daemon(&self) -> Option<&Daemon> {
+        self.daemon.as_ref()
+    }
+
+    /// CPU time of smbd and daemon so far.
+    pub fn cpu(&self) -> Result<Duration> {
+        self.cgroup.cpu()
+    }
+
+    /// The most memory they held. Units: bytes.
+    pub fn memory_bytes_peak(&self) -> Result<u64> {
+        self.cgroup.memory_bytes_peak()
+    }
+
+    /// The control group, to run a local client in.
+    pub fn cgroup(&self) -> &Cgroup {
+        &self.cgroup
+    }
+
+    /// What distinguishes it.
+    pub fn settings(&self) -> &Value {
+        &self.settings
+    }
+
+    /// The logs' ends, for messages.
+    pub fn log_tail(&self) -> String {
+        let smbd = self.smbd.as_ref().map(Smbd::log_tail).unwrap_or_default();
+        let daemon = self.daemon.as_ref().map(Daemon::log_tail);
+        format!("{smbd}\n{}", daemon.unwrap_or_default())
+            .trim()
+            .to_owned()
+    }
+
+    /// Stop it and put the stage's settings back.
+    pub fn stop(mut self, stage: &Stage) -> Result<()> {
+        self.smbd = None;
+        self.daemon = None;
+        if let Some(kib) = self.read_ahead_before.take() {
+            stage.set_read_ahead(kib)?;
+        }
+        Ok(())
+    }
+}
+
+fn pairs(options: &[(String, String)]) -> Value {
+    options
+        .iter()
+        .map(|(key, value)| (key.clone(), Value::from(value.clone())))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
+}
+
+fn smb_spec(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<smbd::Spec> {
+    let option = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    let mut share = Vec::new();
+    let mut global = Vec::new();
+    let mut module = None;
+    if spec.kind.has_module() {
+        module = Some(find_module(spec.module.as_deref())?);
+        share.push(option("vfs objects", "rushes"));
+        let socket = daemon::runtime_folder(room, name).join("session.sock");
+        share.push(option("rushes:socket", &socket.display().to_string()));
+    }
+    if spec.kind == Kind::StockTuned {
+        // smb.conf(5), vfs_io_uring(8), and what guides for video servers agree on.
+        share.push(option("vfs objects", "io_uring"));
+        share.push(option("strict locking", "no"));
+        share.push(option("posix locking", "no"));
+        share.push(option("kernel share modes", "no"));
+        global.push(option("use sendfile", "yes"));
+        global.push(option("min receivefile size", "16384"));
+        global.push(option("aio read size", "1"));
+        global.push(option("aio write size", "1"));
+        global.push(option("aio max threads", "200"));
+        global.push(option(
+            "socket options",
+            "TCP_NODELAY IPTOS_LOWDELAY SO_RCVBUF=2097152 SO_SNDBUF=2097152",
+        ));
+        global.push(option("kernel oplocks", "no"));
+    }
+    share.extend(spec.smb_options.iter().cloned());
+    Ok(smbd::Spec {
+        share_path: stage.root().to_owned(),
+        global,
+        share,
+        module,
+    })
+}
+
+/// `rushes.so`: as told, as built in this tree, or as installed.
+pub fn find_module(told: Option<&Path>) -> Result<PathBuf> {
+    if let Some(path) = told {
+        anyhow::ensure!(
+            path.exists(),
+            "there is no module at {} (--module)",
+            path.display()
+        );
+        return Ok(path.to_owned());
+    }
+    let built = ancestors_of_binary().map(|folder| folder.join("build/rushes.so"));
+    let installed = smbd::module_folder().map(|folder| folder.join("rushes.so"));
+    built
+        .chain(installed.ok())
+        .find(|path| path.exists())
+        .context("rushes.so was not found: `make build` puts it into build/, `--module FILE` names another")
+}
+
+/// Folders above this program and above where we stand.
+pub fn ancestors_of_binary() -> impl Iterator<Item = PathBuf> {
+    let here = std::env::current_dir().unwrap_or_default();
+    let binary = std::env::current_exe().unwrap_or_default();
+    let mut folders: Vec<PathBuf> = here.ancestors().map(Path::to_owned).collect();
+    folders.extend(binary.ancestors().map(Path::to_owned));
+    folders.into_iter()
+}

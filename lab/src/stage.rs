@@ -1,0 +1,798 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The stage of a run: a disk with a file system on it, and footage laid out evenly over that.
+//!
+//! Where a file lies decides what a seek costs, so it is not left to chance: the free space is soaked up
+//! with filler files, their physical positions are read, and each file is written into the hole that
+//! the right fillers leave when they go. Afterwards FIEMAP must agree, or the stage is refused.
+//!
+//! A folder of the user's own (`--disk PATH`) is used as it is; there nothing is moved or made.
+
+use crate::disk::{DiskSpec, SlowDisk};
+use crate::footage::Clip;
+use crate::room::{Room, go_on};
+use crate::smbd::USER;
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const FILLER_BYTES: u64 = 64 << 20;
+const WRITE_BYTES: usize = 4 << 20;
+/// Files that are looked up in a copied or listed folder, not played.
+const COPY_CLIP_BASE: u64 = 1 << 20;
+const DIRECT_ALIGN: usize = 4096;
+
+/// What is to be on the disk. Two plans that are equal make the same bytes in the same places.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Of all footage.
+    pub seed: u64,
+    /// Files (or folders of frames) to be played.
+    pub stream_count: u64,
+    /// Bits a second of each.
+    pub bitrate: u64,
+    /// How long each lasts, in thousandths of a frame a second and frames.
+    pub frames_per_kilosecond: u64,
+    /// Frames of each.
+    pub frame_count: u64,
+    /// One file a frame.
+    pub sequence: bool,
+    /// Files to be copied by clients that do not play.
+    pub copy_count: u64,
+    /// Size of each of those. Units: bytes.
+    pub copy_bytes: u64,
+    /// Empty files in one folder, to be listed.
+    pub entry_count: u64,
+}
+
+impl Plan {
+    /// Size of a frame. Units: bytes.
+    pub fn frame_bytes(&self) -> u64 {
+        (u128::from(self.bitrate) * 1000 / 8 / u128::from(self.frames_per_kilosecond.max(1))) as u64
+    }
+
+    /// Time between frames.
+    pub fn period(&self) -> Duration {
+        Duration::from_nanos(1_000_000_000_000 / self.frames_per_kilosecond.max(1))
+    }
+
+    /// Where frame `frame` of a sequence begins in its clip, so that no two frames share a page.
+    pub fn frame_offset(&self, frame: u64) -> u64 {
+        if self.sequence {
+            frame * self.frame_bytes().next_multiple_of(DIRECT_ALIGN as u64)
+        } else {
+            frame * self.frame_bytes()
+        }
+    }
+
+    /// What a stream reads, below the share: a file, or the folder of a sequence.
+    pub fn stream_path(&self, stream: u64) -> String {
+        if self.sequence {
+            format!("footage/stream{stream:02}")
+        } else {
+            format!("footage/stream{stream:02}/clip.mov")
+        }
+    }
+
+    /// File of one frame of a sequence, below the share.
+    pub fn frame_path(&self, stream: u64, frame: u64) -> String {
+        format!("footage/stream{stream:02}/shot.{:04}.dpx", frame + 1)
+    }
+
+    /// File for copiers, below the share.
+    pub fn copy_path(copy: u64) -> String {
+        format!("copies/reel{copy:02}.mxf")
+    }
+
+    /// Content of a stream.
+    pub fn stream_clip(&self, stream: u64) -> Clip {
+        Clip {
+            seed: self.seed,
+            number: stream,
+        }
+    }
+
+    /// Content of a file for copiers.
+    pub fn copy_clip(&self, copy: u64) -> Clip {
+        Clip {
+            seed: self.seed,
+            number: COPY_CLIP_BASE + copy,
+        }
+    }
+
+    /// An entry of the listed folder, below the share.
+    pub fn entry_path(entry: u64) -> String {
+        format!("archive/take{entry:06}")
+    }
+
+    /// Which of the prepared streams play when only `count` do: evenly over the disk, too.
+    pub fn chosen_streams(&self, count: u64) -> Vec<u64> {
+        (0..count)
+            .map(|index| index * self.stream_count / count.max(1))
+            .collect()
+    }
+
+    /// True when a stage made for this plan can serve `wanted` as well.
+    pub fn covers(&self, wanted: &Plan) -> bool {
+        let same_kind = Plan {
+            stream_count: wanted.stream_count,
+            frame_count: wanted.frame_count,
+            copy_count: wanted.copy_count,
+            entry_count: wanted.entry_count,
+            ..self.clone()
+        };
+        same_kind == *wanted
+            && self.stream_count >= wanted.stream_count
+            && self.frame_count >= wanted.frame_count
+            && self.copy_count >= wanted.copy_count
+            && self.entry_count >= wanted.entry_count
+    }
+
+    fn stream_bytes(&self) -> u64 {
+        self.frame_offset(self.frame_count)
+    }
+
+    /// Everything that takes room, in the order in which it lies on the disk: copies between streams.
+    fn pieces(&self) -> Vec<Piece> {
+        let mut keyed: Vec<(u64, Piece)> = (0..self.stream_count)
+            .map(|n| ((2 * n + 1) * self.copy_count.max(1), Piece::Stream(n)))
+            .chain(
+                (0..self.copy_count)
+                    .map(|n| ((2 * n + 1) * self.stream_count.max(1), Piece::Copy(n))),
+            )
+            .collect();
+        keyed.sort();
+        keyed.into_iter().map(|(_, piece)| piece).collect()
+    }
+
+    fn bytes(&self, piece: Piece) -> u64 {
+        match piece {
+            Piece::Stream(_) => self.stream_bytes(),
+            Piece::Copy(_) => self.copy_bytes,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Piece {
+    Stream(u64),
+    Copy(u64),
+}
+
+/// Which disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The disk array of rt-Samba's Table 5, as a device.
+    Table5,
+    /// A folder on a disk of the user's.
+    Folder(PathBuf),
+}
+
+impl std::str::FromStr for Place {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Place, String> {
+        if text == "table5" {
+            return Ok(Place::Table5);
+        }
+        let path = PathBuf::from(text);
+        if path.is_dir() {
+            return Ok(Place::Folder(path));
+        }
+        Err(format!(
+            "`{text}` is neither `table5` nor a folder on the disk to be tried"
+        ))
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Table5 => f.write_str("table5"),
+            Place::Folder(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// A disk with footage on it.
+#[derive(Debug)]
+pub struct Stage {
+    plan: Plan,
+    place: Place,
+    root: PathBuf,
+    disk: Option<SlowDisk>,
+}
+
+impl Stage {
+    /// Make one, or take a kept one whose plan covers this.
+    ///
+    /// Errors   no room, no FUSE, no loop device, or the footage came to lie elsewhere than wanted
+    pub fn prepare(
+        room: &Room,
+        place: &Place,
+        plan: &Plan,
+        keep: Option<&Path>,
+        quiet: bool,
+    ) -> Result<Stage> {
+        match place {
+            Place::Folder(folder) => Stage::in_folder(folder, plan, quiet),
+            Place::Table5 => Stage::on_slow_disk(room, plan, keep, quiet),
+        }
+    }
+
+    fn in_folder(folder: &Path, plan: &Plan, quiet: bool) -> Result<Stage> {
+        let root = folder.join("rushes-lab-stage");
+        let stage = Stage {
+            plan: plan.clone(),
+            place: Place::Folder(folder.to_owned()),
+            root,
+            disk: None,
+        };
+        fs::create_dir_all(&stage.root)
+            .with_context(|| format!("{} cannot be written to", folder.display()))?;
+        stage.make_folders()?;
+        let bar = progress(stage.total_bytes(), quiet);
+        for piece in plan.pieces() {
+            stage.write_piece(piece, &bar)?;
+        }
+        stage.own_everything()?;
+        bar.finish_and_clear();
+        Ok(stage)
+    }
+
+    fn on_slow_disk(room: &Room, plan: &Plan, keep: Option<&Path>, quiet: bool) -> Result<Stage> {
+        if let Some(keep) = keep {
+            fs::create_dir_all(keep)
+                .with_context(|| format!("{} cannot be made", keep.display()))?;
+        }
+        let kept = keep.and_then(|folder| {
+            let text = fs::read(folder.join("plan.json")).ok()?;
+            serde_json::from_slice::<Plan>(&text).ok()
+        });
+        let reuse = kept.filter(|kept| kept.covers(plan));
+        let disk = SlowDisk::create(&disk_spec(room, keep, reuse.is_some()))?;
+        disk.timing(false)?;
+        let stage = Stage {
+            plan: reuse.clone().unwrap_or_else(|| plan.clone()),
+            place: Place::Table5,
+            root: room.folder("stage")?,
+            disk: Some(disk),
+        };
+        if reuse.is_some() {
+            stage.mount()?;
+            return Ok(stage);
+        }
+        if let Some(keep) = keep {
+            // What is made now replaces it; a half-made stage must not be taken for a whole one.
+            let _ = fs::remove_file(keep.join("plan.json"));
+        }
+        stage.make_file_system()?;
+        stage.mount()?;
+        stage.lay_out(quiet)?;
+        stage.unmount()?;
+        stage.mount()?;
+        if let Some(keep) = keep {
+            fs::write(keep.join("plan.json"), serde_json::to_vec_pretty(plan)?)?;
+        }
+        Ok(stage)
+    }
+
+    /// What lies on it.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The folder to share.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Which disk it is.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Switch the slow disk's timing; nothing happens on other disks.
+    pub fn timing(&self, on: bool) -> Result<()> {
+        match &self.disk {
+            Some(disk) => Ok(disk.timing(on)?),
+            None => Ok(()),
+        }
+    }
+
+    /// What the slow disk counted so far.
+    pub fn statistics(&self) -> Result<serde_json::Value> {
+        match &self.disk {
+            Some(disk) => Ok(serde_json::to_value(disk.statistics()?)?),
+            None => Ok(serde_json::Value::Null),
+        }
+    }
+
+    /// Forget everything any cache knows of it.
+    pub fn cool(&mut self) -> Result<()> {
+        rustix::fs::sync();
+        if self.disk.is_some() {
+            // Unmounting drops pages, inodes and names of this file system, and of no other.
+            self.unmount()?;
+            return self.mount();
+        }
+        fs::write("/proc/sys/vm/drop_caches", "3").context("caches cannot be dropped (not root?)")
+    }
+
+    /// Read-ahead of the block device below. Units: KiB. Returns what it was before.
+    pub fn set_read_ahead(&self, kib: u64) -> Result<u64> {
+        let knob = self.queue_knob("read_ahead_kb")?;
+        let before = fs::read_to_string(&knob)
+            .with_context(|| format!("{} cannot be read", knob.display()))?;
+        fs::write(&knob, kib.to_string()).with_context(|| format!("{} = {kib}", knob.display()))?;
+        Ok(before.trim().parse()?)
+    }
+
+    /// Read-ahead now. Units: KiB.
+    pub fn read_ahead(&self) -> Option<u64> {
+        let knob = self.queue_knob("read_ahead_kb").ok()?;
+        fs::read_to_string(knob).ok()?.trim().parse().ok()
+    }
+
+    fn queue_knob(&self, name: &str) -> Result<PathBuf> {
+        let device = match &self.disk {
+            Some(disk) => disk.block_device().to_owned(),
+            None => device_of(&self.root)?,
+        };
+        let block = device.file_name().context("the device has no name")?;
+        let folder = fs::canonicalize(Path::new("/sys/class/block").join(block))?;
+        let own = folder.join("queue").join(name);
+        // A partition has no queue; its disk does.
+        let parent = folder.join("../queue").join(name);
+        Ok(if own.exists() { own } else { parent })
+    }
+
+    fn make_file_system(&self) -> Result<()> {
+        let disk = self
+            .disk
+            .as_ref()
+            .context("only slow disks are formatted")?;
+        // Nothing lazy: no thread of the file system may write while streams play.
+        let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
+        run(Command::new("mkfs.ext4")
+            .args(["-q", "-F", "-m", "0", "-E", options])
+            .arg(disk.block_device()))
+    }
+
+    fn mount(&self) -> Result<()> {
+        let disk = self.disk.as_ref().context("only slow disks are mounted")?;
+        run(Command::new("mount")
+            .args(["-t", "ext4", "-o", "noatime"])
+            .arg(disk.block_device())
+            .arg(&self.root))
+    }
+
+    fn unmount(&self) -> Result<()> {
+        run(Command::new("umount").arg(&self.root))
+    }
+
+    fn total_bytes(&self) -> u64 {
+        let pieces = self.plan.pieces();
+        pieces.iter().map(|piece| self.plan.bytes(*piece)).sum()
+    }
+
+    fn make_folders(&self) -> Result<()> {
+        for stream in 0..self.plan.stream_count {
+            fs::create_dir_all(self.root.join(format!("footage/stream{stream:02}")))?;
+        }
+        fs::create_dir_all(self.root.join("copies"))?;
+        fs::create_dir_all(self.root.join("archive"))?;
+        for entry in 0..self.plan.entry_count {
+            File::create(self.root.join(Plan::entry_path(entry)))?;
+        }
+        Ok(())
+    }
+
+    /// Plain users read and write it.
+    fn own_everything(&self) -> Result<()> {
+        run(Command::new("chown")
+            .arg("-R")
+            .arg(format!("{USER}:"))
+            .arg(&self.root))
+    }
+
+    fn lay_out(&self, quiet: bool) -> Result<()> {
+        self.make_folders()?;
+        let bar = progress(self.total_bytes(), quiet);
+        let mut fillers = Fillers::soak(&self.root)?;
+        let pieces = self.plan.pieces();
+        for (index, piece) in pieces.iter().enumerate() {
+            let bytes = self.plan.bytes(*piece);
+            let wanted = fillers.open_hole(index, pieces.len(), bytes)?;
+            self.write_piece(*piece, &bar)?;
+            fillers.plug()?;
+            self.check_place(*piece, wanted, fillers.span)?;
+        }
+        fillers.remove()?;
+        self.own_everything()?;
+        rustix::fs::sync();
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    fn write_piece(&self, piece: Piece, bar: &ProgressBar) -> Result<()> {
+        match piece {
+            Piece::Copy(copy) => write_file(
+                &self.root.join(Plan::copy_path(copy)),
+                self.plan.copy_clip(copy),
+                0,
+                self.plan.copy_bytes,
+                bar,
+            ),
+            Piece::Stream(stream) if self.plan.sequence => {
+                for frame in 0..self.plan.frame_count {
+                    write_file(
+                        &self.root.join(self.plan.frame_path(stream, frame)),
+                        self.plan.stream_clip(stream),
+                        self.plan.frame_offset(frame),
+                        self.plan.frame_bytes(),
+                        bar,
+                    )?;
+                }
+                Ok(())
+            }
+            Piece::Stream(stream) => write_file(
+                &self.root.join(self.plan.stream_path(stream)),
+                self.plan.stream_clip(stream),
+                0,
+                self.plan.stream_bytes(),
+                bar,
+            ),
+        }
+    }
+
+    /// The piece lies where it should, and in few runs.
+    fn check_place(&self, piece: Piece, wanted: u64, span: u64) -> Result<()> {
+        let path = match piece {
+            Piece::Copy(copy) => self.root.join(Plan::copy_path(copy)),
+            Piece::Stream(stream) if self.plan.sequence => {
+                self.root.join(self.plan.frame_path(stream, 0))
+            }
+            Piece::Stream(stream) => self.root.join(self.plan.stream_path(stream)),
+        };
+        let extents = extents(&path)?;
+        let first = extents.first().map(|extent| extent.0);
+        let off = first.map_or(u64::MAX, |first| first.abs_diff(wanted));
+        let tolerance = span / 50 + 4 * FILLER_BYTES;
+        ensure!(
+            off <= tolerance,
+            "{} should lie near byte {wanted} of the disk, but begins at {first:?}; \
+             the stage would not be laid out evenly",
+            path.display()
+        );
+        let size = extents.iter().map(|extent| extent.1).sum::<u64>();
+        // ext4 has no extent longer than a block group, 128 MiB.
+        let runs_max = 8 + 3 * size / (128 << 20);
+        ensure!(
+            extents.len() as u64 <= runs_max,
+            "{} lies in {} pieces; more than {runs_max} would distort the measurement",
+            path.display(),
+            extents.len()
+        );
+        Ok(())
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Some(disk) = self.disk.take() {
+            let _ = disk.timing(false);
+            if let Err(error) = self.unmount() {
+                eprintln!("{error:#}");
+            }
+            if let Err(error) = disk.close() {
+                eprintln!("the slow disk did not go away cleanly: {error}");
+            }
+        } else {
+            let _ = fs::remove_dir_all(&self.root);
+        }
+    }
+}
+
+fn disk_spec(room: &Room, keep: Option<&Path>, reuse: bool) -> DiskSpec {
+    let _ = (room, keep, reuse);
+    DiskSpec::default()
+}
+
+/// Files that occupy all free space, by physical position.
+struct Fillers {
+    folder: PathBuf,
+    /// (physical start, name); ascending. Those that were opened are gone.
+    by_position: Vec<(u64, Option<PathBuf>)>,
+    serial: u64,
+    span: u64,
+}
+
+impl Fillers {
+    fn soak(root: &Path) -> Result<Fillers> {
+        let folder = root.join("fillers");
+        fs::create_dir_all(&folder)?;
+        let mut fillers = Fillers {
+            folder,
+            by_position: Vec::new(),
+            serial: 0,
+            span: 0,
+        };
+        fillers.plug()?;
+        let whole: Vec<PathBuf> = fs::read_dir(&fillers.folder)?
+            .flatten()
+            .filter(|entry| entry.metadata().is_ok_and(|m| m.len() == FILLER_BYTES))
+            .map(|entry| entry.path())
+            .collect();
+        for (path, extents) in whole.iter().zip(extents_of(&whole)?) {
+            if let Some((physical, _)) = extents.first() {
+                fillers.by_position.push((*physical, Some(path.clone())));
+            }
+        }
+        fillers.by_position.sort();
+        let last = fillers.by_position.last().context("the disk is full")?;
+        fillers.span = last.0 + FILLER_BYTES;
+        Ok(fillers)
+    }
+
+    /// Take all free space, in ever smaller files.
+    fn plug(&mut self) -> Result<()> {
+        let mut size = FILLER_BYTES;
+        while size >= 1 << 20 {
+            go_on()?;
+            let path = self.folder.join(format!("filler{:05}", self.serial));
+            self.serial += 1;
+            let file = File::create(&path)?;
+            match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size) {
+                Ok(()) => {}
+                Err(rustix::io::Errno::NOSPC) => {
+                    drop(file);
+                    fs::remove_file(&path)?;
+                    size /= 2;
+                }
+                Err(error) => {
+                    return Err(error).context("space cannot be reserved on this file system");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Free the room for piece `index` of `count`; returns where it begins.
+    fn open_hole(&mut self, index: usize, count: usize, bytes: u64) -> Result<u64> {
+        let total = self.by_position.len();
+        // One more than fits, for the file system's own blocks.
+        let needed = bytes.div_ceil(FILLER_BYTES) as usize + 1;
+        let first = index * total / count;
+        let Some(hole) = self.by_position.get_mut(first..first + needed) else {
+            bail!("the disk is too small for {count} such files");
+        };
+        ensure!(
+            hole.iter().all(|(_, path)| path.is_some()),
+            "the disk is too small for {count} such files laid out evenly"
+        );
+        let start = hole[0].0;
+        for (_, path) in hole {
+            if let Some(path) = path.take() {
+                fs::remove_file(path)?;
+            }
+        }
+        // ext4 gives blocks back only when the journal has committed.
+        rustix::fs::syncfs(File::open(&self.folder)?)?;
+        Ok(start)
+    }
+
+    fn remove(self) -> Result<()> {
+        fs::remove_dir_all(&self.folder)?;
+        Ok(())
+    }
+}
+
+/// Physical extents of a file: (position on its device, length), in file order. Units: bytes.
+pub fn extents(path: &Path) -> Result<Vec<(u64, u64)>> {
+    Ok(extents_of(&[path.to_owned()])?.remove(0))
+}
+
+/// The same for many files, in the order given.
+fn extents_of(paths: &[PathBuf]) -> Result<Vec<Vec<(u64, u64)>>> {
+    let out = Command::new("filefrag")
+        .args(["-s", "-v", "-e", "-b4096"])
+        .args(paths)
+        .output()
+        .context("filefrag (package e2fsprogs) cannot be run")?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    let found: Vec<_> = text
+        .split("File size of ")
+        .skip(1)
+        .map(parse_filefrag)
+        .collect();
+    ensure!(
+        out.status.success() && found.len() == paths.len(),
+        "filefrag told of {} files out of {}: {}",
+        found.len(),
+        paths.len(),
+        String::from_utf8_lossy(&out.stderr)
+    );
+    Ok(found)
+}
+
+/// Lines such as `   0:        0..   32767:      34816..     67583:  32768:             unwritten`.
+fn parse_filefrag(text: &str) -> Vec<(u64, u64)> {
+    text.lines()
+        .filter_map(|line| {
+            let mut parts = line.split(':');
+            parts.next()?.trim().parse::<u64>().ok()?;
+            let physical = parts
+                .nth(1)?
+                .split("..")
+                .next()?
+                .trim()
+                .parse::<u64>()
+                .ok()?;
+            let length = parts.next()?.trim().parse::<u64>().ok()?;
+            Some((physical * 4096, length * 4096))
+        })
+        .collect()
+}
+
+/// Write made-up footage past the page cache where the file system lets us.
+fn write_file(path: &Path, clip: Clip, from: u64, bytes: u64, bar: &ProgressBar) -> Result<()> {
+    let describe = || format!("{} cannot be written", path.display());
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+    let mode = Mode::from_raw_mode(0o644);
+    let (file, direct) = match rustix::fs::open(path, flags | OFlags::DIRECT, mode) {
+        Ok(file) => (File::from(file), true),
+        // tmpfs before Linux 6.6, for instance.
+        Err(rustix::io::Errno::INVAL) => {
+            let file = rustix::fs::open(path, flags, mode).with_context(describe)?;
+            (File::from(file), false)
+        }
+        Err(error) => return Err(error).with_context(describe),
+    };
+    match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(error).with_context(describe),
+    }
+    let mut memory = vec![0u8; WRITE_BYTES.min(bytes as usize + DIRECT_ALIGN) + 2 * DIRECT_ALIGN];
+    let start = memory.as_ptr().align_offset(DIRECT_ALIGN);
+    let buffer = &mut memory[start..];
+    let mut done = 0;
+    while done < bytes {
+        go_on()?;
+        let piece = (WRITE_BYTES as u64).min(bytes - done) as usize;
+        // Direct writes end on a block; what is too much is cut off again below.
+        let whole = if direct {
+            piece.next_multiple_of(DIRECT_ALIGN)
+        } else {
+            piece
+        };
+        clip.fill(from + done, &mut buffer[..whole]);
+        file.write_all_at(&buffer[..whole], done)
+            .with_context(describe)?;
+        done += piece as u64;
+        bar.inc(piece as u64);
+    }
+    file.set_len(bytes).with_context(describe)?;
+    Ok(())
+}
+
+fn device_of(path: &Path) -> Result<PathBuf> {
+    let out = Command::new("findmnt")
+        .args(["--noheadings", "--output", "SOURCE", "--target"])
+        .arg(path)
+        .output()?;
+    let source = String::from_utf8_lossy(&out.stdout).trim().to_owned();
+    ensure!(
+        source.starts_with("/dev/"),
+        "{} lies on `{source}`, which is no block device",
+        path.display()
+    );
+    Ok(fs::canonicalize(source)?)
+}
+
+fn progress(bytes: u64, quiet: bool) -> ProgressBar {
+    let target = if quiet {
+        ProgressDrawTarget::hidden()
+    } else {
+        ProgressDrawTarget::stderr()
+    };
+    let bar = ProgressBar::with_draw_target(Some(bytes), target);
+    if let Ok(style) =
+        ProgressStyle::with_template("footage {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}")
+    {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// Run a command to its end; its complaint becomes the error.
+pub fn run(command: &mut Command) -> Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let out = command
+        .output()
+        .with_context(|| format!("{name} cannot be run"))?;
+    ensure!(
+        out.status.success(),
+        "{name} failed ({}): {}",
+        out.status,
+        String::from_utf8_lossy(&out.stderr).trim()
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan {
+            seed: 1,
+            stream_count: 12,
+            bitrate: 100_000_000,
+            frames_per_kilosecond: 25_000,
+            frame_count: 1500,
+            sequence: false,
+            copy_count: 4,
+            copy_bytes: 1 << 30,
+            entry_count: 0,
+        }
+    }
+
+    #[test]
+    fn a_hundred_megabits_at_25_frames_is_500_kb_every_40_ms() {
+        assert_eq!(plan().frame_bytes(), 500_000);
+        assert_eq!(plan().period(), Duration::from_millis(40));
+        assert_eq!(plan().stream_bytes(), 750_000_000);
+    }
+
+    #[test]
+    fn fewer_streams_than_prepared_lie_evenly_all_the_same() {
+        assert_eq!(plan().chosen_streams(4), [0, 3, 6, 9]);
+        assert_eq!(plan().chosen_streams(12), (0..12).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_kept_stage_serves_smaller_plans_of_the_same_kind_only() {
+        let smaller = Plan {
+            stream_count: 3,
+            copy_count: 0,
+            frame_count: 100,
+            ..plan()
+        };
+        assert!(plan().covers(&smaller));
+        assert!(!smaller.covers(&plan()));
+        assert!(!plan().covers(&Plan {
+            seed: 2,
+            ..smaller.clone()
+        }));
+        assert!(!plan().covers(&Plan {
+            sequence: true,
+            ..smaller
+        }));
+    }
+
+    #[test]
+    fn copies_lie_between_streams() {
+        let pieces = plan().pieces();
+        assert_eq!(pieces.len(), 16);
+        let first = pieces.iter().position(|p| matches!(p, Piece::Copy(_)));
+        assert!(first.is_some_and(|first| (1..4).contains(&first)));
+    }
+
+    #[test]
+    fn filefrag_is_read() {
+        let text = "Filesystem type is: ef53\n\
+            File size of x is 750000000 (183106 blocks of 4096 bytes)\n \
+            ext:     logical_offset:        physical_offset: length:   expected: flags:\n   \
+            0:        0..   32767:      34816..     67583:  32768:             unwritten\n   \
+            1:    32768..   40000:     100000..    107232:   7233:      67584: last,eof\n";
+        assert_eq!(
+            parse_filefrag(text),
+            [(34816 * 4096, 32768 * 4096), (100000 * 4096, 7233 * 4096)]
+        );
+    }
+}
