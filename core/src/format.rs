@@ -141,12 +141,25 @@ pub mod ring {
     pub const REPLY_HEAD: usize = 128;
     /// Next reply the daemon fills (written by the daemon).
     pub const REPLY_TAIL: usize = 192;
+    /// 1 while the daemon sleeps and wants its doorbell rung for a request; whoever swaps it to 0 rings.
+    pub const REQUEST_BELL: usize = 256;
+    /// 1 while the client sleeps and wants its doorbell rung for a reply; whoever swaps it to 0 rings.
+    pub const REPLY_BELL: usize = 320;
+    /// Bits of [`super::server_flag`] (written by the daemon).
+    pub const SERVER_FLAGS: usize = 384;
     /// First request entry.
     pub const REQUESTS: usize = 4096;
     /// First reply entry.
     pub const REPLIES: usize = REQUESTS + RING_ENTRIES as usize * size_of::<Request>();
     /// Size of the whole segment.
     pub const BYTES: usize = REPLIES + RING_ENTRIES as usize * size_of::<Reply>();
+}
+
+/// What the daemon promises in [`ring::SERVER_FLAGS`].
+pub mod server_flag {
+    /// It looks at the request ring by itself every few milliseconds while slots are pinned, so that
+    /// READ_END and CLOSE need no doorbell.
+    pub const SWEEPS: u32 = 1;
 }
 
 /// What a request asks.

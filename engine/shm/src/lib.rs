@@ -1,2 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sessions over shared memory.
+//! Sessions between a door and the daemon over shared memory: both ends.
+//!
+//! [`server`] is the daemon's end, [`client`] the door's; [`ffi`] gives the client a C face
+//! (`include/rushes_client.h`) for plug-ins such as Samba's. The layouts are `rushes_core::format`'s.
+//!
+//! The two ends do not trust each other's memory: every index and entry is copied once and checked
+//! after the copy, and a peer that breaks a rule gets an error value, never a panic, a wait or an
+//! access out of bounds.
+#![allow(unsafe_code)]
+
+pub mod client;
+mod doorbell;
+pub mod ffi;
+mod layout;
+mod rings;
+pub mod server;
+
+pub use layout::{Connect, PeerError};
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("the layouts of rushes_core::format are little endian and used in place");

@@ -1,0 +1,541 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes_core::format`'s structures as the bytes of packets and the words of rings.
+//!
+//! Pure: bytes in, values or a sentence out. What a packet must look like is said here once, for both
+//! ends.
+
+use rushes_core::format::{
+    ConnectMessage, MAGIC, MessageHead, NAME_BYTES_MAX, OpenMessage, PATH_BYTES_MAX,
+    REPLY_SLOTS_MAX, RefusedMessage, Reply, Request, VERSION, WelcomeMessage, message,
+};
+use std::fmt;
+use std::io;
+
+/// Why a peer is not listened to any longer.
+#[derive(Debug)]
+pub enum PeerError {
+    /// It closed the session, or died.
+    Closed,
+    /// It speaks another version.
+    Version {
+        /// Its version.
+        theirs: u32,
+    },
+    /// It broke a rule: what was read and what was expected, as a sentence.
+    Broken(String),
+    /// The socket failed.
+    Io(io::Error),
+}
+
+impl fmt::Display for PeerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PeerError::Closed => write!(f, "the peer closed the session"),
+            PeerError::Version { theirs } => write!(
+                f,
+                "the peer speaks version {theirs} of the session protocol, this side version {VERSION}; \
+                 install door and daemon of one release"
+            ),
+            PeerError::Broken(what) => write!(f, "{what}"),
+            PeerError::Io(error) => write!(f, "the session socket failed: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for PeerError {}
+
+impl From<io::Error> for PeerError {
+    fn from(error: io::Error) -> PeerError {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => PeerError::Closed,
+            _ => PeerError::Io(error),
+        }
+    }
+}
+
+pub(crate) fn broken(what: impl Into<String>) -> PeerError {
+    PeerError::Broken(what.into())
+}
+
+/// Longest packet of either direction. Units: bytes.
+pub(crate) const PACKET_BYTES_MAX: usize = size_of::<OpenMessage>() + PATH_BYTES_MAX;
+
+/// Little-endian integers one after the other.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*taken)
+    }
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+}
+
+fn head(message: u32) -> Vec<u8> {
+    let head = MessageHead {
+        magic: MAGIC,
+        version: VERSION,
+        message,
+        reserved: 0,
+    };
+    let mut bytes = Vec::with_capacity(size_of::<ConnectMessage>());
+    for word in [head.magic, head.version, head.message, head.reserved] {
+        bytes.extend(word.to_le_bytes());
+    }
+    bytes
+}
+
+/// Check a packet's head; what it says it is.
+pub(crate) fn read_head(bytes: &[u8]) -> Result<u32, PeerError> {
+    let mut reader = Reader(bytes);
+    let (Some(magic), Some(version), Some(message), Some(reserved)) =
+        (reader.u32(), reader.u32(), reader.u32(), reader.u32())
+    else {
+        return Err(broken(format!(
+            "read a packet of {} bytes; expected a head of {}",
+            bytes.len(),
+            size_of::<MessageHead>()
+        )));
+    };
+    if magic != MAGIC {
+        return Err(broken(format!(
+            "read a packet that starts with {magic:#010x}; expected {MAGIC:#010x}"
+        )));
+    }
+    if version != VERSION {
+        return Err(PeerError::Version { theirs: version });
+    }
+    if reserved != 0 {
+        return Err(broken(format!(
+            "read {reserved:#x} in the reserved word of a head; expected zero"
+        )));
+    }
+    Ok(message)
+}
+
+/// The part behind the head of a message that must be `kind` and exactly `size` long.
+fn body<'a>(bytes: &'a [u8], kind: u32, name: &str, size: usize) -> Result<Reader<'a>, PeerError> {
+    let found = read_head(bytes)?;
+    if found != kind {
+        return Err(broken(format!(
+            "read message {found}; expected {kind} ({name})"
+        )));
+    }
+    if bytes.len() != size {
+        return Err(broken(format!(
+            "read a {name} message of {} bytes; expected {size}",
+            bytes.len()
+        )));
+    }
+    Ok(Reader(&bytes[size_of::<MessageHead>()..]))
+}
+
+/// A size that was checked; None cannot happen and is a broken packet all the same.
+fn whole<T>(value: Option<T>) -> Result<T, PeerError> {
+    value.ok_or_else(|| broken("read a packet that ends early"))
+}
+
+/// What a client says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Connect {
+    /// One of `rushes_core::format::door`.
+    pub door: u32,
+    /// The share's name.
+    pub share: String,
+    /// Who is connected.
+    pub user: String,
+    /// From where.
+    pub client: String,
+}
+
+fn name_field(name: &str) -> [u8; NAME_BYTES_MAX] {
+    let mut field = [0; NAME_BYTES_MAX];
+    // Cut at a character: the other side expects UTF-8.
+    let mut length = name.len().min(NAME_BYTES_MAX);
+    while !name.is_char_boundary(length) {
+        length -= 1;
+    }
+    field[..length].copy_from_slice(&name.as_bytes()[..length]);
+    field
+}
+
+fn name_of(field: &[u8], what: &str) -> Result<String, PeerError> {
+    let length = field
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(field.len());
+    match std::str::from_utf8(&field[..length]) {
+        Ok(name) if !name.chars().any(char::is_control) => Ok(name.to_owned()),
+        _ => Err(broken(format!(
+            "read a {what} that is not printable UTF-8: {:?}",
+            String::from_utf8_lossy(&field[..length])
+        ))),
+    }
+}
+
+pub(crate) fn write_connect(connect: &Connect) -> Vec<u8> {
+    let mut bytes = head(message::CONNECT);
+    bytes.extend(connect.door.to_le_bytes());
+    bytes.extend(0u32.to_le_bytes());
+    for name in [&connect.share, &connect.user, &connect.client] {
+        bytes.extend(name_field(name));
+    }
+    bytes
+}
+
+pub(crate) fn read_connect(bytes: &[u8]) -> Result<Connect, PeerError> {
+    let size = size_of::<ConnectMessage>();
+    let mut reader = body(bytes, message::CONNECT, "CONNECT", size)?;
+    let door = whole(reader.u32())?;
+    let reserved = whole(reader.u32())?;
+    if reserved != 0 {
+        return Err(broken("read a CONNECT whose reserved word is not zero"));
+    }
+    let share: [u8; NAME_BYTES_MAX] = whole(reader.take())?;
+    let user: [u8; NAME_BYTES_MAX] = whole(reader.take())?;
+    let client: [u8; NAME_BYTES_MAX] = whole(reader.take())?;
+    Ok(Connect {
+        door,
+        share: name_of(&share, "share name")?,
+        user: name_of(&user, "user name")?,
+        client: name_of(&client, "client name")?,
+    })
+}
+
+pub(crate) fn write_welcome(welcome: &WelcomeMessage) -> Vec<u8> {
+    let mut bytes = head(message::WELCOME);
+    for word in [
+        welcome.session,
+        welcome.slot_count,
+        welcome.slot_bytes,
+        welcome.ring_entries,
+    ] {
+        bytes.extend(word.to_le_bytes());
+    }
+    bytes.extend(welcome.read_bytes_max.to_le_bytes());
+    bytes
+}
+
+pub(crate) fn read_welcome(bytes: &[u8]) -> Result<WelcomeMessage, PeerError> {
+    let size = size_of::<WelcomeMessage>();
+    let mut reader = body(bytes, message::WELCOME, "WELCOME", size)?;
+    Ok(WelcomeMessage {
+        head: MessageHead {
+            magic: MAGIC,
+            version: VERSION,
+            message: message::WELCOME,
+            reserved: 0,
+        },
+        session: whole(reader.u32())?,
+        slot_count: whole(reader.u32())?,
+        slot_bytes: whole(reader.u32())?,
+        ring_entries: whole(reader.u32())?,
+        read_bytes_max: whole(reader.u64())?,
+    })
+}
+
+const REASON_BYTES_MAX: usize = 232;
+
+pub(crate) fn write_refused(errno: u32, reason: &str) -> Vec<u8> {
+    let mut bytes = head(message::REFUSED);
+    bytes.extend(errno.to_le_bytes());
+    bytes.extend(0u32.to_le_bytes());
+    let mut field = [0; REASON_BYTES_MAX];
+    // One byte is left for the NUL, so that C can print it in place.
+    let mut length = reason.len().min(REASON_BYTES_MAX - 1);
+    while !reason.is_char_boundary(length) {
+        length -= 1;
+    }
+    field[..length].copy_from_slice(&reason.as_bytes()[..length]);
+    bytes.extend(field);
+    bytes
+}
+
+/// Errno and sentence.
+pub(crate) fn read_refused(bytes: &[u8]) -> Result<(u32, String), PeerError> {
+    let size = size_of::<RefusedMessage>();
+    let mut reader = body(bytes, message::REFUSED, "REFUSED", size)?;
+    let errno = whole(reader.u32())?;
+    let _reserved = whole(reader.u32())?;
+    let field: [u8; REASON_BYTES_MAX] = whole(reader.take())?;
+    let length = field
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(field.len());
+    Ok((
+        errno,
+        String::from_utf8_lossy(&field[..length]).into_owned(),
+    ))
+}
+
+pub(crate) fn write_open(handle: u32, path_bytes: usize) -> Vec<u8> {
+    let mut bytes = head(message::OPEN);
+    bytes.extend(handle.to_le_bytes());
+    // At most PATH_BYTES_MAX, as the caller checked.
+    bytes.extend((path_bytes as u32).to_le_bytes());
+    bytes
+}
+
+/// Handle and path. The path is relative, without "..", NUL or empty parts.
+pub(crate) fn read_open(bytes: &[u8]) -> Result<(u32, &[u8]), PeerError> {
+    let fixed = size_of::<OpenMessage>();
+    if bytes.len() < fixed {
+        read_head(bytes)?;
+        return Err(broken(format!(
+            "read an OPEN message of {} bytes; expected at least {fixed}",
+            bytes.len()
+        )));
+    }
+    let mut reader = body(&bytes[..fixed], message::OPEN, "OPEN", fixed)?;
+    let handle = whole(reader.u32())?;
+    let path_bytes = whole(reader.u32())? as usize;
+    let path = &bytes[fixed..];
+    if path.len() != path_bytes || path_bytes > PATH_BYTES_MAX {
+        return Err(broken(format!(
+            "read an OPEN message with {} bytes of path; expected the {path_bytes} it names, at most {PATH_BYTES_MAX}",
+            path.len()
+        )));
+    }
+    if !path_is_plain(path) {
+        return Err(broken(format!(
+            "read the path {:?}; expected one below the share's root, without \"..\"",
+            String::from_utf8_lossy(path)
+        )));
+    }
+    Ok((handle, path))
+}
+
+pub(crate) fn path_is_plain(path: &[u8]) -> bool {
+    !path.is_empty()
+        && !path.contains(&0)
+        && path
+            .split(|&byte| byte == b'/')
+            .all(|part| !part.is_empty() && part != b"..")
+}
+
+/// Low word first.
+fn join(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+fn low(word: u64) -> u32 {
+    word as u32
+}
+
+fn high(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
+pub(crate) const REQUEST_WORDS: usize = size_of::<Request>() / 8;
+pub(crate) const REPLY_WORDS: usize = size_of::<Reply>() / 8;
+
+pub(crate) fn request_words(request: &Request) -> [u64; REQUEST_WORDS] {
+    [
+        request.id,
+        join(request.op, request.handle),
+        request.offset,
+        request.length,
+        request.device,
+        request.inode,
+        request.sent_ns,
+        request.reserved,
+    ]
+}
+
+pub(crate) fn request_of(words: [u64; REQUEST_WORDS]) -> Request {
+    Request {
+        id: words[0],
+        op: low(words[1]),
+        handle: high(words[1]),
+        offset: words[2],
+        length: words[3],
+        device: words[4],
+        inode: words[5],
+        sent_ns: words[6],
+        reserved: words[7],
+    }
+}
+
+pub(crate) fn reply_words(reply: &Reply) -> [u64; REPLY_WORDS] {
+    let mut words = [0; REPLY_WORDS];
+    words[0] = reply.id;
+    words[1] = join(reply.errno, reply.slot_count);
+    words[2] = reply.length;
+    words[3] = join(reply.first_offset, reply.reserved);
+    for (word, pair) in words[4..].iter_mut().zip(reply.slots.chunks_exact(2)) {
+        *word = join(pair[0], pair[1]);
+    }
+    words
+}
+
+pub(crate) fn reply_of(words: [u64; REPLY_WORDS]) -> Reply {
+    let mut slots = [0; REPLY_SLOTS_MAX];
+    for (pair, word) in slots.chunks_exact_mut(2).zip(&words[4..]) {
+        pair[0] = low(*word);
+        pair[1] = high(*word);
+    }
+    Reply {
+        id: words[0],
+        errno: low(words[1]),
+        slot_count: high(words[1]),
+        length: words[2],
+        first_offset: low(words[3]),
+        reserved: high(words[3]),
+        slots,
+        padding: [0; 4],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The words must be the bytes of the `repr(C)` structure, which other languages see.
+    fn bytes_of<T: Copy>(value: &T) -> Vec<u8> {
+        // SAFETY: these structures have no padding (asserted by their sizes in core/format).
+        unsafe { std::slice::from_raw_parts((&raw const *value).cast::<u8>(), size_of::<T>()) }
+            .to_vec()
+    }
+
+    fn bytes_of_words(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn words_are_the_bytes_of_the_structures() {
+        let request = Request {
+            id: 1 << 40,
+            op: 2,
+            handle: 3,
+            offset: 4,
+            length: 5,
+            device: 6,
+            inode: 7,
+            sent_ns: 8,
+            reserved: 9,
+        };
+        assert_eq!(bytes_of(&request), bytes_of_words(&request_words(&request)));
+        assert_eq!(request_of(request_words(&request)), request);
+        let reply = Reply {
+            id: 1 << 50,
+            errno: 1,
+            slot_count: 2,
+            length: 3,
+            first_offset: 4,
+            reserved: 5,
+            slots: std::array::from_fn(|n| n as u32 + 100),
+            padding: [0; 4],
+        };
+        assert_eq!(bytes_of(&reply), bytes_of_words(&reply_words(&reply)));
+        assert_eq!(reply_of(reply_words(&reply)), reply);
+    }
+
+    #[test]
+    fn messages_have_the_sizes_and_fields_of_the_structures() {
+        let connect = Connect {
+            door: 1,
+            share: "media".into(),
+            user: "eva".into(),
+            client: "10.0.0.7".into(),
+        };
+        let bytes = write_connect(&connect);
+        assert_eq!(bytes.len(), size_of::<ConnectMessage>());
+        assert_eq!(read_connect(&bytes).unwrap(), connect);
+        let welcome = WelcomeMessage {
+            head: MessageHead {
+                magic: MAGIC,
+                version: VERSION,
+                message: message::WELCOME,
+                reserved: 0,
+            },
+            session: 7,
+            slot_count: 8,
+            slot_bytes: 9,
+            ring_entries: 10,
+            read_bytes_max: 1 << 40,
+        };
+        assert_eq!(write_welcome(&welcome), bytes_of(&welcome));
+        assert_eq!(read_welcome(&bytes_of(&welcome)).unwrap(), welcome);
+        let long = "é".repeat(200);
+        let refused = write_refused(13, &long);
+        assert_eq!(refused.len(), size_of::<RefusedMessage>());
+        let (errno, reason) = read_refused(&refused).unwrap();
+        assert_eq!(errno, 13);
+        assert!(long.starts_with(&reason) && reason.len() == 230);
+        let mut open = write_open(4, 5);
+        open.extend(b"a/b.c");
+        assert_eq!(read_open(&open).unwrap(), (4, b"a/b.c".as_slice()));
+    }
+
+    #[test]
+    fn names_too_long_are_cut_at_a_character() {
+        let connect = Connect {
+            user: "ü".repeat(40),
+            ..Connect::default()
+        };
+        assert_eq!(
+            read_connect(&write_connect(&connect)).unwrap().user,
+            "ü".repeat(32)
+        );
+        let connect = Connect {
+            user: format!("x{}", "ü".repeat(40)),
+            ..Connect::default()
+        };
+        assert_eq!(
+            read_connect(&write_connect(&connect)).unwrap().user,
+            format!("x{}", "ü".repeat(31))
+        );
+    }
+
+    #[test]
+    fn paths_that_lead_out_are_refused() {
+        for path in ["", "/etc/passwd", "..", "a/../b", "a//b", "a/", "a\0b"] {
+            assert!(!path_is_plain(path.as_bytes()), "{path:?}");
+        }
+        for path in ["a", "a/b", "..a", "a/...", ".", "a b/ü"] {
+            assert!(path_is_plain(path.as_bytes()), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn wrong_packets_say_what_was_read_and_expected() {
+        let check = |bytes: &[u8], expected: &str| {
+            let said = read_connect(bytes).unwrap_err().to_string();
+            assert!(said.contains(expected), "{said:?} has no {expected:?}");
+        };
+        let good = write_connect(&Connect::default());
+        check(b"", "0 bytes");
+        check(&good[..20], "20 bytes; expected 216");
+        check(b"GET / HTTP/1.1\r\n\r\n", "expected 0x31485352");
+        let mut changed = good.clone();
+        changed[4] = 9;
+        check(&changed, "version 9");
+        let mut changed = good.clone();
+        changed[8] = 4;
+        check(&changed, "read message 4; expected 1");
+        let mut changed = good.clone();
+        changed[24] = 0xff;
+        check(&changed, "not printable");
+    }
+
+    proptest! {
+        #[test]
+        fn no_packet_makes_us_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), valid_head: bool, kind in 0u32..6) {
+            let mut packet = if valid_head { head(kind) } else { Vec::new() };
+            packet.extend(bytes);
+            let _ = read_connect(&packet);
+            let _ = read_welcome(&packet);
+            let _ = read_refused(&packet);
+            if let Ok((_, path)) = read_open(&packet) {
+                prop_assert!(path_is_plain(path));
+            }
+        }
+    }
+}

@@ -1,0 +1,617 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The daemon's end of sessions.
+//!
+//! ```text
+//! Listener ── accept ──▶ Newcomer ── receive, welcome ──▶ ServerSession ── next_event, reply, flush
+//! ```
+//!
+//! Everything returns at once; what to wait for is [`Listener::fd`], [`Newcomer::fd`] and a session's
+//! [`ServerSession::socket`] and [`ServerSession::doorbell`]. Whoever breaks a rule gets a
+//! [`PeerError`], after which the session is dropped: that closes its socket, by which the client knows.
+//!
+//! A driver's turn for a session:
+//!
+//! 1. the socket was readable: [`ServerSession::socket_ready`]; the doorbell rang: silence it (a ring
+//!    with `bell_add` has done so);
+//! 2. [`ServerSession::next_event`] until None. Stopping earlier is allowed (fairness), but then no bell will
+//!    ring for what is left: come back unasked;
+//! 3. [`ServerSession::reply`] as answers come, and [`ServerSession::flush`] once after them.
+
+use crate::layout::{
+    self, Connect, PACKET_BYTES_MAX, PeerError, broken, read_connect, read_open, write_refused,
+    write_welcome,
+};
+use crate::rings::{RingMemory, Which};
+use rushes_core::format::{
+    PLAIN, REPLY_SLOTS_MAX, RING_ENTRIES, Reply, Request, WelcomeMessage, op, ring, server_flag,
+};
+use rushes_core::server::{Errno, FileKey};
+use rushes_core::units::*;
+use rushes_sys::socket::{self, Peer};
+use rushes_sys::{Segment, bell, memory_file};
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Where clients connect. Its file is removed when it is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    socket: Arc<OwnedFd>,
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Listener {
+    /// Listen at `path`, mode 0600: only root can connect. A socket left there is replaced.
+    pub fn bind(path: &Path) -> io::Result<Listener> {
+        let socket = Arc::new(socket::listen_at(path)?);
+        let inode = std::fs::symlink_metadata(path)?.ino();
+        Ok(Listener {
+            socket,
+            path: path.to_owned(),
+            inode,
+        })
+    }
+
+    /// Readable when somebody waits.
+    pub fn fd(&self) -> &Arc<OwnedFd> {
+        &self.socket
+    }
+
+    /// The next who waits.
+    ///
+    /// Errors   EMFILE and the like: accept again later, not at once.
+    pub fn accept(&self) -> io::Result<Option<Newcomer>> {
+        let Some(socket) = socket::accept(&*self.socket)? else {
+            return Ok(None);
+        };
+        let peer = socket::peer(&socket)?;
+        Ok(Some(Newcomer {
+            socket: Arc::new(socket),
+            peer,
+        }))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Another daemon may have taken the place meanwhile.
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Connected, but has not said what it wants. Bound the number and the patience of these.
+#[derive(Debug)]
+pub struct Newcomer {
+    socket: Arc<OwnedFd>,
+    peer: Peer,
+}
+
+/// What a session is given.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionTerms {
+    /// Its number.
+    pub session: SessionId,
+    /// Longest read in one request.
+    pub read_bytes_max: u64,
+    /// Handles it may have open; files beyond that are answered with [`ReplyBody::Plain`].
+    pub handle_count_max: u32,
+    /// The driver promises to call [`ServerSession::next_event`] every few milliseconds while
+    /// [`ServerSession::pinned_count`] is not zero; the client then need not ring for READ_END.
+    pub sweeps: bool,
+}
+
+impl Newcomer {
+    /// Who it is, as the kernel says. Data sessions are for uid 0 only; the check is the caller's.
+    pub fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// Readable when it has said something, or gone.
+    pub fn fd(&self) -> &Arc<OwnedFd> {
+        &self.socket
+    }
+
+    /// What it says of itself, once it has.
+    pub fn receive(&mut self) -> Result<Option<Connect>, PeerError> {
+        let mut buffer = [0; PACKET_BYTES_MAX];
+        let Some(packet) = socket::receive(&*self.socket, &mut buffer)? else {
+            return Ok(None);
+        };
+        let bytes = checked_packet(&buffer, packet.bytes)?;
+        let connect = read_connect(bytes)?;
+        if !packet.fds.is_empty() || packet.fds_cut {
+            return Err(broken(format!(
+                "read a CONNECT message with {} descriptors; expected none",
+                packet.fds.len()
+            )));
+        }
+        Ok(Some(connect))
+    }
+
+    /// Turn it away. `reason` is a sentence for the door's log.
+    pub fn refuse(self, errno: Errno, reason: &str) {
+        // If it does not take even this, it will see the closed socket.
+        let _ = socket::send(&*self.socket, &[&write_refused(errno.0, reason)], &[]);
+    }
+
+    /// Take it in: make rings and doorbells, and hand them over with the segment.
+    pub fn welcome(
+        self,
+        terms: SessionTerms,
+        segment: &Segment,
+    ) -> Result<ServerSession, PeerError> {
+        let ring_file = memory_file("rushes-ring", ring::BYTES as u64)?;
+        let memory = RingMemory::map(&ring_file)?;
+        if terms.sweeps {
+            memory.set_server_flags(server_flag::SWEEPS);
+        }
+        let data = segment.session_fd()?;
+        let request_bell = Arc::new(bell::new()?);
+        let reply_bell = bell::new()?;
+        let message = write_welcome(&WelcomeMessage {
+            session: terms.session.0,
+            slot_count: segment.slot_count(),
+            slot_bytes: segment.slot_bytes(),
+            ring_entries: RING_ENTRIES,
+            read_bytes_max: terms.read_bytes_max,
+            ..WelcomeMessage::default()
+        });
+        let fds = [
+            data.as_fd(),
+            ring_file.as_fd(),
+            request_bell.as_fd(),
+            reply_bell.as_fd(),
+        ];
+        socket::send(&*self.socket, &[&message], &fds)?;
+        let mut session = ServerSession {
+            socket: self.socket,
+            peer: self.peer,
+            terms,
+            slot_count: segment.slot_count(),
+            slot_bytes: segment.slot_bytes(),
+            memory,
+            request_bell,
+            reply_bell,
+            request_head: 0,
+            reply_tail: 0,
+            unpublished_bell: false,
+            handles: HashSet::new(),
+            live: HashMap::with_capacity(RING_ENTRIES as usize),
+            pinned_count: 0,
+            socket_ready: true,
+            held: None,
+        };
+        // The first request finds its bell armed.
+        session.sleep()?;
+        Ok(session)
+    }
+}
+
+/// Something a client did.
+#[derive(Debug)]
+pub enum ClientEvent {
+    /// It named a file: its own descriptor, not vetted in any way.
+    Open {
+        /// Its name for it from now on.
+        handle: HandleId,
+        /// Below the share's root; relative, no "..", not otherwise checked.
+        path: PathBuf,
+        /// Whatever it sent: see `rushes_sys::file::reopen_vetted`.
+        file: OwnedFd,
+    },
+    /// It wants bytes. To be answered.
+    Read {
+        /// To answer by.
+        request: RequestId,
+        /// Of which open file; open at this moment.
+        handle: HandleId,
+        /// Which bytes: at least one, at most `read_bytes_max`.
+        range: ByteRange,
+        /// When its door got the request; at most now.
+        sent: Instant,
+    },
+    /// It has copied what that read gave.
+    ReadEnd {
+        /// The read.
+        request: RequestId,
+    },
+    /// It closed a file.
+    Close {
+        /// Which.
+        handle: HandleId,
+    },
+    /// It changed bytes of a file beside the cache. To be answered with [`ReplyBody::Done`].
+    Changed {
+        /// To answer by.
+        request: RequestId,
+        /// Which file.
+        key: FileKey,
+        /// Which bytes.
+        range: ByteRange,
+    },
+    /// A file lost a name. To be answered with [`ReplyBody::Done`].
+    Gone {
+        /// To answer by.
+        request: RequestId,
+        /// Which file.
+        key: FileKey,
+    },
+}
+
+/// An answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyBody<'a> {
+    /// Bytes, pinned until [`ClientEvent::ReadEnd`]. No slots: the end of the file, nothing pinned.
+    Data {
+        /// At most `REPLY_SLOTS_MAX`.
+        slots: &'a [SlotIndex],
+        /// Where the bytes start in the first; they go on at the start of each next.
+        first_offset: u32,
+        /// How many.
+        length: ByteCount,
+    },
+    /// Changed, Gone: done.
+    Done,
+    /// An error for the application.
+    Failed(Errno),
+    /// Do it on your own descriptor.
+    Plain,
+}
+
+/// How far a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Live {
+    /// To be answered.
+    Waiting,
+    /// Answered with slots.
+    Pinned,
+}
+
+/// One client's session.
+pub struct ServerSession {
+    socket: Arc<OwnedFd>,
+    peer: Peer,
+    terms: SessionTerms,
+    slot_count: u32,
+    slot_bytes: u32,
+    memory: RingMemory,
+    request_bell: Arc<OwnedFd>,
+    reply_bell: OwnedFd,
+    request_head: u32,
+    reply_tail: u32,
+    /// Replies went out since the client's bell was last thought of.
+    unpublished_bell: bool,
+    handles: HashSet<u32>,
+    live: HashMap<u64, Live>,
+    pinned_count: u32,
+    socket_ready: bool,
+    /// A request whose file may still wait in the socket.
+    held: Option<Request>,
+}
+
+impl ServerSession {
+    /// Readable when it has opened a file, or is gone: then call [`ServerSession::socket_ready`].
+    pub fn socket(&self) -> &Arc<OwnedFd> {
+        &self.socket
+    }
+
+    /// The eventfd that it rings. Silencing is the driver's.
+    pub fn doorbell(&self) -> &Arc<OwnedFd> {
+        &self.request_bell
+    }
+
+    /// Who it is.
+    pub fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// Its number.
+    pub fn id(&self) -> SessionId {
+        self.terms.session
+    }
+
+    /// Requests that are to be answered.
+    pub fn waiting_count(&self) -> u32 {
+        self.live.len() as u32 - self.pinned_count
+    }
+
+    /// Reads answered with slots that have not been given back.
+    pub fn pinned_count(&self) -> u32 {
+        self.pinned_count
+    }
+
+    /// The socket became readable.
+    pub fn socket_ready(&mut self) {
+        self.socket_ready = true;
+    }
+
+    /// The next thing the client did. None: nothing more, and from now on it rings for the next.
+    ///
+    /// Errors   the session is over: drop it.
+    pub fn next_event(&mut self) -> Result<Option<ClientEvent>, PeerError> {
+        loop {
+            if self.socket_ready {
+                if let Some(event) = self.receive_open()? {
+                    return Ok(Some(event));
+                }
+                self.socket_ready = false;
+            }
+            let (request, held) = match self.held.take() {
+                Some(request) => (request, true),
+                None => match self.pop()? {
+                    Some(request) => (request, false),
+                    None if self.sleep()? => return Ok(None),
+                    None => continue,
+                },
+            };
+            let names_file = matches!(request.op, op::READ | op::CLOSE);
+            if names_file && !held && !self.handles.contains(&request.handle) {
+                // The client sent the file before this request, but on the socket.
+                self.held = Some(request);
+                self.socket_ready = true;
+                continue;
+            }
+            if let Some(event) = self.accept(&request)? {
+                return Ok(Some(event));
+            }
+        }
+    }
+
+    /// Answer a request. The client sees it at once if it is awake, else after [`ServerSession::flush`].
+    ///
+    /// Errors   Broken: the client's indices make no sense, or (our own fault) no such request waits
+    ///          or the slots do not hold the bytes. The session is over in any case.
+    pub fn reply(&mut self, request: RequestId, body: ReplyBody<'_>) -> Result<(), PeerError> {
+        if self.live.get(&request.0) != Some(&Live::Waiting) {
+            return Err(broken(format!(
+                "answered request {}, which does not wait",
+                request.0
+            )));
+        }
+        let mut reply = Reply {
+            id: request.0,
+            ..Reply::default()
+        };
+        match body {
+            ReplyBody::Done => {}
+            ReplyBody::Failed(errno) => reply.errno = errno.0,
+            ReplyBody::Plain => reply.errno = PLAIN,
+            ReplyBody::Data {
+                slots,
+                first_offset,
+                length,
+            } => {
+                self.check_data(slots, first_offset, length)?;
+                reply.slot_count = slots.len() as u32;
+                reply.length = length.0;
+                reply.first_offset = first_offset;
+                for (place, slot) in reply.slots.iter_mut().zip(slots) {
+                    *place = slot.0;
+                }
+            }
+        }
+        if self.memory.untaken(Which::Replies, self.reply_tail)? == RING_ENTRIES {
+            return Err(broken(format!(
+                "found {RING_ENTRIES} replies not taken; expected the client to take one for each request"
+            )));
+        }
+        self.memory.write_reply(self.reply_tail, &reply);
+        self.reply_tail = self.reply_tail.wrapping_add(1);
+        self.memory.publish_tail(Which::Replies, self.reply_tail);
+        self.unpublished_bell = true;
+        if reply.slot_count > 0 {
+            self.live.insert(request.0, Live::Pinned);
+            self.pinned_count += 1;
+        } else {
+            self.live.remove(&request.0);
+        }
+        Ok(())
+    }
+
+    /// Wake the client if it sleeps and there are replies for it.
+    pub fn flush(&mut self) {
+        if std::mem::take(&mut self.unpublished_bell) && self.memory.must_ring(Which::Replies) {
+            // An eventfd of ours cannot fail but for want of memory; the client then sees it late.
+            let _ = bell::ring(&self.reply_bell);
+        }
+    }
+
+    fn check_data(
+        &self,
+        slots: &[SlotIndex],
+        first_offset: u32,
+        length: ByteCount,
+    ) -> Result<(), PeerError> {
+        let room = (slots.len() as u64) * u64::from(self.slot_bytes);
+        let fits = slots.len() <= REPLY_SLOTS_MAX
+            && slots.iter().all(|slot| slot.0 < self.slot_count)
+            && u64::from(first_offset).saturating_add(length.0) <= room
+            && (first_offset < self.slot_bytes);
+        if fits {
+            return Ok(());
+        }
+        Err(broken(format!(
+            "answered with {} bytes from offset {first_offset} of {} buffers; expected them to fit",
+            length.0,
+            slots.len()
+        )))
+    }
+
+    fn pop(&mut self) -> Result<Option<Request>, PeerError> {
+        if self.memory.waiting(Which::Requests, self.request_head)? == 0 {
+            return Ok(None);
+        }
+        let request = self.memory.read_request(self.request_head);
+        self.request_head = self.request_head.wrapping_add(1);
+        self.memory.publish_head(Which::Requests, self.request_head);
+        Ok(Some(request))
+    }
+
+    /// Arm the doorbell. False: a request came in the meantime.
+    fn sleep(&mut self) -> Result<bool, PeerError> {
+        self.memory.arm(Which::Requests);
+        if self.memory.waiting(Which::Requests, self.request_head)? == 0 {
+            return Ok(true);
+        }
+        // A ring that comes all the same wakes us once for nothing.
+        self.memory.disarm(Which::Requests);
+        Ok(false)
+    }
+
+    fn receive_open(&mut self) -> Result<Option<ClientEvent>, PeerError> {
+        let mut buffer = [0; PACKET_BYTES_MAX];
+        loop {
+            let Some(mut packet) = socket::receive(&*self.socket, &mut buffer)? else {
+                return Ok(None);
+            };
+            let bytes = checked_packet(&buffer, packet.bytes)?;
+            let (handle, path) = read_open(bytes)?;
+            if packet.fds.len() != 1 || packet.fds_cut {
+                return Err(broken(format!(
+                    "read an OPEN message with {}{} descriptors; expected one",
+                    if packet.fds_cut { "more than " } else { "" },
+                    packet.fds.len()
+                )));
+            }
+            if self.handles.contains(&handle) {
+                return Err(broken(format!(
+                    "read an OPEN message for handle {handle}, which is open already"
+                )));
+            }
+            let Some(file) = packet.fds.pop() else {
+                continue;
+            };
+            if self.handles.len() >= self.terms.handle_count_max as usize {
+                // Not registered, so that its reads are answered Plain.
+                continue;
+            }
+            self.handles.insert(handle);
+            return Ok(Some(ClientEvent::Open {
+                handle: HandleId(handle),
+                path: OsString::from_vec(path.to_vec()).into(),
+                file,
+            }));
+        }
+    }
+
+    /// Check a request and say what it means. None: it is settled already.
+    fn accept(&mut self, request: &Request) -> Result<Option<ClientEvent>, PeerError> {
+        if request.reserved != 0 {
+            return Err(broken(format!(
+                "read {:#x} in the reserved word of a request; expected zero",
+                request.reserved
+            )));
+        }
+        let id = RequestId(request.id);
+        let key = FileKey {
+            device: request.device,
+            inode: request.inode,
+        };
+        let range = ByteRange::new(request.offset, request.length);
+        let event = match request.op {
+            op::READ => {
+                self.check_range(request)?;
+                self.begin(request.id)?;
+                if !self.handles.contains(&request.handle) {
+                    self.reply(id, ReplyBody::Plain)?;
+                    self.flush();
+                    return Ok(None);
+                }
+                ClientEvent::Read {
+                    request: id,
+                    handle: HandleId(request.handle),
+                    range,
+                    sent: Instant(request.sent_ns).min(rushes_sys::clock::now()),
+                }
+            }
+            op::READ_END => {
+                if self.live.get(&request.id) != Some(&Live::Pinned) {
+                    return Err(broken(format!(
+                        "read READ_END for request {}, which holds no buffers",
+                        request.id
+                    )));
+                }
+                self.live.remove(&request.id);
+                self.pinned_count -= 1;
+                ClientEvent::ReadEnd { request: id }
+            }
+            op::CLOSE => {
+                if !self.handles.remove(&request.handle) {
+                    // One of those beyond handle_count_max.
+                    return Ok(None);
+                }
+                ClientEvent::Close {
+                    handle: HandleId(request.handle),
+                }
+            }
+            op::CHANGED => {
+                self.begin(request.id)?;
+                ClientEvent::Changed {
+                    request: id,
+                    key,
+                    range,
+                }
+            }
+            op::GONE => {
+                self.begin(request.id)?;
+                ClientEvent::Gone { request: id, key }
+            }
+            other => {
+                return Err(broken(format!(
+                    "read operation {other} in a request; expected {} to {}",
+                    op::READ,
+                    op::GONE
+                )));
+            }
+        };
+        Ok(Some(event))
+    }
+
+    fn check_range(&self, request: &Request) -> Result<(), PeerError> {
+        let end = request.offset.checked_add(request.length);
+        let fits = request.length > 0
+            && request.length <= self.terms.read_bytes_max
+            && end.is_some_and(|end| i64::try_from(end).is_ok());
+        if fits {
+            return Ok(());
+        }
+        Err(broken(format!(
+            "read a request for {} bytes at {}; expected 1 to {} bytes below 2^63",
+            request.length, request.offset, self.terms.read_bytes_max
+        )))
+    }
+
+    /// A request that will be answered. Honest clients keep them few enough for the reply ring.
+    fn begin(&mut self, id: u64) -> Result<(), PeerError> {
+        if self.live.len() >= RING_ENTRIES as usize {
+            return Err(broken(format!(
+                "read a request while {} are under way; expected at most {RING_ENTRIES}",
+                self.live.len()
+            )));
+        }
+        match self.live.insert(id, Live::Waiting) {
+            None => Ok(()),
+            Some(_) => Err(broken(format!("read request {id} twice"))),
+        }
+    }
+}
+
+/// The packet's bytes; an empty one is the end, one longer than the buffer was cut.
+fn checked_packet(buffer: &[u8], bytes: usize) -> Result<&[u8], PeerError> {
+    if bytes == 0 {
+        return Err(PeerError::Closed);
+    }
+    buffer.get(..bytes).ok_or_else(|| {
+        layout::broken(format!(
+            "read a packet of {bytes} bytes; expected at most {PACKET_BYTES_MAX}"
+        ))
+    })
+}
