@@ -1,5 +1,5 @@
 #!/bin/bash
-# SPDX-License-Identifier: GPL-3.0-or-later
+# SPDX-License-Identifier: Apache-2.0
 #
 # Is every entry of Samba's VFS accounted for? doors/smb/vfs-table.txt is held
 # to the headers of the installed Samba and to the module's function table.

@@ -1,5 +1,5 @@
 #!/bin/bash
-# SPDX-License-Identifier: GPL-3.0-or-later
+# SPDX-License-Identifier: Apache-2.0
 #
 # smbtorture, test by test: does a client see any difference between stock
 # Samba and Samba with our module? Stock itself fails some tests, so that never

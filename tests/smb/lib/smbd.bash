@@ -1,4 +1,4 @@
-# SPDX-License-Identifier: GPL-3.0-or-later
+# SPDX-License-Identifier: Apache-2.0
 # A private smbd for the tests in this folder; sourced, never run.
 #
 # Everything of a run lies in one folder, $scratch, and ends with the script:
