@@ -89,6 +89,7 @@ pub fn dry_run(
     let mut at = device.free_at;
     let mut head = device.head;
     let mut visiting = None;
+    let mut visit_given = 0;
     let end = now + HORIZON;
     // Costs are played with the margin on top, so that a promise survives a device that is that much slower.
     let dearer = |time: Duration| {
@@ -118,6 +119,7 @@ pub fn dry_run(
             head,
             claims: &claims,
             visiting,
+            visit_given,
             chunk: device.chunk,
             best_effort: None,
         };
@@ -135,6 +137,10 @@ pub fn dry_run(
                 claim.deadline = claim.deadline + claim.rate.time_for(ByteCount(bytes));
                 claim.physical = claim.physical.saturating_add(bytes);
                 head = claim.physical;
+                if visiting != Some(index) {
+                    visit_given = 0;
+                }
+                visit_given += bytes;
                 visiting = Some(index);
             }
             Choice::BestEffort | Choice::Nobody => {

@@ -42,6 +42,8 @@ pub struct Load<'a> {
     pub claims: &'a [Claim],
     /// Whose visit is going on: index into `claims`.
     pub visiting: Option<usize>,
+    /// What it got in this visit so far. Units: bytes.
+    pub visit_given: u64,
     /// Longest single request. Units: bytes.
     pub chunk: u64,
     /// Best effort wants the device: what its next request will cost, and how long it has not been served.
@@ -82,6 +84,9 @@ pub struct Order {
 /// Best effort gets a request through at least this often, when no deadline forbids it.
 const BEST_EFFORT_PATIENCE: Duration = Duration::from_s(1);
 
+/// Positioning takes at most this part of an efficient visit, as one in so many.
+const POSITIONING_PART: u64 = 10;
+
 /// Share of a stream's buffers that stays filled before best effort is served, in hundredths.
 const RESERVE_PERCENT: u64 = 40;
 
@@ -118,14 +123,20 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
         };
     }
     let round = round_time(load);
+    let efficient_time = load.model.typical_positioning(claims.len()).times(POSITIONING_PART - 1);
+    let efficient = load.model.base.read.rate.bytes_in(efficient_time).0.max(load.chunk);
     let visit_bytes = |claim: &Claim| -> u64 {
-        let efficient = claim.rate.bytes_in(round).0.max(load.chunk);
+        let sustained = claim.rate.bytes_in(round).0;
         // With best effort waiting, rarer and larger visits leave it more.
         let wanted = match load.best_effort {
-            Some(_) => efficient.max(claim.cap / 2),
-            None => efficient,
+            Some(_) => sustained.max(claim.cap / 2),
+            None => sustained,
         };
-        wanted.min(claim.cap * 7 / 10).min(claim.left).max(1)
+        wanted
+            .max(efficient)
+            .min(claim.cap * 7 / 10)
+            .min(claim.left)
+            .max(1)
     };
     let positioning = load.model.typical_positioning(claims.len());
     let chunk_time = load.model.transfer(load.chunk);
@@ -161,6 +172,7 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
     if let Some(index) = load.visiting
         && let Some(claim) = claims.get(index)
         && claim.room >= load.chunk.min(claim.left).max(1)
+        && load.visit_given < visit_bytes(claim)
     {
         let place = order
             .by_deadline
@@ -183,11 +195,13 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
         return Choice::BestEffort;
     }
 
-    // Nearest by position among those whose whole visit leaves the earlier deadlines feasible.
+    // Nearest by position among those whose whole visit leaves the earlier deadlines feasible, and who are
+    // not much better off than the worst: buffers are filled evenly, so that a newcomer finds slack in all.
+    let even = claims[order.by_deadline[0] as usize].deadline + Duration(round.0 / 2);
     let mut nearest: Option<(u64, usize)> = None;
     for (place, &index) in order.by_deadline.iter().enumerate() {
         let claim = &claims[index as usize];
-        if claim.room < visit_bytes(claim) {
+        if claim.room < visit_bytes(claim) || claim.deadline > even {
             continue;
         }
         let before = if place == 0 {

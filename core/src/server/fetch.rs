@@ -101,6 +101,7 @@ impl Server {
                 visiting: device
                     .visiting
                     .and_then(|visiting| claimants.iter().position(|&id| id == visiting)),
+                visit_given: device.visit_given,
                 chunk: self.limits.chunk_bytes_max,
                 best_effort,
             };
@@ -132,8 +133,11 @@ impl Server {
         };
         let before = stream.fetched;
         let run = self.fetch_run(file, range, IoClass::RealTime, deadline, Some(id), actions);
-        if let Some(device) = self.devices.get_mut(&device_id) {
+        if let Some(device) = self.devices.get_mut(&device_id)
+            && device.visiting != Some(id)
+        {
             device.visiting = Some(id);
+            device.visit_given = 0;
         }
         let Some(stream) = self.streams.get_mut(id.0) else {
             return false;
@@ -148,6 +152,9 @@ impl Server {
                     Flow::Reverse | Flow::Strided { .. } => 0,
                 };
                 stream.fetched = before + done;
+                if let Some(device) = self.devices.get_mut(&device_id) {
+                    device.visit_given += done;
+                }
                 run_is_progress(&run, done)
             }
             Run::Starved => {

@@ -456,9 +456,9 @@ impl Server {
 
     /// Remove a stream; its line stays among the closed ones.
     pub(super) fn end_stream(&mut self, id: StreamId, actions: &mut Actions) {
+        let record = self.record_of(id, false);
         self.release_held(id, u64::MAX);
         self.resign(id);
-        let record = self.record_of(id, false);
         let Some(stream) = self.streams.remove(id.0) else {
             return;
         };

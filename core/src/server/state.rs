@@ -218,6 +218,8 @@ pub(super) struct Device {
     pub contracts: Vec<StreamId>,
     /// The contract whose visit goes on.
     pub visiting: Option<StreamId>,
+    /// What it got in this visit.
+    pub visit_given: u64,
     /// Best-effort streams that fetch ahead.
     pub background: VecDeque<StreamId>,
     /// Bytes the first of `background` got in this visit.
@@ -248,6 +250,7 @@ impl Device {
             flight_cost: Duration::ZERO,
             contracts: Vec::new(),
             visiting: None,
+            visit_given: 0,
             background: VecDeque::new(),
             background_given: 0,
             demands: VecDeque::new(),

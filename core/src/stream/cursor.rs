@@ -82,6 +82,8 @@ pub struct Cursor {
     /// Reverse only: the run before the current one; what lies between is the rest of this frame.
     ceiling: u64,
     score: i8,
+    /// It was read upwards from where it began.
+    grew: bool,
     /// The handle as a whole is read at random.
     random: bool,
     read_bytes: u64,
@@ -102,6 +104,7 @@ impl Cursor {
             stepping: None,
             ceiling: range.end(),
             score: if presumed { SCORE_PRESUMED } else { 0 },
+            grew: false,
             random: false,
             read_bytes: range.length.0,
             largest_bytes: range.length.0,
@@ -203,7 +206,7 @@ impl Cursor {
         }
         if end <= self.base {
             // The first reads of a pipelining client, the first byte not being the first to come.
-            let young = u64::from(self.read_count) < REORDER_COUNT;
+            let young = self.is_young();
             let distance = self.base - end;
             return match distance {
                 0 if young => Some(Fit::Joined),
@@ -260,6 +263,7 @@ impl Cursor {
         } else {
             self.front = self.front.max(end);
             self.absorb_islands();
+            self.grew = true;
         }
         if self.front > front || self.island_count == 0 {
             self.stalled_count = 0;
@@ -359,10 +363,12 @@ impl Cursor {
         self.largest_bytes = length.max(self.largest_bytes - self.largest_bytes / 64);
     }
 
-    /// How far from the front a read of the same pipeline can be.
+    /// How far from the front a read of the same pipeline can be. Half as much again, and twice for a
+    /// young cursor, as the longest reads may be still to come.
     fn window(&self, range: ByteRange) -> u64 {
         let length = self.largest_bytes.max(range.length.0);
-        length.saturating_mul(REORDER_COUNT)
+        let halves = if self.is_young() { 4 } else { 3 };
+        length.saturating_mul(REORDER_COUNT * halves / 2)
     }
 
     // ---- Stepping ----
@@ -419,12 +425,19 @@ impl Cursor {
         self.stepping.is_some() || (self.read_count >= 8 && self.score >= SCORE_PRESUMED)
     }
 
-    /// True for a read that may only be early: others of the same pipeline are still to come.
-    pub(super) fn may_be_early(&self, range: ByteRange) -> bool {
-        self.stepping.is_none()
-            && self.score >= SCORE_SEQUENTIAL
+    /// True for a read that may only be out of order: others of the same pipeline are still to come.
+    pub(super) fn may_be_out_of_order(&self, range: ByteRange) -> bool {
+        let ahead = self.score >= SCORE_SEQUENTIAL
             && range.start.0 >= self.front
-            && u64::from(self.stalled_count) < REORDER_COUNT
+            && u64::from(self.stalled_count) < REORDER_COUNT;
+        let late = self.grew && range.end() == self.base;
+        let disorder = self.is_young() && (self.island_count > 0 || late);
+        self.stepping.is_none() && (ahead || disorder)
+    }
+
+    /// The first byte to be read may still be to come.
+    fn is_young(&self) -> bool {
+        u64::from(self.read_count) < REORDER_COUNT
     }
 
     pub(super) fn covers(&self, offset: u64) -> bool {

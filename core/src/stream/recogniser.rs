@@ -166,11 +166,14 @@ impl Recogniser {
         let Some((index, fit)) = best else {
             return false;
         };
-        let early = || self.cursor(index).is_some_and(|c| c.may_be_early(range));
+        let disorder = || {
+            self.cursor(index)
+                .is_some_and(|c| c.may_be_out_of_order(range))
+        };
         match fit {
             Fit::Stepped => true,
-            Fit::Joined => early(),
-            Fit::Loose(_) | Fit::Again(_) => early() && !stepping.is_beyond_doubt(),
+            Fit::Joined => disorder(),
+            Fit::Loose(_) | Fit::Again(_) => disorder() && !stepping.is_beyond_doubt(),
         }
     }
 

@@ -16,9 +16,9 @@ const RUN_COUNT_MAX: usize = 18;
 /// file, or in time.
 const STEP_COUNT_MIN: usize = 3;
 
-/// Sixteen reads in any order make at most seven equal steps that leave holes, and at most fifteen
-/// downwards that leave none.
-const STEP_COUNT_SURE: usize = 8;
+/// While one read is missing, the fifteen after it make at most eight equal steps that leave holes
+/// (the first from the read before it), and at most fifteen downwards that leave none.
+const STEP_COUNT_SURE: usize = 9;
 const DOWN_COUNT_SURE: usize = 16;
 
 /// Reads of one pipeline arrive within this.

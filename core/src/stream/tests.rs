@@ -254,7 +254,7 @@ fn pipelined_order_keeps_within_its_window() {
 
 #[test]
 fn any_order_within_sixteen_outstanding_reads_is_sequential_and_predicted_once() {
-    for seed in 0..3000 {
+    for seed in 0..100000 {
         let mut random = Random(seed);
         let alike = random.below(2) == 0;
         let read_bytes = *random.pick(&[4 * KIB, 64 * KIB, MIB, 8 * MIB]);
@@ -273,15 +273,14 @@ fn any_order_within_sixteen_outstanding_reads_is_sequential_and_predicted_once()
         }
         let mut p = Prefetcher::new(at + GIB, 32 * read_bytes);
         let kind = random.below(4);
-        // Volleys come at once; a window slides as fast as its reads are answered.
+        // What is sent at once comes at once; a window slides as fast as its reads are answered.
         let slow = kind == 0 && random.below(2) == 0;
-        let wait = if slow { Duration::from_ms(15) } else { BURST };
         let order = pipelined_order(&mut random, kind, ranges.len());
         for (n, i) in order.into_iter().enumerate() {
             let (start, length) = ranges[i];
+            let wait = if slow && n >= 16 { Duration::from_ms(15) } else { BURST };
             let seen = p.read(wait, start, length);
             let context = alloc::format!("seed {seed}, arrival {n}, read {i}");
-            if seed==18 && n < 30 { extern crate std; std::println!("DBG {kind} {n} read {i} {start}+{length} {:?} {:?} {:?} twice {} pos {}", seen.cursor, seen.pattern, seen.moved, p.twice_bytes, p.recogniser.cursor(seen.cursor).unwrap().position()); }
             // What came first may have been any of the first sixteen.
             if n >= 32 {
                 assert_eq!(seen.pattern, Pattern::Sequential, "{context}");
