@@ -1,2 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The simulated world.
+//! The simulated world: disks, players and faults around [`rushes_core::server::Server`], from a seed.
+//!
+//! Time here is virtual, chance comes from a seed, and the same seed tells the same story. Nothing in
+//! this crate touches a real disk or a socket, and nobody imports it.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod disk;
+pub mod files;
+pub mod machine;
+pub mod prng;
+pub mod queue;
+pub mod table5;
+pub mod world;

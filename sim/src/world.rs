@@ -1,0 +1,538 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The world around a [`Machine`]: it does what the daemon does, on a clock of its own.
+//!
+//! One queue of what will happen; whatever the server asks for is carried out with the delays of
+//! [`Latency`]. Nothing here judges; that is the checker's work.
+
+use crate::client::{Answer, Client, Kind, Latency, Message, Scene, SlackLog};
+use crate::disk::{Disk, Faults, Job, Owner};
+use crate::files::{FileIndex, Files};
+use crate::machine::Machine;
+use crate::prng::Prng;
+use crate::queue::Queue;
+use rushes_core::server::{
+    Action, Actions, DeviceModel, Errno, Event, IoClass, Outcome, SessionLabel,
+};
+use rushes_core::units::*;
+
+/// What will happen.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the fields are said by their types")]
+pub enum What {
+    /// A client's alarm.
+    Client { client: u32, life: u32 },
+    /// A client's message reaches the server.
+    Arrive {
+        client: u32,
+        life: u32,
+        message: Message,
+    },
+    /// The driver found out about a file.
+    Opened {
+        client: u32,
+        life: u32,
+        handle: HandleId,
+        file: FileIndex,
+    },
+    /// An answer has reached a client and its bytes are copied.
+    Answered {
+        client: u32,
+        life: u32,
+        request: RequestId,
+        answer: Answer,
+    },
+    /// A request reaches a disk.
+    Job { disk: DeviceId, job: Job },
+    /// The request in service ends.
+    DiskDone { disk: DeviceId },
+    /// The server hears of it.
+    IoDone {
+        io: IoId,
+        result: Result<ByteCount, Errno>,
+    },
+    /// A neighbour was opened, or not.
+    Neighbour { beside: FileId, name: String },
+    /// A file was looked at.
+    Stat { file: FileId },
+    /// Somebody's small read or write.
+    Storm { disk: DeviceId },
+}
+
+/// What happened in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorldCount {
+    /// Steps of the server.
+    pub step_count: u64,
+    /// Things that happened in the world.
+    pub event_count: u64,
+    /// Timer steps.
+    pub timer_count: u64,
+}
+
+/// The world.
+pub struct World {
+    /// Now.
+    pub now: Instant,
+    /// The machine under test.
+    pub server: Box<dyn Machine>,
+    /// Who reads.
+    pub clients: Vec<Client>,
+    /// From what.
+    pub disks: Vec<Disk>,
+    /// And which.
+    pub files: Files,
+    /// How long things take.
+    pub latency: Latency,
+    /// What happened.
+    pub count: WorldCount,
+    /// Slack of all players.
+    pub slack: SlackLog,
+    queue: Queue<What>,
+    actions: Actions,
+    wake_at: Option<Instant>,
+    sessions: Vec<Option<u32>>,
+    free_sessions: Vec<u32>,
+    seed: u64,
+    prng: Prng,
+}
+
+impl World {
+    /// An empty world.
+    pub fn new(seed: u64, server: Box<dyn Machine>, latency: Latency) -> World {
+        World {
+            now: Instant::ZERO,
+            server,
+            clients: Vec::new(),
+            disks: Vec::new(),
+            files: Files::default(),
+            latency,
+            count: WorldCount::default(),
+            slack: SlackLog::default(),
+            queue: Queue::default(),
+            actions: Actions::default(),
+            wake_at: None,
+            sessions: Vec::new(),
+            free_sessions: Vec::new(),
+            seed,
+            prng: Prng::fork(seed, 1),
+        }
+    }
+
+    /// Adds a disk that really is as `truth` says; the server is told `told`.
+    pub fn add_disk(&mut self, told: DeviceModel, truth: DeviceModel, faults: Faults) -> DeviceId {
+        let device = DeviceId(self.disks.len() as u16);
+        let prng = Prng::fork(self.seed, 1_000_000 + u64::from(device.0));
+        if faults.storm_per_second > 0 {
+            let at = Instant::ZERO + Duration::from_ms(faults.storm_from_ms);
+            self.queue.push(at, What::Storm { disk: device });
+        }
+        self.disks.push(Disk::new(truth, faults, prng));
+        self.step(Event::DeviceAdded {
+            device,
+            model: told,
+        });
+        device
+    }
+
+    /// Adds a client that begins at `begin`.
+    pub fn add_client(&mut self, kind: Kind, begin: Instant, end: Instant) -> u32 {
+        let index = self.clients.len() as u32;
+        let prng = Prng::fork(self.seed, 2_000_000 + u64::from(index));
+        self.clients
+            .push(Client::new(index, kind, begin, end, prng));
+        self.queue.push(
+            begin,
+            What::Client {
+                client: index,
+                life: 0,
+            },
+        );
+        index
+    }
+
+    /// Lets everything happen until `end`, or until nothing will happen any more.
+    pub fn run_until(&mut self, end: Instant) {
+        loop {
+            let queued = self.queue.next_at();
+            let due = [queued, self.wake_at].into_iter().flatten().min();
+            let Some(at) = due.filter(|at| *at <= end) else {
+                self.now = self.now.max(end);
+                return;
+            };
+            self.now = self.now.max(at);
+            self.count.event_count += 1;
+            if queued.is_some_and(|queued| queued <= at) {
+                if let Some((_, what)) = self.queue.pop() {
+                    self.happen(what);
+                }
+            } else {
+                self.wake_at = None;
+                self.count.timer_count += 1;
+                self.step(Event::Timer);
+            }
+        }
+    }
+
+    /// True while a client is at something.
+    pub fn is_busy(&self) -> bool {
+        self.clients.iter().any(Client::is_busy)
+    }
+
+    fn happen(&mut self, what: What) {
+        match what {
+            What::Client { client, life } => {
+                if self.clients[client as usize].life == life {
+                    self.with_client(client, |client, scene| client.wake(scene));
+                }
+            }
+            What::Arrive {
+                client,
+                life,
+                message,
+            } => {
+                if self.clients[client as usize].life == life {
+                    self.arrive(client, life, message);
+                }
+            }
+            What::Opened {
+                client,
+                life,
+                handle,
+                file,
+            } => {
+                if self.clients[client as usize].life == life
+                    && let Some(session) = self.clients[client as usize].session
+                {
+                    let facts = Ok(self.files.facts(file));
+                    self.step(Event::Opened {
+                        session,
+                        handle,
+                        facts,
+                    });
+                }
+            }
+            What::Answered {
+                client,
+                life,
+                request,
+                answer,
+            } => {
+                if self.clients[client as usize].life == life {
+                    self.client_answered(client, life, request, answer);
+                }
+            }
+            What::Job { disk, job } => self.submit(disk, job),
+            What::DiskDone { disk } => self.disk_done(disk),
+            What::IoDone { io, result } => self.step(Event::IoDone { io, result }),
+            What::Neighbour { beside, name } => self.neighbour(beside, name),
+            What::Stat { file } => {
+                if let Some(index) = self.files.by_id(file) {
+                    let it = self.files.get(index);
+                    let (size, version) = (ByteCount(it.size), it.version);
+                    self.step(Event::Stat {
+                        file,
+                        size,
+                        version,
+                    });
+                }
+            }
+            What::Storm { disk } => self.storm(disk),
+        }
+    }
+
+    fn with_client(&mut self, client: u32, act: impl FnOnce(&mut Client, &mut Scene<'_>)) {
+        let mut scene = Scene {
+            now: self.now,
+            queue: &mut self.queue,
+            latency: &self.latency,
+            files: &self.files,
+            slack: &mut self.slack,
+        };
+        act(&mut self.clients[client as usize], &mut scene);
+    }
+
+    fn arrive(&mut self, client: u32, life: u32, message: Message) {
+        if message == Message::Hello {
+            return self.hello(client);
+        }
+        let Some(session) = self.clients[client as usize].session else {
+            return;
+        };
+        let event = match message {
+            Message::Hello => return,
+            Message::Bye => {
+                self.clients[client as usize].life += 1;
+                self.clients[client as usize].session = None;
+                self.sessions[session.0 as usize] = None;
+                self.free_sessions.push(session.0);
+                Event::SessionClosed { session }
+            }
+            Message::Open { handle, file } => {
+                let at = self.now
+                    + Duration(self.latency.open.0 / 2 + self.prng.below(self.latency.open.0 + 1));
+                self.queue.push(
+                    at,
+                    What::Opened {
+                        client,
+                        life,
+                        handle,
+                        file,
+                    },
+                );
+                let file = self.files.get(file);
+                Event::Opening {
+                    session,
+                    handle,
+                    path: format!("{}/{}", file.folder, file.name),
+                }
+            }
+            Message::Close { handle } => Event::Closed { session, handle },
+            Message::Read {
+                handle,
+                request,
+                range,
+                sent,
+            } => Event::Read {
+                session,
+                handle,
+                request,
+                range,
+                sent,
+            },
+            Message::ReadEnd { request } => Event::ReadEnd { session, request },
+        };
+        self.step(event);
+    }
+
+    fn hello(&mut self, client: u32) {
+        let id = self.free_sessions.pop().unwrap_or_else(|| {
+            self.sessions.push(None);
+            self.sessions.len() as u32 - 1
+        });
+        self.sessions[id as usize] = Some(client);
+        let session = SessionId(id);
+        self.step(Event::SessionOpened {
+            session,
+            label: SessionLabel {
+                share: "media".to_owned(),
+                user: format!("user{client}"),
+                client: format!("client{client}"),
+            },
+        });
+        self.with_client(client, |client, scene| client.welcome(session, scene));
+    }
+
+    fn client_answered(&mut self, client: u32, life: u32, request: RequestId, answer: Answer) {
+        match answer {
+            Answer::Data(_) => {
+                let at = self.now + self.latency.door;
+                self.queue.push(
+                    at,
+                    What::Arrive {
+                        client,
+                        life,
+                        message: Message::ReadEnd { request },
+                    },
+                );
+            }
+            Answer::Plain => {
+                let found = &self.clients[client as usize].waiting;
+                if let Some(waiting) = found.iter().find(|w| w.request == request).copied() {
+                    let disk = self.files.get(waiting.file).device;
+                    let job = Job {
+                        owner: Owner::Client {
+                            client,
+                            life,
+                            serial: request.0,
+                        },
+                        file: Some(waiting.file),
+                        range: waiting.range,
+                        write: false,
+                        class: IoClass::BestEffort,
+                        arrived: self.now,
+                    };
+                    self.submit(disk, job);
+                }
+            }
+            Answer::Done | Answer::Failed(_) => {}
+        }
+        self.with_client(client, |client, scene| {
+            client.answered(request, answer, scene);
+        });
+    }
+
+    fn submit(&mut self, disk: DeviceId, job: Job) {
+        let job = Job {
+            arrived: self.now,
+            ..job
+        };
+        if let Some(at) = self.disks[disk.0 as usize].submit(self.now, job, &self.files) {
+            self.queue.push(at, What::DiskDone { disk });
+        }
+    }
+
+    fn disk_done(&mut self, disk: DeviceId) {
+        let Some((done, next)) = self.disks[disk.0 as usize].finish(self.now, &self.files) else {
+            return;
+        };
+        if let Some(at) = next {
+            self.queue.push(at, What::DiskDone { disk });
+        }
+        match done.job.owner {
+            Owner::Server(io) => {
+                let size = done.job.file.map_or(0, |file| self.files.get(file).size);
+                let range = done.job.range;
+                let there = size.saturating_sub(range.start.0).min(range.length.0);
+                let result = if done.failed {
+                    Err(Errno::IO)
+                } else {
+                    Ok(ByteCount(there))
+                };
+                let at = self.now + self.latency.complete;
+                self.queue.push(at, What::IoDone { io, result });
+            }
+            Owner::Client {
+                client,
+                life,
+                serial,
+            } => {
+                if self.clients[client as usize].life == life {
+                    let answer = if done.failed {
+                        Answer::Failed(Errno::IO)
+                    } else {
+                        Answer::Data(done.job.range.length.0)
+                    };
+                    self.with_client(client, |client, scene| {
+                        client.answered(RequestId(serial), answer, scene);
+                    });
+                }
+            }
+            Owner::Storm => {}
+        }
+    }
+
+    fn neighbour(&mut self, beside: FileId, name: String) {
+        let found = self.files.by_id(beside).and_then(|index| {
+            let folder = self.files.get(index).folder.clone();
+            self.files.named(&folder, &name)
+        });
+        let facts = match found {
+            Some(index) => Ok(self.files.facts(index)),
+            None => Err(Errno(2)),
+        };
+        self.step(Event::NeighbourOpened {
+            beside,
+            name,
+            facts,
+        });
+    }
+
+    fn storm(&mut self, disk: DeviceId) {
+        let it = &self.disks[disk.0 as usize];
+        let faults = &it.faults;
+        let over = faults.storm_to_ms > 0 && self.now.0 >= faults.storm_to_ms * 1_000_000;
+        if over {
+            return;
+        }
+        let size = it.truth.size.0;
+        let gap = NS_PER_S / faults.storm_per_second.max(1);
+        let full = it.depth() >= 64;
+        let at = self.now + Duration(self.prng.between(gap / 2, gap + gap / 2));
+        self.queue.push(at, What::Storm { disk });
+        // A crowd of metadata readers waits for its own answers, so the queue is bounded.
+        if !full {
+            let job = Job {
+                owner: Owner::Storm,
+                file: None,
+                range: ByteRange::new(self.prng.below(size) & !4095, 4096),
+                write: false,
+                class: IoClass::BestEffort,
+                arrived: self.now,
+            };
+            self.submit(disk, job);
+        }
+    }
+
+    /// One step of the server, and all it asks for.
+    fn step(&mut self, event: Event) {
+        self.count.step_count += 1;
+        let mut actions = std::mem::take(&mut self.actions);
+        actions.clear();
+        self.server.step(self.now, event, &mut actions);
+        for action in &actions.list {
+            self.perform(action);
+        }
+        self.actions = actions;
+    }
+
+    fn perform(&mut self, action: &Action) {
+        match action {
+            Action::Reply {
+                session,
+                request,
+                outcome,
+            } => self.reply(*session, *request, *outcome),
+            Action::Submit(read) => {
+                let Some(file) = self.files.by_id(read.file) else {
+                    return;
+                };
+                let job = Job {
+                    owner: Owner::Server(read.io),
+                    file: Some(file),
+                    range: read.range,
+                    write: false,
+                    class: read.class,
+                    arrived: self.now,
+                };
+                let disk = read.device;
+                let at = self.now + self.latency.submit;
+                self.queue.push(at, What::Job { disk, job });
+            }
+            Action::OpenNeighbour { beside, name } => {
+                let span = self.latency.open.0;
+                let at = self.now + Duration(span / 2 + self.prng.below(span + 1));
+                self.queue.push(
+                    at,
+                    What::Neighbour {
+                        beside: *beside,
+                        name: name.clone(),
+                    },
+                );
+            }
+            Action::Stat { file } => {
+                let at = self.now + self.latency.open;
+                self.queue.push(at, What::Stat { file: *file });
+            }
+            Action::Forget { file } => {
+                self.files.forget(*file);
+            }
+            Action::Wake { at } => {
+                let earliest = self.now + self.latency.timer;
+                self.wake_at = Some((*at).max(earliest));
+            }
+        }
+    }
+
+    fn reply(&mut self, session: SessionId, request: RequestId, outcome: Outcome) {
+        let owner = self.sessions.get(session.0 as usize).copied().flatten();
+        let Some(client) = owner else {
+            return;
+        };
+        let answer = Answer::from(outcome);
+        let copying = match answer {
+            Answer::Data(bytes) => self.latency.copy_rate.time_for(ByteCount(bytes)),
+            Answer::Done | Answer::Failed(_) | Answer::Plain => Duration::ZERO,
+        };
+        let at = self.now + self.latency.door + copying;
+        let life = self.clients[client as usize].life;
+        self.queue.push(
+            at,
+            What::Answered {
+                client,
+                life,
+                request,
+                answer,
+            },
+        );
+    }
+}
