@@ -23,7 +23,7 @@ help: ## List these commands
 
 ## The everyday ones
 
-.PHONY: setup build install demo test clean
+.PHONY: setup build install demo clean
 setup: ## Install the Debian packages that are missing (asks the network only then)
 	@packaging/install-packages.sh
 	@packaging/check-rust.sh
@@ -61,7 +61,7 @@ test: ## Everything: setup, build, checks, all tests. Needs root (mounts, smbd)
 	done; \
 	echo "make test: all $(words setup build $(PHASES)) phases passed in $$((SECONDS - start)) s"
 
-.PHONY: $(PHASES)
+.PHONY: test $(PHASES)
 check-format: ## Is the source formatted?
 	$(CARGO) fmt --all --check
 
@@ -95,3 +95,12 @@ test-smb: ## Samba-specific tests: every VFS entry accounted for, smbtorture as 
 
 test-doors: ## End to end through the real doors, one at a time
 	$(CARGO) test --locked -p rushes-tests -- --test-threads=1
+
+## Measuring (bench/PROMISES.md; raw data goes to bench/runs/DATE)
+
+.PHONY: figures
+figures: ## List the figures that can be measured; each is a target, for instance make figure-12
+	@bench/figures.py --list
+
+figure-%: build ## Measure one figure and say whether the promise is kept
+	@bench/figures.py $*

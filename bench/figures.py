@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Measure the figures of bench/PROMISES.md, one by name.
+
+    bench/figures.py 12            as `make figure-12`
+    bench/figures.py --list        their names
+
+Each run is one `rushes lab …` and one JSON file in bench/runs/DATE/, beside a note on the
+machine. The verdict at the end compares with the promise; the exit code is 0 when it is kept or when the
+figure only reports. Nothing is measured here: the lab measures, this puts runs in order.
+"""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+RUSHES = Path(os.environ.get("RUSHES", ROOT / TARGET / "release" / "rushes"))
+
+
+class Runs:
+    """Runs of one figure: each is started, kept and returned as an object."""
+
+    def __init__(self, figure, keep):
+        self.figure = figure
+        self.keep = keep
+        self.folder = ROOT / "bench" / "runs" / datetime.date.today().isoformat()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        note_machine(self.folder)
+
+    def play(self, label, *words):
+        """One `rushes lab play`; a label of its own within the figure."""
+        # The largest set-up of all figures, so that one kept disk serves them all.
+        disk = ["--keep", self.keep, "--footage-streams", "15", "--footage-copies", "4"]
+        if "--sequence" in words:
+            disk = []
+        return self.lab(label, "play", *words, *disk)
+
+    def lab(self, label, *words):
+        """One `rushes lab … --json`."""
+        command = [str(RUSHES), "lab", *map(str, words), "--json"]
+        print(f"-- {label}: rushes {' '.join(command[1:])}", flush=True)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"figures: {label} failed with exit code {done.returncode}; see above")
+        report = json.loads(done.stdout)
+        name = f"{self.figure}-{label}.json"
+        # Never over an earlier run of the day: a good one must not hide a bad one.
+        serial = 2
+        while (self.folder / name).exists():
+            name = f"{self.figure}-{label}.{serial}.json"
+            serial += 1
+        (self.folder / name).write_text(json.dumps(report, indent=1) + "\n")
+        if "late_frames" in report:
+            print(
+                f"   {report['streams']} streams, {report['streams_admitted']} admitted:"
+                f" {report['late_frames']} of {report['frames']} frames late"
+                f" ({report['late_frames_admitted']} of admitted streams),"
+                f" worst {report['worst_lateness_ms']:.0f} ms,"
+                f" first frame {report['first_frame_ms_max']:.0f} ms,"
+                f" copies {report['copy_mb_per_s']:.1f} MB/s,"
+                f" {report['bytes_wrong']} bytes wrong",
+                flush=True,
+            )
+        return report
+
+
+def note_machine(folder):
+    """What the numbers were measured on; never the machine's name."""
+    note = folder / "machine.json"
+    if note.exists():
+        return
+
+    def said(*command):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        return done.stdout.strip()
+
+    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    memory = Path("/proc/meminfo").read_text().splitlines()[0].split()
+    facts = {
+        "cpu": cpu[0].split(":")[1].strip() if cpu else platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "memory_kib": int(memory[1]),
+        "kernel": platform.release(),
+        "samba": said("smbd", "--version"),
+        "revision": said("git", "rev-parse", "--short", "HEAD"),
+        "uncommitted_changes": bool(said("git", "status", "--porcelain", "--untracked-files=no")),
+    }
+    note.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+# ---- verdicts ----
+
+
+def clean(report, streams):
+    """Everybody admitted, nobody late, no byte wrong."""
+    return (
+        report["streams_admitted"] == streams
+        and report["late_frames"] == 0
+        and report["bytes_wrong"] == 0
+        and not report["copy_failures"]
+        and not report["errors"]
+    )
+
+
+def honest(report):
+    """Nobody who was admitted is late, no byte is wrong."""
+    return report["late_frames_admitted"] == 0 and report["bytes_wrong"] == 0
+
+
+def verdict(kept, sentence):
+    """Say it and turn it into an exit code; None: reported, not promised."""
+    word = {True: "KEPT", False: "BROKEN", None: "reported"}[kept]
+    print(f"{word}: {sentence}")
+    return 1 if kept is False else 0
+
+
+# ---- the figures ----
+
+
+def figure_12(runs):
+    """12 streams, no late frame, five runs in a row."""
+    reports = [runs.play(f"run{n}", "--streams", 12) for n in range(1, 6)]
+    good = sum(clean(report, 12) for report in reports)
+    return verdict(good == 5, f"12 streams without a late frame in {good} of 5 runs")
+
+
+def figure_13(runs):
+    """13 streams: the moonshot, with the device promised to its last hundredth."""
+    report = runs.play("run", "--streams", 13, "--rushes-option", 'margin="0%"')
+    return verdict(
+        None,
+        f"13 asked, {report['streams_admitted']} admitted, {report['late_frames']} frames late",
+    )
+
+
+def figure_15(runs):
+    """15 asked: at least 12 kept, no admitted frame late."""
+    report = runs.play("run", "--streams", 15)
+    admitted = report["streams_admitted"]
+    return verdict(
+        admitted >= 12 and honest(report),
+        f"15 asked, {admitted} admitted, {report['late_frames_admitted']} of their frames late",
+    )
+
+
+def figure_together(runs):
+    """Smallest preroll that keeps 9 to 12 streams started at once, beside stock's."""
+    print("  streams  rushes  stock")
+    table = []
+    for streams in (9, 10, 11, 12):
+        row = [smallest_preroll(runs, server, streams) for server in ("rushes", "stock")]
+        table.append((streams, *row))
+        print(f"  {streams:7}  {row[0]:>6}  {row[1]:>5}", flush=True)
+    print("\n  streams  rushes  stock   (ms of preroll)")
+    for streams, rushes, stock in table:
+        print(f"  {streams:7}  {rushes:>6}  {stock:>5}")
+    return verdict(None, "smallest preroll for streams started together, as above")
+
+
+def smallest_preroll(runs, server, streams):
+    """Bisect to 100 ms; more than 8 s is never."""
+    low, high = 0, 8000
+    words = ["--server", server, "--streams", streams, "--start", "together", "--seconds", 30]
+    while high - low > 100:
+        middle = (low + high) // 2 if high < 8000 or low > 0 else 2000
+        report = runs.play(f"{server}-{streams}-{middle}ms", *words, "--preroll", f"{middle}ms")
+        if report["late_frames"] == 0:
+            high = middle
+        elif middle >= 7900:
+            return "never"
+        else:
+            low = middle
+    return high if high < 8000 else "never"
+
+
+def figure_12_copies(runs):
+    """12 streams beside two copies, no late frame."""
+    report = runs.play("run", "--streams", 12, "--copies", 2)
+    return verdict(
+        clean(report, 12),
+        f"12 streams beside 2 copies: {report['late_frames']} frames late,"
+        f" copies {report['copy_mb_per_s']:.1f} MB/s",
+    )
+
+
+def figure_8_copies(runs):
+    """8 streams beside two copies: no late frame, copies at least 30 MB/s together."""
+    report = runs.play("run", "--streams", 8, "--copies", 2)
+    rate = report["copy_mb_per_s"]
+    return verdict(
+        clean(report, 8) and rate >= 30,
+        f"8 streams beside 2 copies: {report['late_frames']} frames late, copies {rate:.1f} MB/s",
+    )
+
+
+def figure_storm(runs):
+    """12 streams beside four clients that stat and list 100,000 entries."""
+    warm = runs.play("warm", "--streams", 12, "--storm", 4, "--storm-warm", "--footage-archive")
+    cold = runs.play("cold", "--streams", 12, "--storm", 4, "--footage-archive")
+    return verdict(
+        clean(warm, 12) and honest(cold),
+        f"storm: warm {warm['late_frames']} frames late; cold {cold['streams_admitted']} admitted,"
+        f" {cold['late_frames_admitted']} of their frames late",
+    )
+
+
+def figure_first_frame(runs):
+    """A twelfth stream's first frame within 500 ms of its open, eleven playing."""
+    report = runs.play("run", "--streams", 12, "--stagger", "2s")
+    last = report["per_stream"][-1]
+    first = last["first_frame_ms"]
+    return verdict(
+        first <= 500 and clean(report, 12), f"the twelfth stream's first frame after {first:.0f} ms"
+    )
+
+
+def figure_sequence(runs):
+    """Ten frame sequences, no late frame; stock beside it."""
+    stock = runs.play("stock", "--server", "stock", "--sequence", "--streams", 10)
+    report = runs.play("rushes", "--sequence", "--streams", 10)
+    return verdict(
+        clean(report, 10),
+        f"10 frame sequences: {report['late_frames']} frames late, stock {stock['late_frames']}",
+    )
+
+
+def figure_analyser_off(runs):
+    """The main figures without the analyser."""
+    alone = runs.play("12", "--streams", 12, "--no-analyser")
+    copies = runs.play("8-copies", "--streams", 8, "--copies", 2, "--no-analyser")
+    return verdict(
+        None,
+        f"without the analyser: 12 streams {alone['late_frames']} frames late,"
+        f" 8 beside copies {copies['late_frames']}",
+    )
+
+
+def figure_stock(runs):
+    """Stock Samba and stock tuned, alone and beside copies: what we are compared with."""
+    for server in ("stock", "stock-tuned"):
+        for streams in (7, 8, 9, 12):
+            runs.play(f"{server}-{streams}", "--server", server, "--streams", streams)
+        for streams in (3, 4, 8):
+            words = ["--server", server, "--streams", streams, "--copies", 2]
+            runs.play(f"{server}-{streams}-copies", *words)
+    return verdict(None, "stock Samba, as above")
+
+
+def figures():
+    """Name → function, in the order of this file."""
+    return {
+        name.removeprefix("figure_").replace("_", "-"): function
+        for name, function in globals().items()
+        if name.startswith("figure_")
+    }
+
+
+def main():
+    """Run the figures named."""
+    known = figures()
+    words = sys.argv[1:]
+    if words == ["--list"]:
+        for name, function in known.items():
+            print(f"  make figure-{name:14} {function.__doc__}")
+        return 0
+    unknown = [word for word in words if word not in known]
+    if not words or unknown:
+        sys.exit(f"figures: unknown {unknown or 'nothing'}; expected some of: {' '.join(known)}")
+    if not RUSHES.exists():
+        sys.exit(f"figures: {RUSHES} is missing; run `make build` first")
+    if os.geteuid() != 0:
+        sys.exit("figures: the lab needs root (disks, smbd, control groups): sudo make figure-…")
+    # In memory, as the modelled disk is anyway: a real disk below it would have timing of its own.
+    kept_by_user = os.environ.get("RUSHES_LAB_KEEP")
+    with tempfile.TemporaryDirectory(prefix="rushes-figures.", dir="/dev/shm") as scratch:
+        codes = [known[word](Runs(word, kept_by_user or scratch)) for word in words]
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
