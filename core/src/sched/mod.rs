@@ -10,5 +10,5 @@ pub mod admission;
 mod model;
 mod policy;
 
-pub use model::RefinedModel;
+pub use model::{DeviceModel, RefinedModel, ServiceModel};
 pub use policy::{BestEffortClaim, Choice, Claim, Load, Order, choose};

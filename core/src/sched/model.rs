@@ -1,11 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How long a device will take: `t(n, d) = fixed + span·√d + n / rate`, times what it was lately off.
 
-use crate::server::{DeviceModel, ServiceModel};
 use crate::units::*;
 
 /// Observed over predicted time, in thousandths, within which the calibration is taken to be right.
 const TRUSTED_PERMILLE: core::ops::RangeInclusive<u64> = 900..=1050;
+
+/// How long a device takes: `t(n, d) = fixed + span·√d + n / rate`, where *d* is the distance from the end
+/// of the previous request as a fraction of the device, and positioning is nothing when d is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceModel {
+    /// Positioning at the shortest distance.
+    pub fixed: Duration,
+    /// What the longest distance adds to it.
+    pub span: Duration,
+    /// Transfer rate.
+    pub rate: BytesPerSecond,
+}
+
+/// What the server knows of a device before it has served anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceModel {
+    /// Reads.
+    pub read: ServiceModel,
+    /// Writes.
+    pub write: ServiceModel,
+    /// Size of the device, for distances.
+    pub size: ByteCount,
+}
 
 impl ServiceModel {
     /// Time to get to bytes that lie `distance` away on a device of `size`; nothing when they follow on.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The seam: what may happen ([`Event`]) and what may be asked for ([`Action`]).
 
+pub use crate::sched::{DeviceModel, ServiceModel};
 use crate::units::*;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -63,35 +64,12 @@ impl Default for Policy {
     fn default() -> Policy {
         Policy {
             preroll: Duration::from_ms(500),
-            margin_permille: 20,
+            margin_permille: 30,
             analyser: true,
             contracts_from_cadence: true,
             contracts_from_header: true,
         }
     }
-}
-
-/// How long a device takes: `t(n, d) = fixed + span·√d + n / rate`, where *d* is the distance from the end
-/// of the previous request as a fraction of the device, and positioning is nothing when d is 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServiceModel {
-    /// Positioning at the shortest distance.
-    pub fixed: Duration,
-    /// What the longest distance adds to it.
-    pub span: Duration,
-    /// Transfer rate.
-    pub rate: BytesPerSecond,
-}
-
-/// What the server knows of a device before it has served anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceModel {
-    /// Reads.
-    pub read: ServiceModel,
-    /// Writes.
-    pub write: ServiceModel,
-    /// Size of the device, for distances.
-    pub size: ByteCount,
 }
 
 /// A run of a file that is contiguous on its device.
