@@ -148,10 +148,21 @@ smbd_start() {
 	die "the private smbd '$name' does not answer on port $port"
 }
 
+# End one before the script does; its log stays.
+smbd_stop() {
+	local pid=${pid_of[$1]} tries
+	kill -TERM -- "-$pid" 2>/dev/null || true
+	for ((tries = 0; tries < 100; tries++)); do
+		kill -0 -- "-$pid" 2>/dev/null || return 0
+		sleep 0.05
+	done
+	die "the private smbd '$1' does not stop"
+}
+
 # smb NAME SHARE COMMANDS: what smbclient prints; fails as smbclient does.
 smb() {
 	timeout 60 smbclient "//127.0.0.1/$2" -p "${port_of[$1]}" \
-		-U "$user%$password" -m SMB3 -E -c "$3" 2>&1
+		-U "$user%$password" -m SMB3 -c "$3" 2>&1
 }
 
 # No smbd may have panicked, whatever the clients saw.
