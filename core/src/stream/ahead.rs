@@ -228,13 +228,15 @@ impl Steps {
         }
     }
 
+    /// Cut so that the next prediction can go on from the limit.
     fn give(&mut self, mut span: Span, most: u64) -> Option<Span> {
-        span.end = span.end.min(span.start.saturating_add(most));
-        self.limit = if self.stepping.stride > 0 {
-            span.end
+        if self.stepping.stride > 0 {
+            span.end = span.end.min(span.start.saturating_add(most));
+            self.limit = span.end;
         } else {
-            span.start
-        };
+            span.start = span.start.max(span.end.saturating_sub(most));
+            self.limit = span.start;
+        }
         Some(span)
     }
 }

@@ -435,6 +435,11 @@ impl Cursor {
         self.stepping.is_none() && (ahead || disorder)
     }
 
+    /// True when it is stepping already, and at this pace.
+    pub(super) fn steps_like(&self, stepping: Stepping) -> bool {
+        self.stepping.is_some_and(|own| !own.differs(stepping))
+    }
+
     /// The first byte to be read may still be to come.
     fn is_young(&self) -> bool {
         u64::from(self.read_count) < REORDER_COUNT

