@@ -55,10 +55,11 @@ static int vfs_rushes_debug_level = DBGC_VFS;
 #define RUSHES_NS_PER_S UINT64_C(1000000000)
 
 /*
- * Without a daemon we look for one once in this time; a file that the daemon
- * does not serve is offered to it again after it.
+ * Without a daemon we look for one once in this time. A file that the daemon
+ * does not serve is offered to it again after it, then twice as long
  */
 #define RUSHES_RETRY_NS RUSHES_NS_PER_S
+#define RUSHES_OFFER_NS_MAX (64 * RUSHES_NS_PER_S)
 
 /* No more than one part in this of our time goes into looking for a daemon. */
 #define RUSHES_RETRY_SHARE 100
@@ -108,6 +109,7 @@ struct rushes_fsp {
 
 	/* Plain I/O until then: the daemon did not want this file */
 	uint64_t offer_ns;
+	uint64_t offer_wait_ns;
 
 	/* Of the descriptor, whatever modules above make of st_ex_ino */
 	dev_t device;
@@ -453,7 +455,6 @@ static bool rushes_fsp_name(struct rushes_fsp *file)
 				 fsp_get_io_fd(file->fsp),
 				 path);
 	file->number = session->number;
-	file->offer_ns = 0;
 	if (file->file == NULL && !rushes_alive(session->client)) {
 		rushes_session_lost(session);
 	}
@@ -481,6 +482,9 @@ static struct rushes_fsp *rushes_fsp_for_read(struct vfs_handle_struct *handle,
 		if (rushes_now_ns() < file->offer_ns) {
 			return NULL;
 		}
+
+		/* The daemon remembers its answer as long as the name. */
+		rushes_fsp_unname(file);
 		file->offer_ns = 0;
 	}
 	if (!rushes_fsp_is_named(file) && !rushes_fsp_name(file)) {
@@ -497,10 +501,32 @@ static struct rushes_fsp *rushes_fsp_for_read(struct vfs_handle_struct *handle,
  */
 static void rushes_fsp_declined(struct rushes_fsp *file)
 {
-	if (!rushes_alive(file->session->client)) {
+	if (file->offer_ns != 0 || !rushes_alive(file->session->client)) {
 		return;
 	}
-	file->offer_ns = rushes_now_ns() + RUSHES_RETRY_NS;
+	file->offer_wait_ns = MIN(RUSHES_OFFER_NS_MAX,
+				  MAX(RUSHES_RETRY_NS,
+				      2 * file->offer_wait_ns));
+	file->offer_ns = rushes_now_ns() + file->offer_wait_ns;
+}
+
+/*
+ * Does this answer mean that we have to read it ourselves? The client gets to
+ * hear what a disk says of its medium. Other errors are about the daemon
+ * (a handle, a limit): our own descriptor knows better.
+ */
+static bool rushes_is_plain(ssize_t result)
+{
+	switch (result) {
+	case -EIO:
+	case -ENODATA:
+	case -EREMOTEIO:
+	case -EILSEQ:
+	case -ETIMEDOUT:
+		return false;
+	default:
+		return result < 0;
+	}
 }
 
 /*
@@ -760,8 +786,9 @@ static ssize_t rushes_read_full(struct rushes_fsp *file, uint8_t *data,
 		}
 		total += ret;
 	}
-	if (ret == RUSHES_PLAIN) {
+	if (rushes_is_plain(ret)) {
 		rushes_fsp_declined(file);
+		ret = RUSHES_PLAIN;
 	}
 	rushes_session_after_wait(session);
 	return (ret < 0) ? ret : (ssize_t)total;
@@ -918,7 +945,7 @@ static void rushes_pread_finish(struct rushes_pread_state *state,
 {
 	rushes_pread_settled(state);
 
-	if (result == RUSHES_PLAIN) {
+	if (rushes_is_plain(result)) {
 		rushes_fsp_declined(state->file);
 		rushes_pread_plain(state);
 		return;
@@ -1221,7 +1248,7 @@ static ssize_t vfs_rushes_sendfile(struct vfs_handle_struct *handle,
 	}
 	if (file != NULL) {
 		ret = rushes_read_begin(file->file, n, offset, &lease);
-		if (ret == RUSHES_PLAIN) {
+		if (rushes_is_plain(ret)) {
 			rushes_fsp_declined(file);
 		}
 	}
