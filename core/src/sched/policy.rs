@@ -123,20 +123,35 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
         };
     }
     let round = round_time(load);
-    let efficient_time = load.model.typical_positioning(claims.len()).times(POSITIONING_PART - 1);
-    let efficient = load.model.base.read.rate.bytes_in(efficient_time).0.max(load.chunk);
+    let efficient_time = load
+        .model
+        .typical_positioning(claims.len())
+        .times(POSITIONING_PART - 1);
+    let efficient = load
+        .model
+        .base
+        .read
+        .rate
+        .bytes_in(efficient_time)
+        .0
+        .max(load.chunk);
     let visit_bytes = |claim: &Claim| -> u64 {
-        let sustained = claim.rate.bytes_in(round).0;
-        // With best effort waiting, rarer and larger visits leave it more.
-        let wanted = match load.best_effort {
-            Some(_) => sustained.max(claim.cap / 2),
-            None => sustained,
-        };
-        wanted
+        claim
+            .rate
+            .bytes_in(round)
+            .0
             .max(efficient)
             .min(claim.cap * 7 / 10)
             .min(claim.left)
             .max(1)
+    };
+    // With best effort waiting, rarer and larger visits leave it more. Only wished for: what everybody is
+    // counted on to need stays the same, so that the dry run of admission holds whoever waits.
+    let wished_bytes = |claim: &Claim| -> u64 {
+        match load.best_effort {
+            Some(_) => visit_bytes(claim).max((claim.cap / 2).min(claim.left)),
+            None => visit_bytes(claim),
+        }
     };
     let positioning = load.model.typical_positioning(claims.len());
     let chunk_time = load.model.transfer(load.chunk);
@@ -172,7 +187,7 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
     if let Some(index) = load.visiting
         && let Some(claim) = claims.get(index)
         && claim.room >= load.chunk.min(claim.left).max(1)
-        && load.visit_given < visit_bytes(claim)
+        && load.visit_given < wished_bytes(claim)
     {
         let place = order
             .by_deadline
@@ -184,13 +199,14 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
         } else {
             order.slack[place - 1]
         };
-        if before >= chunk_time.0 as i64 {
+        // Who is lost already is not saved by shorter visits; who can still be saved is.
+        if before >= chunk_time.0 as i64 || before < 0 {
             return Choice::Stream(index);
         }
     }
 
     if let Some(best_effort) = load.best_effort
-        && best_effort_may_go(load, best_effort, slack_of_all)
+        && best_effort_may_go(load, best_effort, slack_of_all, round)
     {
         return Choice::BestEffort;
     }
@@ -201,7 +217,7 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
     let mut nearest: Option<(u64, usize)> = None;
     for (place, &index) in order.by_deadline.iter().enumerate() {
         let claim = &claims[index as usize];
-        if claim.room < visit_bytes(claim) || claim.deadline > even {
+        if claim.room < wished_bytes(claim) || claim.deadline > even {
             continue;
         }
         let before = if place == 0 {
@@ -241,7 +257,12 @@ fn urgent(load: &Load<'_>, claim: &Claim, slack_of_all: i64, chunk_time: Duratio
     soon || slack_of_all < 2 * chunk_time.0 as i64
 }
 
-fn best_effort_may_go(load: &Load<'_>, asked: BestEffortClaim, slack_of_all: i64) -> bool {
+fn best_effort_may_go(
+    load: &Load<'_>,
+    asked: BestEffortClaim,
+    slack_of_all: i64,
+    round: Duration,
+) -> bool {
     if slack_of_all < asked.cost.0 as i64 {
         return false;
     }
@@ -251,8 +272,9 @@ fn best_effort_may_go(load: &Load<'_>, asked: BestEffortClaim, slack_of_all: i64
             .time_for(ByteCount(claim.cap * RESERVE_PERCENT / 100));
         claim.deadline.since(load.free_at + asked.cost) >= reserve
     });
-    let patience_over =
-        asked.waited >= BEST_EFFORT_PATIENCE && slack_of_all >= 4 * asked.cost.0 as i64;
+    // Half a round of slack is what the others live on; it is not given away for patience's sake.
+    let spare = (4 * asked.cost.0).max(round.0 / 2).min(i64::MAX as u64) as i64;
+    let patience_over = asked.waited >= BEST_EFFORT_PATIENCE && slack_of_all >= spare;
     reserved || patience_over
 }
 
