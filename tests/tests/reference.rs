@@ -39,6 +39,46 @@ fn every_field_of_status_is_described() {
     );
 }
 
+#[test]
+fn every_field_of_a_lab_report_is_described() {
+    let source = read("lab/src/report.rs");
+    let described = described(&read("docs/reference/lab-json.md"));
+    for name in ["Report", "StreamRow", "Timeline"] {
+        let start = source
+            .find(&format!("pub struct {name} {{"))
+            .unwrap_or_else(|| panic!("lab/src/report.rs has no struct {name}"));
+        let end = source[start..]
+            .find("\n}")
+            .map_or(source.len(), |end| start + end);
+        let fields = public_fields(&source[start..end]);
+        assert!(!fields.is_empty(), "no field of {name} found");
+        let missing: Vec<_> = fields.difference(&described).collect();
+        assert!(
+            missing.is_empty(),
+            "docs/reference/lab-json.md does not describe {missing:?} of {name}"
+        );
+    }
+}
+
+#[test]
+fn every_promise_can_be_measured() {
+    let figures = read("bench/figures.py");
+    let promises = read("bench/PROMISES.md");
+    let mut seen = 0;
+    for word in described(&promises) {
+        let Some(name) = word.strip_prefix("make figure-") else {
+            continue;
+        };
+        let function = format!("def figure_{}(", name.replace('-', "_"));
+        assert!(
+            figures.contains(&function),
+            "bench/PROMISES.md names `make figure-{name}`, bench/figures.py does not know it"
+        );
+        seen += 1;
+    }
+    assert!(seen > 10, "only {seen} figures found in bench/PROMISES.md");
+}
+
 /// The first cells of the tables under `## heading`.
 fn keys_under(text: &str, heading: &str) -> BTreeSet<String> {
     let section = text
