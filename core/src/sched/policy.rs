@@ -135,23 +135,19 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
         .bytes_in(efficient_time)
         .0
         .max(load.chunk);
-    let visit_bytes = |claim: &Claim| -> u64 {
-        claim
-            .rate
-            .bytes_in(round)
-            .0
-            .max(efficient)
-            .min(claim.cap * 7 / 10)
-            .min(claim.left)
-            .max(1)
+    // What a visit must give so that all of them can go round for ever, and what it should give.
+    let needed_bytes = |claim: &Claim| -> u64 {
+        let round_bytes = claim.rate.bytes_in(round).0.max(load.chunk);
+        round_bytes.min(claim.cap * 7 / 10).min(claim.left).max(1)
     };
     // With best effort waiting, rarer and larger visits leave it more. Only wished for: what everybody is
     // counted on to need stays the same, so that the dry run of admission holds whoever waits.
     let wished_bytes = |claim: &Claim| -> u64 {
-        match load.best_effort {
-            Some(_) => visit_bytes(claim).max((claim.cap / 2).min(claim.left)),
-            None => visit_bytes(claim),
-        }
+        let wished = match load.best_effort {
+            Some(_) => efficient.max(claim.cap / 2),
+            None => efficient,
+        };
+        needed_bytes(claim).max(wished.min(claim.cap * 7 / 10).min(claim.left))
     };
     let positioning = load.model.typical_positioning(claims.len());
     let chunk_time = load.model.transfer(load.chunk);
@@ -159,7 +155,7 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
         positioning
             + load
                 .model
-                .transfer(visit_bytes(claim).min(claim.room.max(load.chunk)))
+                .transfer(needed_bytes(claim).min(claim.room.max(load.chunk)))
     };
 
     order.by_deadline.clear();
@@ -200,7 +196,8 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
             order.slack[place - 1]
         };
         // Who is lost already is not saved by shorter visits; who can still be saved is.
-        if before >= chunk_time.0 as i64 || before < 0 {
+        let lost = before < 0 && load.visit_given < needed_bytes(claim);
+        if before >= chunk_time.0 as i64 || lost {
             return Choice::Stream(index);
         }
     }

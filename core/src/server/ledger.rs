@@ -9,7 +9,8 @@ impl Server {
     /// Enter an answered read.
     pub(super) fn account(&mut self, read: &Read, outcome: &Outcome) {
         let now = self.now;
-        let hit = read.arrived == now;
+        // A read that never waited for a device was a hit, also when its file was still being opened.
+        let hit = read.asked == Instant::NEVER;
         match outcome {
             Outcome::Data { .. } if hit => self.hit_count += 1,
             Outcome::Data { .. } => self.miss_count += 1,

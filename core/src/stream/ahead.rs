@@ -129,8 +129,8 @@ impl Down {
 /// The rest of the run in hand, then a run at every stride.
 ///
 /// Where frames differ in size the stride is a mean, and runs lie the less surely where they are
-/// expected the farther off they are: ranges widen, and the prediction ends where it would no longer
-/// tell one run from the next.
+/// expected the farther off they are: ranges widen, and the prediction ends where they would be mostly
+/// doubt.
 #[derive(Clone, Debug)]
 pub(super) struct Steps {
     rest: Span,
@@ -199,7 +199,7 @@ impl Steps {
         let error = self.stepping.error(self.step);
         let run_bytes = self.stepping.run_bytes.max(1);
         let width = run_bytes.saturating_add(error.saturating_mul(2));
-        if self.step > 2 && width >= stride.unsigned_abs() {
+        if self.step > 2 && (error > run_bytes || width >= stride.unsigned_abs()) {
             return None;
         }
         let start = if stride > 0 {

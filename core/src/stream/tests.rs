@@ -142,10 +142,15 @@ impl Prefetcher {
             Pattern::Strided { stride } => stride < 0,
             _ => false,
         };
-        let reached = if backwards {
+        let distance = if backwards {
             cursor.position().saturating_sub(from)
         } else {
             from.saturating_sub(cursor.position())
+        };
+        let reached = match cursor.pattern() {
+            // A frame a stride lies in between.
+            Pattern::Strided { stride } => distance / stride.unsigned_abs() * cursor.read_bytes(),
+            _ => distance,
         };
         if reached >= self.ahead_bytes {
             return;
