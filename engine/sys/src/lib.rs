@@ -12,6 +12,7 @@ pub mod device;
 mod error;
 pub mod extents;
 pub mod file;
+mod fork;
 mod map;
 pub mod notify;
 pub mod priority;
@@ -21,6 +22,7 @@ pub mod socket;
 pub mod watch;
 
 pub use error::SysError;
+pub use fork::ForkGuard;
 pub use map::{Access, Mapping};
 pub use ring::{
     Completion, FakePoll, FakeRead, FakeRing, PollId, Ring, RingFacts, RingLimits, SlotRead,

@@ -1,2 +1,2 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The door's end of a session.
+//! Both ends against each other.

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The handshake, seen from the door.
+
+use crate::layout::{
+    Connect, PACKET_BYTES_MAX, PeerError, broken, read_head, read_refused, read_welcome,
+    write_connect,
+};
+use crate::rings::RingMemory;
+use rushes_core::format::{RING_ENTRIES, WelcomeMessage, message, ring};
+use rushes_core::units::{Duration, Instant};
+use rushes_sys::{Access, Mapping, clock, socket};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+/// Longest that connecting takes.
+pub const CONNECT_PATIENCE: Duration = Duration::from_ms(50);
+
+/// Why there is no session.
+#[derive(Debug)]
+pub enum ConnectError {
+    /// Nobody listens there.
+    NoDaemon(io::Error),
+    /// It did not answer within [`CONNECT_PATIENCE`].
+    Silent,
+    /// It speaks another version.
+    Version {
+        /// Its version.
+        theirs: u32,
+    },
+    /// It does not want us.
+    Refused {
+        /// Why, as a number.
+        errno: u32,
+        /// Why, as a sentence.
+        reason: String,
+    },
+    /// What it said makes no sense.
+    Broken(PeerError),
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConnectError::NoDaemon(error) => write!(f, "no daemon listens there: {error}"),
+            ConnectError::Silent => write!(f, "the daemon did not answer in {CONNECT_PATIENCE}"),
+            ConnectError::Version { theirs } => PeerError::Version { theirs: *theirs }.fmt(f),
+            ConnectError::Refused { reason, .. } => write!(f, "the daemon refused: {reason}"),
+            ConnectError::Broken(error) => write!(f, "the daemon's answer makes no sense: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for ConnectError {}
+
+impl From<PeerError> for ConnectError {
+    fn from(error: PeerError) -> ConnectError {
+        match error {
+            PeerError::Version { theirs } => ConnectError::Version { theirs },
+            other => ConnectError::Broken(other),
+        }
+    }
+}
+
+impl From<io::Error> for ConnectError {
+    fn from(error: io::Error) -> ConnectError {
+        ConnectError::Broken(PeerError::from(error))
+    }
+}
+
+/// What the daemon gave us.
+pub(super) struct Session {
+    pub(super) welcome: WelcomeMessage,
+    pub(super) socket: OwnedFd,
+    pub(super) memory: RingMemory,
+    pub(super) data: Mapping,
+    pub(super) server_bell: OwnedFd,
+    pub(super) own_bell: OwnedFd,
+}
+
+pub(super) fn connect(path: &Path, who: &Connect) -> Result<Session, ConnectError> {
+    let deadline = clock::now() + CONNECT_PATIENCE;
+    let socket = socket::connect_to(path).map_err(ConnectError::NoDaemon)?;
+    socket::send(&socket, &[&write_connect(who)], &[])?;
+    let mut buffer = [0; PACKET_BYTES_MAX];
+    let packet = loop {
+        if let Some(packet) = socket::receive(&socket, &mut buffer)? {
+            break packet;
+        }
+        if !wait_readable(&socket, deadline)? {
+            return Err(ConnectError::Silent);
+        }
+    };
+    let Some(bytes) = buffer.get(..packet.bytes).filter(|bytes| !bytes.is_empty()) else {
+        return Err(PeerError::Closed.into());
+    };
+    if read_head(bytes)? == message::REFUSED {
+        let (errno, reason) = read_refused(bytes)?;
+        return Err(ConnectError::Refused { errno, reason });
+    }
+    let welcome = read_welcome(bytes)?;
+    let data_bytes = check_welcome(&welcome)?;
+    let count = packet.fds.len();
+    let Ok([data, rings, server_bell, own_bell]) = <[OwnedFd; 4]>::try_from(packet.fds) else {
+        return Err(broken(format!(
+            "read a WELCOME with {count} descriptors; expected 4"
+        ))
+        .into());
+    };
+    check_file(&data, data_bytes, false, "data segment")?;
+    check_file(&rings, ring::BYTES as u64, true, "ring segment")?;
+    let memory = RingMemory::map(&rings)?;
+    // Fits: it is the size of a file that exists.
+    let data = Mapping::shared(&data, data_bytes as usize, Access::Read)?;
+    data.advise_huge();
+    Ok(Session {
+        welcome,
+        socket,
+        memory,
+        data,
+        server_bell,
+        own_bell,
+    })
+}
+
+/// The size of the data segment. Units: bytes.
+fn check_welcome(welcome: &WelcomeMessage) -> Result<u64, PeerError> {
+    let sensible = welcome.slot_count > 0
+        && welcome.slot_bytes.is_power_of_two()
+        && welcome.slot_bytes >= 4096
+        && welcome.read_bytes_max > 0
+        && welcome.ring_entries == RING_ENTRIES;
+    if !sensible {
+        return Err(broken(format!(
+            "read a WELCOME with {} buffers of {} bytes, reads of at most {}, rings of {}; expected a power \
+             of two from 4096 on for a buffer and rings of {RING_ENTRIES}",
+            welcome.slot_count, welcome.slot_bytes, welcome.read_bytes_max, welcome.ring_entries
+        )));
+    }
+    Ok(u64::from(welcome.slot_count) * u64::from(welcome.slot_bytes))
+}
+
+/// A mapped file must be as large as we map it, or touching it is a SIGBUS in somebody else's process.
+fn check_file(fd: &OwnedFd, bytes: u64, sealed: bool, what: &str) -> Result<(), PeerError> {
+    let found = fstat(fd).map_err(io::Error::from)?.st_size as u64;
+    if found < bytes {
+        return Err(broken(format!(
+            "read a {what} of {found} bytes; expected {bytes}"
+        )));
+    }
+    if sealed {
+        let seals = fcntl_get_seals(fd).map_err(io::Error::from)?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(broken(format!(
+                "read a {what} that is not sealed against shrinking"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn wait_readable(socket: &OwnedFd, deadline: Instant) -> io::Result<bool> {
+    let left = deadline.since(clock::now());
+    if left == Duration::ZERO {
+        return Ok(false);
+    }
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    match poll(&mut fds, Some(&timespec(left))) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+pub(super) fn timespec(span: Duration) -> Timespec {
+    Timespec {
+        tv_sec: (span.0 / 1_000_000_000) as i64,
+        tv_nsec: (span.0 % 1_000_000_000) as _,
+    }
+}

@@ -1,0 +1,1134 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The door's end of a session: reads through the daemon's cache, copied out of shared memory here.
+//!
+//! A [`Client`] belongs to one thread and lives in somebody else's process, so: no call waits without
+//! a bound for a daemon that is gone, none panics, prints, raises SIGPIPE or leaves a descriptor open
+//! across exec. When the daemon dies every outstanding and later read ends as [`ReadError::Plain`],
+//! which tells the caller to read on his own descriptor.
+//!
+//! **Parts.** A read longer than one request may be is cut into parts, each a request of its own; they
+//! come back in any order and are joined. What does not fit the ring waits here and follows as others
+//! end.
+//!
+//! **Room.** Every read that gets buffers owes the ring a READ_END. A read is sent only if the ring
+//! holds, besides it, an END for each read under way: then an END always finds room and is never lost.
+//!
+//! **Fork.** A child made by fork(2) has a copy of this that it must not use: it finds itself dead (all
+//! reads Plain) and touches nothing shared. The session ends when the last copy of the socket closes,
+//! so a child that lives long should exec (all descriptors are close-on-exec) or disconnect.
+
+mod connect;
+#[cfg(test)]
+mod tests;
+
+pub use connect::{CONNECT_PATIENCE, ConnectError};
+
+use crate::layout::{Connect, PACKET_BYTES_MAX, PeerError, broken, path_is_plain, write_open};
+use crate::rings::{RingMemory, Which};
+use connect::timespec;
+use rushes_core::format::{
+    PATH_BYTES_MAX, PLAIN, REPLY_SLOTS_MAX, RING_ENTRIES, Reply, Request, op, server_flag,
+};
+use rushes_core::units::{Duration, NS_PER_S};
+use rushes_sys::{ForkGuard, Mapping, bell, clock, socket};
+use rustix::event::{PollFd, PollFlags, poll};
+use slotmap::{Key, KeyData, SlotMap, new_key_type};
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::ptr::NonNull;
+
+/// A waiting call that hears nothing for so long takes the daemon for hung and ends the session.
+pub const HUNG_PATIENCE: Duration = Duration(30 * NS_PER_S);
+
+/// Longest look at the ring before sleeping: about what a sleep and a wake-up cost together.
+const SPIN: Duration = Duration::from_us(20);
+
+/// Why a read gave no bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadError {
+    /// Do it on your own descriptor.
+    Plain,
+    /// The file's own error, as errno.
+    Errno(u32),
+}
+
+/// A file of a session; its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileHandle(u32);
+
+/// A read under way. Never zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket(u64);
+
+impl Ticket {
+    /// As a number, for C.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
+    /// From [`Ticket::number`]; any other number is a ticket that does not exist.
+    pub fn from_number(number: u64) -> Ticket {
+        Ticket(number)
+    }
+}
+
+/// A read that ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// Which.
+    pub ticket: Ticket,
+    /// As given with it.
+    pub private_data: usize,
+    /// Bytes that are in the buffer; short only at the end of the file.
+    pub result: Result<usize, ReadError>,
+}
+
+/// Bytes of the cache, pinned until [`Client::lease_end`].
+#[derive(Debug)]
+pub struct Lease {
+    /// For [`Client::lease_end`].
+    pub id: u64,
+    /// How many bytes; short at the end of the file or of what one lease can span.
+    pub length: usize,
+    /// Where they are, in order. Valid until the lease or the client ends.
+    pub pieces: Vec<(NonNull<u8>, usize)>,
+}
+
+new_key_type! {
+    struct TicketKey;
+    struct PartKey;
+}
+
+/// One session with the daemon.
+pub struct Client {
+    socket: OwnedFd,
+    memory: RingMemory,
+    data: Mapping,
+    server_bell: OwnedFd,
+    own_bell: OwnedFd,
+    guard: ForkGuard,
+    slot_count: u32,
+    slot_bytes: u32,
+    read_bytes_max: u64,
+    alive: bool,
+    /// Why it ended, when it did.
+    end: Option<PeerError>,
+
+    request_tail: u32,
+    reply_head: u32,
+    /// We set our flag, so the daemon will ring.
+    armed: bool,
+    /// A ring has come, or is on its way, that was not silenced.
+    owed: bool,
+    /// Requests were published that the daemon was not woken for.
+    unrung: bool,
+    /// Requests whose reply is to come.
+    unanswered: u32,
+    /// A reply was taken since the caller last went back to its event loop.
+    found: bool,
+    /// Reads that got, or may yet get, buffers: each will need room for a READ_END.
+    end_count: u32,
+
+    tickets: SlotMap<TicketKey, TicketState>,
+    parts: SlotMap<PartKey, Part>,
+    /// Tickets with parts that are not sent.
+    unsent: VecDeque<TicketKey>,
+    ready: VecDeque<Finished>,
+    files: HashMap<u32, FileState>,
+    handle_last: u32,
+    /// Files whose CLOSE is to be sent.
+    closing: VecDeque<u32>,
+    spin: Spin,
+}
+
+struct TicketState {
+    handle: u32,
+    buffer: *mut u8,
+    offset: u64,
+    length: usize,
+    private_data: usize,
+    /// Somebody waits for it; it is not to be reported.
+    waited_for: bool,
+    /// How far parts were sent.
+    sent: usize,
+    part_count: u32,
+    /// How far the bytes go: the first short part's end.
+    end: usize,
+    error: Option<ReadError>,
+    done: bool,
+}
+
+impl TicketState {
+    fn all_sent(&self) -> bool {
+        self.sent == self.length || self.end < self.sent || self.error.is_some()
+    }
+
+    fn result(&self) -> Result<usize, ReadError> {
+        match self.error {
+            Some(error) => Err(error),
+            None => Ok(self.end),
+        }
+    }
+}
+
+/// A request under way.
+struct Part {
+    handle: u32,
+    length: u64,
+    use_: PartUse,
+}
+
+#[derive(Clone, Copy)]
+enum PartUse {
+    /// Of a read, for the bytes from `start` of its buffer.
+    Read {
+        ticket: TicketKey,
+        start: usize,
+    },
+    /// Of a read that nobody wants any more.
+    Forgotten,
+    /// A lease that somebody waits for.
+    LeaseWanted,
+    /// What the wait for it gave.
+    LeaseGiven(Reply),
+    /// Given out.
+    Leased,
+    /// CHANGED or GONE.
+    Notice,
+    NoticeDone,
+}
+
+#[derive(Default)]
+struct FileState {
+    part_count: u32,
+    closed: bool,
+}
+
+/// What a call waits for.
+#[derive(Clone, Copy)]
+enum Wanted {
+    Ticket(TicketKey),
+    Part(PartKey),
+    /// Room in the ring.
+    Room,
+}
+
+impl Client {
+    /// Connect to the daemon, waiting at most [`CONNECT_PATIENCE`].
+    pub fn connect(path: &Path, who: &Connect) -> Result<Client, ConnectError> {
+        let session = connect::connect(path, who)?;
+        Ok(Client {
+            guard: ForkGuard::new()?,
+            slot_count: session.welcome.slot_count,
+            slot_bytes: session.welcome.slot_bytes,
+            read_bytes_max: session.welcome.read_bytes_max,
+            socket: session.socket,
+            memory: session.memory,
+            data: session.data,
+            server_bell: session.server_bell,
+            own_bell: session.own_bell,
+            alive: true,
+            end: None,
+            request_tail: 0,
+            reply_head: 0,
+            armed: false,
+            owed: false,
+            unrung: false,
+            unanswered: 0,
+            found: false,
+            end_count: 0,
+            tickets: SlotMap::with_key(),
+            parts: SlotMap::with_capacity_and_key(RING_ENTRIES as usize),
+            unsent: VecDeque::new(),
+            ready: VecDeque::new(),
+            files: HashMap::new(),
+            handle_last: 0,
+            closing: VecDeque::new(),
+            spin: Spin::new(),
+        })
+    }
+
+    /// False once the daemon is known to be gone (or in a forked child).
+    pub fn alive(&self) -> bool {
+        self.alive && self.guard.same_process()
+    }
+
+    /// Why the session ended, when it did.
+    pub fn end(&self) -> Option<&PeerError> {
+        self.end.as_ref()
+    }
+
+    /// What to watch for reading while reads are outstanding: doorbell and socket. When either is
+    /// readable, call [`Client::poll`]. Once [`Client::alive`] is false the socket stays readable: stop
+    /// watching.
+    pub fn event_fds(&self) -> [BorrowedFd<'_>; 2] {
+        [self.own_bell.as_fd(), self.socket.as_fd()]
+    }
+
+    /// Name an open file to the daemon. `path` is below the share's root. None: read it plainly.
+    pub fn open(&mut self, fd: impl AsFd, path: &[u8]) -> Option<FileHandle> {
+        if !self.usable() || path.len() > PATH_BYTES_MAX || !path_is_plain(path) {
+            return None;
+        }
+        let handle = self.new_handle()?;
+        let head = write_open(handle, path.len());
+        match socket::send(&self.socket, &[&head, path], &[fd.as_fd()]) {
+            Ok(()) => {
+                self.files.insert(handle, FileState::default());
+                Some(FileHandle(handle))
+            }
+            Err(error) => {
+                // A full socket is only a busy daemon: this file is read plainly, others are not.
+                if !matches!(error.kind(), std::io::ErrorKind::WouldBlock) {
+                    self.die(error.into());
+                }
+                None
+            }
+        }
+    }
+
+    /// Forget a file; reads of it that are under way are cancelled.
+    pub fn close(&mut self, file: FileHandle) {
+        let usable = self.usable();
+        let Some(state) = self.files.get_mut(&file.0) else {
+            return;
+        };
+        state.closed = true;
+        let idle = state.part_count == 0;
+        let under_way: Vec<TicketKey> = self
+            .tickets
+            .iter()
+            .filter(|(_, ticket)| ticket.handle == file.0)
+            .map(|(key, _)| key)
+            .collect();
+        for key in under_way {
+            self.forget(key);
+        }
+        if idle {
+            self.files.remove(&file.0);
+            self.closing.push_back(file.0);
+        }
+        if usable {
+            self.send_closes();
+            self.rest();
+        }
+    }
+
+    /// Start a read into `buffer`; [`Client::poll`] reports its end. None: not taken, read plainly.
+    ///
+    /// # Safety
+    /// `buffer` is valid for writing `length` bytes, and not otherwise used, until the read is reported
+    /// or cancelled, its file closed, or the client dropped.
+    pub unsafe fn read_send(
+        &mut self,
+        file: FileHandle,
+        buffer: *mut u8,
+        length: usize,
+        offset: u64,
+        private_data: usize,
+    ) -> Option<Ticket> {
+        if !self.usable() {
+            return None;
+        }
+        let key = self.begin(file, buffer, length, offset, private_data, false)?;
+        self.tell_server();
+        // Should the session end in here, the read is reported as Plain like any other.
+        self.rest();
+        Some(Ticket(key.data().as_ffi()))
+    }
+
+    /// The buffer is going away: forget the read. It will not be reported.
+    pub fn read_cancel(&mut self, ticket: Ticket) {
+        self.ready.retain(|finished| finished.ticket != ticket);
+        self.forget(TicketKey::from(KeyData::from_ffi(ticket.0)));
+    }
+
+    /// Collect a read that ended; its bytes are in its buffer. Never waits. None: no more at present.
+    ///
+    /// Call until None: only then will the doorbell ring for the next.
+    pub fn poll(&mut self) -> Option<Finished> {
+        if let Some(finished) = self.ready.pop_front() {
+            return Some(finished);
+        }
+        self.collect();
+        let finished = self.ready.pop_front();
+        if finished.is_none() {
+            self.rest();
+        }
+        finished
+    }
+
+    /// A caller of [`Client::poll`] stops before None: make the doorbell ring for the rest.
+    pub fn poll_pause(&mut self) {
+        self.rest();
+    }
+
+    /// Read and wait. Bytes read; short only at the end of the file.
+    pub fn read(
+        &mut self,
+        file: FileHandle,
+        buffer: &mut [u8],
+        offset: u64,
+    ) -> Result<usize, ReadError> {
+        // SAFETY: the buffer is borrowed until this returns, and the read has ended by then.
+        unsafe { self.read_raw(file, buffer.as_mut_ptr(), buffer.len(), offset) }
+    }
+
+    /// As [`Client::read`].
+    ///
+    /// # Safety
+    /// `buffer` is valid for writing `length` bytes.
+    pub unsafe fn read_raw(
+        &mut self,
+        file: FileHandle,
+        buffer: *mut u8,
+        length: usize,
+        offset: u64,
+    ) -> Result<usize, ReadError> {
+        if length == 0 {
+            return Ok(0);
+        }
+        if !self.usable() {
+            return Err(ReadError::Plain);
+        }
+        let key = self
+            .begin(file, buffer, length, offset, 0, true)
+            .ok_or(ReadError::Plain)?;
+        self.tell_server();
+        self.wait_for(Wanted::Ticket(key));
+        let result = match self.tickets.get(key) {
+            Some(ticket) if ticket.done => ticket.result(),
+            _ => Err(ReadError::Plain),
+        };
+        self.forget(key);
+        self.rest();
+        result
+    }
+
+    /// Pin bytes of the cache and wait until they are there. `length` is cut to what one lease spans.
+    pub fn lease(
+        &mut self,
+        file: FileHandle,
+        length: usize,
+        offset: u64,
+    ) -> Result<Lease, ReadError> {
+        let nothing = Lease {
+            id: 0,
+            length: 0,
+            pieces: Vec::new(),
+        };
+        if length == 0 {
+            return Ok(nothing);
+        }
+        if !self.usable() || !self.is_open(file) {
+            return Err(ReadError::Plain);
+        }
+        let length = self.part_length(offset, length).ok_or(ReadError::Plain)?;
+        if !self.room_for_read() {
+            self.wait_for(Wanted::Room);
+        }
+        let key = self
+            .send_read(file.0, offset, length as u64, PartUse::LeaseWanted)
+            .ok_or(ReadError::Plain)?;
+        self.tell_server();
+        self.wait_for(Wanted::Part(key));
+        let result = match self.parts.get_mut(key) {
+            Some(part) => match part.use_ {
+                PartUse::LeaseGiven(reply) => {
+                    part.use_ = PartUse::Leased;
+                    Ok(reply)
+                }
+                _ => Err(ReadError::Plain),
+            },
+            None => Err(ReadError::Plain),
+        };
+        self.rest();
+        let reply = result?;
+        if let Some(error) = error_of(&reply) {
+            self.end_part(key, false);
+            return Err(error);
+        }
+        if reply.slot_count == 0 {
+            self.end_part(key, false);
+            return Ok(nothing);
+        }
+        let mut lease = Lease {
+            id: key.data().as_ffi(),
+            length: reply.length as usize,
+            pieces: Vec::with_capacity(reply.slot_count as usize),
+        };
+        self.pieces(&reply, |piece, bytes| lease.pieces.push((piece, bytes)));
+        Ok(lease)
+    }
+
+    /// Give a lease's bytes back.
+    pub fn lease_end(&mut self, id: u64) {
+        let key = PartKey::from(KeyData::from_ffi(id));
+        let leased = self
+            .parts
+            .get(key)
+            .is_some_and(|part| matches!(part.use_, PartUse::Leased));
+        if leased && self.usable() {
+            self.end_part(key, true);
+            self.send_parts();
+            self.send_closes();
+            self.rest();
+        }
+    }
+
+    /// Bytes of a file were changed on its own descriptor: wait until no reader sees older ones.
+    /// `length` u64::MAX: to the end of the file. Returns at once when the daemon is gone.
+    pub fn changed(&mut self, device: u64, inode: u64, offset: u64, length: u64) {
+        self.notice(Request {
+            op: op::CHANGED,
+            device,
+            inode,
+            offset,
+            length,
+            ..Request::default()
+        });
+    }
+
+    /// The same for a file that lost a name.
+    pub fn gone(&mut self, device: u64, inode: u64) {
+        self.notice(Request {
+            op: op::GONE,
+            device,
+            inode,
+            ..Request::default()
+        });
+    }
+
+    // ---- Sending ----
+
+    fn begin(
+        &mut self,
+        file: FileHandle,
+        buffer: *mut u8,
+        length: usize,
+        offset: u64,
+        private_data: usize,
+        waited_for: bool,
+    ) -> Option<TicketKey> {
+        let end = offset.checked_add(length as u64)?;
+        if !self.is_open(file) || i64::try_from(end).is_err() {
+            return None;
+        }
+        let key = self.tickets.insert(TicketState {
+            handle: file.0,
+            buffer,
+            offset,
+            length,
+            private_data,
+            waited_for,
+            sent: 0,
+            part_count: 0,
+            end: length,
+            error: None,
+            done: false,
+        });
+        self.unsent.push_back(key);
+        self.send_parts();
+        let Some(ticket) = self.tickets.get(key) else {
+            // The daemon's memory made no sense, and all reads were ended; this one was not taken.
+            self.ready
+                .retain(|finished| finished.ticket.0 != key.data().as_ffi());
+            return None;
+        };
+        if length == 0 {
+            self.finish(key);
+        } else if ticket.part_count == 0 && self.unanswered == 0 {
+            // Nothing is under way that would bring us back to it.
+            self.forget(key);
+            return None;
+        }
+        Some(key)
+    }
+
+    /// Send what fits of the reads that wait.
+    fn send_parts(&mut self) {
+        while let Some(&key) = self.unsent.front() {
+            let Some(ticket) = self.tickets.get(key) else {
+                self.unsent.pop_front();
+                continue;
+            };
+            if ticket.all_sent() {
+                self.unsent.pop_front();
+                continue;
+            }
+            let start = ticket.sent;
+            let (handle, offset) = (ticket.handle, ticket.offset + start as u64);
+            let Some(length) = self.part_length(offset, ticket.length - start) else {
+                return;
+            };
+            let use_ = PartUse::Read { ticket: key, start };
+            if self
+                .send_read(handle, offset, length as u64, use_)
+                .is_none()
+            {
+                return;
+            }
+            if let Some(ticket) = self.tickets.get_mut(key) {
+                ticket.sent += length;
+                ticket.part_count += 1;
+            }
+        }
+    }
+
+    /// How much of a read at `offset` one request can ask: the daemon's limit, and what the slots of one
+    /// reply hold when the first is entered in its middle.
+    fn part_length(&self, offset: u64, length: usize) -> Option<usize> {
+        let slot_bytes = u64::from(self.slot_bytes);
+        let spanned = slot_bytes * REPLY_SLOTS_MAX as u64 - offset % slot_bytes;
+        let most = spanned.min(self.read_bytes_max).min(length as u64);
+        usize::try_from(most).ok().filter(|&most| most > 0)
+    }
+
+    fn send_read(
+        &mut self,
+        handle: u32,
+        offset: u64,
+        length: u64,
+        use_: PartUse,
+    ) -> Option<PartKey> {
+        if !self.room_for_read() {
+            return None;
+        }
+        let key = self.parts.insert(Part {
+            handle,
+            length,
+            use_,
+        });
+        self.end_count += 1;
+        self.unanswered += 1;
+        if let Some(file) = self.files.get_mut(&handle) {
+            file.part_count += 1;
+        }
+        self.push(&Request {
+            id: key.data().as_ffi(),
+            op: op::READ,
+            handle,
+            offset,
+            length,
+            sent_ns: clock::now().0,
+            ..Request::default()
+        });
+        Some(key)
+    }
+
+    /// Room for a read and for its END, besides an END for every other read. See the file's head.
+    fn room_for_read(&mut self) -> bool {
+        self.room_for(2)
+    }
+
+    fn room_for(&mut self, entries: u32) -> bool {
+        if !self.alive || self.parts.len() >= RING_ENTRIES as usize {
+            return false;
+        }
+        match self.memory.untaken(Which::Requests, self.request_tail) {
+            Ok(untaken) => untaken + self.end_count + entries <= RING_ENTRIES,
+            Err(error) => {
+                self.die(error);
+                false
+            }
+        }
+    }
+
+    /// Publish a request for which there is room.
+    fn push(&mut self, request: &Request) {
+        self.memory.write_request(self.request_tail, request);
+        self.request_tail = self.request_tail.wrapping_add(1);
+        self.memory.publish_tail(Which::Requests, self.request_tail);
+        self.unrung = true;
+    }
+
+    /// The daemon shall look at what was published.
+    fn tell_server(&mut self) {
+        if std::mem::take(&mut self.unrung) && self.memory.must_ring(Which::Requests) {
+            let _ = bell::ring(&self.server_bell);
+        }
+    }
+
+    fn send_closes(&mut self) {
+        while let Some(&handle) = self.closing.front() {
+            if !self.room_for(1) {
+                return;
+            }
+            self.closing.pop_front();
+            self.push(&Request {
+                op: op::CLOSE,
+                handle,
+                ..Request::default()
+            });
+        }
+    }
+
+    fn notice(&mut self, request: Request) {
+        if !self.usable() {
+            return;
+        }
+        if !self.room_for(1) {
+            self.wait_for(Wanted::Room);
+        }
+        if !self.room_for(1) {
+            return;
+        }
+        let key = self.parts.insert(Part {
+            handle: 0,
+            length: 0,
+            use_: PartUse::Notice,
+        });
+        self.unanswered += 1;
+        self.push(&Request {
+            id: key.data().as_ffi(),
+            sent_ns: clock::now().0,
+            ..request
+        });
+        self.tell_server();
+        self.wait_for(Wanted::Part(key));
+        self.parts.remove(key);
+        self.rest();
+    }
+
+    fn is_open(&self, file: FileHandle) -> bool {
+        self.files.get(&file.0).is_some_and(|state| !state.closed)
+    }
+
+    fn new_handle(&mut self) -> Option<u32> {
+        // After 2^32 opens numbers come again; skip those still in use.
+        for _ in 0..=self.files.len() + self.closing.len() {
+            self.handle_last = self.handle_last.wrapping_add(1);
+            let handle = self.handle_last;
+            if !self.files.contains_key(&handle) && !self.closing.contains(&handle) {
+                return Some(handle);
+            }
+        }
+        None
+    }
+
+    // ---- Receiving ----
+
+    /// Take what the daemon has answered, copy it, and send what was waiting for that.
+    fn collect(&mut self) {
+        if !self.usable() {
+            return;
+        }
+        self.wake();
+        if self.take_replies() > 0 {
+            self.found = true;
+        } else if !self.found {
+            // Woken, and not by a reply.
+            self.look_at_socket();
+        }
+        self.send_parts();
+        self.send_closes();
+    }
+
+    /// Awake: the daemon need not ring any more; silence the ring that came.
+    fn wake(&mut self) {
+        if std::mem::take(&mut self.armed) && self.memory.disarm(Which::Replies) {
+            self.owed = true;
+        }
+        if self.owed && bell::silence(&self.own_bell).unwrap_or(true) {
+            // Not there yet: it is on its way, and will wake us once for nothing.
+            self.owed = false;
+        }
+    }
+
+    fn take_replies(&mut self) -> u32 {
+        let mut taken = 0;
+        loop {
+            match self.memory.waiting(Which::Replies, self.reply_head) {
+                Ok(0) => return taken,
+                Ok(_) => {}
+                Err(error) => {
+                    self.die(error);
+                    return taken;
+                }
+            }
+            let reply = self.memory.read_reply(self.reply_head);
+            self.reply_head = self.reply_head.wrapping_add(1);
+            self.memory.publish_head(Which::Replies, self.reply_head);
+            taken += 1;
+            if let Err(error) = self.take_reply(&reply) {
+                self.die(error);
+                return taken;
+            }
+        }
+    }
+
+    fn take_reply(&mut self, reply: &Reply) -> Result<(), PeerError> {
+        let key = PartKey::from(KeyData::from_ffi(reply.id));
+        let Some(part) = self.parts.get_mut(key) else {
+            return Err(broken(format!(
+                "read a reply to request {}, which is not under way",
+                reply.id
+            )));
+        };
+        let length = part.length;
+        check_reply(reply, length, self.slot_count, self.slot_bytes)?;
+        let use_ = part.use_;
+        match use_ {
+            PartUse::Notice => part.use_ = PartUse::NoticeDone,
+            PartUse::LeaseWanted => part.use_ = PartUse::LeaseGiven(*reply),
+            PartUse::Read { ticket, start } => {
+                self.take_part(ticket, start, length as usize, reply);
+                self.end_part(key, reply.slot_count > 0);
+            }
+            PartUse::Forgotten => self.end_part(key, reply.slot_count > 0),
+            PartUse::LeaseGiven(_) | PartUse::Leased | PartUse::NoticeDone => {
+                return Err(broken(format!(
+                    "read a second reply to request {}",
+                    reply.id
+                )));
+            }
+        }
+        self.unanswered -= 1;
+        Ok(())
+    }
+
+    /// A part of a read has come.
+    fn take_part(&mut self, key: TicketKey, start: usize, length: usize, reply: &Reply) {
+        let Some(ticket) = self.tickets.get_mut(key) else {
+            return;
+        };
+        ticket.part_count -= 1;
+        match error_of(reply) {
+            // Plain goes before an error: the caller's own read will find that again, if it is one.
+            Some(ReadError::Plain) => ticket.error = Some(ReadError::Plain),
+            Some(error) => {
+                ticket.error.get_or_insert(error);
+            }
+            None => {
+                let bytes = reply.length as usize;
+                if bytes < length {
+                    ticket.end = ticket.end.min(start + bytes);
+                }
+                if ticket.error.is_none() && start < ticket.end {
+                    // `start + bytes` is inside the buffer: the part is, and bytes <= length.
+                    let mut target = ticket.buffer.wrapping_add(start);
+                    self.pieces(reply, |source, bytes| {
+                        // SAFETY: the source lies in the mapping (`check_reply`); the target is the
+                        // caller's buffer, valid until the read is reported or cancelled (`read_send`),
+                        // and this read is in our table, so neither has happened. They do not overlap:
+                        // the mapping is ours and read-only.
+                        unsafe { source.as_ptr().copy_to_nonoverlapping(target, bytes) };
+                        target = target.wrapping_add(bytes);
+                    });
+                }
+            }
+        }
+        let Some(ticket) = self.tickets.get(key) else {
+            return;
+        };
+        if ticket.part_count == 0 && ticket.all_sent() {
+            self.finish(key);
+        }
+    }
+
+    fn finish(&mut self, key: TicketKey) {
+        let Some(ticket) = self.tickets.get_mut(key) else {
+            return;
+        };
+        ticket.done = true;
+        if ticket.waited_for {
+            return;
+        }
+        self.ready.push_back(Finished {
+            ticket: Ticket(key.data().as_ffi()),
+            private_data: ticket.private_data,
+            result: ticket.result(),
+        });
+        self.tickets.remove(key);
+    }
+
+    /// A request has ended; give its buffers back if it got any.
+    fn end_part(&mut self, key: PartKey, give_back: bool) {
+        let Some(part) = self.parts.remove(key) else {
+            return;
+        };
+        self.end_count -= 1;
+        if give_back {
+            // Room is certain: see the file's head.
+            self.push(&Request {
+                id: key.data().as_ffi(),
+                op: op::READ_END,
+                ..Request::default()
+            });
+        }
+        if let Some(file) = self.files.get_mut(&part.handle) {
+            file.part_count -= 1;
+            if file.part_count == 0 && file.closed {
+                self.files.remove(&part.handle);
+                self.closing.push_back(part.handle);
+            }
+        }
+    }
+
+    /// Where the bytes of a checked reply are.
+    fn pieces(&self, reply: &Reply, mut take: impl FnMut(NonNull<u8>, usize)) {
+        let slot_bytes = self.slot_bytes as usize;
+        let mut offset = reply.first_offset as usize;
+        let mut left = reply.length as usize;
+        for &slot in reply.slots.iter().take(reply.slot_count as usize) {
+            let bytes = left.min(slot_bytes - offset);
+            if bytes == 0 {
+                return;
+            }
+            // SAFETY: `check_reply` saw slot < slot_count and offset < slot_bytes, and the mapping is
+            // slot_count × slot_bytes long.
+            let piece = unsafe { self.data.start().add(slot as usize * slot_bytes + offset) };
+            take(piece, bytes);
+            left -= bytes;
+            offset = 0;
+        }
+    }
+
+    /// Forget a read: its parts' replies will be thrown away.
+    fn forget(&mut self, key: TicketKey) {
+        if self
+            .tickets
+            .remove(key)
+            .is_none_or(|ticket| ticket.part_count == 0)
+        {
+            return;
+        }
+        for part in self.parts.values_mut() {
+            if matches!(part.use_, PartUse::Read { ticket, .. } if ticket == key) {
+                part.use_ = PartUse::Forgotten;
+            }
+        }
+    }
+
+    // ---- Waiting ----
+
+    fn has(&mut self, wanted: Wanted) -> bool {
+        match wanted {
+            Wanted::Ticket(key) => self.tickets.get(key).is_none_or(|ticket| ticket.done),
+            Wanted::Part(key) => self.parts.get(key).is_none_or(|part| {
+                matches!(part.use_, PartUse::LeaseGiven(_) | PartUse::NoticeDone)
+            }),
+            Wanted::Room => self.room_for_read(),
+        }
+    }
+
+    /// Wait until it is there or the session has ended.
+    fn wait_for(&mut self, wanted: Wanted) {
+        let deadline = clock::now() + HUNG_PATIENCE;
+        loop {
+            self.collect_in_wait();
+            if !self.alive || self.has(wanted) {
+                return;
+            }
+            // What follows may be all that the daemon waits for: buffers to be given back.
+            self.tell_server();
+            if self.spin_for_reply() {
+                continue;
+            }
+            let left = deadline.since(clock::now());
+            if left == Duration::ZERO {
+                self.die(broken("heard nothing from the daemon for 30 s"));
+                return;
+            }
+            self.sleep(wanted, left);
+        }
+    }
+
+    fn collect_in_wait(&mut self) {
+        self.wake();
+        self.take_replies();
+        self.send_parts();
+        self.send_closes();
+    }
+
+    fn sleep(&mut self, wanted: Wanted, at_most: Duration) {
+        self.memory.arm(Which::Replies);
+        self.armed = true;
+        match self.memory.waiting(Which::Replies, self.reply_head) {
+            Ok(0) => {}
+            Ok(_) => return,
+            Err(error) => return self.die(error),
+        }
+        // No bell rings for room in the request ring, which is a matter of microseconds.
+        let at_most = match wanted {
+            Wanted::Room => at_most.min(Duration::from_us(200)),
+            _ => at_most,
+        };
+        let mut fds = [
+            PollFd::new(&self.own_bell, PollFlags::IN),
+            PollFd::new(&self.socket, PollFlags::IN),
+        ];
+        let ended = match poll(&mut fds, Some(&timespec(at_most))) {
+            Ok(_) => !fds[1].revents().is_empty(),
+            Err(_) => false,
+        };
+        if ended {
+            // Replies that came before the end are taken first.
+            self.collect_in_wait();
+            if self.alive {
+                self.look_at_socket();
+            }
+        }
+    }
+
+    fn spin_for_reply(&mut self) -> bool {
+        let memory = &self.memory;
+        let head = self.reply_head;
+        // An error is found again, and answered, by whoever takes the replies.
+        self.spin
+            .until(|| !matches!(memory.waiting(Which::Replies, head), Ok(0)))
+    }
+
+    /// The caller goes back to his event loop: see that he will be woken, and that the daemon is.
+    fn rest(&mut self) {
+        self.found = false;
+        if !self.usable() {
+            if !self.ready.is_empty() && self.guard.same_process() {
+                self.ring_ourselves();
+            }
+            return;
+        }
+        if self.unrung && self.memory.server_flags() & server_flag::SWEEPS == 0 {
+            self.tell_server();
+        }
+        if !self.armed && self.unanswered > 0 {
+            self.memory.arm(Which::Replies);
+            self.armed = true;
+            match self.memory.waiting(Which::Replies, self.reply_head) {
+                Ok(0) => {}
+                Ok(_) => self.ring_ourselves(),
+                Err(error) => self.die(error),
+            }
+        }
+        if !self.ready.is_empty() {
+            self.ring_ourselves();
+        }
+    }
+
+    fn ring_ourselves(&mut self) {
+        if !self.owed {
+            self.owed = bell::ring(&self.own_bell).is_ok();
+        }
+    }
+
+    /// The daemon says nothing on the socket after its welcome: what is to be read is its end.
+    fn look_at_socket(&mut self) {
+        let mut buffer = [0; PACKET_BYTES_MAX];
+        match socket::receive(&self.socket, &mut buffer) {
+            Ok(None) => {}
+            Ok(Some(packet)) if packet.bytes == 0 => self.die(PeerError::Closed),
+            Ok(Some(packet)) => self.die(broken(format!(
+                "read a packet of {} bytes from the daemon; expected none after its welcome",
+                packet.bytes
+            ))),
+            Err(error) => self.die(error.into()),
+        }
+    }
+
+    fn usable(&mut self) -> bool {
+        if self.alive && !self.guard.same_process() {
+            self.die(broken("this is a forked copy of the session's process"));
+        }
+        self.alive
+    }
+
+    /// The session is over: whatever is under way ends Plain.
+    fn die(&mut self, why: PeerError) {
+        if !self.alive {
+            return;
+        }
+        self.alive = false;
+        self.end = Some(why);
+        self.unanswered = 0;
+        self.parts
+            .retain(|_, part| matches!(part.use_, PartUse::Leased));
+        self.unsent.clear();
+        self.closing.clear();
+        let keys: Vec<TicketKey> = self.tickets.keys().collect();
+        for key in keys {
+            if let Some(ticket) = self.tickets.get_mut(key) {
+                ticket.error = Some(ReadError::Plain);
+            }
+            self.finish(key);
+        }
+    }
+}
+
+fn error_of(reply: &Reply) -> Option<ReadError> {
+    match reply.errno {
+        0 => None,
+        PLAIN => Some(ReadError::Plain),
+        errno => Some(ReadError::Errno(errno)),
+    }
+}
+
+/// A reply to a read of `length` bytes, before any of it is believed.
+fn check_reply(
+    reply: &Reply,
+    length: u64,
+    slot_count: u32,
+    slot_bytes: u32,
+) -> Result<(), PeerError> {
+    let slots = reply.slots.get(..reply.slot_count as usize);
+    let fits = slots.is_some_and(|slots| {
+        let room = slots.len() as u64 * u64::from(slot_bytes);
+        slots.iter().all(|&slot| slot < slot_count)
+            && reply.length <= length
+            && reply.first_offset < slot_bytes
+            && (u64::from(reply.first_offset) + reply.length <= room || reply.length == 0)
+            && (reply.errno == 0 || slots.is_empty())
+            && (reply.errno <= 4095 || reply.errno == PLAIN)
+    });
+    if fits {
+        return Ok(());
+    }
+    Err(broken(format!(
+        "read a reply of {} bytes from offset {} of {} buffers, errno {}; expected at most {length} bytes in at \
+         most {REPLY_SLOTS_MAX} of {slot_count} buffers of {slot_bytes}",
+        reply.length, reply.first_offset, reply.slot_count, reply.errno
+    )))
+}
+
+/// Looks for a reply before sleeping, as long as that pays.
+struct Spin {
+    possible: bool,
+    /// Above zero while recent spins found something.
+    worth: i32,
+}
+
+impl Spin {
+    fn new() -> Spin {
+        // The C library's word for "processors this process may run on".
+        let processors = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
+        Spin {
+            possible: processors > 1,
+            worth: 1,
+        }
+    }
+
+    fn until(&mut self, mut found: impl FnMut() -> bool) -> bool {
+        if !self.possible {
+            return false;
+        }
+        // A reader of cold files pays for a look in sixteen, not for each.
+        self.worth += 1;
+        if self.worth <= 0 {
+            return false;
+        }
+        let deadline = clock::now() + SPIN;
+        loop {
+            for _ in 0..16 {
+                if found() {
+                    self.worth = 1;
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if clock::now() >= deadline {
+                self.worth = -16;
+                return false;
+            }
+        }
+    }
+}
