@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `rushes-lab disk …`: the commands, their flags and what they print.
 
+use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use rushes_core::units::ByteCount;
 
 use super::control::Command;
+use super::measure::{self, Plan};
 use super::setup::{self, DiskError, DiskSpec, FileSystem, Room, SlowDisk};
 use super::timing::DiskTiming;
 
@@ -35,6 +38,8 @@ pub enum DiskCommand {
         #[arg(long)]
         all: bool,
     },
+    /// Measure Table 5 on a disk of its own and print it beside the paper's figures.
+    Measure(Measure),
     /// Print what the disks have done, as JSON.
     Stat {
         /// Its name; all disks without.
@@ -64,6 +69,22 @@ pub struct Up {
     /// Mount that in this folder.
     #[arg(long, requires = "fs")]
     mount: Option<PathBuf>,
+}
+
+/// Flags of `disk measure`.
+#[derive(Debug, Args)]
+pub struct Measure {
+    #[command(flatten)]
+    kind: Kind,
+    /// Time for each of the 15 figures, in seconds.
+    #[arg(long, default_value_t = 4.0, value_parser = parse_seconds)]
+    seconds: f64,
+    /// Reads only.
+    #[arg(long)]
+    no_writes: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Flags that describe a disk.
@@ -127,6 +148,15 @@ fn parse_bytes(text: &str) -> Result<ByteCount, String> {
     Ok(ByteCount((bytes as u64).next_multiple_of(4096)))
 }
 
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.01..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err(format!(
+            "read \"{text}\": expected seconds from 0.01 to 3600"
+        )),
+    }
+}
+
 /// Does it.
 pub fn run(command: &DiskCommand) -> Result<(), DiskError> {
     match command {
@@ -139,6 +169,7 @@ pub fn run(command: &DiskCommand) -> Result<(), DiskError> {
             }
             Ok(())
         }
+        DiskCommand::Measure(flags) => measure_own(flags),
         DiskCommand::Stat { name } => print_statistics(name.as_deref()),
         DiskCommand::Tell { name, words } => {
             let command: Command = words
@@ -169,6 +200,51 @@ fn put_up(up: &Up) -> Result<(), DiskError> {
     }
     println!("{}", disk.block_device().display());
     Ok(())
+}
+
+fn measure_own(flags: &Measure) -> Result<(), DiskError> {
+    let spec = flags.kind.spec();
+    let disk = SlowDisk::create(&spec)?;
+    let device = disk.block_device().display().to_string();
+    let plan = Plan {
+        time: Duration::from_secs_f64(flags.seconds),
+        writes: !flags.no_writes,
+    };
+    let table = measure::measure(
+        disk.block_device(),
+        ByteCount(spec.bytes),
+        spec.timing,
+        plan,
+        &mut |cell| {
+            if !flags.json {
+                eprintln!(
+                    "{:>5} of {:>5} KiB: {:>7.1} Mb/s",
+                    cell.direction,
+                    cell.bytes >> 10,
+                    cell.mbps
+                );
+            }
+        },
+    )
+    .map_err(|error| DiskError::new("measure", &device, error))?;
+    let statistics = disk.statistics()?;
+    disk.close()?;
+    let print = || {
+        let mut out = std::io::stdout().lock();
+        if flags.json {
+            let json = serde_json::json!({ "table5": table, "statistics": statistics });
+            return writeln!(out, "{json:#}");
+        }
+        table.print(&mut out)?;
+        writeln!(
+            out,
+            "Answers left {:.2} ms late in the mean, {:.1} ms at worst; serving took {:.1} % of a processor.",
+            statistics.oversleep_ms_mean,
+            statistics.oversleep_ms_max,
+            statistics.cpu_ms / statistics.elapsed_ms * 100.0
+        )
+    };
+    print().map_err(|error| DiskError::new("print", "the table", error))
 }
 
 fn print_statistics(name: Option<&str>) -> Result<(), DiskError> {

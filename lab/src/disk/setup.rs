@@ -32,6 +32,9 @@ const ROOT: &str = "/run/rushes-lab/disks";
 /// How long a busy file system is asked politely to go, and a server to end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long a folder may be without a record before it counts as left behind.
+const RECORD_PATIENCE: Duration = Duration::from_secs(30);
+
 /// What kind of slow disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DiskSpec {
@@ -147,7 +150,7 @@ pub(super) struct Record {
     pub(super) spec: DiskSpec,
     /// The file behind it.
     pub(super) backing: PathBuf,
-    /// Who takes it down; `None`: whoever calls `disk down`.
+    /// Who takes it down; `None`: whoever calls `disk down`. While a disk is put up, who does that.
     owner: Option<Process>,
     server: Option<Process>,
 }
@@ -244,9 +247,16 @@ impl Room {
 
     /// True when somebody is there who will take it down, or nobody is meant to.
     fn is_kept(&self) -> bool {
-        self.record().is_ok_and(|record| {
-            record.server.is_some_and(Process::lives) && record.owner.is_none_or(Process::lives)
-        })
+        match self.record() {
+            Ok(Record {
+                owner: Some(owner), ..
+            }) => owner.lives(),
+            Ok(record) => record.server.is_some_and(Process::lives),
+            // Somebody may be about to write the record.
+            Err(_) => fs::metadata(&self.folder)
+                .and_then(|meta| meta.modified())
+                .is_ok_and(|at| at.elapsed().is_ok_and(|age| age < RECORD_PATIENCE)),
+        }
     }
 
     /// Unmounts what is on the disk, detaches it, unmounts it, ends its server, removes its files; goes on
@@ -270,7 +280,11 @@ impl Room {
             for mount in mounts_of(&device) {
                 note(unmount(&mount));
             }
-            note(detach(&device));
+            let detached = detach(&device);
+            // Somebody else may have been faster.
+            if self.loop_devices().contains(&device) {
+                note(detached);
+            }
         }
         if mounted_at(&self.mount()) {
             note(unmount(&self.mount()));
@@ -513,7 +527,7 @@ impl SlowDisk {
         let mut record = Record {
             spec,
             backing,
-            owner: owned.then(|| Process::of(std::process::id())).flatten(),
+            owner: Process::of(std::process::id()),
             server: None,
         };
         room.write_record(&record)?;
@@ -547,6 +561,10 @@ impl SlowDisk {
             return Err(failed("start", program)(io::Error::other(reason)));
         }
         disk.attach()?;
+        if !owned {
+            record.owner = None;
+            room.write_record(&record)?;
+        }
         Ok(disk)
     }
 

@@ -465,30 +465,4 @@ mod tests {
             [Some("first"), Some("second"), Some("third"), None]
         );
     }
-
-    /// Random reads on the virtual clock give the paper's figures (sketch: mean k of random pairs is 1.0).
-    #[test]
-    fn random_reads_are_within_15_percent_of_table_5() {
-        let mut state = 0x2545_f491_4f6c_dd1du64;
-        let mut random = move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
-        for (kib, paper) in super::super::measure::TABLE5_READ_MBPS {
-            let length = kib << 10;
-            let mut disk = Mechanics::new(DiskTiming::TABLE5, SIZE);
-            let mut now = Instant::ZERO;
-            for _ in 0..2000 {
-                let offset = random() % (SIZE.0 / length - 1) * length;
-                now = disk.serve(&read(offset, length, now), 1.0).done;
-            }
-            let mbps = 2000.0 * length as f64 * 8.0 / (now.0 as f64 / 1e9) / 1e6;
-            assert!(
-                (mbps / paper - 1.0).abs() < 0.15,
-                "{kib} KiB: {mbps:.1} Mb/s, the paper has {paper}"
-            );
-        }
-    }
 }
