@@ -199,7 +199,7 @@ impl Steps {
         let error = self.stepping.error(self.step);
         let run_bytes = self.stepping.run_bytes.max(1);
         let width = run_bytes.saturating_add(error.saturating_mul(2));
-        if self.step > 2 && (error > run_bytes || width >= stride.unsigned_abs()) {
+        if self.step > 2 && (error > run_bytes / 2 || width >= stride.unsigned_abs()) {
             return None;
         }
         let start = if stride > 0 {

@@ -19,6 +19,9 @@ const BURST_COUNT_MAX: usize = 32;
 /// Bursts needed before anything is said.
 const BURST_COUNT_MIN: usize = 6;
 
+/// So many bursts at the beginning may be a player filling its buffers.
+const FILL_COUNT_MAX: u64 = 4;
+
 /// Reads needed before anything is said.
 const READ_COUNT_MIN: u64 = 25;
 
@@ -57,6 +60,8 @@ pub struct Cadence {
     bursts: [Burst; BURST_COUNT_MAX],
     first: usize,
     count: usize,
+    /// Bursts since the beginning, forgotten ones included.
+    begun_count: u64,
     outstanding_count: u32,
     last_arrived: Instant,
     last_answered: Instant,
@@ -75,6 +80,7 @@ impl Cadence {
             bursts: [Burst::NONE; BURST_COUNT_MAX],
             first: 0,
             count: 0,
+            begun_count: 0,
             outstanding_count: 0,
             last_arrived: Instant::ZERO,
             last_answered: Instant::ZERO,
@@ -106,77 +112,43 @@ impl Cadence {
 
     /// The rate that the client keeps of its own; None while it is unknown, irregular or ours.
     pub fn rate(&self) -> Option<BytesPerSecond> {
+        let window = self.window()?;
+        let rate = window.mean_rate()?;
+        (window.is_idle_enough() && window.follows_line(rate) && window.follows_a_clock())
+            .then_some(rate)
+    }
+
+    /// What can be judged. None: too little.
+    fn window(&self) -> Option<Window<'_>> {
         // The newest burst may still grow: it serves as the end of the one before.
-        let complete = self.count.checked_sub(1)?;
-        if complete < BURST_COUNT_MIN {
-            return None;
-        }
-        let begin = self.burst(0).start;
-        let span = self.burst(complete).start.since(begin);
-        let reads: u64 = (0..complete).map(|i| u64::from(self.burst(i).reads)).sum();
-        if span < SPAN_MIN || reads < READ_COUNT_MIN {
-            return None;
-        }
-        let rate = self.mean_rate(complete, span)?;
-        (self.is_idle_enough(complete, span)
-            && self.follows_line(complete, rate)
-            && self.follows_a_clock(complete, span))
-        .then_some(rate)
+        let newest = self.count.checked_sub(1)?;
+        let first = self.fill_count(newest);
+        let window = Window {
+            cadence: self,
+            first,
+            count: newest - first,
+            span: self.burst(newest).start.since(self.burst(first).start),
+        };
+        let enough = window.count >= BURST_COUNT_MIN
+            && window.span >= SPAN_MIN
+            && window.bursts().map(|b| u64::from(b.reads)).sum::<u64>() >= READ_COUNT_MIN;
+        enough.then_some(window)
     }
 
-    fn mean_rate(&self, complete: usize, span: Duration) -> Option<BytesPerSecond> {
-        let bytes: u128 = (0..complete).map(|i| u128::from(self.burst(i).bytes)).sum();
-        let rate = bytes.checked_mul(u128::from(NS_PER_S))? / u128::from(span.0.max(1));
-        let rate = u64::try_from(rate).ok()?;
-        (rate > 0).then_some(BytesPerSecond(rate))
-    }
-
-    /// The client waits for nothing during at least a quarter of the time.
-    fn is_idle_enough(&self, complete: usize, span: Duration) -> bool {
-        let idle: u128 = self.pauses(complete).map(u128::from).sum();
-        idle * 4 >= u128::from(span.0)
-    }
-
-    /// Bytes asked for never stray far from `rate` times the time.
-    fn follows_line(&self, complete: usize, rate: BytesPerSecond) -> bool {
-        let begin = self.burst(0).start;
-        let largest = (0..complete)
-            .map(|i| self.burst(i).bytes)
-            .max()
-            .unwrap_or(0);
-        let total: u64 = (0..complete).fold(0, |sum, i| self.burst(i).bytes.saturating_add(sum));
-        let tolerance = largest.saturating_mul(3) / 2 + total / 10;
-        let mut asked = 0u64;
-        (0..=complete).all(|i| {
-            let line = rate.bytes_in(self.burst(i).start.since(begin)).0;
-            let near = asked.abs_diff(line) <= tolerance;
-            asked = asked.saturating_add(self.burst(i).bytes);
-            near
-        })
-    }
-
-    /// Periods vary less than pauses would if they were the client's own, or hardly vary at all.
-    fn follows_a_clock(&self, complete: usize, span: Duration) -> bool {
-        let count = complete as u64;
-        let period_mean = span.0 / count;
-        let pause_mean = self.pauses(complete).fold(0u64, u64::saturating_add) / count;
-        let mut period_spread = 0u64;
-        let mut pause_spread = 0u64;
-        for i in 0..complete {
-            let period = self.burst(i + 1).start.since(self.burst(i).start).0;
-            period_spread = period_spread.saturating_add(period.abs_diff(period_mean));
-            let pause = self.burst(i + 1).pause.0;
-            pause_spread = pause_spread.saturating_add(pause.abs_diff(pause_mean));
-        }
-        let (period_spread, pause_spread) = (period_spread / count, pause_spread / count);
-        // Answers that take always the same time leave both steady: a clock, as far as can be told.
-        let steady = period_mean / 20;
-        period_spread <= steady.max(pause_spread.saturating_mul(3) / 2)
-            && period_spread <= period_mean / 2
-    }
-
-    fn pauses(&self, complete: usize) -> impl Iterator<Item = u64> + '_ {
-        (1..=complete).map(|i| self.burst(i).pause.0)
+    /// How many of the remembered bursts are a player filling its buffers: the first few of all,
+    /// when they are much larger than what came after.
+    fn fill_count(&self, newest: usize) -> usize {
+        let forgotten = self.begun_count - self.count as u64;
+        let suspect_count = FILL_COUNT_MAX.saturating_sub(forgotten) as usize;
+        let suspects = (0..suspect_count.min(newest)).rev();
+        let is_fill = |i: &usize| {
+            let later: u128 = (i + 1..newest)
+                .map(|n| u128::from(self.burst(n).bytes))
+                .sum();
+            let count = (newest - i - 1) as u128;
+            count >= BURST_COUNT_MIN as u128 && u128::from(self.burst(*i).bytes) * count > later * 2
+        };
+        suspects.into_iter().find(is_fill).map_or(0, |i| i + 1)
     }
 
     fn pause_at(&self, now: Instant) -> Duration {
@@ -196,6 +168,7 @@ impl Cadence {
         } else {
             self.count += 1;
         }
+        self.begun_count += 1;
         let newest = self.newest_index();
         self.bursts[newest] = Burst {
             start: now,
@@ -211,5 +184,311 @@ impl Cadence {
     /// The `age`-th remembered burst, the oldest first.
     fn burst(&self, age: usize) -> &Burst {
         &self.bursts[(self.first + age) % BURST_COUNT_MAX]
+    }
+}
+
+/// The complete bursts that are judged.
+struct Window<'a> {
+    cadence: &'a Cadence,
+    first: usize,
+    /// At least [`BURST_COUNT_MIN`].
+    count: usize,
+    span: Duration,
+}
+
+impl Window<'_> {
+    fn burst(&self, i: usize) -> &Burst {
+        self.cadence.burst(self.first + i)
+    }
+
+    fn bursts(&self) -> impl Iterator<Item = &Burst> {
+        (0..self.count).map(|i| self.burst(i))
+    }
+
+    fn mean_rate(&self) -> Option<BytesPerSecond> {
+        let bytes: u128 = self.bursts().map(|burst| u128::from(burst.bytes)).sum();
+        let rate = bytes.checked_mul(u128::from(NS_PER_S))? / u128::from(self.span.0.max(1));
+        let rate = u64::try_from(rate).ok()?;
+        (rate > 0).then_some(BytesPerSecond(rate))
+    }
+
+    /// The client waits for nothing during at least a quarter of the time.
+    fn is_idle_enough(&self) -> bool {
+        let idle: u128 = self.pauses().map(u128::from).sum();
+        idle * 4 >= u128::from(self.span.0)
+    }
+
+    /// Bytes asked for never stray far from `rate` times the time.
+    fn follows_line(&self, rate: BytesPerSecond) -> bool {
+        let begin = self.burst(0).start;
+        let largest = self.bursts().map(|burst| burst.bytes).max().unwrap_or(0);
+        let total = self
+            .bursts()
+            .fold(0, |sum, burst| burst.bytes.saturating_add(sum));
+        let tolerance = (largest / 2)
+            .saturating_add(largest)
+            .saturating_add(total / 10);
+        let mut asked = 0u64;
+        (0..=self.count).all(|i| {
+            let line = rate.bytes_in(self.burst(i).start.since(begin)).0;
+            let near = asked.abs_diff(line) <= tolerance;
+            asked = asked.saturating_add(self.burst(i).bytes);
+            near
+        })
+    }
+
+    /// Periods vary less than pauses would if they were the client's own, or hardly vary at all.
+    fn follows_a_clock(&self) -> bool {
+        let period_mean = self.span.0 / self.count as u64;
+        let period_spread = mean_deviation(self.periods(), self.count as u64);
+        let pause_spread = mean_deviation(self.pauses(), self.count as u64);
+        // Answers that take always the same time leave both steady: a clock, as far as can be told.
+        let steady = period_mean / 20;
+        period_spread <= steady.max((pause_spread / 2).saturating_add(pause_spread))
+            && period_spread <= period_mean / 2
+    }
+
+    /// From the start of each burst to the start of the next. Units: ns.
+    fn periods(&self) -> impl Iterator<Item = u64> + Clone {
+        (0..self.count).map(|i| self.burst(i + 1).start.since(self.burst(i).start).0)
+    }
+
+    /// Before each burst but the first. Units: ns.
+    fn pauses(&self) -> impl Iterator<Item = u64> + Clone {
+        (0..self.count).map(|i| self.burst(i + 1).pause.0)
+    }
+}
+
+fn mean_deviation(values: impl Iterator<Item = u64> + Clone, count: u64) -> u64 {
+    let sum = |values: &mut dyn Iterator<Item = u64>| values.fold(0, u64::saturating_add);
+    let mean = sum(&mut values.clone()) / count.max(1);
+    sum(&mut values.map(|value| value.abs_diff(mean))) / count.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Random;
+    use super::*;
+    use alloc::vec::Vec;
+
+    /// What one request of a client looks like.
+    struct Request {
+        wait: Duration,
+        pieces: u32,
+        piece_bytes: u64,
+        service: Duration,
+    }
+
+    /// Plays requests: each arrives `wait` after the clock of the one before (a player) or after its
+    /// last answer (a copy).
+    fn play(paced: bool, requests: impl Iterator<Item = Request>) -> Vec<Option<BytesPerSecond>> {
+        let mut cadence = Cadence::new();
+        let mut clock = Instant(1_000_000_000);
+        let mut answered = clock;
+        let mut rates = Vec::new();
+        for request in requests {
+            clock = if paced {
+                clock + request.wait
+            } else {
+                answered + request.wait
+            };
+            let arrival = clock.max(answered);
+            for _ in 0..request.pieces {
+                cadence.read_arrived(arrival, ByteCount(request.piece_bytes));
+            }
+            rates.push(cadence.rate());
+            answered = arrival;
+            for _ in 0..request.pieces {
+                answered = answered + request.service;
+                cadence.read_answered(answered);
+            }
+        }
+        rates
+    }
+
+    fn near(rate: Option<BytesPerSecond>, expect: u64, percent: u64) -> bool {
+        rate.is_some_and(|rate| rate.0.abs_diff(expect) * 100 <= expect * percent)
+    }
+
+    fn between_ms(random: &mut Random, low: u64, high: u64) -> Duration {
+        Duration::from_us(random.between(low * 1000, high * 1000))
+    }
+
+    #[test]
+    fn a_player_that_reads_a_frame_at_a_time_has_its_rate() {
+        for seed in 0..200 {
+            let mut random = Random(seed);
+            let pieces = random.between(1, 8) as u32;
+            let slowest = random.between(1, 25);
+            let rates = play(
+                true,
+                (0..240).map(|_| Request {
+                    wait: Duration::from_us(41_667),
+                    pieces,
+                    piece_bytes: 480_000 / u64::from(pieces),
+                    service: Duration(between_ms(&mut random, 0, slowest).0 / u64::from(pieces)),
+                }),
+            );
+            assert!(rates[..24].iter().all(Option::is_none), "seed {seed}");
+            let count = rates[30..]
+                .iter()
+                .filter(|rate| near(**rate, 11_520_000, 3))
+                .count();
+            assert!(count >= 200, "seed {seed}: {count} of 210, {:?}", rates[60]);
+        }
+    }
+
+    #[test]
+    fn frames_of_different_size_and_a_trembling_clock_have_their_mean_rate() {
+        for seed in 0..200 {
+            let mut random = Random(seed);
+            let mut tremble = Duration::ZERO;
+            let mut steps = Random(seed + 1000);
+            let rates = play(
+                true,
+                (0..500).map(|_| {
+                    let next = between_ms(&mut steps, 0, 5);
+                    let wait = Duration::from_ms(40) + next - tremble;
+                    tremble = next;
+                    Request {
+                        wait,
+                        pieces: 1,
+                        piece_bytes: random.between(350_000, 650_000),
+                        service: between_ms(&mut random, 0, 15),
+                    }
+                }),
+            );
+            let count = rates[50..]
+                .iter()
+                .filter(|rate| near(**rate, 12_500_000, 12))
+                .count();
+            assert!(count >= 400, "seed {seed}: {count} of 450");
+        }
+    }
+
+    #[test]
+    fn a_player_that_fetches_a_second_at_a_time_has_its_rate() {
+        let rates = play(
+            true,
+            (0..60).map(|_| Request {
+                wait: Duration::from_s(1),
+                pieces: 12,
+                piece_bytes: 1 << 20,
+                service: Duration::from_ms(15),
+            }),
+        );
+        assert!(near(rates[59], 12 << 20, 1), "{:?}", rates[59]);
+    }
+
+    #[test]
+    fn what_a_player_fills_its_buffers_with_is_not_its_rate() {
+        let mut random = Random(3);
+        let rates = play(
+            true,
+            (0..200).map(|n| Request {
+                wait: Duration::from_ms(40),
+                pieces: if n == 0 { 25 } else { 1 },
+                piece_bytes: 500_000,
+                service: if n == 0 {
+                    Duration::from_ms(1)
+                } else {
+                    between_ms(&mut random, 1, 20)
+                },
+            }),
+        );
+        assert!(
+            rates.iter().flatten().all(|rate| rate.0 < 14_000_000),
+            "{rates:?}"
+        );
+        assert!(near(rates[60], 12_500_000, 5), "{:?}", rates[60]);
+    }
+
+    #[test]
+    fn a_copy_has_no_rate() {
+        for seed in 0..300 {
+            let mut random = Random(seed);
+            let pieces = random.between(1, 4) as u32;
+            let turnaround = random.between(0, 12);
+            let slowest = random.between(5, 60);
+            let rates = play(
+                false,
+                (0..400).map(|_| Request {
+                    wait: between_ms(&mut random, turnaround / 2, turnaround + 1),
+                    pieces,
+                    piece_bytes: 1 << 20,
+                    service: between_ms(&mut random, 1, slowest),
+                }),
+            );
+            let wrong = rates.iter().flatten().count();
+            assert!(wrong * 50 <= rates.len(), "seed {seed}: {wrong} of 400");
+        }
+    }
+
+    #[test]
+    fn a_copy_that_keeps_two_reads_in_flight_has_no_rate() {
+        let mut cadence = Cadence::new();
+        let mut now = Instant(1);
+        cadence.read_arrived(now, ByteCount(8 << 20));
+        cadence.read_arrived(now, ByteCount(8 << 20));
+        for _ in 0..1000 {
+            now = now + Duration::from_ms(70);
+            cadence.read_answered(now);
+            cadence.read_arrived(now + Duration::from_us(300), ByteCount(8 << 20));
+            assert_eq!(cadence.rate(), None);
+        }
+    }
+
+    #[test]
+    fn reads_at_any_time_of_any_length_have_no_rate() {
+        let mut wrong = 0;
+        for seed in 0..100 {
+            let mut random = Random(seed);
+            let rates = play(
+                true,
+                (0..300).map(|_| Request {
+                    wait: Duration::from_us(1 << random.between(8, 19)),
+                    pieces: 1,
+                    piece_bytes: 1 << random.between(12, 18),
+                    service: between_ms(&mut random, 1, 10),
+                }),
+            );
+            wrong += rates.iter().flatten().count();
+        }
+        assert!(wrong < 300, "{wrong} of 30000");
+    }
+
+    #[test]
+    fn a_pause_forgets_the_rate_and_play_finds_it_again() {
+        let frames = |first: Duration| {
+            (0..100).map(move |n| Request {
+                wait: if n == 0 { first } else { Duration::from_ms(40) },
+                pieces: 1,
+                piece_bytes: 500_000,
+                service: Duration::from_ms(3),
+            })
+        };
+        let rates = play(
+            true,
+            frames(Duration::ZERO).chain(frames(Duration::from_s(60))),
+        );
+        assert!(near(rates[99], 12_500_000, 1));
+        assert_eq!(rates[100], None);
+        assert_eq!(rates[120], None);
+        assert!(near(rates[199], 12_500_000, 1));
+    }
+
+    #[test]
+    fn answers_that_were_never_asked_for_and_clocks_that_jump_do_no_harm() {
+        let mut random = Random(1);
+        let mut cadence = Cadence::new();
+        for _ in 0..10_000 {
+            let now = Instant(random.next() >> random.below(64));
+            if random.below(2) == 0 {
+                cadence.read_arrived(now, ByteCount(random.next() >> random.below(64)));
+            } else {
+                cadence.read_answered(now);
+            }
+            let _ = cadence.rate();
+        }
     }
 }

@@ -461,6 +461,7 @@ fn reverse_after_forward_after_reverse() {
 
 #[test]
 fn fast_forward_by_every_nth_frame_is_strided() {
+    let (mut uneven_bytes, mut uneven_hits) = (0, 0);
     for seed in 0..500 {
         let mut random = Random(seed);
         let shuttle = Shuttle::random(&mut random);
@@ -484,13 +485,18 @@ fn fast_forward_by_every_nth_frame_is_strided() {
                 hits += hit_bytes;
             }
         }
-        // Where frames differ in size, the place of those farther off is a guess.
-        let least = if shuttle.is_even() { 100 } else { 85 };
-        assert!(
-            hits * 100 >= frame_bytes * least,
-            "seed {seed}: {hits} of {frame_bytes}"
-        );
+        if shuttle.is_even() {
+            assert_eq!(hits, frame_bytes, "seed {seed}");
+        } else {
+            uneven_bytes += frame_bytes;
+            uneven_hits += hits;
+        }
     }
+    // Where frames differ in size, the place of those farther off is a guess.
+    assert!(
+        uneven_hits * 100 >= uneven_bytes * 90,
+        "{uneven_hits} of {uneven_bytes}"
+    );
 }
 
 #[test]
