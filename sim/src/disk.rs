@@ -145,6 +145,8 @@ struct Service {
 pub struct Disk {
     /// How long things really take.
     pub truth: DeviceModel,
+    /// Requests of others since the driver last looked.
+    pub storm_count: u64,
     /// Its troubles.
     pub faults: Faults,
     /// What it has done.
@@ -172,6 +174,7 @@ impl Disk {
     pub fn new(truth: DeviceModel, faults: Faults, prng: Prng) -> Disk {
         Disk {
             truth,
+            storm_count: 0,
             faults,
             count: DiskCount::default(),
             prng,

@@ -466,6 +466,7 @@ impl Machine for Naive {
             | Event::PolicyChanged(_)
             | Event::NeighbourOpened { .. }
             | Event::Hint { .. }
+            | Event::ForeignLoad { .. }
             | Event::Timer => {}
         }
         self.pump(actions);

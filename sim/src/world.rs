@@ -15,10 +15,15 @@ use rushes_core::server::{
 };
 use rushes_core::units::*;
 
+/// How often a driver looks at what others do on a device.
+const SAMPLE: Duration = Duration::from_ms(500);
+
 /// What will happen.
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "the fields are said by their types")]
 pub enum What {
+    /// The driver looks at a disk's counters.
+    Sample { disk: DeviceId },
     /// A client's alarm.
     Client { client: u32, life: u32 },
     /// A client's message reaches the server.
@@ -125,6 +130,7 @@ impl World {
         if faults.storm_per_second > 0 {
             let at = Instant::ZERO + Duration::from_ms(faults.storm_from_ms);
             self.queue.push(at, What::Storm { disk: device });
+            self.queue.push(at + SAMPLE, What::Sample { disk: device });
         }
         self.disks.push(Disk::new(truth, faults, prng));
         self.step(Event::DeviceAdded {
@@ -237,6 +243,7 @@ impl World {
                 }
             }
             What::Storm { disk } => self.storm(disk),
+            What::Sample { disk } => self.sample(disk),
         }
     }
 
@@ -427,6 +434,22 @@ impl World {
         });
     }
 
+    /// What a driver sees in the kernel's counters: what others did since it last looked.
+    fn sample(&mut self, device: DeviceId) {
+        let it = &mut self.disks[device.0 as usize];
+        let count = std::mem::take(&mut it.storm_count);
+        let per_second = NS_PER_S / SAMPLE.0;
+        let over = it.faults.storm_to_ms > 0 && self.now.0 >= it.faults.storm_to_ms * 1_000_000;
+        self.step(Event::ForeignLoad {
+            device,
+            requests_per_kilosecond: count * per_second * 1000,
+            rate: BytesPerSecond(count * per_second * 4096),
+        });
+        if !over {
+            self.queue.push(self.now + SAMPLE, What::Sample { disk: device });
+        }
+    }
+
     fn storm(&mut self, disk: DeviceId) {
         let it = &self.disks[disk.0 as usize];
         let faults = &it.faults;
@@ -441,6 +464,7 @@ impl World {
         self.queue.push(at, What::Storm { disk });
         // A crowd of metadata readers waits for its own answers, so the queue is bounded.
         if !full {
+            self.disks[disk.0 as usize].storm_count += 1;
             let job = Job {
                 owner: Owner::Storm,
                 file: None,

@@ -59,12 +59,12 @@ pub struct Device<'a> {
 const HORIZON: Duration = Duration::from_s(12);
 
 /// The long run, in thousandths of the device's time that `players` need.
-pub fn needed_permille(device: &Device<'_>, players: &[Player]) -> u64 {
-    let positioning = device.model.typical_positioning(players.len());
+pub fn needed_permille(model: &RefinedModel, players: &[Player]) -> u64 {
+    let positioning = model.typical_positioning(players.len());
     let mut needed_ns: u64 = 0;
     for player in players {
         let rate = player.claim.rate;
-        needed_ns = needed_ns.saturating_add(device.model.transfer(rate.0).0);
+        needed_ns = needed_ns.saturating_add(model.transfer(rate.0).0);
         // A visit can be what the buffers hold less what must stay in them while the others are visited.
         let visit = (player.claim.cap * 7 / 10).max(1);
         let visits_per_s_milli = rate.0.saturating_mul(1000) / visit;
@@ -81,7 +81,7 @@ pub fn dry_run(
     players: &mut [Player],
     order: &mut Order,
 ) -> Result<(), Refusal> {
-    let needed_permille = needed_permille(device, players);
+    let needed_permille = needed_permille(device.model, players);
     if needed_permille + u64::from(device.margin_permille) > 1000 {
         return Err(Refusal::Capacity { needed_permille });
     }

@@ -54,16 +54,22 @@ impl ServiceModel {
 pub struct RefinedModel {
     /// As calibrated.
     pub base: DeviceModel,
-    /// Observed over predicted, in thousandths; smoothed over about 64 requests.
-    scale_permille: u64,
+    /// Observed over predicted, in millionths; smoothed over about 64 requests.
+    scale_ppm: u64,
+    /// Part of the device's time that others take, in thousandths.
+    foreign_permille: u64,
 }
+
+/// Most of a device that others are believed to take: what is left must stay more than nothing.
+const FOREIGN_PERMILLE_MAX: u64 = 900;
 
 impl RefinedModel {
     /// The calibrated model, nothing learned.
     pub fn new(base: DeviceModel) -> RefinedModel {
         RefinedModel {
             base,
-            scale_permille: 1000,
+            scale_ppm: 1_000_000,
+            foreign_permille: 0,
         }
     }
 
@@ -91,17 +97,39 @@ impl RefinedModel {
         if predicted < Duration::from_us(500) {
             return;
         }
-        let now_permille = (taken.0.saturating_mul(1000) / predicted.0).clamp(500, 4000);
-        self.scale_permille = (self.scale_permille * 63 + now_permille).div_ceil(64);
+        let now_ppm = (taken.0.saturating_mul(1_000_000) / predicted.0).clamp(500_000, 4_000_000);
+        self.scale_ppm = (self.scale_ppm * 63 + now_ppm) / 64;
     }
 
-    /// What the device was off its calibration lately, in thousandths; 1000 is right.
+    /// Others were seen to send so many small requests (thousandths a second) and bytes a second. Each
+    /// of theirs between ours costs positioning twice: to it, and back.
+    pub fn foreign_load(&mut self, requests_per_kilosecond: u64, rate: BytesPerSecond) {
+        let positioning = self
+            .base
+            .read
+            .positioning(self.base.size.0 / 3, self.base.size);
+        let requests_ns =
+            u128::from(positioning.0) * 2 * u128::from(requests_per_kilosecond) / 1000;
+        let bytes_ns = u128::from(self.base.read.transfer(rate.0).0);
+        let permille = ((requests_ns + bytes_ns) / (u128::from(NS_PER_S) / 1000)) as u64;
+        let permille = permille.min(FOREIGN_PERMILLE_MAX);
+        // Believed at once when it grows, let go slowly: a storm pauses more often than it ends.
+        self.foreign_permille = permille.max(self.foreign_permille * 7 / 8);
+    }
+
+    /// Part of the device's time that others take, in thousandths.
+    pub fn foreign_permille(&self) -> u64 {
+        self.foreign_permille
+    }
+
+    /// What our requests take lately, in thousandths of what the calibrated model says: the slower of what
+    /// was seen of them and what others leave.
     pub fn scale_permille(&self) -> u64 {
-        if TRUSTED_PERMILLE.contains(&self.scale_permille) {
-            1000
-        } else {
-            self.scale_permille
-        }
+        let seen = match self.scale_ppm / 1000 {
+            seen if TRUSTED_PERMILLE.contains(&seen) => 1000,
+            seen => seen,
+        };
+        seen.max(1_000_000 / (1000 - self.foreign_permille))
     }
 
     fn scaled(&self, time: Duration) -> Duration {

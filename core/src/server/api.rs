@@ -233,6 +233,13 @@ pub enum Event {
         name: String,
         facts: Result<FileFacts, Errno>,
     },
+    /// What others did on a device lately, beside this server (metadata, other programs): small requests in
+    /// thousandths a second, and bytes a second.
+    ForeignLoad {
+        device: DeviceId,
+        requests_per_kilosecond: u64,
+        rate: BytesPerSecond,
+    },
     /// What a file should be read at became known after it was opened (its header was read).
     Hint { file: FileId, hint: RateHint },
     /// A device request ended; Ok is how many bytes it gave (short at the end of the file).
@@ -438,6 +445,10 @@ pub struct DeviceRecord {
     pub bytes: [ByteCount; 2],
     /// Time it was busy.
     pub busy: Duration,
+    /// Part of its time that others take, in thousandths, as admission counts it.
+    pub foreign_permille: u32,
+    /// What its requests take, in thousandths of what its model says.
+    pub slowness_permille: u32,
 }
 
 /// The cache in numbers.

@@ -32,6 +32,7 @@ enum Run {
 impl Server {
     /// Send the device what it should have next.
     pub(super) fn pump(&mut self, id: DeviceId, actions: &mut Actions) {
+        self.shed(id);
         // Every turn sends a request or moves a stream or a demand on, so this bound is never met;
         // it is here because a loop without a bound is a hung server.
         for _ in 0..1024 {
@@ -82,6 +83,14 @@ impl Server {
         let mut claimants = core::mem::take(&mut self.claimants);
         let mut order = core::mem::take(&mut self.order);
         let best_effort = self.best_effort_claim(id);
+        // A promised read that its stream's fetching will not come to (a hole: evicted, changed, failed once)
+        // goes at once; there are few of them.
+        let promised = self.devices.get(&id).is_some_and(|device| {
+            device
+                .demands
+                .iter()
+                .any(|demand| demand.due != Instant::NEVER)
+        });
         let mut choice = Choice::Nobody;
         if let Some(device) = self.devices.get(&id) {
             for &stream_id in &device.contracts {
@@ -105,7 +114,11 @@ impl Server {
                 chunk: self.limits.chunk_bytes_max,
                 best_effort,
             };
-            choice = choose(&load, &mut order);
+            choice = if promised {
+                Choice::BestEffort
+            } else {
+                choose(&load, &mut order)
+            };
         }
         self.claims = claims;
         self.claimants = claimants;
@@ -317,6 +330,13 @@ impl Server {
     /// The demand to serve: one whose patience is over or that was promised, else the nearest ahead.
     fn pick_demand(&self, device: &Device) -> Option<usize> {
         let first = device.demands.front()?;
+        let promised = device.demands.iter().map(|demand| demand.due).min()?;
+        if promised != Instant::NEVER {
+            return device
+                .demands
+                .iter()
+                .position(|demand| demand.due == promised);
+        }
         if self.now.since(first.since) > DEMAND_PATIENCE || device.demands.len() == 1 {
             return Some(0);
         }
@@ -332,7 +352,7 @@ impl Server {
             .iter()
             .take(DEMANDS_WEIGHED)
             .enumerate()
-            .min_by_key(|(_, demand)| (demand.due, ahead(demand)))
+            .min_by_key(|(_, demand)| ahead(demand))
             .map(|(index, _)| index)
     }
 

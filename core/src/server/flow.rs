@@ -20,6 +20,9 @@ const SAFETY: Duration = Duration::from_ms(60);
 const CAP_BYTES_MAX: u64 = 72 << 20;
 /// Reads in a row at another place before the stream follows there.
 const STRAYS: u32 = 2;
+/// How often a device is looked at for having become too slow, and how long it must have been.
+const CAPACITY_CHECK: Duration = Duration::from_ms(250);
+const OVERLOAD_PATIENCE: Duration = Duration::from_s(1);
 /// How often streams that were refused ask again.
 const ASK_AGAIN: Duration = Duration::from_ms(500);
 
@@ -212,8 +215,6 @@ impl Server {
             }
         };
         stream.consumed = stream.consumed.max(end);
-        // What the reader has passed needs no fetching any more.
-        stream.fetched = stream.fetched.max(start);
         let due = stream.due(start, arrived, preroll);
         let (device, passed) = (
             stream.device,
@@ -417,6 +418,45 @@ impl Server {
         }
         self.promised = self.promised.saturating_sub(rate);
         self.enlist_background(id);
+    }
+
+    /// A device that has become too slow for what was promised on it keeps most promises by breaking one: the
+    /// newest goes back to best effort, and is told so.
+    pub(super) fn shed(&mut self, id: DeviceId) {
+        let now = self.now;
+        let Some(device) = self.devices.get(&id) else {
+            return;
+        };
+        if now.since(device.capacity_checked) < CAPACITY_CHECK {
+            return;
+        }
+        let players = self.players(id, self.promised, None);
+        let needed = admission::needed_permille(&device.model, &players);
+        let Some(device) = self.devices.get_mut(&id) else {
+            return;
+        };
+        device.capacity_checked = now;
+        if needed <= 1000 {
+            device.overloaded_since = Instant::NEVER;
+            return;
+        }
+        device.overloaded_since = device.overloaded_since.min(now);
+        if now.since(device.overloaded_since) < OVERLOAD_PATIENCE {
+            return;
+        }
+        device.overloaded_since = Instant::NEVER;
+        let Some(&newest) = device.contracts.last() else {
+            return;
+        };
+        self.resign(newest);
+        if let Some(stream) = self.streams.get_mut(newest.0) {
+            stream.standing = Standing::Refused;
+        }
+        if let Some(device) = self.devices.get_mut(&id) {
+            device.refused.push(newest);
+            device.refused_asked = now;
+        }
+        self.block(id);
     }
 
     /// A best-effort stream that is followed fetches ahead in the background.

@@ -102,6 +102,8 @@ impl Server {
                 request_count: device.request_count,
                 bytes: device.bytes.map(ByteCount),
                 busy: device.busy,
+                foreign_permille: device.model.foreign_permille() as u32,
+                slowness_permille: device.model.scale_permille() as u32,
             })
             .collect()
     }

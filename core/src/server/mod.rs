@@ -178,6 +178,15 @@ impl Server {
                 self.neighbour_opened(beside, &name, facts, actions);
             }
             Event::Hint { file, hint } => self.hinted(file, hint),
+            Event::ForeignLoad {
+                device,
+                requests_per_kilosecond,
+                rate,
+            } => {
+                if let Some(entry) = self.devices.get_mut(&device) {
+                    entry.model.foreign_load(requests_per_kilosecond, rate);
+                }
+            }
             Event::IoDone { io, result } => self.io_done(io, result, actions),
             Event::Timer => self.timer(actions),
         }

@@ -229,6 +229,9 @@ pub(super) struct Device {
     /// Streams that know their rate and were refused.
     pub refused: Vec<StreamId>,
     pub refused_asked: Instant,
+    pub capacity_checked: Instant,
+    /// Since when it cannot do what was promised; NEVER: it can.
+    pub overloaded_since: Instant,
     /// Somebody wants the device who could not have it: look again without being asked.
     pub blocked: bool,
     /// It could not get buffers.
@@ -257,6 +260,8 @@ impl Device {
             best_effort_served: Instant::ZERO,
             refused: Vec::new(),
             refused_asked: Instant::ZERO,
+            capacity_checked: Instant::ZERO,
+            overloaded_since: Instant::NEVER,
             blocked: false,
             starved: false,
             request_count: [0; 2],

@@ -20,6 +20,9 @@ const RECENT_COUNT_MAX: usize = 8;
 /// How many steps from where it was a reader may go on.
 const WINDOW_STEP_COUNT: u64 = 16;
 
+/// How many frames away the second frame of a reader may be.
+const STEP_MAX: u64 = 64;
+
 /// A player opens frames no slower than this while it plays; after it the next open is a start.
 const SILENCE: Duration = Duration::from_s(10);
 
@@ -97,8 +100,8 @@ impl SequenceTracker {
         })
     }
 
-    /// The next `count` frames of a reader, in the order in which it will open them; frames that it
-    /// opened already are left out. None while its step is unknown.
+    /// The next `count` frames of a reader, in the order in which it will open them. None while its
+    /// step is unknown.
     pub fn ahead(&self, reader: ReaderIndex, count: u32) -> AheadFrames<'_> {
         let reader = self.reader(reader);
         AheadFrames {
@@ -270,17 +273,26 @@ impl Reader {
         &self.recent()[self.recent_count.saturating_sub(4)..]
     }
 
-    /// The most common distance of neighbours among the latest numbers, signed by where they go.
+    /// The distance of neighbours among the latest numbers, signed by where they go.
     fn judge(&self) -> Option<i64> {
         let latest = self.latest();
         let half = latest.len() / 2;
         let sum = |numbers: &[u64]| numbers.iter().map(|&n| u128::from(n)).sum::<u128>();
         let (older, newer) = (sum(&latest[..half]), sum(&latest[latest.len() - half..]));
-        let gap = i64::try_from(common_gap(latest)?).ok()?;
+        let gap = i64::try_from(self.gap(latest)?).ok()?;
         match newer.cmp(&older) {
             core::cmp::Ordering::Greater => Some(gap),
             core::cmp::Ordering::Less => Some(-gap),
             core::cmp::Ordering::Equal => None,
+        }
+    }
+
+    /// A known step is kept until all distances say otherwise: frames are dropped now and then.
+    fn gap(&self, latest: &[u64]) -> Option<u64> {
+        let (gap, unanimous) = common_gap(latest)?;
+        match self.step {
+            Some(step) if !unanimous => Some(step.unsigned_abs()),
+            _ => Some(gap),
         }
     }
 
@@ -296,30 +308,30 @@ impl Reader {
 
     /// How far a frame is from where this reader goes next. None: it is somewhere else.
     fn distance(&self, number: u64) -> Option<u64> {
-        let step = self.step.unwrap_or(1);
-        let distance = self.front().saturating_add_signed(step).abs_diff(number);
-        let window = step.unsigned_abs().saturating_mul(WINDOW_STEP_COUNT);
+        let window = match self.step {
+            Some(step) => step.unsigned_abs().saturating_mul(WINDOW_STEP_COUNT),
+            None => STEP_MAX,
+        };
+        let next = self.front().saturating_add_signed(self.step.unwrap_or(1));
+        let distance = next.abs_diff(number);
         (distance <= window).then_some(distance)
     }
 }
 
-/// The most common gap between numbers that are neighbours in size; of equally common ones the
-/// smallest. None when there are fewer than three numbers and they do not follow each other.
-fn common_gap(numbers: &[u64]) -> Option<u64> {
+/// The most common gap between numbers that are neighbours in size, of equally common ones the
+/// smallest; and whether four numbers are all that far apart. None when there are fewer than three
+/// numbers and they do not follow each other.
+fn common_gap(numbers: &[u64]) -> Option<(u64, bool)> {
     let mut sorted = [0u64; RECENT_COUNT_MAX];
     let sorted = sorted.get_mut(..numbers.len())?;
     sorted.copy_from_slice(numbers);
     sorted.sort_unstable();
-    let gaps = || {
-        sorted
-            .windows(2)
-            .map(|w| w[1] - w[0])
-            .filter(|&gap| gap > 0)
-    };
+    let gaps = || sorted.windows(2).map(|w| w[1] - w[0]);
     let count_of = |gap: u64| gaps().filter(|&other| other == gap).count();
     let gap = gaps().max_by_key(|&gap| (count_of(gap), u64::MAX - gap))?;
-    let enough = count_of(gap) * 2 >= gaps().count() && (gap == 1 || count_of(gap) >= 2);
-    enough.then_some(gap)
+    let count = count_of(gap);
+    let enough = count * 2 >= gaps().count() && (gap == 1 || count >= 2);
+    enough.then_some((gap, count == 3))
 }
 
 /// Numbers of the frames that come next; see [`SequenceTracker::ahead`].
@@ -336,10 +348,248 @@ impl Iterator for AheadFrames<'_> {
     fn next(&mut self) -> Option<u64> {
         let reader = self.reader?;
         self.left = self.left.checked_sub(1)?;
-        loop {
-            self.at = self.at.checked_add_signed(reader.step?)?;
-            if !reader.recent().contains(&self.at) {
-                return Some(self.at);
+        self.at = self.at.checked_add_signed(reader.step?)?;
+        Some(self.at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Random;
+    use super::*;
+    use alloc::format;
+    use alloc::vec::Vec;
+
+    const FRAME: Duration = Duration::from_ms(42);
+    const BYTES: ByteCount = ByteCount(12_000_000);
+
+    struct Folder {
+        tracker: SequenceTracker,
+        now: Instant,
+    }
+
+    impl Folder {
+        fn new() -> Folder {
+            Folder {
+                tracker: SequenceTracker::new(),
+                now: Instant(1_000_000_000),
+            }
+        }
+
+        fn open(&mut self, name: &str) -> Option<SequenceObservation> {
+            self.now = self.now + FRAME;
+            self.tracker.opened(self.now, name, BYTES)
+        }
+
+        fn frame(&mut self, number: u64) -> SequenceObservation {
+            self.open(&format!("shot.{number:04}.dpx")).unwrap()
+        }
+
+        fn ahead(&self, reader: ReaderIndex, count: u32) -> Vec<u64> {
+            self.tracker.ahead(reader, count).collect()
+        }
+    }
+
+    #[test]
+    fn two_frames_in_a_row_are_play() {
+        let mut folder = Folder::new();
+        let first = folder.frame(1);
+        assert_eq!((first.moved, first.step), (Moved::Began, None));
+        assert_eq!(folder.ahead(first.reader, 3), []);
+        let second = folder.frame(2);
+        assert_eq!((second.moved, second.step), (Moved::Continued, Some(1)));
+        assert_eq!(folder.ahead(second.reader, 3), [3, 4, 5]);
+        let name = folder.tracker.name(second.reader, 10_000);
+        assert_eq!(name.as_deref(), Some("shot.10000.dpx"));
+        assert_eq!(folder.tracker.frame_bytes(second.reader), Some(BYTES));
+    }
+
+    #[test]
+    fn a_look_at_single_frames_predicts_nothing() {
+        let mut folder = Folder::new();
+        for number in [10, 500, 1000, 1500] {
+            let seen = folder.frame(number);
+            assert_eq!(folder.ahead(seen.reader, 5), []);
+        }
+    }
+
+    #[test]
+    fn play_survives_dropped_and_reopened_frames() {
+        for seed in 0..300 {
+            let mut random = Random(seed);
+            let mut folder = Folder::new();
+            let mut number = 100;
+            for n in 0..300 {
+                let seen = folder.frame(number);
+                if random.below(4) == 0 {
+                    folder.frame(number);
+                }
+                if n > 8 {
+                    assert_eq!(seen.step, Some(1), "seed {seed}, open {n}");
+                    assert_eq!(seen.moved, Moved::Continued);
+                    assert_eq!(folder.ahead(seen.reader, 2), [number + 1, number + 2]);
+                }
+                number += if random.below(8) == 0 {
+                    random.between(2, 3)
+                } else {
+                    1
+                };
+            }
+        }
+    }
+
+    #[test]
+    fn frames_opened_in_any_order_by_a_few_threads_are_play() {
+        for seed in 0..300 {
+            let mut random = Random(seed);
+            let mut folder = Folder::new();
+            let mut waiting: Vec<u64> = (1001..1005).collect();
+            let (mut known, mut newest) = (0, 0);
+            for n in 0..200 {
+                // No thread is overtaken by more than six frames.
+                let starving = waiting[0] + 6 < 1005 + n;
+                let which = if starving {
+                    0
+                } else {
+                    random.below(3) as usize
+                };
+                let number = waiting.remove(which);
+                waiting.push(1005 + n);
+                newest = newest.max(number);
+                let seen = folder.frame(number);
+                if n > 8 {
+                    assert_eq!(seen.moved, Moved::Continued, "seed {seed}, open {n}");
+                    let ahead = folder.ahead(seen.reader, 16);
+                    let next = waiting
+                        .iter()
+                        .all(|next| ahead.contains(next) || *next < newest);
+                    known += u32::from(seen.step == Some(1) && next);
+                }
+            }
+            assert!(known >= 150, "seed {seed}: {known} of 191");
+        }
+    }
+
+    #[test]
+    fn backwards_and_every_nth_frame() {
+        for step in [-1i64, 2, -2, 5, -7, 25] {
+            let mut folder = Folder::new();
+            let mut number = 4000u64;
+            for n in 0..30 {
+                let seen = folder.frame(number);
+                if n >= 3 {
+                    assert_eq!(seen.step, Some(step), "frame {n}");
+                    let next = number.checked_add_signed(step).unwrap();
+                    assert_eq!(folder.ahead(seen.reader, 1), [next]);
+                }
+                number = number.checked_add_signed(step).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_shuttle_that_turns_round_is_followed_within_four_frames() {
+        let mut folder = Folder::new();
+        for number in 100..150 {
+            folder.frame(number);
+        }
+        for number in (100..149).rev() {
+            let seen = folder.frame(number);
+            assert_eq!(seen.moved, Moved::Continued);
+            if number <= 146 {
+                assert_eq!(seen.step, Some(-1), "{number}");
+                assert_eq!(folder.ahead(seen.reader, 2), [number - 1, number - 2]);
+            }
+        }
+    }
+
+    #[test]
+    fn prediction_ends_at_frame_zero() {
+        let mut folder = Folder::new();
+        folder.frame(3);
+        folder.frame(2);
+        let seen = folder.frame(1);
+        assert_eq!(folder.ahead(seen.reader, 10), [0]);
+    }
+
+    #[test]
+    fn unpadded_numbers_are_found_from_both_sides_of_ten() {
+        let mut folder = Folder::new();
+        for number in (8..13).rev() {
+            folder.open(&format!("img{number}.exr"));
+        }
+        let name = |folder: &Folder, n: u64| folder.tracker.name(ReaderIndex(0), n);
+        assert_eq!(name(&folder, 7).as_deref(), Some("img7.exr"));
+        assert_eq!(name(&folder, 100).as_deref(), Some("img100.exr"));
+    }
+
+    #[test]
+    fn a_jump_is_predicted_at_once_and_told_at_its_second_frame() {
+        let mut folder = Folder::new();
+        let mut before = folder.frame(1);
+        for number in 2..30 {
+            before = folder.frame(number);
+        }
+        let first = folder.frame(2000);
+        assert_eq!(first.moved, Moved::Began);
+        assert_eq!(folder.ahead(first.reader, 2), [2001, 2002]);
+        let second = folder.frame(2001);
+        let from = before.reader;
+        assert_eq!(second.moved, Moved::Jumped { from });
+        assert_eq!(second.reader, first.reader);
+    }
+
+    #[test]
+    fn several_readers_and_sequences_of_one_folder_are_kept_apart() {
+        let mut folder = Folder::new();
+        let mut readers = Vec::new();
+        for n in 0..100 {
+            let names = [
+                format!("a.{:04}.dpx", 100 + n),
+                format!("a.{:04}.dpx", 5000 + n),
+                format!("b.{:04}.dpx", 100 + n),
+                format!("a.{:04}.exr", 900 - n),
+            ];
+            let seen: Vec<_> = names
+                .iter()
+                .map(|name| folder.open(name).unwrap())
+                .collect();
+            if n > 4 {
+                assert!(seen.iter().all(|s| s.moved == Moved::Continued));
+                let now: Vec<_> = seen.iter().map(|s| (s.reader, s.step)).collect();
+                if readers.is_empty() {
+                    readers = now.clone();
+                }
+                assert_eq!(now, readers);
+            }
+        }
+        let steps: Vec<_> = readers.iter().map(|(_, step)| step.unwrap()).collect();
+        assert_eq!(steps, [1, 1, 1, -1]);
+    }
+
+    #[test]
+    fn clips_and_names_without_number_are_nothing() {
+        let mut folder = Folder::new();
+        for name in ["A001_C003.mov", "readme.txt", "", "take 7.wav"] {
+            assert_eq!(folder.open(name), None, "{name}");
+        }
+        let long = format!("{}1.dpx", "x".repeat(300));
+        assert_eq!(folder.open(&long), None);
+    }
+
+    #[test]
+    fn more_readers_than_there_is_room_for_are_survived() {
+        let mut random = Random(9);
+        let mut folder = Folder::new();
+        for _ in 0..5000 {
+            let name = format!(
+                "{}.{}.dpx",
+                random.below(30),
+                random.next() >> random.below(64)
+            );
+            if let Some(seen) = folder.open(&name) {
+                assert!(usize::from(seen.reader.0) < READER_COUNT_MAX);
+                assert!(folder.ahead(seen.reader, 100).len() <= 100);
             }
         }
     }

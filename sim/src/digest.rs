@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A fingerprint of a whole run: every instant, event and action, in order.
+//!
+//! Two runs of one seed must have the same; a difference means that something reads a clock, an
+//! address or an unordered map. Not a checksum of anything stored.
+
+use rushes_core::server::{
+    Action, Actions, Event, FileFacts, IoClass, Outcome, RateHint, RateSource, SlotRun,
+};
+use rushes_core::units::*;
+
+/// The fingerprint so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest(pub u64);
+
+impl Default for Digest {
+    fn default() -> Digest {
+        Digest(0x517C_C1B7_2722_0A95)
+    }
+}
+
+impl Digest {
+    /// Adds a number.
+    pub fn mix(&mut self, value: u64) {
+        let mixed = (self.0 ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = mixed ^ (mixed >> 29);
+    }
+
+    fn all<const N: usize>(&mut self, values: [u64; N]) {
+        for value in values {
+            self.mix(value);
+        }
+    }
+
+    fn text(&mut self, text: &str) {
+        self.mix(text.len() as u64);
+        for chunk in text.as_bytes().chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.mix(u64::from_le_bytes(word));
+        }
+    }
+
+    fn range(&mut self, range: ByteRange) {
+        self.all([range.start.0, range.length.0]);
+    }
+
+    fn hint(&mut self, hint: Option<RateHint>) {
+        let source = |source: RateSource| source as u64;
+        match hint {
+            None => self.mix(0),
+            Some(RateHint::Rate(rate, from)) => self.all([1, rate.0, source(from)]),
+            Some(RateHint::FramesPerKilosecond(rate, from)) => {
+                self.all([2, u64::from(rate), source(from)]);
+            }
+        }
+    }
+
+    fn facts(&mut self, facts: &Result<FileFacts, rushes_core::server::Errno>) {
+        match facts {
+            Err(errno) => self.all([0, u64::from(errno.0)]),
+            Ok(facts) => {
+                self.all([
+                    1,
+                    u64::from(facts.file.0),
+                    facts.key.device,
+                    facts.key.inode,
+                    u64::from(facts.device.0),
+                    facts.size.0,
+                    facts.version,
+                    facts.extents.len() as u64,
+                ]);
+                self.hint(facts.hint);
+            }
+        }
+    }
+
+    /// Adds an event and its instant.
+    pub fn event(&mut self, now: Instant, event: &Event) {
+        self.mix(now.0);
+        let (s, h, r) = (
+            |s: &SessionId| u64::from(s.0),
+            |h: &HandleId| u64::from(h.0),
+            |r: &RequestId| r.0,
+        );
+        match event {
+            Event::DeviceAdded { device, model } => {
+                self.all([1, u64::from(device.0), model.size.0, model.read.rate.0]);
+            }
+            Event::PolicyChanged(policy) => self.all([2, policy.preroll.0]),
+            Event::SessionOpened { session, .. } => self.all([3, s(session)]),
+            Event::SessionClosed { session } => self.all([4, s(session)]),
+            Event::Opening {
+                session,
+                handle,
+                path,
+            } => {
+                self.all([5, s(session), h(handle)]);
+                self.text(path);
+            }
+            Event::Opened {
+                session,
+                handle,
+                facts,
+            } => {
+                self.all([6, s(session), h(handle)]);
+                self.facts(facts);
+            }
+            Event::Closed { session, handle } => self.all([7, s(session), h(handle)]),
+            Event::Read {
+                session,
+                handle,
+                request,
+                range,
+                sent,
+            } => {
+                self.all([8, s(session), h(handle), r(request), sent.0]);
+                self.range(*range);
+            }
+            Event::ReadEnd { session, request } => self.all([9, s(session), r(request)]),
+            Event::Changed {
+                session,
+                request,
+                key,
+                range,
+            } => {
+                self.all([10, s(session), r(request), key.inode]);
+                self.range(*range);
+            }
+            Event::Gone {
+                session,
+                request,
+                key,
+            } => self.all([11, s(session), r(request), key.inode]),
+            Event::ForeignChange { key } => self.all([12, key.inode]),
+            Event::Stat {
+                file,
+                size,
+                version,
+            } => self.all([13, u64::from(file.0), size.0, *version]),
+            Event::NeighbourOpened {
+                beside,
+                name,
+                facts,
+            } => {
+                self.all([14, u64::from(beside.0)]);
+                self.text(name);
+                self.facts(facts);
+            }
+            Event::IoDone { io, result } => {
+                let result = match result {
+                    Ok(bytes) => bytes.0,
+                    Err(errno) => u64::MAX - u64::from(errno.0),
+                };
+                self.all([15, io.0, result]);
+            }
+            Event::Timer => self.mix(16),
+            Event::Hint { file, hint } => {
+                self.all([17, u64::from(file.0)]);
+                self.hint(Some(*hint));
+            }
+        }
+    }
+
+    fn slots(&mut self, actions: &Actions, run: SlotRun) {
+        for slot in actions.slots_of(run) {
+            self.mix(u64::from(slot.0));
+        }
+    }
+
+    /// Adds what the server wants done.
+    pub fn actions(&mut self, actions: &Actions) {
+        for action in &actions.list {
+            match action {
+                Action::Reply {
+                    session,
+                    request,
+                    outcome,
+                } => {
+                    self.all([101, u64::from(session.0), request.0]);
+                    match outcome {
+                        Outcome::Data {
+                            slots,
+                            first_offset,
+                            length,
+                        } => {
+                            self.all([1, u64::from(*first_offset), length.0]);
+                            self.slots(actions, *slots);
+                        }
+                        Outcome::Done => self.mix(2),
+                        Outcome::Failed(errno) => self.all([3, u64::from(errno.0)]),
+                        Outcome::Plain => self.mix(4),
+                    }
+                }
+                Action::Submit(io) => {
+                    let class = match io.class {
+                        IoClass::RealTime => 0,
+                        IoClass::BestEffort => 1,
+                        IoClass::Idle => 2,
+                    };
+                    self.all([102, io.io.0, u64::from(io.file.0), io.deadline.0, class]);
+                    self.range(io.range);
+                    self.slots(actions, io.slots);
+                }
+                Action::OpenNeighbour { beside, name } => {
+                    self.all([103, u64::from(beside.0)]);
+                    self.text(name);
+                }
+                Action::Stat { file } => self.all([104, u64::from(file.0)]),
+                Action::Forget { file } => self.all([105, u64::from(file.0)]),
+                Action::Wake { at } => self.all([106, at.0]),
+            }
+        }
+    }
+}
