@@ -17,6 +17,9 @@ pub const READER_COUNT_MAX: usize = 8;
 /// Numbers remembered of a reader.
 const RECENT_COUNT_MAX: usize = 8;
 
+/// Gaps looked at to find the step.
+const GAP_COUNT: usize = 5;
+
 /// How many steps from where it was a reader may go on.
 const WINDOW_STEP_COUNT: u64 = 16;
 
@@ -268,37 +271,50 @@ impl Reader {
         &self.recent[..self.recent_count]
     }
 
-    /// The last four numbers at most: what tells where the reader is going now.
-    fn latest(&self) -> &[u64] {
-        &self.recent()[self.recent_count.saturating_sub(4)..]
+    /// The last `count` numbers at most.
+    fn latest(&self, count: usize) -> &[u64] {
+        &self.recent()[self.recent_count.saturating_sub(count)..]
     }
 
     /// The distance of neighbours among the latest numbers, signed by where they go.
     fn judge(&self) -> Option<i64> {
-        let latest = self.latest();
-        let half = latest.len() / 2;
-        let sum = |numbers: &[u64]| numbers.iter().map(|&n| u128::from(n)).sum::<u128>();
-        let (older, newer) = (sum(&latest[..half]), sum(&latest[latest.len() - half..]));
-        let gap = i64::try_from(self.gap(latest)?).ok()?;
-        match newer.cmp(&older) {
+        let gap = i64::try_from(self.gap()?).ok()?;
+        match self.direction() {
             core::cmp::Ordering::Greater => Some(gap),
             core::cmp::Ordering::Less => Some(-gap),
             core::cmp::Ordering::Equal => None,
         }
     }
 
-    /// A known step is kept until all distances say otherwise: frames are dropped now and then.
-    fn gap(&self, latest: &[u64]) -> Option<u64> {
-        let (gap, unanimous) = common_gap(latest)?;
+    /// A known step is kept until all distances are larger or most are smaller: frames are dropped
+    /// now and then.
+    fn gap(&self) -> Option<u64> {
+        let (gap, count) = common_gap(self.latest(GAP_COUNT + 1))?;
         match self.step {
-            Some(step) if !unanimous => Some(step.unsigned_abs()),
+            Some(step) if gap > step.unsigned_abs() && count < GAP_COUNT => {
+                Some(step.unsigned_abs())
+            }
             _ => Some(gap),
+        }
+    }
+
+    /// Upwards or downwards. A known direction turns when four numbers in a row go the other way,
+    /// as threads that open a few frames at once do not keep order.
+    fn direction(&self) -> core::cmp::Ordering {
+        let latest = self.latest(4);
+        let half = latest.len() / 2;
+        let sum = |numbers: &[u64]| numbers.iter().map(|&n| u128::from(n)).sum::<u128>();
+        let trend = sum(&latest[latest.len() - half..]).cmp(&sum(&latest[..half]));
+        let turned = latest.len() == 4 && latest.windows(2).all(|w| w[1].cmp(&w[0]) == trend);
+        match self.step {
+            Some(step) if !turned => step.cmp(&0),
+            _ => trend,
         }
     }
 
     /// The frame farthest in the reader's direction.
     fn front(&self) -> u64 {
-        let latest = self.latest().iter().copied();
+        let latest = self.latest(4).iter().copied();
         let front = match self.step {
             Some(..0) => latest.min(),
             _ => latest.max(),
@@ -319,9 +335,9 @@ impl Reader {
 }
 
 /// The most common gap between numbers that are neighbours in size, of equally common ones the
-/// smallest; and whether four numbers are all that far apart. None when there are fewer than three
-/// numbers and they do not follow each other.
-fn common_gap(numbers: &[u64]) -> Option<(u64, bool)> {
+/// smallest; and how common it is. None when there are fewer than three numbers and they do not
+/// follow each other.
+fn common_gap(numbers: &[u64]) -> Option<(u64, usize)> {
     let mut sorted = [0u64; RECENT_COUNT_MAX];
     let sorted = sorted.get_mut(..numbers.len())?;
     sorted.copy_from_slice(numbers);
@@ -331,7 +347,7 @@ fn common_gap(numbers: &[u64]) -> Option<(u64, bool)> {
     let gap = gaps().max_by_key(|&gap| (count_of(gap), u64::MAX - gap))?;
     let count = count_of(gap);
     let enough = count * 2 >= gaps().count() && (gap == 1 || count >= 2);
-    enough.then_some((gap, count == 3))
+    enough.then_some((gap, count))
 }
 
 /// Numbers of the frames that come next; see [`SequenceTracker::ahead`].
