@@ -1,4 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon.
+//! The daemon: turns the outside into events for `rushes_core::server`, and its actions into system calls.
+//!
+//! Where to look: [`serve()`] puts it together; `event_loop` is the one thread that does the work, `answers`
+//! its part for people; `jobs` what may wait for a disk, done by `worker`; `desk` and `metrics` the sockets
+//! for people and scrapers; `share`, `device`, `files`, `sessions` what is remembered. No policy lives here.
 
+mod answers;
+pub mod calibrate;
 pub mod config;
+mod desk;
+mod device;
+mod error;
+mod event_loop;
+mod files;
+mod jobs;
+mod lag;
+mod metrics;
+mod process;
+mod runtime_dir;
+mod serve;
+mod sessions;
+mod share;
+mod signals;
+mod worker;
+
+pub use error::ServeError;
+pub use serve::serve;

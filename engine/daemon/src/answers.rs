@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The loop's answers to people: status, admission, reload, stop.
+
+use crate::config::{Config, ConfigError};
+use crate::event_loop::Daemon;
+use crate::jobs::{Job, Reloaded};
+use crate::worker::Urgency;
+use rushes_control::*;
+use rushes_core::format;
+use rushes_core::server::*;
+use rushes_core::units::*;
+use rushes_sys::{clock, notify};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+impl Daemon {
+    /// An answer, or None when it comes later through `asker`.
+    pub(super) fn answer(&mut self, ask: Ask, asker: &SyncSender<Answer>) -> Option<Answer> {
+        match ask {
+            Ask::Status {} => Some(Answer::Status(Box::new(self.status()))),
+            Ask::Admit {
+                bitrate,
+                count,
+                path,
+            } => Some(self.admit(bitrate, count, path.as_deref())),
+            Ask::Reload {} => {
+                self.reload_askers.push(asker.clone());
+                self.start_reload();
+                None
+            }
+            Ask::Stop {} => {
+                tracing::info!("asked to stop");
+                self.stopping = true;
+                Some(Answer::Done {
+                    notes: vec![String::from("the daemon stops")],
+                })
+            }
+        }
+    }
+
+    fn admit(&self, bitrate: u64, count: u32, path: Option<&str>) -> Answer {
+        let devices = match path {
+            None => {
+                let mut devices: Vec<DeviceId> = self.shares.iter().map(|s| s.device).collect();
+                devices.sort();
+                devices.dedup();
+                devices
+            }
+            Some(path) => match self.device_below(path) {
+                Some(device) => vec![device],
+                None => {
+                    return Answer::Error {
+                        error: format!(
+                            "{path} lies in no share; expected a path below one of: {}",
+                            self.share_paths()
+                        ),
+                    };
+                }
+            },
+        };
+        let rate = BytesPerSecond::from_bits(bitrate);
+        let now = clock::now();
+        let verdicts: Vec<DeviceVerdict> = devices
+            .into_iter()
+            .map(|device| {
+                let verdict = self.server.could_admit(now, device, rate, count);
+                let known = self.devices.get(device);
+                DeviceVerdict {
+                    device: self.device_name(device),
+                    admitted: verdict.admitted,
+                    reason: verdict.reason,
+                    more_count: verdict.more_count,
+                    left_bytes_per_s: verdict.left.0,
+                    guessed_model: known.is_some_and(|known| known.source.is_guess()),
+                }
+            })
+            .collect();
+        Answer::Admit(Admission {
+            admitted: !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.admitted),
+            bitrate,
+            count,
+            devices: verdicts,
+        })
+    }
+
+    /// By name alone: asking the file system could make the loop wait.
+    fn device_below(&self, path: &str) -> Option<DeviceId> {
+        self.shares
+            .iter()
+            .find(|served| {
+                let root: &Path = &served.share.config.path;
+                Path::new(path).starts_with(root) || Path::new(path).starts_with(&served.share.real)
+            })
+            .map(|served| served.device)
+    }
+
+    fn share_paths(&self) -> String {
+        let paths: Vec<String> = self
+            .shares
+            .iter()
+            .map(|served| served.share.config.path.display().to_string())
+            .collect();
+        paths.join(", ")
+    }
+
+    fn device_name(&self, device: DeviceId) -> String {
+        self.devices.get(device).map_or_else(
+            || format!("device {}", device.0),
+            |known| known.name.clone(),
+        )
+    }
+
+    fn status(&self) -> Status {
+        let now = clock::now();
+        Status {
+            status_version: STATUS_VERSION,
+            daemon: self.daemon_status(now),
+            cache: self.cache_status(),
+            shares: self.share_status(),
+            devices: self.device_status(),
+            sessions: self.session_status(),
+            streams: self
+                .server
+                .streams(now)
+                .into_iter()
+                .map(|record| self.stream_status(record))
+                .collect(),
+        }
+    }
+
+    fn daemon_status(&self, now: Instant) -> DaemonStatus {
+        let policy = &self.config.policy;
+        let mut notes = self.notes.clone();
+        if self.ring.facts().real_time_refused {
+            notes.push(String::from(
+                "the kernel refused real-time I/O priority (CAP_SYS_NICE or CAP_SYS_ADMIN is missing): \
+                 reads under contract go as best effort",
+            ));
+        }
+        DaemonStatus {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_string(),
+            protocol_version: format::VERSION,
+            uptime_s: now.since(self.started).0 as f64 / 1e9,
+            config: self.config.file.display().to_string(),
+            runtime_dir: self.config.runtime_dir.display().to_string(),
+            event_loop: LoopStatus {
+                turn_count: self.lag.turn_count(),
+                lag_p50_us: self.lag.quantile_us(0.5),
+                lag_p99_us: self.lag.quantile_us(0.99),
+                lag_p999_us: self.lag.quantile_us(0.999),
+                lag_max_us: self.lag.max_us(),
+                priority: self.priority.clone(),
+                worker_queue_count: self.workers.queue_count() as u64,
+            },
+            policy: PolicyStatus {
+                preroll_ms: policy.preroll.ms(),
+                margin_permille: policy.margin_permille,
+                analyser: policy.analyser,
+                contracts_from_cadence: policy.contracts_from_cadence,
+                contracts_from_header: policy.contracts_from_header,
+                rule_count: self.config.rules.len() as u32,
+            },
+            notes,
+            refused_session_count: self.counts.refused,
+            expelled_session_count: self.counts.expelled,
+            plain_open_count: self.counts.plain,
+            // Memory and CPU time are the desk's to fill in.
+            ..DaemonStatus::default()
+        }
+    }
+
+    fn cache_status(&self) -> CacheStatus {
+        let cache = self.server.cache();
+        let buffer_bytes = u64::from(self.limits.slot_bytes);
+        CacheStatus {
+            bytes: u64::from(self.limits.slot_count) * buffer_bytes,
+            buffer_bytes,
+            buffer_count: cache.slot_count,
+            free_count: cache.free_count,
+            held_count: cache.held_count,
+            pinned_count: cache.pinned_count,
+            hit_count: cache.hit_count,
+            miss_count: cache.miss_count,
+            locked: self.locked,
+        }
+    }
+
+    fn share_status(&self) -> Vec<ShareStatus> {
+        self.shares
+            .iter()
+            .map(|served| ShareStatus {
+                name: served.share.config.name.clone(),
+                path: served.share.config.path.display().to_string(),
+                file_system: served.share.file_system.clone(),
+                direct_io: served.share.direct_io,
+                device: self.device_name(served.device),
+                foreign_changes_noticed: self.changes.is_some(),
+            })
+            .collect()
+    }
+
+    fn device_status(&self) -> Vec<DeviceStatus> {
+        let ms = |span: Duration| span.0 as f64 / 1e6;
+        self.server
+            .devices()
+            .into_iter()
+            .map(|record| DeviceStatus {
+                name: self.device_name(record.device),
+                device: record.device.0,
+                model_source: self
+                    .devices
+                    .get(record.device)
+                    .map_or_else(String::new, |known| known.source.text().to_string()),
+                read_fixed_ms: ms(record.model.read.fixed),
+                read_span_ms: ms(record.model.read.span),
+                read_bytes_per_s: record.model.read.rate.0,
+                size_bytes: record.model.size.0,
+                contract_count: record.contract_count,
+                promised_bytes_per_s: record.promised.0,
+                real_time_request_count: record.request_count[0],
+                best_effort_request_count: record.request_count[1],
+                real_time_bytes: record.bytes[0].0,
+                best_effort_bytes: record.bytes[1].0,
+                busy_s: record.busy.0 as f64 / 1e9,
+            })
+            .collect()
+    }
+
+    fn session_status(&self) -> Vec<SessionStatus> {
+        let mut sessions: Vec<SessionStatus> = self
+            .sessions
+            .seats
+            .iter()
+            .map(|(id, seat)| SessionStatus {
+                session: id.0,
+                door: seat.door_name().to_string(),
+                pid: seat.session.peer().pid,
+                share: seat.share.share.config.name.clone(),
+                user: seat.user.clone(),
+                client: seat.client.clone(),
+                handle_count: seat.handles.len() as u32,
+            })
+            .collect();
+        sessions.sort_by_key(|session| session.session);
+        sessions
+    }
+
+    fn stream_status(&self, record: StreamRecord) -> StreamStatus {
+        let ms = |span: Duration| span.0 as f64 / 1e6;
+        StreamStatus {
+            stream: record.stream.0,
+            session: record.session.0,
+            share: record.label.share,
+            user: record.label.user,
+            client: record.label.client,
+            path: record.path,
+            sequence: record.sequence,
+            device: self.device_name(record.device),
+            standing: String::from(match record.standing {
+                Standing::Contract => "contract",
+                Standing::Refused => "refused",
+                Standing::BestEffort => "best_effort",
+            }),
+            rate_bytes_per_s: record.rate.map(|(rate, _)| rate.0),
+            rate_source: record.rate.map(|(_, source)| {
+                String::from(match source {
+                    RateSource::Rule => "rule",
+                    RateSource::Header => "header",
+                    RateSource::Cadence => "cadence",
+                })
+            }),
+            read_count: record.read_count,
+            due_count: record.due_count,
+            on_time_count: record.on_time_count,
+            late_count: record.late_count,
+            worst_lateness_ms: ms(record.worst_lateness),
+            guilty: GuiltyStatus {
+                door: record.guilty[Stage::Door as usize],
+                cache: record.guilty[Stage::Cache as usize],
+                queue: record.guilty[Stage::Queue as usize],
+                device: record.guilty[Stage::Device as usize],
+            },
+            bytes: record.bytes.0,
+            hit_count: record.hit_count,
+            ahead_ms: ms(record.ahead),
+            open: record.open,
+        }
+    }
+
+    // ---- Reload ----
+
+    pub(super) fn start_reload(&mut self) {
+        if self.reloading {
+            // One is under way; who asked meanwhile gets its result.
+            return;
+        }
+        self.reloading = true;
+        let since = clock::now().0 / 1000;
+        tell_manager(&format!("RELOADING=1\nMONOTONIC_USEC={since}"));
+        let job = Job::Reload {
+            file: self.config.file.clone(),
+            known: self
+                .shares
+                .iter()
+                .map(|served| served.share.config.clone())
+                .collect(),
+        };
+        if self.workers.push(Urgency::Now, job).is_err() {
+            self.end_reload(Err(String::from(
+                "the workers are all busy (does a share hang?); the configuration stays as it was",
+            )));
+        }
+    }
+
+    pub(super) fn reloaded(&mut self, result: Result<Box<Reloaded>, ConfigError>) {
+        let outcome = match result {
+            Ok(reloaded) => Ok(self.apply(*reloaded)),
+            Err(error) => Err(format!(
+                "the configuration stays as it was; what was read is wrong:\n{error}"
+            )),
+        };
+        self.end_reload(outcome);
+    }
+
+    fn end_reload(&mut self, outcome: Result<Vec<String>, String>) {
+        self.reloading = false;
+        tell_manager("READY=1");
+        let answer = match outcome {
+            Ok(notes) => {
+                for note in &notes {
+                    tracing::info!("reload: {note}");
+                }
+                Answer::Done { notes }
+            }
+            Err(error) => {
+                tracing::error!("reload: {error}");
+                Answer::Error { error }
+            }
+        };
+        for asker in self.reload_askers.drain(..) {
+            let _ = asker.try_send(answer.clone());
+        }
+    }
+
+    /// Take over what can change while running; say what cannot.
+    fn apply(&mut self, reloaded: Reloaded) -> Vec<String> {
+        let Reloaded { mut config, shares } = reloaded;
+        let mut notes = keep_fixed(&self.config, &mut config);
+        for opened in shares {
+            match opened {
+                Ok((share, calibration)) => {
+                    notes.push(format!(
+                        "share {:?} is served from now on",
+                        share.config.name
+                    ));
+                    let model = calibration.map(|calibration| calibration.model());
+                    self.add_share(share, model);
+                }
+                Err(error) => notes.push(error.to_string()),
+            }
+        }
+        for served in &self.shares {
+            let old = &served.share.config;
+            match config.share(&old.name) {
+                None => notes.push(format!(
+                    "share {:?} is no longer configured; it is served until the daemon is restarted",
+                    old.name
+                )),
+                Some(new) if new.path != old.path => notes.push(format!(
+                    "the folder of share {:?} stays {} until the daemon is restarted",
+                    old.name,
+                    old.path.display()
+                )),
+                Some(_) => {}
+            }
+        }
+        if config.policy != self.config.policy {
+            notes.push(String::from("the policy changed"));
+            self.feed(Event::PolicyChanged(config.policy.clone()));
+        }
+        notes.push(format!("{} rules are in force", config.rules.len()));
+        self.config = Arc::new(config);
+        notes
+    }
+}
+
+/// Put back what cannot change while running, and say so.
+fn keep_fixed(old: &Config, new: &mut Config) -> Vec<String> {
+    let mut notes = Vec::new();
+    let mut fixed = |key: &str, same: bool, kept: String| {
+        if !same {
+            notes.push(format!("{key} stays {kept} until the daemon is restarted"));
+        }
+    };
+    fixed(
+        "cache.bytes",
+        old.cache_bytes == new.cache_bytes,
+        crate::config::amount::show_size(old.cache_bytes),
+    );
+    fixed(
+        "cache.buffer_bytes",
+        old.buffer_bytes == new.buffer_bytes,
+        crate::config::amount::show_size(u64::from(old.buffer_bytes)),
+    );
+    let show = |path: &PathBuf| path.display().to_string();
+    fixed(
+        "server.runtime_dir",
+        old.runtime_dir == new.runtime_dir,
+        show(&old.runtime_dir),
+    );
+    fixed(
+        "server.control_group",
+        old.control_group == new.control_group,
+        format!("{:?}", old.control_group.as_deref().unwrap_or("none")),
+    );
+    fixed(
+        "server.metrics_listen",
+        old.metrics_listen == new.metrics_listen,
+        old.metrics_listen
+            .map_or_else(|| String::from("none"), |address| address.to_string()),
+    );
+    new.cache_bytes = old.cache_bytes;
+    new.buffer_bytes = old.buffer_bytes;
+    new.runtime_dir.clone_from(&old.runtime_dir);
+    new.control_group.clone_from(&old.control_group);
+    new.metrics_listen = old.metrics_listen;
+    notes
+}
+
+/// systemd, if it started us; that it cannot be told is no reason to stop serving.
+pub(crate) fn tell_manager(state: &str) {
+    if let Err(error) = notify::notify(state) {
+        tracing::warn!("the service manager could not be told {state:?}: {error}");
+    }
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Why the daemon does not start, or had to stop.
+
+use crate::config::ConfigError;
+use rushes_sys::SysError;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// Kind, what it was about, and what the kernel said.
+#[derive(Debug)]
+pub enum ServeError {
+    /// The configuration.
+    Config(ConfigError),
+    /// The folder of the sockets cannot be made or entered.
+    RuntimeDir {
+        /// Which.
+        dir: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Another daemon is there.
+    Running {
+        /// In which folder.
+        dir: PathBuf,
+        /// What its lock file says.
+        holder: String,
+    },
+    /// A share's folder cannot be opened.
+    Share {
+        /// The share.
+        name: String,
+        /// Its folder.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A socket cannot be made.
+    Listen {
+        /// Where.
+        address: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The machine refuses something the daemon cannot do without.
+    System(SysError),
+}
+
+impl fmt::Display for ServeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ServeError::Config(error) => error.fmt(f),
+            ServeError::RuntimeDir { dir, source } => write!(
+                f,
+                "the runtime folder {} cannot be used: {source}; expected a folder that only root \
+                 can write to (run as root, or set server.runtime_dir)",
+                dir.display()
+            ),
+            ServeError::Running { dir, holder } => write!(
+                f,
+                "another daemon serves from {} ({holder}); stop it (`systemctl stop rushes`), or \
+                 give this one another server.runtime_dir",
+                dir.display()
+            ),
+            ServeError::Share { name, path, source } => write!(
+                f,
+                "the folder {} of share {name:?} cannot be opened: {source}; mount it first, or \
+                 correct [[share]] path",
+                path.display()
+            ),
+            ServeError::Listen { address, source } => write!(
+                f,
+                "cannot listen on {address}: {source}; is another program there, or the path too \
+                 long for a socket (107 bytes)?"
+            ),
+            ServeError::System(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ServeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ServeError::Config(source) => Some(source),
+            ServeError::RuntimeDir { source, .. }
+            | ServeError::Share { source, .. }
+            | ServeError::Listen { source, .. } => Some(source),
+            ServeError::Running { .. } => None,
+            ServeError::System(source) => Some(source),
+        }
+    }
+}
+
+impl From<ConfigError> for ServeError {
+    fn from(error: ConfigError) -> ServeError {
+        ServeError::Config(error)
+    }
+}
+
+impl From<SysError> for ServeError {
+    fn from(error: SysError) -> ServeError {
+        ServeError::System(error)
+    }
+}

@@ -1,0 +1,1076 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The loop: everything that happens becomes an event for the core, and what the core wants is done.
+//!
+//! One thread, one ring, no waiting but in `submit_and_wait`. It decides nothing about reads, caches or
+//! deadlines: that is `rushes_core::server`. What may wait for a disk is a job for the workers, what a
+//! person asks comes through the desk.
+//!
+//! A turn: wait → take completions, each into events → hear who had more to say → answer and ring →
+//! set the timer. Events that arise while actions are carried out queue in `pending`, so that
+//! [`Server::step`] is never entered twice.
+
+use crate::config::Config;
+use crate::desk::{Desk, Question};
+use crate::device::Devices;
+use crate::files::Files;
+use crate::jobs::{Done, Job};
+use crate::lag::Lag;
+use crate::sessions::{Guest, NEWCOMER_COUNT_MAX, Seat, Sessions};
+use crate::share::{ServedShare, Share};
+use crate::signals::Signals;
+use crate::worker::{Urgency, Workers};
+use rushes_control::Answer;
+use rushes_core::server::*;
+use rushes_core::units::*;
+use rushes_shm::server::{ClientEvent, Listener, Newcomer, ReplyBody, SessionTerms};
+use rushes_shm::{Connect, PeerError};
+use rushes_sys::watch::{Change, ChangeWatch};
+use rushes_sys::{Completion, Ring, Segment, SlotRead, SysError, clock};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+/// What one session may say in a turn before the others are heard.
+const EVENTS_PER_TURN: usize = 128;
+/// How often sessions that hold buffers are looked at unasked, so that they need not ring to give
+/// them back.
+const SWEEP: Duration = Duration::from_ms(5);
+/// How long a newcomer may be silent.
+const GUEST_PATIENCE: Duration = Duration::from_s(5);
+/// Reasons for not serving a file that are logged once each; more are only counted.
+const SAID_COUNT_MAX: usize = 256;
+
+/// Tags of what the ring watches: the kind above, a number below.
+mod tag {
+    pub(super) const LISTENER: u64 = 1 << 56;
+    pub(super) const GUEST: u64 = 2 << 56;
+    pub(super) const SOCKET: u64 = 3 << 56;
+    pub(super) const BELL: u64 = 4 << 56;
+    pub(super) const WORKERS: u64 = 5 << 56;
+    pub(super) const DESK: u64 = 6 << 56;
+    pub(super) const SIGNALS: u64 = 7 << 56;
+    pub(super) const CHANGES: u64 = 8 << 56;
+    pub(super) const KIND: u64 = 0xff << 56;
+}
+
+/// The daemon while it runs.
+pub(crate) struct Daemon {
+    pub(super) config: Arc<Config>,
+    pub(super) limits: Limits,
+    pub(super) server: Server,
+    pub(super) segment: Arc<Segment>,
+    pub(super) ring: Ring,
+    pub(super) listener: Listener,
+    pub(super) desk: Desk,
+    pub(super) signals: Signals,
+    pub(super) workers: Workers<Job, Done>,
+    pub(super) changes: Option<ChangeWatch>,
+    pub(super) shares: Vec<Arc<ServedShare>>,
+    pub(super) devices: Devices,
+    pub(super) files: Files,
+    pub(super) sessions: Sessions,
+    pub(super) lag: Lag,
+    pub(super) counts: Counts,
+    pub(super) started: Instant,
+    /// In words, for status.
+    pub(super) priority: String,
+    /// For status: what an operator should know.
+    pub(super) notes: Vec<String>,
+    pub(super) locked: bool,
+    pending: VecDeque<Event>,
+    actions: Actions,
+    /// Reads that the ring had no room for.
+    backlog: VecDeque<(IoRead, Vec<SlotIndex>)>,
+    in_flight: HashMap<IoId, (FileId, ByteRange)>,
+    to_expel: Vec<(SessionId, PeerError)>,
+    to_flush: Vec<SessionId>,
+    to_hear: Vec<SessionId>,
+    core_wake: Instant,
+    sweep_at: Instant,
+    /// Reasons for not serving a file that were logged.
+    said: HashSet<String>,
+    /// Who waits for the end of a reload.
+    pub(super) reload_askers: Vec<SyncSender<Answer>>,
+    pub(super) reloading: bool,
+    pub(super) stopping: bool,
+}
+
+/// Counted since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) refused: u64,
+    pub(crate) expelled: u64,
+    pub(crate) plain: u64,
+}
+
+/// What [`Daemon::new`] is made of.
+pub(crate) struct Parts {
+    pub(crate) config: Config,
+    pub(crate) limits: Limits,
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) ring: Ring,
+    pub(crate) listener: Listener,
+    pub(crate) desk: Desk,
+    pub(crate) signals: Signals,
+    pub(crate) workers: Workers<Job, Done>,
+    pub(crate) changes: Option<ChangeWatch>,
+    pub(crate) priority: String,
+    pub(crate) notes: Vec<String>,
+    pub(crate) locked: bool,
+}
+
+impl Daemon {
+    pub(crate) fn new(parts: Parts) -> Daemon {
+        Daemon {
+            server: Server::new(parts.limits.clone(), parts.config.policy.clone()),
+            config: Arc::new(parts.config),
+            limits: parts.limits,
+            segment: parts.segment,
+            ring: parts.ring,
+            listener: parts.listener,
+            desk: parts.desk,
+            signals: parts.signals,
+            workers: parts.workers,
+            changes: parts.changes,
+            shares: Vec::new(),
+            devices: Devices::default(),
+            files: Files::default(),
+            sessions: Sessions::default(),
+            lag: Lag::new(),
+            counts: Counts::default(),
+            started: clock::now(),
+            priority: parts.priority,
+            notes: parts.notes,
+            locked: parts.locked,
+            pending: VecDeque::new(),
+            actions: Actions::default(),
+            backlog: VecDeque::new(),
+            in_flight: HashMap::new(),
+            to_expel: Vec::new(),
+            to_flush: Vec::new(),
+            to_hear: Vec::new(),
+            core_wake: Instant::NEVER,
+            sweep_at: Instant::NEVER,
+            said: HashSet::new(),
+            reload_askers: Vec::new(),
+            reloading: false,
+            stopping: false,
+        }
+    }
+
+    /// Serve a share from now on.
+    pub(crate) fn add_share(&mut self, share: Share, model: Option<DeviceModel>) {
+        let (device, new) = self.devices.add(&share, |_| model);
+        if new && let Some(known) = self.devices.get(device) {
+            tracing::info!(
+                "device {}: {}, positioning {}, {} MB/s",
+                known.name,
+                known.source.text(),
+                known.model.read.fixed,
+                known.model.read.rate.0 / 1_000_000
+            );
+            if known.source.is_guess() {
+                let note = format!(
+                    "{} was never measured, its model is a cautious guess; measure it with: rushes \
+                     calibrate {} --save",
+                    known.name,
+                    share.config.path.display()
+                );
+                tracing::warn!("{note}");
+                self.notes.push(note);
+            }
+            let model = known.model;
+            self.feed(Event::DeviceAdded { device, model });
+        }
+        if !share.direct_io {
+            let note = format!(
+                "share {:?} ({}) lies on {}, which has no direct I/O: it is served buffered",
+                share.config.name,
+                share.config.path.display(),
+                share.file_system
+            );
+            tracing::warn!("{note}");
+            self.notes.push(note);
+        }
+        tracing::info!(
+            "share {:?}: {} ({}, device {})",
+            share.config.name,
+            share.config.path.display(),
+            share.file_system,
+            self.devices.get(device).map_or("?", |known| &known.name)
+        );
+        self.shares.push(Arc::new(ServedShare {
+            share: Arc::new(share),
+            device,
+        }));
+    }
+
+    /// Watch everything, then serve until told to stop.
+    pub(crate) fn run(&mut self) -> Result<(), SysError> {
+        let watch = |source| SysError::new("watch descriptors", "event loop", source);
+        self.ring
+            .poll_add(self.listener.fd().clone(), tag::LISTENER)
+            .map_err(watch)?;
+        self.ring
+            .bell_add(self.workers.bell().clone(), tag::WORKERS)
+            .map_err(watch)?;
+        self.ring
+            .bell_add(self.desk.bell().clone(), tag::DESK)
+            .map_err(watch)?;
+        let signals = self.signals.fd().map_err(watch)?;
+        self.ring.poll_add(signals, tag::SIGNALS).map_err(watch)?;
+        if let Some(changes) = &self.changes {
+            self.ring
+                .poll_add(changes.fd().clone(), tag::CHANGES)
+                .map_err(watch)?;
+        }
+        while !self.stopping {
+            if self.to_hear.is_empty() {
+                self.ring.submit_and_wait()?;
+            } else {
+                self.ring.submit()?;
+            }
+            let start = clock::now();
+            self.turn(start);
+            self.lag.record(clock::now().since(start));
+        }
+        Ok(())
+    }
+
+    fn turn(&mut self, start: Instant) {
+        while let Some(completion) = self.ring.next_completion() {
+            self.complete(completion);
+        }
+        for session in std::mem::take(&mut self.to_hear) {
+            if let Some(seat) = self.sessions.seats.get_mut(&session) {
+                seat.to_hear = false;
+            }
+            self.hear(session);
+        }
+        if start >= self.sweep_at {
+            self.sweep();
+        }
+        self.send_backlog();
+        self.expel_all();
+        for session in std::mem::take(&mut self.to_flush) {
+            if let Some(seat) = self.sessions.seats.get_mut(&session) {
+                seat.to_flush = false;
+                seat.session.flush();
+            }
+        }
+        self.guests_leave(start);
+        self.set_timer(start);
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        match completion {
+            Completion::Read { user_data, result } => self.read_done(IoId(user_data), result),
+            Completion::Timer => {
+                if clock::now() >= self.core_wake {
+                    self.core_wake = Instant::NEVER;
+                    self.feed(Event::Timer);
+                }
+            }
+            Completion::Bell { user_data } | Completion::Ready { user_data, .. } => {
+                let number = user_data & !tag::KIND;
+                match user_data & tag::KIND {
+                    tag::LISTENER => self.accept(),
+                    tag::GUEST => self.guest_speaks(number as u32),
+                    tag::SOCKET => {
+                        let session = SessionId(number as u32);
+                        if let Some(seat) = self.sessions.seats.get_mut(&session) {
+                            seat.session.socket_ready();
+                        }
+                        self.hear(session);
+                    }
+                    tag::BELL => self.hear(SessionId(number as u32)),
+                    tag::WORKERS => self.jobs_done(),
+                    tag::DESK => self.questions(),
+                    tag::SIGNALS => self.signalled(),
+                    tag::CHANGES => self.changed_by_others(),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    // ---- The core ----
+
+    /// Give the core an event and carry out what it wants; also events that arise from that.
+    pub(super) fn feed(&mut self, event: Event) {
+        self.pending.push_back(event);
+        let mut actions = std::mem::take(&mut self.actions);
+        while let Some(event) = self.pending.pop_front() {
+            actions.clear();
+            self.server.step(clock::now(), event, &mut actions);
+            for action in &actions.list {
+                self.carry_out(action, &actions);
+            }
+        }
+        self.actions = actions;
+    }
+
+    fn carry_out(&mut self, action: &Action, actions: &Actions) {
+        match action {
+            Action::Reply {
+                session,
+                request,
+                outcome,
+            } => self.reply(*session, *request, *outcome, actions),
+            Action::Submit(read) => self.submit(*read, actions.slots_of(read.slots)),
+            Action::OpenNeighbour { beside, name } => self.open_neighbour(*beside, name),
+            Action::Stat { file } => self.stat(*file),
+            Action::Forget { file } => self.forget(*file),
+            Action::Wake { at } => self.core_wake = *at,
+        }
+    }
+
+    fn reply(&mut self, id: SessionId, request: RequestId, outcome: Outcome, actions: &Actions) {
+        let Some(seat) = self.sessions.seats.get_mut(&id) else {
+            return;
+        };
+        let body = match outcome {
+            Outcome::Data {
+                slots,
+                first_offset,
+                length,
+            } => ReplyBody::Data {
+                slots: actions.slots_of(slots),
+                first_offset,
+                length,
+            },
+            Outcome::Done => ReplyBody::Done,
+            Outcome::Failed(errno) => ReplyBody::Failed(errno),
+            Outcome::Plain => ReplyBody::Plain,
+        };
+        match seat.session.reply(request, body) {
+            Ok(()) if !seat.to_flush => {
+                seat.to_flush = true;
+                self.to_flush.push(id);
+            }
+            Ok(()) => {}
+            // Not now: the core is in the middle of a step.
+            Err(error) => self.to_expel.push((id, error)),
+        }
+    }
+
+    fn submit(&mut self, read: IoRead, slots: &[SlotIndex]) {
+        if !self.backlog.is_empty() {
+            self.backlog.push_back((read, slots.to_vec()));
+            return;
+        }
+        if !self.try_submit(&read, slots) {
+            self.backlog.push_back((read, slots.to_vec()));
+        }
+    }
+
+    /// False: the ring is full.
+    fn try_submit(&mut self, read: &IoRead, slots: &[SlotIndex]) -> bool {
+        let Some(file) = self.files.get(read.file) else {
+            tracing::error!(
+                "a read of file {} was asked for, which is not open; expected the core to know it",
+                read.file.0
+            );
+            self.fail_read(read.io, Errno::BAD_HANDLE);
+            return true;
+        };
+        let expected = file
+            .size
+            .saturating_sub(read.range.start.0)
+            .min(read.range.length.0);
+        let sent = self.ring.read(&SlotRead {
+            file: &file.fd,
+            range: read.range,
+            expected: ByteCount(expected),
+            slots,
+            class: read.class,
+            user_data: read.io.0,
+        });
+        match sent {
+            Ok(()) => {
+                self.in_flight.insert(read.io, (read.file, read.range));
+                true
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
+            Err(error) => {
+                tracing::error!("a read of {:?} could not be sent: {error}", file.path);
+                self.fail_read(read.io, Errno::INVALID);
+                true
+            }
+        }
+    }
+
+    fn fail_read(&mut self, io: IoId, errno: Errno) {
+        self.pending.push_back(Event::IoDone {
+            io,
+            result: Err(errno),
+        });
+    }
+
+    fn send_backlog(&mut self) {
+        while let Some((read, slots)) = self.backlog.pop_front() {
+            if !self.try_submit(&read, &slots) {
+                self.backlog.push_front((read, slots));
+                break;
+            }
+        }
+        self.feed_pending();
+    }
+
+    /// Events that arose outside of [`Daemon::feed`].
+    fn feed_pending(&mut self) {
+        if let Some(event) = self.pending.pop_front() {
+            self.feed(event);
+        }
+    }
+
+    fn read_done(&mut self, io: IoId, result: Result<ByteCount, Errno>) {
+        let about = self.in_flight.remove(&io);
+        if let (Err(errno), Some((file, range))) = (result, about) {
+            tracing::warn!(
+                "reading {} bytes at {} of {:?} failed: {}",
+                range.length.0,
+                range.start.0,
+                self.files
+                    .get(file)
+                    .map_or("a closed file", |file| &file.path),
+                std::io::Error::from_raw_os_error(errno.0 as i32)
+            );
+        }
+        self.feed(Event::IoDone { io, result });
+    }
+
+    fn open_neighbour(&mut self, beside: FileId, name: &str) {
+        let refused = |errno| Event::NeighbourOpened {
+            beside,
+            name: name.to_string(),
+            facts: Err(errno),
+        };
+        let Some(file) = self.files.get(beside) else {
+            self.pending.push_back(refused(Errno::BAD_HANDLE));
+            return;
+        };
+        let job = Job::Neighbour {
+            beside,
+            share: file.share.clone(),
+            path: file.path.clone(),
+            key: file.key,
+            name: name.to_string(),
+        };
+        if self.workers.push(Urgency::Now, job).is_err() {
+            self.pending.push_back(refused(Errno(libc_again())));
+        }
+    }
+
+    fn stat(&mut self, id: FileId) {
+        let Some(file) = self.files.get(id) else {
+            return;
+        };
+        let (size, job) = (
+            file.size,
+            Job::Stat {
+                file: id,
+                generation: file.generation,
+                fd: file.fd.clone(),
+            },
+        );
+        if self.workers.push(Urgency::Now, job).is_err() {
+            // Better an answer from memory than a reader who waits for ever.
+            self.pending.push_back(Event::Stat {
+                file: id,
+                size: ByteCount(size),
+                version: 0,
+            });
+        }
+    }
+
+    fn forget(&mut self, id: FileId) {
+        if let Some(file) = self.files.forget(id)
+            && file.watched
+            && let Some(changes) = &mut self.changes
+        {
+            changes.unwatch(&*file.fd, file.key);
+        }
+    }
+
+    fn set_timer(&mut self, now: Instant) {
+        if self.sweep_at == Instant::NEVER
+            && self
+                .sessions
+                .seats
+                .values()
+                .any(|seat| seat.session.pinned_count() > 0)
+        {
+            self.sweep_at = now + SWEEP;
+        }
+        let at = self
+            .core_wake
+            .min(self.sweep_at)
+            .min(self.sessions.next_leave());
+        self.ring.wake_at(at);
+    }
+
+    /// Sessions that hold buffers may have given some back without ringing.
+    fn sweep(&mut self) {
+        self.sweep_at = Instant::NEVER;
+        let holders: Vec<SessionId> = self
+            .sessions
+            .seats
+            .iter()
+            .filter(|(_, seat)| seat.session.pinned_count() > 0)
+            .map(|(id, _)| *id)
+            .collect();
+        for session in holders {
+            self.hear(session);
+        }
+    }
+
+    // ---- Who comes ----
+
+    fn accept(&mut self) {
+        // Level-triggered: whoever is left waiting is reported again.
+        for _ in 0..16 {
+            let newcomer = match self.listener.accept() {
+                Ok(Some(newcomer)) => newcomer,
+                Ok(None) => return,
+                Err(error) => {
+                    self.say_once(format!("a door could not connect: {error}"));
+                    return;
+                }
+            };
+            self.newcomer(newcomer);
+        }
+    }
+
+    fn newcomer(&mut self, newcomer: Newcomer) {
+        let peer = newcomer.peer();
+        if peer.uid != 0 {
+            let reason = format!(
+                "user {} may not open a data session; expected root (smbd before it changes user)",
+                peer.uid
+            );
+            self.refuse(newcomer, Errno(1), &reason);
+            return;
+        }
+        if self.sessions.guests.len() >= NEWCOMER_COUNT_MAX
+            || self.sessions.seats.len() >= self.limits.session_count_max as usize
+        {
+            let reason = format!(
+                "{} sessions are open already; expected at most {}",
+                self.sessions.seats.len(),
+                self.limits.session_count_max
+            );
+            self.refuse(newcomer, Errno(libc_again()), &reason);
+            return;
+        }
+        let number = self.sessions.unused_guest();
+        let fd = newcomer.fd().clone();
+        match self.ring.poll_add(fd, tag::GUEST | u64::from(number)) {
+            Ok(poll) => {
+                let guest = Guest {
+                    newcomer,
+                    poll,
+                    leave_at: clock::now() + GUEST_PATIENCE,
+                };
+                self.sessions.guests.insert(number, guest);
+            }
+            Err(error) => {
+                self.refuse(newcomer, Errno(libc_again()), &format!("no room: {error}"));
+            }
+        }
+    }
+
+    fn refuse(&mut self, newcomer: Newcomer, errno: Errno, reason: &str) {
+        self.counts.refused += 1;
+        tracing::warn!(
+            "a session was refused to pid {}: {reason}",
+            newcomer.peer().pid
+        );
+        newcomer.refuse(errno, reason);
+    }
+
+    fn guest_speaks(&mut self, number: u32) {
+        let Some(guest) = self.sessions.guests.get_mut(&number) else {
+            return;
+        };
+        let said = guest.newcomer.receive();
+        if matches!(said, Ok(None)) {
+            return;
+        }
+        let Some(guest) = self.sessions.guests.remove(&number) else {
+            return;
+        };
+        self.ring.poll_remove(guest.poll);
+        match said {
+            Ok(Some(connect)) => self.welcome(guest.newcomer, connect),
+            Ok(None) => {}
+            Err(PeerError::Closed) => {}
+            Err(error) => {
+                let reason = error.to_string();
+                // EPROTO.
+                self.refuse(guest.newcomer, Errno(71), &reason);
+            }
+        }
+    }
+
+    fn welcome(&mut self, newcomer: Newcomer, connect: Connect) {
+        let share = self.shares.iter().find(|served| {
+            served
+                .share
+                .config
+                .name
+                .eq_ignore_ascii_case(&connect.share)
+        });
+        let Some(share) = share.cloned() else {
+            let reason = format!(
+                "share {:?} is not in the daemon's configuration; expected one of: {}",
+                connect.share,
+                self.share_names()
+            );
+            self.refuse(newcomer, Errno(2), &reason);
+            return;
+        };
+        let pid = newcomer.peer().pid;
+        let session = self.sessions.unused();
+        let terms = SessionTerms {
+            session,
+            read_bytes_max: self.limits.read_bytes_max,
+            handle_count_max: self.limits.handle_count_max,
+            sweeps: true,
+        };
+        let served = match newcomer.welcome(terms, &self.segment) {
+            Ok(served) => served,
+            Err(error) => {
+                self.counts.refused += 1;
+                tracing::warn!("a session with pid {pid} did not come about: {error}");
+                return;
+            }
+        };
+        let number = u64::from(session.0);
+        let socket = self
+            .ring
+            .poll_add(served.socket().clone(), tag::SOCKET | number);
+        let bell = self
+            .ring
+            .bell_add(served.doorbell().clone(), tag::BELL | number);
+        let (socket, bell) = match (socket, bell) {
+            (Ok(socket), Ok(bell)) => (socket, bell),
+            (socket, bell) => {
+                for poll in [socket, bell].into_iter().flatten() {
+                    self.ring.poll_remove(poll);
+                }
+                self.say_once(String::from(
+                    "no room to watch another session; it was dropped",
+                ));
+                return;
+            }
+        };
+        let label = SessionLabel {
+            share: share.share.config.name.clone(),
+            user: connect.user.clone(),
+            client: connect.client.clone(),
+        };
+        let seat = Seat {
+            session: served,
+            share,
+            user: connect.user,
+            client: connect.client,
+            door: connect.door,
+            polls: [socket, bell],
+            handles: HashMap::new(),
+            to_flush: false,
+            to_hear: false,
+        };
+        tracing::info!(
+            "session {}: {} of {:?} from {:?} on share {:?} (pid {pid})",
+            session.0,
+            seat.door_name(),
+            label.user,
+            label.client,
+            label.share
+        );
+        self.sessions.seats.insert(session, seat);
+        self.feed(Event::SessionOpened { session, label });
+        self.hear(session);
+    }
+
+    fn share_names(&self) -> String {
+        let names: Vec<&str> = self
+            .shares
+            .iter()
+            .map(|served| served.share.config.name.as_str())
+            .collect();
+        names.join(", ")
+    }
+
+    fn guests_leave(&mut self, now: Instant) {
+        if self.sessions.next_leave() > now {
+            return;
+        }
+        let late: Vec<u32> = self
+            .sessions
+            .guests
+            .iter()
+            .filter(|(_, guest)| guest.leave_at <= now)
+            .map(|(number, _)| *number)
+            .collect();
+        for number in late {
+            if let Some(guest) = self.sessions.guests.remove(&number) {
+                self.ring.poll_remove(guest.poll);
+                let reason = format!(
+                    "nothing was said for {} s; expected CONNECT",
+                    GUEST_PATIENCE.ms() / 1000
+                );
+                self.refuse(guest.newcomer, Errno(110), &reason);
+            }
+        }
+    }
+
+    // ---- What sessions say ----
+
+    fn hear(&mut self, id: SessionId) {
+        for _ in 0..EVENTS_PER_TURN {
+            let Some(seat) = self.sessions.seats.get_mut(&id) else {
+                return;
+            };
+            match seat.session.next_event() {
+                Ok(Some(event)) => self.client_event(id, event),
+                Ok(None) => return,
+                Err(error) => {
+                    self.end_session(id, &error);
+                    return;
+                }
+            }
+        }
+        // No bell rings for what is left.
+        if let Some(seat) = self.sessions.seats.get_mut(&id)
+            && !seat.to_hear
+        {
+            seat.to_hear = true;
+            self.to_hear.push(id);
+        }
+    }
+
+    fn client_event(&mut self, session: SessionId, event: ClientEvent) {
+        match event {
+            ClientEvent::Open { handle, path, file } => self.open(session, handle, path, file),
+            ClientEvent::Read {
+                request,
+                handle,
+                range,
+                sent,
+            } => self.feed(Event::Read {
+                session,
+                handle,
+                request,
+                range,
+                sent,
+            }),
+            ClientEvent::ReadEnd { request } => self.feed(Event::ReadEnd { session, request }),
+            ClientEvent::Close { handle } => {
+                if let Some(seat) = self.sessions.seats.get_mut(&session) {
+                    seat.handles.remove(&handle);
+                }
+                self.feed(Event::Closed { session, handle });
+            }
+            ClientEvent::Changed {
+                request,
+                key,
+                range,
+            } => self.feed(Event::Changed {
+                session,
+                request,
+                key,
+                range,
+            }),
+            ClientEvent::Gone { request, key } => self.feed(Event::Gone {
+                session,
+                request,
+                key,
+            }),
+        }
+    }
+
+    fn open(
+        &mut self,
+        session: SessionId,
+        handle: HandleId,
+        path: PathBuf,
+        fd: std::os::fd::OwnedFd,
+    ) {
+        let opening = self.sessions.opening();
+        let Some(seat) = self.sessions.seats.get_mut(&session) else {
+            return;
+        };
+        seat.handles.insert(handle, opening);
+        let job = Job::Open {
+            session,
+            handle,
+            opening,
+            share: seat.share.share.clone(),
+            path: path.to_string_lossy().into_owned(),
+            fd,
+            pid: seat.session.peer().pid,
+        };
+        self.feed(Event::Opening {
+            session,
+            handle,
+            path: path.to_string_lossy().into_owned(),
+        });
+        if self.workers.push(Urgency::Now, job).is_err() {
+            self.say_once(String::from(
+                "a file is not served: too many are being opened already (does a share hang?)",
+            ));
+            self.counts.plain += 1;
+            self.feed(Event::Opened {
+                session,
+                handle,
+                facts: Err(Errno(libc_again())),
+            });
+        }
+    }
+
+    fn expel_all(&mut self) {
+        while let Some((session, error)) = self.to_expel.pop() {
+            self.end_session(session, &error);
+        }
+    }
+
+    fn end_session(&mut self, id: SessionId, error: &PeerError) {
+        let Some(seat) = self.sessions.seats.remove(&id) else {
+            return;
+        };
+        for poll in seat.polls {
+            self.ring.poll_remove(poll);
+        }
+        match error {
+            PeerError::Closed => tracing::info!("session {}: ended", id.0),
+            error => {
+                self.counts.expelled += 1;
+                tracing::warn!(
+                    "session {} ({} of {:?} from {:?}, pid {}) was put out: {error}",
+                    id.0,
+                    seat.door_name(),
+                    seat.user,
+                    seat.client,
+                    seat.session.peer().pid
+                );
+            }
+        }
+        drop(seat);
+        self.feed(Event::SessionClosed { session: id });
+    }
+
+    // ---- What workers found out ----
+
+    fn jobs_done(&mut self) {
+        while let Some(done) = self.workers.pop() {
+            match done {
+                Done::Opened {
+                    session,
+                    handle,
+                    opening,
+                    path,
+                    result,
+                } => self.opened(session, handle, opening, &path, result),
+                Done::Neighbour {
+                    beside,
+                    path,
+                    name,
+                    share,
+                    result,
+                } => {
+                    let facts = result.map(|found| self.adopt(found, &share, &path, None));
+                    self.feed(Event::NeighbourOpened {
+                        beside,
+                        name,
+                        facts,
+                    });
+                }
+                Done::Stat {
+                    file,
+                    generation,
+                    result,
+                } => self.stat_done(file, generation, result),
+                Done::Reloaded(result) => self.reloaded(result),
+            }
+        }
+    }
+
+    fn opened(
+        &mut self,
+        session: SessionId,
+        handle: HandleId,
+        opening: u64,
+        path: &str,
+        result: Result<crate::jobs::Found, rushes_sys::file::Unserved>,
+    ) {
+        let Some(seat) = self.sessions.seats.get(&session) else {
+            return;
+        };
+        if seat.handles.get(&handle) != Some(&opening) {
+            // Closed meanwhile; the core knows nothing of this opening any more.
+            return;
+        }
+        let share = seat.share.share.clone();
+        let facts = match result {
+            Ok(found) => {
+                let hint = self.config.rule_for(&share.config.name, path);
+                Ok(self.adopt(found, &share, path, hint))
+            }
+            Err(unserved) => {
+                self.counts.plain += 1;
+                let what = format!(
+                    "share {:?}: a file is not served, its client does plain I/O: {unserved}",
+                    share.config.name
+                );
+                self.say_once(what);
+                tracing::debug!("{path:?} is not served: {unserved}");
+                Err(unserved.errno())
+            }
+        };
+        self.feed(Event::Opened {
+            session,
+            handle,
+            facts,
+        });
+    }
+
+    /// Know a file that was opened for us; what the core must know of it.
+    fn adopt(
+        &mut self,
+        found: crate::jobs::Found,
+        share: &Arc<Share>,
+        path: &str,
+        hint: Option<RateHint>,
+    ) -> FileFacts {
+        let status = found.file.status;
+        let (device, offset) = self.place(status.key.device, share);
+        let fd = found.file.fd;
+        let (file, _) = self.files.adopt(status.key, fd, status.size.0, share, path);
+        self.watch(file);
+        let mut extents = found.extents;
+        for extent in &mut extents {
+            extent.physical = extent.physical + ByteCount(offset);
+        }
+        FileFacts {
+            file,
+            key: status.key,
+            device,
+            size: status.size,
+            version: status.version,
+            extents,
+            hint,
+        }
+    }
+
+    /// Device and where the file system starts on it; a subvolume lies where its share lies.
+    fn place(&self, st_dev: u64, share: &Share) -> (DeviceId, u64) {
+        self.devices
+            .place(st_dev)
+            .or_else(|| self.devices.place(share.st_dev))
+            .unwrap_or((DeviceId(u16::MAX), 0))
+    }
+
+    fn watch(&mut self, id: FileId) {
+        let (Some(changes), Some(file)) = (&mut self.changes, self.files.get_mut(id)) else {
+            return;
+        };
+        if file.watched {
+            return;
+        }
+        match changes.watch(&*file.fd, file.key) {
+            Ok(()) => file.watched = true,
+            Err(error) => {
+                let what = format!(
+                    "share {:?} ({}): changes by others are noticed only at each open: {error}",
+                    file.share.config.name, file.share.file_system
+                );
+                self.say_once(what);
+            }
+        }
+    }
+
+    fn stat_done(
+        &mut self,
+        id: FileId,
+        generation: u64,
+        result: Option<rushes_sys::file::FileStatus>,
+    ) {
+        let Some(file) = self.files.same_mut(id, generation) else {
+            return;
+        };
+        let version = result.map_or(0, |status| status.version);
+        if let Some(status) = result {
+            file.size = status.size.0;
+        }
+        let size = ByteCount(file.size);
+        self.feed(Event::Stat {
+            file: id,
+            size,
+            version,
+        });
+    }
+
+    fn changed_by_others(&mut self) {
+        let mut seen: Vec<Change> = Vec::new();
+        let read = match &mut self.changes {
+            Some(changes) => changes.read(|change| seen.push(change)),
+            None => return,
+        };
+        if let Err(error) = read {
+            self.say_once(format!("changes by others cannot be read: {error}"));
+        }
+        for change in seen {
+            match change {
+                // Doors report their own changes, and wait for the answer.
+                Change::Modified { pid, .. } if self.sessions.has_process(pid) => {}
+                Change::Modified { key, .. } => self.feed(Event::ForeignChange { key }),
+                Change::Overflow => {
+                    for key in self.files.keys() {
+                        self.feed(Event::ForeignChange { key });
+                    }
+                }
+            }
+        }
+    }
+
+    // ---- What people want ----
+
+    fn signalled(&mut self) {
+        let wanted = self.signals.take();
+        if wanted.reload {
+            self.start_reload();
+        }
+        if wanted.stop {
+            tracing::info!("told to stop");
+            self.stopping = true;
+        }
+    }
+
+    fn questions(&mut self) {
+        while let Some(question) = self.desk.next() {
+            self.question(question);
+        }
+    }
+
+    fn question(&mut self, question: Question) {
+        if let Some(answer) = self.answer(question.ask, &question.answer) {
+            // An asker who no longer waits is none.
+            let _ = question.answer.try_send(answer);
+        }
+    }
+
+    /// Warn of something that would otherwise fill the log.
+    pub(super) fn say_once(&mut self, what: String) {
+        if self.said.len() < SAID_COUNT_MAX && self.said.insert(what.clone()) {
+            tracing::warn!("{what} (said once)");
+        }
+    }
+}
+
+/// EAGAIN: now is a bad moment, later may be a better one.
+const fn libc_again() -> u32 {
+    11
+}

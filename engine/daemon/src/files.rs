@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files the daemon holds open for itself, under the numbers the core knows them by.
+//!
+//! One inode has one number, whoever opened it and by whatever name: that is how bytes fetched for
+//! one client, or ahead of all, serve the next.
+
+use crate::share::Share;
+use rushes_core::server::FileKey;
+use rushes_core::units::FileId;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// A file held open.
+#[derive(Debug)]
+pub(crate) struct File {
+    pub(crate) key: FileKey,
+    pub(crate) fd: Arc<OwnedFd>,
+    /// As last heard. Units: bytes.
+    pub(crate) size: u64,
+    pub(crate) share: Arc<Share>,
+    /// Below the share's root, as last opened.
+    pub(crate) path: String,
+    /// Tells this use of the number from a later one.
+    pub(crate) generation: u64,
+    /// Its header was, or is being, looked at.
+    pub(crate) probed: bool,
+    /// Changes by others are watched.
+    pub(crate) watched: bool,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    by_id: HashMap<FileId, File>,
+    by_key: HashMap<FileKey, FileId>,
+    next: u32,
+    generation: u64,
+}
+
+impl Files {
+    /// The number of a file just opened: the one it has, or a new one. True when it is new.
+    pub(crate) fn adopt(
+        &mut self,
+        key: FileKey,
+        fd: Arc<OwnedFd>,
+        size: u64,
+        share: &Arc<Share>,
+        path: &str,
+    ) -> (FileId, bool) {
+        if let Some(id) = self.by_key.get(&key)
+            && let Some(file) = self.by_id.get_mut(id)
+        {
+            // We hold it open, so its inode number cannot belong to another file by now.
+            file.size = size;
+            if file.path != path {
+                file.path = path.to_string();
+            }
+            file.share = share.clone();
+            return (*id, false);
+        }
+        let id = self.unused();
+        self.generation += 1;
+        let file = File {
+            key,
+            fd,
+            size,
+            share: share.clone(),
+            path: path.to_string(),
+            generation: self.generation,
+            probed: false,
+            watched: false,
+        };
+        self.by_id.insert(id, file);
+        self.by_key.insert(key, id);
+        (id, true)
+    }
+
+    pub(crate) fn get(&self, id: FileId) -> Option<&File> {
+        self.by_id.get(&id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: FileId) -> Option<&mut File> {
+        self.by_id.get_mut(&id)
+    }
+
+    /// The file, if the number still means the same one as when a job was sent.
+    pub(crate) fn same_mut(&mut self, id: FileId, generation: u64) -> Option<&mut File> {
+        self.get_mut(id)
+            .filter(|file| file.generation == generation)
+    }
+
+    /// Give it up. Reads in flight keep its descriptor until they have ended.
+    pub(crate) fn forget(&mut self, id: FileId) -> Option<File> {
+        let file = self.by_id.remove(&id)?;
+        self.by_key.remove(&file.key);
+        Some(file)
+    }
+
+    /// Numbers come round only after four thousand million files, so that an answer about a file
+    /// that is forgotten is never taken for one about another.
+    fn unused(&mut self) -> FileId {
+        loop {
+            self.next = self.next.wrapping_add(1);
+            if !self.by_id.contains_key(&FileId(self.next)) {
+                return FileId(self.next);
+            }
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub(crate) fn keys(&self) -> Vec<FileKey> {
+        self.by_key.keys().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ShareConfig;
+
+    #[test]
+    fn an_inode_keeps_its_number_until_it_is_forgotten() {
+        let folder = std::env::temp_dir();
+        let share = Arc::new(
+            Share::open(&ShareConfig {
+                name: String::from("s"),
+                path: folder,
+            })
+            .unwrap(),
+        );
+        let fd = || Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+        let key = FileKey {
+            device: 1,
+            inode: 2,
+        };
+        let mut files = Files::default();
+        let (id, new) = files.adopt(key, fd(), 5, &share, "a");
+        assert!(new);
+        assert_eq!(files.adopt(key, fd(), 6, &share, "b"), (id, false));
+        let file = files.get(id).unwrap();
+        assert_eq!((file.size, file.path.as_str()), (6, "b"));
+        let generation = file.generation;
+        files.forget(id).unwrap();
+        let (other, new) = files.adopt(key, fd(), 7, &share, "a");
+        assert!(new && other != id);
+        assert!(files.same_mut(id, generation).is_none());
+        assert_eq!(files.count(), 1);
+    }
+}

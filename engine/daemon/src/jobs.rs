@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the workers do for the loop: everything that may wait for a disk.
+
+use crate::calibrate::{Calibration, identity_of};
+use crate::config::{Config, ConfigError, ShareConfig};
+use crate::error::ServeError;
+use crate::share::{Share, same_file_system_elsewhere};
+use rushes_core::server::{Errno, Extent, FileKey};
+use rushes_core::units::{FileId, HandleId, SessionId};
+use rushes_sys::extents;
+use rushes_sys::file::{self, FileStatus, PrivateFile, Unserved};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Extents of a file that are of use: beyond that it is scattered anyway.
+const EXTENT_COUNT_MAX: usize = 4096;
+
+/// Something to be done.
+pub(crate) enum Job {
+    /// Vet a client's descriptor and open its file anew.
+    Open {
+        session: SessionId,
+        handle: HandleId,
+        /// Tells this opening from a later one under the same handle.
+        opening: u64,
+        share: Arc<Share>,
+        /// Below the share's root.
+        path: String,
+        fd: OwnedFd,
+        /// Process of the client, for the numbers of its mounts.
+        pid: i32,
+    },
+    /// Open a file beside one that a client opened.
+    Neighbour {
+        beside: FileId,
+        share: Arc<Share>,
+        /// Of the file beside.
+        path: String,
+        key: FileKey,
+        name: String,
+    },
+    /// How long is it now?
+    Stat {
+        file: FileId,
+        generation: u64,
+        fd: Arc<OwnedFd>,
+    },
+    /// Read the configuration again, and open shares that are new in it.
+    Reload {
+        file: PathBuf,
+        known: Vec<ShareConfig>,
+    },
+}
+
+/// What became of it.
+pub(crate) enum Done {
+    Opened {
+        session: SessionId,
+        handle: HandleId,
+        opening: u64,
+        path: String,
+        result: Result<Found, Unserved>,
+    },
+    Neighbour {
+        beside: FileId,
+        /// Of the neighbour.
+        path: String,
+        name: String,
+        share: Arc<Share>,
+        result: Result<Found, Errno>,
+    },
+    Stat {
+        file: FileId,
+        generation: u64,
+        result: Option<FileStatus>,
+    },
+    Reloaded(Result<Box<Reloaded>, ConfigError>),
+}
+
+/// A file opened for ourselves.
+pub(crate) struct Found {
+    pub(crate) file: PrivateFile,
+    /// On the file system's device, not the disk.
+    pub(crate) extents: Vec<Extent>,
+}
+
+/// A configuration read again.
+pub(crate) struct Reloaded {
+    pub(crate) config: Config,
+    /// Shares that were not there before, opened.
+    pub(crate) shares: Vec<Result<(Share, Option<Calibration>), ServeError>>,
+}
+
+/// Do it. May wait for disks, as long as they like.
+pub(crate) fn work(job: Job) -> Done {
+    match job {
+        Job::Open {
+            session,
+            handle,
+            opening,
+            share,
+            path,
+            fd,
+            pid,
+        } => Done::Opened {
+            session,
+            handle,
+            opening,
+            path,
+            result: reopen(&share, &fd, pid).and_then(found),
+        },
+        Job::Neighbour {
+            beside,
+            share,
+            path,
+            key,
+            name,
+        } => {
+            let result = neighbour(&share, &path, key, &name);
+            let path = match Path::new(&path).parent() {
+                Some(folder) => folder.join(&name).to_string_lossy().into_owned(),
+                None => name.clone(),
+            };
+            Done::Neighbour {
+                beside,
+                path,
+                name,
+                share,
+                result: result.map_err(|unserved| unserved.errno()),
+            }
+        }
+        Job::Stat {
+            file,
+            generation,
+            fd,
+        } => Done::Stat {
+            file,
+            generation,
+            result: file::status(&*fd).ok(),
+        },
+        Job::Reload { file, known } => Done::Reloaded(reload(&file, &known).map(Box::new)),
+    }
+}
+
+fn reopen(share: &Share, fd: &OwnedFd, pid: i32) -> Result<PrivateFile, Unserved> {
+    match file::reopen_vetted(fd, &[share.mount]) {
+        Err(Unserved::OtherMount(theirs))
+            if same_file_system_elsewhere(pid, theirs, share.mount) =>
+        {
+            file::reopen_vetted(fd, &[theirs])
+        }
+        other => other,
+    }
+}
+
+fn neighbour(share: &Share, path: &str, key: FileKey, name: &str) -> Result<Found, Unserved> {
+    if name.is_empty() || name == "." || name == ".." || name.contains('/') {
+        return Err(Unserved::Failed(std::io::ErrorKind::InvalidInput.into()));
+    }
+    let folder = share.folder_of(path, key)?;
+    found(file::open_beneath(&folder, Path::new(name))?)
+}
+
+fn found(file: PrivateFile) -> Result<Found, Unserved> {
+    let extents = extents::of(&*file.fd, EXTENT_COUNT_MAX)
+        .map(|map| map.extents)
+        .unwrap_or_default();
+    Ok(Found { file, extents })
+}
+
+/// The calibration of a share's device, if there is one. One that makes no sense is said and ignored.
+pub(crate) fn calibration_for(state_dir: &Path, share: &ShareConfig) -> Option<Calibration> {
+    let loaded =
+        identity_of(&share.path).and_then(|identity| Calibration::load_for(state_dir, &identity));
+    loaded.unwrap_or_else(|error| {
+        tracing::warn!(
+            "the calibration for share {:?} is not used: {error}",
+            share.name
+        );
+        None
+    })
+}
+
+fn reload(file: &Path, known: &[ShareConfig]) -> Result<Reloaded, ConfigError> {
+    let config = Config::load(file)?;
+    let shares = config
+        .shares
+        .iter()
+        .filter(|share| {
+            !known
+                .iter()
+                .any(|k| k.name.eq_ignore_ascii_case(&share.name))
+        })
+        .map(|share| {
+            let opened = Share::open(share)?;
+            Ok((opened, calibration_for(&config.state_dir, share)))
+        })
+        .collect();
+    Ok(Reloaded { config, shares })
+}

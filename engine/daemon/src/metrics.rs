@@ -1,0 +1,469 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The status as Prometheus metrics.
+//!
+//! No label holds a path, a user or a client: what they play is nobody's business but the studio's,
+//! and labels without bound would drown the database. Devices and kinds are labels, nothing else.
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+use rushes_control::Status;
+use std::collections::HashMap;
+use std::fmt;
+
+/// Sums over all streams there ever were.
+///
+/// The ledger forgets streams that closed long ago; a counter must not go back when it does. So what
+/// each stream added since the last look is summed here.
+#[derive(Debug, Default)]
+pub(crate) struct Totals {
+    seen: HashMap<u32, Sums>,
+    sums: Sums,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    read: u64,
+    due: u64,
+    on_time: u64,
+    late: [u64; 4],
+    late_all: u64,
+    bytes: u64,
+}
+
+impl Totals {
+    /// Add what is new in a status.
+    pub(crate) fn add(&mut self, status: &Status) {
+        let mut seen = HashMap::with_capacity(status.streams.len());
+        for stream in &status.streams {
+            let now = Sums {
+                read: stream.read_count,
+                due: stream.due_count,
+                on_time: stream.on_time_count,
+                late: [
+                    stream.guilty.door,
+                    stream.guilty.cache,
+                    stream.guilty.queue,
+                    stream.guilty.device,
+                ],
+                late_all: stream.late_count,
+                bytes: stream.bytes,
+            };
+            // A number used again by a new stream starts below what the old one had.
+            let before = match self.seen.get(&stream.stream) {
+                Some(before) if before.read <= now.read && before.bytes <= now.bytes => *before,
+                _ => Sums::default(),
+            };
+            self.sums.grow(&before, &now);
+            seen.insert(stream.stream, now);
+        }
+        self.seen = seen;
+    }
+}
+
+impl Sums {
+    fn grow(&mut self, before: &Sums, now: &Sums) {
+        self.read += now.read.saturating_sub(before.read);
+        self.due += now.due.saturating_sub(before.due);
+        self.on_time += now.on_time.saturating_sub(before.on_time);
+        self.late_all += now.late_all.saturating_sub(before.late_all);
+        self.bytes += now.bytes.saturating_sub(before.bytes);
+        for (sum, (before, now)) in self.late.iter_mut().zip(before.late.iter().zip(&now.late)) {
+            *sum += now.saturating_sub(*before);
+        }
+    }
+}
+
+/// All metrics as text.
+pub(crate) fn text(status: &Status, totals: &Totals) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("rushes");
+    registry.register_collector(Box::new(Snapshot {
+        status: status.clone(),
+        sums: totals.sums,
+    }));
+    let mut out = String::new();
+    encode(&mut out, &registry)?;
+    Ok(out)
+}
+
+#[derive(Debug)]
+struct Snapshot {
+    status: Status,
+    sums: Sums,
+}
+
+/// Values of one metric, each with its labels.
+type Rows<'a, T> = Vec<(Vec<(&'static str, &'a str)>, T)>;
+
+fn gauges(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    unit: Option<&Unit>,
+    rows: Rows<'_, f64>,
+) -> fmt::Result {
+    let mut family = encoder.encode_descriptor(
+        name,
+        help,
+        unit,
+        prometheus_client::metrics::MetricType::Gauge,
+    )?;
+    for (labels, value) in rows {
+        let value = ConstGauge::new(value);
+        if labels.is_empty() {
+            return value.encode(family);
+        }
+        value.encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+fn counters(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    unit: Option<&Unit>,
+    rows: Rows<'_, f64>,
+) -> fmt::Result {
+    let mut family = encoder.encode_descriptor(
+        name,
+        help,
+        unit,
+        prometheus_client::metrics::MetricType::Counter,
+    )?;
+    for (labels, value) in rows {
+        let value = ConstCounter::new(value);
+        if labels.is_empty() {
+            return value.encode(family);
+        }
+        value.encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+fn one<'a>(value: f64) -> Rows<'a, f64> {
+    vec![(Vec::new(), value)]
+}
+
+fn by<'a>(label: &'static str, values: &[(&'a str, f64)]) -> Rows<'a, f64> {
+    values
+        .iter()
+        .map(|(name, value)| (vec![(label, *name)], *value))
+        .collect()
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.streams(&mut encoder)?;
+        self.cache(&mut encoder)?;
+        self.devices(&mut encoder)?;
+        self.daemon(&mut encoder)
+    }
+}
+
+impl Snapshot {
+    fn streams(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let standing = |name: &str| {
+            let open = self.status.streams.iter().filter(|stream| stream.open);
+            open.filter(|stream| stream.standing == name).count() as f64
+        };
+        gauges(
+            encoder,
+            "streams",
+            "Open streams by standing",
+            None,
+            by(
+                "standing",
+                &[
+                    ("contract", standing("contract")),
+                    ("refused", standing("refused")),
+                    ("best_effort", standing("best_effort")),
+                ],
+            ),
+        )?;
+        let sums = &self.sums;
+        counters(
+            encoder,
+            "stream_reads",
+            "Reads of streams answered",
+            None,
+            one(sums.read as f64),
+        )?;
+        counters(
+            encoder,
+            "stream_reads_due",
+            "Reads that had a deadline under a contract",
+            None,
+            one(sums.due as f64),
+        )?;
+        counters(
+            encoder,
+            "stream_reads_on_time",
+            "Reads under a contract answered in time",
+            None,
+            one(sums.on_time as f64),
+        )?;
+        counters(
+            encoder,
+            "stream_reads_late",
+            "Reads under a contract answered late, by guilty stage",
+            None,
+            by(
+                "stage",
+                &[
+                    ("door", sums.late[0] as f64),
+                    ("cache", sums.late[1] as f64),
+                    ("queue", sums.late[2] as f64),
+                    ("device", sums.late[3] as f64),
+                ],
+            ),
+        )?;
+        counters(
+            encoder,
+            "stream_read",
+            "Bytes of streams answered",
+            Some(&Unit::Bytes),
+            one(sums.bytes as f64),
+        )?;
+        gauges(
+            encoder,
+            "sessions",
+            "Connected doors",
+            None,
+            one(self.status.sessions.len() as f64),
+        )
+    }
+
+    fn cache(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let cache = &self.status.cache;
+        gauges(
+            encoder,
+            "cache",
+            "Size of the cache segment",
+            Some(&Unit::Bytes),
+            one(cache.bytes as f64),
+        )?;
+        gauges(
+            encoder,
+            "cache_buffers",
+            "Buffers by state",
+            None,
+            by(
+                "state",
+                &[
+                    ("free", f64::from(cache.free_count)),
+                    ("held", f64::from(cache.held_count)),
+                    ("pinned", f64::from(cache.pinned_count)),
+                    ("all", f64::from(cache.buffer_count)),
+                ],
+            ),
+        )?;
+        counters(
+            encoder,
+            "cache_reads",
+            "Reads by whether the cache had the bytes",
+            None,
+            by(
+                "result",
+                &[
+                    ("hit", cache.hit_count as f64),
+                    ("miss", cache.miss_count as f64),
+                ],
+            ),
+        )
+    }
+
+    fn devices(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let devices = &self.status.devices;
+        let each = |value: &dyn Fn(&rushes_control::DeviceStatus) -> f64| -> Rows<'_, f64> {
+            devices
+                .iter()
+                .map(|device| (vec![("device", device.name.as_str())], value(device)))
+                .collect()
+        };
+        let by_class = |real_time: &dyn Fn(&rushes_control::DeviceStatus) -> f64,
+                        best_effort: &dyn Fn(&rushes_control::DeviceStatus) -> f64|
+         -> Rows<'_, f64> {
+            let mut rows: Rows<'_, f64> = Vec::new();
+            for device in devices {
+                for (class, value) in [
+                    ("real_time", real_time(device)),
+                    ("best_effort", best_effort(device)),
+                ] {
+                    rows.push((
+                        vec![("device", device.name.as_str()), ("class", class)],
+                        value,
+                    ));
+                }
+            }
+            rows
+        };
+        gauges(
+            encoder,
+            "device_contracts",
+            "Streams under contract on a device",
+            None,
+            each(&|device| f64::from(device.contract_count)),
+        )?;
+        gauges(
+            encoder,
+            "device_promised_bytes_per_second",
+            "What the contracts on a device were promised together",
+            None,
+            each(&|device| device.promised_bytes_per_s as f64),
+        )?;
+        counters(
+            encoder,
+            "device_busy",
+            "Time with a request in service",
+            Some(&Unit::Seconds),
+            each(&|device| device.busy_s),
+        )?;
+        counters(
+            encoder,
+            "device_requests",
+            "Requests sent to a device by class",
+            None,
+            by_class(&|device| device.real_time_request_count as f64, &|device| {
+                device.best_effort_request_count as f64
+            }),
+        )?;
+        counters(
+            encoder,
+            "device_read",
+            "Bytes read from a device by class",
+            Some(&Unit::Bytes),
+            by_class(&|device| device.real_time_bytes as f64, &|device| {
+                device.best_effort_bytes as f64
+            }),
+        )
+    }
+
+    fn daemon(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let daemon = &self.status.daemon;
+        let turn = &daemon.event_loop;
+        let us = |us: u64| us as f64 / 1e6;
+        gauges(
+            encoder,
+            "loop_lag",
+            "Length of the event loop's turns since the start",
+            Some(&Unit::Seconds),
+            by(
+                "quantile",
+                &[
+                    ("0.5", us(turn.lag_p50_us)),
+                    ("0.99", us(turn.lag_p99_us)),
+                    ("0.999", us(turn.lag_p999_us)),
+                    ("1", us(turn.lag_max_us)),
+                ],
+            ),
+        )?;
+        gauges(
+            encoder,
+            "memory_beside_cache",
+            "Resident memory without the cache segment",
+            Some(&Unit::Bytes),
+            one(daemon.rss_beside_cache_bytes as f64),
+        )?;
+        counters(
+            encoder,
+            "cpu",
+            "CPU time used",
+            Some(&Unit::Seconds),
+            one(daemon.cpu_s),
+        )?;
+        counters(
+            encoder,
+            "sessions_refused",
+            "Sessions that were refused",
+            None,
+            one(daemon.refused_session_count as f64),
+        )?;
+        counters(
+            encoder,
+            "sessions_expelled",
+            "Sessions put out for breaking the protocol",
+            None,
+            one(daemon.expelled_session_count as f64),
+        )?;
+        counters(
+            encoder,
+            "opens_plain",
+            "Files that a door named and that are not served",
+            None,
+            one(daemon.plain_open_count as f64),
+        )?;
+        gauges(
+            encoder,
+            "uptime",
+            "Since the daemon was ready",
+            Some(&Unit::Seconds),
+            one(daemon.uptime_s),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rushes_control::{DeviceStatus, StreamStatus};
+
+    fn stream(number: u32, read_count: u64, late: u64) -> StreamStatus {
+        StreamStatus {
+            stream: number,
+            standing: String::from("contract"),
+            user: String::from("anna"),
+            client: String::from("10.0.0.1"),
+            path: String::from("secret/take.mov"),
+            read_count,
+            due_count: read_count,
+            on_time_count: read_count - late,
+            late_count: late,
+            bytes: read_count * 100,
+            guilty: rushes_control::GuiltyStatus {
+                queue: late,
+                ..Default::default()
+            },
+            open: true,
+            ..StreamStatus::default()
+        }
+    }
+
+    #[test]
+    fn counters_never_go_back_and_nobody_is_named() {
+        let mut totals = Totals::default();
+        let mut status = Status::default();
+        status.devices.push(DeviceStatus {
+            name: String::from("md0"),
+            busy_s: 1.5,
+            ..DeviceStatus::default()
+        });
+        status.streams = vec![stream(1, 10, 0), stream(2, 5, 1)];
+        totals.add(&status);
+        totals.add(&status);
+        assert_eq!((totals.sums.read, totals.sums.late_all), (15, 1));
+        // One is forgotten, the other's number goes to a new stream.
+        status.streams = vec![stream(2, 3, 2)];
+        totals.add(&status);
+        assert_eq!((totals.sums.read, totals.sums.late_all), (18, 3));
+
+        let text = text(&status, &totals).unwrap();
+        for line in [
+            "rushes_streams{standing=\"contract\"} 1.0",
+            "rushes_stream_reads_total 18.0",
+            "rushes_stream_reads_late_total{stage=\"queue\"} 3.0",
+            "rushes_stream_read_bytes_total 1800.0",
+            "rushes_device_busy_seconds_total{device=\"md0\"} 1.5",
+            "rushes_device_requests_total{device=\"md0\",class=\"real_time\"} 0.0",
+            "# EOF",
+        ] {
+            assert!(text.contains(line), "{line:?} is missing in\n{text}");
+        }
+        for secret in ["anna", "10.0.0.1", "take.mov"] {
+            assert!(!text.contains(secret), "{secret} is told in\n{text}");
+        }
+    }
+}

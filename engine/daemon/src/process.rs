@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The daemon's own figures, and what it asks of the machine for itself.
+
+use rushes_control::DaemonStatus;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
+
+/// Fill in what the process itself can tell. Reads /proc: not for the loop.
+pub(crate) fn fill(daemon: &mut DaemonStatus, cache_bytes: u64) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let rss = kib(&status, "VmRSS:");
+    daemon.rss_bytes = rss;
+    daemon.rss_beside_cache_bytes = rss - kib(&status, "RssShmem:").min(cache_bytes).min(rss);
+    let cpu = clock_gettime(ClockId::ProcessCPUTime);
+    daemon.cpu_s = cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9;
+}
+
+/// `VmRSS:     1234 kB` as bytes; 0 when it is not there.
+fn kib(status: &str, name: &str) -> u64 {
+    status
+        .lines()
+        .find_map(|line| {
+            line.strip_prefix(name)?
+                .trim()
+                .strip_suffix(" kB")?
+                .parse()
+                .ok()
+        })
+        .map_or(0, |kib: u64| kib * 1024)
+}
+
+/// Every session and every file is a descriptor: take as many as the machine allows.
+pub(crate) fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!("the number of open files stays as it was: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_counted_without_the_cache() {
+        assert_eq!(kib("Name:\tx\nVmRSS:\t    12 kB\n", "VmRSS:"), 12 * 1024);
+        assert_eq!(kib("", "VmRSS:"), 0);
+        let mut daemon = DaemonStatus::default();
+        fill(&mut daemon, 1 << 30);
+        assert!(daemon.rss_bytes > 0 && daemon.cpu_s > 0.0);
+        assert!(daemon.rss_beside_cache_bytes <= daemon.rss_bytes);
+    }
+}

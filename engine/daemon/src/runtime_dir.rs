@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The folder of the sockets, and the lock that keeps two daemons out of one.
+
+use crate::error::ServeError;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// The folder, ours as long as this lives.
+#[derive(Debug)]
+pub(crate) struct RuntimeDir {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl RuntimeDir {
+    /// Make the folder if need be, and take it.
+    ///
+    /// Errors   Running: another daemon has it; RuntimeDir: it cannot be made, or others could put
+    ///          things into it.
+    pub(crate) fn take(path: &Path) -> Result<RuntimeDir, ServeError> {
+        let fail = |source: io::Error| ServeError::RuntimeDir {
+            dir: path.to_path_buf(),
+            source,
+        };
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(path)
+            .map_err(fail)?;
+        let found = std::fs::metadata(path).map_err(fail)?;
+        if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o022 != 0 {
+            return Err(fail(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!(
+                    "it belongs to user {} with mode {:o}",
+                    found.uid(),
+                    found.mode() & 0o7777
+                ),
+            )));
+        }
+        let mut lock = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path.join("lock"))
+            .map_err(fail)?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let mut holder = String::new();
+            let _ = (&mut lock).take(64).read_to_string(&mut holder);
+            return Err(ServeError::Running {
+                dir: path.to_path_buf(),
+                holder: format!("its lock is held by pid {}", holder.trim()),
+            });
+        }
+        lock.set_len(0)
+            .and_then(|()| lock.rewind())
+            .and_then(|()| writeln!(lock, "{}", std::process::id()))
+            .map_err(fail)?;
+        Ok(RuntimeDir {
+            path: path.to_path_buf(),
+            _lock: lock,
+        })
+    }
+
+    pub(crate) fn session_socket(&self) -> PathBuf {
+        self.path.join("session.sock")
+    }
+
+    pub(crate) fn control_socket(&self) -> PathBuf {
+        self.path.join("control.sock")
+    }
+
+    pub(crate) fn metrics_socket(&self) -> PathBuf {
+        self.path.join("metrics.sock")
+    }
+}
+
+impl Drop for RuntimeDir {
+    /// The sockets go while the lock is still held, so that they cannot be a successor's.
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.control_socket());
+        let _ = std::fs::remove_file(self.metrics_socket());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_folder_belongs_to_one_daemon_and_to_nobody_else() {
+        let path = std::env::temp_dir().join(format!("rushes-run-{}", std::process::id()));
+        let first = RuntimeDir::take(&path).unwrap();
+        let second = RuntimeDir::take(&path).unwrap_err().to_string();
+        assert!(
+            second.contains(&format!("pid {}", std::process::id())) && second.contains("stop it"),
+            "{second}"
+        );
+        drop(first);
+        RuntimeDir::take(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let open = RuntimeDir::take(&path).unwrap_err().to_string();
+        assert!(open.contains("mode 777"), "{open}");
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+}

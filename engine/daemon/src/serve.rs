@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From a configuration to a running daemon, and back to nothing.
+
+use crate::answers::tell_manager;
+use crate::config::{Config, group_id};
+use crate::desk::{Addresses, Desk};
+use crate::error::ServeError;
+use crate::event_loop::{Daemon, Parts};
+use crate::jobs::{calibration_for, work};
+use crate::process;
+use crate::runtime_dir::RuntimeDir;
+use crate::share::Share;
+use crate::signals::Signals;
+use crate::worker::Workers;
+use rushes_core::format::REPLY_SLOTS_MAX;
+use rushes_core::server::Limits;
+use rushes_shm::server::Listener;
+use rushes_sys::watch::ChangeWatch;
+use rushes_sys::{Ring, RingLimits, Segment, SegmentHome, SegmentWarning, SysError, priority};
+use std::sync::Arc;
+
+/// Serve until SIGTERM, SIGINT or a question says stop. Runs on the calling thread, which it puts
+/// into the real-time class if it may.
+///
+/// Errors   everything that keeps the daemon from starting, as a sentence with its remedy.
+pub fn serve(config: Config) -> Result<(), ServeError> {
+    process::raise_descriptor_limit();
+    let runtime = RuntimeDir::take(&config.runtime_dir)?;
+    let shares = config
+        .shares
+        .iter()
+        .map(|share| {
+            let opened = Share::open(share)?;
+            Ok((opened, calibration_for(&config.state_dir, share)))
+        })
+        .collect::<Result<Vec<_>, ServeError>>()?;
+
+    let limits = limits(&config);
+    let (segment, warnings) =
+        Segment::create(SegmentHome::Memfd, limits.slot_count, limits.slot_bytes)?;
+    let locked = !warnings
+        .iter()
+        .any(|warning| matches!(warning, SegmentWarning::NotLocked(_)));
+    let mut notes: Vec<String> = warnings.iter().map(|w| w.to_string()).collect();
+    let segment = Arc::new(segment);
+    let workers = Workers::start(work).map_err(system("start the workers"))?;
+    let signals = Signals::catch().map_err(system("catch signals"))?;
+    let changes = ChangeWatch::new()
+        .map_err(|error| {
+            notes.push(format!(
+                "changes by other programs are noticed only when a file is opened: fanotify: {error} \
+                 (it needs CAP_SYS_ADMIN)"
+            ));
+        })
+        .ok();
+    let ring = Ring::new(segment.clone(), RingLimits::default())?;
+    let listener =
+        Listener::bind(&runtime.session_socket()).map_err(|source| ServeError::Listen {
+            address: runtime.session_socket().display().to_string(),
+            source,
+        })?;
+    let desk = Desk::open(&Addresses {
+        control: &runtime.control_socket(),
+        control_group: config.control_group.as_deref().and_then(group_id),
+        metrics: &runtime.metrics_socket(),
+        metrics_tcp: config.metrics_listen,
+    })?;
+    // Last, so that the threads made above stay ordinary.
+    let priority = take_precedence(&mut notes);
+    for note in &notes {
+        tracing::warn!("{note}");
+    }
+
+    let mut daemon = Daemon::new(Parts {
+        config,
+        limits,
+        segment,
+        ring,
+        listener,
+        desk,
+        signals,
+        workers,
+        changes,
+        priority,
+        notes,
+        locked,
+    });
+    for (share, calibration) in shares {
+        daemon.add_share(share, calibration.map(|calibration| calibration.model()));
+    }
+    tracing::info!("ready");
+    tell_manager("READY=1");
+    let ended = daemon.run();
+    tell_manager("STOPPING=1");
+    drop(daemon);
+    drop(runtime);
+    tracing::info!("stopped");
+    ended.map_err(ServeError::System)
+}
+
+/// What the configuration makes of the bounds.
+fn limits(config: &Config) -> Limits {
+    let slot_bytes = config.buffer_bytes;
+    let slot_count = config.cache_bytes / u64::from(slot_bytes);
+    let default = Limits::default();
+    // A read that starts in the middle of a buffer needs one more.
+    let replies = (REPLY_SLOTS_MAX as u64 - 1) * u64::from(slot_bytes);
+    Limits {
+        slot_count: u32::try_from(slot_count).unwrap_or(u32::MAX),
+        slot_bytes,
+        read_bytes_max: default.read_bytes_max.min(replies),
+        ..default
+    }
+}
+
+/// Run before others, as far as the kernel lets us; in words what it granted.
+fn take_precedence(notes: &mut Vec<String>) -> String {
+    let Err(refused) = priority::real_time(1) else {
+        return String::from("real time");
+    };
+    const NICE: i32 = -15;
+    if priority::nice(NICE).is_ok() {
+        return format!("nice {NICE}");
+    }
+    notes.push(format!(
+        "the event loop runs with ordinary priority and may be late when the machine is busy: \
+         {refused} (it needs CAP_SYS_NICE or LimitRTPRIO=1)"
+    ));
+    String::from("ordinary")
+}
+
+fn system(operation: &'static str) -> impl FnOnce(std::io::Error) -> ServeError {
+    move |source| ServeError::System(SysError::new(operation, "", source))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn a_read_always_fits_one_reply() {
+        for buffer in ["64KiB", "256KiB", "1MiB"] {
+            let text = format!(
+                "[cache]\nbytes = \"100MB\"\nbuffer_bytes = \"{buffer}\"\n[[share]]\nname = \"m\"\npath = \"/m\"\n"
+            );
+            let config = Config::parse(Path::new("x"), &text, |_| true).unwrap();
+            let limits = limits(&config);
+            let spanned = limits.read_bytes_max.div_ceil(u64::from(limits.slot_bytes)) + 1;
+            assert!(spanned <= REPLY_SLOTS_MAX as u64, "{limits:?}");
+            let cache = u64::from(limits.slot_count) * u64::from(limits.slot_bytes);
+            assert!(cache <= config.cache_bytes && cache + (1 << 20) > config.cache_bytes);
+        }
+    }
+}

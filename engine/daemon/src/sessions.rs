@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who is connected: doors that have said who they are, and those that have not yet.
+
+use crate::share::ServedShare;
+use rushes_core::format::door;
+use rushes_core::units::{HandleId, Instant, SessionId};
+use rushes_shm::server::{Newcomer, ServerSession};
+use rushes_sys::PollId;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Doors that may be silent at once before they have said who they are.
+pub(crate) const NEWCOMER_COUNT_MAX: usize = 64;
+
+/// A connected door.
+pub(crate) struct Seat {
+    pub(crate) session: ServerSession,
+    pub(crate) share: Arc<ServedShare>,
+    pub(crate) user: String,
+    pub(crate) client: String,
+    pub(crate) door: u32,
+    pub(crate) polls: [PollId; 2],
+    /// Open handles, each with the number of its opening.
+    pub(crate) handles: HashMap<HandleId, u64>,
+    /// Answers were given since its bell was last thought of.
+    pub(crate) to_flush: bool,
+    /// It had more to say than one turn hears.
+    pub(crate) to_hear: bool,
+}
+
+impl Seat {
+    pub(crate) fn door_name(&self) -> &'static str {
+        match self.door {
+            door::SMB => "smb",
+            door::FUSE => "fuse",
+            door::LOCAL => "local",
+            _ => "unknown",
+        }
+    }
+}
+
+/// Somebody at the socket who has not spoken.
+pub(crate) struct Guest {
+    pub(crate) newcomer: Newcomer,
+    pub(crate) poll: PollId,
+    pub(crate) leave_at: Instant,
+}
+
+/// Everybody.
+#[derive(Default)]
+pub(crate) struct Sessions {
+    pub(crate) seats: HashMap<SessionId, Seat>,
+    pub(crate) guests: HashMap<u32, Guest>,
+    next_session: u32,
+    next_guest: u32,
+    next_opening: u64,
+}
+
+impl Sessions {
+    /// A number that no session has and none had lately.
+    pub(crate) fn unused(&mut self) -> SessionId {
+        loop {
+            self.next_session = self.next_session.wrapping_add(1);
+            let id = SessionId(self.next_session);
+            if !self.seats.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    pub(crate) fn unused_guest(&mut self) -> u32 {
+        loop {
+            self.next_guest = self.next_guest.wrapping_add(1) & 0x00ff_ffff;
+            if !self.guests.contains_key(&self.next_guest) {
+                return self.next_guest;
+            }
+        }
+    }
+
+    /// A number for one opening of one handle.
+    pub(crate) fn opening(&mut self) -> u64 {
+        self.next_opening += 1;
+        self.next_opening
+    }
+
+    /// Whether a process has a session, and so reports its own changes.
+    pub(crate) fn has_process(&self, pid: i32) -> bool {
+        self.seats
+            .values()
+            .any(|seat| seat.session.peer().pid == pid)
+    }
+
+    /// When the next guest has been silent too long.
+    pub(crate) fn next_leave(&self) -> Instant {
+        self.guests
+            .values()
+            .map(|guest| guest.leave_at)
+            .min()
+            .unwrap_or(Instant::NEVER)
+    }
+}
