@@ -139,7 +139,7 @@ impl Server {
             Some(claim) => claim.room,
             None => return false,
         };
-        let deadline = stream.deadline(preroll);
+        let deadline = stream.deadline(self.now, preroll);
         let Some((file, range, pieces_end)) = self.next_piece(stream, chunk.min(room.max(1)))
         else {
             return false;

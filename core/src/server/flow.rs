@@ -355,6 +355,7 @@ impl Server {
             .iter()
             .filter(|&&id| Some(id) != but)
             .filter_map(|&id| self.player(id, promised))
+            .filter(|player| player.claim.left > 0)
             .collect()
     }
 
@@ -362,7 +363,8 @@ impl Server {
     fn player(&self, id: StreamId, promised: u64) -> Option<Player> {
         let stream = self.streams.get(id.0)?;
         let claim = self.claim(stream, promised)?;
-        let asked = stream.anchor + claim.rate.time_for(ByteCount(stream.fetched));
+        let anchor = stream.anchor + stream.pause(self.now, self.policy.preroll);
+        let asked = anchor + claim.rate.time_for(ByteCount(stream.fetched));
         Some(Player {
             lead: claim.deadline.since(asked),
             claim,
@@ -635,7 +637,7 @@ impl Server {
         let level = stream.fetched.saturating_sub(stream.consumed);
         let (offset, left) = self.next_place(stream, file);
         Some(Claim {
-            deadline: stream.deadline(self.policy.preroll),
+            deadline: stream.deadline(self.now, self.policy.preroll),
             rate,
             physical: offset,
             room: cap.saturating_sub(level).min(left),
@@ -740,6 +742,7 @@ impl Stream {
             due_count: 0,
             late_count: 0,
             late_before: false,
+            waiting_count: 0,
             worst_lateness: Duration::ZERO,
             guilty: [0; 4],
             bytes: 0,
@@ -748,16 +751,30 @@ impl Stream {
     }
 
     /// When the first byte not yet asked of the device must be there. The last byte of a read is due with its
-    /// first, so one read's length is taken off.
-    pub(super) fn deadline(&self, preroll: Duration) -> Instant {
-        let rate = self.rate.map_or(BytesPerSecond(0), |(rate, _)| rate);
+    /// first, so one read's length is taken off. A reader who asks for nothing although his next bytes
+    /// would have been due has paused: they are due a preroll after he comes back, not before now.
+    pub(super) fn deadline(&self, now: Instant, preroll: Duration) -> Instant {
+        let anchor = self.anchor + self.pause(now, preroll);
         let whole = self.fetched.saturating_sub(self.read_bytes);
-        (self.anchor + rate.time_for(ByteCount(whole)) + preroll).before(SAFETY)
+        (anchor + self.rate_or_none().time_for(ByteCount(whole)) + preroll).before(SAFETY)
+    }
+
+    /// By how much a reader who has paused is behind his schedule.
+    pub(super) fn pause(&self, now: Instant, preroll: Duration) -> Duration {
+        let expected = self.anchor + self.rate_or_none().time_for(ByteCount(self.consumed));
+        if self.waiting_count > 0 || self.late_before || now <= expected + preroll {
+            return Duration::ZERO;
+        }
+        now.since(expected)
+    }
+
+    fn rate_or_none(&self) -> BytesPerSecond {
+        self.rate.map_or(BytesPerSecond(0), |(rate, _)| rate)
     }
 
     /// The reader's schedule starts anew from where he is.
     pub(super) fn reanchor(&mut self, now: Instant) {
-        let rate = self.rate.map_or(BytesPerSecond(0), |(rate, _)| rate);
+        let rate = self.rate_or_none();
         let at = self.consumed.saturating_sub(self.read_bytes);
         self.anchor = now.before(rate.time_for(ByteCount(at)));
     }
@@ -768,7 +785,7 @@ impl Stream {
         if self.standing != Standing::Contract {
             return Instant::NEVER;
         }
-        let rate = self.rate.map_or(BytesPerSecond(0), |(rate, _)| rate);
+        let rate = self.rate_or_none();
         let scheduled = self.anchor + rate.time_for(ByteCount(start));
         if arrived > scheduled + preroll && !self.late_before {
             self.anchor = arrived.before(rate.time_for(ByteCount(start)));

@@ -18,6 +18,8 @@ mod ledger;
 mod reads;
 mod slab;
 mod state;
+#[cfg(test)]
+mod tests;
 
 pub use api::*;
 

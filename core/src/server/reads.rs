@@ -98,6 +98,9 @@ impl Server {
         };
         let file = *file;
         let (stream, due) = self.observe(session, handle, file, range, arrived, actions);
+        if let Some(stream) = stream.and_then(|id| self.streams.get_mut(id.0)) {
+            stream.waiting_count += 1;
+        }
         if let Some(read) = self.reads.get_mut(key) {
             read.stream = stream;
             read.due = due;
@@ -318,6 +321,9 @@ impl Server {
         let Some(read) = self.reads.remove(key) else {
             return;
         };
+        if let Some(stream) = read.stream.and_then(|id| self.streams.get_mut(id.0)) {
+            stream.waiting_count = stream.waiting_count.saturating_sub(1);
+        }
         if let Some(owner) = self.sessions.get_mut(&read.session) {
             owner.parked.retain(|&parked| parked != key);
         }

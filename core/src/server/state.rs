@@ -199,6 +199,8 @@ pub(super) struct Stream {
     pub late_count: u64,
     /// Its last read was answered late: by us, so the schedule stands.
     pub late_before: bool,
+    /// Reads of it that are not answered yet.
+    pub waiting_count: u32,
     pub worst_lateness: Duration,
     pub guilty: [u64; 4],
     pub bytes: u64,

@@ -1,0 +1,801 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Behaviours of the whole machine, event by event.
+
+use super::*;
+use alloc::string::ToString;
+use alloc::vec;
+use alloc::vec::Vec;
+
+const MIB: u64 = 1 << 20;
+const DISK: DeviceId = DeviceId(1);
+
+/// A driver with one disk whose requests end when the test says so.
+struct Bench {
+    server: Server,
+    now: Instant,
+    actions: Actions,
+    replies: Vec<(u32, u64, Outcome)>,
+    flights: Vec<IoRead>,
+    stats: Vec<FileId>,
+    neighbours: Vec<(FileId, alloc::string::String)>,
+    forgotten: Vec<FileId>,
+}
+
+fn disk() -> DeviceModel {
+    let model = ServiceModel {
+        fixed: Duration::from_us(6_080),
+        span: Duration::from_us(17_176),
+        rate: BytesPerSecond(172_000_000),
+    };
+    DeviceModel {
+        read: model,
+        write: model,
+        size: ByteCount(40 << 30),
+    }
+}
+
+fn facts(file: u32, size: u64) -> FileFacts {
+    FileFacts {
+        file: FileId(file),
+        key: FileKey {
+            device: 1,
+            inode: u64::from(file),
+        },
+        device: DISK,
+        size: ByteCount(size),
+        version: 1,
+        extents: vec![Extent {
+            logical: ByteOffset(0),
+            physical: ByteOffset(u64::from(file) << 30),
+            length: ByteCount(size.div_ceil(PAGE_BYTES) * PAGE_BYTES),
+        }],
+        hint: None,
+    }
+}
+
+impl Bench {
+    fn new(slot_count: u32) -> Bench {
+        let limits = Limits {
+            slot_count,
+            ..Limits::default()
+        };
+        let mut bench = Bench {
+            server: Server::new(limits, Policy::default()),
+            now: Instant(NS_PER_S),
+            actions: Actions::default(),
+            replies: vec![],
+            flights: vec![],
+            stats: vec![],
+            neighbours: vec![],
+            forgotten: vec![],
+        };
+        bench.step(Event::DeviceAdded {
+            device: DISK,
+            model: disk(),
+        });
+        bench
+    }
+
+    fn step(&mut self, event: Event) {
+        let mut actions = core::mem::take(&mut self.actions);
+        actions.clear();
+        self.server.step(self.now, event, &mut actions);
+        for action in &actions.list {
+            match action {
+                Action::Reply {
+                    session,
+                    request,
+                    outcome,
+                } => {
+                    self.replies.push((session.0, request.0, *outcome));
+                }
+                Action::Submit(io) => self.flights.push(*io),
+                Action::Stat { file } => self.stats.push(*file),
+                Action::OpenNeighbour { beside, name } => {
+                    self.neighbours.push((*beside, name.clone()))
+                }
+                Action::Forget { file } => self.forgotten.push(*file),
+                Action::Wake { .. } => {}
+            }
+        }
+        self.actions = actions;
+    }
+
+    fn session(&mut self, session: u32) {
+        self.step(Event::SessionOpened {
+            session: SessionId(session),
+            label: SessionLabel::default(),
+        });
+    }
+
+    fn open(&mut self, session: u32, handle: u32, path: &str, facts: FileFacts) {
+        let (session, handle) = (SessionId(session), HandleId(handle));
+        self.step(Event::Opening {
+            session,
+            handle,
+            path: path.to_string(),
+        });
+        self.step(Event::Opened {
+            session,
+            handle,
+            facts: Ok(facts),
+        });
+    }
+
+    fn read(&mut self, session: u32, handle: u32, request: u64, start: u64, length: u64) {
+        self.step(Event::Read {
+            session: SessionId(session),
+            handle: HandleId(handle),
+            request: RequestId(request),
+            range: ByteRange::new(start, length),
+            sent: self.now,
+        });
+    }
+
+    fn end(&mut self, session: u32, request: u64) {
+        self.step(Event::ReadEnd {
+            session: SessionId(session),
+            request: RequestId(request),
+        });
+    }
+
+    /// Let the device finish its requests, and those that follow, at most `count`.
+    fn run(&mut self, count: usize) -> usize {
+        for done in 0..count {
+            if self.flights.is_empty() {
+                return done;
+            }
+            let io = self.flights.remove(0);
+            self.now = self.now + Duration::from_ms(25);
+            self.step(Event::IoDone {
+                io: io.io,
+                result: Ok(io.range.length),
+            });
+        }
+        count
+    }
+
+    fn outcome(&self, request: u64) -> Option<Outcome> {
+        let mut of = self
+            .replies
+            .iter()
+            .filter(|(_, known, _)| *known == request);
+        let first = of.next().map(|(_, _, outcome)| *outcome);
+        assert!(of.next().is_none(), "request {request} was answered twice");
+        first
+    }
+
+    fn length(&self, request: u64) -> Option<u64> {
+        match self.outcome(request) {
+            Some(Outcome::Data { length, .. }) => Some(length.0),
+            _ => None,
+        }
+    }
+
+    fn standing(&self) -> Standing {
+        self.server.streams(self.now)[0].standing
+    }
+}
+
+fn ruled(file: u32, size: u64, bits: u64) -> FileFacts {
+    let rate = BytesPerSecond::from_bits(bits);
+    FileFacts {
+        hint: Some(RateHint::Rate(rate, RateSource::Rule)),
+        ..facts(file, size)
+    }
+}
+
+#[test]
+fn hit_is_answered_in_the_same_step_and_asks_no_device() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", facts(1, 100 * MIB));
+    bench.read(1, 1, 1, 0, 500_000);
+    assert_eq!(bench.outcome(1), None);
+    bench.run(64);
+    assert_eq!(bench.length(1), Some(500_000));
+    bench.end(1, 1);
+    let submitted = bench.server.devices()[0].request_count;
+    bench.read(1, 1, 2, 100, 4096);
+    assert_eq!(bench.length(2), Some(4096));
+    assert_eq!(bench.server.devices()[0].request_count, submitted);
+}
+
+#[test]
+fn read_that_comes_before_the_file_is_known_waits_for_it() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    let (session, handle) = (SessionId(1), HandleId(7));
+    bench.step(Event::Opening {
+        session,
+        handle,
+        path: "a".to_string(),
+    });
+    bench.read(1, 7, 1, 0, 10);
+    assert_eq!(bench.outcome(1), None);
+    bench.step(Event::Opened {
+        session,
+        handle,
+        facts: Ok(facts(1, MIB)),
+    });
+    bench.run(8);
+    assert_eq!(bench.length(1), Some(10));
+}
+
+#[test]
+fn file_that_is_not_served_is_plain_for_waiting_and_later_reads() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    let (session, handle) = (SessionId(1), HandleId(7));
+    bench.step(Event::Opening {
+        session,
+        handle,
+        path: "a".to_string(),
+    });
+    bench.read(1, 7, 1, 0, 10);
+    bench.step(Event::Opened {
+        session,
+        handle,
+        facts: Err(Errno(95)),
+    });
+    bench.read(1, 7, 2, 0, 10);
+    assert_eq!(bench.outcome(1), Some(Outcome::Plain));
+    assert_eq!(bench.outcome(2), Some(Outcome::Plain));
+}
+
+#[test]
+fn bad_sector_fails_only_the_read_that_needs_it() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", ruled(1, 100 * MIB, 100_000_000));
+    let bad = ByteRange::new(3 * MIB, 4096);
+    let mut failed = 0;
+    for frame in 0..16u64 {
+        bench.read(1, 1, frame, frame * 500_000, 500_000);
+        for _ in 0..200 {
+            if bench.outcome(frame).is_some() || bench.flights.is_empty() {
+                break;
+            }
+            let io = bench.flights.remove(0);
+            let result = if io.range.overlaps(bad) {
+                Err(Errno::IO)
+            } else {
+                Ok(io.range.length)
+            };
+            bench.step(Event::IoDone { io: io.io, result });
+        }
+        match bench.outcome(frame) {
+            Some(Outcome::Failed(Errno::IO)) => failed += 1,
+            Some(Outcome::Data { .. }) => bench.end(1, frame),
+            other => panic!("frame {frame}: {other:?}"),
+        }
+    }
+    // 3 MiB lies in frame 6 (3,000,000 .. 3,500,000).
+    assert_eq!(failed, 1);
+    assert!(matches!(bench.outcome(6), Some(Outcome::Failed(_))));
+}
+
+#[test]
+fn end_of_file_is_asked_for_before_it_is_told() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", facts(1, 10_000));
+    bench.read(1, 1, 1, 8_000, 4_000);
+    assert_eq!(bench.stats, vec![FileId(1)]);
+    assert_eq!(bench.outcome(1), None);
+    // It has grown meanwhile: the page that held the old end is read anew.
+    bench.step(Event::Stat {
+        file: FileId(1),
+        size: ByteCount(11_000),
+        version: 2,
+    });
+    bench.run(8);
+    assert_eq!(bench.length(1), Some(3_000));
+}
+
+#[test]
+fn truncated_file_gives_what_is_left_of_it() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", facts(1, 8 * MIB));
+    bench.read(1, 1, 1, 0, MIB);
+    let io = bench.flights.remove(0);
+    bench.step(Event::IoDone {
+        io: io.io,
+        result: Ok(ByteCount(5_000)),
+    });
+    assert_eq!(
+        bench.outcome(1),
+        None,
+        "nobody is told an end that was only guessed"
+    );
+    bench.step(Event::Stat {
+        file: FileId(1),
+        size: ByteCount(5_000),
+        version: 2,
+    });
+    bench.run(8);
+    assert_eq!(bench.length(1), Some(5_000));
+}
+
+#[test]
+fn device_that_keeps_giving_less_fails_the_read_in_the_end() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", facts(1, 8 * MIB));
+    bench.read(1, 1, 1, 0, MIB);
+    for _ in 0..32 {
+        if bench.outcome(1).is_some() {
+            break;
+        }
+        if let Some(io) = (!bench.flights.is_empty()).then(|| bench.flights.remove(0)) {
+            bench.step(Event::IoDone {
+                io: io.io,
+                result: Ok(ByteCount(0)),
+            });
+        }
+        bench.step(Event::Stat {
+            file: FileId(1),
+            size: ByteCount(8 * MIB),
+            version: 1,
+        });
+    }
+    assert_eq!(bench.outcome(1), Some(Outcome::Failed(Errno::IO)));
+}
+
+#[test]
+fn changed_bytes_are_read_again_also_when_they_were_on_their_way() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", facts(1, MIB));
+    bench.read(1, 1, 1, 0, 4096);
+    let old = bench.flights.remove(0);
+    let key = FileKey {
+        device: 1,
+        inode: 1,
+    };
+    bench.step(Event::Changed {
+        session: SessionId(1),
+        request: RequestId(2),
+        key,
+        range: ByteRange::new(0, 10),
+    });
+    assert_eq!(bench.outcome(2), Some(Outcome::Done));
+    bench.step(Event::IoDone {
+        io: old.io,
+        result: Ok(old.range.length),
+    });
+    assert_eq!(
+        bench.outcome(1),
+        None,
+        "what was on its way is older than the change"
+    );
+    assert!(bench.run(8) > 0);
+    assert_eq!(bench.length(1), Some(4096));
+}
+
+#[test]
+fn change_under_a_reader_leaves_his_bytes_alone() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", facts(1, MIB));
+    bench.read(1, 1, 1, 0, 4096);
+    bench.run(8);
+    assert_eq!(bench.length(1), Some(4096));
+    bench.step(Event::ForeignChange {
+        key: FileKey {
+            device: 1,
+            inode: 1,
+        },
+    });
+    bench.step(Event::Stat {
+        file: FileId(1),
+        size: ByteCount(MIB),
+        version: 2,
+    });
+    bench.read(1, 1, 3, 0, 4096);
+    bench.step(Event::Stat {
+        file: FileId(1),
+        size: ByteCount(MIB),
+        version: 2,
+    });
+    bench.run(8);
+    let slots: Vec<_> = bench
+        .server
+        .pins
+        .values()
+        .map(|pinned| pinned.slots[0])
+        .collect();
+    assert_eq!(slots.len(), 2);
+    assert_ne!(
+        slots[0], slots[1],
+        "new bytes went over those a client was copying"
+    );
+}
+
+#[test]
+fn client_that_keeps_all_its_pins_waits_and_others_do_not() {
+    let mut bench = Bench::new(256);
+    bench.session(1);
+    bench.session(2);
+    bench.open(1, 1, "a", facts(1, 1000 * MIB));
+    bench.open(2, 1, "b", facts(2, 1000 * MIB));
+    let limit = bench.server.limits.session_pin_bytes_max / (8 * MIB);
+    for request in 0..=limit {
+        bench.read(1, 1, request, request * 8 * MIB, 8 * MIB);
+        bench.run(64);
+    }
+    assert_eq!(bench.length(limit - 1), Some(8 * MIB));
+    assert_eq!(bench.outcome(limit), None, "over its limit");
+    bench.read(2, 1, 1000, 0, 8 * MIB);
+    bench.run(64);
+    assert_eq!(bench.length(1000), Some(8 * MIB));
+    bench.end(1, 0);
+    bench.run(64);
+    assert_eq!(bench.length(limit), Some(8 * MIB));
+}
+
+#[test]
+fn full_cache_is_waited_for_and_a_dead_client_gives_its_buffers_back() {
+    let mut bench = Bench::new(64);
+    bench.server.limits.session_pin_bytes_max = 64 * MIB;
+    bench.session(1);
+    bench.session(2);
+    bench.open(1, 1, "a", facts(1, 1000 * MIB));
+    bench.open(2, 1, "b", facts(2, 1000 * MIB));
+    for request in 0..8 {
+        bench.read(1, 1, request, request * 8 * MIB, 8 * MIB);
+        bench.run(64);
+        assert_eq!(bench.length(request), Some(8 * MIB));
+    }
+    bench.read(2, 1, 100, 0, MIB);
+    bench.run(64);
+    assert_eq!(bench.outcome(100), None);
+    bench.step(Event::SessionClosed {
+        session: SessionId(1),
+    });
+    bench.run(64);
+    assert_eq!(bench.length(100), Some(MIB));
+}
+
+#[test]
+fn client_that_dies_in_a_read_is_not_answered_and_its_request_ends_quietly() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", facts(1, MIB));
+    bench.read(1, 1, 1, 0, 4096);
+    bench.step(Event::SessionClosed {
+        session: SessionId(1),
+    });
+    bench.run(8);
+    assert_eq!(bench.outcome(1), None);
+    let cache = bench.server.cache();
+    assert_eq!((cache.pinned_count, cache.held_count), (0, 0));
+}
+
+#[test]
+fn file_is_forgotten_with_its_last_use_once_nothing_of_it_is_cached() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", facts(1, MIB));
+    bench.read(1, 1, 1, 0, 4096);
+    bench.run(8);
+    bench.end(1, 1);
+    bench.step(Event::Closed {
+        session: SessionId(1),
+        handle: HandleId(1),
+    });
+    assert!(
+        bench.forgotten.is_empty(),
+        "cached bytes are worth a descriptor"
+    );
+    bench.step(Event::Gone {
+        session: SessionId(1),
+        request: RequestId(9),
+        key: FileKey {
+            device: 1,
+            inode: 1,
+        },
+    });
+    assert_eq!(bench.forgotten, vec![FileId(1)]);
+}
+
+#[test]
+fn stream_too_many_is_refused_and_admitted_when_another_leaves() {
+    let mut bench = Bench::new(1024);
+    for nth in 1..=14u32 {
+        bench.session(nth);
+        bench.open(nth, 1, "clip", ruled(nth, 1000 * MIB, 100_000_000));
+        bench.read(nth, 1, u64::from(nth) * 1000, 0, 500_000);
+        // A quarter of a second of the device between one and the next.
+        bench.run(10);
+    }
+    let standing = |bench: &Bench, nth: u32| {
+        bench
+            .server
+            .streams(bench.now)
+            .iter()
+            .find(|record| record.session == SessionId(nth))
+            .map(|record| record.standing)
+    };
+    let kept = (1..=14)
+        .filter(|&nth| standing(&bench, nth) == Some(Standing::Contract))
+        .count();
+    assert!((11..=13).contains(&kept), "{kept} of 14 under contract");
+    assert_eq!(standing(&bench, 14), Some(Standing::Refused));
+    bench.step(Event::SessionClosed {
+        session: SessionId(1),
+    });
+    bench.step(Event::SessionClosed {
+        session: SessionId(2),
+    });
+    for _ in 0..400 {
+        bench.run(1);
+        bench.now = bench.now + Duration::from_ms(10);
+        bench.step(Event::Timer);
+    }
+    assert_eq!(standing(&bench, 14), Some(Standing::Contract));
+}
+
+#[test]
+fn question_changes_nothing_and_agrees_with_what_happens() {
+    let mut bench = Bench::new(1024);
+    let rate = BytesPerSecond::from_bits(100_000_000);
+    let verdict = bench.server.could_admit(bench.now, DISK, rate, 2);
+    assert!(verdict.admitted, "{}", verdict.reason);
+    assert!(
+        (10..=12).contains(&(verdict.more_count + 2)),
+        "{}",
+        verdict.reason
+    );
+    assert!(!bench.server.could_admit(bench.now, DISK, rate, 14).admitted);
+    assert!(
+        !bench
+            .server
+            .could_admit(bench.now, DeviceId(9), rate, 1)
+            .admitted
+    );
+    bench.session(1);
+    bench.open(1, 1, "clip", ruled(1, 1000 * MIB, 100_000_000));
+    bench.read(1, 1, 1, 0, 500_000);
+    assert_eq!(bench.standing(), Standing::Contract);
+}
+
+#[test]
+fn without_the_analyser_nothing_is_promised_or_fetched_ahead() {
+    let mut bench = Bench::new(64);
+    bench.step(Event::PolicyChanged(Policy {
+        analyser: false,
+        ..Policy::default()
+    }));
+    bench.session(1);
+    bench.open(1, 1, "clip", ruled(1, 1000 * MIB, 100_000_000));
+    for frame in 0..4 {
+        bench.read(1, 1, frame, frame * 500_000, 500_000);
+        bench.run(8);
+        assert_eq!(bench.length(frame), Some(500_000));
+        bench.end(1, frame);
+    }
+    assert_eq!(bench.standing(), Standing::BestEffort);
+    let device = &bench.server.devices()[0];
+    assert!(device.bytes[1].0 < 3 * MIB, "{:?}", device.bytes);
+}
+
+#[test]
+fn jump_is_followed_and_fetched_ahead_at_its_new_place() {
+    let mut bench = Bench::new(256);
+    bench.session(1);
+    bench.open(1, 1, "clip", ruled(1, 1000 * MIB, 100_000_000));
+    for frame in 0..8 {
+        bench.read(1, 1, frame, frame * 500_000, 500_000);
+        bench.run(2);
+        bench.end(1, frame);
+    }
+    for frame in 0..8u64 {
+        bench.read(1, 1, 100 + frame, 600 * MIB + frame * 500_000, 500_000);
+        bench.run(3);
+        bench.end(1, 100 + frame);
+    }
+    bench.run(8);
+    let before = bench.server.cache().hit_count;
+    bench.read(1, 1, 200, 600 * MIB + 8 * 500_000, 500_000);
+    assert_eq!(bench.server.cache().hit_count, before + 1);
+    assert_eq!(bench.standing(), Standing::Contract);
+}
+
+fn frame(number: u32) -> FileFacts {
+    let hint = RateHint::FramesPerKilosecond(24_000, RateSource::Rule);
+    FileFacts {
+        hint: Some(hint),
+        ..facts(100 + number, 520_000)
+    }
+}
+
+#[test]
+fn next_frames_are_fetched_before_they_are_opened_and_served_only_to_an_open() {
+    let mut bench = Bench::new(256);
+    bench.session(1);
+    for number in 1..=4u32 {
+        let path = alloc::format!("shot/shot.{number:04}.dpx");
+        bench.open(1, number, &path, frame(number));
+        bench.read(1, number, u64::from(number), 0, 520_000);
+        for _ in 0..64 {
+            for (beside, name) in core::mem::take(&mut bench.neighbours) {
+                let digits: u32 = name[5..9].parse().expect("a frame name");
+                bench.step(Event::NeighbourOpened {
+                    beside,
+                    name,
+                    facts: Ok(frame(digits)),
+                });
+            }
+            bench.run(1);
+        }
+        assert_eq!(
+            bench.length(u64::from(number)),
+            Some(520_000),
+            "frame {number}"
+        );
+        bench.end(1, u64::from(number));
+        bench.step(Event::Closed {
+            session: SessionId(1),
+            handle: HandleId(number),
+        });
+    }
+    assert_eq!(
+        bench.server.cache().hit_count,
+        3,
+        "every frame but the first was there"
+    );
+    assert_eq!(bench.standing(), Standing::Contract);
+    // A client that opened nothing gets nothing, whatever is cached.
+    bench.session(2);
+    bench.read(2, 5, 99, 0, 520_000);
+    assert_eq!(bench.outcome(99), Some(Outcome::Failed(Errno::BAD_HANDLE)));
+    bench.step(Event::SessionClosed {
+        session: SessionId(1),
+    });
+    assert_eq!(bench.server.cache().held_count, 0);
+}
+
+#[test]
+fn sequence_that_ends_is_not_asked_beyond_its_end() {
+    let mut bench = Bench::new(256);
+    bench.session(1);
+    bench.open(1, 1, "shot/shot.0001.dpx", frame(1));
+    bench.read(1, 1, 1, 0, 520_000);
+    let mut asked = 0;
+    for _ in 0..16 {
+        for (beside, name) in core::mem::take(&mut bench.neighbours) {
+            asked += 1;
+            bench.step(Event::NeighbourOpened {
+                beside,
+                name,
+                facts: Err(Errno(2)),
+            });
+        }
+    }
+    assert!(asked <= 16, "{asked}");
+    bench.run(8);
+    assert_eq!(bench.length(1), Some(520_000));
+}
+
+/// Every event in every state has an answer: no panic, no request answered twice, no slot given away
+/// while in use (the cache asserts that itself).
+#[test]
+fn any_events_in_any_order_are_survived() {
+    let mut seed = 0x2545_f491_4f6c_dd1du64;
+    let mut draw = move |below: u64| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed % below
+    };
+    for _ in 0..20 {
+        let mut bench = Bench::new(64);
+        let mut request = 0u64;
+        for _ in 0..4_000 {
+            bench.now = bench.now + Duration::from_us(draw(3_000));
+            let session = SessionId(draw(3) as u32);
+            let handle = HandleId(draw(4) as u32);
+            let file = draw(5) as u32;
+            let key = FileKey {
+                device: 1,
+                inode: u64::from(file),
+            };
+            let start = if draw(20) == 0 {
+                u64::MAX - draw(9)
+            } else {
+                draw(30 * MIB)
+            };
+            let range = ByteRange::new(
+                start,
+                [0, 1, 4096, 500_000, 8 * MIB, 9 * MIB][draw(6) as usize],
+            );
+            request += 1;
+            let event = match draw(16) {
+                0 => Event::SessionOpened {
+                    session,
+                    label: SessionLabel::default(),
+                },
+                1 => Event::SessionClosed { session },
+                2 => Event::Opening {
+                    session,
+                    handle,
+                    path: alloc::format!("d/f.{file:04}.dpx"),
+                },
+                3 => {
+                    let mut known = ruled(file, draw(40 * MIB), 1 + draw(400_000_000));
+                    known.version = draw(3);
+                    known.device = DeviceId(1 + (draw(30) == 0) as u16);
+                    Event::Opened {
+                        session,
+                        handle,
+                        facts: Ok(known),
+                    }
+                }
+                4 => Event::Closed { session, handle },
+                5..=8 => Event::Read {
+                    session,
+                    handle,
+                    request: RequestId(request),
+                    range,
+                    sent: bench.now,
+                },
+                9 => Event::ReadEnd {
+                    session,
+                    request: RequestId(1 + draw(request)),
+                },
+                10 => Event::Changed {
+                    session,
+                    request: RequestId(request),
+                    key,
+                    range,
+                },
+                11 => Event::Gone {
+                    session,
+                    request: RequestId(request),
+                    key,
+                },
+                12 => Event::ForeignChange { key },
+                13 => Event::Stat {
+                    file: FileId(file),
+                    size: ByteCount(draw(40 * MIB)),
+                    version: draw(3),
+                },
+                14 => match bench.neighbours.pop() {
+                    Some((beside, name)) => Event::NeighbourOpened {
+                        beside,
+                        name,
+                        facts: Ok(facts(draw(5) as u32, draw(MIB))),
+                    },
+                    None => Event::Timer,
+                },
+                _ => match (!bench.flights.is_empty()).then(|| bench.flights.remove(0)) {
+                    Some(io) => {
+                        let count = io.range.length.0;
+                        let result = match draw(8) {
+                            0 => Err(Errno::IO),
+                            1 => Ok(ByteCount(draw(count + 1))),
+                            _ => Ok(ByteCount(count)),
+                        };
+                        Event::IoDone { io: io.io, result }
+                    }
+                    None => Event::IoDone {
+                        io: IoId(draw(99)),
+                        result: Ok(ByteCount(1)),
+                    },
+                },
+            };
+            bench.step(event);
+        }
+        let mut answered: Vec<u64> = bench
+            .replies
+            .iter()
+            .map(|(_, request, _)| *request)
+            .collect();
+        let count = answered.len();
+        answered.sort_unstable();
+        answered.dedup();
+        assert_eq!(answered.len(), count, "a request was answered twice");
+    }
+}
