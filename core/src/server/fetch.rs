@@ -789,8 +789,8 @@ impl Server {
     /// Slots that a failed request left without a single page are given back at once.
     fn empty_blocks(&mut self, flight: &Flight) {
         let slot_bytes = self.slot_bytes();
-        let mut number = flight.range.start.0 / slot_bytes;
-        for &slot in &flight.slots {
+        let first = flight.range.start.0 / slot_bytes;
+        for (number, &slot) in (first..).zip(&flight.slots) {
             if self.cache.valid(slot).is_empty() && self.cache.filling(slot).is_empty() {
                 let owned = self.files.get_mut(&flight.file).and_then(|file| {
                     match file.blocks.get(&number) {
@@ -802,7 +802,6 @@ impl Server {
                     self.cache.orphan(slot);
                 }
             }
-            number += 1;
         }
     }
 
