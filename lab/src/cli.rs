@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line: every flag of every experiment, in one place.
 
+use crate::disk::cli::DiskCommand;
 use crate::play::{Play, Start};
 use crate::server::{self, Kind, Way};
 use crate::stage::Place;
@@ -22,8 +23,15 @@ pub struct Cli {
 pub enum Command {
     /// Play N streams against one server and say who was late
     Play(Box<PlayArgs>),
-    /// Remove what a run that was killed left behind
-    Clean,
+    /// Slow disks by themselves
+    #[command(subcommand)]
+    Disk(DiskCommand),
+    /// Remove what runs that were killed left behind
+    Clean {
+        /// And the disk that `--keep DIR` kept in this folder
+        #[arg(long, value_name = "DIR")]
+        kept: Option<PathBuf>,
+    },
     /// A player (started by the lab itself)
     #[command(hide = true)]
     Player,

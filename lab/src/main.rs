@@ -6,7 +6,8 @@ use clap::Parser;
 use rushes_lab::cli::{Cli, Command, PlayArgs, plan_of, play_of};
 use rushes_lab::room::{self, Room};
 use rushes_lab::stage::Stage;
-use rushes_lab::{player, storm};
+use rushes_lab::{disk, player, stage, storm};
+use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -20,16 +21,18 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(command: Command) -> Result<()> {
-    match command {
+    match &command {
         // Clients answer to the lab that started them, not to the keyboard.
         Command::Player => return player::main(),
         Command::Storm => return storm::main(),
+        // Has its own way with signals.
+        Command::Disk(command) => return Ok(disk::cli::run(command)?),
         _ => room::catch_interrupts()?,
     }
     match command {
         Command::Play(args) => play(&args),
-        Command::Clean => clean(),
-        Command::Player | Command::Storm => Ok(()),
+        Command::Clean { kept } => clean(kept.as_deref()),
+        Command::Player | Command::Storm | Command::Disk(_) => Ok(()),
     }
 }
 
@@ -61,9 +64,15 @@ fn play(args: &PlayArgs) -> Result<()> {
     Ok(())
 }
 
-fn clean() -> Result<()> {
+fn clean(kept: Option<&Path>) -> Result<()> {
     for path in room::clean()? {
         println!("removed {}", path.display());
+    }
+    for name in disk::clean(false)? {
+        println!("took down the disk {name}");
+    }
+    if let Some(folder) = kept {
+        stage::drop_kept(folder)?;
     }
     Ok(())
 }

@@ -129,7 +129,7 @@ impl Play {
             crate::door::Door::connect(server.address())?.list("archive")?;
         }
         stage.timing(true)?;
-        let before = stage.statistics()?;
+        stage.reset_statistics()?;
         let copies = match self.copy_count {
             0 => None,
             count => Some(Copies::start(room, server.address(), reels(stage, count))?),
@@ -159,7 +159,7 @@ impl Play {
         let wall_s = (now_ns() - t0) as f64 / 1e9;
         let cpu_s = (server.cpu()? - cpu_before).as_secs_f64();
         let tally = copies.map(Copies::stop);
-        let statistics = difference(&before, &stage.statistics()?);
+        let statistics = stage.statistics()?;
         let storm_results = Crowd::<storm::Done>::gather(storms).results()?;
         let playbacks = crowd.results()?;
 
@@ -409,25 +409,6 @@ impl Ledger {
     }
 }
 
-/// Numbers of `after` less those of `before`, wherever both have them.
-fn difference(before: &Value, after: &Value) -> Value {
-    match (before, after) {
-        (Value::Object(before), Value::Object(after)) => after
-            .iter()
-            .map(|(key, value)| {
-                let earlier = before.get(key).unwrap_or(&Value::Null);
-                (key.clone(), difference(earlier, value))
-            })
-            .collect::<serde_json::Map<_, _>>()
-            .into(),
-        (Value::Number(before), Value::Number(after)) => match (before.as_u64(), after.as_u64()) {
-            (Some(before), Some(after)) => after.saturating_sub(before).into(),
-            _ => (after.as_f64().unwrap_or(0.0) - before.as_f64().unwrap_or(0.0)).into(),
-        },
-        _ => after.clone(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -449,15 +430,5 @@ mod tests {
             ["contract", "best_effort"]
         );
         assert_eq!(ledger.standings["footage/stream01"], ["contract"]);
-    }
-
-    #[test]
-    fn statistics_of_a_run_are_a_difference() {
-        let before = json!({"reads": 10, "busy_s": 1.5, "name": "x"});
-        let after = json!({"reads": 15, "busy_s": 2.0, "name": "x"});
-        assert_eq!(
-            difference(&before, &after),
-            json!({"reads": 5, "busy_s": 0.5, "name": "x"})
-        );
     }
 }

@@ -8,12 +8,13 @@
 //! A folder of the user's own (`--disk PATH`) is used as it is; there nothing is moved or made.
 
 use crate::disk::{DiskSpec, SlowDisk};
-use crate::footage::Clip;
+use crate::footage::{Clip, mix};
 use crate::room::{Room, go_on};
 use crate::smbd::USER;
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rushes_core::units::ByteCount;
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -21,6 +22,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+/// Size of the modelled disk; sparse, so it costs the memory of what is on it.
+const DISK_BYTES: ByteCount = ByteCount(40 << 30);
+const PLAN: &str = "plan.json";
 const FILLER_BYTES: u64 = 64 << 20;
 const WRITE_BYTES: usize = 4 << 20;
 /// Files that are looked up in a copied or listed folder, not played.
@@ -205,6 +209,7 @@ pub struct Stage {
     place: Place,
     root: PathBuf,
     disk: Option<SlowDisk>,
+    shelf: Option<Shelf>,
 }
 
 impl Stage {
@@ -231,6 +236,7 @@ impl Stage {
             place: Place::Folder(folder.to_owned()),
             root,
             disk: None,
+            shelf: None,
         };
         fs::create_dir_all(&stage.root)
             .with_context(|| format!("{} cannot be written to", folder.display()))?;
@@ -245,38 +251,30 @@ impl Stage {
     }
 
     fn on_slow_disk(room: &Room, plan: &Plan, keep: Option<&Path>, quiet: bool) -> Result<Stage> {
-        if let Some(keep) = keep {
-            fs::create_dir_all(keep)
-                .with_context(|| format!("{} cannot be made", keep.display()))?;
-        }
-        let kept = keep.and_then(|folder| {
-            let text = fs::read(folder.join("plan.json")).ok()?;
-            serde_json::from_slice::<Plan>(&text).ok()
-        });
-        let reuse = kept.filter(|kept| kept.covers(plan));
-        let disk = SlowDisk::create(&disk_spec(room, keep, reuse.is_some()))?;
+        let shelf = keep.map(Shelf::open).transpose()?;
+        let (disk, reuse) = match &shelf {
+            Some(shelf) => shelf.disk(plan)?,
+            None => (SlowDisk::create(&DiskSpec::table5(DISK_BYTES))?, None),
+        };
         disk.timing(false)?;
         let stage = Stage {
             plan: reuse.clone().unwrap_or_else(|| plan.clone()),
             place: Place::Table5,
             root: room.folder("stage")?,
             disk: Some(disk),
+            shelf,
         };
         if reuse.is_some() {
             stage.mount()?;
             return Ok(stage);
-        }
-        if let Some(keep) = keep {
-            // What is made now replaces it; a half-made stage must not be taken for a whole one.
-            let _ = fs::remove_file(keep.join("plan.json"));
         }
         stage.make_file_system()?;
         stage.mount()?;
         stage.lay_out(quiet)?;
         stage.unmount()?;
         stage.mount()?;
-        if let Some(keep) = keep {
-            fs::write(keep.join("plan.json"), serde_json::to_vec_pretty(plan)?)?;
+        if let Some(shelf) = &stage.shelf {
+            shelf.note(plan)?;
         }
         Ok(stage)
     }
@@ -304,7 +302,15 @@ impl Stage {
         }
     }
 
-    /// What the slow disk counted so far.
+    /// Count from zero again.
+    pub fn reset_statistics(&self) -> Result<()> {
+        match &self.disk {
+            Some(disk) => Ok(disk.reset_statistics()?),
+            None => Ok(()),
+        }
+    }
+
+    /// What the slow disk counted since then.
     pub fn statistics(&self) -> Result<serde_json::Value> {
         match &self.disk {
             Some(disk) => Ok(serde_json::to_value(disk.statistics()?)?),
@@ -489,6 +495,9 @@ impl Drop for Stage {
             if let Err(error) = self.unmount() {
                 eprintln!("{error:#}");
             }
+            if self.shelf.is_some() {
+                return;
+            }
             if let Err(error) = disk.close() {
                 eprintln!("the slow disk did not go away cleanly: {error}");
             }
@@ -498,9 +507,76 @@ impl Drop for Stage {
     }
 }
 
-fn disk_spec(room: &Room, keep: Option<&Path>, reuse: bool) -> DiskSpec {
-    let _ = (room, keep, reuse);
-    DiskSpec::default()
+/// Where a kept disk's bytes and its plan are; the disk itself stays up between runs.
+#[derive(Debug)]
+struct Shelf {
+    folder: PathBuf,
+    _lock: File,
+}
+
+impl Shelf {
+    fn open(folder: &Path) -> Result<Shelf> {
+        let describe = || format!("{} (--keep) cannot be used", folder.display());
+        fs::create_dir_all(folder).with_context(describe)?;
+        let folder = fs::canonicalize(folder).with_context(describe)?;
+        let lock = File::create(folder.join("lock")).with_context(describe)?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)
+            .with_context(|| format!("{} is in use by another run", folder.display()))?;
+        Ok(Shelf {
+            folder,
+            _lock: lock,
+        })
+    }
+
+    fn disk_name(&self) -> String {
+        let mut key = 0u64;
+        for byte in self.folder.as_os_str().as_encoded_bytes() {
+            key = mix(key ^ u64::from(*byte));
+        }
+        format!("kept-{key:016x}")
+    }
+
+    /// The kept disk, when it is up and its plan covers this one; else a new one in its place.
+    fn disk(&self, plan: &Plan) -> Result<(SlowDisk, Option<Plan>)> {
+        let name = self.disk_name();
+        let noted = fs::read(self.folder.join(PLAN))
+            .ok()
+            .and_then(|text| serde_json::from_slice::<Plan>(&text).ok());
+        let found = SlowDisk::find(&name).ok();
+        match (found, noted) {
+            (Some(disk), Some(noted)) if noted.covers(plan) && disk.timing(false).is_ok() => {
+                return Ok((disk, Some(noted)));
+            }
+            (Some(disk), _) => disk.close()?,
+            // What a crash or a restart left of it.
+            (None, _) => drop(crate::disk::clean(false)),
+        }
+        // A half-made stage must not be taken for a whole one.
+        let _ = fs::remove_file(self.folder.join(PLAN));
+        let spec = DiskSpec {
+            name,
+            folder: self.folder.clone(),
+            ..DiskSpec::table5(DISK_BYTES)
+        };
+        let _ = fs::remove_file(spec.folder.join(format!("rushes-disk-{}.img", spec.name)));
+        Ok((SlowDisk::create_detached(&spec)?, None))
+    }
+
+    fn note(&self, plan: &Plan) -> Result<()> {
+        let path = self.folder.join(PLAN);
+        fs::write(&path, serde_json::to_vec_pretty(plan)?)
+            .with_context(|| format!("{} cannot be written", path.display()))
+    }
+}
+
+/// Take down the disk kept in a folder and forget its footage.
+pub fn drop_kept(folder: &Path) -> Result<()> {
+    let shelf = Shelf::open(folder)?;
+    if let Ok(disk) = SlowDisk::find(&shelf.disk_name()) {
+        disk.close()?;
+    }
+    let _ = fs::remove_file(shelf.folder.join(PLAN));
+    Ok(())
 }
 
 /// Files that occupy all free space, by physical position.

@@ -536,9 +536,17 @@ impl SlowDisk {
         if !owned {
             command.arg("--detached");
         }
+        // One that outlives us must not keep our caller's pipe open.
+        let last_words = if owned {
+            Stdio::inherit()
+        } else {
+            let log = room.folder.join("log");
+            Stdio::from(fs::File::create(&log).map_err(failed("create", &log))?)
+        };
         let mut child = command
             .stdin(if owned { Stdio::piped() } else { Stdio::null() })
             .stdout(Stdio::piped())
+            .stderr(last_words)
             .spawn()
             .map_err(failed("start", program))?;
         let pipe = child.stdin.take();
