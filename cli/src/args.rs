@@ -159,6 +159,9 @@ pub(crate) struct CalibrateArgs {
     /// Fewer requests of each size: seconds instead of minutes, and a rougher model
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Measure reads only; writes are then concluded from them
+    #[arg(long)]
+    pub(crate) no_writes: bool,
     /// Where calibrations are kept; otherwise what the configuration says
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,

@@ -4,8 +4,10 @@
 mod admit;
 mod args;
 mod ask;
+mod calibrate;
 mod lab;
 mod man;
+mod serve;
 mod show;
 mod status;
 mod top;
@@ -17,6 +19,8 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match &cli.command {
+        Command::Serve(args) => serve::run(args),
+        Command::Calibrate(args) => calibrate::run(args),
         Command::Status(args) => status::run(args),
         Command::Top(args) => top::run(args),
         Command::Admit(args) => admit::run(args),

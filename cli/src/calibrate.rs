@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes calibrate`: measure a device, with a bar to look at and a table to keep.
+
+use crate::args::CalibrateArgs;
+use crate::ask::print_json;
+use indicatif::{ProgressBar, ProgressStyle};
+use rushes_daemon::calibrate::{Options, Progress, Stage, calibrate};
+use rushes_daemon::config::{Config, DEFAULT_STATE_DIR};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Steps of the bar.
+const STEP_COUNT: u64 = 1000;
+
+pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, String> {
+    let options = Options {
+        path: args.path.clone(),
+        quick: args.quick,
+        writes: !args.no_writes,
+    };
+    let bar = bar();
+    let mut tell = |progress: Progress| {
+        bar.set_message(match progress.stage {
+            Stage::Preparing => "preparing",
+            Stage::Reading => "reading",
+            Stage::Writing => "writing",
+        });
+        bar.set_position((progress.part.clamp(0.0, 1.0) * STEP_COUNT as f64) as u64);
+    };
+    let measured = calibrate(&options, &mut tell);
+    bar.finish_and_clear();
+    let calibration = measured.map_err(|error| error.to_string())?;
+    let saved = if args.save {
+        let dir = state_dir(args);
+        Some(calibration.save(&dir).map_err(|error| error.to_string())?)
+    } else {
+        None
+    };
+    if args.json {
+        print_json(&calibration)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    calibration
+        .print_table(&mut std::io::stdout())
+        .map_err(|error| format!("the table cannot be printed: {error}"))?;
+    match saved {
+        Some(file) => println!(
+            "\nkept in {}; the daemon uses it from its next start on",
+            file.display()
+        ),
+        None => println!("\nnot kept; with --save the daemon will use it"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Drawn on standard error, and only on a terminal.
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::new(STEP_COUNT);
+    if let Ok(style) = ProgressStyle::with_template("{msg:10} {wide_bar} {percent:>3} %  {eta:>4}")
+    {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// As told, else as configured, else the default.
+fn state_dir(args: &CalibrateArgs) -> PathBuf {
+    args.state_dir.clone().unwrap_or_else(|| {
+        Config::load(&args.config.config).map_or_else(
+            |_| PathBuf::from(DEFAULT_STATE_DIR),
+            |config| config.state_dir,
+        )
+    })
+}
