@@ -5,6 +5,10 @@
 # (BUILD: $RUSHES_BUILD_DIR or build/ of the checkout). CARGO_TARGET_DIR and
 # CARGO are honoured. Does nothing when nothing has changed.
 #
+#   build.sh                the module
+#   build.sh --chaos FILE   the module for tests into FILE: linked with
+#                           test/chaos_client.c in place of engine/shm
+#
 # No Samba library is linked: the symbols are smbd's own at run time, and the
 # module is not tied to one build of them. smbd loads with RTLD_NOW, so that a
 # single name it does not have fails the whole share; hence the check at the
@@ -23,10 +27,64 @@ esac
 
 die() { echo "build.sh: $*" >&2; exit 1; }
 
+chaos=
+case ${1:-} in
+'') ;;
+--chaos)
+	chaos=${2:-}
+	[ -n "$chaos" ] || die "--chaos expects the file to be made."
+	;;
+*) die "unknown argument '$1': expected --chaos FILE or nothing." ;;
+esac
+
 smbd=$(command -v smbd || echo /usr/sbin/smbd)
 [ -x "$smbd" ] || die "no smbd in PATH or /usr/sbin: apt-get install samba," \
 	"then run this again."
 headers=$("$here/headers.sh")
+
+# ---- compiling ----
+
+work=$(mktemp -d "$build/.rushes.so.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+compile() { # SOURCE OBJECT
+	source=$1
+	object=$2
+	set --
+	for folder in bin/default bin/default/include bin/default/source3 \
+		bin/default/source3/include . include lib lib/replace source3 \
+		source3/include source3/lib source4 source4/include; do
+		# Warnings of ours are errors, those of Samba's headers are not.
+		set -- "$@" -isystem "$headers/$folder"
+	done
+	${CC:-gcc} -c -fPIC -O2 -g -Wall -Wextra \
+		-Wdeclaration-after-statement -Wstrict-prototypes \
+		-Wno-unused-parameter -Wno-sign-compare -Werror \
+		-D_SAMBA_BUILD_=4 -DHAVE_CONFIG_H=1 -D_GNU_SOURCE=1 \
+		-D__STDC_WANT_LIB_EXT1__=1 -D_XOPEN_SOURCE_EXTENDED=1 \
+		-D_FILE_OFFSET_BITS=64 -DSTATIC_vfs_MODULES_PROTO= \
+		-ffile-prefix-map="$root"=. \
+		-I "$here" -I "$root/engine/shm/include" "$@" \
+		-o "$object" "$source"
+}
+
+link() { # OBJECT-OR-LIBRARY...
+	${CC:-gcc} -shared -o "$work/rushes.so" "$@" \
+		-Wl,--version-script="$here/rushes.map" \
+		-Wl,--exclude-libs,ALL -Wl,--gc-sections -Wl,--as-needed \
+		-Wl,-z,relro,-z,now -Wl,-soname,rushes.so \
+		-lpthread -ldl -lm -lgcc_s
+}
+
+if [ -n "$chaos" ]; then
+	compile "$here/vfs_rushes.c" "$work/vfs_rushes.o"
+	compile "$here/test/chaos_client.c" "$work/chaos_client.o"
+	link "$work/vfs_rushes.o" "$work/chaos_client.o"
+	mv "$work/rushes.so" "$chaos"
+	exit 0
+fi
 
 # ---- the client library ----
 
@@ -50,30 +108,8 @@ if is_fresh; then
 	exit 0
 fi
 
-work=$(mktemp -d "$build/.rushes.so.XXXXXX")
-trap 'rm -rf "$work"' EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
-
-set --
-for folder in bin/default bin/default/include bin/default/source3 \
-	bin/default/source3/include . include lib lib/replace source3 \
-	source3/include source3/lib source4 source4/include; do
-	# Samba's headers warn of themselves; warnings of ours are errors.
-	set -- "$@" -isystem "$headers/$folder"
-done
-${CC:-gcc} -c -fPIC -O2 -g -Wall -Wextra -Wdeclaration-after-statement \
-	-Wstrict-prototypes -Wno-unused-parameter -Wno-sign-compare -Werror \
-	-D_SAMBA_BUILD_=4 -DHAVE_CONFIG_H=1 -D_GNU_SOURCE=1 \
-	-D__STDC_WANT_LIB_EXT1__=1 -D_XOPEN_SOURCE_EXTENDED=1 \
-	-D_FILE_OFFSET_BITS=64 -DSTATIC_vfs_MODULES_PROTO= \
-	-ffile-prefix-map="$root"=. \
-	-I "$here" -I "$root/engine/shm/include" "$@" \
-	-o "$work/vfs_rushes.o" "$here/vfs_rushes.c"
-${CC:-gcc} -shared -o "$work/rushes.so" "$work/vfs_rushes.o" "$library" \
-	-Wl,--version-script="$here/rushes.map" -Wl,--exclude-libs,ALL \
-	-Wl,--gc-sections -Wl,--as-needed -Wl,-z,relro,-z,now \
-	-Wl,-soname,rushes.so -lpthread -ldl -lm -lgcc_s
+compile "$here/vfs_rushes.c" "$work/vfs_rushes.o"
+link "$work/vfs_rushes.o" "$library"
 
 # ---- what it exports, and whether smbd has what it wants ----
 

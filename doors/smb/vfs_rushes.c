@@ -64,6 +64,13 @@ static int vfs_rushes_debug_level = DBGC_VFS;
 /* No more than one part in this of our time goes into looking for a daemon. */
 #define RUSHES_RETRY_SHARE 100
 
+/*
+ * A daemon that leaves a read alone for so long is hung; as HUNG_PATIENCE in
+ * engine/shm for calls that wait. Clients give up at 20 to 60 seconds.
+ */
+#define RUSHES_HUNG_S 30
+#define RUSHES_GUARD_S 5
+
 /* A client who takes nothing for so long has its bytes copied and unpinned. */
 #define RUSHES_SEND_STALL_MS 1000
 
@@ -84,15 +91,17 @@ struct rushes_session {
 	/* Of the client; a file with another number is void */
 	uint64_t number;
 
-	/* Asynchronous reads that the daemon has not answered */
+	/* Asynchronous reads that the daemon has not answered, oldest first */
 	struct rushes_pread_state *reads;
+
+	/* Looks after them; see rushes_session_guard */
+	struct tevent_timer *guard;
 
 	/* Do not look for a daemon before; CLOCK_MONOTONIC_COARSE */
 	uint64_t retry_ns;
 
 	/* The socket file that last turned us away; see rushes_socket_is_new */
-	dev_t refused_device;
-	ino_t refused_inode;
+	struct stat refused;
 
 	/* The absence is in the log already */
 	bool absence_logged;
@@ -153,6 +162,8 @@ static void rushes_pread_finish(struct rushes_pread_state *state,
 static void rushes_pread_abandon(struct rushes_pread_state *state);
 static struct rushes_pread_state *rushes_pread_first_of(
 	struct rushes_session *session, struct rushes_fsp *file);
+static bool rushes_pread_is_older(const struct rushes_pread_state *state,
+				  unsigned int seconds);
 
 /*
  * Finish what the daemon has answered. Callbacks of the requests are deferred
@@ -227,6 +238,46 @@ static void rushes_session_readable(struct tevent_context *ev,
 	}
 }
 
+static void rushes_session_guard(struct rushes_session *session);
+
+static void rushes_session_guarded(struct tevent_context *ev,
+				   struct tevent_timer *te,
+				   struct timeval now,
+				   void *private_data)
+{
+	struct rushes_session *session = talloc_get_type_abort(
+		private_data, struct rushes_session);
+
+	/* tevent frees a timer that has fired. */
+	session->guard = NULL;
+	if (session->reads == NULL) {
+		return;
+	}
+	if (rushes_pread_is_older(session->reads, RUSHES_HUNG_S)) {
+		rushes_session_end(session);
+		session->retry_ns = rushes_now_ns() +
+				    RUSHES_HUNG_S * RUSHES_NS_PER_S;
+		rushes_session_log_absence(session, "it is hung");
+		return;
+	}
+	rushes_session_guard(session);
+}
+
+/*
+ * A dead daemon closes its socket, which wakes us; a hung one does nothing. One
+ * timer for all reads, made anew only every few seconds: no cost per read.
+ */
+static void rushes_session_guard(struct rushes_session *session)
+{
+	if (session->guard != NULL) {
+		return;
+	}
+	session->guard = tevent_add_timer(
+		session->ev, session,
+		tevent_timeval_current_ofs(RUSHES_GUARD_S, 0),
+		rushes_session_guarded, session);
+}
+
 static bool rushes_session_watch(struct rushes_session *session)
 {
 	int fds[2] = { -1, -1 };
@@ -252,17 +303,13 @@ static void rushes_session_refused(struct rushes_session *session,
 				   uint64_t started_ns,
 				   const char *reason)
 {
-	struct stat st = {0};
 	uint64_t now_ns = rushes_now_ns();
 	uint64_t spent_ns = now_ns - started_ns;
 
 	session->retry_ns = now_ns + MAX(RUSHES_RETRY_NS,
 					 spent_ns * RUSHES_RETRY_SHARE);
-	session->refused_device = 0;
-	session->refused_inode = 0;
-	if (stat(session->socket_path, &st) == 0) {
-		session->refused_device = st.st_dev;
-		session->refused_inode = st.st_ino;
+	if (stat(session->socket_path, &session->refused) == -1) {
+		session->refused = (struct stat) {0};
 	}
 	rushes_session_log_absence(session, reason);
 }
@@ -326,8 +373,12 @@ static bool rushes_socket_is_new(struct rushes_session *session)
 	if (stat(session->socket_path, &st) == -1) {
 		return false;
 	}
-	return st.st_dev != session->refused_device ||
-	       st.st_ino != session->refused_inode;
+
+	/* An inode number may be used again at once: the times tell. */
+	return st.st_dev != session->refused.st_dev ||
+	       st.st_ino != session->refused.st_ino ||
+	       st.st_ctim.tv_sec != session->refused.st_ctim.tv_sec ||
+	       st.st_ctim.tv_nsec != session->refused.st_ctim.tv_nsec;
 }
 
 /*
@@ -767,31 +818,20 @@ static int vfs_rushes_close(struct vfs_handle_struct *handle,
  * Reading.
  */
 
-/*
- * Read and wait, until `n` bytes or the end of the file. RUSHES_PLAIN when any
- * part of it has to be read by the caller.
- */
-static ssize_t rushes_read_full(struct rushes_fsp *file, uint8_t *data,
+/* Read and wait. As rushes_read; RUSHES_PLAIN also for the daemon's errors. */
+static ssize_t rushes_read_wait(struct rushes_fsp *file, void *data,
 				size_t n, off_t offset)
 {
 	struct rushes_session *session = file->session;
-	size_t total = 0;
-	ssize_t ret = 0;
+	ssize_t ret;
 
-	while (total < n) {
-		ret = rushes_read(file->file, data + total, n - total,
-				  offset + total);
-		if (ret <= 0) {
-			break;
-		}
-		total += ret;
-	}
+	ret = rushes_read(file->file, data, n, offset);
 	if (rushes_is_plain(ret)) {
 		rushes_fsp_declined(file);
 		ret = RUSHES_PLAIN;
 	}
 	rushes_session_after_wait(session);
-	return (ret < 0) ? ret : (ssize_t)total;
+	return ret;
 }
 
 static ssize_t vfs_rushes_pread(struct vfs_handle_struct *handle,
@@ -805,7 +845,7 @@ static ssize_t vfs_rushes_pread(struct vfs_handle_struct *handle,
 		file = rushes_fsp_for_read(handle, fsp);
 	}
 	if (file != NULL) {
-		ret = rushes_read_full(file, (uint8_t *)data, n, offset);
+		ret = rushes_read_wait(file, data, n, offset);
 	}
 	if (ret == RUSHES_PLAIN) {
 		return SMB_VFS_NEXT_PREAD(handle, fsp, data, n, offset);
@@ -825,10 +865,10 @@ struct rushes_pread_state {
 	struct rushes_session *session;
 	struct rushes_fsp *file;
 	struct files_struct *fsp;
-	uint8_t *data;
+	void *data;
 	size_t n;
 	off_t offset;
-	size_t total;
+	ssize_t ret;
 	uint64_t ticket;
 	struct timespec start_time;
 	struct vfs_aio_state vfs_aio_state;
@@ -847,6 +887,16 @@ static struct rushes_pread_state *rushes_pread_first_of(
 		}
 	}
 	return state;
+}
+
+static bool rushes_pread_is_older(const struct rushes_pread_state *state,
+				  unsigned int seconds)
+{
+	struct timespec now = {0};
+
+	clock_gettime_mono(&now);
+	return nsec_time_diff(&now, &state->start_time) >
+	       (int64_t)seconds * (int64_t)RUSHES_NS_PER_S;
 }
 
 /* The daemon owes us nothing more for this request. */
@@ -879,29 +929,25 @@ static void rushes_pread_abandon(struct rushes_pread_state *state)
 
 static bool rushes_pread_submit(struct rushes_pread_state *state)
 {
-	state->ticket = rushes_read_send(state->file->file,
-					 state->data + state->total,
-					 state->n - state->total,
-					 state->offset + state->total,
-					 state);
+	state->ticket = rushes_read_send(state->file->file, state->data,
+					 state->n, state->offset, state);
 	if (state->ticket == 0) {
 		return false;
 	}
-	DLIST_ADD(state->session->reads, state);
+	DLIST_ADD_END(state->session->reads, state);
 	talloc_set_destructor(state, rushes_pread_state_destructor);
+	rushes_session_guard(state->session);
 	return true;
 }
 
-/* What is missing, from our own descriptor. */
+/* From our own descriptor. */
 static void rushes_pread_plain(struct rushes_pread_state *state)
 {
 	struct tevent_req *subreq = NULL;
 
 	subreq = SMB_VFS_NEXT_PREAD_SEND(state, state->ev, state->handle,
-					 state->fsp,
-					 state->data + state->total,
-					 state->n - state->total,
-					 state->offset + state->total);
+					 state->fsp, state->data, state->n,
+					 state->offset);
 	if (tevent_req_nomem(subreq, state->req)) {
 		return;
 	}
@@ -914,26 +960,14 @@ static void rushes_pread_plain_done(struct tevent_req *subreq)
 		subreq, struct tevent_req);
 	struct rushes_pread_state *state = tevent_req_data(
 		req, struct rushes_pread_state);
-	ssize_t ret;
 
-	ret = SMB_VFS_PREAD_RECV(subreq, &state->vfs_aio_state);
+	state->ret = SMB_VFS_PREAD_RECV(subreq, &state->vfs_aio_state);
 	TALLOC_FREE(subreq);
-	if (ret == -1) {
+	if (state->ret == -1) {
 		tevent_req_error(req, state->vfs_aio_state.error);
 		return;
 	}
-	state->total += ret;
 	tevent_req_done(req);
-}
-
-static void rushes_pread_done(struct rushes_pread_state *state)
-{
-	struct timespec end_time = {0};
-
-	clock_gettime_mono(&end_time);
-	state->vfs_aio_state.duration = nsec_time_diff(&end_time,
-						       &state->start_time);
-	tevent_req_done(state->req);
 }
 
 /*
@@ -943,8 +977,9 @@ static void rushes_pread_done(struct rushes_pread_state *state)
 static void rushes_pread_finish(struct rushes_pread_state *state,
 				ssize_t result)
 {
-	rushes_pread_settled(state);
+	struct timespec end_time = {0};
 
+	rushes_pread_settled(state);
 	if (rushes_is_plain(result)) {
 		rushes_fsp_declined(state->file);
 		rushes_pread_plain(state);
@@ -954,16 +989,13 @@ static void rushes_pread_finish(struct rushes_pread_state *state,
 		tevent_req_error(state->req, -result);
 		return;
 	}
-	state->total += result;
-	if (result == 0 || state->total >= state->n) {
-		rushes_pread_done(state);
-		return;
-	}
 
-	/* Only the end of the file may make a read short. */
-	if (!rushes_pread_submit(state)) {
-		rushes_pread_plain(state);
-	}
+	/* Short only at the end of the file */
+	state->ret = result;
+	clock_gettime_mono(&end_time);
+	state->vfs_aio_state.duration = nsec_time_diff(&end_time,
+						       &state->start_time);
+	tevent_req_done(state->req);
 }
 
 static struct tevent_req *vfs_rushes_pread_send(
@@ -999,7 +1031,7 @@ static struct tevent_req *vfs_rushes_pread_send(
 		.session = file->session,
 		.file = file,
 		.fsp = fsp,
-		.data = (uint8_t *)data,
+		.data = data,
 		.n = n,
 		.offset = offset,
 	};
@@ -1031,7 +1063,7 @@ static ssize_t vfs_rushes_pread_recv(struct tevent_req *req,
 		return -1;
 	}
 	*vfs_aio_state = state->vfs_aio_state;
-	ret = state->total;
+	ret = state->ret;
 	tevent_req_received(req);
 	return ret;
 }

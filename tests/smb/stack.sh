@@ -3,7 +3,9 @@
 #
 # The module at the end of a stack of Samba's own, in every way in which smbd
 # moves data: whatever a client does, the file on the disk and what it reads
-# back are the same, without a daemon and (where one is built) with it.
+# back are the same: without a daemon ("absent"), with a client library that is
+# as nasty as it may be ("chaos", doors/smb/test), and with a daemon where the
+# program `rushes` is built ("present").
 
 # shellcheck source=lib/smbd.bash
 . "$(dirname "$0")/lib/smbd.bash"
@@ -24,11 +26,12 @@ declare -A ways=(
 	[leases]="kernel oplocks = yes"
 )
 
-daemons=(absent)
+daemons=(${DAEMONS:-absent chaos})
+chaos_start
 if has_daemon; then
 	daemons+=(present)
 else
-	say "no program rushes with a daemon: tried without one only"
+	say "no program rushes with a daemon: tried without it"
 fi
 
 # Names that catia translates need not exist for the others.
@@ -39,7 +42,7 @@ head -c 70001 /dev/urandom >"$data/short"
 head -c 1500 /dev/urandom >"$data/note" # a stream is an extended attribute here
 : >"$data/empty"
 
-# shares DAEMON WAY: one share for each stack
+# shares DAEMON WAY SOCKET: one share for each stack
 shares() {
 	local index way=$2
 	for index in "${!stacks[@]}"; do
@@ -53,7 +56,7 @@ shares() {
 			catia:mappings = 0x22:0xa8
 			fruit:metadata = stream
 			rushes:share = $1-$way-$index
-			rushes:socket = ${session_socket:-$scratch/no-daemon.sock}
+			rushes:socket = $3
 		SHARE
 	done
 }
@@ -108,7 +111,10 @@ work() { # SMBD SHARE FOLDER
 
 tried=0
 for daemon in "${daemons[@]}"; do
-	if [[ $daemon == present ]]; then
+	socket=$scratch/no-daemon.sock
+	if [[ $daemon == chaos ]]; then
+		socket=$chaos_socket
+	elif [[ $daemon == present ]]; then
 		served=()
 		for way in "${!ways[@]}"; do
 			for index in "${!stacks[@]}"; do
@@ -117,11 +123,12 @@ for daemon in "${daemons[@]}"; do
 			done
 		done
 		daemon_start "${served[@]}"
+		socket=$session_socket
 	fi
 	for way in "${!ways[@]}"; do
 		smbd_start "$daemon-$way" < <(
 			tr '|' '\n' <<<"${ways[$way]}" | sed 's/^/\t/'
-			shares "$daemon" "$way"
+			shares "$daemon" "$way" "$socket"
 		)
 		for index in "${!stacks[@]}"; do
 			# Every stack in smbd's own way, every way with none and all.

@@ -9,17 +9,18 @@
 #   torture.sh --all        all suites, some ten minutes
 #   torture.sh SUITE...     these (names as smbtorture lists them: smb2.read)
 #
-# Compared with stock: the module without a daemon, and with one where the
-# program `rushes` is built. A suite with a difference is run again, twice: what
+# Compared with stock: the module without a daemon ("absent"), with a client
+# library that is as nasty as it may be ("chaos", doors/smb/test), and with a
+# daemon where the program `rushes` is built ("present"). A suite with a difference is run again, twice: what
 # then agrees was noise and is reported as such, the rest is a failure.
 
 # shellcheck source=lib/smbd.bash
 . "$(dirname "$0")/lib/smbd.bash"
 
-quick=(read rw lock rename create compound compound_async
+quick=(read rw lock rename compound compound_async
 	delete-on-close-perms durable-open durable-v2-open ioctl sharemode deny
 	streams credits fileid)
-slow=(timestamps oplock lease dir compound_find getinfo setinfo bench
+slow=(create timestamps oplock lease dir compound_find getinfo setinfo bench
 	session connect maxfid multichannel kernel-oplocks notify acls
 	durable-v2-delay dosmode maximum_allowed aio_delay winattr ea)
 suite_seconds_max=400
@@ -73,6 +74,10 @@ variants=(stock absent)
 smbd_start stock < <(share stock "acl_xattr streams_xattr")
 smbd_start absent < <(share absent "acl_xattr streams_xattr rushes" \
 	"rushes:socket = $scratch/no-daemon.sock")
+chaos_start
+variants+=(chaos)
+smbd_start chaos < <(share chaos "acl_xattr streams_xattr rushes" \
+	"rushes:socket = $chaos_socket")
 if has_daemon; then
 	variants+=(present)
 	share_folder "$scratch/share-present"
@@ -80,7 +85,7 @@ if has_daemon; then
 	smbd_start present < <(share present "acl_xattr streams_xattr rushes" \
 		"rushes:socket = $session_socket")
 else
-	say "no program rushes with a daemon: compared without one only"
+	say "no program rushes with a daemon: compared without it"
 fi
 
 # run VARIANT SUITE: "TEST RESULT" lines, sorted, in $scratch/VARIANT/results

@@ -47,7 +47,8 @@ struct rushes_lease {
 /* One finished asynchronous read. */
 struct rushes_completion {
 	void *private_data;	/* as given to rushes_read_send */
-	ssize_t result;		/* bytes copied, -errno, or RUSHES_PLAIN */
+	ssize_t result;		/* bytes copied (short only at end of file),
+				 * -errno, or RUSHES_PLAIN */
 };
 
 /*
@@ -105,7 +106,10 @@ void rushes_read_cancel(struct rushes_client *client, uint64_t ticket);
 int rushes_poll(struct rushes_client *client,
 		struct rushes_completion *completions, int completion_count);
 
-/* Read and wait. Bytes read, -errno, or RUSHES_PLAIN. */
+/*
+ * Read and wait. Bytes read (short only at end of file), -errno, or
+ * RUSHES_PLAIN.
+ */
 ssize_t rushes_read(struct rushes_file *file, void *buffer, size_t length,
 		    uint64_t offset);
 

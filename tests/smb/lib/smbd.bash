@@ -99,7 +99,9 @@ smbd_start() {
 		mkdir -p "$folder/$part"
 	done
 	cp -r "$modules/." "$folder/vfs/"
-	if [[ -f $module ]]; then
+	if [[ $name == chaos* ]]; then
+		cp "$scratch/chaos/rushes.so" "$folder/vfs/rushes.so"
+	elif [[ -f $module ]]; then
 		cp "$module" "$folder/vfs/rushes.so"
 	fi
 	{
@@ -239,4 +241,29 @@ daemon_is_well() {
 	kill -0 "$daemon_pid" 2>/dev/null && return 0
 	tail -n 40 "$daemon_folder/log" >&2
 	die "the daemon died"
+}
+
+# ---- a module that is given a hard time ----
+
+chaos_socket=
+
+# Build the module with doors/smb/test/chaos_client.c, and let its daemon die
+# and return all the time. Sets chaos_socket; an smbd whose name starts with
+# "chaos" gets that module.
+chaos_start() {
+	chaos_socket=$scratch/chaos/socket
+	mkdir -p "$scratch/chaos"
+	"$root/doors/smb/build.sh" --chaos "$scratch/chaos/rushes.so" ||
+		die "the module for tests does not build"
+	touch "$chaos_socket"
+	# shellcheck disable=SC2016 # expanded by the inner shell
+	setsid /bin/bash -c 'while sleep "0.$((RANDOM % 5 + 1))"; do
+		if ((RANDOM % 3 == 0)); then
+			rm -f "$1"
+			sleep "0.0$((RANDOM % 9))"
+		fi
+		touch "$1.new"
+		mv "$1.new" "$1"
+	done' chaos "$chaos_socket" </dev/null >/dev/null 2>&1 &
+	group_pids+=("$!")
 }
