@@ -5,6 +5,10 @@
  * One struct rushes_client is one session with the daemon; it belongs to one
  * thread. No call blocks on a dead or hung peer for longer than said here,
  * none writes to standard output, none exits or raises a signal.
+ *
+ * After fork(2) the child's copy of a client is dead (every read is PLAIN) and
+ * touches nothing shared; the session lives as long as either process keeps
+ * its descriptors, which are all close-on-exec.
  */
 #ifndef RUSHES_CLIENT_H
 #define RUSHES_CLIENT_H
@@ -71,9 +75,11 @@ void rushes_disconnect(struct rushes_client *client);
 bool rushes_alive(const struct rushes_client *client);
 
 /*
- * Two descriptors to watch for reading while reads are outstanding; when either
- * is readable, call rushes_poll. [0] is the doorbell, [1] the session socket
- * (readable only when the daemon is gone).
+ * Two descriptors to watch for reading as long as the client is alive (also
+ * while no read is outstanding: replies to cancelled ones are given back by
+ * rushes_poll); when either is readable, call rushes_poll until it returns
+ * less than asked for. [0] is the doorbell, [1] the session socket, readable
+ * only when the daemon is gone: it stays so, stop watching then.
  */
 void rushes_event_fds(const struct rushes_client *client, int fds[2]);
 

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The smallest server there can be: one thread, `pread` into the segment, no cache, no plan.
+//!
+//! It keeps to the protocol in every respect, so doors can be tried on it before there is a daemon and
+//! the client library be tested without one. It serves whatever it is sent and vets nothing.
+
+#![allow(dead_code, unreachable_pub)] // Each test and example uses a part.
+
+use rushes_core::server::Errno;
+use rushes_core::units::*;
+use rushes_shm::PeerError;
+use rushes_shm::server::{ClientEvent, Listener, Newcomer, ReplyBody, ServerSession, SessionTerms};
+use rushes_sys::{Segment, SegmentHome, bell};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+/// How large an [`Echo`] is.
+#[derive(Clone, Copy, Debug)]
+pub struct EchoSize {
+    pub slot_count: u32,
+    pub slot_bytes: u32,
+    pub read_bytes_max: u64,
+    pub sweeps: bool,
+}
+
+impl Default for EchoSize {
+    fn default() -> EchoSize {
+        EchoSize {
+            slot_count: 64,
+            slot_bytes: 1 << 20,
+            read_bytes_max: 8 << 20,
+            sweeps: false,
+        }
+    }
+}
+
+struct EchoSession {
+    session: ServerSession,
+    files: HashMap<HandleId, OwnedFd>,
+    /// Slots of reads that were answered and not ended.
+    pinned: HashMap<RequestId, Vec<SlotIndex>>,
+    /// Reads that wait for slots.
+    waiting: VecDeque<(RequestId, HandleId, ByteRange)>,
+}
+
+/// The server.
+pub struct Echo {
+    listener: Listener,
+    segment: Segment,
+    size: EchoSize,
+    newcomers: Vec<Newcomer>,
+    sessions: Vec<EchoSession>,
+    free: Vec<SlotIndex>,
+    session_last: u32,
+    /// Requests answered, for tests to look at.
+    pub read_count: u64,
+    /// Why sessions ended, but for those that simply closed.
+    pub faults: Vec<PeerError>,
+    /// What CHANGED and GONE named.
+    pub notices: Vec<(u64, u64)>,
+}
+
+impl Echo {
+    pub fn new(path: &Path, size: EchoSize) -> io::Result<Echo> {
+        let (segment, _) = Segment::create(SegmentHome::Memfd, size.slot_count, size.slot_bytes)
+            .map_err(|error| error.source)?;
+        Ok(Echo {
+            listener: Listener::bind(path)?,
+            segment,
+            size,
+            newcomers: Vec::new(),
+            sessions: Vec::new(),
+            free: (0..size.slot_count).rev().map(SlotIndex).collect(),
+            session_last: 0,
+            read_count: 0,
+            faults: Vec::new(),
+            notices: Vec::new(),
+        })
+    }
+
+    pub fn free_count(&self) -> usize {
+        self.free.len()
+    }
+
+    pub fn session_count(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// End all sessions at once, as if killed.
+    pub fn kill_sessions(&mut self) {
+        self.newcomers.clear();
+        while !self.sessions.is_empty() {
+            self.end(0);
+        }
+    }
+
+    /// Wait for something at most so long, and do it.
+    pub fn turn(&mut self, at_most_ms: i64) -> io::Result<()> {
+        let ready = self.wait(at_most_ms)?;
+        if ready.listener {
+            while let Some(newcomer) = self.listener.accept()? {
+                self.newcomers.push(newcomer);
+            }
+        }
+        for mut newcomer in std::mem::take(&mut self.newcomers) {
+            match newcomer.receive() {
+                Ok(None) => self.newcomers.push(newcomer),
+                Ok(Some(_)) => self.welcome(newcomer),
+                Err(PeerError::Closed) => {}
+                Err(fault) => self.faults.push(fault),
+            }
+        }
+        let mut index = 0;
+        while index < self.sessions.len() {
+            let state = &mut self.sessions[index];
+            if ready.sockets.get(index).copied().unwrap_or(true) {
+                state.session.socket_ready();
+            }
+            let _ = bell::silence(&**state.session.doorbell());
+            match self.serve(index) {
+                Ok(()) => index += 1,
+                Err(fault) => {
+                    if !matches!(fault, PeerError::Closed) {
+                        self.faults.push(fault);
+                    }
+                    self.end(index);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self, at_most_ms: i64) -> io::Result<Ready> {
+        let mut fds = vec![PollFd::new(&**self.listener.fd(), PollFlags::IN)];
+        for newcomer in &self.newcomers {
+            fds.push(PollFd::new(&**newcomer.fd(), PollFlags::IN));
+        }
+        for state in &self.sessions {
+            fds.push(PollFd::new(&**state.session.socket(), PollFlags::IN));
+            fds.push(PollFd::new(&**state.session.doorbell(), PollFlags::IN));
+        }
+        // As promised by `sweeps`.
+        let pinned = self.sessions.iter().any(|state| !state.pinned.is_empty());
+        let at_most_ms = if self.size.sweeps && pinned {
+            at_most_ms.min(5)
+        } else {
+            at_most_ms
+        };
+        let span = Timespec {
+            tv_sec: at_most_ms / 1000,
+            tv_nsec: at_most_ms % 1000 * 1_000_000,
+        };
+        match poll(&mut fds, Some(&span)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let sockets = fds[1 + self.newcomers.len()..]
+            .chunks(2)
+            .map(|pair| !pair[0].revents().is_empty())
+            .collect();
+        Ok(Ready {
+            listener: !fds[0].revents().is_empty(),
+            sockets,
+        })
+    }
+
+    fn welcome(&mut self, newcomer: Newcomer) {
+        self.session_last += 1;
+        let terms = SessionTerms {
+            session: SessionId(self.session_last),
+            read_bytes_max: self.size.read_bytes_max,
+            handle_count_max: 1024,
+            sweeps: self.size.sweeps,
+        };
+        match newcomer.welcome(terms, &self.segment) {
+            Ok(session) => self.sessions.push(EchoSession {
+                session,
+                files: HashMap::new(),
+                pinned: HashMap::new(),
+                waiting: VecDeque::new(),
+            }),
+            Err(fault) => self.faults.push(fault),
+        }
+    }
+
+    fn serve(&mut self, index: usize) -> Result<(), PeerError> {
+        while let Some(event) = self.sessions[index].session.next_event()? {
+            let state = &mut self.sessions[index];
+            match event {
+                ClientEvent::Open { handle, file, .. } => {
+                    state.files.insert(handle, file);
+                }
+                ClientEvent::Close { handle } => {
+                    state.files.remove(&handle);
+                }
+                ClientEvent::Read {
+                    request,
+                    handle,
+                    range,
+                    ..
+                } => {
+                    state.waiting.push_back((request, handle, range));
+                }
+                ClientEvent::ReadEnd { request } => {
+                    self.free
+                        .extend(state.pinned.remove(&request).unwrap_or_default());
+                }
+                ClientEvent::Changed { request, key, .. } | ClientEvent::Gone { request, key } => {
+                    self.notices.push((key.device, key.inode));
+                    state.session.reply(request, ReplyBody::Done)?;
+                }
+            }
+            self.answer(index)?;
+        }
+        self.answer(index)?;
+        self.sessions[index].session.flush();
+        Ok(())
+    }
+
+    /// Answer the reads for which there are slots, in order.
+    fn answer(&mut self, index: usize) -> Result<(), PeerError> {
+        let slot_bytes = u64::from(self.size.slot_bytes);
+        let state = &mut self.sessions[index];
+        while let Some((request, handle, range)) = state.waiting.front().copied() {
+            let first_offset = range.start.0 % slot_bytes;
+            let wanted = (first_offset + range.length.0).div_ceil(slot_bytes) as usize;
+            if wanted > self.free.len() && wanted <= self.size.slot_count as usize {
+                return Ok(());
+            }
+            state.waiting.pop_front();
+            self.read_count += 1;
+            let Some(file) = state.files.get(&handle) else {
+                state.session.reply(request, ReplyBody::Plain)?;
+                continue;
+            };
+            let mut slots = self
+                .free
+                .split_off(self.free.len() - wanted.min(self.free.len()));
+            let read = read(&self.segment, file, range, &slots);
+            let body = match &read {
+                Ok(0) => ReplyBody::Data {
+                    slots: &[],
+                    first_offset: 0,
+                    length: ByteCount(0),
+                },
+                Ok(length) => {
+                    let used = (first_offset + length).div_ceil(slot_bytes) as usize;
+                    self.free.extend(slots.drain(used..));
+                    ReplyBody::Data {
+                        slots: &slots,
+                        first_offset: first_offset as u32,
+                        length: ByteCount(*length),
+                    }
+                }
+                Err(error) => ReplyBody::Failed(Errno(error.raw_os_error().unwrap_or(5) as u32)),
+            };
+            state.session.reply(request, body)?;
+            if matches!(read, Ok(1..)) {
+                state.pinned.insert(request, slots);
+            } else {
+                self.free.append(&mut slots);
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, index: usize) {
+        let state = self.sessions.swap_remove(index);
+        for slots in state.pinned.into_values() {
+            self.free.extend(slots);
+        }
+    }
+}
+
+struct Ready {
+    listener: bool,
+    /// By session.
+    sockets: Vec<bool>,
+}
+
+fn read(
+    segment: &Segment,
+    file: &OwnedFd,
+    range: ByteRange,
+    slots: &[SlotIndex],
+) -> io::Result<u64> {
+    let slot_bytes = u64::from(segment.slot_bytes());
+    let mut done = 0;
+    for slot in slots {
+        let position = range.start.0 + done;
+        let offset = position % slot_bytes;
+        let wanted = (slot_bytes - offset).min(range.length.0 - done);
+        if wanted == 0 {
+            break;
+        }
+        let count =
+            segment.read_into(file.as_fd(), position, *slot, offset as u32, wanted as u32)? as u64;
+        done += count;
+        if count < wanted {
+            break;
+        }
+    }
+    Ok(done)
+}
