@@ -188,10 +188,10 @@ fn requests_that_wait_are_taken_in_order_of_place() {
         }
     });
     let read = disk.statistics().unwrap().read;
-    // In order of place: eight ways of a tenth of the disk, k = 0.76, and what overstays 100 ms after
-    // them. In any order: k = 1 in the mean, and 1.3 in the order in which they were sent.
+    // In order of place a way costs k = 0.76, 11.5 ms; after 100 ms those that waited longest come first.
+    // That makes 104 ms, at worst 112; in the order in which they were sent it would be 141.
     assert_eq!(read.positioned_count, 8);
-    assert!(read.busy_ms < 0.9 * 8.0 * 15.2, "{read:?}");
+    assert!(read.busy_ms < 125.0, "{read:?}");
     disk.close().unwrap();
 }
 

@@ -24,6 +24,9 @@ use super::timing::{Direction, DiskTiming, Mechanics, Queue, Request};
 /// Granularity of holes. Units: bytes.
 const PAGE_BYTES: u64 = 4096;
 
+/// Longest sleep that no command ends.
+const LONG: Duration = Duration::from_ms(200);
+
 /// A slow disk at work.
 pub(super) struct Server {
     backing: File,
@@ -32,6 +35,8 @@ pub(super) struct Server {
     state: Mutex<State>,
     /// A request came, or a command.
     changed: Condvar,
+    /// A command came.
+    commanded: Condvar,
 }
 
 struct State {
@@ -40,6 +45,8 @@ struct State {
     queue: Queue<Waiting>,
     faults: Vec<Fault>,
     stalled_until: Instant,
+    /// When faults were cleared or the timing switched off last: nothing that began before waits on.
+    released_at: Instant,
     statistics: Statistics,
     counted_since: Instant,
     answered_count: u64,
@@ -83,12 +90,14 @@ pub(super) fn mount(
             queue: Queue::default(),
             faults: Vec::new(),
             stalled_until: Instant::ZERO,
+            released_at: Instant::ZERO,
             statistics: Statistics::default(),
             counted_since: now(),
             answered_count: 0,
             oversleep: Duration::ZERO,
         }),
         changed: Condvar::new(),
+        commanded: Condvar::new(),
     });
     let disk = server.clone();
     std::thread::Builder::new()
@@ -167,6 +176,9 @@ impl State {
                 if on && !self.timing_on {
                     self.mechanics.rest_at(now);
                 }
+                if !on {
+                    self.released_at = now;
+                }
                 self.timing_on = on;
             }
             Command::Inject(Fault::Stall { ms }) => {
@@ -177,6 +189,7 @@ impl State {
             Command::Clear => {
                 self.faults.clear();
                 self.stalled_until = now;
+                self.released_at = now;
                 self.mechanics.rest_at(now);
             }
             Command::Reset => {
@@ -259,8 +272,9 @@ impl Server {
             Reply::Bytes(_) if !waiting.failing => self.fetch(request, buffer),
             _ => Ok(0),
         };
-        if let Some(until) = until {
-            sleep_until(until);
+        if let Some(until) = until
+            && self.wait(until)
+        {
             let over = now().since(until);
             let mut state = self.lock();
             state.answered_count += 1;
@@ -274,6 +288,29 @@ impl Server {
             (Reply::Bytes(reply), Ok(length)) => reply.bytes(&buffer[..length]),
             (Reply::Written(reply), Ok(_)) => reply.written(request.length.0 as u32),
         }
+    }
+
+    /// Sleeps until the model's instant. Returns false when a command ended it before.
+    fn wait(&self, until: Instant) -> bool {
+        let begun = now();
+        // No request of a healthy disk takes so long: here something goes wrong on purpose, and who does
+        // that may end it. Waiting for that as well would cost the others their precision.
+        let mut left = until.since(begun);
+        while left > LONG {
+            let state = self.lock();
+            if state.released_at >= begun {
+                return false;
+            }
+            let span = std::time::Duration::from_nanos((left - LONG).0);
+            drop(
+                self.commanded
+                    .wait_timeout(state, span)
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+            left = until.since(now());
+        }
+        sleep_until(until);
+        true
     }
 
     /// Reads the bytes of a request to the start of `buffer`. Returns how many there are.
@@ -405,6 +442,7 @@ impl OneFile for Server {
                 }
                 drop(state);
                 self.changed.notify_all();
+                self.commanded.notify_all();
                 Ok(())
             }
             Err(error) => {

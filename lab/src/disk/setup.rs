@@ -494,7 +494,7 @@ impl SlowDisk {
         spec.timing
             .check()
             .map_err(|reason| failed("configure", &spec.name)(io::Error::other(reason)))?;
-        if spec.bytes == 0 || spec.bytes % 4096 != 0 {
+        if spec.bytes == 0 || !spec.bytes.is_multiple_of(4096) {
             let reason = format!("{} bytes: expected whole pages of 4096", spec.bytes);
             return Err(failed("configure", &spec.name)(io::Error::other(reason)));
         }
