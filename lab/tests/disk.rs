@@ -59,11 +59,14 @@ fn backing_of(name: &str) -> PathBuf {
 /// True when no trace of a disk is left: folder, backing file, loop device, mount.
 fn is_gone(name: &str) -> bool {
     let part = format!("/{name}/");
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let attached = fs::read_dir("/sys/block").unwrap().flatten().any(|entry| {
-        fs::read_to_string(entry.path().join("loop/backing_file"))
-            .is_ok_and(|file| file.contains(&part))
-    });
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("proc is there");
+    let attached = fs::read_dir("/sys/block")
+        .expect("sysfs is there")
+        .flatten()
+        .any(|entry| {
+            fs::read_to_string(entry.path().join("loop/backing_file"))
+                .is_ok_and(|file| file.contains(&part))
+        });
     !folder_of(name).exists() && !backing_of(name).exists() && !attached && !mounts.contains(&part)
 }
 
