@@ -45,6 +45,11 @@ pub struct Smbd {
 impl Smbd {
     /// Start it and wait until it answers.
     pub fn start(scratch: &Scratch, spec: &SmbdSpec) -> Smbd {
+        Smbd::start_with(scratch, spec, needs::module().as_deref())
+    }
+
+    /// The same with another build of our module.
+    pub fn start_with(scratch: &Scratch, spec: &SmbdSpec, module: Option<&Path>) -> Smbd {
         let folder = scratch.folder("smbd");
         let port = TcpListener::bind(("127.0.0.1", 0))
             .and_then(|listener| listener.local_addr())
@@ -52,7 +57,7 @@ impl Smbd {
             .port();
         let conf = write_conf(&folder, port, spec);
         add_user(&conf);
-        let child = spawn(&folder, &conf);
+        let child = spawn(&folder, &conf, module);
         let mut smbd = Smbd {
             child,
             port,
@@ -176,7 +181,7 @@ fn add_user(conf: &Path) {
     );
 }
 
-fn spawn(folder: &Path, conf: &Path) -> Child {
+fn spawn(folder: &Path, conf: &Path, module: Option<&Path>) -> Child {
     let smbd = needs::path_of("smbd");
     let theirs = module_folder(&smbd);
     let ours = folder.join("vfs");
@@ -187,7 +192,7 @@ fn spawn(folder: &Path, conf: &Path) -> Child {
     {
         fs::copy(entry.path(), ours.join(entry.file_name())).expect("scratch has room");
     }
-    if let Some(module) = needs::module() {
+    if let Some(module) = module {
         fs::copy(module, ours.join("rushes.so")).expect("scratch has room");
     }
     let script = format!(

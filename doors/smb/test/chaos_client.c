@@ -99,7 +99,9 @@ struct rushes_client {
 #define CLIENT_MAGIC 0x11223344
 #define FILE_MAGIC 0x55667788
 
+/* The cache, and the daemon whose it is: its successor starts with none */
 static struct block blocks[BLOCK_COUNT];
+static struct stat cache_of;
 static uint64_t chance_state;
 
 /* xorshift; the seed is the process, so that runs differ */
@@ -124,20 +126,33 @@ static uint64_t mix(uint64_t a, uint64_t b, uint64_t c)
 	return (h ^ (h >> 31)) % COUNTER_COUNT;
 }
 
+static bool is_same(const struct stat *a, const struct stat *b)
+{
+	return a->st_ino == b->st_ino &&
+	       a->st_ctim.tv_sec == b->st_ctim.tv_sec &&
+	       a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
+}
+
 static bool look_alive(struct rushes_client *client)
 {
 	struct stat st = {0};
 
 	MUST(client->magic == CLIENT_MAGIC);
-	if (!client->is_dead &&
-	    (stat(client->path, &st) == -1 ||
-	     st.st_ino != client->socket.st_ino ||
-	     st.st_ctim.tv_sec != client->socket.st_ctim.tv_sec ||
-	     st.st_ctim.tv_nsec != client->socket.st_ctim.tv_nsec))
+	if (!client->is_dead && (stat(client->path, &st) == -1 ||
+				 !is_same(&st, &client->socket)))
 	{
 		client->is_dead = true;
 	}
 	return !client->is_dead;
+}
+
+static void forget_all(void)
+{
+	int i;
+
+	for (i = 0; i < BLOCK_COUNT; i++) {
+		blocks[i].device = 0;
+	}
 }
 
 struct rushes_client *rushes_connect(const char *socket_path, uint32_t door,
@@ -170,6 +185,10 @@ struct rushes_client *rushes_connect(const char *socket_path, uint32_t door,
 	MUST(client->doorbell != -1 && client->death != -1);
 	inotify_add_watch(client->death, socket_path,
 			  IN_DELETE_SELF | IN_ATTRIB);
+	if (!is_same(&client->socket, &cache_of)) {
+		forget_all();
+		cache_of = client->socket;
+	}
 	client->magic = CLIENT_MAGIC;
 	return client;
 }
