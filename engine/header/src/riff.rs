@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+//! AVI and WAV: chunks of four letters and a little-endian length, padded to even.
+//!
+//! No kept library reads them from a few windows: `hound` wants to decode, `riff` to hold whole
+//! chunks. What is needed here are two structures of fixed layout:
+//!
+//! | chunk | offset in its data | bytes | meaning |
+//! |---|---|---|---|
+//! | `avih` | 0 | 4 | microseconds a frame |
+//! | | 16 | 4 | frames in the first RIFF |
+//! | `strh` | 0 | 4 | `vids` for pictures |
+//! | | 20, 24, 32 | 4 each | scale, rate (rate/scale a second), length |
+//! | `dmlh` | 0 | 4 | frames in all RIFFs (OpenDML) |
+//! | `fmt ` | 8 | 4 | bytes a second |
+//! | `ds64` | 8 | 8 | length of `data` (RF64, BW64) |
+
+use crate::source::{Source, broken, part};
+use crate::{Container, HeaderError, HeaderFacts, duration_of, facts, frames_per_kilosecond};
+
+/// Chunks looked at before giving up: `bext`, `iXML`, `junk` and their like come first.
+const CHUNK_COUNT_MAX: u32 = 256;
+
+/// A length that says "see `ds64`" or "not known yet".
+const LENGTH_UNKNOWN: u32 = u32::MAX;
+
+/// What a RIFF file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Avi,
+    Wave,
+}
+
+/// The form, if these first bytes are of a RIFF file that we know.
+pub(crate) fn form_of(start: &[u8; 12]) -> Option<Form> {
+    match (&start[..4], &start[8..]) {
+        (b"RIFF", b"AVI ") => Some(Form::Avi),
+        (b"RIFF" | b"RF64" | b"BW64", b"WAVE") => Some(Form::Wave),
+        _ => None,
+    }
+}
+
+pub(crate) fn probe(
+    source: &mut Source<'_>,
+    form: Form,
+) -> Result<Option<HeaderFacts>, HeaderError> {
+    match form {
+        Form::Avi => probe_avi(source),
+        Form::Wave => probe_wave(source),
+    }
+}
+
+struct Chunk {
+    kind: [u8; 4],
+    data: u64,
+    length: u32,
+}
+
+/// Chunks one after the other, from `at` to `end`.
+struct Chunks {
+    at: u64,
+    end: u64,
+    left: u32,
+    container: Container,
+}
+
+impl Chunks {
+    fn new(container: Container, at: u64, end: u64) -> Chunks {
+        Chunks {
+            at,
+            end,
+            left: CHUNK_COUNT_MAX,
+            container,
+        }
+    }
+
+    fn next(&mut self, source: &mut Source<'_>) -> Result<Option<Chunk>, HeaderError> {
+        if self.at.saturating_add(8) > self.end {
+            return Ok(None);
+        }
+        self.left = self.left.checked_sub(1).ok_or(HeaderError::TooScattered)?;
+        let Some(head) = source.array::<8>(self.at)? else {
+            return Ok(None);
+        };
+        let length = u32::from_le_bytes(part(&head, 4));
+        let chunk = Chunk {
+            kind: part(&head, 0),
+            data: self.at + 8,
+            length,
+        };
+        if !chunk.kind.iter().all(|byte| (0x20..0x7f).contains(byte)) {
+            return Err(broken(
+                self.container,
+                self.at,
+                "the name of a chunk is no text",
+            ));
+        }
+        self.at = chunk.data + u64::from(length) + u64::from(length % 2);
+        Ok(Some(chunk))
+    }
+}
+
+// ---- AVI ----
+
+#[derive(Default)]
+struct AviHeader {
+    frame_us: u32,
+    frame_count: u32,
+    /// Of the pictures: scale, rate, length.
+    pictures: Option<(u32, u32, u32)>,
+    frame_count_all: u32,
+}
+
+fn probe_avi(source: &mut Source<'_>) -> Result<Option<HeaderFacts>, HeaderError> {
+    let mut header = AviHeader::default();
+    let mut chunks = Chunks::new(Container::Avi, 12, source.size());
+    while let Some(chunk) = chunks.next(source)? {
+        if &chunk.kind != b"LIST" {
+            continue;
+        }
+        let list = source.array::<4>(chunk.data)?.unwrap_or_default();
+        let end = chunk.data + u64::from(chunk.length);
+        match &list {
+            b"hdrl" => read_hdrl(source, &mut header, chunk.data + 4, end)?,
+            // Everything from here on is media and its index.
+            b"movi" => return Ok(header.facts(source.size() - chunk.data)),
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+/// Descends into the lists of the header: one per stream, and OpenDML's.
+fn read_hdrl(
+    source: &mut Source<'_>,
+    header: &mut AviHeader,
+    start: u64,
+    end: u64,
+) -> Result<(), HeaderError> {
+    if end > source.size() {
+        let problem = "the header list is longer than the file";
+        return Err(broken(Container::Avi, start, problem));
+    }
+    let mut chunks = Chunks::new(Container::Avi, start, end);
+    while let Some(chunk) = chunks.next(source)? {
+        match &chunk.kind {
+            // Lists are entered and not skipped: what is inside follows.
+            b"LIST" => chunks.at = chunk.data + 4,
+            b"avih" => {
+                let body = source.array::<20>(chunk.data)?.unwrap_or_default();
+                header.frame_us = u32::from_le_bytes(part(&body, 0));
+                header.frame_count = u32::from_le_bytes(part(&body, 16));
+            }
+            b"strh" if header.pictures.is_none() => {
+                let body = source.array::<36>(chunk.data)?.unwrap_or([0; 36]);
+                let word = |at| u32::from_le_bytes(part(&body, at));
+                let is_video = &body[..4] == b"vids";
+                header.pictures = is_video.then(|| (word(20), word(24), word(32)));
+            }
+            b"dmlh" => {
+                let body = source.array::<4>(chunk.data)?.unwrap_or_default();
+                header.frame_count_all = u32::from_le_bytes(body);
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+impl AviHeader {
+    fn facts(&self, media_bytes: u64) -> Option<HeaderFacts> {
+        let (scale, rate, length) = self.pictures.unwrap_or_default();
+        // The stream's own fraction is exact; microseconds a frame are not.
+        let (rate, scale) = if rate > 0 && scale > 0 {
+            (u64::from(rate), u64::from(scale))
+        } else {
+            (1_000_000, u64::from(self.frame_us))
+        };
+        let frame_count = [self.frame_count_all, length, self.frame_count]
+            .into_iter()
+            .max()
+            .map_or(0, u64::from);
+        facts(
+            Container::Avi,
+            duration_of(frame_count.saturating_mul(scale), rate),
+            media_bytes,
+            frames_per_kilosecond(rate, scale),
+        )
+    }
+}
+
+// ---- WAV ----
+
+fn probe_wave(source: &mut Source<'_>) -> Result<Option<HeaderFacts>, HeaderError> {
+    let mut bytes_per_second = 0;
+    let mut long_length = None;
+    let mut chunks = Chunks::new(Container::Wave, 12, source.size());
+    while let Some(chunk) = chunks.next(source)? {
+        match &chunk.kind {
+            b"ds64" => {
+                let body = source.array::<16>(chunk.data)?.unwrap_or_default();
+                long_length = Some(u64::from_le_bytes(part(&body, 8)));
+            }
+            b"fmt " => {
+                let body = source.array::<12>(chunk.data)?.unwrap_or_default();
+                bytes_per_second = u64::from(u32::from_le_bytes(part(&body, 8)));
+            }
+            b"data" => {
+                let present = source.size() - chunk.data.min(source.size());
+                let said = match (chunk.length, long_length) {
+                    (LENGTH_UNKNOWN, Some(length)) => length,
+                    // A recorder that has not come back to fill it in.
+                    (0 | LENGTH_UNKNOWN, None) => present,
+                    (length, _) => u64::from(length),
+                };
+                let length = said.min(present);
+                let duration = duration_of(length, bytes_per_second);
+                return Ok(facts(Container::Wave, duration, length, None));
+            }
+            _ => {}
+        }
+    }
+    Ok(None)
+}
