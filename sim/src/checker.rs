@@ -235,10 +235,7 @@ impl Checker {
         let start = block * slot_bytes;
         let from = range.start.0.max(start) - start;
         let to = range.end().min(start + slot_bytes) - start;
-        (
-            (from / PAGE_BYTES) as u16,
-            to.div_ceil(PAGE_BYTES) as u16,
-        )
+        ((from / PAGE_BYTES) as u16, to.div_ceil(PAGE_BYTES) as u16)
     }
 
     /// A file was changed and everybody must see it from now on (a foreign change that was told).
@@ -361,6 +358,7 @@ impl Checker {
             | Event::ForeignChange { .. }
             | Event::Stat { .. }
             | Event::Hint { .. }
+            | Event::ForeignLoad { .. }
             | Event::Timer => {}
         }
     }
@@ -494,6 +492,11 @@ impl Checker {
         if let Some(reason) = self.form(read, slots, files, file) {
             return self.wrong(now, || format!("{reason}: {read:?}"));
         }
+        if read.range.length.0 > self.limits.chunk_bytes_max {
+            self.wrong(now, || {
+                format!("a request is longer than the longest chunk: {read:?}")
+            });
+        }
         let slot_bytes = u64::from(self.limits.slot_bytes);
         let first = read.range.start.0 / slot_bytes;
         for (index, slot) in slots.iter().enumerate() {
@@ -550,9 +553,6 @@ impl Checker {
         }
         if read.range.length.0 == 0 {
             return Some("a request is empty");
-        }
-        if read.range.length.0 > self.limits.chunk_bytes_max {
-            return Some("a request is longer than the longest chunk");
         }
         if read.device != known.device {
             return Some("a request goes to a device that the file is not on");
@@ -617,7 +617,9 @@ impl Checker {
                 else {
                     self.session(session).requests.swap_remove(at);
                     if outcome == Outcome::Done {
-                        self.wrong(now, || format!("{id:?} of {session:?} is done without data"));
+                        self.wrong(now, || {
+                            format!("{id:?} of {session:?} is done without data")
+                        });
                     }
                     return;
                 };
@@ -792,7 +794,9 @@ impl Checker {
             + (sessions + 1) * u64::from(self.limits.sequence_ahead_max);
         if files.held_count() as u64 > most {
             let held = files.held_count();
-            self.wrong(now, || format!("{held} files are held open, {most} expected at most"));
+            self.wrong(now, || {
+                format!("{held} files are held open, {most} expected at most")
+            });
         }
     }
 
@@ -805,7 +809,9 @@ impl Checker {
                 Some((s, waiting.id))
             });
             self.wrong(now, || {
-                format!("{count} requests were never answered; the first (session, request): {first:?}")
+                format!(
+                    "{count} requests were never answered; the first (session, request): {first:?}"
+                )
             });
         }
         if !self.flights.is_empty() {

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Those who read: players, copies and what they measured of themselves.
+//! Those who use the server: one session, one thing to do.
 //!
-//! A client knows nothing of the server but messages and answers. A player follows the lab's rule: it
-//! asks for frame *n* not before `start + n·period`, and the frame is late past `start + preroll +
-//! n·period`, where `start` is when its open returned. After a pause or a jump it starts anew.
+//! A client knows nothing of the server but messages and answers. What all have in common is the
+//! [`Hand`]; what they do with it is in [`crate::player`] and [`crate::others`].
 
 use crate::files::{FileIndex, Files};
+use crate::others::{Copy, Foreign, Rambler, Writer};
+use crate::player::{Player, SlackLog};
 use crate::prng::Prng;
 use crate::queue::Queue;
 use crate::world::What;
 use rushes_core::server::{Errno, Outcome};
 use rushes_core::units::*;
 
-/// How long things take between a client and the server. Units: as named.
+/// How long things take between a client and the server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Latency {
     /// From client to server, and back.
@@ -67,6 +68,15 @@ pub enum Message {
     },
     /// Has copied them.
     ReadEnd { request: RequestId },
+    /// Has changed bytes; the file's serial is now `serial`.
+    Changed {
+        request: RequestId,
+        file: FileIndex,
+        range: ByteRange,
+        serial: u64,
+    },
+    /// Has removed a name.
+    Gone { request: RequestId, file: FileIndex },
 }
 
 /// What a client gets.
@@ -93,163 +103,6 @@ impl From<Outcome> for Answer {
     }
 }
 
-/// In which order a player wants its frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pattern {
-    /// One after another, from the first.
-    Forward,
-    /// One after another, from the last.
-    Reverse,
-    /// Every so many-th.
-    Strided(u64),
-}
-
-/// What is played.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Source {
-    /// One file of many frames.
-    File(FileIndex),
-    /// One file a frame.
-    Sequence(Vec<FileIndex>),
-}
-
-/// How a player plays.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PlayerPlan {
-    /// What.
-    pub source: Source,
-    /// Bytes of a frame.
-    pub frame_bytes: u64,
-    /// Time from frame to frame.
-    pub period: Duration,
-    /// How late the first frame may be.
-    pub preroll: Duration,
-    /// Frames to play.
-    pub frame_count: u64,
-    /// Longest single request; a frame is asked for in such pieces.
-    pub request_bytes: u64,
-    /// Requests outstanding at once.
-    pub in_flight: usize,
-    /// Order.
-    pub pattern: Pattern,
-    /// Asks up to so much later than it might.
-    pub jitter: Duration,
-    /// Pauses before so many frames in ten thousand, from 0.1 to 3 s.
-    pub pause_per_10k: u64,
-    /// Jumps before so many frames in ten thousand.
-    pub jump_per_10k: u64,
-    /// Dies with reads outstanding, before so many frames in ten thousand.
-    pub die_per_10k: u64,
-}
-
-/// What a player saw. Times in ns.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PlayerCount {
-    /// Frames that came.
-    pub frame_count: u64,
-    /// Of those, late; or not come though due.
-    pub late_count: u64,
-    /// Of those, after a pause or jump.
-    pub late_after_jump_count: u64,
-    /// Frames that gave an error.
-    pub failed_count: u64,
-    /// By how much the worst was late.
-    pub worst_late_ns: u64,
-    /// Least time that a frame came before it was due (0 when one was late).
-    pub slack_ns_min: u64,
-    /// From open to first frame.
-    pub first_frame_ns: Option<u64>,
-    /// Bytes that came.
-    pub bytes: u64,
-    /// Reads sent.
-    pub read_count: u64,
-    /// Reads the server told it to do itself.
-    pub plain_count: u64,
-    /// When the first late frame was due.
-    pub first_late_at: Option<Instant>,
-    /// Times it paused or jumped.
-    pub jump_count: u64,
-}
-
-/// Slack of all players over time, for tables.
-#[derive(Clone, Debug, Default)]
-pub struct SlackLog {
-    /// By second: least slack (negative: late) in ns of frames that came then, and how many were late.
-    pub seconds: Vec<(i64, u64)>,
-}
-
-impl SlackLog {
-    fn note(&mut self, now: Instant, slack_ns: i64) {
-        let second = (now.0 / NS_PER_S) as usize;
-        if self.seconds.len() <= second {
-            self.seconds.resize(second + 1, (i64::MAX, 0));
-        }
-        let entry = &mut self.seconds[second];
-        entry.0 = entry.0.min(slack_ns);
-        entry.1 += u64::from(slack_ns < 0);
-    }
-}
-
-/// A frame of which not all bytes have come.
-#[derive(Clone, Copy, Debug)]
-struct Frame {
-    ordinal: u64,
-    handle: HandleId,
-    due: Instant,
-    after_jump: bool,
-    missing: u64,
-    unasked: u64,
-    failed: bool,
-}
-
-/// A player at work.
-pub struct Player {
-    /// How it plays.
-    pub plan: PlayerPlan,
-    /// What it saw.
-    pub count: PlayerCount,
-    /// When the present stretch began; frame `stretch_ordinal` may be asked for then.
-    stretch_start: Instant,
-    stretch_ordinal: u64,
-    /// Where in the source the stretch began.
-    stretch_frame: u64,
-    after_jump: bool,
-    /// It died in the middle of a read: what did not come is nobody's fault.
-    pub died: bool,
-    /// Next frame to ask for.
-    ordinal: u64,
-    frames: Vec<Frame>,
-}
-
-/// A copy at work: requests back to back.
-pub struct Copy {
-    /// What is copied, one after another, and again from the first.
-    pub files: Vec<FileIndex>,
-    /// Longest request.
-    pub request_bytes: u64,
-    /// Requests at once.
-    pub in_flight: usize,
-    /// Bytes that came.
-    pub bytes: u64,
-    /// Requests that gave an error.
-    pub failed_count: u64,
-    /// When bytes came last.
-    pub progress_at: Instant,
-    /// Longest time without progress.
-    pub longest_wait: Duration,
-    turn: usize,
-    offset: u64,
-    handle: Option<HandleId>,
-}
-
-/// What a client does.
-pub enum Kind {
-    /// Plays.
-    Play(Player),
-    /// Copies.
-    Copy(Copy),
-}
-
 /// Whose answer is awaited.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
@@ -265,16 +118,28 @@ pub struct Waiting {
     pub sent: Instant,
 }
 
-/// A client: one session, one thing to do.
-pub struct Client {
-    /// Its number in the world.
+/// What a client does.
+pub enum Kind {
+    /// Plays.
+    Play(Player),
+    /// Copies.
+    Copy(Copy),
+    /// Reads here and there.
+    Ramble(Rambler),
+    /// Writes beside the cache.
+    Write(Writer),
+    /// Writes, and tells nobody; no session.
+    Foreign(Foreign),
+}
+
+/// What every client has.
+pub struct Hand {
+    /// The client's number in the world.
     pub index: u32,
     /// Its session, while it has one.
     pub session: Option<SessionId>,
     /// Raised when a session ends, so that what is still on its way is known to be void.
     pub life: u32,
-    /// What it does.
-    pub kind: Kind,
     /// When it begins.
     pub begin: Instant,
     /// When it stops at the latest.
@@ -283,10 +148,21 @@ pub struct Client {
     pub waiting: Vec<Waiting>,
     /// Finished, or dead.
     pub over: bool,
-    prng: Prng,
+    /// How long it keeps what it was given before it lets go.
+    pub hold: Duration,
+    /// Its chance.
+    pub prng: Prng,
     next_request: u64,
     next_handle: u32,
     alarm: Option<Instant>,
+}
+
+/// A client.
+pub struct Client {
+    /// What it has.
+    pub hand: Hand,
+    /// What it does.
+    pub kind: Kind,
 }
 
 /// What a client may touch.
@@ -298,7 +174,7 @@ pub struct Scene<'a> {
     /// How long things take.
     pub latency: &'a Latency,
     /// The files.
-    pub files: &'a Files,
+    pub files: &'a mut Files,
     /// Slack of all players.
     pub slack: &'a mut SlackLog,
 }
@@ -307,65 +183,33 @@ impl Client {
     /// A client that begins at `begin` and stops at `end`.
     pub fn new(index: u32, kind: Kind, begin: Instant, end: Instant, prng: Prng) -> Client {
         Client {
-            index,
-            session: None,
-            life: 0,
+            hand: Hand {
+                index,
+                session: None,
+                life: 0,
+                begin,
+                end,
+                waiting: Vec::with_capacity(16),
+                over: false,
+                hold: Duration::ZERO,
+                prng,
+                next_request: 1,
+                next_handle: 1,
+                alarm: None,
+            },
             kind,
-            begin,
-            end,
-            waiting: Vec::with_capacity(16),
-            over: false,
-            prng,
-            next_request: 1,
-            next_handle: 1,
-            alarm: None,
         }
-    }
-
-    /// A player that has seen nothing yet.
-    pub fn player(plan: PlayerPlan) -> Kind {
-        let count = PlayerCount {
-            slack_ns_min: u64::MAX,
-            ..PlayerCount::default()
-        };
-        Kind::Play(Player {
-            plan,
-            count,
-            stretch_start: Instant::ZERO,
-            stretch_ordinal: 0,
-            stretch_frame: 0,
-            after_jump: false,
-            died: false,
-            ordinal: 0,
-            frames: Vec::with_capacity(8),
-        })
-    }
-
-    /// A copy of `files` with `in_flight` requests of `request_bytes`.
-    pub fn copy(files: Vec<FileIndex>, request_bytes: u64, in_flight: usize) -> Kind {
-        Kind::Copy(Copy {
-            files,
-            request_bytes,
-            in_flight,
-            bytes: 0,
-            failed_count: 0,
-            progress_at: Instant::ZERO,
-            longest_wait: Duration::ZERO,
-            turn: 0,
-            offset: 0,
-            handle: None,
-        })
     }
 
     /// The instant it waited for has come.
     pub fn wake(&mut self, scene: &mut Scene<'_>) {
-        self.alarm = None;
-        if self.over {
+        self.hand.alarm = None;
+        if self.hand.over {
             return;
         }
-        if self.session.is_none() {
-            self.say(scene, Message::Hello, Duration::ZERO);
-            // The world sets the session when the server hears of it; the first open follows then.
+        if self.hand.session.is_none() && !matches!(self.kind, Kind::Foreign(_)) {
+            // The world sets the session when the server hears of it; work begins then.
+            self.hand.say(scene, Message::Hello, Duration::ZERO);
             return;
         }
         self.act(scene);
@@ -373,13 +217,20 @@ impl Client {
 
     /// It is connected.
     pub fn welcome(&mut self, session: SessionId, scene: &mut Scene<'_>) {
-        self.session = Some(session);
-        self.begin_work(scene);
+        let hand = &mut self.hand;
+        hand.session = Some(session);
+        match &mut self.kind {
+            Kind::Play(player) => player.begin(hand, scene),
+            Kind::Copy(copy) => copy.begin(hand, scene),
+            Kind::Ramble(_) | Kind::Write(_) | Kind::Foreign(_) => {}
+        }
+        self.act(scene);
     }
 
     /// A request got its answer, and its bytes are copied.
     pub fn answered(&mut self, request: RequestId, answer: Answer, scene: &mut Scene<'_>) {
-        let Some(at) = self.waiting.iter().position(|w| w.request == request) else {
+        let hand = &mut self.hand;
+        let Some(at) = hand.waiting.iter().position(|w| w.request == request) else {
             return;
         };
         if answer == Answer::Plain {
@@ -389,83 +240,56 @@ impl Client {
             }
             return;
         }
-        let waiting = self.waiting.swap_remove(at);
+        let waiting = hand.waiting.swap_remove(at);
         match &mut self.kind {
-            Kind::Play(player) => {
-                let closed = player.arrived(&waiting, answer, scene);
-                if let Some(handle) = closed {
-                    self.say(scene, Message::Close { handle }, Duration::ZERO);
-                }
-            }
-            Kind::Copy(copy) => copy.arrived(&waiting, answer, scene.now),
+            Kind::Play(player) => player.arrived(hand, scene, &waiting, answer),
+            Kind::Copy(copy) => copy.arrived(answer, scene.now),
+            Kind::Ramble(rambler) => rambler.arrived(answer),
+            Kind::Write(writer) => writer.count += 1,
+            Kind::Foreign(_) => {}
         }
         self.act(scene);
     }
 
-    /// Its work is done or cut short; a player's frames that were due and never came are late.
+    /// Its work is done or cut short: what was due and never came is late.
     pub fn close_books(&mut self, now: Instant) {
-        let Kind::Play(player) = &mut self.kind else {
-            if let Kind::Copy(copy) = &mut self.kind {
-                let wait = now.min(self.end).since(copy.progress_at.max(self.begin));
-                copy.longest_wait = copy.longest_wait.max(wait);
-            }
-            return;
-        };
-        for frame in std::mem::take(&mut player.frames) {
-            if frame.due < now && !player.died {
-                player.count.note_late(frame.due, now, frame.after_jump);
-            }
-        }
-        // Those it never came to ask for, since earlier ones were missing.
-        while player.ordinal < player.plan.frame_count && !player.died && self.begin < now {
-            let due = player.ask_at() + player.plan.preroll;
-            if due >= now {
-                break;
-            }
-            player.count.note_late(due, now, player.after_jump);
-            player.ordinal += 1;
+        match &mut self.kind {
+            Kind::Play(player) => player.close_books(&self.hand, now),
+            Kind::Copy(copy) => copy.close_books(&self.hand, now),
+            Kind::Ramble(_) | Kind::Write(_) | Kind::Foreign(_) => {}
         }
     }
 
     /// True while it is at something.
     pub fn is_busy(&self) -> bool {
-        !self.over && (self.session.is_some() || !self.waiting.is_empty())
+        self.hand.session.is_some() && !self.hand.over
     }
 
-    fn begin_work(&mut self, scene: &mut Scene<'_>) {
-        match &self.kind {
-            Kind::Play(player) => {
-                if let Source::File(file) = player.plan.source {
-                    self.open(scene, file);
-                }
-                let Kind::Play(player) = &mut self.kind else {
-                    return;
-                };
-                player.stretch_start = scene.now;
-                if player.plan.pattern == Pattern::Reverse {
-                    player.stretch_frame = player.plan.frame_count.saturating_sub(1);
-                }
-            }
-            Kind::Copy(copy) => {
-                let file = copy.files[copy.turn];
-                let handle = self.open(scene, file);
-                if let Kind::Copy(copy) = &mut self.kind {
-                    copy.handle = Some(handle);
-                    copy.progress_at = scene.now;
-                }
-            }
+    /// Does all that may be done now, and sets the alarm for the rest.
+    fn act(&mut self, scene: &mut Scene<'_>) {
+        let hand = &mut self.hand;
+        if hand.over {
+            return;
         }
-        self.act(scene);
+        if scene.now >= hand.end {
+            if hand.waiting.is_empty() {
+                hand.leave(scene);
+            }
+            return;
+        }
+        match &mut self.kind {
+            Kind::Play(player) => player.act(hand, scene),
+            Kind::Copy(copy) => copy.act(hand, scene),
+            Kind::Ramble(rambler) => rambler.act(hand, scene),
+            Kind::Write(writer) => writer.act(hand, scene),
+            Kind::Foreign(foreign) => foreign.act(hand, scene),
+        }
     }
+}
 
-    fn open(&mut self, scene: &mut Scene<'_>, file: FileIndex) -> HandleId {
-        let handle = HandleId(self.next_handle);
-        self.next_handle += 1;
-        self.say(scene, Message::Open { handle, file }, Duration::ZERO);
-        handle
-    }
-
-    fn say(&self, scene: &mut Scene<'_>, message: Message, extra: Duration) {
+impl Hand {
+    /// Sends a message, `extra` later than usual.
+    pub fn say(&self, scene: &mut Scene<'_>, message: Message, extra: Duration) {
         let at = scene.now + scene.latency.door + extra;
         scene.queue.push(
             at,
@@ -477,160 +301,35 @@ impl Client {
         );
     }
 
-    /// Asks for all that may be asked for now, and sets the alarm for the rest.
-    fn act(&mut self, scene: &mut Scene<'_>) {
-        if self.over || self.session.is_none() {
-            return;
-        }
-        if scene.now >= self.end {
-            if self.waiting.is_empty() {
-                self.finish(scene);
-            }
-            return;
-        }
-        match &self.kind {
-            Kind::Play(_) => self.act_player(scene),
-            Kind::Copy(_) => self.act_copy(scene),
-        }
+    /// Opens a file.
+    pub fn open(&mut self, scene: &mut Scene<'_>, file: FileIndex) -> HandleId {
+        let handle = HandleId(self.next_handle);
+        self.next_handle += 1;
+        self.say(scene, Message::Open { handle, file }, Duration::ZERO);
+        handle
     }
 
-    /// Closes what is open, then goes.
-    fn finish(&mut self, scene: &mut Scene<'_>) {
-        let handle = match &self.kind {
-            Kind::Play(player) => {
-                matches!(player.plan.source, Source::File(_)).then_some(HandleId(1))
-            }
-            Kind::Copy(copy) => copy.handle,
-        };
-        if let Some(handle) = handle {
-            self.say(scene, Message::Close { handle }, Duration::ZERO);
-        }
-        self.leave(scene);
+    /// Closes a handle. No read on it may be outstanding.
+    pub fn close(&self, scene: &mut Scene<'_>, handle: HandleId) {
+        self.say(scene, Message::Close { handle }, scene.latency.reorder);
     }
 
     /// Goes away, whatever is outstanding.
     pub fn leave(&mut self, scene: &mut Scene<'_>) {
         self.over = true;
-        self.say(scene, Message::Bye, Duration::ZERO);
-    }
-
-    fn act_player(&mut self, scene: &mut Scene<'_>) {
-        loop {
-            let Kind::Play(player) = &mut self.kind else {
-                return;
-            };
-            if self.waiting.len() >= player.plan.in_flight {
-                return;
-            }
-            if player.frames.last().is_none_or(|frame| frame.unasked == 0) {
-                if player.ordinal >= player.plan.frame_count {
-                    if player.frames.is_empty() {
-                        self.finish(scene);
-                    }
-                    return;
-                }
-                if player.frames.is_empty() && self.meddle(scene) {
-                    return;
-                }
-                let Kind::Play(player) = &mut self.kind else {
-                    return;
-                };
-                let at = player.ask_at();
-                if at > scene.now {
-                    self.set_alarm(scene, at);
-                    return;
-                }
-                self.begin_frame(scene);
-            }
-            self.ask_piece(scene);
+        if self.session.is_some() {
+            self.say(scene, Message::Bye, scene.latency.reorder);
         }
     }
 
-    /// Between frames: pauses, jumps or dies, if its plan and chance say so. True: it waits now.
-    fn meddle(&mut self, scene: &mut Scene<'_>) -> bool {
-        let Kind::Play(player) = &mut self.kind else {
-            return false;
-        };
-        let plan = &player.plan;
-        if plan.pause_per_10k + plan.jump_per_10k + plan.die_per_10k == 0 || player.ordinal == 0 {
-            return false;
-        }
-        let draw = self.prng.below(10_000);
-        if draw < plan.pause_per_10k {
-            let span = Duration::from_ms(self.prng.between(100, 3000));
-            let frame = player.frame_index(player.ordinal);
-            player.start_anew(scene.now + span, frame);
-            return false;
-        }
-        if draw < plan.pause_per_10k + plan.jump_per_10k {
-            let frame = self.prng.below(plan.frame_count);
-            player.start_anew(scene.now, frame);
-            return false;
-        }
-        if draw < plan.pause_per_10k + plan.jump_per_10k + plan.die_per_10k {
-            // In the middle of a read: one more is sent, and nobody will be there for its answer.
-            player.died = true;
-            self.begin_frame(scene);
-            self.ask_piece(scene);
-            self.leave(scene);
-            return true;
-        }
-        false
-    }
-
-    fn begin_frame(&mut self, scene: &mut Scene<'_>) {
-        let Kind::Play(player) = &self.kind else {
-            return;
-        };
-        let handle = match &player.plan.source {
-            Source::File(_) => HandleId(1),
-            Source::Sequence(files) => {
-                let file = files[player.frame_index(player.ordinal) as usize % files.len()];
-                self.open(scene, file)
-            }
-        };
-        let Kind::Play(player) = &mut self.kind else {
-            return;
-        };
-        let due = player.ask_at() + player.plan.preroll;
-        player.frames.push(Frame {
-            ordinal: player.ordinal,
-            handle,
-            due,
-            after_jump: player.after_jump,
-            missing: player.plan.frame_bytes,
-            unasked: player.plan.frame_bytes,
-            failed: false,
-        });
-        player.ordinal += 1;
-    }
-
-    fn ask_piece(&mut self, scene: &mut Scene<'_>) {
-        let Kind::Play(player) = &mut self.kind else {
-            return;
-        };
-        let plan = &player.plan;
-        let Some(frame) = player.frames.last().copied() else {
-            return;
-        };
-        let (file, base) = player.place(frame.ordinal);
-        let bytes = frame.unasked.min(plan.request_bytes);
-        let range = ByteRange::new(base + plan.frame_bytes - frame.unasked, bytes);
-        if let Some(frame) = player.frames.last_mut() {
-            frame.unasked -= bytes;
-        }
-        player.count.read_count += 1;
-        self.read(scene, frame.handle, file, range, frame.ordinal);
-    }
-
-    fn read(
+    /// A new request is awaited.
+    pub fn expect(
         &mut self,
-        scene: &mut Scene<'_>,
-        handle: HandleId,
+        now: Instant,
         file: FileIndex,
         range: ByteRange,
         ordinal: u64,
-    ) {
+    ) -> RequestId {
         let request = RequestId(self.next_request);
         self.next_request += 1;
         self.waiting.push(Waiting {
@@ -638,173 +337,47 @@ impl Client {
             file,
             range,
             ordinal,
-            sent: scene.now,
+            sent: now,
         });
-        let extra = Duration(self.prng.below(scene.latency.reorder.0 + 1));
+        request
+    }
+
+    /// Asks for bytes.
+    pub fn read(
+        &mut self,
+        scene: &mut Scene<'_>,
+        handle: HandleId,
+        file: FileIndex,
+        range: ByteRange,
+        ordinal: u64,
+    ) {
+        let request = self.expect(scene.now, file, range, ordinal);
+        let extra = match scene.latency.reorder {
+            Duration::ZERO => Duration::ZERO,
+            most => Duration(self.prng.below(most.0 + 1)),
+        };
         let sent = scene.now + scene.latency.door;
-        self.say(
-            scene,
-            Message::Read {
-                handle,
-                request,
-                range,
-                sent,
-            },
-            extra,
-        );
+        let message = Message::Read {
+            handle,
+            request,
+            range,
+            sent,
+        };
+        self.say(scene, message, extra);
     }
 
-    fn act_copy(&mut self, scene: &mut Scene<'_>) {
-        loop {
-            let Kind::Copy(copy) = &mut self.kind else {
-                return;
-            };
-            if self.waiting.len() >= copy.in_flight {
-                return;
-            }
-            let Some(mut handle) = copy.handle else {
-                return;
-            };
-            let size = scene.files.get(copy.files[copy.turn]).size;
-            if copy.offset >= size {
-                if !self.waiting.is_empty() {
-                    return;
-                }
-                copy.turn = (copy.turn + 1) % copy.files.len();
-                copy.offset = 0;
-                let file = copy.files[copy.turn];
-                self.say(scene, Message::Close { handle }, Duration::ZERO);
-                handle = self.open(scene, file);
-            }
-            let Kind::Copy(copy) = &mut self.kind else {
-                return;
-            };
-            copy.handle = Some(handle);
-            let file = copy.files[copy.turn];
-            let bytes = copy
-                .request_bytes
-                .min(scene.files.get(file).size.saturating_sub(copy.offset))
-                .max(1);
-            let range = ByteRange::new(copy.offset, bytes);
-            copy.offset += bytes;
-            self.read(scene, handle, file, range, 0);
-        }
-    }
-
-    fn set_alarm(&mut self, scene: &mut Scene<'_>, at: Instant) {
+    /// Wakes it at `at`, unless it wakes earlier anyway.
+    pub fn set_alarm(&mut self, scene: &mut Scene<'_>, at: Instant) {
         if self.alarm.is_some_and(|alarm| alarm <= at) {
             return;
         }
         self.alarm = Some(at);
-        let jitter = match &self.kind {
-            Kind::Play(player) => Duration(self.prng.below(player.plan.jitter.0 + 1)),
-            Kind::Copy(_) => Duration::ZERO,
-        };
         scene.queue.push(
-            at + jitter,
+            at,
             What::Client {
                 client: self.index,
                 life: self.life,
             },
         );
-    }
-}
-
-impl Player {
-    /// When the next frame may be asked for.
-    fn ask_at(&self) -> Instant {
-        self.stretch_start + self.plan.period.times(self.ordinal - self.stretch_ordinal)
-    }
-
-    /// Which frame of the source is the `ordinal`-th played.
-    fn frame_index(&self, ordinal: u64) -> u64 {
-        let step = ordinal - self.stretch_ordinal.min(ordinal);
-        let count = self.plan.frame_count.max(1);
-        match self.plan.pattern {
-            Pattern::Forward => (self.stretch_frame + step) % count,
-            Pattern::Reverse => (self.stretch_frame + count - step % count) % count,
-            Pattern::Strided(stride) => (self.stretch_frame + step * stride) % count,
-        }
-    }
-
-    /// File and offset of a frame.
-    fn place(&self, ordinal: u64) -> (FileIndex, u64) {
-        let index = self.frame_index(ordinal);
-        match &self.plan.source {
-            Source::File(file) => (*file, index * self.plan.frame_bytes),
-            Source::Sequence(files) => (files[index as usize % files.len()], 0),
-        }
-    }
-
-    fn start_anew(&mut self, at: Instant, frame: u64) {
-        self.count.jump_count += 1;
-        self.stretch_frame = frame;
-        self.stretch_start = at;
-        self.stretch_ordinal = self.ordinal;
-        self.after_jump = true;
-    }
-
-    /// Takes an answer; returns the handle to close when it was the last of a sequence's frame.
-    fn arrived(
-        &mut self,
-        waiting: &Waiting,
-        answer: Answer,
-        scene: &mut Scene<'_>,
-    ) -> Option<HandleId> {
-        let at = self
-            .frames
-            .iter()
-            .position(|frame| frame.ordinal == waiting.ordinal)?;
-        let frame = &mut self.frames[at];
-        frame.missing -= waiting.range.length.0;
-        match answer {
-            Answer::Data(bytes) => self.count.bytes += bytes,
-            Answer::Failed(_) => frame.failed = true,
-            Answer::Done | Answer::Plain => {}
-        }
-        if frame.missing > 0 {
-            return None;
-        }
-        let frame = self.frames.remove(at);
-        self.count.note_frame(&frame, scene.now, self.stretch_start);
-        let slack = frame.due.0 as i64 - scene.now.0 as i64;
-        scene.slack.note(scene.now, slack);
-        matches!(self.plan.source, Source::Sequence(_)).then_some(frame.handle)
-    }
-}
-
-impl PlayerCount {
-    fn note_frame(&mut self, frame: &Frame, now: Instant, start: Instant) {
-        self.frame_count += 1;
-        self.failed_count += u64::from(frame.failed);
-        if self.first_frame_ns.is_none() {
-            self.first_frame_ns = Some(now.since(start).0);
-        }
-        if now > frame.due {
-            self.note_late(frame.due, now, frame.after_jump);
-        }
-        self.slack_ns_min = self.slack_ns_min.min(frame.due.since(now).0);
-    }
-
-    fn note_late(&mut self, due: Instant, now: Instant, after_jump: bool) {
-        self.late_count += 1;
-        self.late_after_jump_count += u64::from(after_jump);
-        self.worst_late_ns = self.worst_late_ns.max(now.since(due).0);
-        self.slack_ns_min = 0;
-        if self.first_late_at.is_none() {
-            self.first_late_at = Some(due);
-        }
-    }
-}
-
-impl Copy {
-    fn arrived(&mut self, _waiting: &Waiting, answer: Answer, now: Instant) {
-        match answer {
-            Answer::Data(bytes) => self.bytes += bytes,
-            Answer::Failed(_) => self.failed_count += 1,
-            Answer::Done | Answer::Plain => {}
-        }
-        self.longest_wait = self.longest_wait.max(now.since(self.progress_at));
-        self.progress_at = now;
     }
 }

@@ -155,6 +155,11 @@ impl Digest {
                 self.all([15, io.0, result]);
             }
             Event::Timer => self.mix(16),
+            Event::ForeignLoad {
+                device,
+                requests_per_kilosecond,
+                rate,
+            } => self.all([18, u64::from(device.0), *requests_per_kilosecond, rate.0]),
             Event::Hint { file, hint } => {
                 self.all([17, u64::from(file.0)]);
                 self.hint(Some(*hint));

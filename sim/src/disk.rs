@@ -145,8 +145,10 @@ struct Service {
 pub struct Disk {
     /// How long things really take.
     pub truth: DeviceModel,
-    /// Requests of others since the driver last looked.
-    pub storm_count: u64,
+    /// Requests and bytes of others since the driver last looked.
+    pub others: (u64, u64),
+    /// The driver will look.
+    pub sampled: bool,
     /// Its troubles.
     pub faults: Faults,
     /// What it has done.
@@ -174,7 +176,8 @@ impl Disk {
     pub fn new(truth: DeviceModel, faults: Faults, prng: Prng) -> Disk {
         Disk {
             truth,
-            storm_count: 0,
+            others: (0, 0),
+            sampled: false,
             faults,
             count: DiskCount::default(),
             prng,

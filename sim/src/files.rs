@@ -9,6 +9,16 @@ use rushes_core::server::{Extent, FileFacts, FileKey, RateHint};
 use rushes_core::units::*;
 use std::collections::BTreeMap;
 
+impl FileIndex {
+    /// The file that stat knows as `key`.
+    pub fn of(key: FileKey) -> FileIndex {
+        FileIndex((key.inode - INODE_BASE) as u32)
+    }
+}
+
+/// Inode of the first file.
+const INODE_BASE: u64 = 12;
+
 /// A file of the world, counted from zero; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileIndex(pub u32);
@@ -30,6 +40,10 @@ pub struct WorldFile {
     pub version: u64,
     /// How often its content changed.
     pub serial: u64,
+    /// Its lengths so far: (first serial, bytes), the last is [`WorldFile::size`].
+    pub sizes: Vec<(u64, u64)>,
+    /// Changes that the server may not know of yet: (bytes, serial).
+    pub untold: Vec<(ByteRange, u64)>,
     /// Where it is.
     pub extents: Vec<Extent>,
     /// False: the driver could not find out where it lies.
@@ -40,6 +54,34 @@ pub struct WorldFile {
     pub id: Option<FileId>,
     /// False: no longer served (unlinked).
     pub linked: bool,
+}
+
+impl WorldFile {
+    /// How many bytes a read of `range` may give that sees the file as of change `oldest` or a later one.
+    pub fn lengths_since(&self, oldest: u64, range: ByteRange) -> impl Iterator<Item = u64> + '_ {
+        let later = self.sizes.iter().skip(1).map(|(serial, _)| *serial);
+        let ends = later.chain([u64::MAX]);
+        self.sizes
+            .iter()
+            .zip(ends)
+            .filter(move |(_, end)| *end > oldest)
+            .map(move |((_, size), _)| size.saturating_sub(range.start.0).min(range.length.0))
+    }
+
+    fn change(&mut self, range: ByteRange, size: u64) {
+        self.serial += 1;
+        self.version += 1;
+        self.untold.push((range, self.serial));
+        if size != self.size {
+            self.size = size;
+            self.sizes.push((self.serial, size));
+        }
+    }
+
+    /// Bytes that the file has room for on its device.
+    pub fn room(&self) -> u64 {
+        self.extents.last().map_or(0, |e| e.logical.0 + e.length.0)
+    }
 }
 
 /// All files.
@@ -57,7 +99,7 @@ impl Files {
         let index = FileIndex(self.list.len() as u32);
         file.key = FileKey {
             device: u64::from(file.device.0) + 64_512,
-            inode: u64::from(index.0) + 12,
+            inode: u64::from(index.0) + INODE_BASE,
         };
         self.by_name
             .insert((file.folder.clone(), file.name.clone()), index);
@@ -100,6 +142,31 @@ impl Files {
     /// How many files the driver holds open for the server.
     pub fn held_count(&self) -> usize {
         self.by_id.len() - self.free_ids.len()
+    }
+
+    /// Writes bytes, as far as the file has room. Returns which.
+    pub fn write(&mut self, index: FileIndex, range: ByteRange) -> ByteRange {
+        let file = self.get_mut(index);
+        let end = range.end().min(file.room().max(file.size));
+        let range = ByteRange::new(range.start.0.min(end), end.saturating_sub(range.start.0));
+        // Bytes between the old end and the first one written are new as well.
+        let from = range.start.0.min(file.size);
+        let changed = ByteRange::new(from, range.end() - from);
+        file.change(changed, file.size.max(range.end()));
+        changed
+    }
+
+    /// Cuts a file. Returns which bytes are no more.
+    pub fn truncate(&mut self, index: FileIndex, size: u64) -> ByteRange {
+        let file = self.get_mut(index);
+        let range = ByteRange::new(size, u64::MAX);
+        file.change(range, size);
+        range
+    }
+
+    /// Changes the server was not told of so far; now it is.
+    pub fn take_untold(&mut self, index: FileIndex) -> Vec<(ByteRange, u64)> {
+        std::mem::take(&mut self.get_mut(index).untold)
     }
 
     /// How often the content changed so far.
@@ -196,6 +263,8 @@ pub fn contiguous(
         size,
         version: 1,
         serial: 0,
+        sizes: vec![(0, size)],
+        untold: Vec::new(),
         // Blocks of 4 KiB, as a file system gives them out.
         extents: vec![Extent {
             logical: ByteOffset(0),
@@ -233,6 +302,20 @@ mod tests {
         let pieces: Vec<_> = files.pieces(index, ByteRange::new(1024, 9000)).collect();
         assert_eq!(pieces, [(41_984, 3072), (4096, 1832)]);
         assert_eq!(files.physical(index, ByteOffset(5000)), 4096);
+    }
+
+    #[test]
+    fn a_read_may_see_the_sizes_since_the_last_acknowledged_one() {
+        let mut files = Files::default();
+        let index = files.add(contiguous("a", "1", DeviceId(0), 0, 8192, None));
+        files.truncate(index, 100);
+        files.write(index, ByteRange::new(50, 150));
+        let range = ByteRange::new(40, 1000);
+        let since =
+            |oldest| -> Vec<u64> { files.get(index).lengths_since(oldest, range).collect() };
+        assert_eq!(since(0), [1000, 60, 160]);
+        assert_eq!(since(1), [60, 160]);
+        assert_eq!(since(2), [160]);
     }
 
     #[test]

@@ -5,11 +5,20 @@
 //! this crate touches a real disk or a socket, and nobody imports it.
 #![forbid(unsafe_code)]
 
+pub mod catalogue;
+pub mod checker;
 pub mod client;
+pub mod digest;
 pub mod disk;
 pub mod files;
+pub mod judge;
 pub mod machine;
+pub mod others;
+pub mod player;
 pub mod prng;
 pub mod queue;
+pub mod run;
+pub mod scenario;
+pub mod swarm;
 pub mod table5;
 pub mod world;

@@ -3,7 +3,9 @@
 #![forbid(unsafe_code)]
 
 use clap::{Parser, Subcommand};
+use rushes_sim::run::{Replay, Run};
 use rushes_sim::table5::Table5;
+use std::process::ExitCode;
 
 #[derive(Parser)]
 #[command(name = "rushes-sim", about = "Plays the server in a simulated world.")]
@@ -14,12 +16,29 @@ struct Command {
 
 #[derive(Subcommand)]
 enum What {
+    /// A scenario, with one seed or many.
+    Run(Run),
+    /// One run again.
+    Replay(Replay),
     /// The lab's figures on the disk of rt-Samba's Table 5.
     Table5(Table5),
 }
 
-fn main() {
-    match Command::parse().what {
-        What::Table5(table5) => table5.print(),
+fn main() -> ExitCode {
+    let result = match Command::parse().what {
+        What::Run(run) => run.run(),
+        What::Replay(replay) => replay.run(),
+        What::Table5(table5) => {
+            table5.print();
+            Ok(true)
+        }
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(sentence) => {
+            eprintln!("rushes-sim: {sentence}");
+            ExitCode::from(2)
+        }
     }
 }

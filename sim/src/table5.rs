@@ -4,10 +4,12 @@
 //! The same players, copies and disk as `rushes lab play --disk table5`, without Samba and without
 //! waiting: 100 Mb/s in frames of 500 kB every 40 ms, files spread evenly over 40 GB, 1 GiB of cache.
 
-use crate::client::{Client, Kind, Latency, Pattern, PlayerPlan, Source};
+use crate::client::{Kind, Latency};
 use crate::disk::{self, Faults};
 use crate::files::contiguous;
 use crate::machine::{Machine, Mistake, Naive};
+use crate::others::Copy;
+use crate::player::{Pattern, Player, PlayerPlan, Source};
 use crate::world::World;
 use clap::{Args, ValueEnum};
 use rushes_core::server::{Limits, Policy, RateHint, RateSource, Server, Standing};
@@ -129,11 +131,11 @@ impl Table5 {
             ..Policy::default()
         };
         let server: Box<dyn Machine> = if self.naive {
-            Box::new(Naive::new(limits, Mistake::None))
+            Box::new(Naive::new(limits.clone(), Mistake::None))
         } else {
-            Box::new(Server::new(limits, policy))
+            Box::new(Server::new(limits.clone(), policy))
         };
-        let mut world = World::new(self.seed, server, Latency::default());
+        let mut world = World::new(self.seed, server, limits, Latency::default());
         let model = disk::table5();
         let faults = Faults {
             storm_per_second: self.storm,
@@ -159,7 +161,7 @@ impl Table5 {
             let size = (gap - 4096).min(8 << 30);
             let file = contiguous("copies", &format!("c{index}.mov"), device, at, size, hint);
             let file = world.files.add(file);
-            let kind = Client::copy(vec![file], 8 << 20, 2);
+            let kind = Copy::kind(vec![file], 8 << 20, 2);
             let stop = Instant::ZERO + Duration::from_s(self.seconds);
             world.add_client(kind, Instant::ZERO, stop);
         }
@@ -205,7 +207,7 @@ impl Table5 {
             let file = contiguous("play", &name, device, at, size, Some(hint));
             Source::File(world.files.add(file))
         };
-        Client::player(PlayerPlan {
+        Player::kind(PlayerPlan {
             source,
             frame_bytes,
             period,
@@ -267,7 +269,7 @@ impl Table5 {
             match &client.kind {
                 Kind::Play(player) => {
                     let count = &player.count;
-                    let label = format!("client{}", client.index);
+                    let label = format!("client{}", client.hand.index);
                     let admitted = records
                         .iter()
                         .any(|r| r.label.client == label && r.standing == Standing::Contract);
@@ -288,6 +290,7 @@ impl Table5 {
                     }
                 }
                 Kind::Copy(copy) => result.copy_bytes += copy.bytes,
+                Kind::Ramble(_) | Kind::Write(_) | Kind::Foreign(_) => {}
             }
         }
         if result.frames == 0 {
@@ -344,12 +347,12 @@ impl Table5 {
         );
         let records = world.server.streams(world.now);
         for client in &world.clients {
-            let label = format!("client{}", client.index);
+            let label = format!("client{}", client.hand.index);
             let record = records.iter().find(|r| r.label.client == label);
             match &client.kind {
                 Kind::Play(p) => print!(
                     "  {:6}  {:6}  {:4}  {:8.1}  {:8.1}  {:8.1} |",
-                    client.index,
+                    client.hand.index,
                     p.count.frame_count,
                     p.count.late_count,
                     p.count.worst_late_ns as f64 / 1e6,
@@ -362,11 +365,12 @@ impl Table5 {
                 ),
                 Kind::Copy(c) => print!(
                     "  {:6}  copied {} MB, {} failed, longest wait {:.0} ms |",
-                    client.index,
+                    client.hand.index,
                     c.bytes / 1_000_000,
                     c.failed_count,
                     c.longest_wait.0 as f64 / 1e6
                 ),
+                Kind::Ramble(_) | Kind::Write(_) | Kind::Foreign(_) => {}
             }
             match record {
                 Some(r) => println!(
@@ -389,6 +393,9 @@ impl Table5 {
                 device.request_count,
                 device.bytes.map(|b| b.0 / 1_000_000)
             );
+        }
+        for told in &world.checker.told {
+            println!("  VIOLATION {told}");
         }
         println!(
             "  {:?}; {} events, {} server steps in {:.2} s",

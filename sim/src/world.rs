@@ -4,14 +4,17 @@
 //! One queue of what will happen; whatever the server asks for is carried out with the delays of
 //! [`Latency`]. Nothing here judges; that is the checker's work.
 
-use crate::client::{Answer, Client, Kind, Latency, Message, Scene, SlackLog};
+use crate::checker::Checker;
+use crate::client::{Answer, Client, Kind, Latency, Message, Scene};
+use crate::digest::Digest;
 use crate::disk::{Disk, Faults, Job, Owner};
 use crate::files::{FileIndex, Files};
 use crate::machine::Machine;
+use crate::player::SlackLog;
 use crate::prng::Prng;
 use crate::queue::Queue;
 use rushes_core::server::{
-    Action, Actions, DeviceModel, Errno, Event, IoClass, Outcome, SessionLabel,
+    Action, Actions, DeviceModel, Errno, Event, FileFacts, IoClass, Limits, Outcome, SessionLabel,
 };
 use rushes_core::units::*;
 
@@ -59,6 +62,8 @@ pub enum What {
     Neighbour { beside: FileId, name: String },
     /// A file was looked at.
     Stat { file: FileId },
+    /// The server is told that a stranger changed a file.
+    ForeignChange { file: FileIndex },
     /// Somebody's small read or write.
     Storm { disk: DeviceId },
 }
@@ -92,6 +97,12 @@ pub struct World {
     pub count: WorldCount,
     /// Slack of all players.
     pub slack: SlackLog,
+    /// Watches the seam.
+    pub checker: Checker,
+    /// Fingerprint of all that happened.
+    pub digest: Digest,
+    /// Print every event and action.
+    pub trace: bool,
     queue: Queue<What>,
     actions: Actions,
     wake_at: Option<Instant>,
@@ -103,7 +114,7 @@ pub struct World {
 
 impl World {
     /// An empty world.
-    pub fn new(seed: u64, server: Box<dyn Machine>, latency: Latency) -> World {
+    pub fn new(seed: u64, server: Box<dyn Machine>, limits: Limits, latency: Latency) -> World {
         World {
             now: Instant::ZERO,
             server,
@@ -113,6 +124,9 @@ impl World {
             latency,
             count: WorldCount::default(),
             slack: SlackLog::default(),
+            checker: Checker::new(limits),
+            digest: Digest::default(),
+            trace: false,
             queue: Queue::default(),
             actions: Actions::default(),
             wake_at: None,
@@ -130,7 +144,6 @@ impl World {
         if faults.storm_per_second > 0 {
             let at = Instant::ZERO + Duration::from_ms(faults.storm_from_ms);
             self.queue.push(at, What::Storm { disk: device });
-            self.queue.push(at + SAMPLE, What::Sample { disk: device });
         }
         self.disks.push(Disk::new(truth, faults, prng));
         self.step(Event::DeviceAdded {
@@ -187,7 +200,7 @@ impl World {
     fn happen(&mut self, what: What) {
         match what {
             What::Client { client, life } => {
-                if self.clients[client as usize].life == life {
+                if self.clients[client as usize].hand.life == life {
                     self.with_client(client, |client, scene| client.wake(scene));
                 }
             }
@@ -196,7 +209,7 @@ impl World {
                 life,
                 message,
             } => {
-                if self.clients[client as usize].life == life {
+                if self.clients[client as usize].hand.life == life {
                     self.arrive(client, life, message);
                 }
             }
@@ -206,10 +219,10 @@ impl World {
                 handle,
                 file,
             } => {
-                if self.clients[client as usize].life == life
-                    && let Some(session) = self.clients[client as usize].session
+                if self.clients[client as usize].hand.life == life
+                    && let Some(session) = self.clients[client as usize].hand.session
                 {
-                    let facts = Ok(self.files.facts(file));
+                    let facts = Ok(self.facts(file));
                     self.step(Event::Opened {
                         session,
                         handle,
@@ -223,7 +236,7 @@ impl World {
                 request,
                 answer,
             } => {
-                if self.clients[client as usize].life == life {
+                if self.clients[client as usize].hand.life == life {
                     self.client_answered(client, life, request, answer);
                 }
             }
@@ -233,6 +246,7 @@ impl World {
             What::Neighbour { beside, name } => self.neighbour(beside, name),
             What::Stat { file } => {
                 if let Some(index) = self.files.by_id(file) {
+                    self.tell(index);
                     let it = self.files.get(index);
                     let (size, version) = (ByteCount(it.size), it.version);
                     self.step(Event::Stat {
@@ -242,9 +256,30 @@ impl World {
                     });
                 }
             }
+            What::ForeignChange { file } => {
+                for (range, serial) in self.files.take_untold(file) {
+                    self.checker.acknowledge(file, range, serial, false);
+                }
+                let key = self.files.get(file).key;
+                self.step(Event::ForeignChange { key });
+            }
             What::Storm { disk } => self.storm(disk),
             What::Sample { disk } => self.sample(disk),
         }
+    }
+
+    /// What stat says is said to the server now: from here on nobody may see older bytes or sizes.
+    fn tell(&mut self, file: FileIndex) {
+        for (range, serial) in self.files.take_untold(file) {
+            self.checker.acknowledge(file, range, serial, true);
+        }
+        let serial = self.files.serial(file);
+        self.checker.acknowledge_size(file, serial);
+    }
+
+    fn facts(&mut self, file: FileIndex) -> FileFacts {
+        self.tell(file);
+        self.files.facts(file)
     }
 
     fn with_client(&mut self, client: u32, act: impl FnOnce(&mut Client, &mut Scene<'_>)) {
@@ -252,7 +287,7 @@ impl World {
             now: self.now,
             queue: &mut self.queue,
             latency: &self.latency,
-            files: &self.files,
+            files: &mut self.files,
             slack: &mut self.slack,
         };
         act(&mut self.clients[client as usize], &mut scene);
@@ -262,14 +297,14 @@ impl World {
         if message == Message::Hello {
             return self.hello(client);
         }
-        let Some(session) = self.clients[client as usize].session else {
+        let Some(session) = self.clients[client as usize].hand.session else {
             return;
         };
         let event = match message {
             Message::Hello => return,
             Message::Bye => {
-                self.clients[client as usize].life += 1;
-                self.clients[client as usize].session = None;
+                self.clients[client as usize].hand.life += 1;
+                self.clients[client as usize].hand.session = None;
                 self.sessions[session.0 as usize] = None;
                 self.free_sessions.push(session.0);
                 Event::SessionClosed { session }
@@ -307,6 +342,34 @@ impl World {
                 sent,
             },
             Message::ReadEnd { request } => Event::ReadEnd { session, request },
+            Message::Changed {
+                request,
+                file,
+                range,
+                serial,
+            } => {
+                let key = self.files.get(file).key;
+                self.checker
+                    .change_asked(self.now, session, request, file, range, serial);
+                Event::Changed {
+                    session,
+                    request,
+                    key,
+                    range,
+                }
+            }
+            Message::Gone { request, file } => {
+                let key = self.files.get(file).key;
+                let serial = self.files.serial(file);
+                let none = ByteRange::default();
+                self.checker
+                    .change_asked(self.now, session, request, file, none, serial);
+                Event::Gone {
+                    session,
+                    request,
+                    key,
+                }
+            }
         };
         self.step(event);
     }
@@ -332,7 +395,8 @@ impl World {
     fn client_answered(&mut self, client: u32, life: u32, request: RequestId, answer: Answer) {
         match answer {
             Answer::Data(_) => {
-                let at = self.now + self.latency.door;
+                let hold = self.clients[client as usize].hand.hold;
+                let at = self.now + self.latency.door + hold;
                 self.queue.push(
                     at,
                     What::Arrive {
@@ -343,7 +407,7 @@ impl World {
                 );
             }
             Answer::Plain => {
-                let found = &self.clients[client as usize].waiting;
+                let found = &self.clients[client as usize].hand.waiting;
                 if let Some(waiting) = found.iter().find(|w| w.request == request).copied() {
                     let disk = self.files.get(waiting.file).device;
                     let job = Job {
@@ -373,7 +437,16 @@ impl World {
             arrived: self.now,
             ..job
         };
-        if let Some(at) = self.disks[disk.0 as usize].submit(self.now, job, &self.files) {
+        let it = &mut self.disks[disk.0 as usize];
+        if !matches!(job.owner, Owner::Server(_)) {
+            it.others.0 += 1;
+            it.others.1 += job.range.length.0;
+            if !it.sampled {
+                it.sampled = true;
+                self.queue.push(self.now + SAMPLE, What::Sample { disk });
+            }
+        }
+        if let Some(at) = it.submit(self.now, job, &self.files) {
             self.queue.push(at, What::DiskDone { disk });
         }
     }
@@ -387,6 +460,7 @@ impl World {
         }
         match done.job.owner {
             Owner::Server(io) => {
+                self.checker.device_read(io, done.serial);
                 let size = done.job.file.map_or(0, |file| self.files.get(file).size);
                 let range = done.job.range;
                 let there = size.saturating_sub(range.start.0).min(range.length.0);
@@ -403,7 +477,7 @@ impl World {
                 life,
                 serial,
             } => {
-                if self.clients[client as usize].life == life {
+                if self.clients[client as usize].hand.life == life {
                     let answer = if done.failed {
                         Answer::Failed(Errno::IO)
                     } else {
@@ -424,7 +498,7 @@ impl World {
             self.files.named(&folder, &name)
         });
         let facts = match found {
-            Some(index) => Ok(self.files.facts(index)),
+            Some(index) => Ok(self.facts(index)),
             None => Err(Errno(2)),
         };
         self.step(Event::NeighbourOpened {
@@ -437,17 +511,18 @@ impl World {
     /// What a driver sees in the kernel's counters: what others did since it last looked.
     fn sample(&mut self, device: DeviceId) {
         let it = &mut self.disks[device.0 as usize];
-        let count = std::mem::take(&mut it.storm_count);
+        let (count, bytes) = std::mem::take(&mut it.others);
         let per_second = NS_PER_S / SAMPLE.0;
-        let over = it.faults.storm_to_ms > 0 && self.now.0 >= it.faults.storm_to_ms * 1_000_000;
+        it.sampled = count > 0;
+        if it.sampled {
+            self.queue
+                .push(self.now + SAMPLE, What::Sample { disk: device });
+        }
         self.step(Event::ForeignLoad {
             device,
             requests_per_kilosecond: count * per_second * 1000,
-            rate: BytesPerSecond(count * per_second * 4096),
+            rate: BytesPerSecond(bytes * per_second),
         });
-        if !over {
-            self.queue.push(self.now + SAMPLE, What::Sample { disk: device });
-        }
     }
 
     fn storm(&mut self, disk: DeviceId) {
@@ -464,7 +539,6 @@ impl World {
         self.queue.push(at, What::Storm { disk });
         // A crowd of metadata readers waits for its own answers, so the queue is bounded.
         if !full {
-            self.disks[disk.0 as usize].storm_count += 1;
             let job = Job {
                 owner: Owner::Storm,
                 file: None,
@@ -482,7 +556,19 @@ impl World {
         self.count.step_count += 1;
         let mut actions = std::mem::take(&mut self.actions);
         actions.clear();
+        self.digest.event(self.now, &event);
+        self.checker.event(self.now, &event);
+        if self.trace {
+            println!("{:.6} {event:?}", self.now.0 as f64 / 1e9);
+        }
         self.server.step(self.now, event, &mut actions);
+        if self.trace {
+            for action in &actions.list {
+                println!("    {action:?}");
+            }
+        }
+        self.digest.actions(&actions);
+        self.checker.actions(self.now, &actions, &self.files);
         for action in &actions.list {
             self.perform(action);
         }
@@ -548,7 +634,7 @@ impl World {
             Answer::Done | Answer::Failed(_) | Answer::Plain => Duration::ZERO,
         };
         let at = self.now + self.latency.door + copying;
-        let life = self.clients[client as usize].life;
+        let life = self.clients[client as usize].hand.life;
         self.queue.push(
             at,
             What::Answered {

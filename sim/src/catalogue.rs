@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The scenarios and kept seeds that come with the simulator, by name.
+
+use crate::scenario::Scenario;
+use crate::swarm;
+use serde::{Deserialize, Serialize};
+
+macro_rules! named {
+    ($folder:literal: $($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../", $folder, "/", $name, ".toml")))),*]
+    };
+}
+
+/// Name and text of every scenario.
+pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
+    "client_deaths",
+    "copy_storm",
+    "failing_reads",
+    "fragmented",
+    "frame_sequences",
+    "full_cache",
+    "joins_and_leaves",
+    "metadata_storm",
+    "mixed",
+    "no_analyser",
+    "overload",
+    "patterns",
+    "seeks_and_jumps",
+    "shared_file",
+    "slow_disk",
+    "ssd",
+    "stalls",
+    "steady",
+    "thousand_disks",
+    "together",
+    "worn_disk",
+    "writers",
+);
+
+/// The scenario that is another one for every seed.
+pub const SWARM: &str = "swarm";
+
+/// A seed that found a bug, with all that is needed to play it again for years.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kept {
+    /// What was wrong.
+    pub cause: String,
+    /// The seed of the run.
+    pub seed: u64,
+    /// The scenario as it was then (a swarm's generator may change).
+    pub scenario: Scenario,
+}
+
+/// The scenario of that name, or the one in the file of that name.
+///
+/// Errors   a sentence: which names there are, or what is wrong with the file.
+pub fn find(name: &str, seed: u64) -> Result<Scenario, String> {
+    if name == SWARM {
+        return Ok(swarm::scenario(seed));
+    }
+    if let Some((_, text)) = SCENARIOS.iter().find(|(known, _)| *known == name) {
+        return Scenario::parse(text);
+    }
+    match std::fs::read_to_string(name) {
+        Ok(text) => Scenario::parse(&text).map_err(|error| format!("{name}: {error}")),
+        Err(_) => {
+            let names: Vec<&str> = SCENARIOS.iter().map(|(name, _)| *name).collect();
+            Err(format!(
+                "there is no scenario or file \"{name}\"; scenarios: {SWARM} {}",
+                names.join(" ")
+            ))
+        }
+    }
+}

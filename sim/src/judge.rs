@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who was promised what, and whether it was kept, by the players' own measure.
+//!
+//! A stream counts as promised when the ledger says *contract* at the first look after its first frame.
+//! From then on every late frame of it is a broken promise, except after a pause or jump of its own
+//! (counted apart). A contract that is withdrawn while the player plays is counted as shed.
+
+use crate::client::Kind;
+use crate::player::{Player, PlayerCount};
+use crate::world::World;
+use rushes_core::server::{Standing, StreamRecord};
+use rushes_core::units::*;
+use serde::Serialize;
+
+/// What the ledger said of one client, look by look.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// At the first look after the first frame.
+    pub first: Option<Standing>,
+    /// At the last look.
+    pub last: Option<Standing>,
+    /// The contract it had from the first frame on was withdrawn then.
+    pub shed_at: Option<Instant>,
+}
+
+impl Seen {
+    /// It had a contract from its first frame on.
+    pub fn promised(&self) -> bool {
+        self.first == Some(Standing::Contract)
+    }
+}
+
+/// Looks at the ledger from time to time.
+#[derive(Default)]
+pub struct Watch {
+    /// By client.
+    pub seen: Vec<Seen>,
+    unseen_first: usize,
+}
+
+/// The client a line of the ledger is about.
+pub fn client_of(record: &StreamRecord) -> Option<usize> {
+    record.label.client.strip_prefix("client")?.parse().ok()
+}
+
+fn rank(standing: Standing) -> u8 {
+    match standing {
+        Standing::BestEffort => 0,
+        Standing::Refused => 1,
+        Standing::Contract => 2,
+    }
+}
+
+impl Watch {
+    /// Plays until `end`, looking at the ledger every `every`; and every tenth of it while players are
+    /// new.
+    pub fn run(&mut self, world: &mut World, end: Instant, every: Duration) {
+        let short = Duration((every.0 / 10).max(1));
+        let mut look_at = world.now + every;
+        while world.now < end {
+            world.run_until((world.now + short).min(end));
+            let news = self.news(world);
+            if news || world.now >= look_at {
+                self.look(world);
+                world.checker.audit(world.now, &world.files);
+                look_at = world.now + every;
+            }
+        }
+    }
+
+    /// True when a player's first frame came since the last look.
+    fn news(&mut self, world: &World) -> bool {
+        self.seen.resize(world.clients.len(), Seen::default());
+        while let Some(client) = world.clients.get(self.unseen_first) {
+            let done = match &client.kind {
+                Kind::Play(_) => self.seen[self.unseen_first].first.is_some() || client.hand.over,
+                _ => true,
+            };
+            if !done {
+                break;
+            }
+            self.unseen_first += 1;
+        }
+        let later = world.clients.iter().zip(&self.seen).skip(self.unseen_first);
+        later.into_iter().any(|(client, seen)| match &client.kind {
+            Kind::Play(player) => player.count.frame_count > 0 && seen.first.is_none(),
+            _ => false,
+        })
+    }
+
+    /// Looks at the ledger.
+    pub fn look(&mut self, world: &World) {
+        self.seen.resize(world.clients.len(), Seen::default());
+        let mut now: Vec<Option<Standing>> = vec![None; world.clients.len()];
+        for record in world.server.streams(world.now) {
+            let Some(entry) = client_of(&record).and_then(|index| now.get_mut(index)) else {
+                continue;
+            };
+            if record.open && entry.is_none_or(|old| rank(old) < rank(record.standing)) {
+                *entry = Some(record.standing);
+            }
+        }
+        for ((client, seen), standing) in world.clients.iter().zip(&mut self.seen).zip(now) {
+            let Kind::Play(player) = &client.kind else {
+                seen.last = standing.or(seen.last);
+                continue;
+            };
+            let playing = player.count.frame_count > 0 && !client.hand.over;
+            if !playing {
+                continue;
+            }
+            if seen.first.is_none() {
+                seen.first = Some(standing.unwrap_or(Standing::BestEffort));
+            }
+            let kept = standing == Some(Standing::Contract);
+            if seen.promised() && !kept && seen.shed_at.is_none() {
+                seen.shed_at = Some(world.now);
+            }
+            seen.last = standing;
+        }
+    }
+}
+
+/// A run in numbers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// Name of the scenario.
+    pub scenario: String,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Players that asked.
+    pub players: u64,
+    /// Promised from their first frame on.
+    pub promised: u64,
+    /// Promises withdrawn.
+    pub shed: u64,
+    /// Frames that came.
+    pub frames: u64,
+    /// Late frames of all.
+    pub late: u64,
+    /// Late frames of promised players, before any pause or jump of theirs and before they were shed.
+    pub late_promised: u64,
+    /// Late frames of promised players after pauses or jumps of theirs.
+    pub late_after_jump: u64,
+    /// The worst lateness of a promised player. Units: ms.
+    pub worst_promised_ms: f64,
+    /// The worst of all. Units: ms.
+    pub worst_ms: f64,
+    /// The slowest first frame of a promised player. Units: ms.
+    pub first_frame_ms_max: f64,
+    /// Frames that gave an error.
+    pub failed: u64,
+    /// Reads that clients had to do themselves.
+    pub plain: u64,
+    /// Bytes a second of all copies. Units: MB/s.
+    pub copy_mb_per_second: f64,
+    /// Longest time that a copy made no progress. Units: ms.
+    pub copy_wait_ms_max: f64,
+    /// Requests of copies that failed.
+    pub copy_failed: u64,
+    /// Answered reads of ramblers.
+    pub ramble_count: u64,
+    /// Acknowledged changes.
+    pub change_count: u64,
+    /// Device requests of the server.
+    pub requests: u64,
+    /// Their mean. Units: MB.
+    pub request_mb_mean: f64,
+    /// Part of the time that disks worked for the server, mean.
+    pub busy: f64,
+    /// Lines of the ledger that disagree with what players saw.
+    pub ledger_wrong: Vec<String>,
+    /// Violations found by the checker, told.
+    pub violations: Vec<String>,
+    /// All of them.
+    pub violation_count: u64,
+    /// Events of the world.
+    pub events: u64,
+    /// Steps of the server.
+    pub steps: u64,
+    /// Virtual seconds.
+    pub virtual_seconds: f64,
+    /// Fingerprint.
+    pub digest: String,
+    /// Expectations that were not met, as sentences. Empty: all is well.
+    pub failures: Vec<String>,
+}
+
+fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+/// Adds up a run. `seconds`: how long there was work.
+pub fn report(world: &World, watch: &Watch, seconds: f64) -> Report {
+    let mut report = Report {
+        violations: world.checker.told.clone(),
+        violation_count: world.checker.violation_count,
+        events: world.count.event_count,
+        steps: world.count.step_count,
+        virtual_seconds: world.now.0 as f64 / 1e9,
+        digest: format!("{:016x}", world.digest.0),
+        ..Report::default()
+    };
+    for (client, seen) in world.clients.iter().zip(&watch.seen) {
+        match &client.kind {
+            Kind::Play(player) => report.player(player, seen),
+            Kind::Copy(copy) => {
+                report.copy_mb_per_second += copy.bytes as f64 / 1e6 / seconds;
+                report.copy_wait_ms_max = report.copy_wait_ms_max.max(ms(copy.longest_wait.0));
+                report.copy_failed += copy.failed_count;
+            }
+            Kind::Ramble(rambler) => report.ramble_count += rambler.data_count,
+            Kind::Write(writer) => report.change_count += writer.count,
+            Kind::Foreign(_) => {}
+        }
+    }
+    let mut bytes = 0;
+    for disk in &world.disks {
+        report.requests += disk.count.request_count;
+        bytes += disk.count.request_bytes;
+        report.busy += disk.count.request_ns as f64 / 1e9 / seconds / world.disks.len() as f64;
+    }
+    report.request_mb_mean = bytes as f64 / 1e6 / report.requests.max(1) as f64;
+    ledger(world, watch, &mut report);
+    report
+}
+
+impl Report {
+    fn player(&mut self, player: &Player, seen: &Seen) {
+        let count = &player.count;
+        self.players += 1;
+        self.frames += count.frame_count;
+        self.late += count.late_count;
+        self.failed += count.failed_count;
+        self.plain += count.plain_count;
+        self.worst_ms = self.worst_ms.max(ms(count.worst_late_ns));
+        if !seen.promised() {
+            return;
+        }
+        self.promised += 1;
+        self.late_after_jump += count.late_after_jump_count;
+        let first_ms = count.first_frame_ns.map_or(f64::INFINITY, ms);
+        self.first_frame_ms_max = self.first_frame_ms_max.max(first_ms);
+        if let Some(shed_at) = seen.shed_at {
+            self.shed += 1;
+            if count.first_late_at.is_none_or(|late| late >= shed_at) {
+                return;
+            }
+        }
+        self.late_promised += count.late_count - count.late_after_jump_count;
+        if count.late_count > count.late_after_jump_count {
+            self.worst_promised_ms = self.worst_promised_ms.max(ms(count.worst_late_ns));
+        }
+    }
+}
+
+/// Compares the ledger with what players saw.
+fn ledger(world: &World, watch: &Watch, report: &mut Report) {
+    let records = world.server.streams(world.now);
+    let mut line: Vec<Option<&StreamRecord>> = vec![None; world.clients.len()];
+    let mut lines = vec![0; world.clients.len()];
+    for record in &records {
+        if let Some(index) = client_of(record).filter(|index| *index < lines.len()) {
+            line[index] = Some(record);
+            lines[index] += 1;
+        }
+    }
+    for (index, (client, seen)) in world.clients.iter().zip(&watch.seen).enumerate() {
+        let Kind::Play(player) = &client.kind else {
+            continue;
+        };
+        // Streams may have been split by jumps or forgotten; the ledger is bounded.
+        let (1, Some(record)) = (lines[index], line[index]) else {
+            continue;
+        };
+        if player.died || player.count.plain_count > 0 {
+            continue;
+        }
+        if let Some(told) = disagree(&player.count, record, seen) {
+            let told = format!("client {index}: {told}");
+            if report.ledger_wrong.len() < 10 {
+                report.ledger_wrong.push(told);
+            }
+        }
+    }
+}
+
+fn disagree(count: &PlayerCount, record: &StreamRecord, seen: &Seen) -> Option<String> {
+    let (asked, got) = (count.read_count, count.answered_count);
+    if record.read_count < got || record.read_count > asked {
+        let told = record.read_count;
+        return Some(format!(
+            "the ledger knows {told} reads, the player {got} of {asked}"
+        ));
+    }
+    if record.bytes.0 != count.bytes && got == asked {
+        let told = record.bytes.0;
+        return Some(format!(
+            "the ledger knows {told} bytes, the player {}",
+            count.bytes
+        ));
+    }
+    if record.on_time_count + record.late_count != record.due_count {
+        return Some(format!(
+            "{} on time and {} late are not {} due",
+            record.on_time_count, record.late_count, record.due_count
+        ));
+    }
+    if record.guilty.iter().sum::<u64>() != record.late_count {
+        let (late, guilty) = (record.late_count, record.guilty);
+        return Some(format!("{late} late, but {guilty:?} guilty"));
+    }
+    let steady = seen.promised() && seen.shed_at.is_none() && count.jump_count == 0;
+    if !steady {
+        return None;
+    }
+    if count.clearly_late_count > 0 && record.late_count == 0 {
+        return Some(format!(
+            "the player saw {} frames clearly late, the ledger none",
+            count.clearly_late_count
+        ));
+    }
+    if record.late_count > 0 && count.nearly_late_count == 0 {
+        return Some(format!(
+            "the ledger has {} late reads, the player none",
+            record.late_count
+        ));
+    }
+    None
+}

@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Players, and what they measured of themselves.
+//!
+//! The lab's rule: a player asks for frame *n* not before `start + n·period`, and the frame is late past
+//! `start + preroll + n·period`, where `start` is when its open returned. After a pause or a jump it
+//! starts anew.
+
+use crate::client::{Answer, Hand, Kind, Scene, Waiting};
+use crate::files::FileIndex;
+use rushes_core::units::*;
+
+/// In which order a player wants its frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// One after another, from the first.
+    Forward,
+    /// One after another, from the last.
+    Reverse,
+    /// Every so many-th.
+    Strided(u64),
+}
+
+/// What is played.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// One file of many frames.
+    File(FileIndex),
+    /// One file a frame.
+    Sequence(Vec<FileIndex>),
+}
+
+/// How a player plays.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlayerPlan {
+    /// What.
+    pub source: Source,
+    /// Bytes of a frame.
+    pub frame_bytes: u64,
+    /// Time from frame to frame.
+    pub period: Duration,
+    /// How late the first frame may be.
+    pub preroll: Duration,
+    /// Frames to play.
+    pub frame_count: u64,
+    /// Longest single request; a frame is asked for in such pieces.
+    pub request_bytes: u64,
+    /// Requests outstanding at once.
+    pub in_flight: usize,
+    /// Order.
+    pub pattern: Pattern,
+    /// Asks up to so much later than it might.
+    pub jitter: Duration,
+    /// Pauses before so many frames in ten thousand, from 0.1 to 3 s.
+    pub pause_per_10k: u64,
+    /// Jumps before so many frames in ten thousand.
+    pub jump_per_10k: u64,
+    /// Dies with reads outstanding, before so many frames in ten thousand.
+    pub die_per_10k: u64,
+}
+
+/// What a player saw. Times in ns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlayerCount {
+    /// Frames that came.
+    pub frame_count: u64,
+    /// Late ones; or not come though due.
+    pub late_count: u64,
+    /// Of those, after a pause or jump.
+    pub late_after_jump_count: u64,
+    /// Late by more than a period and 5 ms: the ledger must know of these.
+    pub clearly_late_count: u64,
+    /// Late, or in time by less than 5 ms: the ledger may count these.
+    pub nearly_late_count: u64,
+    /// Frames that gave an error.
+    pub failed_count: u64,
+    /// By how much the worst was late.
+    pub worst_late_ns: u64,
+    /// Least time that a frame came before it was due (0 when one was late).
+    pub slack_ns_min: u64,
+    /// From open to first frame.
+    pub first_frame_ns: Option<u64>,
+    /// Bytes that came.
+    pub bytes: u64,
+    /// Reads sent.
+    pub read_count: u64,
+    /// Reads answered.
+    pub answered_count: u64,
+    /// Reads the server told it to do itself.
+    pub plain_count: u64,
+    /// When the first late frame was due.
+    pub first_late_at: Option<Instant>,
+    /// Times it paused or jumped.
+    pub jump_count: u64,
+}
+
+/// Slack of all players over time, for tables.
+#[derive(Clone, Debug, Default)]
+pub struct SlackLog {
+    /// By second: least slack (negative: late) in ns of frames that came then, and how many were late.
+    pub seconds: Vec<(i64, u64)>,
+}
+
+impl SlackLog {
+    fn note(&mut self, now: Instant, slack_ns: i64) {
+        let second = (now.0 / NS_PER_S) as usize;
+        if self.seconds.len() <= second {
+            self.seconds.resize(second + 1, (i64::MAX, 0));
+        }
+        let entry = &mut self.seconds[second];
+        entry.0 = entry.0.min(slack_ns);
+        entry.1 += u64::from(slack_ns < 0);
+    }
+}
+
+/// A frame of which not all bytes have come.
+#[derive(Clone, Copy, Debug)]
+struct Frame {
+    ordinal: u64,
+    handle: HandleId,
+    due: Instant,
+    after_jump: bool,
+    missing: u64,
+    unasked: u64,
+    failed: bool,
+}
+
+/// A player at work.
+pub struct Player {
+    /// How it plays.
+    pub plan: PlayerPlan,
+    /// What it saw.
+    pub count: PlayerCount,
+    /// It died in the middle of a read: what did not come is nobody's fault.
+    pub died: bool,
+    /// When the present stretch began; frame `stretch_ordinal` may be asked for then.
+    stretch_start: Instant,
+    stretch_ordinal: u64,
+    /// Where in the source the stretch began.
+    stretch_frame: u64,
+    after_jump: bool,
+    /// Next frame to ask for, and when.
+    ordinal: u64,
+    ask_at: Instant,
+    frames: Vec<Frame>,
+    handle: Option<HandleId>,
+}
+
+impl Player {
+    /// A player that has seen nothing yet.
+    pub fn kind(plan: PlayerPlan) -> Kind {
+        let stretch_frame = match plan.pattern {
+            Pattern::Reverse => plan.frame_count.saturating_sub(1),
+            Pattern::Forward | Pattern::Strided(_) => 0,
+        };
+        let count = PlayerCount {
+            slack_ns_min: u64::MAX,
+            ..PlayerCount::default()
+        };
+        Kind::Play(Player {
+            plan,
+            count,
+            died: false,
+            stretch_start: Instant::ZERO,
+            stretch_ordinal: 0,
+            stretch_frame,
+            after_jump: false,
+            ordinal: 0,
+            ask_at: Instant::ZERO,
+            frames: Vec::with_capacity(8),
+            handle: None,
+        })
+    }
+
+    /// Its open returned.
+    pub fn begin(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
+        if let Source::File(file) = self.plan.source {
+            self.handle = Some(hand.open(scene, file));
+        }
+        self.stretch_start = scene.now;
+        self.ask_at = scene.now;
+    }
+
+    /// Asks for all that may be asked for now.
+    pub fn act(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
+        while hand.waiting.len() < self.plan.in_flight {
+            if self.frames.last().is_none_or(|frame| frame.unasked == 0) {
+                if self.ordinal >= self.plan.frame_count {
+                    if self.frames.is_empty() {
+                        if let Some(handle) = self.handle {
+                            hand.close(scene, handle);
+                        }
+                        hand.leave(scene);
+                    }
+                    return;
+                }
+                if self.ask_at > scene.now {
+                    hand.set_alarm(scene, self.ask_at);
+                    return;
+                }
+                self.begin_frame(hand, scene);
+                if self.dies(hand) {
+                    // In the middle of a read: nobody will be there for its answer.
+                    self.ask_piece(hand, scene);
+                    self.died = true;
+                    hand.leave(scene);
+                    return;
+                }
+            }
+            self.ask_piece(hand, scene);
+        }
+    }
+
+    fn dies(&self, hand: &mut Hand) -> bool {
+        self.plan.die_per_10k > 0 && hand.prng.below(10_000) < self.plan.die_per_10k
+    }
+
+    fn begin_frame(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
+        let handle = match (&self.plan.source, self.handle) {
+            (Source::Sequence(files), _) => {
+                let file = files[self.frame_index(self.ordinal) as usize % files.len()];
+                hand.open(scene, file)
+            }
+            (Source::File(_), handle) => handle.unwrap_or_default(),
+        };
+        self.frames.push(Frame {
+            ordinal: self.ordinal,
+            handle,
+            due: self.earliest(self.ordinal) + self.plan.preroll,
+            after_jump: self.after_jump,
+            missing: self.plan.frame_bytes,
+            unasked: self.plan.frame_bytes,
+            failed: false,
+        });
+        self.ordinal += 1;
+        self.ask_at = self.earliest(self.ordinal);
+        if self.plan.jitter > Duration::ZERO {
+            self.ask_at = self.ask_at + Duration(hand.prng.below(self.plan.jitter.0));
+        }
+    }
+
+    fn ask_piece(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
+        let Some(frame) = self.frames.last_mut() else {
+            return;
+        };
+        let bytes = frame.unasked.min(self.plan.request_bytes);
+        let done = self.plan.frame_bytes - frame.unasked;
+        frame.unasked -= bytes;
+        let frame = *frame;
+        let (file, base) = self.place(frame.ordinal);
+        let range = ByteRange::new(base + done, bytes);
+        self.count.read_count += 1;
+        hand.read(scene, frame.handle, file, range, frame.ordinal);
+    }
+
+    /// When a frame may be asked for.
+    fn earliest(&self, ordinal: u64) -> Instant {
+        self.stretch_start + self.plan.period.times(ordinal - self.stretch_ordinal)
+    }
+
+    /// Which frame of the source is the `ordinal`-th played.
+    fn frame_index(&self, ordinal: u64) -> u64 {
+        let step = ordinal - self.stretch_ordinal.min(ordinal);
+        let count = self.plan.frame_count.max(1);
+        match self.plan.pattern {
+            Pattern::Forward => (self.stretch_frame + step) % count,
+            Pattern::Reverse => (self.stretch_frame + count - step % count) % count,
+            Pattern::Strided(stride) => (self.stretch_frame + step * stride) % count,
+        }
+    }
+
+    /// File and offset of a frame.
+    fn place(&self, ordinal: u64) -> (FileIndex, u64) {
+        let index = self.frame_index(ordinal);
+        match &self.plan.source {
+            Source::File(file) => (*file, index * self.plan.frame_bytes),
+            Source::Sequence(files) => (files[index as usize % files.len()], 0),
+        }
+    }
+
+    /// Takes an answer.
+    pub fn arrived(
+        &mut self,
+        hand: &mut Hand,
+        scene: &mut Scene<'_>,
+        waiting: &Waiting,
+        answer: Answer,
+    ) {
+        let of = |frame: &Frame| frame.ordinal == waiting.ordinal;
+        let Some(at) = self.frames.iter().position(of) else {
+            return;
+        };
+        let frame = &mut self.frames[at];
+        self.count.answered_count += 1;
+        frame.missing -= waiting.range.length.0;
+        match answer {
+            Answer::Data(bytes) => self.count.bytes += bytes,
+            Answer::Failed(_) => frame.failed = true,
+            Answer::Done | Answer::Plain => {}
+        }
+        if frame.missing > 0 {
+            return;
+        }
+        let frame = self.frames.remove(at);
+        self.note_frame(&frame, scene.now);
+        scene
+            .slack
+            .note(scene.now, frame.due.0 as i64 - scene.now.0 as i64);
+        if matches!(self.plan.source, Source::Sequence(_)) {
+            hand.close(scene, frame.handle);
+        }
+        if self.frames.is_empty() {
+            self.meddle(hand, scene.now);
+        }
+    }
+
+    /// Between frames: pauses or jumps, if its plan and chance say so.
+    fn meddle(&mut self, hand: &mut Hand, now: Instant) {
+        let plan = &self.plan;
+        if plan.pause_per_10k + plan.jump_per_10k == 0 {
+            return;
+        }
+        let draw = hand.prng.below(10_000);
+        if draw < plan.pause_per_10k {
+            let span = Duration::from_ms(hand.prng.between(100, 3000));
+            let frame = self.frame_index(self.ordinal);
+            self.start_anew(now + span, frame);
+        } else if draw < plan.pause_per_10k + plan.jump_per_10k {
+            let frame = hand.prng.below(plan.frame_count);
+            self.start_anew(now, frame);
+        }
+    }
+
+    fn start_anew(&mut self, at: Instant, frame: u64) {
+        self.count.jump_count += 1;
+        self.stretch_frame = frame;
+        self.stretch_start = at;
+        self.stretch_ordinal = self.ordinal;
+        self.ask_at = at;
+        self.after_jump = true;
+    }
+
+    /// What was due and never came is late.
+    pub fn close_books(&mut self, hand: &Hand, now: Instant) {
+        if self.died || (hand.session.is_none() && !hand.over) {
+            return;
+        }
+        // At its end it stops asking.
+        let now = now.min((hand.end + self.plan.preroll).before(self.plan.period));
+        for frame in std::mem::take(&mut self.frames) {
+            if frame.due < now {
+                self.note_late(frame.due, now, frame.after_jump);
+            }
+        }
+        // Those it never came to ask for, since earlier ones were missing.
+        while self.ordinal < self.plan.frame_count {
+            let due = self.earliest(self.ordinal) + self.plan.preroll;
+            if due >= now {
+                break;
+            }
+            self.note_late(due, now, self.after_jump);
+            self.ordinal += 1;
+        }
+    }
+
+    fn note_frame(&mut self, frame: &Frame, now: Instant) {
+        let count = &mut self.count;
+        count.frame_count += 1;
+        count.failed_count += u64::from(frame.failed);
+        if count.first_frame_ns.is_none() {
+            count.first_frame_ns = Some(now.since(self.stretch_start).0);
+        }
+        count.slack_ns_min = count.slack_ns_min.min(frame.due.since(now).0);
+        count.nearly_late_count += u64::from(now + Duration::from_ms(5) > frame.due);
+        if now > frame.due {
+            self.note_late(frame.due, now, frame.after_jump);
+        }
+    }
+
+    fn note_late(&mut self, due: Instant, now: Instant, after_jump: bool) {
+        let count = &mut self.count;
+        count.late_count += 1;
+        count.late_after_jump_count += u64::from(after_jump);
+        let clearly = now > due + self.plan.period + Duration::from_ms(5);
+        count.clearly_late_count += u64::from(clearly);
+        count.worst_late_ns = count.worst_late_ns.max(now.since(due).0);
+        count.slack_ns_min = 0;
+        count.first_late_at = count.first_late_at.or(Some(due));
+    }
+}

@@ -1,0 +1,880 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A scenario: workload plus troublemakers plus expectations, as a small text file.
+//!
+//! Every key has a default, so that a file says only what matters to it; an unknown key is an error.
+//! With a seed a scenario is one run, the same for ever.
+
+use crate::client::{Kind, Latency};
+use crate::disk::{Faults, table5};
+use crate::files::{FileIndex, WorldFile, contiguous};
+use crate::judge::{Report, Watch, report};
+use crate::machine::Machine;
+use crate::others::{Copy, Foreign, Rambler, Writer};
+use crate::player::{Pattern, Player, PlayerPlan, Source};
+use crate::prng::Prng;
+use crate::world::World;
+use rushes_core::server::{
+    DeviceModel, Extent, Limits, Policy, RateHint, RateSource, Server, ServiceModel,
+};
+use rushes_core::units::*;
+use serde::{Deserialize, Serialize};
+
+/// What happens in a run, and what must come of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Scenario {
+    /// What it is to show, a sentence.
+    pub goal: String,
+    /// How long there is work.
+    pub seconds: u64,
+    /// Look at the ledger so often. Units: ms; 0: 1000.
+    pub look_ms: u64,
+    /// The server's bounds and policy.
+    pub server: ServerPlan,
+    /// How long things take between.
+    pub latency: LatencyPlan,
+    /// Disks.
+    pub disk: Vec<DiskPlan>,
+    /// Players.
+    pub player: Vec<PlayerGroup>,
+    /// Copies.
+    pub copy: Vec<CopyGroup>,
+    /// Readers here and there.
+    pub ramble: Vec<RambleGroup>,
+    /// Writers.
+    pub writer: Vec<WriterGroup>,
+    /// Strangers that write.
+    pub foreign: Vec<ForeignGroup>,
+    /// What must come of it.
+    pub expect: Expect,
+}
+
+/// Bounds and policy that differ from the defaults; 0 is the default.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServerPlan {
+    /// Buffers.
+    pub slots: u32,
+    /// Size of each. Units: KiB.
+    pub slot_kib: u32,
+    /// Longest device request. Units: KiB.
+    pub chunk_kib: u64,
+    /// Longest read. Units: KiB.
+    pub read_kib: u64,
+    /// Bytes one session may pin. Units: KiB.
+    pub pin_kib: u64,
+    /// Frames opened ahead.
+    pub sequence_ahead: u32,
+    /// Preroll of contracts. Units: ms.
+    pub preroll_ms: u64,
+    /// Kept free by admission.
+    pub margin_permille: Option<u32>,
+    /// Without the analyser.
+    pub no_analyser: bool,
+}
+
+/// Delays; 0 is the default of [`Latency`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LatencyPlan {
+    /// Client to server and back. Units: µs.
+    pub door_us: u64,
+    /// Reads overtake each other. Units: µs.
+    pub reorder_us: u64,
+    /// Server to disk, and back. Units: µs.
+    pub disk_us: Option<u64>,
+    /// Finding out about a file. Units: µs.
+    pub open_us: u64,
+    /// Bytes out of the cache. Units: MB/s.
+    pub copy_mb: u64,
+}
+
+/// Some equal disks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DiskPlan {
+    /// How many.
+    pub count: u32,
+    /// Positioning at the shortest distance; 0: the disk of Table 5, whole. Units: µs.
+    pub fixed_us: u64,
+    /// What the longest distance adds. Units: µs.
+    pub span_us: u64,
+    /// Transfer. Units: MB/s.
+    pub rate_mb: u64,
+    /// Size. Units: GB.
+    pub size_gb: u64,
+    /// True times as a percentage of what the server is told.
+    pub truth_percent: u64,
+    /// Trouble.
+    pub faults: Faults,
+}
+
+impl Default for DiskPlan {
+    fn default() -> DiskPlan {
+        DiskPlan {
+            count: 1,
+            fixed_us: 0,
+            span_us: 0,
+            rate_mb: 0,
+            size_gb: 40,
+            truth_percent: 100,
+            faults: Faults::default(),
+        }
+    }
+}
+
+/// Some players of one kind, spread over the disks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PlayerGroup {
+    /// How many.
+    pub count: u64,
+    /// Rate of each. Units: Mb/s.
+    pub megabits: f64,
+    /// Time from frame to frame. Units: ms.
+    pub frame_ms: f64,
+    /// How late a first frame may be; 0: 500. Units: ms.
+    pub preroll_ms: u64,
+    /// The first starts then. Units: ms.
+    pub start_ms: u64,
+    /// The others follow so far apart. Units: ms.
+    pub every_ms: u64,
+    /// How long each plays; 0: to the end.
+    pub seconds: u64,
+    /// Longest request; 0: a frame, at most 8 MiB. Units: KiB.
+    pub request_kib: u64,
+    /// Requests at once; 0: 1.
+    pub in_flight: usize,
+    /// One file a frame.
+    pub sequence: bool,
+    /// From the last frame to the first.
+    pub reverse: bool,
+    /// Every so many-th frame only; 0 and 1: each.
+    pub stride: u64,
+    /// No rule tells the rate.
+    pub unruled: bool,
+    /// All play the same file.
+    pub shared: bool,
+    /// Asks up to so much later. Units: µs.
+    pub jitter_us: u64,
+    /// Pauses.
+    pub pause_per_10k: u64,
+    /// Jumps.
+    pub jump_per_10k: u64,
+    /// Deaths.
+    pub die_per_10k: u64,
+    /// Keeps what it got for so long before it lets go. Units: ms.
+    pub hold_ms: u64,
+    /// Length of extents, scattered; 0: in one piece. Units: MB.
+    pub extent_mb: u64,
+    /// The driver does not know where the file lies.
+    pub unknown_extents: bool,
+}
+
+impl Default for PlayerGroup {
+    fn default() -> PlayerGroup {
+        PlayerGroup {
+            count: 1,
+            megabits: 100.0,
+            frame_ms: 40.0,
+            preroll_ms: 500,
+            start_ms: 0,
+            every_ms: 250,
+            seconds: 0,
+            request_kib: 0,
+            in_flight: 1,
+            sequence: false,
+            reverse: false,
+            stride: 0,
+            unruled: false,
+            shared: false,
+            jitter_us: 200,
+            pause_per_10k: 0,
+            jump_per_10k: 0,
+            die_per_10k: 0,
+            hold_ms: 0,
+            extent_mb: 0,
+            unknown_extents: false,
+        }
+    }
+}
+
+/// Some copies.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CopyGroup {
+    /// How many.
+    pub count: u64,
+    /// They start then. Units: ms.
+    pub start_ms: u64,
+    /// Longest request. Units: KiB.
+    pub request_kib: u64,
+    /// Requests at once.
+    pub in_flight: usize,
+    /// Size of each file. Units: MB.
+    pub file_mb: u64,
+    /// A rule matches the files, of so many Mb/s; 0: none does.
+    pub megabits: f64,
+}
+
+impl Default for CopyGroup {
+    fn default() -> CopyGroup {
+        CopyGroup {
+            count: 1,
+            start_ms: 0,
+            request_kib: 8192,
+            in_flight: 2,
+            file_mb: 2000,
+            megabits: 0.0,
+        }
+    }
+}
+
+/// Some readers here and there, on the players' files and on some of their own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RambleGroup {
+    /// How many.
+    pub count: u64,
+    /// They start then. Units: ms.
+    pub start_ms: u64,
+    /// Longest request. Units: KiB.
+    pub request_kib: u64,
+    /// Requests at once.
+    pub in_flight: usize,
+    /// Longest pause. Units: ms.
+    pub think_ms: u64,
+    /// Own files.
+    pub files: u64,
+    /// Size of each. Units: KiB.
+    pub file_kib: u64,
+    /// Also the players' files.
+    pub players_files: bool,
+    /// Keeps what it got for so long. Units: ms.
+    pub hold_ms: u64,
+    /// Deaths.
+    pub die_per_10k: u64,
+}
+
+impl Default for RambleGroup {
+    fn default() -> RambleGroup {
+        RambleGroup {
+            count: 1,
+            start_ms: 0,
+            request_kib: 256,
+            in_flight: 2,
+            think_ms: 20,
+            files: 4,
+            file_kib: 50_000,
+            players_files: true,
+            hold_ms: 0,
+            die_per_10k: 0,
+        }
+    }
+}
+
+/// Some writers, on the ramblers' and copies' files and, if wanted, the players'.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WriterGroup {
+    /// How many.
+    pub count: u64,
+    /// Longest write. Units: KiB.
+    pub write_kib: u64,
+    /// Longest pause. Units: ms.
+    pub think_ms: u64,
+    /// Also the players' files.
+    pub players_files: bool,
+}
+
+impl Default for WriterGroup {
+    fn default() -> WriterGroup {
+        WriterGroup {
+            count: 1,
+            write_kib: 1024,
+            think_ms: 200,
+            players_files: false,
+        }
+    }
+}
+
+/// Some strangers that write to the same files as [`WriterGroup`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ForeignGroup {
+    /// How many.
+    pub count: u64,
+    /// Longest pause. Units: ms.
+    pub think_ms: u64,
+    /// Longest time until the server is told. Units: ms.
+    pub delay_ms: u64,
+    /// Also the players' files.
+    pub players_files: bool,
+}
+
+impl Default for ForeignGroup {
+    fn default() -> ForeignGroup {
+        ForeignGroup {
+            count: 1,
+            think_ms: 500,
+            delay_ms: 50,
+            players_files: false,
+        }
+    }
+}
+
+/// What must come of it. Violations of the seam and disagreement of the ledger are always failures.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Expect {
+    /// Late frames of promised streams.
+    pub late_promised_max: u64,
+    /// Contracts withdrawn.
+    pub shed_max: u64,
+    /// Streams promised.
+    pub promised_min: u64,
+    /// Streams promised.
+    pub promised_max: Option<u64>,
+    /// Late frames of everybody.
+    pub late_max: Option<u64>,
+    /// Late frames of promised streams after pauses and jumps of theirs.
+    pub late_after_jump_max: Option<u64>,
+    /// Slowest first frame of a promised stream. Units: ms.
+    pub first_frame_ms_max: Option<f64>,
+    /// All copies together. Units: MB/s.
+    pub copy_mb_min: Option<f64>,
+    /// Longest standstill of a copy. Units: ms.
+    pub copy_wait_ms_max: Option<f64>,
+    /// Frames with an error, at least.
+    pub failed_min: u64,
+    /// Frames with an error.
+    pub failed_max: u64,
+    /// Reads left to the client.
+    pub plain_max: u64,
+    /// Nobody waits longer for an answer; 0: 60.
+    pub patience_seconds: u64,
+    /// Frames that must come.
+    pub frames_min: u64,
+    /// The ledger is compared with what players saw.
+    pub ledger: bool,
+}
+
+impl Default for Expect {
+    fn default() -> Expect {
+        Expect {
+            late_promised_max: 0,
+            shed_max: 0,
+            promised_min: 0,
+            promised_max: None,
+            late_max: None,
+            late_after_jump_max: None,
+            first_frame_ms_max: None,
+            copy_mb_min: None,
+            copy_wait_ms_max: None,
+            failed_min: 0,
+            failed_max: 0,
+            plain_max: 0,
+            patience_seconds: 60,
+            frames_min: 0,
+            ledger: true,
+        }
+    }
+}
+
+fn or<T: Default + PartialEq>(value: T, default: T) -> T {
+    if value == T::default() {
+        default
+    } else {
+        value
+    }
+}
+
+impl ServerPlan {
+    /// The bounds.
+    pub fn limits(&self) -> Limits {
+        let base = Limits::default();
+        Limits {
+            slot_count: or(self.slots, base.slot_count),
+            slot_bytes: or(self.slot_kib << 10, base.slot_bytes),
+            session_count_max: 16_384,
+            handle_count_max: base.handle_count_max,
+            session_pin_bytes_max: or(self.pin_kib << 10, base.session_pin_bytes_max),
+            read_bytes_max: or(self.read_kib << 10, base.read_bytes_max),
+            chunk_bytes_max: or(self.chunk_kib << 10, base.chunk_bytes_max),
+            sequence_ahead_max: or(self.sequence_ahead, base.sequence_ahead_max),
+        }
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> Policy {
+        let base = Policy::default();
+        Policy {
+            preroll: match self.preroll_ms {
+                0 => base.preroll,
+                ms => Duration::from_ms(ms),
+            },
+            margin_permille: self.margin_permille.unwrap_or(base.margin_permille),
+            analyser: !self.no_analyser,
+            ..base
+        }
+    }
+}
+
+impl LatencyPlan {
+    fn latency(&self) -> Latency {
+        let base = Latency::default();
+        let us = |us: u64, base: Duration| match us {
+            0 => base,
+            us => Duration::from_us(us),
+        };
+        let disk = self.disk_us.map_or(base.submit, Duration::from_us);
+        Latency {
+            door: us(self.door_us, base.door),
+            reorder: Duration::from_us(self.reorder_us),
+            submit: disk,
+            complete: disk,
+            open: us(self.open_us, base.open),
+            timer: base.timer,
+            copy_rate: BytesPerSecond(or(self.copy_mb * 1_000_000, base.copy_rate.0)),
+        }
+    }
+}
+
+impl DiskPlan {
+    /// What the server is told.
+    pub fn told(&self) -> DeviceModel {
+        if self.rate_mb == 0 {
+            return table5();
+        }
+        let model = ServiceModel {
+            fixed: Duration::from_us(self.fixed_us),
+            span: Duration::from_us(self.span_us),
+            rate: BytesPerSecond(self.rate_mb * 1_000_000),
+        };
+        DeviceModel {
+            read: model,
+            write: model,
+            size: ByteCount(self.size_gb * 1_000_000_000),
+        }
+    }
+
+    fn truth(&self) -> DeviceModel {
+        let slower = |model: ServiceModel| ServiceModel {
+            fixed: Duration(model.fixed.0 * self.truth_percent / 100),
+            span: Duration(model.span.0 * self.truth_percent / 100),
+            rate: BytesPerSecond(model.rate.0 * 100 / self.truth_percent.max(1)),
+        };
+        let told = self.told();
+        DeviceModel {
+            read: slower(told.read),
+            write: slower(told.write),
+            size: told.size,
+        }
+    }
+}
+
+/// Where the next file goes.
+struct Layout {
+    disk_count: u64,
+    /// By disk: places taken, and how many there are.
+    taken: Vec<u64>,
+    places: u64,
+    turn: u64,
+    sizes: Vec<u64>,
+    prng: Prng,
+}
+
+impl Layout {
+    /// The disk the next file goes to, where on it, and how much room it has there.
+    fn next(&mut self) -> (DeviceId, u64, u64) {
+        let disk = self.turn % self.disk_count;
+        self.turn += 1;
+        let gap = self.sizes[disk as usize] / self.places;
+        let at = self.taken[disk as usize] % self.places * gap;
+        self.taken[disk as usize] += 1;
+        (DeviceId(disk as u16), at & !4095, gap)
+    }
+}
+
+/// Cuts a file into extents of `bytes`, in any order within the room it has.
+fn scatter(file: &mut WorldFile, bytes: u64, room: u64, prng: &mut Prng) {
+    let Some(first) = file.extents.first().copied() else {
+        return;
+    };
+    let count = first.length.0.div_ceil(bytes);
+    let spacing = (room / count).max(bytes);
+    let mut order: Vec<u64> = (0..count).collect();
+    for index in (1..order.len()).rev() {
+        order.swap(index, prng.below(index as u64 + 1) as usize);
+    }
+    file.extents = (0..count)
+        .map(|index| Extent {
+            logical: ByteOffset(index * bytes),
+            physical: ByteOffset((first.physical.0 + order[index as usize] * spacing) & !4095),
+            length: ByteCount(bytes.min(first.length.0 - index * bytes)),
+        })
+        .collect();
+}
+
+impl Scenario {
+    /// From its text.
+    ///
+    /// Errors   a sentence: what the parser read and what it expected.
+    pub fn parse(text: &str) -> Result<Scenario, String> {
+        toml::from_str(text).map_err(|error| format!("not a scenario: {error}"))
+    }
+
+    /// As text.
+    pub fn print(&self) -> String {
+        toml::to_string(self).unwrap_or_else(|error| format!("# cannot be written: {error}\n"))
+    }
+
+    /// The world before anything happened.
+    pub fn world(&self, seed: u64) -> World {
+        let server = Server::new(self.server.limits(), self.server.policy());
+        self.world_of(seed, Box::new(server))
+    }
+
+    /// The same around another server.
+    pub fn world_of(&self, seed: u64, server: Box<dyn Machine>) -> World {
+        let limits = self.server.limits();
+        let mut world = World::new(seed, server, limits, self.latency.latency());
+        world.checker.patience = Duration::from_s(or(self.expect.patience_seconds, 60));
+        let mut sizes = Vec::new();
+        for plan in &self.disk {
+            for _ in 0..plan.count {
+                sizes.push(plan.told().size.0);
+                world.add_disk(plan.told(), plan.truth(), plan.faults.clone());
+            }
+        }
+        let files: u64 = self.player.iter().map(|g| g.count).sum::<u64>()
+            + self.copy.iter().map(|g| g.count).sum::<u64>()
+            + self.ramble.iter().map(|g| g.files).sum::<u64>();
+        let disk_count = sizes.len() as u64;
+        let mut layout = Layout {
+            disk_count,
+            taken: vec![0; sizes.len()],
+            places: files.div_ceil(disk_count.max(1)).max(1),
+            turn: 0,
+            sizes,
+            prng: Prng::fork(seed, 2),
+        };
+        if disk_count > 0 {
+            self.fill(&mut world, &mut layout);
+        }
+        world
+    }
+
+    fn end(&self) -> Instant {
+        Instant::ZERO + Duration::from_s(self.seconds)
+    }
+
+    fn fill(&self, world: &mut World, layout: &mut Layout) {
+        let mut played = Vec::new();
+        let mut others = Vec::new();
+        for (number, group) in self.player.iter().enumerate() {
+            self.add_players(world, layout, number, group, &mut played);
+        }
+        for (number, group) in self.copy.iter().enumerate() {
+            for index in 0..group.count {
+                let (device, at, gap) = layout.next();
+                let rate = BytesPerSecond::from_bits((group.megabits * 1e6) as u64);
+                let hint = (rate.0 > 0).then_some(RateHint::Rate(rate, RateSource::Rule));
+                let size = (group.file_mb * 1_000_000)
+                    .min(gap.saturating_sub(4096))
+                    .max(4096);
+                let name = format!("c{index}.mov");
+                let folder = format!("copy{number}");
+                let file = contiguous(&folder, &name, device, at, size, hint);
+                let file = world.files.add(file);
+                others.push(file);
+                let bytes = or(group.request_kib << 10, 8 << 20);
+                let kind = Copy::kind(vec![file], bytes, group.in_flight.max(1));
+                let begin = Instant::ZERO + Duration::from_ms(group.start_ms);
+                world.add_client(kind, begin, self.end());
+            }
+        }
+        for (number, group) in self.ramble.iter().enumerate() {
+            self.add_ramblers(world, layout, (number, group), &played, &mut others);
+        }
+        let targets = |with_played: bool| -> Vec<FileIndex> {
+            let played = played.iter().filter(|_| with_played);
+            others.iter().chain(played).copied().collect()
+        };
+        for group in &self.writer {
+            let files = targets(group.players_files);
+            for _ in (0..group.count).filter(|_| !files.is_empty()) {
+                let think = Duration::from_ms(group.think_ms);
+                let kind = Kind::Write(Writer::new(files.clone(), group.write_kib << 10, think));
+                world.add_client(kind, Instant::ZERO, self.end());
+            }
+        }
+        for group in &self.foreign {
+            let files = targets(group.players_files);
+            for _ in (0..group.count).filter(|_| !files.is_empty()) {
+                let kind = Kind::Foreign(Foreign {
+                    files: files.clone(),
+                    think: Duration::from_ms(group.think_ms),
+                    delay: Duration::from_ms(group.delay_ms),
+                });
+                world.add_client(kind, Instant::ZERO, self.end());
+            }
+        }
+    }
+
+    fn add_ramblers(
+        &self,
+        world: &mut World,
+        layout: &mut Layout,
+        (number, group): (usize, &RambleGroup),
+        played: &[FileIndex],
+        others: &mut Vec<FileIndex>,
+    ) {
+        let mut files: Vec<FileIndex> = Vec::new();
+        for index in 0..group.files {
+            let (device, at, gap) = layout.next();
+            let size = (group.file_kib << 10)
+                .min(gap.saturating_sub(4096))
+                .max(4096);
+            let folder = format!("ramble{number}");
+            let mut file = contiguous(&folder, &format!("r{index}"), device, at, size, None);
+            // Room to grow, as an allocator that reserves ahead leaves it.
+            file.extents[0].length = ByteCount((size + (1 << 20)).next_multiple_of(4096));
+            files.push(world.files.add(file));
+        }
+        others.extend(&files);
+        if group.players_files {
+            files.extend(played);
+        }
+        if files.is_empty() {
+            return;
+        }
+        for _ in 0..group.count {
+            let bytes =
+                or(group.request_kib << 10, 256 << 10).min(self.server.limits().read_bytes_max);
+            let think = Duration::from_ms(group.think_ms);
+            let mut rambler = Rambler::new(files.clone(), bytes, group.in_flight.max(1), think);
+            rambler.die_per_10k = group.die_per_10k;
+            let begin = Instant::ZERO + Duration::from_ms(group.start_ms);
+            let client = world.add_client(Kind::Ramble(rambler), begin, self.end());
+            world.clients[client as usize].hand.hold = Duration::from_ms(group.hold_ms);
+        }
+    }
+
+    fn add_players(
+        &self,
+        world: &mut World,
+        layout: &mut Layout,
+        number: usize,
+        group: &PlayerGroup,
+        played: &mut Vec<FileIndex>,
+    ) {
+        let period = Duration((group.frame_ms * 1e6) as u64);
+        let rate = BytesPerSecond::from_bits((group.megabits * 1e6) as u64);
+        let frame_bytes = rate.bytes_in(period).0.max(1);
+        let seconds = or(group.seconds, self.seconds);
+        let frame_count = (NS_PER_S * seconds / period.0.max(1)).max(1);
+        let mut shared = None;
+        for index in 0..group.count {
+            let source = match (&shared, group.shared) {
+                (Some(source), true) => Source::clone(source),
+                _ => self.footage(
+                    world,
+                    layout,
+                    (number, index),
+                    group,
+                    frame_bytes,
+                    frame_count,
+                ),
+            };
+            match &source {
+                Source::File(file) => played.push(*file),
+                Source::Sequence(files) => played.extend(files.iter().take(4)),
+            }
+            shared = Some(source.clone());
+            let longest = (8 << 20).min(self.server.limits().read_bytes_max);
+            let plan = PlayerPlan {
+                source,
+                frame_bytes,
+                period,
+                preroll: Duration::from_ms(or(group.preroll_ms, 500)),
+                frame_count,
+                request_bytes: or(group.request_kib << 10, frame_bytes).min(longest),
+                in_flight: group.in_flight.max(1),
+                pattern: match (group.reverse, group.stride) {
+                    (true, _) => Pattern::Reverse,
+                    (false, 0 | 1) => Pattern::Forward,
+                    (false, stride) => Pattern::Strided(stride),
+                },
+                jitter: Duration::from_us(group.jitter_us),
+                pause_per_10k: group.pause_per_10k,
+                jump_per_10k: group.jump_per_10k,
+                die_per_10k: group.die_per_10k,
+            };
+            let begin = Duration::from_ms(group.start_ms + index * group.every_ms);
+            let client = world.add_client(Player::kind(plan), Instant::ZERO + begin, self.end());
+            world.clients[client as usize].hand.hold = Duration::from_ms(group.hold_ms);
+        }
+    }
+
+    fn footage(
+        &self,
+        world: &mut World,
+        layout: &mut Layout,
+        (number, index): (usize, u64),
+        group: &PlayerGroup,
+        frame_bytes: u64,
+        frame_count: u64,
+    ) -> Source {
+        let (device, at, room) = layout.next();
+        let rate = BytesPerSecond::from_bits((group.megabits * 1e6) as u64);
+        if !group.sequence {
+            let hint = (!group.unruled).then_some(RateHint::Rate(rate, RateSource::Rule));
+            let name = format!("p{index}.mov");
+            let size = frame_bytes * frame_count;
+            let mut file = contiguous(&format!("play{number}"), &name, device, at, size, hint);
+            if group.extent_mb > 0 {
+                scatter(&mut file, group.extent_mb << 20, room, &mut layout.prng);
+            }
+            file.tells_extents = !group.unknown_extents;
+            return Source::File(world.files.add(file));
+        }
+        let per_kilosecond = (1e6 / group.frame_ms) as u32;
+        let hint = RateHint::FramesPerKilosecond(per_kilosecond, RateSource::Rule);
+        let hint = (!group.unruled).then_some(hint);
+        let list = (0..frame_count)
+            .map(|k| {
+                let place = at + k * frame_bytes.next_multiple_of(4096);
+                let name = format!("shot.{:05}.dpx", k + 1);
+                let folder = format!("play{number}/s{index}");
+                let file = contiguous(&folder, &name, device, place, frame_bytes, hint);
+                world.files.add(file)
+            })
+            .collect();
+        Source::Sequence(list)
+    }
+
+    /// Plays it.
+    pub fn run(&self, name: &str, seed: u64) -> Report {
+        self.play(name, seed, self.world(seed))
+    }
+
+    /// Plays it in `world`.
+    pub fn play(&self, name: &str, seed: u64, mut world: World) -> Report {
+        let mut watch = Watch::default();
+        let every = Duration::from_ms(or(self.look_ms, 1000));
+        watch.run(&mut world, self.end(), every);
+        // Everybody has time to get an answer and go.
+        let patience = world.checker.patience;
+        let last = world.now + patience;
+        while world.is_busy() && world.now < last {
+            world.run_until(world.now + Duration::from_s(1));
+        }
+        let until = world.now + Duration::from_s(5);
+        world.run_until(until);
+        let now = world.now;
+        for client in &mut world.clients {
+            client.close_books(now);
+        }
+        world.checker.audit(now, &world.files);
+        world.checker.finish(now);
+        let mut report = report(&world, &watch, self.seconds as f64);
+        report.scenario = name.to_owned();
+        report.seed = seed;
+        self.expect.judge(&mut report);
+        report
+    }
+}
+
+impl Expect {
+    /// Writes down what is not as it must be.
+    fn judge(&self, report: &mut Report) {
+        let mut failures = Vec::new();
+        let mut most = |what: &str, got: f64, limit: f64| {
+            if got > limit {
+                failures.push(format!("{what}: {got:.1}, at most {limit:.1} expected"));
+            }
+        };
+        let r = &*report;
+        most("violations", r.violation_count as f64, 0.0);
+        most(
+            "late frames of promised streams",
+            r.late_promised as f64,
+            self.late_promised_max as f64,
+        );
+        most("contracts withdrawn", r.shed as f64, self.shed_max as f64);
+        most(
+            "frames with an error",
+            r.failed as f64,
+            self.failed_max as f64,
+        );
+        most(
+            "reads left to clients",
+            r.plain as f64,
+            self.plain_max as f64,
+        );
+        if self.ledger {
+            most(
+                "ledger lines that disagree",
+                r.ledger_wrong.len() as f64,
+                0.0,
+            );
+        }
+        let optional = [
+            (
+                "late frames",
+                r.late as f64,
+                self.late_max.map(|n| n as f64),
+            ),
+            (
+                "promised streams",
+                r.promised as f64,
+                self.promised_max.map(|n| n as f64),
+            ),
+            (
+                "late frames after jumps",
+                r.late_after_jump as f64,
+                self.late_after_jump_max.map(|n| n as f64),
+            ),
+            (
+                "first frame (ms)",
+                r.first_frame_ms_max,
+                self.first_frame_ms_max,
+            ),
+            (
+                "standstill of a copy (ms)",
+                r.copy_wait_ms_max,
+                self.copy_wait_ms_max,
+            ),
+        ];
+        for (what, got, limit) in optional {
+            if let Some(limit) = limit {
+                most(what, got, limit);
+            }
+        }
+        let least = [
+            (
+                "promised streams",
+                r.promised as f64,
+                self.promised_min as f64,
+            ),
+            (
+                "copies (MB/s)",
+                r.copy_mb_per_second,
+                self.copy_mb_min.unwrap_or(0.0),
+            ),
+            (
+                "frames with an error",
+                r.failed as f64,
+                self.failed_min as f64,
+            ),
+            ("frames", r.frames as f64, self.frames_min as f64),
+        ];
+        for (what, got, limit) in least {
+            if got < limit {
+                failures.push(format!("{what}: {got:.1}, at least {limit:.1} expected"));
+            }
+        }
+        report.failures = failures;
+    }
+}
