@@ -615,3 +615,6 @@ fn checked_packet(buffer: &[u8], bytes: usize) -> Result<&[u8], PeerError> {
         ))
     })
 }
+
+#[cfg(test)]
+mod tests;

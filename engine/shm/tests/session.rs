@@ -387,7 +387,7 @@ fn errors_of_the_file_reach_the_reader() {
         client.read(handle, &mut [0; 10], u64::MAX - 20),
         Err(ReadError::Plain)
     );
-    assert_eq!(client.open(&server_file(&folder), b"../clip.mov"), None);
+    assert_eq!(client.open(server_file(&folder), b"../clip.mov"), None);
     assert!(client.alive());
     let echo = server.stop();
     assert!(echo.faults.is_empty(), "{:?}", echo.faults);
