@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::desk::{Desk, Question};
 use crate::device::Devices;
 use crate::files::Files;
+use crate::foreign::{self, Counters, Foreign};
 use crate::jobs::{Done, Job};
 use crate::lag::Lag;
 use crate::sessions::{Guest, NEWCOMER_COUNT_MAX, Seat, Sessions};
@@ -88,6 +89,9 @@ pub(crate) struct Daemon {
     to_hear: Vec<SessionId>,
     core_wake: Instant,
     sweep_at: Instant,
+    /// What others do on each device, and when it is looked at next.
+    foreign: HashMap<DeviceId, Foreign>,
+    sample_at: Instant,
     /// Reasons for not serving a file that were logged.
     said: HashSet<String>,
     /// Who waits for the end of a reload.
@@ -152,6 +156,8 @@ impl Daemon {
             to_hear: Vec::new(),
             core_wake: Instant::NEVER,
             sweep_at: Instant::NEVER,
+            foreign: HashMap::new(),
+            sample_at: Instant::ZERO,
             said: HashSet::new(),
             reload_askers: Vec::new(),
             reloading: false,
@@ -250,6 +256,10 @@ impl Daemon {
         }
         if start >= self.sweep_at {
             self.sweep();
+        }
+        if start >= self.sample_at {
+            self.sample_at = start + foreign::SAMPLE;
+            self.sample_foreign();
         }
         self.send_backlog();
         self.expel_all();
@@ -507,8 +517,51 @@ impl Daemon {
         let at = self
             .core_wake
             .min(self.sweep_at)
+            .min(self.sample_at)
             .min(self.sessions.next_leave());
         self.ring.wake_at(at);
+    }
+
+    /// Tell the core what others did on the devices since it was last told. (sysfs is memory: no wait.)
+    fn sample_foreign(&mut self) {
+        let own: HashMap<DeviceId, u64> = self
+            .server
+            .devices()
+            .iter()
+            .map(|record| {
+                (
+                    record.device,
+                    record.bytes.iter().map(|bytes| bytes.0).sum(),
+                )
+            })
+            .collect();
+        let mut loads = Vec::new();
+        for device in self.devices.all() {
+            let Some(facts) = &device.facts else {
+                continue;
+            };
+            let path = format!("/sys/block/{}/stat", facts.disk);
+            let counters = std::fs::read_to_string(path).ok();
+            let Some(counters) = counters.as_deref().and_then(Counters::parse) else {
+                continue;
+            };
+            let own_bytes = own.get(&device.id).copied().unwrap_or(0);
+            let busy = !self.in_flight.is_empty();
+            let load = self.foreign.entry(device.id).or_default().sample(
+                counters,
+                own_bytes,
+                busy,
+                foreign::SAMPLE,
+            );
+            loads.push((device.id, load));
+        }
+        for (device, load) in loads {
+            self.feed(Event::ForeignLoad {
+                device,
+                requests_per_kilosecond: load.requests_per_kilosecond,
+                rate: load.rate,
+            });
+        }
     }
 
     /// Sessions that hold buffers may have given some back without ringing.

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What others do on a device: metadata that the kernel fetches for people who browse, other programs.
 //!
-//! The kernel counts every read of a disk (`/sys/dev/block/M:m/stat`, Documentation/block/stat.rst); ours
-//! are known, so the rest is theirs. Bytes are counted exactly. Requests are not: a large one of ours is cut by
-//! the block layer into a number that depends on the device, so that number is learned while nobody
-//! else reads.
+//! The kernel counts every read of a disk (`/sys/dev/block/M:m/stat`, Documentation/block/stat.rst). Without
+//! reads of ours in a sample all of them are theirs. Otherwise the trick is to use nothing but the kernel's
+//! own two counters, which move together when a piece is done: ours are cut into pieces of one size, so bytes
+//! over that size is how many of the requests were ours. The size is learned; while it is
+//! learned beside others it comes out too small, and with it what they are charged, never too large.
 
 use rushes_core::units::{BytesPerSecond, Duration, NS_PER_S};
 
@@ -13,8 +14,8 @@ pub(crate) const SAMPLE: Duration = Duration::from_ms(500);
 
 /// Block layer sectors. Units: bytes.
 const SECTOR_BYTES: u64 = 512;
-/// Others' bytes in a sample that are still taken for none (the tail of a request of ours).
-const NOISE_BYTES: u64 = 64 << 10;
+/// Bytes in a sample from which the size of our pieces is learned.
+const LEARN_BYTES: u64 = 16 << 20;
 
 /// The kernel's counters of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,8 +40,8 @@ impl Counters {
 pub(crate) struct Foreign {
     before: Option<Counters>,
     own_before: u64,
-    /// Requests that the kernel makes of a mebibyte of ours, in thousandths; 0: not learned yet.
-    requests_per_mib_milli: u64,
+    /// Largest mean size of a request seen while we read. Units: bytes; 0: not learned yet.
+    piece_bytes: u64,
 }
 
 /// Others' small requests in thousandths a second, and bytes a second.
@@ -51,30 +52,45 @@ pub(crate) struct Load {
 }
 
 impl Foreign {
-    /// The counters now, and how many bytes of ours the disk has delivered since the start.
-    pub(crate) fn sample(&mut self, now: Counters, own_bytes: u64, span: Duration) -> Load {
-        let own = own_bytes.saturating_sub(self.own_before);
+    /// The counters now, and how many bytes of ours were sent to the disk since the start. `busy`: some are still
+    /// on their way.
+    pub(crate) fn sample(
+        &mut self,
+        now: Counters,
+        own_bytes: u64,
+        busy: bool,
+        span: Duration,
+    ) -> Load {
+        let idle = own_bytes == self.own_before && !busy;
         self.own_before = own_bytes;
         let Some(before) = self.before.replace(now) else {
             return Load::default();
         };
         let requests = now.requests.saturating_sub(before.requests);
-        let others = now.bytes.saturating_sub(before.bytes).saturating_sub(own);
-        if others <= NOISE_BYTES {
-            if own >= 4 << 20 {
-                self.requests_per_mib_milli = requests * 1000 / (own >> 20);
-            }
+        let bytes = now.bytes.saturating_sub(before.bytes);
+        if requests == 0 {
             return Load::default();
         }
-        let ours = (own >> 20) * self.requests_per_mib_milli.max(1000) / 1000;
-        // At least what their bytes need in the largest requests there are, at most a block each.
-        let theirs = requests.saturating_sub(ours).clamp(others.div_ceil(1 << 20), others.div_ceil(4096));
         let per = |count: u64, scale: u64| {
-            (u128::from(count) * u128::from(NS_PER_S) * u128::from(scale) / u128::from(span.0.max(1))) as u64
+            (u128::from(count) * u128::from(NS_PER_S) * u128::from(scale)
+                / u128::from(span.0.max(1))) as u64
         };
+        if idle {
+            return Load {
+                requests_per_kilosecond: per(requests, 1000),
+                rate: BytesPerSecond(per(bytes, 1)),
+            };
+        }
+        if bytes >= LEARN_BYTES {
+            self.piece_bytes = self.piece_bytes.max(bytes / requests);
+        }
+        if self.piece_bytes == 0 {
+            return Load::default();
+        }
+        let theirs = requests.saturating_sub(bytes.div_ceil(self.piece_bytes));
         Load {
             requests_per_kilosecond: per(theirs, 1000),
-            rate: BytesPerSecond(per(others, 1)),
+            rate: BytesPerSecond(0),
         }
     }
 }
@@ -90,29 +106,47 @@ mod tests {
     #[test]
     fn stat_file_is_read_and_anything_else_is_not() {
         let text = "   446216   784926  9550688  4382310 480436 1 2 3 0 5 6\n";
-        assert_eq!(Counters::parse(text), Some(counters(446_216, 9_550_688 * 512)));
+        assert_eq!(
+            Counters::parse(text),
+            Some(counters(446_216, 9_550_688 * 512))
+        );
         assert_eq!(Counters::parse("nothing"), None);
         assert_eq!(Counters::parse("1 2"), None);
     }
 
     #[test]
-    fn our_own_reads_are_not_foreign_however_the_kernel_cuts_them() {
+    fn without_reads_of_ours_all_are_theirs() {
         let mut foreign = Foreign::default();
-        for second in 0..10u64 {
-            let own = second * (150 << 20);
-            let load = foreign.sample(counters(second * 150 * 3, own), own, Duration::from_s(1));
-            assert_eq!(load, Load::default());
+        foreign.sample(counters(10, 4096), 0, false, SAMPLE);
+        let load = foreign.sample(counters(15, 4096 * 6), 0, false, SAMPLE);
+        assert_eq!(load.requests_per_kilosecond, 10_000);
+        assert_eq!(load.rate, BytesPerSecond(2 * 5 * 4096));
+    }
+
+    #[test]
+    fn our_own_reads_are_not_foreign_however_the_kernel_cuts_them() {
+        for pieces in [1, 3, 8] {
+            let mut foreign = Foreign::default();
+            for nth in 0..10u64 {
+                let own = nth * (96 << 20);
+                let load = foreign.sample(counters(nth * 96 * pieces, own), own, true, SAMPLE);
+                assert_eq!(load, Load::default());
+            }
         }
     }
 
     #[test]
-    fn small_requests_between_ours_are_counted() {
+    fn small_requests_between_ours_are_counted_whatever_is_still_on_its_way() {
         let mut foreign = Foreign::default();
-        let own = 100u64 << 20;
-        foreign.sample(counters(0, 0), 0, Duration::from_s(1));
-        foreign.sample(counters(300, own), own, Duration::from_s(1));
-        let load = foreign.sample(counters(640, 2 * own + 40 * 4096), 2 * own, Duration::from_s(1));
-        assert_eq!(load.requests_per_kilosecond, 40_000);
-        assert_eq!(load.rate, BytesPerSecond(40 * 4096));
+        let own = 96u64 << 20;
+        foreign.sample(counters(0, 0), 0, false, SAMPLE);
+        foreign.sample(counters(192, own), own + (8 << 20), true, SAMPLE);
+        let bytes = 2 * own + 20 * 4096;
+        let load = foreign.sample(counters(2 * 192 + 20, bytes), 2 * own, true, SAMPLE);
+        // Their own bytes count as a piece of ours at most.
+        assert!(
+            (38_000..=40_000).contains(&load.requests_per_kilosecond),
+            "{load:?}"
+        );
     }
 }

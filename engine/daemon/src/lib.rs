@@ -13,6 +13,7 @@ mod device;
 mod error;
 mod event_loop;
 mod files;
+mod foreign;
 mod jobs;
 mod lag;
 mod metrics;
