@@ -411,4 +411,96 @@ mod tests {
         }
         std::fs::remove_dir_all(path).unwrap();
     }
+
+    /// A file system whose server answers the opening of its root and nothing after that.
+    struct HangingMount {
+        path: std::path::PathBuf,
+        device: Arc<OwnedFd>,
+    }
+
+    impl HangingMount {
+        fn new() -> io::Result<HangingMount> {
+            let path = folder("hanging");
+            let device = Arc::new(open(
+                "/dev/fuse",
+                OFlags::RDWR | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?);
+            let options = format!(
+                "fd={},rootmode=40000,user_id=0,group_id=0",
+                device.as_raw_fd()
+            );
+            let options = std::ffi::CString::new(options)?;
+            let flags = rustix::mount::MountFlags::empty();
+            rustix::mount::mount("hanging", &path, "fuse", flags, options.as_c_str())?;
+            let served = Arc::clone(&device);
+            // Ends when the mount does: the read then fails.
+            std::thread::spawn(move || while answer(&served).is_ok() {});
+            Ok(HangingMount { path, device })
+        }
+    }
+
+    impl Drop for HangingMount {
+        fn drop(&mut self) {
+            let flags = rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH;
+            let _ = rustix::mount::unmount(&self.path, flags);
+            let _ = std::fs::remove_dir(&self.path);
+        }
+    }
+
+    /// linux/fuse.h: a request is 0·4 length, 4·4 operation, 8·8 id, …; a reply 0·4 length, 4·4 error,
+    /// 8·8 id, then the operation's own.
+    fn answer(device: &OwnedFd) -> io::Result<()> {
+        const INIT: u32 = 26;
+        const OPENDIR: u32 = 27;
+        let mut request = vec![0u8; 1 << 17];
+        rustix::io::read(device, &mut request)?;
+        let operation = u32::from_ne_bytes([request[4], request[5], request[6], request[7]]);
+        let mut body = match operation {
+            // Version 7.12, nothing offered; 64 bytes as the kernel wants them.
+            INIT => [7u32.to_ne_bytes(), 12u32.to_ne_bytes()].concat(),
+            OPENDIR => vec![],
+            _ => return Ok(()),
+        };
+        body.resize(if operation == INIT { 24 } else { 16 }, 0);
+        let mut reply = (16 + body.len() as u32).to_ne_bytes().to_vec();
+        reply.extend([0; 4]);
+        reply.extend(&request[8..16]);
+        reply.extend(body);
+        rustix::io::write(device, &reply)?;
+        Ok(())
+    }
+
+    #[test]
+    fn descriptor_of_a_hanging_mount_is_refused_without_touching_it() {
+        let mount = match HangingMount::new() {
+            Ok(mount) => mount,
+            Err(error) => {
+                eprintln!("skipped: cannot mount a FUSE file system here: {error}");
+                return;
+            }
+        };
+        let path = mount.path.clone();
+        let (send, receive) = std::sync::mpsc::channel();
+        // In threads, so that a hang is a failure and not a hang of the tests.
+        std::thread::spawn(move || {
+            let theirs = open(&path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+            let mounts = [mount_of(Path::new("/")).unwrap()];
+            let refused = reopen_vetted(&theirs, &mounts);
+            let stat_hangs = send.clone();
+            send.send(refused.unwrap_err().to_string()).unwrap();
+            // Proof that the mount does hang: this is not answered before it is gone.
+            let _ = status(&theirs);
+            let _ = stat_hangs.send("stat was answered".into());
+        });
+        let patience = std::time::Duration::from_secs(10);
+        let said = receive.recv_timeout(patience).expect("vetting hung");
+        assert!(said.contains("not a configured share"), "{said}");
+        let short = std::time::Duration::from_millis(50);
+        assert!(
+            receive.recv_timeout(short).is_err(),
+            "the mount does not hang"
+        );
+        let _ = &mount.device;
+    }
 }

@@ -236,8 +236,9 @@ impl KernelRing {
 
         let ready = !self.uring.completion().is_empty();
         let entered = match wait {
-            Wait::No => self.collect_without_waiting(),
-            _ if ready => self.collect_without_waiting(),
+            // Where completions are deferred to our asking, the crate sees the flag for it and asks.
+            Wait::No => self.uring.submit(),
+            _ if ready => self.uring.submit(),
             Wait::Forever => self.uring.submit_and_wait(1),
             Wait::AtMost(span) => {
                 let span = clock::timespec(span);
@@ -261,17 +262,6 @@ impl KernelRing {
             }
             Err(error) => Err(SysError::new("wait for the device", "", error)),
         }
-    }
-
-    /// Submit, and let the kernel run what it deferred to our asking. With deferred completion a plain
-    /// submit runs nothing; a wait of no time does.
-    fn collect_without_waiting(&self) -> io::Result<usize> {
-        if !self.facts.deferred_completion {
-            return self.uring.submit();
-        }
-        let span = Timespec::new();
-        let args = SubmitArgs::new().timespec(&span);
-        self.uring.submitter().submit_with_args(1, &args)
     }
 
     pub(super) fn next_completion(&mut self) -> Option<Completion> {
@@ -552,7 +542,9 @@ fn build(entry_count: u32) -> Result<(IoUring, bool), SysError> {
         .setup_cqsize(completions)
         .setup_submit_all();
     let mut best = builder.clone();
-    best.setup_single_issuer().setup_defer_taskrun();
+    best.setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag();
     if let Ok(uring) = best.build(SUBMISSION_ENTRIES) {
         return Ok((uring, true));
     }
