@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! MXF: keys of 16 bytes, BER lengths, values (SMPTE ST 377-1). The smallest reader that finds rate
-//! and length; no kept library exists.
+//! and length; the one crate (`mxf`) panics on what it does not expect.
 //!
 //! The file begins with a partition that carries the description, as sets of tagged items. What
 //! is needed stands in two kinds of sets: a descriptor (sample rate 3001, container duration 3002),

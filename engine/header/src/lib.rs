@@ -141,7 +141,7 @@ fn duration_of(units: u64, units_per_second: u64) -> Option<Duration> {
     const YEAR_NS: u128 = 366 * 86_400 * NS_PER_S as u128;
     let ns = u128::from(units) * u128::from(NS_PER_S) / u128::from(units_per_second.max(1));
     let plausible = units_per_second > 0 && ns > 0 && ns <= YEAR_NS;
-    plausible.then(|| Duration(ns as u64))
+    plausible.then_some(Duration(ns as u64))
 }
 
 /// `rate / scale` pictures a second, in thousandths. None when it is nothing or above 100,000.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! AVI and WAV: chunks of four letters and a little-endian length, padded to even.
 //!
-//! No kept library reads them from a few windows: `hound` wants to decode, `riff` to hold whole
-//! chunks. What is needed here are two structures of fixed layout:
+//! The crate `riff` would walk the chunks but allocates what one claims to hold, and leaves to us what
+//! is in them. What is needed of that are a few words at fixed places:
 //!
 //! | chunk | offset in its data | bytes | meaning |
 //! |---|---|---|---|

@@ -2,6 +2,7 @@
 //! Files as ffmpeg writes them: what we say is what ffprobe says.
 //!
 //! Skips aloud without ffmpeg; under `RUSHES_TEST_ALL=1` that is a failure.
+#![allow(clippy::unwrap_used)] // A panic is how a test says no.
 
 use rushes_header::{Container, HeaderFacts, PROBE_BYTES_MAX, PROBE_READ_COUNT_MAX, ReadAt, probe};
 use std::fs::File;
