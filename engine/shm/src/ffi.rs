@@ -39,16 +39,16 @@ pub struct rushes_file {
 
 #[repr(C)]
 pub struct rushes_lease {
-    id: u64,
-    length: size_t,
-    iov_count: c_int,
-    iov: [iovec; REPLY_SLOTS_MAX],
+    pub id: u64,
+    pub length: size_t,
+    pub iov_count: c_int,
+    pub iov: [iovec; REPLY_SLOTS_MAX],
 }
 
 #[repr(C)]
 pub struct rushes_completion {
-    private_data: *mut c_void,
-    result: ssize_t,
+    pub private_data: *mut c_void,
+    pub result: ssize_t,
 }
 
 fn result_of(result: Result<usize, ReadError>) -> ssize_t {

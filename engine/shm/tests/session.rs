@@ -9,78 +9,8 @@ use rushes_shm::client::{Client, FileHandle, ReadError};
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use support::{Echo, EchoSize};
-
-/// A folder of the test's own, removed in the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("rushes-shm-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.0.join("session.sock")
-    }
-
-    /// A file whose bytes say where they are.
-    fn footage(&self, name: &str, length: usize) -> (File, Vec<u8>) {
-        let mut state = length as u64 | 1;
-        let bytes: Vec<u8> = (0..length)
-            .map(|_| {
-                state = state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1);
-                (state >> 56) as u8
-            })
-            .collect();
-        let path = self.0.join(name);
-        std::fs::write(&path, &bytes).unwrap();
-        (File::open(path).unwrap(), bytes)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// A server in a thread of its own; stopping it gives it back.
-struct Running {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Echo>>,
-}
-
-impl Running {
-    fn start(path: &Path, size: EchoSize) -> Running {
-        let mut echo = Echo::new(path, size).unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
-                echo.turn(5).unwrap();
-            }
-            echo
-        });
-        Running {
-            stop,
-            thread: Some(thread),
-        }
-    }
-
-    fn stop(mut self) -> Echo {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap()
-    }
-}
+use std::path::Path;
+use support::{Echo, EchoSize, Folder, Running, SMALL};
 
 fn connect(path: &Path) -> Client {
     Client::connect(path, &who()).unwrap()
@@ -94,13 +24,6 @@ fn who() -> Connect {
         client: "test".into(),
     }
 }
-
-const SMALL: EchoSize = EchoSize {
-    slot_count: 64,
-    slot_bytes: 4096,
-    read_bytes_max: 40_000,
-    sweeps: false,
-};
 
 /// A small deterministic sequence of numbers below `limit`.
 struct Numbers(u64);

@@ -4,7 +4,7 @@
 //! It keeps to the protocol in every respect, so doors can be tried on it before there is a daemon and
 //! the client library be tested without one. It serves whatever it is sent and vets nothing.
 
-#![allow(dead_code, unreachable_pub)] // Each test and example uses a part.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Each test and example uses a part.
 
 use rushes_core::server::Errno;
 use rushes_core::units::*;
@@ -13,9 +13,13 @@ use rushes_shm::server::{ClientEvent, Listener, Newcomer, ReplyBody, ServerSessi
 use rushes_sys::{Segment, SegmentHome, bell};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
 /// How large an [`Echo`] is.
 #[derive(Clone, Copy, Debug)]
@@ -304,4 +308,81 @@ fn read(
         }
     }
     Ok(done)
+}
+
+// ---- For tests ----
+
+/// Small enough that everything is cut in parts.
+pub const SMALL: EchoSize = EchoSize {
+    slot_count: 64,
+    slot_bytes: 4096,
+    read_bytes_max: 40_000,
+    sweeps: false,
+};
+
+/// A folder of the test's own, removed in the end.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("rushes-shm-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.0.join("session.sock")
+    }
+
+    /// A file whose bytes say where they are.
+    pub fn footage(&self, name: &str, length: usize) -> (File, Vec<u8>) {
+        let mut state = length as u64 | 1;
+        let bytes: Vec<u8> = (0..length)
+            .map(|_| {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                (state >> 56) as u8
+            })
+            .collect();
+        let path = self.0.join(name);
+        std::fs::write(&path, &bytes).unwrap();
+        (File::open(path).unwrap(), bytes)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A server in a thread of its own; stopping it gives it back.
+pub struct Running {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Echo>>,
+}
+
+impl Running {
+    pub fn start(path: &Path, size: EchoSize) -> Running {
+        let mut echo = Echo::new(path, size).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                echo.turn(5).unwrap();
+            }
+            echo
+        });
+        Running {
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    pub fn stop(mut self) -> Echo {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()
+    }
 }
