@@ -23,6 +23,17 @@ const HAND: &str = env!("CARGO_BIN_EXE_smb-hand");
 const NAMES: [&str; 3] = ["a.mov", "b.mov", "c.mov"];
 const LENGTH_MAX: u64 = 3_000_000;
 
+/// How the daemon fares.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It lives for ever, so that nothing but the module's word changes its cache.
+    Immortal,
+    /// It dies and returns several times a second.
+    Mortal,
+    /// There is none, until [`Chaos::give_birth`].
+    Unborn,
+}
+
 /// A daemon that dies and returns: a file that is another one, or not there, every now and then.
 struct Mortal {
     stop: Arc<AtomicBool>,
@@ -33,7 +44,6 @@ impl Mortal {
     fn haunt(socket: PathBuf) -> Mortal {
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
-        fs::write(&socket, "").expect("scratch is writable");
         let thread = std::thread::spawn(move || {
             let next = socket.with_extension("next");
             for turn in 0_u64.. {
@@ -68,13 +78,13 @@ impl Drop for Mortal {
 struct Chaos {
     smbd: Smbd,
     share: PathBuf,
-    /// None: the daemon lives for ever, so that nothing but the module's word changes its cache.
+    socket: PathBuf,
     _mortal: Option<Mortal>,
     _scratch: Scratch,
 }
 
 impl Chaos {
-    fn build(global: &[&str], mortal: bool) -> Option<Chaos> {
+    fn build(global: &[&str], fate: Fate) -> Option<Chaos> {
         let needs = [
             Need::Root,
             Need::Program("smbd"),
@@ -92,8 +102,10 @@ impl Chaos {
         let share = scratch.folder("share");
         fs::set_permissions(&share, fs::Permissions::from_mode(0o777)).expect("it is ours");
         let socket = scratch.path().join("socket");
-        fs::write(&socket, "").expect("scratch is writable");
-        let mortal = mortal.then(|| Mortal::haunt(socket.clone()));
+        if fate != Fate::Unborn {
+            fs::write(&socket, "").expect("scratch is writable");
+        }
+        let mortal = (fate == Fate::Mortal).then(|| Mortal::haunt(socket.clone()));
         let spec = SmbdSpec {
             path: share.clone(),
             share: vec![
@@ -105,9 +117,15 @@ impl Chaos {
         Some(Chaos {
             smbd: Smbd::start_with(&scratch, &spec, Some(&module)),
             share,
+            socket,
             _mortal: mortal,
             _scratch: scratch,
         })
+    }
+
+    /// From now on there is a daemon.
+    fn give_birth(&self) {
+        fs::write(&self.socket, "").expect("scratch is writable");
     }
 
     /// The module broke no rule of the header, and no smbd panicked.
@@ -234,8 +252,8 @@ fn read_together(players: &mut [Player], models: &[Vec<u8>], step: u64, chance: 
 }
 
 /// Three clients do what they like; every byte is as a model has it.
-fn check(global: &[&str], mortal: bool, seed: u64) {
-    let Some(chaos) = Chaos::build(global, mortal) else {
+fn check(global: &[&str], fate: Fate, seed: u64) {
+    let Some(chaos) = Chaos::build(global, fate) else {
         return;
     };
     let sendfile = global.iter().any(|line| line.contains("sendfile"));
@@ -247,7 +265,7 @@ fn check(global: &[&str], mortal: bool, seed: u64) {
         models.push(bytes);
     }
     let mut players: Vec<Player> = (0..3).map(|_| Player::connect(chaos.smbd.port())).collect();
-    for step in 0..500 {
+    for step in 0..300 {
         let by = chance.below(players.len() as u64) as usize;
         let which = chance.below(NAMES.len() as u64) as usize;
         match chance.below(100) {
@@ -283,12 +301,16 @@ fn put(path: &Path, bytes: &[u8]) {
 
 #[test]
 fn every_change_is_told_when_smbd_reads_and_writes_asynchronously() {
-    check(&[], false, 11);
+    check(&[], Fate::Immortal, 11);
 }
 
 #[test]
 fn every_change_is_told_when_smbd_reads_and_writes_synchronously() {
-    check(&["aio read size = 0", "aio write size = 0"], false, 12);
+    check(
+        &["aio read size = 0", "aio write size = 0"],
+        Fate::Immortal,
+        12,
+    );
 }
 
 #[test]
@@ -299,29 +321,37 @@ fn every_change_is_told_when_smbd_receives_into_files_and_sends_from_them() {
             "use sendfile = yes",
             "min receivefile size = 16384",
         ],
-        false,
+        Fate::Immortal,
         13,
     );
 }
 
 #[test]
 fn a_daemon_that_dies_all_the_time_is_not_noticed_asynchronously() {
-    check(&[], true, 21);
+    check(&[], Fate::Mortal, 21);
 }
 
 #[test]
 fn a_daemon_that_dies_all_the_time_is_not_noticed_synchronously() {
-    check(&["aio read size = 0", "aio write size = 0"], true, 22);
+    check(
+        &["aio read size = 0", "aio write size = 0"],
+        Fate::Mortal,
+        22,
+    );
 }
 
 #[test]
 fn a_daemon_that_dies_all_the_time_is_not_noticed_by_sendfile() {
-    check(&["aio read size = 0", "use sendfile = yes"], true, 23);
+    check(
+        &["aio read size = 0", "use sendfile = yes"],
+        Fate::Mortal,
+        23,
+    );
 }
 
 #[test]
 fn clients_that_vanish_in_the_middle_of_reads_and_writes_leave_nothing_behind() {
-    let Some(chaos) = Chaos::build(&[], true) else {
+    let Some(chaos) = Chaos::build(&[], Fate::Mortal) else {
         return;
     };
     for name in NAMES {
@@ -339,5 +369,29 @@ fn clients_that_vanish_in_the_middle_of_reads_and_writes_leave_nothing_behind() 
     let mut last = Player::connect(chaos.smbd.port());
     let found = last.hand.read(last.files[0], 0, 8_000_000);
     pattern::check(1, 0, &found, "after all the others vanished");
+    chaos.assert_well();
+}
+
+#[test]
+fn a_writer_that_found_no_daemon_tells_the_one_that_came_since() {
+    let Some(chaos) = Chaos::build(&[], Fate::Unborn) else {
+        return;
+    };
+    for name in NAMES {
+        put(&chaos.share.join(name), &pattern::bytes(1, 0, 1_000_000));
+    }
+    let mut writer = Player::connect(chaos.smbd.port());
+    writer
+        .hand
+        .write(writer.files[0], 0, b"written without a daemon");
+    chaos.give_birth();
+    let mut reader = Player::connect(chaos.smbd.port());
+    let before = reader.hand.read(reader.files[0], 300_000, 200_000);
+    pattern::check(1, 300_000, &before, "before the write");
+    // Less than a second after it found none: the writer may not wait for its next look.
+    let bytes = pattern::bytes(2, 300_000, 200_000);
+    writer.hand.write(writer.files[0], 300_000, &bytes);
+    let after = reader.hand.read(reader.files[0], 300_000, 200_000);
+    pattern::check(2, 300_000, &after, "after the write");
     chaos.assert_well();
 }

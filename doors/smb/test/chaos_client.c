@@ -29,6 +29,7 @@
 #include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include "rushes_client.h"
 
@@ -70,6 +71,7 @@ struct pending {
 	size_t length;
 	uint64_t offset;
 	void *private_data;
+	uint64_t not_before_ns;
 };
 
 struct rushes_file {
@@ -115,6 +117,14 @@ static uint64_t chance(uint64_t below)
 	chance_state ^= chance_state >> 7;
 	chance_state ^= chance_state << 17;
 	return chance_state % below;
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec now = {0};
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + now.tv_nsec;
 }
 
 static uint64_t mix(uint64_t a, uint64_t b, uint64_t c)
@@ -373,6 +383,8 @@ uint64_t rushes_read_send(struct rushes_file *file, void *buffer,
 		.length = length,
 		.offset = offset,
 		.private_data = private_data,
+		.not_before_ns =
+			chance(16) == 0 ? now_ns() + 30 * 1000000u : 0,
 	};
 	client->pending = read;
 	MUST(eventfd_write(client->doorbell, 1) == 0);
@@ -407,8 +419,10 @@ int rushes_poll(struct rushes_client *client,
 	while (*link != NULL && count < completion_count) {
 		struct pending *read = *link;
 
-		/* Later, and in another order */
-		if (alive && chance(3) == 0) {
+		/* Later (some much later), and in another order */
+		if (alive && (chance(3) == 0 ||
+			      read->not_before_ns > now_ns()))
+		{
 			link = &read->next;
 			continue;
 		}
