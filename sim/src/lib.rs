@@ -5,6 +5,7 @@
 //! this crate touches a real disk or a socket, and nobody imports it.
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod catalogue;
 pub mod checker;
 pub mod client;
@@ -13,6 +14,7 @@ pub mod disk;
 pub mod files;
 pub mod judge;
 pub mod machine;
+pub mod oracle;
 pub mod others;
 pub mod player;
 pub mod prng;

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use clap::{Parser, Subcommand};
+use rushes_sim::admission::Admission;
 use rushes_sim::run::{Replay, Run};
 use rushes_sim::table5::Table5;
 use std::process::ExitCode;
@@ -20,6 +21,8 @@ enum What {
     Run(Run),
     /// One run again.
     Replay(Replay),
+    /// Many questions of admission, compared with an oracle.
+    Admission(Admission),
     /// The lab's figures on the disk of rt-Samba's Table 5.
     Table5(Table5),
 }
@@ -28,6 +31,7 @@ fn main() -> ExitCode {
     let result = match Command::parse().what {
         What::Run(run) => run.run(),
         What::Replay(replay) => replay.run(),
+        What::Admission(admission) => Ok(admission.print()),
         What::Table5(table5) => {
             table5.print();
             Ok(true)
