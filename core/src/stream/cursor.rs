@@ -89,7 +89,7 @@ pub struct Cursor {
     read_bytes: u64,
     largest_bytes: u64,
     read_count: u32,
-    /// Reads since `front` last moved, and when the first of them came.
+    /// Reads beyond `front` since it last moved, and when the first of them came.
     stalled_count: u8,
     stalled_since: Instant,
 }
@@ -118,10 +118,16 @@ impl Cursor {
     pub fn pattern(&self) -> Pattern {
         match self.stepping {
             Some(stepping) => stepping.pattern(),
-            None if self.score >= SCORE_SEQUENTIAL => Pattern::Sequential,
+            None if self.is_sequential() => Pattern::Sequential,
             None if self.random => Pattern::Random,
             None => Pattern::Unknown,
         }
+    }
+
+    /// Among random reads two that touch are chance.
+    fn is_sequential(&self) -> bool {
+        let doubt = if self.random { SCORE_JOINED } else { 0 };
+        self.score >= SCORE_SEQUENTIAL + doubt
     }
 
     /// True when the pattern was seen, false when it is presumed of a first read.
@@ -141,6 +147,15 @@ impl Cursor {
     /// Typical length of a read. Units: bytes.
     pub fn read_bytes(&self) -> u64 {
         self.read_bytes
+    }
+
+    /// How much is read at each step of a reverse or strided pattern: a frame, in however many reads.
+    /// The typical read otherwise. Units: bytes.
+    pub fn run_bytes(&self) -> u64 {
+        match self.stepping {
+            Some(stepping) => stepping.run_bytes.max(self.front - self.base),
+            None => self.read_bytes,
+        }
     }
 
     /// Reads so far.
@@ -163,7 +178,7 @@ impl Cursor {
                 stepping.run_bytes,
             )),
             Some(stepping) => Course::Steps(Steps::new(from, self.base, self.front, stepping)),
-            None if self.score >= SCORE_SEQUENTIAL => Course::Up(Up::new(
+            None if self.is_sequential() => Course::Up(Up::new(
                 from.max(self.front),
                 self.islands,
                 self.island_count,
@@ -265,9 +280,9 @@ impl Cursor {
             self.absorb_islands();
             self.grew = true;
         }
-        if self.front > front || self.island_count == 0 {
+        if self.front != front || self.island_count == 0 {
             self.stalled_count = 0;
-        } else {
+        } else if start > front {
             self.stall(now);
         }
         let change = match fit {

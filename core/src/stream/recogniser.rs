@@ -7,7 +7,7 @@
 //! to. The place that was left stays known; a reader that returns there exactly is recognised, and
 //! one that keeps going to and fro is two readers.
 
-use super::cursor::{Cursor, Fit, Pattern};
+use super::cursor::{Cursor, Fit, Pattern, Span};
 use super::runs::{RunChange, Runs, Stepping};
 use crate::units::*;
 
@@ -19,6 +19,9 @@ const RANDOM_READ_COUNT_MIN: u32 = 16;
 
 /// Of the last 32 reads so many at most touch what was asked before when reads are random.
 const RANDOM_JOINED_COUNT_MAX: u32 = 6;
+
+/// A cursor that was not read for so many reads of the file has no reads on their way.
+const DESERTED_READ_COUNT: u64 = 64;
 
 /// A cursor that was not read for so many reads of the file gives way to a new one first.
 const STALE_READ_COUNT: u64 = 256;
@@ -77,6 +80,8 @@ pub struct Recogniser {
     read_count: u64,
     /// One bit a read, the newest lowest: it touched what was asked before.
     joined_bits: u32,
+    /// The last read, if it was of what had been asked for before.
+    again: Option<Span>,
     last: CursorIndex,
 }
 
@@ -94,6 +99,7 @@ impl Recogniser {
             runs: Runs::new(),
             read_count: 0,
             joined_bits: 0,
+            again: None,
             last: CursorIndex(0),
         }
     }
@@ -115,9 +121,24 @@ impl Recogniser {
         {
             return self.begin_stepping(now, range, stepping);
         }
+        let again = core::mem::take(&mut self.again);
         match best {
-            Some((index, fit)) => self.continue_at(now, index, range, fit),
-            None => self.begin(now, range),
+            Some((_, Fit::Again(_))) if again.is_some_and(|span| span.end == range.start.0) => {
+                // Two reads in order over old ground: somebody went back to play it again.
+                let start = again.map_or(range.start.0, |span| span.start);
+                self.begin(now, ByteRange::new(start, range.end() - start), true)
+            }
+            Some((index, fit)) => {
+                self.again = matches!(fit, Fit::Again(_)).then_some(Span {
+                    start: range.start.0,
+                    end: range.end(),
+                });
+                self.continue_at(now, index, range, fit)
+            }
+            None => {
+                let presumed = range.start.0 == 0 || self.looks_like_a_seek();
+                self.begin(now, range, presumed)
+            }
         }
     }
 
@@ -151,8 +172,8 @@ impl Recogniser {
 
     fn best_fit(&self, range: ByteRange) -> Option<(CursorIndex, Fit)> {
         self.occupied()
-            .filter_map(|(index, place)| Some((index, place.cursor.fit(range)?, place.touched)))
-            .min_by_key(|&(_, fit, touched)| (fit, u64::MAX - touched))
+            .filter_map(|(index, place)| Some((index, place.fit(range, self.read_count)?, place)))
+            .min_by_key(|&(_, fit, place)| (fit, u64::MAX - place.touched))
             .map(|(index, fit, _)| (index, fit))
     }
 
@@ -196,7 +217,8 @@ impl Recogniser {
     ) -> Observation {
         let (read_count, random) = (self.read_count, self.is_random());
         if let Some(place) = self.place_mut(index) {
-            if place.left {
+            // Old ground may be gone over by anyone.
+            if place.left && !matches!(fit, Fit::Again(_)) {
                 place.come_back(read_count);
             }
             place.cursor.take(now, range, fit);
@@ -240,8 +262,7 @@ impl Recogniser {
 
     // ---- Begin ----
 
-    fn begin(&mut self, now: Instant, range: ByteRange) -> Observation {
-        let presumed = range.start.0 == 0 || self.looks_like_a_seek();
+    fn begin(&mut self, now: Instant, range: ByteRange, presumed: bool) -> Observation {
         let mut cursor = Cursor::begin(now, range, presumed);
         cursor.call_random(self.is_random());
         let index = self.free_index();
@@ -278,7 +299,7 @@ impl Recogniser {
         stepping: Stepping,
     ) -> Observation {
         let Some((run, before)) = self.runs.last_two() else {
-            return self.begin(now, range);
+            return self.begin(now, range, false);
         };
         let holder = self
             .occupied()
@@ -286,7 +307,7 @@ impl Recogniser {
             .max_by_key(|(_, p)| p.touched)
             .map(|(index, _)| index);
         let Some(index) = holder else {
-            return self.begin(now, range);
+            return self.begin(now, range, false);
         };
         let read_count = self.read_count;
         if let Some(place) = self.place_mut(index) {
@@ -322,6 +343,13 @@ impl Place {
             answered: false,
             heir: false,
         }
+    }
+
+    /// A read that touches nothing is early only where somebody is reading now.
+    fn fit(&self, range: ByteRange, read_count: u64) -> Option<Fit> {
+        let deserted = self.left || read_count - self.touched > DESERTED_READ_COUNT;
+        let fit = self.cursor.fit(range)?;
+        (!deserted || !matches!(fit, Fit::Loose(_))).then_some(fit)
     }
 
     fn come_back(&mut self, read_count: u64) {

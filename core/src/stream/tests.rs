@@ -615,6 +615,43 @@ fn a_player_that_seeks_often_is_followed_everywhere() {
 }
 
 #[test]
+fn who_goes_back_a_little_and_plays_again_is_followed() {
+    let mut p = Prefetcher::new(4 * GIB, 8 * MIB);
+    let mut at = 0;
+    for _ in 0..20 {
+        for n in 0..40 {
+            let seen = p.read(FRAME, at, 512 * KIB);
+            assert!(n < 4 || seen.pattern == Pattern::Sequential);
+            let cursor = p.recogniser.cursor(seen.cursor).unwrap();
+            assert!(
+                n < 2 || cursor.position() == at + 512 * KIB,
+                "read {n} from {at}"
+            );
+            at += 512 * KIB;
+        }
+        at -= 15 * 512 * KIB;
+    }
+    assert_eq!(p.jumps.len(), 19);
+}
+
+#[test]
+fn a_loop_is_read_in_order_however_short() {
+    for length in [3, 10, 24, 200] {
+        let mut p = Prefetcher::new(4 * GIB, 8 * MIB);
+        for n in 0..20 * length {
+            let seen = p.read(FRAME, GIB + n % length * 512 * KIB, 512 * KIB);
+            if n > 2 * length && n % length > 1 {
+                assert_eq!(
+                    seen.pattern,
+                    Pattern::Sequential,
+                    "loop of {length}, read {n}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn two_players_of_one_handle_have_a_cursor_each() {
     let mut random = Random(3);
     let mut p = Prefetcher::new(100 * GIB, 8 * MIB);
