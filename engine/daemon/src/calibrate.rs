@@ -210,8 +210,8 @@ impl fmt::Display for CalibrateError {
             ),
             CalibrateError::NoGround { path, source } => write!(
                 f,
-                "the device under {} cannot be measured: its block device cannot be opened (that takes \
-                 root) and no scratch file can be made there: {source}",
+                "the device under {} cannot be measured: its block device cannot be read (that takes root, \
+                 and on flash 512 MiB of files) and no scratch file can be made there: {source}",
                 path.display()
             ),
             CalibrateError::TooFew {
@@ -277,9 +277,9 @@ pub fn calibrate(
     let budget = options.budget();
     let mut random = Random::new(seed());
     let mut ground = Ground::device(&folder, &under);
-    let needs_scratch = ground
-        .as_ref()
-        .is_none_or(|ground| ground.readable() < DATA_BYTES_MIN);
+    let needs_scratch = ground.as_ref().is_none_or(|ground| {
+        ground.source == Source::DataOnDevice && ground.readable() < DATA_BYTES_MIN
+    });
     let partition_offset = under.facts.as_ref().map_or(0, |f| f.partition_offset);
     let scratch = if options.writes || needs_scratch {
         scratch_bytes(&folder, budget.scratch_bytes).and_then(|bytes| {

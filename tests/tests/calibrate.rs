@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes calibrate` finds the model that the slow disk was made from, keeps it, and says why it cannot
+//! where it cannot. That the least squares are right is tested in the daemon, without a clock.
+
+use rushes_tests::disk::Disk;
+use rushes_tests::needs::{self, Need};
+use rushes_tests::scratch::Scratch;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+const NEEDS: [Need<'_>; 4] = [
+    Need::Root,
+    Need::Program("rushes"),
+    Need::Program("rushes-lab"),
+    Need::Program("mkfs.ext4"),
+];
+
+fn calibrate(path: &std::path::Path, scratch: &Scratch, flags: &[&str]) -> Output {
+    Command::new(needs::path_of("rushes"))
+        .arg("calibrate")
+        .args(["--quick", "--json", "--state-dir"])
+        .arg(scratch.path().join("state"))
+        .args(flags)
+        .arg(path)
+        .output()
+        .expect("rushes starts")
+}
+
+fn json(output: &Output) -> serde_json::Value {
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{complaint}");
+    serde_json::from_slice(&output.stdout).expect("it prints JSON")
+}
+
+fn near(got: &serde_json::Value, expect: f64, part: f64) {
+    let value = got.as_f64().expect("a number");
+    assert!(
+        (value / expect - 1.0).abs() < part,
+        "{value}, expected {expect} within {} %",
+        part * 100.0
+    );
+}
+
+/// Bounds are wide for what a busy machine adds to each request; a wrong term would be off by far more.
+#[test]
+fn the_model_of_the_slow_disk_is_found_and_kept() {
+    if !needs::all_there(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = Disk::slow(&scratch, 4 << 30);
+    disk.tell("timing on");
+    let start = Instant::now();
+    let found = json(&calibrate(disk.path(), &scratch, &["--save"]));
+    assert!(
+        start.elapsed() < Duration::from_secs(12),
+        "{:?}",
+        start.elapsed()
+    );
+
+    assert_eq!(found["source"], "whole_device");
+    assert_eq!(found["identity"]["bytes"], 4u64 << 30);
+    near(&found["read"]["bytes_per_second"], 172e6, 0.12);
+    near(&found["read"]["span_ns"], 1.13 * 15.2e6, 0.3);
+    near(&found["read"]["fixed_ns"], 0.4 * 15.2e6, 0.5);
+    near(&found["write"]["bytes_per_second"], 145e6, 0.15);
+    assert_eq!(found["write"]["estimated"], false);
+    assert_eq!(found["read_table"].as_array().map(Vec::len), Some(7));
+    assert_eq!(found["write_table"].as_array().map(Vec::len), Some(7));
+
+    let kept: Vec<_> = std::fs::read_dir(scratch.path().join("state"))
+        .expect("the state folder was made")
+        .flatten()
+        .collect();
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    let text = std::fs::read(kept[0].path()).unwrap();
+    assert_eq!(
+        serde_json::from_slice::<serde_json::Value>(&text).unwrap(),
+        found
+    );
+    // Nothing but what mkfs made is left on the disk.
+    let left: Vec<_> = std::fs::read_dir(disk.path()).unwrap().flatten().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+#[test]
+fn a_full_disk_is_measured_by_reads_alone() {
+    if !needs::all_there(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    // A tenth of it is less than two of the largest requests.
+    let disk = Disk::slow(&scratch, 256 << 20);
+    let found = json(&calibrate(disk.path(), &scratch, &[]));
+    assert_eq!(found["write"]["estimated"], true);
+    assert_eq!(found["write_table"].as_array().map(Vec::len), Some(0));
+    assert_eq!(found["read_table"].as_array().map(Vec::len), Some(7));
+    assert!(
+        !scratch.path().join("state").exists(),
+        "kept without --save"
+    );
+}
+
+#[test]
+fn a_disk_that_fails_is_not_measured_and_says_so() {
+    if !needs::all_there(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = Disk::slow(&scratch, 512 << 20);
+    disk.tell("fail read 0 536870912");
+    let output = calibrate(disk.path(), &scratch, &["--save"]);
+    assert!(!output.status.success());
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(words.contains("only 0 requests succeeded"), "{words}");
+    assert!(words.contains("Input/output error"), "{words}");
+    disk.tell("clear");
+}
+
+#[test]
+fn memory_is_no_device_and_says_so() {
+    if !needs::all_there(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let memory = Disk::tmpfs(&scratch, 1 << 20);
+    let output = calibrate(memory.path(), &scratch, &[]);
+    assert!(!output.status.success());
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(words.contains("Give a folder on a disk"), "{words}");
+}
