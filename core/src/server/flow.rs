@@ -9,7 +9,7 @@
 use super::state::*;
 use super::*;
 use crate::sched::admission::{self, Player, Refusal};
-use crate::stream::{CursorIndex, Moved, Pattern};
+use crate::stream::{CursorIndex, Moved, Observation, Pattern};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -46,6 +46,11 @@ impl Server {
             return (id, Instant::NEVER);
         }
         let seen = entry.recogniser.observe(self.now, range);
+        // A frame that is stepped to may be read in several pieces.
+        let run_bytes = entry
+            .recogniser
+            .cursor(seen.cursor)
+            .map_or(range.length.0, |cursor| cursor.run_bytes());
         let Some(id) = self.stream_of(session, handle, file) else {
             return (None, Instant::NEVER);
         };
@@ -56,7 +61,7 @@ impl Server {
         {
             return (Some(id), self.frame_read(id, file, range, arrived));
         }
-        self.follow(id, seen.cursor, seen.pattern, seen.moved, range, actions);
+        self.follow(id, &seen, run_bytes, range, actions);
         self.settle_rate(id);
         let Some(stream) = self.streams.get_mut(id.0) else {
             return (None, Instant::NEVER);
@@ -94,18 +99,18 @@ impl Server {
     fn follow(
         &mut self,
         id: StreamId,
-        cursor: CursorIndex,
-        pattern: Pattern,
-        moved: Moved,
+        seen: &Observation,
+        run_bytes: u64,
         range: ByteRange,
         actions: &mut Actions,
     ) {
+        let (cursor, pattern, moved) = (seen.cursor, seen.pattern, seen.moved);
         let flow = match pattern {
             Pattern::Sequential => Some(Flow::Forward),
             Pattern::Reverse => Some(Flow::Reverse),
             Pattern::Strided { stride } => Some(Flow::Strided {
                 stride,
-                piece: range.length.0,
+                piece: run_bytes.max(range.length.0),
             }),
             Pattern::Unknown | Pattern::Random => None,
         };

@@ -125,6 +125,19 @@ impl Server {
         let ruled = matches!(hint, Some(RateHint::FramesPerKilosecond(..)));
         // A rule that speaks of frames makes the first one a start; else two in order do.
         let step = seen.step.or(ruled.then_some(1));
+        if let Moved::Jumped { from } = seen.moved {
+            // The reader is the same one elsewhere: he has one stream and one promise, here.
+            let left = folder
+                .streams
+                .get_mut(usize::from(from.0))
+                .and_then(Option::take);
+            if let Some(left) = left {
+                self.end_stream(left, actions);
+            }
+        }
+        let Some(folder) = self.folders.get(&key) else {
+            return;
+        };
         let known = folder.streams.get(reader).copied().flatten();
         if let Some(former) = known
             && matches!(seen.moved, Moved::Began)

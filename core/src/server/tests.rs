@@ -799,3 +799,44 @@ fn any_events_in_any_order_are_survived() {
         assert_eq!(answered.len(), count, "a request was answered twice");
     }
 }
+
+#[test]
+fn jump_in_a_sequence_takes_its_contract_along() {
+    let mut bench = Bench::new(256);
+    bench.session(1);
+    let numbers = (1..=6u32).chain(500..=506);
+    for (handle, number) in numbers.enumerate() {
+        let handle = handle as u32 + 1;
+        let path = alloc::format!("shot/shot.{number:04}.dpx");
+        bench.open(1, handle, &path, frame(number));
+        bench.read(1, handle, u64::from(handle), 0, 520_000);
+        for _ in 0..64 {
+            for (beside, name) in core::mem::take(&mut bench.neighbours) {
+                let digits: u32 = name[5..9].parse().expect("a frame name");
+                bench.step(Event::NeighbourOpened {
+                    beside,
+                    name,
+                    facts: Ok(frame(digits)),
+                });
+            }
+            bench.run(1);
+        }
+        assert_eq!(
+            bench.length(u64::from(handle)),
+            Some(520_000),
+            "frame {number}"
+        );
+        bench.end(1, u64::from(handle));
+        bench.step(Event::Closed {
+            session: SessionId(1),
+            handle: HandleId(handle),
+        });
+    }
+    let open = bench.server.streams(bench.now);
+    let contracts = open
+        .iter()
+        .filter(|record| record.open && record.standing == Standing::Contract)
+        .count();
+    assert_eq!(contracts, 1, "{open:?}");
+    assert_eq!(bench.server.devices()[0].contract_count, 1);
+}
