@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line: every flag of every experiment, in one place.
 
+use crate::compare::Contender;
 use crate::disk::cli::DiskCommand;
 use crate::play::{Play, Start};
 use crate::server::{self, Kind, Way};
@@ -23,6 +24,18 @@ pub struct Cli {
 pub enum Command {
     /// Play N streams against one server and say who was late
     Play(Box<PlayArgs>),
+    /// Several servers and stream counts, interleaved and repeated, with plots
+    Compare(Box<CompareArgs>),
+    /// The smallest preroll that keeps N players started at once
+    Preroll(Box<PrerollArgs>),
+    /// A file from cache: server CPU per GiB and throughput, beside stock
+    Hits(Box<TrialArgs>),
+    /// Random mixed load (70 % reads of 4 to 256 KiB), beside stock
+    Mixedio(Box<TrialArgs>),
+    /// Our module without its daemon, beside stock
+    Absent(Box<TrialArgs>),
+    /// Real footage, many players, copies beside them: who drops frames?
+    Demo(Box<DemoArgs>),
     /// Slow disks by themselves
     #[command(subcommand)]
     Disk(DiskCommand),
@@ -38,6 +51,9 @@ pub enum Command {
     /// A storm client (started by the lab itself)
     #[command(hide = true)]
     Storm,
+    /// A client that works (started by the lab itself)
+    #[command(hide = true)]
+    Work,
 }
 
 /// Which disk, and what lies on it.
@@ -179,6 +195,156 @@ pub struct PlayArgs {
     pub timeline: bool,
 }
 
+/// `lab compare`.
+#[derive(Clone, Debug, Args)]
+pub struct CompareArgs {
+    /// Which: rushes, rushes-no-analyser, stock, stock-tuned, absent
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "rushes,stock,stock-tuned"
+    )]
+    pub servers: Vec<Contender>,
+    /// How many players, in turn
+    #[arg(long, value_delimiter = ',', default_value = "3,5,7,9,11,12,13,15")]
+    pub streams: Vec<u64>,
+    /// How often each
+    #[arg(long, default_value_t = 3)]
+    pub repeat: u64,
+    /// Where raw reports and plots go
+    #[arg(long, value_name = "DIR", default_value = "build/lab/compare")]
+    pub out: PathBuf,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub players: PlayersArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub others: OthersArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: ServerArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub stage: StageArgs,
+    /// Print all reports as one JSON array instead of the table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `lab preroll`.
+#[derive(Clone, Debug, Args)]
+pub struct PrerollArgs {
+    /// Which servers
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "rushes,stock,stock-tuned"
+    )]
+    pub servers: Vec<Contender>,
+    /// How many players
+    #[arg(long, value_delimiter = ',', default_value = "9,10,11,12")]
+    pub streams: Vec<u64>,
+    /// No longer than this
+    #[arg(long, default_value = "8s", value_parser = parse_span)]
+    pub max: Duration,
+    /// So exactly
+    #[arg(long, default_value = "100ms", value_parser = parse_span)]
+    pub step: Duration,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub players: PlayersArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: ServerArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub stage: StageArgs,
+    /// Print JSON instead of the table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `lab hits`, `lab mixedio`, `lab absent`.
+#[derive(Clone, Debug, Args)]
+pub struct TrialArgs {
+    /// The server on trial (not for `absent`)
+    #[arg(long, default_value = "rushes")]
+    pub server: Contender,
+    /// Runs of each server; enough for a median, else the trial's own number
+    #[arg(long)]
+    pub repeat: Option<u64>,
+    /// Length of a run (mixedio)
+    #[arg(long, default_value = "20s", value_parser = parse_seconds)]
+    pub seconds: f64,
+    /// Clients (mixedio)
+    #[arg(long, default_value_t = 4)]
+    pub clients: u64,
+    /// Data read in a run (hits)
+    #[arg(long, value_name = "GIB", default_value_t = 4)]
+    pub gib: u64,
+    /// Where raw results go
+    #[arg(long, value_name = "DIR", default_value = "build/lab/trials")]
+    pub out: PathBuf,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: ServerArgs,
+    /// `table5` or a folder on a disk of yours
+    #[arg(long, default_value = "table5")]
+    pub disk: Place,
+    /// Print JSON instead of the table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `lab demo`.
+#[derive(Clone, Debug, Args)]
+pub struct DemoArgs {
+    /// How many players
+    #[arg(long, default_value_t = 10)]
+    pub streams: u64,
+    /// Clients that copy beside them
+    #[arg(long, default_value_t = 2)]
+    pub copies: u64,
+    /// How long each plays
+    #[arg(long, default_value = "60", value_parser = parse_seconds)]
+    pub seconds: f64,
+    /// Where footage, reports and the plot go
+    #[arg(long, value_name = "DIR", default_value = "build/demo")]
+    pub out: PathBuf,
+    /// `table5` or a folder on a disk of yours
+    #[arg(long, default_value = "table5")]
+    pub disk: Place,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: ServerArgs,
+}
+
+/// What every experiment that takes no player flags plays.
+pub fn default_players() -> PlayersArgs {
+    PlayersArgs {
+        bitrate: 100_000_000,
+        seconds: 60.0,
+        preroll: Duration::from_millis(500),
+        fps: None,
+        start: Start::Staggered,
+        stagger: Duration::from_millis(250),
+        sequence: false,
+        grace: Duration::from_secs(10),
+    }
+}
+
+/// Nobody else is there.
+pub fn no_others() -> OthersArgs {
+    OthersArgs {
+        copies: 0,
+        storm: 0,
+        storm_rate: 0.0,
+        storm_list_every: Duration::ZERO,
+        storm_entries: 0,
+        storm_warm: false,
+    }
+}
+
 /// Put a run together from its parts.
 pub fn play_of(
     kind: Kind,
@@ -186,7 +352,7 @@ pub fn play_of(
     players: &PlayersArgs,
     others: &OthersArgs,
     setup: &ServerArgs,
-    stage: &StageArgs,
+    seed: u64,
 ) -> Play {
     let fps = players
         .fps
@@ -224,7 +390,8 @@ pub fn play_of(
         entry_count: others.storm_entries,
         grace: players.grace,
         timeline: false,
-        seed: stage.seed,
+        seed,
+        real: None,
     }
 }
 
@@ -332,7 +499,7 @@ mod tests {
             &args.players,
             &args.others,
             &args.setup,
-            &args.stage,
+            args.stage.seed,
         );
         assert_eq!(play.frame_count(), 1500);
         assert_eq!(play.plan().frame_bytes(), 500_000);

@@ -206,9 +206,10 @@ fn calibrate(
     if fs::read_dir(state)?.next().is_none() {
         stage.timing(true)?;
         run(Command::new(binary)
-            .args(["calibrate", "--quick", "--config"])
+            .args(["calibrate", "--quick", "--save", "--config"])
             .arg(config)
             .arg(stage.root()))?;
+        stage.timing(false)?;
     }
     let mut models = serde_json::Map::new();
     for entry in fs::read_dir(state)?.flatten() {

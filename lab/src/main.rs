@@ -1,14 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `rushes-lab`: what `rushes lab …` executes.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Parser;
-use rushes_lab::cli::{Cli, Command, PlayArgs, plan_of, play_of};
+use rushes_lab::cli::{
+    Cli, Command, CompareArgs, DemoArgs, PlayArgs, PrerollArgs, StageArgs, TrialArgs,
+    default_players, no_others, plan_of, play_of,
+};
+use rushes_lab::play::Play;
 use rushes_lab::room::{self, Room};
+use rushes_lab::server::Kind;
 use rushes_lab::stage::Stage;
-use rushes_lab::{disk, player, stage, storm};
+use rushes_lab::trials::{self, Trial};
+use rushes_lab::{compare, demo, disk, player, preroll, stage, storm, work};
 use std::path::Path;
 use std::process::ExitCode;
+
+/// Of everything that takes no `--seed`.
+const SEED: u64 = 1;
+/// Runs of each server where a few percent have to show.
+const ABSENT_RUNS: u64 = 11;
+const HITS_RUNS: u64 = 7;
+const MIXED_RUNS: u64 = 3;
+/// More than the cache holds in all, so that a mixed load needs the disk.
+const MIXED_FILE_BYTES: u64 = 512 << 20;
+const ABSENT_FILE_BYTES: u64 = 256 << 20;
 
 fn main() -> ExitCode {
     match dispatch(Cli::parse().command) {
@@ -21,18 +37,31 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(command: Command) -> Result<()> {
-    match &command {
+    match command {
         // Clients answer to the lab that started them, not to the keyboard.
-        Command::Player => return player::main(),
-        Command::Storm => return storm::main(),
+        Command::Player => player::main(),
+        Command::Storm => storm::main(),
+        Command::Work => work::main(),
         // Has its own way with signals.
-        Command::Disk(command) => return Ok(disk::cli::run(command)?),
-        _ => room::catch_interrupts()?,
+        Command::Disk(command) => Ok(disk::cli::run(&command)?),
+        command => {
+            room::catch_interrupts()?;
+            experiment(command)
+        }
     }
+}
+
+fn experiment(command: Command) -> Result<()> {
     match command {
         Command::Play(args) => play(&args),
+        Command::Compare(args) => compare_servers(&args),
+        Command::Preroll(args) => find_preroll(&args),
+        Command::Hits(args) => hits(&args),
+        Command::Mixedio(args) => mixed(&args),
+        Command::Absent(args) => absent(&args),
+        Command::Demo(args) => show(&args),
         Command::Clean { kept } => clean(kept.as_deref()),
-        Command::Player | Command::Storm | Command::Disk(_) => Ok(()),
+        Command::Player | Command::Storm | Command::Work | Command::Disk(_) => Ok(()),
     }
 }
 
@@ -43,18 +72,11 @@ fn play(args: &PlayArgs) -> Result<()> {
         &args.players,
         &args.others,
         &args.setup,
-        &args.stage,
+        args.stage.seed,
     );
     play.timeline = args.timeline;
-    let plan = plan_of(&play, &args.stage);
     let room = Room::create()?;
-    let mut stage = Stage::prepare(
-        &room,
-        &args.stage.disk,
-        &plan,
-        args.stage.keep.as_deref(),
-        args.json,
-    )?;
+    let mut stage = prepare(&room, &play, &args.stage, args.json)?;
     let report = play.run(&room, &mut stage, args.json)?;
     if args.json {
         println!("{}", serde_json::to_string(&report)?);
@@ -62,6 +84,139 @@ fn play(args: &PlayArgs) -> Result<()> {
         print!("{}", report.table());
     }
     Ok(())
+}
+
+fn prepare(room: &Room, play: &Play, args: &StageArgs, quiet: bool) -> Result<Stage> {
+    let plan = plan_of(play, args);
+    Stage::prepare(room, &args.disk, &plan, args.keep.as_deref(), quiet)
+}
+
+fn compare_servers(args: &CompareArgs) -> Result<()> {
+    let most = *args.streams.iter().max().context("no stream counts")?;
+    let base = play_of(
+        Kind::Rushes,
+        most,
+        &args.players,
+        &args.others,
+        &args.setup,
+        args.stage.seed,
+    );
+    let room = Room::create()?;
+    let mut stage = prepare(&room, &base, &args.stage, false)?;
+    let results = compare::compare(
+        &room,
+        &mut stage,
+        &base,
+        &args.servers,
+        &args.streams,
+        args.repeat,
+        &args.out,
+    )?;
+    compare::draw(&results, &args.out)?;
+    let table = compare::table(&results)?;
+    std::fs::write(args.out.join("table.md"), &table)?;
+    if args.json {
+        let all: Vec<_> = results.values().flatten().collect();
+        println!("{}", serde_json::to_string(&all)?);
+    } else {
+        print!("{table}");
+        println!("\nraw reports and plots: {}", args.out.display());
+    }
+    Ok(())
+}
+
+fn find_preroll(args: &PrerollArgs) -> Result<()> {
+    let most = *args.streams.iter().max().context("no stream counts")?;
+    let base = play_of(
+        Kind::Rushes,
+        most,
+        &args.players,
+        &no_others(),
+        &args.setup,
+        args.stage.seed,
+    );
+    let range = preroll::Range {
+        max_ms: args.max.as_millis() as u64,
+        step_ms: (args.step.as_millis() as u64).max(1),
+    };
+    let room = Room::create()?;
+    let mut stage = prepare(&room, &base, &args.stage, false)?;
+    let mut answers = Vec::new();
+    for streams in &args.streams {
+        for server in &args.servers {
+            let answer = preroll::search(&room, &mut stage, &base, *server, *streams, range)?;
+            answers.push(answer);
+        }
+    }
+    if args.json {
+        println!("{}", serde_json::to_string(&answers)?);
+    } else {
+        print!("{}", preroll::table(&answers)?);
+    }
+    Ok(())
+}
+
+/// A trial's stage: so many files of one size.
+fn trial_stage(room: &Room, args: &TrialArgs, count: u64, bytes: u64) -> Result<(Play, Stage)> {
+    let base = play_of(
+        Kind::Rushes,
+        0,
+        &default_players(),
+        &no_others(),
+        &args.setup,
+        SEED,
+    );
+    let plan = trials::plan(SEED, count, bytes);
+    let stage = Stage::prepare(room, &args.disk, &plan, None, args.json)?;
+    Ok((base, stage))
+}
+
+fn hits(args: &TrialArgs) -> Result<()> {
+    let room = Room::create()?;
+    let (base, mut stage) = trial_stage(&room, args, 1, trials::WARM_FILE_BYTES)?;
+    let runs = args.repeat.unwrap_or(HITS_RUNS);
+    let trial = trials::hits(&room, &mut stage, &base, args.server, runs, args.gib)?;
+    tell(&trial, args)
+}
+
+fn mixed(args: &TrialArgs) -> Result<()> {
+    let room = Room::create()?;
+    let (base, mut stage) = trial_stage(&room, args, args.clients, MIXED_FILE_BYTES)?;
+    let runs = args.repeat.unwrap_or(MIXED_RUNS);
+    let trial = trials::mixed(&room, &mut stage, &base, args.server, runs, args.seconds)?;
+    tell(&trial, args)
+}
+
+fn absent(args: &TrialArgs) -> Result<()> {
+    let room = Room::create()?;
+    let (base, mut stage) = trial_stage(&room, args, 1, ABSENT_FILE_BYTES)?;
+    let runs = args.repeat.unwrap_or(ABSENT_RUNS);
+    let trial = trials::absent(&room, &mut stage, &base, runs)?;
+    tell(&trial, args)
+}
+
+fn tell(trial: &Trial, args: &TrialArgs) -> Result<()> {
+    trials::keep(trial, &args.out)?;
+    if args.json {
+        println!("{}", serde_json::to_string(trial)?);
+    } else {
+        print!("{}", trial.table()?);
+    }
+    Ok(())
+}
+
+fn show(args: &DemoArgs) -> Result<()> {
+    let mut play = play_of(
+        Kind::Rushes,
+        args.streams,
+        &default_players(),
+        &no_others(),
+        &args.setup,
+        SEED,
+    );
+    play.copy_count = args.copies;
+    play.seconds = args.seconds;
+    demo::demo(args, &play)
 }
 
 fn clean(kept: Option<&Path>) -> Result<()> {

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Files that each copier has to itself; both larger than the cache, so the first is cold again after the second.
@@ -71,6 +72,8 @@ pub struct Play {
     pub timeline: bool,
     /// Of the footage.
     pub seed: u64,
+    /// Real footage: the hashes of each stream's frames.
+    pub real: Option<Arc<Vec<Vec<u64>>>>,
 }
 
 impl Play {
@@ -198,7 +201,15 @@ impl Play {
                 period_ns: plan.period().as_nanos() as u64,
                 preroll_ns: self.preroll.as_nanos() as u64,
                 grace_ns: self.grace.as_nanos() as u64,
-                check: true,
+                content: match &self.real {
+                    None => player::Content::MadeUp,
+                    Some(hashes) => player::Content::Hashes(
+                        hashes
+                            .get(*stream as usize)
+                            .cloned()
+                            .context("a stream without hashes")?,
+                    ),
+                },
             };
             players.push(Client::start("player", server, &job)?);
         }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// What a player is to do; handed to it as one line of JSON on its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -38,8 +39,17 @@ pub struct Job {
     pub preroll_ns: u64,
     /// How long past the last frame's deadline to go on. Units: ns.
     pub grace_ns: u64,
-    /// False for footage that is not the lab's own.
-    pub check: bool,
+    /// What the bytes must be.
+    pub content: Content,
+}
+
+/// What a player compares with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Content {
+    /// Footage made up by the lab.
+    MadeUp,
+    /// The xxh3 of each frame, taken from what was written.
+    Hashes(Vec<u64>),
 }
 
 /// What became of it; one line of JSON on its standard output.
@@ -171,9 +181,14 @@ fn play(door: &Door, job: &Job, shared: &Mutex<Playback>) -> Result<()> {
         });
         playback.bytes += got as u64;
         playback.bytes_wrong += (buffer.len() - got) as u64;
-        if job.check {
-            playback.bytes_wrong += clip.wrong_bytes(frame * job.frame_stride, &buffer[..got]);
-        }
+        playback.bytes_wrong += match &job.content {
+            Content::MadeUp => clip.wrong_bytes(frame * job.frame_stride, &buffer[..got]),
+            // A hash does not say how many: the whole frame counts.
+            Content::Hashes(hashes) => match hashes.get(frame as usize) {
+                Some(hash) if *hash == xxh3_64(&buffer[..got]) => 0,
+                _ => got as u64,
+            },
+        };
     }
     Ok(())
 }

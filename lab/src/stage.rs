@@ -202,6 +202,9 @@ impl std::fmt::Display for Place {
     }
 }
 
+/// Writes the file of a stream, where footage is not made up but real.
+pub type Author<'a> = &'a mut dyn FnMut(u64, &Path) -> Result<()>;
+
 /// A disk with footage on it.
 #[derive(Debug)]
 pub struct Stage {
@@ -224,12 +227,30 @@ impl Stage {
         quiet: bool,
     ) -> Result<Stage> {
         match place {
-            Place::Folder(folder) => Stage::in_folder(folder, plan, quiet),
-            Place::Table5 => Stage::on_slow_disk(room, plan, keep, quiet),
+            Place::Folder(folder) => Stage::in_folder(folder, plan, None, quiet),
+            Place::Table5 => Stage::on_slow_disk(room, plan, keep, None, quiet),
         }
     }
 
-    fn in_folder(folder: &Path, plan: &Plan, quiet: bool) -> Result<Stage> {
+    /// The same with real footage: `author` writes each stream's file, of about the size that the plan says.
+    pub fn prepare_real(
+        room: &Room,
+        place: &Place,
+        plan: &Plan,
+        author: Author<'_>,
+    ) -> Result<Stage> {
+        match place {
+            Place::Folder(folder) => Stage::in_folder(folder, plan, Some(author), false),
+            Place::Table5 => Stage::on_slow_disk(room, plan, None, Some(author), false),
+        }
+    }
+
+    fn in_folder(
+        folder: &Path,
+        plan: &Plan,
+        mut author: Option<Author<'_>>,
+        quiet: bool,
+    ) -> Result<Stage> {
         let root = folder.join("rushes-lab-stage");
         let stage = Stage {
             plan: plan.clone(),
@@ -243,14 +264,20 @@ impl Stage {
         stage.make_folders()?;
         let bar = progress(stage.total_bytes(), quiet);
         for piece in plan.pieces() {
-            stage.write_piece(piece, &bar)?;
+            stage.write_piece(piece, &mut author, &bar)?;
         }
         stage.own_everything()?;
         bar.finish_and_clear();
         Ok(stage)
     }
 
-    fn on_slow_disk(room: &Room, plan: &Plan, keep: Option<&Path>, quiet: bool) -> Result<Stage> {
+    fn on_slow_disk(
+        room: &Room,
+        plan: &Plan,
+        keep: Option<&Path>,
+        mut author: Option<Author<'_>>,
+        quiet: bool,
+    ) -> Result<Stage> {
         let shelf = keep.map(Shelf::open).transpose()?;
         let (disk, reuse) = match &shelf {
             Some(shelf) => shelf.disk(plan)?,
@@ -270,7 +297,7 @@ impl Stage {
         }
         stage.make_file_system()?;
         stage.mount()?;
-        stage.lay_out(quiet)?;
+        stage.lay_out(&mut author, quiet)?;
         stage.unmount()?;
         stage.mount()?;
         if let Some(shelf) = &stage.shelf {
@@ -357,6 +384,16 @@ impl Stage {
         Ok(if own.exists() { own } else { parent })
     }
 
+    /// Give the files for copiers the content they had at first, in the places they have.
+    pub fn rewrite_copies(&self) -> Result<()> {
+        let bar = ProgressBar::hidden();
+        for copy in 0..self.plan.copy_count {
+            self.write_piece(Piece::Copy(copy), &mut None, &bar)?;
+            chown_to_user(&self.root.join(Plan::copy_path(copy)))?;
+        }
+        Ok(())
+    }
+
     fn make_file_system(&self) -> Result<()> {
         let disk = self
             .disk
@@ -400,13 +437,10 @@ impl Stage {
 
     /// Plain users read and write it.
     fn own_everything(&self) -> Result<()> {
-        run(Command::new("chown")
-            .arg("-R")
-            .arg(format!("{USER}:"))
-            .arg(&self.root))
+        chown_to_user(&self.root)
     }
 
-    fn lay_out(&self, quiet: bool) -> Result<()> {
+    fn lay_out(&self, author: &mut Option<Author<'_>>, quiet: bool) -> Result<()> {
         self.make_folders()?;
         let bar = progress(self.total_bytes(), quiet);
         let mut fillers = Fillers::soak(&self.root)?;
@@ -414,7 +448,7 @@ impl Stage {
         for (index, piece) in pieces.iter().enumerate() {
             let bytes = self.plan.bytes(*piece);
             let wanted = fillers.open_hole(index, pieces.len(), bytes)?;
-            self.write_piece(*piece, &bar)?;
+            self.write_piece(*piece, author, &bar)?;
             fillers.plug()?;
             self.check_place(*piece, wanted, fillers.span)?;
         }
@@ -425,8 +459,19 @@ impl Stage {
         Ok(())
     }
 
-    fn write_piece(&self, piece: Piece, bar: &ProgressBar) -> Result<()> {
+    fn write_piece(
+        &self,
+        piece: Piece,
+        author: &mut Option<Author<'_>>,
+        bar: &ProgressBar,
+    ) -> Result<()> {
         match piece {
+            Piece::Stream(stream) if author.is_some() => {
+                bar.inc(self.plan.bytes(piece));
+                author.as_mut().map_or(Ok(()), |author| {
+                    author(stream, &self.root.join(self.plan.stream_path(stream)))
+                })
+            }
             Piece::Copy(copy) => write_file(
                 &self.root.join(Plan::copy_path(copy)),
                 self.plan.copy_clip(copy),
@@ -718,7 +763,8 @@ fn parse_filefrag(text: &str) -> Vec<(u64, u64)> {
 /// Write made-up footage past the page cache where the file system lets us.
 fn write_file(path: &Path, clip: Clip, from: u64, bytes: u64, bar: &ProgressBar) -> Result<()> {
     let describe = || format!("{} cannot be written", path.display());
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+    // Not truncated: what is there already stays where it is.
+    let flags = OFlags::WRONLY | OFlags::CREATE;
     let mode = Mode::from_raw_mode(0o644);
     let (file, direct) = match rustix::fs::open(path, flags | OFlags::DIRECT, mode) {
         Ok(file) => (File::from(file), true),
@@ -754,6 +800,13 @@ fn write_file(path: &Path, clip: Clip, from: u64, bytes: u64, bar: &ProgressBar)
     }
     file.set_len(bytes).with_context(describe)?;
     Ok(())
+}
+
+fn chown_to_user(path: &Path) -> Result<()> {
+    run(Command::new("chown")
+        .arg("-R")
+        .arg(format!("{USER}:"))
+        .arg(path))
 }
 
 fn device_of(path: &Path) -> Result<PathBuf> {

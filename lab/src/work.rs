@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A client that works instead of playing: sequential, random and metadata loads, one request at a time.
+//!
+//! Every byte read is compared with what was written, by whomever: pages that the client overwrote carry a
+//! generation of their own.
+
+use crate::door::{Address, Door, Opened};
+use crate::footage::{Clip, Dice, PAGE_BYTES};
+use crate::player::{now_ns, sleep_until_ns};
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, Write};
+
+const PAGE: u64 = PAGE_BYTES as u64;
+/// Generations of content lie so far apart that no other clip is met.
+const GENERATION: u64 = 1 << 32;
+
+/// What a worker is to do; one line of JSON on its standard input.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Job {
+    /// Where.
+    pub address: Address,
+    /// Which file below the share; a folder for metadata.
+    pub path: String,
+    /// What it holds: seed and number.
+    pub clip: (u64, u64),
+    /// How much of it is used. Units: bytes.
+    pub file_bytes: u64,
+    /// What kind.
+    pub load: Load,
+    /// Of offsets and sizes.
+    pub seed: u64,
+}
+
+/// Kinds of work.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Load {
+    /// Read it all, so many times.
+    SequentialRead {
+        /// Units: bytes.
+        block: u64,
+        /// Times.
+        rounds: u64,
+    },
+    /// Write it all, so many times.
+    SequentialWrite {
+        /// Units: bytes.
+        block: u64,
+        /// Times.
+        rounds: u64,
+    },
+    /// Read blocks anywhere.
+    RandomRead {
+        /// Units: bytes.
+        block: u64,
+        /// How many.
+        count: u64,
+    },
+    /// Create, look up, open and remove so many small files.
+    Metadata {
+        /// How many.
+        count: u64,
+    },
+    /// Read or write pieces of random size anywhere, for a time.
+    Mixed {
+        /// Of 100 requests.
+        read_percent: u64,
+        /// Smallest. Units: bytes.
+        block_min: u64,
+        /// Largest. Units: bytes.
+        block_max: u64,
+        /// Units: s.
+        seconds: f64,
+    },
+}
+
+/// What was done; one line of JSON on its standard output.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Done {
+    /// How long it took.
+    pub seconds: f64,
+    /// Requests.
+    pub request_count: u64,
+    /// Bytes read and written.
+    pub bytes: u64,
+    /// Bytes that differ from what was written.
+    pub bytes_wrong: u64,
+    /// Mean time of a request.
+    pub response_ms_mean: f64,
+    /// 99 of 100 took no longer.
+    pub response_ms_p99: f64,
+    /// First failure.
+    pub error: Option<String>,
+}
+
+/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin at.
+pub fn main() -> Result<()> {
+    let mut lines = std::io::stdin().lock().lines();
+    let job: Job = serde_json::from_str(&lines.next().context("no job was given")??)?;
+    let door = Door::connect(&job.address)?;
+    println!("ready");
+    std::io::stdout().flush()?;
+    let begin: u64 = lines.next().context("no beginning")??.trim().parse()?;
+    sleep_until_ns(begin);
+    let mut worker = Worker::new(&job);
+    let start = now_ns();
+    let result = worker.work(&door, &job);
+    let mut done = worker.done(start);
+    done.error = result.err().map(|error| format!("{error:#}"));
+    println!("{}", serde_json::to_string(&done)?);
+    Ok(())
+}
+
+struct Worker {
+    clip: Clip,
+    /// Of each page: 0 as the stage was made.
+    generations: Vec<u32>,
+    responses_ns: Vec<u64>,
+    bytes: u64,
+    bytes_wrong: u64,
+    buffer: Vec<u8>,
+}
+
+impl Worker {
+    fn new(job: &Job) -> Worker {
+        Worker {
+            clip: Clip {
+                seed: job.clip.0,
+                number: job.clip.1,
+            },
+            generations: vec![0; job.file_bytes.div_ceil(PAGE) as usize],
+            responses_ns: Vec::new(),
+            bytes: 0,
+            bytes_wrong: 0,
+            buffer: Vec::new(),
+        }
+    }
+
+    fn work(&mut self, door: &Door, job: &Job) -> Result<()> {
+        let blocks = |block: u64| (0..job.file_bytes / block).map(move |n| n * block);
+        let mut dice = Dice::new(job.seed);
+        match job.load {
+            Load::Metadata { count } => self.metadata(door, &job.path, count),
+            Load::SequentialRead { block, rounds } => {
+                let mut file = door.open(&job.path, false)?;
+                for offset in (0..rounds).flat_map(|_| blocks(block)) {
+                    self.read(&mut file, offset, block)?;
+                }
+                Ok(())
+            }
+            Load::SequentialWrite { block, rounds } => {
+                let mut file = door.open(&job.path, true)?;
+                for round in 0..rounds {
+                    for offset in blocks(block) {
+                        self.write(&mut file, offset, block, round as u32 + 1)?;
+                    }
+                }
+                Ok(())
+            }
+            Load::RandomRead { block, count } => {
+                let mut file = door.open(&job.path, false)?;
+                for _ in 0..count {
+                    let offset = dice.below(job.file_bytes / block) * block;
+                    self.read(&mut file, offset, block)?;
+                }
+                Ok(())
+            }
+            Load::Mixed {
+                read_percent,
+                block_min,
+                block_max,
+                seconds,
+            } => {
+                let mut file = door.open(&job.path, true)?;
+                let end = now_ns() + (seconds * 1e9) as u64;
+                let mut generation = 0;
+                while now_ns() < end {
+                    // Sizes evenly over the powers of two, as applications have them.
+                    let doublings = (block_max / block_min).ilog2();
+                    let block = block_min << dice.below(u64::from(doublings) + 1);
+                    let places = (job.file_bytes - block) / PAGE + 1;
+                    let offset = dice.below(places) * PAGE;
+                    if dice.below(100) < read_percent {
+                        self.read(&mut file, offset, block)?;
+                    } else {
+                        generation += 1;
+                        self.write(&mut file, offset, block, generation)?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn timed<R>(&mut self, request: impl FnOnce(&mut Vec<u8>) -> Result<R>) -> Result<R> {
+        let start = now_ns();
+        let result = request(&mut self.buffer)?;
+        self.responses_ns.push(now_ns() - start);
+        Ok(result)
+    }
+
+    fn read(&mut self, file: &mut Opened<'_>, offset: u64, length: u64) -> Result<()> {
+        self.buffer.resize(length as usize, 0);
+        let got = self.timed(|buffer| file.read_at(buffer, offset))? as u64;
+        self.bytes += got;
+        self.bytes_wrong += length - got;
+        for (index, page) in self.buffer[..got as usize].chunks(PAGE_BYTES).enumerate() {
+            let at = offset + index as u64 * PAGE;
+            let clip = clip_of(self.clip, self.generations[(at / PAGE) as usize]);
+            self.bytes_wrong += clip.wrong_bytes(at, page);
+        }
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        file: &mut Opened<'_>,
+        offset: u64,
+        length: u64,
+        generation: u32,
+    ) -> Result<()> {
+        self.buffer.resize(length as usize, 0);
+        clip_of(self.clip, generation).fill(offset, &mut self.buffer);
+        self.timed(|buffer| file.write_at(buffer, offset))?;
+        let pages = (offset / PAGE) as usize..(offset + length).div_ceil(PAGE) as usize;
+        self.generations[pages].fill(generation);
+        self.bytes += length;
+        Ok(())
+    }
+
+    fn metadata(&mut self, door: &Door, folder: &str, count: u64) -> Result<()> {
+        for index in 0..count {
+            let path = format!("{folder}/note{index:05}.txt");
+            self.timed(|_| door.create(&path, b"shot list\n"))?;
+        }
+        for index in 0..count {
+            let path = format!("{folder}/note{index:05}.txt");
+            self.timed(|_| door.stat(&path))?;
+            self.timed(|_| door.open(&path, false).map(drop))?;
+        }
+        self.timed(|_| door.list(folder))?;
+        for index in 0..count {
+            let path = format!("{folder}/note{index:05}.txt");
+            self.timed(|_| door.remove(&path))?;
+        }
+        Ok(())
+    }
+
+    fn done(mut self, start: u64) -> Done {
+        self.responses_ns.sort_unstable();
+        let count = self.responses_ns.len();
+        let p99 = self.responses_ns.get(count.saturating_sub(1) * 99 / 100);
+        Done {
+            seconds: (now_ns() - start) as f64 / 1e9,
+            request_count: count as u64,
+            bytes: self.bytes,
+            bytes_wrong: self.bytes_wrong,
+            response_ms_mean: self.responses_ns.iter().sum::<u64>() as f64
+                / 1e6
+                / count.max(1) as f64,
+            response_ms_p99: *p99.unwrap_or(&0) as f64 / 1e6,
+            error: None,
+        }
+    }
+}
+
+fn clip_of(clip: Clip, generation: u32) -> Clip {
+    Clip {
+        number: clip.number + u64::from(generation) * GENERATION,
+        ..clip
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work_in(folder: &std::path::Path, load: Load) -> Done {
+        let job = Job {
+            address: Address::Local(folder.to_owned()),
+            path: "file".to_owned(),
+            clip: (5, 9),
+            file_bytes: 1 << 20,
+            load,
+            seed: 3,
+        };
+        let door = Door::connect(&job.address).unwrap();
+        let mut worker = Worker::new(&job);
+        worker.work(&door, &job).unwrap();
+        worker.done(now_ns())
+    }
+
+    fn made_file(room: &crate::room::Room) -> Clip {
+        let clip = Clip { seed: 5, number: 9 };
+        let mut bytes = vec![0; 1 << 20];
+        clip.fill(0, &mut bytes);
+        std::fs::write(room.path().join("file"), bytes).unwrap();
+        clip
+    }
+
+    #[test]
+    fn a_mixed_load_finds_its_own_writes_again() {
+        let room = crate::room::Room::create().unwrap();
+        made_file(&room);
+        let load = Load::Mixed {
+            read_percent: 50,
+            block_min: 4096,
+            block_max: 65536,
+            seconds: 0.2,
+        };
+        let done = work_in(room.path(), load);
+        assert_eq!(done.bytes_wrong, 0);
+        assert!(done.request_count > 10);
+    }
+
+    #[test]
+    fn a_byte_changed_by_another_is_seen() {
+        let room = crate::room::Room::create().unwrap();
+        made_file(&room);
+        let path = room.path().join("file");
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[70_000] ^= 0xff;
+        std::fs::write(&path, bytes).unwrap();
+        let load = Load::SequentialRead {
+            block: 1 << 16,
+            rounds: 2,
+        };
+        assert_eq!(work_in(room.path(), load).bytes_wrong, 2);
+    }
+}
