@@ -694,9 +694,27 @@ impl Calibration {
                 },
             )?;
         }
+        if self.is_doubtful() {
+            writeln!(
+                out,
+                "\nThe times scatter widely: something else used the device or the machine. Measure again \
+                 when it is quiet."
+            )?;
+        }
         Ok(())
     }
+
+    /// True when half of the requests were off by more than a quarter: a model of chance. (The turning of
+    /// a disk alone scatters small requests by a fifth.)
+    pub fn is_doubtful(&self) -> bool {
+        [self.read, self.write]
+            .iter()
+            .any(|fit| !fit.estimated && fit.residual_percent_median > DOUBTFUL_PERCENT)
+    }
 }
+
+/// Median residual past which a model is doubted. Units: percent.
+const DOUBTFUL_PERCENT: f64 = 25.0;
 
 fn size_name(bytes: u64) -> String {
     if bytes < 1 << 20 {
@@ -807,6 +825,17 @@ mod tests {
         ] {
             assert!(text.contains(expect), "{expect} is not in:\n{text}");
         }
+    }
+
+    #[test]
+    fn model_of_scattered_times_is_doubted_aloud() {
+        let mut calibration = example();
+        assert!(!calibration.is_doubtful());
+        calibration.read.residual_percent_median = 60.0;
+        let mut out = Vec::new();
+        calibration.print_table(&mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("Measure again when it is quiet"), "{text}");
     }
 
     #[test]
