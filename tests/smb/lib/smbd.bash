@@ -235,12 +235,24 @@ daemon_run() {
 	die "rushes serve did not make $session_socket"
 }
 
-# It lives, if it was started.
+# If it was started: it lives, and reads went through it.
 daemon_is_well() {
+	local reads
 	[[ -z $daemon_pid ]] && return 0
-	kill -0 "$daemon_pid" 2>/dev/null && return 0
-	tail -n 40 "$daemon_folder/log" >&2
-	die "the daemon died"
+	if ! kill -0 "$daemon_pid" 2>/dev/null; then
+		tail -n 40 "$daemon_folder/log" >&2
+		die "the daemon died"
+	fi
+	reads=$("$rushes" status --runtime-dir "$daemon_folder/run" --json |
+		/usr/bin/python3 -c 'import json, sys
+cache = json.load(sys.stdin)["cache"]
+print(cache["hit_count"] + cache["miss_count"])') ||
+		die "the daemon does not tell its status"
+	((reads > 0)) || die "no read went through the daemon: this compared nothing"
+	if grep -rsh 'plain I/O until' "${log_of[@]}" | grep -F "$session_socket"; then
+		die "a client of the daemon did without it"
+	fi
+	say "the daemon answered $reads reads"
 }
 
 # ---- a module that is given a hard time ----
