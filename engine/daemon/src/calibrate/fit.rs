@@ -193,12 +193,11 @@ fn solve(samples: &[Sample], weights: &[f64], free: [bool; 3]) -> Option<[f64; 3
     }
     for i in 0..3 {
         if !free[i] || size[i] == 0.0 {
-            for j in 0..3 {
-                matrix[i][j] = 0.0;
-                matrix[j][i] = 0.0;
+            for row in &mut matrix {
+                row[i] = 0.0;
             }
+            matrix[i] = [0.0; 4];
             matrix[i][i] = 1.0;
-            matrix[i][3] = 0.0;
         }
     }
     let scaled = eliminate(matrix)?;
