@@ -45,6 +45,14 @@ pub(crate) struct Question {
 pub(crate) struct Desk {
     questions: Receiver<Question>,
     bell: Arc<OwnedFd>,
+    /// Rung when the sockets are to be closed.
+    close: Arc<OwnedFd>,
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        let _ = bell::ring(&*self.close);
+    }
 }
 
 /// What every conversation holds.
@@ -86,24 +94,33 @@ impl Desk {
             doors.push(Door::MetricsTcp(listener));
         }
         let (sender, questions) = sync_channel(QUESTION_COUNT_MAX);
-        let new_bell = bell::new().map_err(|source| ServeError::Listen {
-            address: String::from("the control desk's doorbell"),
-            source,
-        })?;
-        let bell = Arc::new(new_bell);
+        let new_bell = || {
+            bell::new()
+                .map(Arc::new)
+                .map_err(|source| ServeError::Listen {
+                    address: String::from("the control desk's doorbell"),
+                    source,
+                })
+        };
+        let (bell, close) = (new_bell()?, new_bell()?);
+        let closing = close.clone();
         let clerk = Arc::new(Clerk {
             questions: sender,
             bell: bell.clone(),
             conversation_count: AtomicUsize::new(0),
             totals: Mutex::new(metrics::Totals::default()),
         });
-        spawn("rushes-desk", move || listen(&doors, &clerk)).map_err(|source| {
+        spawn("rushes-desk", move || listen(&doors, &clerk, &closing)).map_err(|source| {
             ServeError::Listen {
                 address: addresses.control.display().to_string(),
                 source,
             }
         })?;
-        Ok(Desk { questions, bell })
+        Ok(Desk {
+            questions,
+            bell,
+            close,
+        })
     }
 
     /// Rung when questions wait.
@@ -146,8 +163,8 @@ fn unix(path: &Path, group: Option<u32>) -> Result<UnixListener, ServeError> {
     })
 }
 
-/// Wait at all doors, for ever: the process's end is this thread's.
-fn listen(doors: &[Door], clerk: &Arc<Clerk>) {
+/// Wait at all doors until told to close them.
+fn listen(doors: &[Door], clerk: &Arc<Clerk>, close: &OwnedFd) {
     loop {
         let mut waiting: Vec<PollFd<'_>> = doors
             .iter()
@@ -160,10 +177,17 @@ fn listen(doors: &[Door], clerk: &Arc<Clerk>) {
                 }
             })
             .collect();
+        waiting.push(PollFd::new(close, PollFlags::IN));
         if let Err(error) = poll(&mut waiting, None)
             && error != rustix::io::Errno::INTR
         {
             tracing::error!("the control desk cannot wait for questions: {error}; it is closed");
+            return;
+        }
+        let closed = waiting
+            .last()
+            .is_some_and(|close| !close.revents().is_empty());
+        if closed {
             return;
         }
         for door in doors {

@@ -3,6 +3,8 @@
 // Each test program uses a part of this.
 #![allow(dead_code)]
 
+pub(crate) mod raw;
+
 use rushes_control::{Answer, Ask, Client as ControlClient, Status};
 use rushes_daemon::config::Config;
 use rushes_shm::Connect;
