@@ -37,7 +37,7 @@ pub fn serve(config: Config) -> Result<(), ServeError> {
 
     let limits = limits(&config);
     let (segment, warnings) =
-        Segment::create(SegmentHome::Memfd, limits.slot_count, limits.slot_bytes)?;
+        Segment::create(SegmentHome::Anonymous, limits.slot_count, limits.slot_bytes)?;
     let locked = !warnings
         .iter()
         .any(|warning| matches!(warning, SegmentWarning::NotLocked(_)));

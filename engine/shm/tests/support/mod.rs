@@ -28,6 +28,7 @@ pub struct EchoSize {
     pub slot_bytes: u32,
     pub read_bytes_max: u64,
     pub sweeps: bool,
+    pub home: SegmentHome<'static>,
 }
 
 impl Default for EchoSize {
@@ -37,6 +38,7 @@ impl Default for EchoSize {
             slot_bytes: 1 << 20,
             read_bytes_max: 8 << 20,
             sweeps: false,
+            home: SegmentHome::Anonymous,
         }
     }
 }
@@ -69,7 +71,7 @@ pub struct Echo {
 
 impl Echo {
     pub fn new(path: &Path, size: EchoSize) -> io::Result<Echo> {
-        let (segment, _) = Segment::create(SegmentHome::Memfd, size.slot_count, size.slot_bytes)
+        let (segment, _) = Segment::create(size.home, size.slot_count, size.slot_bytes)
             .map_err(|error| error.source)?;
         Ok(Echo {
             listener: Listener::bind(path)?,
@@ -318,6 +320,7 @@ pub const SMALL: EchoSize = EchoSize {
     slot_bytes: 4096,
     read_bytes_max: 40_000,
     sweeps: false,
+    home: SegmentHome::Memfd,
 };
 
 /// A folder of the test's own, removed in the end.

@@ -11,7 +11,7 @@ const SLOT: u32 = 65536;
 
 fn segment(slot_count: u32) -> Arc<Segment> {
     Arc::new(
-        Segment::create(SegmentHome::Memfd, slot_count, SLOT)
+        Segment::create(SegmentHome::Anonymous, slot_count, SLOT)
             .unwrap()
             .0,
     )
