@@ -138,8 +138,9 @@ pub fn run(command: &mut Command) {
         .unwrap_or_else(|error| panic!("{command:?} cannot be started: {error}"));
     assert!(
         output.status.success(),
-        "{command:?} failed ({}): {}",
+        "{command:?} failed ({}): {}{}",
         output.status,
+        String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
 }

@@ -131,19 +131,23 @@ fn a_file_cut_and_grown_again_has_none_of_its_old_bytes() {
 }
 
 #[test]
-fn a_server_side_copy_over_a_cached_file_is_seen() {
+fn a_server_side_copy_in_the_place_of_a_cached_file_is_seen() {
     let Some(world) = world_with_clip() else {
         return;
     };
     world.put("other.mov", 2, LENGTH);
     let (mut reader, held) = reader_of_clip(&world);
-    // `scopy` asks the server to copy; the bytes never pass a read or a write of smbd.
+    reader.close(held);
+    reader.unlink("clip.mov");
+    // `scopy` asks the server to copy: the bytes pass no read and no write of smbd. It only makes new files,
+    // and ext4 gives this one the inode number that was just freed.
     run(Command::new(needs::path_of("smbclient"))
         .arg(format!("//127.0.0.1/{SHARE}"))
         .args(["-p", &world.smbd.port().to_string()])
         .args(["-U", &format!("{USER}%{PASSWORD}"), "-c"])
         .arg("scopy other.mov clip.mov"));
-    pattern::check(2, 0, &reader.read(held, 0, LENGTH), "copied over");
+    let copied = reader.open("clip.mov");
+    pattern::check(2, 0, &reader.read(copied, 0, LENGTH), "the copy");
 }
 
 #[test]
