@@ -145,6 +145,12 @@ impl World {
 
     /// Put a file into the share beside every door, cold.
     pub fn put(&self, name: &str, seed: u64, length: usize) {
+        self.write(name, seed, length);
+        self.disk.make_cold();
+    }
+
+    /// Put a file into the share beside every door; the kernel may still have it in memory.
+    pub fn write(&self, name: &str, seed: u64, length: usize) {
         let path = self.path(name);
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).expect("our own disk");
@@ -152,7 +158,6 @@ impl World {
         fs::write(&path, pattern::bytes(seed, 0, length)).expect("the disk has room");
         // The share's user may write it, too.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("our own disk");
-        self.disk.make_cold();
     }
 
     /// Overwrite part of a file on the server, beside every door.

@@ -124,8 +124,9 @@ fn several_clients_with_more_data_than_cache_get_their_own_bytes() {
     const CLIENTS: u64 = 6;
     const LENGTH: usize = 24 << 20;
     for client in 0..CLIENTS {
-        world.put(&format!("clip{client}.mov"), 10 + client, LENGTH);
+        world.write(&format!("clip{client}.mov"), 10 + client, LENGTH);
     }
+    world.disk.make_cold();
     let mut hands: Vec<_> = (0..CLIENTS)
         .map(|client| {
             let mut hand = Hand::connect(HAND, world.smbd.port());
@@ -160,8 +161,9 @@ fn frames_of_a_sequence_are_right_in_order_and_out_of_order() {
     };
     let name = |frame: u64| format!("shot/shot.{frame:04}.dpx");
     for frame in 1..=40 {
-        world.put(&name(frame), frame, 200_000 + frame as usize);
+        world.write(&name(frame), frame, 200_000 + frame as usize);
     }
+    world.disk.make_cold();
     let mut hand = Hand::connect(HAND, world.smbd.port());
     let mut play = |frame: u64| {
         let file = hand.open(&name(frame));

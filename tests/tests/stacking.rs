@@ -67,6 +67,7 @@ fn check_stack(modules: &str, share: &[&str]) {
     hand.rename("clip.mov", "take2.mov");
     let again = other.open("take2.mov");
     pattern::check(2, 70_000, &other.read(again, 70_000, 1_000_000), "renamed");
+    other.close(again);
     hand.unlink("take2.mov");
     assert!(!world.path("take2.mov").exists());
     let status = world.daemon().status();
