@@ -61,7 +61,8 @@ compile() { # SOURCE OBJECT
 	done
 	${CC:-gcc} -c -fPIC -O2 -g -Wall -Wextra \
 		-Wdeclaration-after-statement -Wstrict-prototypes \
-		-Wno-unused-parameter -Wno-sign-compare -Werror \
+		-Wmissing-prototypes -Wno-unused-parameter \
+		-Wno-sign-compare -Werror \
 		-D_SAMBA_BUILD_=4 -DHAVE_CONFIG_H=1 -D_GNU_SOURCE=1 \
 		-D__STDC_WANT_LIB_EXT1__=1 -D_XOPEN_SOURCE_EXTENDED=1 \
 		-D_FILE_OFFSET_BITS=64 -DSTATIC_vfs_MODULES_PROTO= \
@@ -78,10 +79,16 @@ link() { # OBJECT-OR-LIBRARY...
 		-lpthread -ldl -lm -lgcc_s
 }
 
+compile_all() {
+	for file in vfs_rushes rushes_fsp rushes_session; do
+		compile "$here/$file.c" "$work/$file.o"
+	done
+}
+
 if [ -n "$chaos" ]; then
-	compile "$here/vfs_rushes.c" "$work/vfs_rushes.o"
+	compile_all
 	compile "$here/test/chaos_client.c" "$work/chaos_client.o"
-	link "$work/vfs_rushes.o" "$work/chaos_client.o"
+	link "$work"/*.o
 	mv "$work/rushes.so" "$chaos"
 	exit 0
 fi
@@ -108,8 +115,8 @@ if is_fresh; then
 	exit 0
 fi
 
-compile "$here/vfs_rushes.c" "$work/vfs_rushes.o"
-link "$work/vfs_rushes.o" "$library"
+compile_all
+link "$work"/*.o "$library"
 
 # ---- what it exports, and whether smbd has what it wants ----
 

@@ -18,17 +18,8 @@
  * right, because every write has passed through it. See engine/shm for the
  * client library; all calls to it are made from smbd's main thread.
  *
- * One tree connect is one session with the daemon. It is made as root, since
- * the daemon takes nobody else; after that no call needs a privilege, so that
- * it does not matter which user smbd is in a completion.
- *
- * A file is named to the daemon at its first read and not at its open. A data
- * open is two opens and a close of one fsp (first O_PATH, then the real one),
- * and most opens are made to look at a file, not to read it.
- *
- * The trick in the fall-back: a file's registration carries the number of the
- * session it was made in. When the daemon dies, the session's number moves on
- * and every registration is void at once, without a list of them.
+ * One tree connect is one session with the daemon; see rushes_session.c. A file
+ * is named to it at its first read; see rushes_fsp.c.
  */
 
 #include "includes.h"
@@ -36,665 +27,17 @@
 #include "system/network.h"
 #include "smbd/smbd.h"
 #include "smbd/globals.h"
-#include "lib/util/dlinklist.h"
 #include "lib/util/iov_buf.h"
 #include "lib/util/sys_rw.h"
 #include "lib/util/tevent_ntstatus.h"
 #include "lib/util/tevent_unix.h"
 #include "lib/tsocket/tsocket.h"
 #include "vfs_rushes_compat.h"
-#include "rushes_client.h"
+#include "rushes_door.h"
 
-static int vfs_rushes_debug_level = DBGC_VFS;
-
-#undef DBGC_CLASS
-#define DBGC_CLASS vfs_rushes_debug_level
+int vfs_rushes_debug_level = DBGC_VFS;
 
 #define RUSHES_SOCKET_DEFAULT "/run/rushes/session.sock"
-
-#define RUSHES_NS_PER_S UINT64_C(1000000000)
-
-/*
- * Without a daemon we look for one once in this time. A file that the daemon
- * does not serve is offered to it again after it, then twice as long
- */
-#define RUSHES_RETRY_NS RUSHES_NS_PER_S
-#define RUSHES_OFFER_NS_MAX (64 * RUSHES_NS_PER_S)
-
-/* No more than one part in this of our time goes into looking for a daemon. */
-#define RUSHES_RETRY_SHARE 100
-
-/*
- * A daemon that leaves a read alone for so long is hung; as HUNG_PATIENCE in
- * engine/shm for calls that wait. Clients give up at 20 to 60 seconds.
- */
-#define RUSHES_HUNG_S 30
-#define RUSHES_GUARD_S 5
-
-/* A client who takes nothing for so long has its bytes copied and unpinned. */
-#define RUSHES_SEND_STALL_MS 1000
-
-struct rushes_pread_state;
-
-/* One tree connect. */
-struct rushes_session {
-	struct tevent_context *ev;
-	const char *socket_path;
-	const char *share;
-	const char *user;
-	const char *address;
-
-	/* NULL: no daemon, plain I/O */
-	struct rushes_client *client;
-	struct tevent_fd *fdes[2];
-
-	/* Of the client; a file with another number is void */
-	uint64_t number;
-
-	/* Asynchronous reads that the daemon has not answered, oldest first */
-	struct rushes_pread_state *reads;
-
-	/* Looks after them; see rushes_session_guard */
-	struct tevent_timer *guard;
-
-	/* Do not look for a daemon before; CLOCK_MONOTONIC_COARSE */
-	uint64_t retry_ns;
-
-	/* The socket file that last turned us away; see rushes_socket_is_new */
-	struct stat refused;
-
-	/* The absence is in the log already */
-	bool absence_logged;
-};
-
-/* What we know about an open file: the fsp's extension. */
-struct rushes_fsp {
-	struct rushes_session *session;
-	struct files_struct *fsp;
-
-	/* As named to the daemon in session `number`; NULL: not named */
-	struct rushes_file *file;
-	uint64_t number;
-
-	/* Plain I/O until then: the daemon did not want this file */
-	uint64_t offer_ns;
-	uint64_t offer_wait_ns;
-
-	/* Of the descriptor, whatever modules above make of st_ex_ino */
-	dev_t device;
-	ino_t inode;
-
-	/* Something that has bytes of its own on a disk */
-	bool is_regular;
-
-	/* pwrite writes at the end whatever offset it is given */
-	bool is_append;
-
-	/* May be named to the daemon by its path */
-	bool is_servable;
-
-	/* A kernel lease is held on our descriptor */
-	bool is_leased;
-};
-
-static struct rushes_session *rushes_session_of(
-	struct vfs_handle_struct *handle)
-{
-	/* NULL on IPC$, printers, and what smbd connects within itself */
-	return (struct rushes_session *)handle->data;
-}
-
-/* Coarse: read from the vDSO, a few ns; good to some milliseconds. */
-static uint64_t rushes_now_ns(void)
-{
-	struct timespec now = {0};
-
-	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-	return (uint64_t)now.tv_sec * RUSHES_NS_PER_S + now.tv_nsec;
-}
-
-/*
- * The session with the daemon.
- */
-
-static void rushes_pread_finish(struct rushes_pread_state *state,
-				ssize_t result);
-static void rushes_pread_abandon(struct rushes_pread_state *state);
-static struct rushes_pread_state *rushes_pread_first_of(
-	struct rushes_session *session, struct rushes_fsp *file);
-static bool rushes_pread_is_older(const struct rushes_pread_state *state,
-				  unsigned int seconds);
-
-/*
- * Finish what the daemon has answered. Callbacks of the requests are deferred
- * to the event loop: no foreign code runs in here.
- */
-static void rushes_session_collect(struct rushes_session *session)
-{
-	struct rushes_completion done[16];
-	int count = 0;
-	int i;
-
-	do {
-		count = rushes_poll(session->client, done, ARRAY_SIZE(done));
-		for (i = 0; i < count; i++) {
-			rushes_pread_finish(
-				(struct rushes_pread_state *)
-				done[i].private_data,
-				done[i].result);
-		}
-	} while (count == ARRAY_SIZE(done));
-}
-
-/* End the session; outstanding reads go on as plain I/O. */
-static void rushes_session_end(struct rushes_session *session)
-{
-	rushes_session_collect(session);
-
-	while (session->reads != NULL) {
-		rushes_pread_finish(session->reads, RUSHES_PLAIN);
-	}
-
-	TALLOC_FREE(session->fdes[0]);
-	TALLOC_FREE(session->fdes[1]);
-	rushes_disconnect(session->client);
-	session->client = NULL;
-	session->number += 1;
-}
-
-static void rushes_session_log_absence(struct rushes_session *session,
-				       const char *reason)
-{
-	if (session->absence_logged) {
-		return;
-	}
-	session->absence_logged = true;
-	DBG_ERR("share %s: no daemon at %s (%s); plain I/O until there is "
-		"one\n", session->share, session->socket_path, reason);
-}
-
-/* The daemon is dead. */
-static void rushes_session_lost(struct rushes_session *session)
-{
-	rushes_session_end(session);
-	rushes_session_log_absence(session, "it went away");
-	session->retry_ns = 0;
-}
-
-static void rushes_session_readable(struct tevent_context *ev,
-				    struct tevent_fd *fde,
-				    uint16_t flags,
-				    void *private_data)
-{
-	struct rushes_session *session = talloc_get_type_abort(
-		private_data, struct rushes_session);
-
-	if (session->client == NULL) {
-		return;
-	}
-	rushes_session_collect(session);
-	if (!rushes_alive(session->client)) {
-		rushes_session_lost(session);
-	}
-}
-
-static void rushes_session_guard(struct rushes_session *session);
-
-static void rushes_session_guarded(struct tevent_context *ev,
-				   struct tevent_timer *te,
-				   struct timeval now,
-				   void *private_data)
-{
-	struct rushes_session *session = talloc_get_type_abort(
-		private_data, struct rushes_session);
-
-	/* tevent frees a timer that has fired. */
-	session->guard = NULL;
-	if (session->reads == NULL) {
-		return;
-	}
-	if (rushes_pread_is_older(session->reads, RUSHES_HUNG_S)) {
-		rushes_session_end(session);
-		session->retry_ns = rushes_now_ns() +
-				    RUSHES_HUNG_S * RUSHES_NS_PER_S;
-		rushes_session_log_absence(session, "it is hung");
-		return;
-	}
-	rushes_session_guard(session);
-}
-
-/*
- * A dead daemon closes its socket, which wakes us; a hung one does nothing. One
- * timer for all reads, made anew only every few seconds: no cost per read.
- */
-static void rushes_session_guard(struct rushes_session *session)
-{
-	if (session->guard != NULL) {
-		return;
-	}
-	session->guard = tevent_add_timer(
-		session->ev, session,
-		tevent_timeval_current_ofs(RUSHES_GUARD_S, 0),
-		rushes_session_guarded, session);
-}
-
-static bool rushes_session_watch(struct rushes_session *session)
-{
-	int fds[2] = { -1, -1 };
-	int i;
-
-	rushes_event_fds(session->client, fds);
-	for (i = 0; i < 2; i++) {
-		session->fdes[i] = tevent_add_fd(session->ev,
-						 session,
-						 fds[i],
-						 TEVENT_FD_READ,
-						 rushes_session_readable,
-						 session);
-		if (session->fdes[i] == NULL) {
-			return false;
-		}
-	}
-	return true;
-}
-
-/* Remember which socket turned us away. */
-static void rushes_session_refused(struct rushes_session *session,
-				   uint64_t started_ns,
-				   const char *reason)
-{
-	uint64_t now_ns = rushes_now_ns();
-	uint64_t spent_ns = now_ns - started_ns;
-
-	session->retry_ns = now_ns + MAX(RUSHES_RETRY_NS,
-					 spent_ns * RUSHES_RETRY_SHARE);
-	if (stat(session->socket_path, &session->refused) == -1) {
-		session->refused = (struct stat) {0};
-	}
-	rushes_session_log_absence(session, reason);
-}
-
-static void rushes_session_connect(struct rushes_session *session)
-{
-	const char *reason = NULL;
-	uint64_t started_ns = rushes_now_ns();
-
-	/* The daemon asks the socket who we are: uid 0 or nobody. */
-	become_root();
-	session->client = rushes_connect(session->socket_path,
-					 RUSHES_DOOR_SMB,
-					 session->share,
-					 session->user,
-					 session->address,
-					 &reason);
-	if (session->client == NULL) {
-		rushes_session_refused(session, started_ns, reason);
-	}
-	unbecome_root();
-
-	if (session->client == NULL) {
-		return;
-	}
-	if (!rushes_session_watch(session)) {
-		rushes_session_end(session);
-		session->retry_ns = started_ns + RUSHES_RETRY_NS;
-		rushes_session_log_absence(session, "out of memory");
-		return;
-	}
-	DBG_NOTICE("share %s: session with the daemon at %s\n",
-		   session->share, session->socket_path);
-	session->absence_logged = false;
-}
-
-/*
- * The daemon to read from, or NULL. Costs a comparison while there is one, a
- * clock reading while there is none.
- */
-static struct rushes_client *rushes_session_for_read(
-	struct rushes_session *session)
-{
-	if (session->client != NULL && !rushes_alive(session->client)) {
-		rushes_session_lost(session);
-	}
-	if (session->client == NULL && rushes_now_ns() >= session->retry_ns) {
-		rushes_session_connect(session);
-	}
-	return session->client;
-}
-
-/*
- * Is there a socket that has not turned us away? A stat of something that is
- * mostly not there: less than a microsecond.
- */
-static bool rushes_socket_is_new(struct rushes_session *session)
-{
-	struct stat st = {0};
-
-	if (stat(session->socket_path, &st) == -1) {
-		return false;
-	}
-
-	/* An inode number may be used again at once: the times tell. */
-	return st.st_dev != session->refused.st_dev ||
-	       st.st_ino != session->refused.st_ino ||
-	       st.st_ctim.tv_sec != session->refused.st_ctim.tv_sec ||
-	       st.st_ctim.tv_nsec != session->refused.st_ctim.tv_nsec;
-}
-
-/*
- * The daemon that must know about a change, or NULL. A second's patience, as
- * for reads, is not allowed here: another smbd may have found the new daemon
- * already and read the old bytes through it.
- */
-static struct rushes_client *rushes_session_for_write(
-	struct rushes_session *session)
-{
-	struct rushes_client *client = rushes_session_for_read(session);
-
-	if (client == NULL && rushes_socket_is_new(session)) {
-		rushes_session_connect(session);
-		client = session->client;
-	}
-	return client;
-}
-
-/*
- * A blocking call to the daemon may have taken the doorbell of asynchronous
- * reads with it, and may have found the daemon dead.
- */
-static void rushes_session_after_wait(struct rushes_session *session)
-{
-	if (session->reads != NULL) {
-		rushes_session_collect(session);
-	}
-	if (!rushes_alive(session->client)) {
-		rushes_session_lost(session);
-	}
-}
-
-/*
- * What we know about an open file.
- */
-
-static bool rushes_fsp_is_named(const struct rushes_fsp *file)
-{
-	return file->file != NULL && file->session->client != NULL &&
-	       file->number == file->session->number;
-}
-
-/* Take a file's name back from the daemon. */
-static void rushes_fsp_unname(struct rushes_fsp *file)
-{
-	struct rushes_pread_state *read = NULL;
-
-	/*
-	 * smbd closes no file with requests outstanding (it would panic); if
-	 * it ever does, they must not complete into freed memory.
-	 */
-	while ((read = rushes_pread_first_of(file->session, file)) != NULL) {
-		rushes_pread_abandon(read);
-	}
-	if (rushes_fsp_is_named(file)) {
-		rushes_close(file->file);
-	}
-	file->file = NULL;
-}
-
-static void rushes_fsp_destroy(void *p_data)
-{
-	rushes_fsp_unname((struct rushes_fsp *)p_data);
-}
-
-static void rushes_fsp_identify(struct rushes_fsp *file)
-{
-	struct files_struct *fsp = file->fsp;
-	int fd = fsp_get_io_fd(fsp);
-	struct stat st = {0};
-
-	if (fstat(fd, &st) == -1 || !S_ISREG(st.st_mode)) {
-		return;
-	}
-	file->is_regular = true;
-	file->device = st.st_dev;
-	file->inode = st.st_ino;
-	file->is_append = (fcntl(fd, F_GETFL, 0) & O_APPEND) != 0;
-
-	/*
-	 * A stream's bytes lie elsewhere than its name says, and a snapshot's
-	 * name is that of the living file: neither can be told by a path.
-	 */
-	file->is_servable = !fsp_is_alternate_stream(fsp) &&
-			    fsp->fsp_name->twrp == 0;
-}
-
-/* NULL: not a file with data of its own, or out of memory. */
-static struct rushes_fsp *rushes_fsp_get(struct vfs_handle_struct *handle,
-					 struct files_struct *fsp)
-{
-	struct rushes_fsp *file = NULL;
-
-	file = (struct rushes_fsp *)VFS_FETCH_FSP_EXTENSION(handle, fsp);
-	if (file != NULL) {
-		return file;
-	}
-	if (fsp->fsp_flags.is_pathref || fsp->fsp_flags.is_directory ||
-	    fsp->fake_file_handle != NULL || fsp->print_file != NULL)
-	{
-		return NULL;
-	}
-	file = VFS_ADD_FSP_EXTENSION(handle, fsp, struct rushes_fsp,
-				     rushes_fsp_destroy);
-	if (file == NULL) {
-		return NULL;
-	}
-	file->session = rushes_session_of(handle);
-	file->fsp = fsp;
-	rushes_fsp_identify(file);
-	return file;
-}
-
-/* Name a file to the daemon. */
-static bool rushes_fsp_name(struct rushes_fsp *file)
-{
-	struct rushes_session *session = file->session;
-	const char *path = file->fsp->fsp_name->base_name;
-
-	while (path[0] == '.' && path[1] == '/') {
-		path += 2;
-	}
-	file->file = rushes_open(session->client,
-				 fsp_get_io_fd(file->fsp),
-				 path);
-	file->number = session->number;
-	if (file->file == NULL && !rushes_alive(session->client)) {
-		rushes_session_lost(session);
-	}
-	return file->file != NULL;
-}
-
-/*
- * The file as the daemon knows it, to be read through it; NULL: read it
- * yourself. Names it to the daemon where that has not been done.
- */
-static struct rushes_fsp *rushes_fsp_for_read(struct vfs_handle_struct *handle,
-					      struct files_struct *fsp)
-{
-	struct rushes_session *session = rushes_session_of(handle);
-	struct rushes_fsp *file = NULL;
-
-	if (session == NULL || rushes_session_for_read(session) == NULL) {
-		return NULL;
-	}
-	file = rushes_fsp_get(handle, fsp);
-	if (file == NULL || !file->is_servable || file->is_leased) {
-		return NULL;
-	}
-	if (file->offer_ns != 0) {
-		if (rushes_now_ns() < file->offer_ns) {
-			return NULL;
-		}
-
-		/* The daemon remembers its answer as long as the name. */
-		rushes_fsp_unname(file);
-		file->offer_ns = 0;
-	}
-	if (!rushes_fsp_is_named(file) && !rushes_fsp_name(file)) {
-		return NULL;
-	}
-	return file;
-}
-
-/*
- * The daemon said "read it yourself": it does not serve this file. Asking at
- * every read would cost a round trip each; asking never again would keep a
- * file plain for good that a reloaded configuration serves. A dead daemon
- * says it as well; its successor is asked at once.
- */
-static void rushes_fsp_declined(struct rushes_fsp *file)
-{
-	if (file->offer_ns != 0 || !rushes_alive(file->session->client)) {
-		return;
-	}
-	file->offer_wait_ns = MIN(RUSHES_OFFER_NS_MAX,
-				  MAX(RUSHES_RETRY_NS,
-				      2 * file->offer_wait_ns));
-	file->offer_ns = rushes_now_ns() + file->offer_wait_ns;
-}
-
-/*
- * Does this answer mean that we have to read it ourselves? The client gets to
- * hear what a disk says of its medium. Other errors are about the daemon
- * (a handle, a limit): our own descriptor knows better.
- */
-static bool rushes_is_plain(ssize_t result)
-{
-	switch (result) {
-	case -EIO:
-	case -ENODATA:
-	case -EREMOTEIO:
-	case -EILSEQ:
-	case -ETIMEDOUT:
-		return false;
-	default:
-		return result < 0;
-	}
-}
-
-/*
- * Telling the daemon what was changed. All of these are called after the
- * change, keep errno, and are called for failed changes too: part of the
- * bytes may have been written.
- */
-
-static void rushes_changed_inode(struct rushes_session *session,
-				 dev_t device, ino_t inode,
-				 uint64_t offset, uint64_t length)
-{
-	struct rushes_client *client = NULL;
-	int attempt;
-
-	/*
-	 * A daemon that dies while we tell it may already have a successor,
-	 * which has to be told instead.
-	 */
-	for (attempt = 0; attempt < 2; attempt++) {
-		client = rushes_session_for_write(session);
-		if (client == NULL) {
-			return;
-		}
-		rushes_changed(client, device, inode, offset, length);
-		rushes_session_after_wait(session);
-		if (session->client != NULL) {
-			return;
-		}
-	}
-}
-
-static void rushes_changed_fsp(struct vfs_handle_struct *handle,
-			       struct files_struct *fsp,
-			       uint64_t offset, uint64_t length)
-{
-	struct rushes_session *session = rushes_session_of(handle);
-	struct rushes_fsp *file = NULL;
-	int saved_errno = errno;
-
-	if (session == NULL || rushes_session_for_write(session) == NULL) {
-		goto done;
-	}
-	file = rushes_fsp_get(handle, fsp);
-	if (file == NULL || !file->is_regular) {
-		goto done;
-	}
-	if (file->is_append) {
-		offset = 0;
-		length = UINT64_MAX;
-	}
-	rushes_changed_inode(session, file->device, file->inode,
-			     offset, length);
-done:
-	errno = saved_errno;
-}
-
-/*
- * The request of a change is thrown away: the client is gone. A thread of
- * vfs_default may have made the change, or be making it; what it writes after
- * this reaches the daemon as a foreign change. No daemon is looked for here, in
- * the middle of a destructor.
- */
-static void rushes_changed_orphan(struct vfs_handle_struct *handle,
-				  struct files_struct *fsp,
-				  uint64_t offset, uint64_t length)
-{
-	struct rushes_session *session = rushes_session_of(handle);
-
-	if (session != NULL && session->client != NULL) {
-		rushes_changed_fsp(handle, fsp, offset, length);
-	}
-}
-
-/* Will a name's loss interest the daemon? Then say whose name it is. */
-static bool rushes_name_matters(struct vfs_handle_struct *handle,
-				struct files_struct *dirfsp,
-				const struct smb_filename *smb_fname,
-				SMB_STRUCT_STAT *st)
-{
-	struct rushes_session *session = rushes_session_of(handle);
-	int saved_errno = errno;
-	int ret;
-
-	if (session == NULL || is_named_stream(smb_fname) ||
-	    rushes_session_for_write(session) == NULL)
-	{
-		errno = saved_errno;
-		return false;
-	}
-	ret = SMB_VFS_NEXT_FSTATAT(handle, dirfsp, smb_fname, st,
-				   AT_SYMLINK_NOFOLLOW);
-	errno = saved_errno;
-	return ret == 0 && S_ISREG(st->st_ex_mode);
-}
-
-static void rushes_gone_inode(struct vfs_handle_struct *handle,
-			      const SMB_STRUCT_STAT *st)
-{
-	struct rushes_session *session = rushes_session_of(handle);
-	int saved_errno = errno;
-	int attempt;
-
-	for (attempt = 0; attempt < 2; attempt++) {
-		struct rushes_client *client =
-			rushes_session_for_write(session);
-		if (client == NULL) {
-			break;
-		}
-		rushes_gone(client, st->st_ex_dev, st->st_ex_ino);
-		rushes_session_after_wait(session);
-		if (session->client != NULL) {
-			break;
-		}
-	}
-	errno = saved_errno;
-}
 
 /*
  * Connecting.
@@ -760,16 +103,7 @@ static void vfs_rushes_disconnect(struct vfs_handle_struct *handle)
 	struct rushes_session *session = rushes_session_of(handle);
 
 	if (session != NULL) {
-		/*
-		 * smbd has closed all files. Should a read still be on its
-		 * way, it ends here: its buffer and its conn go away.
-		 */
-		while (session->reads != NULL) {
-			rushes_pread_abandon(session->reads);
-		}
-		if (session->client != NULL) {
-			rushes_session_end(session);
-		}
+		rushes_session_disconnect(session);
 		handle->data = NULL;
 		TALLOC_FREE(session);
 	}
@@ -858,54 +192,19 @@ static ssize_t vfs_rushes_pread(struct vfs_handle_struct *handle,
 }
 
 struct rushes_pread_state {
-	struct rushes_pread_state *prev, *next;
+	struct rushes_read read;
 	struct tevent_req *req;
 	struct tevent_context *ev;
 	struct vfs_handle_struct *handle;
-	struct rushes_session *session;
-	struct rushes_fsp *file;
 	struct files_struct *fsp;
 	void *data;
 	size_t n;
 	off_t offset;
 	ssize_t ret;
-	uint64_t ticket;
-	struct timespec start_time;
 	struct vfs_aio_state vfs_aio_state;
 };
 
 static void rushes_pread_plain_done(struct tevent_req *subreq);
-
-static struct rushes_pread_state *rushes_pread_first_of(
-	struct rushes_session *session, struct rushes_fsp *file)
-{
-	struct rushes_pread_state *state = NULL;
-
-	for (state = session->reads; state != NULL; state = state->next) {
-		if (state->file == file) {
-			break;
-		}
-	}
-	return state;
-}
-
-static bool rushes_pread_is_older(const struct rushes_pread_state *state,
-				  unsigned int seconds)
-{
-	struct timespec now = {0};
-
-	clock_gettime_mono(&now);
-	return nsec_time_diff(&now, &state->start_time) >
-	       (int64_t)seconds * (int64_t)RUSHES_NS_PER_S;
-}
-
-/* The daemon owes us nothing more for this request. */
-static void rushes_pread_settled(struct rushes_pread_state *state)
-{
-	talloc_set_destructor(state, NULL);
-	DLIST_REMOVE(state->session->reads, state);
-	state->ticket = 0;
-}
 
 static int rushes_pread_state_destructor(struct rushes_pread_state *state)
 {
@@ -914,30 +213,8 @@ static int rushes_pread_state_destructor(struct rushes_pread_state *state)
 	 * it. The library alone writes to the buffer, in rushes_poll: when the
 	 * read is forgotten, the buffer is free.
 	 */
-	rushes_read_cancel(state->session->client, state->ticket);
-	rushes_pread_settled(state);
+	rushes_read_forget(&state->read);
 	return 0;
-}
-
-/* The ground is pulled away from under a read. */
-static void rushes_pread_abandon(struct rushes_pread_state *state)
-{
-	rushes_read_cancel(state->session->client, state->ticket);
-	rushes_pread_settled(state);
-	tevent_req_error(state->req, EBADF);
-}
-
-static bool rushes_pread_submit(struct rushes_pread_state *state)
-{
-	state->ticket = rushes_read_send(state->file->file, state->data,
-					 state->n, state->offset, state);
-	if (state->ticket == 0) {
-		return false;
-	}
-	DLIST_ADD_END(state->session->reads, state);
-	talloc_set_destructor(state, rushes_pread_state_destructor);
-	rushes_session_guard(state->session);
-	return true;
 }
 
 /* From our own descriptor. */
@@ -971,17 +248,22 @@ static void rushes_pread_plain_done(struct tevent_req *subreq)
 }
 
 /*
- * The daemon's answer, or RUSHES_PLAIN because it is gone. Only called inside
- * a _send function or after tevent_req_defer_callback.
+ * The daemon's answer, or RUSHES_PLAIN because it is gone. Callbacks of the
+ * request are deferred to the event loop.
  */
-static void rushes_pread_finish(struct rushes_pread_state *state,
-				ssize_t result)
+static void rushes_pread_done(struct rushes_read *read, ssize_t result)
 {
+	struct rushes_pread_state *state = talloc_get_type_abort(
+		read, struct rushes_pread_state);
 	struct timespec end_time = {0};
 
-	rushes_pread_settled(state);
+	talloc_set_destructor(state, NULL);
+	if (result == RUSHES_ABANDONED) {
+		tevent_req_error(state->req, EBADF);
+		return;
+	}
 	if (rushes_is_plain(result)) {
-		rushes_fsp_declined(state->file);
+		rushes_fsp_declined(read->file);
 		rushes_pread_plain(state);
 		return;
 	}
@@ -994,7 +276,7 @@ static void rushes_pread_finish(struct rushes_pread_state *state,
 	state->ret = result;
 	clock_gettime_mono(&end_time);
 	state->vfs_aio_state.duration = nsec_time_diff(&end_time,
-						       &state->start_time);
+						       &read->start_time);
 	tevent_req_done(state->req);
 }
 
@@ -1025,19 +307,22 @@ static struct tevent_req *vfs_rushes_pread_send(
 		return NULL;
 	}
 	*state = (struct rushes_pread_state) {
+		.read = {
+			.session = file->session,
+			.file = file,
+			.done_fn = rushes_pread_done,
+		},
 		.req = req,
 		.ev = ev,
 		.handle = handle,
-		.session = file->session,
-		.file = file,
 		.fsp = fsp,
 		.data = data,
 		.n = n,
 		.offset = offset,
 	};
-	clock_gettime_mono(&state->start_time);
-
-	if (!rushes_pread_submit(state)) {
+	if (rushes_read_start(&state->read, data, n, offset)) {
+		talloc_set_destructor(state, rushes_pread_state_destructor);
+	} else {
 		rushes_pread_plain(state);
 		if (!tevent_req_is_in_progress(req)) {
 			return tevent_req_post(req, ev);
@@ -1639,7 +924,7 @@ static int vfs_rushes_linux_setlease(struct vfs_handle_struct *handle,
 		file = rushes_fsp_get(handle, fsp);
 	}
 	if (file != NULL && leasetype != F_UNLCK) {
-		if (rushes_pread_first_of(file->session, file) == NULL) {
+		if (rushes_read_of(file) == NULL) {
 			rushes_fsp_unname(file);
 		}
 		file->is_leased = true;

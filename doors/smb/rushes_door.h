@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: GPL-3.0-or-later */
+/*
+ * What the files of this module share: a session with the daemon for each tree
+ * connect (rushes_session.c), what is known about each open file
+ * (rushes_fsp.c), and Samba's hooks (vfs_rushes.c).
+ *
+ * Include after Samba's "includes.h" and "smbd/smbd.h".
+ */
+#ifndef RUSHES_DOOR_H
+#define RUSHES_DOOR_H
+
+#include "rushes_client.h"
+
+extern int vfs_rushes_debug_level;
+
+#undef DBGC_CLASS
+#define DBGC_CLASS vfs_rushes_debug_level
+
+#define RUSHES_NS_PER_S UINT64_C(1000000000)
+
+/*
+ * Without a daemon we look for one once in this time. A file that the daemon
+ * does not serve is offered to it again after it, and then after twice as long
+ * each time.
+ */
+#define RUSHES_RETRY_S 1
+#define RUSHES_RETRY_NS (RUSHES_RETRY_S * RUSHES_NS_PER_S)
+#define RUSHES_OFFER_NS_MAX (64 * RUSHES_NS_PER_S)
+
+/* No more than one part in this of our time goes into looking for a daemon. */
+#define RUSHES_RETRY_SHARE 100
+
+/*
+ * A daemon that leaves a read alone for so long is hung; as HUNG_PATIENCE in
+ * engine/shm for calls that wait. Clients give up at 20 to 60 seconds.
+ */
+#define RUSHES_HUNG_S 30
+#define RUSHES_GUARD_S 5
+
+/* A client who takes nothing for so long has its bytes copied and unpinned. */
+#define RUSHES_SEND_STALL_MS 1000
+
+struct rushes_fsp;
+struct rushes_session;
+
+/* Result of a read whose file or share is closed under it; no errno. */
+#define RUSHES_ABANDONED (RUSHES_PLAIN - 1)
+
+/*
+ * An asynchronous read that the daemon has not answered. Part of the caller's
+ * request; in its session's list exactly as long as the daemon may answer.
+ */
+struct rushes_read {
+	struct rushes_read *prev, *next;
+	struct rushes_session *session;
+	struct rushes_fsp *file;
+	uint64_t ticket;
+	struct timespec start_time;
+
+	/*
+	 * Called once, with bytes read, -errno, RUSHES_PLAIN or
+	 * RUSHES_ABANDONED; the read is not in the list any more. May run no
+	 * foreign code.
+	 */
+	void (*done_fn)(struct rushes_read *read, ssize_t result);
+};
+
+/*
+ * One tree connect.
+ */
+struct rushes_session {
+	struct tevent_context *ev;
+	const char *socket_path;
+	const char *share;
+	const char *user;
+	const char *address;
+
+	/* NULL: no daemon, plain I/O */
+	struct rushes_client *client;
+	struct tevent_fd *fdes[2];
+
+	/* Of the client; a file with another number is void */
+	uint64_t number;
+
+	/* Oldest first */
+	struct rushes_read *reads;
+
+	/* Looks after them; see rushes_session_guard */
+	struct tevent_timer *guard;
+
+	/* Do not look for a daemon before; CLOCK_MONOTONIC_COARSE */
+	uint64_t retry_ns;
+
+	/* The socket file that last turned us away; see rushes_socket_is_new */
+	struct stat refused;
+
+	/* The absence is in the log already */
+	bool absence_logged;
+};
+
+/* CLOCK_MONOTONIC_COARSE: read in a few ns, good to some milliseconds. */
+uint64_t rushes_now_ns(void);
+
+/* Look for a daemon now. Without one the session is there all the same. */
+void rushes_session_connect(struct rushes_session *session);
+
+/* For good: reads under way fail, their ground is pulled away. */
+void rushes_session_disconnect(struct rushes_session *session);
+
+/*
+ * The daemon to read from, or NULL. Costs a comparison while there is one, a
+ * clock reading while there is none.
+ */
+struct rushes_client *rushes_session_for_read(struct rushes_session *session);
+
+/*
+ * The daemon that must know about a change, or NULL. A second's patience, as
+ * for reads, is not allowed here: another smbd may have found a new daemon
+ * already and read the old bytes through it.
+ */
+struct rushes_client *rushes_session_for_write(struct rushes_session *session);
+
+/*
+ * After every call of the client library that may have waited or failed: it
+ * may have taken the doorbell of asynchronous reads with it, and may have
+ * found the daemon dead. session->client may be NULL afterwards.
+ */
+void rushes_session_after_wait(struct rushes_session *session);
+
+/*
+ * Start a read of a named file; session, file and done_fn are set. False: not
+ * taken, read it yourself. `data` stays valid until done_fn or
+ * rushes_read_forget.
+ */
+bool rushes_read_start(struct rushes_read *read, void *data, size_t n,
+		       off_t offset);
+
+/* Its buffer is going away: done_fn will not be called. */
+void rushes_read_forget(struct rushes_read *read);
+
+/* A read under way of this file, or NULL. */
+struct rushes_read *rushes_read_of(const struct rushes_fsp *file);
+
+/*
+ * What we know about an open file: the fsp's extension.
+ */
+struct rushes_fsp {
+	struct rushes_session *session;
+	struct files_struct *fsp;
+
+	/* As named to the daemon in session `number`; NULL: not named */
+	struct rushes_file *file;
+	uint64_t number;
+
+	/* Plain I/O until then: the daemon did not want this file */
+	uint64_t offer_ns;
+	uint64_t offer_wait_ns;
+
+	/* Of the descriptor, whatever modules above make of st_ex_ino */
+	dev_t device;
+	ino_t inode;
+
+	/* Something that has bytes of its own on a disk */
+	bool is_regular;
+
+	/* pwrite writes at the end whatever offset it is given */
+	bool is_append;
+
+	/* May be named to the daemon by its path */
+	bool is_servable;
+
+	/* A kernel lease is held on our descriptor */
+	bool is_leased;
+};
+
+/* NULL on IPC$, printers, and what smbd connects within itself. */
+struct rushes_session *rushes_session_of(struct vfs_handle_struct *handle);
+
+/* NULL: not a file with data of its own, or out of memory. */
+struct rushes_fsp *rushes_fsp_get(struct vfs_handle_struct *handle,
+				  struct files_struct *fsp);
+
+/*
+ * The file as the daemon knows it, to be read through it; NULL: read it
+ * yourself. Names it to the daemon where that has not been done.
+ */
+struct rushes_fsp *rushes_fsp_for_read(struct vfs_handle_struct *handle,
+				       struct files_struct *fsp);
+
+/* Take a file's name back from the daemon. */
+void rushes_fsp_unname(struct rushes_fsp *file);
+
+/* The daemon said "read it yourself". */
+void rushes_fsp_declined(struct rushes_fsp *file);
+
+/*
+ * Does this answer mean that we have to read it ourselves? The client gets to
+ * hear what a disk says of its medium. Other errors are about the daemon
+ * (a handle, a limit): our own descriptor knows better.
+ */
+bool rushes_is_plain(ssize_t result);
+
+/*
+ * Telling the daemon what was changed. All of these are called after the
+ * change, keep errno, and are called for failed changes too: part of the
+ * bytes may have been written.
+ */
+void rushes_changed_inode(struct rushes_session *session,
+			  dev_t device, ino_t inode,
+			  uint64_t offset, uint64_t length);
+void rushes_changed_fsp(struct vfs_handle_struct *handle,
+			struct files_struct *fsp,
+			uint64_t offset, uint64_t length);
+
+/*
+ * The request of a change is thrown away: the client is gone. A thread of
+ * vfs_default may have made the change, or be making it; what it writes after
+ * this reaches the daemon as a foreign change. No daemon is looked for here, in
+ * the middle of a destructor.
+ */
+void rushes_changed_orphan(struct vfs_handle_struct *handle,
+			   struct files_struct *fsp,
+			   uint64_t offset, uint64_t length);
+
+/* Will a name's loss interest the daemon? Then say whose name it is. */
+bool rushes_name_matters(struct vfs_handle_struct *handle,
+			 struct files_struct *dirfsp,
+			 const struct smb_filename *smb_fname,
+			 SMB_STRUCT_STAT *st);
+void rushes_gone_inode(struct vfs_handle_struct *handle,
+		       const SMB_STRUCT_STAT *st);
+
+#endif /* RUSHES_DOOR_H */

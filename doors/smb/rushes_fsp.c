@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: GPL-3.0-or-later */
+/*
+ * What is known about an open file, and what the daemon is told about files.
+ *
+ * A file is named to the daemon at its first read and not at its open. A data
+ * open is two opens and a close of one fsp (first O_PATH, then the real one),
+ * and most opens are made to look at a file, not to read it.
+ *
+ * The trick in the fall-back: a file's name carries the number of the session
+ * it was told in. When the daemon dies, the session's number moves on and every
+ * name is void at once, without a list of them.
+ */
+
+#include "includes.h"
+#include "system/filesys.h"
+#include "smbd/smbd.h"
+#include "rushes_door.h"
+
+struct rushes_session *rushes_session_of(struct vfs_handle_struct *handle)
+{
+	return (struct rushes_session *)handle->data;
+}
+
+static bool rushes_fsp_is_named(const struct rushes_fsp *file)
+{
+	return file->file != NULL && file->session->client != NULL &&
+	       file->number == file->session->number;
+}
+
+void rushes_fsp_unname(struct rushes_fsp *file)
+{
+	struct rushes_read *read = NULL;
+
+	/*
+	 * smbd closes no file with requests outstanding (it would panic); if
+	 * it ever does, they must not complete into freed memory.
+	 */
+	while ((read = rushes_read_of(file)) != NULL) {
+		rushes_read_forget(read);
+		read->done_fn(read, RUSHES_ABANDONED);
+	}
+	if (rushes_fsp_is_named(file)) {
+		rushes_close(file->file);
+	}
+	file->file = NULL;
+}
+
+static void rushes_fsp_destroy(void *p_data)
+{
+	rushes_fsp_unname((struct rushes_fsp *)p_data);
+}
+
+static void rushes_fsp_identify(struct rushes_fsp *file)
+{
+	struct files_struct *fsp = file->fsp;
+	int fd = fsp_get_io_fd(fsp);
+	struct stat st = {0};
+
+	if (fstat(fd, &st) == -1 || !S_ISREG(st.st_mode)) {
+		return;
+	}
+	file->is_regular = true;
+	file->device = st.st_dev;
+	file->inode = st.st_ino;
+	file->is_append = (fcntl(fd, F_GETFL, 0) & O_APPEND) != 0;
+
+	/*
+	 * A stream's bytes lie elsewhere than its name says, and a snapshot's
+	 * name is that of the living file: neither can be told by a path.
+	 */
+	file->is_servable = !fsp_is_alternate_stream(fsp) &&
+			    fsp->fsp_name->twrp == 0;
+}
+
+struct rushes_fsp *rushes_fsp_get(struct vfs_handle_struct *handle,
+				  struct files_struct *fsp)
+{
+	struct rushes_fsp *file = NULL;
+
+	file = (struct rushes_fsp *)VFS_FETCH_FSP_EXTENSION(handle, fsp);
+	if (file != NULL) {
+		return file;
+	}
+	if (fsp->fsp_flags.is_pathref || fsp->fsp_flags.is_directory ||
+	    fsp->fake_file_handle != NULL || fsp->print_file != NULL)
+	{
+		return NULL;
+	}
+	file = VFS_ADD_FSP_EXTENSION(handle, fsp, struct rushes_fsp,
+				     rushes_fsp_destroy);
+	if (file == NULL) {
+		return NULL;
+	}
+	file->session = rushes_session_of(handle);
+	file->fsp = fsp;
+	rushes_fsp_identify(file);
+	return file;
+}
+
+/* Name a file to the daemon. */
+static bool rushes_fsp_name(struct rushes_fsp *file)
+{
+	struct rushes_session *session = file->session;
+	const char *path = file->fsp->fsp_name->base_name;
+
+	while (path[0] == '.' && path[1] == '/') {
+		path += 2;
+	}
+	file->file = rushes_open(session->client,
+				 fsp_get_io_fd(file->fsp),
+				 path);
+	file->number = session->number;
+	if (file->file == NULL) {
+		rushes_session_after_wait(session);
+	}
+	return file->file != NULL;
+}
+
+struct rushes_fsp *rushes_fsp_for_read(struct vfs_handle_struct *handle,
+				       struct files_struct *fsp)
+{
+	struct rushes_session *session = rushes_session_of(handle);
+	struct rushes_fsp *file = NULL;
+
+	if (session == NULL || rushes_session_for_read(session) == NULL) {
+		return NULL;
+	}
+	file = rushes_fsp_get(handle, fsp);
+	if (file == NULL || !file->is_servable || file->is_leased) {
+		return NULL;
+	}
+	if (file->offer_ns != 0) {
+		if (rushes_now_ns() < file->offer_ns ||
+		    rushes_read_of(file) != NULL)
+		{
+			return NULL;
+		}
+
+		/* The daemon remembers its answer as long as the name. */
+		rushes_fsp_unname(file);
+		file->offer_ns = 0;
+	}
+	if (!rushes_fsp_is_named(file) && !rushes_fsp_name(file)) {
+		return NULL;
+	}
+	return file;
+}
+
+void rushes_fsp_declined(struct rushes_fsp *file)
+{
+	/*
+	 * Asking at every read would cost a round trip each; asking never again
+	 * would keep a file plain for good that a reloaded configuration
+	 * serves. A dead daemon says it as well; its successor is asked at
+	 * once.
+	 */
+	if (file->offer_ns != 0 || !rushes_alive(file->session->client)) {
+		return;
+	}
+	file->offer_wait_ns = MIN(RUSHES_OFFER_NS_MAX,
+				  MAX(RUSHES_RETRY_NS,
+				      2 * file->offer_wait_ns));
+	file->offer_ns = rushes_now_ns() + file->offer_wait_ns;
+}
+
+bool rushes_is_plain(ssize_t result)
+{
+	switch (result) {
+	case -EIO:
+	case -ENODATA:
+	case -EREMOTEIO:
+	case -EILSEQ:
+	case -ETIMEDOUT:
+		return false;
+	default:
+		return result < 0;
+	}
+}
+
+void rushes_changed_inode(struct rushes_session *session,
+			  dev_t device, ino_t inode,
+			  uint64_t offset, uint64_t length)
+{
+	struct rushes_client *client = NULL;
+	int attempt;
+
+	/*
+	 * A daemon that dies while we tell it may already have a successor,
+	 * which has to be told instead.
+	 */
+	for (attempt = 0; attempt < 2; attempt++) {
+		client = rushes_session_for_write(session);
+		if (client == NULL) {
+			return;
+		}
+		rushes_changed(client, device, inode, offset, length);
+		rushes_session_after_wait(session);
+		if (session->client != NULL) {
+			return;
+		}
+	}
+}
+
+void rushes_changed_fsp(struct vfs_handle_struct *handle,
+			struct files_struct *fsp,
+			uint64_t offset, uint64_t length)
+{
+	struct rushes_session *session = rushes_session_of(handle);
+	struct rushes_fsp *file = NULL;
+	int saved_errno = errno;
+
+	if (session == NULL || rushes_session_for_write(session) == NULL) {
+		goto done;
+	}
+	file = rushes_fsp_get(handle, fsp);
+	if (file == NULL || !file->is_regular) {
+		goto done;
+	}
+	if (file->is_append) {
+		offset = 0;
+		length = UINT64_MAX;
+	}
+	rushes_changed_inode(session, file->device, file->inode,
+			     offset, length);
+done:
+	errno = saved_errno;
+}
+
+void rushes_changed_orphan(struct vfs_handle_struct *handle,
+			   struct files_struct *fsp,
+			   uint64_t offset, uint64_t length)
+{
+	struct rushes_session *session = rushes_session_of(handle);
+
+	if (session != NULL && session->client != NULL) {
+		rushes_changed_fsp(handle, fsp, offset, length);
+	}
+}
+
+bool rushes_name_matters(struct vfs_handle_struct *handle,
+			 struct files_struct *dirfsp,
+			 const struct smb_filename *smb_fname,
+			 SMB_STRUCT_STAT *st)
+{
+	struct rushes_session *session = rushes_session_of(handle);
+	int saved_errno = errno;
+	int ret;
+
+	if (session == NULL || is_named_stream(smb_fname) ||
+	    rushes_session_for_write(session) == NULL)
+	{
+		errno = saved_errno;
+		return false;
+	}
+	ret = SMB_VFS_NEXT_FSTATAT(handle, dirfsp, smb_fname, st,
+				   AT_SYMLINK_NOFOLLOW);
+	errno = saved_errno;
+	return ret == 0 && S_ISREG(st->st_ex_mode);
+}
+
+void rushes_gone_inode(struct vfs_handle_struct *handle,
+		       const SMB_STRUCT_STAT *st)
+{
+	struct rushes_session *session = rushes_session_of(handle);
+	int saved_errno = errno;
+	int attempt;
+
+	for (attempt = 0; attempt < 2; attempt++) {
+		struct rushes_client *client =
+			rushes_session_for_write(session);
+		if (client == NULL) {
+			break;
+		}
+		rushes_gone(client, st->st_ex_dev, st->st_ex_ino);
+		rushes_session_after_wait(session);
+		if (session->client != NULL) {
+			break;
+		}
+	}
+	errno = saved_errno;
+}

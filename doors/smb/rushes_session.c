@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: GPL-3.0-or-later */
+/*
+ * A session with the daemon: found, watched, lost and found again; and the
+ * asynchronous reads that are under way in it.
+ *
+ * It is made as root, since the daemon takes nobody else; after that no call
+ * needs a privilege, so that it does not matter which user smbd is in a
+ * completion.
+ */
+
+#include "includes.h"
+#include "system/filesys.h"
+#include "smbd/smbd.h"
+#include "lib/util/dlinklist.h"
+#include "rushes_door.h"
+
+uint64_t rushes_now_ns(void)
+{
+	struct timespec now = {0};
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	return (uint64_t)now.tv_sec * RUSHES_NS_PER_S + now.tv_nsec;
+}
+
+/* The daemon owes us nothing more for this read. */
+static void rushes_read_settled(struct rushes_read *read)
+{
+	DLIST_REMOVE(read->session->reads, read);
+	read->ticket = 0;
+}
+
+static void rushes_read_finish(struct rushes_read *read, ssize_t result)
+{
+	rushes_read_settled(read);
+	read->done_fn(read, result);
+}
+
+/*
+ * Finish what the daemon has answered. Callbacks of the requests are deferred
+ * to the event loop: no foreign code runs in here.
+ */
+static void rushes_session_collect(struct rushes_session *session)
+{
+	struct rushes_completion done[16];
+	int count = 0;
+	int i;
+
+	do {
+		count = rushes_poll(session->client, done, ARRAY_SIZE(done));
+		for (i = 0; i < count; i++) {
+			rushes_read_finish(
+				(struct rushes_read *)done[i].private_data,
+				done[i].result);
+		}
+	} while (count == ARRAY_SIZE(done));
+}
+
+/* End the session; outstanding reads go on as plain I/O. */
+static void rushes_session_end(struct rushes_session *session)
+{
+	rushes_session_collect(session);
+
+	/* A hung daemon has left some. */
+	while (session->reads != NULL) {
+		rushes_read_cancel(session->client, session->reads->ticket);
+		rushes_read_finish(session->reads, RUSHES_PLAIN);
+	}
+
+	TALLOC_FREE(session->fdes[0]);
+	TALLOC_FREE(session->fdes[1]);
+	rushes_disconnect(session->client);
+	session->client = NULL;
+	session->number += 1;
+}
+
+static void rushes_session_log_absence(struct rushes_session *session,
+				       const char *reason)
+{
+	if (session->absence_logged) {
+		return;
+	}
+	session->absence_logged = true;
+	DBG_ERR("share %s: no daemon at %s (%s); plain I/O until there is "
+		"one\n", session->share, session->socket_path, reason);
+}
+
+/* The daemon is dead. */
+static void rushes_session_lost(struct rushes_session *session)
+{
+	rushes_session_end(session);
+	rushes_session_log_absence(session, "it went away");
+	session->retry_ns = 0;
+}
+
+static void rushes_session_readable(struct tevent_context *ev,
+				    struct tevent_fd *fde,
+				    uint16_t flags,
+				    void *private_data)
+{
+	struct rushes_session *session = talloc_get_type_abort(
+		private_data, struct rushes_session);
+
+	if (session->client == NULL) {
+		return;
+	}
+	rushes_session_collect(session);
+	if (!rushes_alive(session->client)) {
+		rushes_session_lost(session);
+	}
+}
+
+/* There is no daemon here, or none for us: remember that for a while. */
+static void rushes_session_refused(struct rushes_session *session,
+				   uint64_t retry_s,
+				   const char *reason)
+{
+	session->retry_ns = rushes_now_ns() + retry_s * RUSHES_NS_PER_S;
+	if (stat(session->socket_path, &session->refused) == -1) {
+		session->refused = (struct stat) {0};
+	}
+	rushes_session_log_absence(session, reason);
+}
+
+static bool rushes_read_is_hung(const struct rushes_read *read)
+{
+	struct timespec now = {0};
+
+	clock_gettime_mono(&now);
+	return nsec_time_diff(&now, &read->start_time) >
+	       RUSHES_HUNG_S * (int64_t)RUSHES_NS_PER_S;
+}
+
+static void rushes_session_guard(struct rushes_session *session);
+
+static void rushes_session_guarded(struct tevent_context *ev,
+				   struct tevent_timer *te,
+				   struct timeval now,
+				   void *private_data)
+{
+	struct rushes_session *session = talloc_get_type_abort(
+		private_data, struct rushes_session);
+
+	/* tevent frees a timer that has fired. */
+	session->guard = NULL;
+	if (session->reads == NULL) {
+		return;
+	}
+	if (rushes_read_is_hung(session->reads)) {
+		rushes_session_end(session);
+		rushes_session_refused(session, RUSHES_HUNG_S, "it is hung");
+		return;
+	}
+	rushes_session_guard(session);
+}
+
+/*
+ * A dead daemon closes its socket, which wakes us; a hung one does nothing. One
+ * timer for all reads, made anew only every few seconds: no cost per read.
+ */
+static void rushes_session_guard(struct rushes_session *session)
+{
+	if (session->guard != NULL) {
+		return;
+	}
+	session->guard = tevent_add_timer(
+		session->ev, session,
+		tevent_timeval_current_ofs(RUSHES_GUARD_S, 0),
+		rushes_session_guarded, session);
+}
+
+static bool rushes_session_watch(struct rushes_session *session)
+{
+	int fds[2] = { -1, -1 };
+	int i;
+
+	rushes_event_fds(session->client, fds);
+	for (i = 0; i < 2; i++) {
+		session->fdes[i] = tevent_add_fd(session->ev,
+						 session,
+						 fds[i],
+						 TEVENT_FD_READ,
+						 rushes_session_readable,
+						 session);
+		if (session->fdes[i] == NULL) {
+			return false;
+		}
+	}
+	return true;
+}
+
+void rushes_session_connect(struct rushes_session *session)
+{
+	const char *reason = NULL;
+	uint64_t started_ns = rushes_now_ns();
+	uint64_t spent_ns;
+
+	/* The daemon asks the socket who we are: uid 0 or nobody. */
+	become_root();
+	session->client = rushes_connect(session->socket_path,
+					 RUSHES_DOOR_SMB,
+					 session->share,
+					 session->user,
+					 session->address,
+					 &reason);
+	spent_ns = rushes_now_ns() - started_ns;
+	if (session->client == NULL) {
+		rushes_session_refused(session,
+				       RUSHES_RETRY_S + spent_ns *
+				       RUSHES_RETRY_SHARE / RUSHES_NS_PER_S,
+				       reason);
+	}
+	unbecome_root();
+
+	if (session->client == NULL) {
+		return;
+	}
+	if (!rushes_session_watch(session)) {
+		rushes_session_end(session);
+		rushes_session_refused(session, RUSHES_RETRY_S,
+				       "out of memory");
+		return;
+	}
+	DBG_NOTICE("share %s: session with the daemon at %s\n",
+		   session->share, session->socket_path);
+	session->absence_logged = false;
+}
+
+struct rushes_client *rushes_session_for_read(struct rushes_session *session)
+{
+	if (session->client != NULL && !rushes_alive(session->client)) {
+		rushes_session_lost(session);
+	}
+	if (session->client == NULL && rushes_now_ns() >= session->retry_ns) {
+		rushes_session_connect(session);
+	}
+	return session->client;
+}
+
+/*
+ * Is there a socket that has not turned us away? A stat of something that is
+ * mostly not there: less than a microsecond.
+ */
+static bool rushes_socket_is_new(struct rushes_session *session)
+{
+	struct stat st = {0};
+
+	if (stat(session->socket_path, &st) == -1) {
+		return false;
+	}
+
+	/* An inode number may be used again at once: the times tell. */
+	return st.st_dev != session->refused.st_dev ||
+	       st.st_ino != session->refused.st_ino ||
+	       st.st_ctim.tv_sec != session->refused.st_ctim.tv_sec ||
+	       st.st_ctim.tv_nsec != session->refused.st_ctim.tv_nsec;
+}
+
+struct rushes_client *rushes_session_for_write(struct rushes_session *session)
+{
+	struct rushes_client *client = rushes_session_for_read(session);
+
+	if (client == NULL && rushes_socket_is_new(session)) {
+		rushes_session_connect(session);
+		client = session->client;
+	}
+	return client;
+}
+
+void rushes_session_after_wait(struct rushes_session *session)
+{
+	if (session->reads != NULL) {
+		rushes_session_collect(session);
+	}
+	if (!rushes_alive(session->client)) {
+		rushes_session_lost(session);
+	}
+}
+
+void rushes_session_disconnect(struct rushes_session *session)
+{
+	/*
+	 * smbd has closed all files. Should a read still be on its way, it ends
+	 * here: its buffer and its conn go away.
+	 */
+	while (session->reads != NULL) {
+		struct rushes_read *read = session->reads;
+
+		rushes_read_forget(read);
+		read->done_fn(read, RUSHES_ABANDONED);
+	}
+	if (session->client != NULL) {
+		rushes_session_end(session);
+	}
+}
+
+bool rushes_read_start(struct rushes_read *read, void *data, size_t n,
+		       off_t offset)
+{
+	struct rushes_session *session = read->session;
+
+	clock_gettime_mono(&read->start_time);
+	read->ticket = rushes_read_send(read->file->file, data, n, offset,
+					read);
+	if (read->ticket == 0) {
+		return false;
+	}
+	DLIST_ADD_END(session->reads, read);
+	rushes_session_guard(session);
+	return true;
+}
+
+void rushes_read_forget(struct rushes_read *read)
+{
+	rushes_read_cancel(read->session->client, read->ticket);
+	rushes_read_settled(read);
+}
+
+struct rushes_read *rushes_read_of(const struct rushes_fsp *file)
+{
+	struct rushes_read *read = NULL;
+
+	for (read = file->session->reads; read != NULL; read = read->next) {
+		if (read->file == file) {
+			break;
+		}
+	}
+	return read;
+}
