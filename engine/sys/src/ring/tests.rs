@@ -442,3 +442,69 @@ fn fake_ring_completes_what_the_test_says() {
     fake.set_now(Instant(100));
     assert_eq!(ring.next_completion(), Some(Completion::Timer));
 }
+
+#[test]
+fn read_that_stops_short_goes_on_where_it_stopped() {
+    // A pipe gives what it has; a device that gives a part does the same.
+    let (out, inward) = rustix::pipe::pipe().unwrap();
+    let segment = segment(8);
+    let mut ring = Ring::new(Arc::clone(&segment), limits()).unwrap();
+    let slot = u64::from(SLOT);
+    ring.read(&SlotRead {
+        file: &Arc::new(out),
+        range: ByteRange::new(0, 3 * slot),
+        expected: ByteCount(3 * slot),
+        slots: &slots(&[5, 2, 7]),
+        class: IoClass::BestEffort,
+        user_data: 4,
+    })
+    .unwrap();
+    // One whole slot, then 512 bytes of the next, then 100 (not a place to go on from): the end.
+    for (fill, count) in [(1, SLOT as usize), (2, 512), (3, 100)] {
+        let bytes = vec![fill; count];
+        assert_eq!(rustix::io::write(&inward, &bytes).unwrap(), count);
+        ring.wake_at(clock::now() + Duration::from_ms(20));
+        let done = next(&mut ring);
+        if fill < 3 {
+            assert_eq!(done, Completion::Timer);
+        } else {
+            let result = Ok(ByteCount(slot + 612));
+            assert_eq!(
+                done,
+                Completion::Read {
+                    user_data: 4,
+                    result
+                }
+            );
+        }
+    }
+    let mut found = vec![0; SLOT as usize];
+    segment.copy_out(SlotIndex(5), 0, &mut found).unwrap();
+    assert!(found.iter().all(|&byte| byte == 1));
+    segment.copy_out(SlotIndex(2), 0, &mut found).unwrap();
+    let expected = [vec![2; 512], vec![3; 100], vec![0; SLOT as usize - 612]].concat();
+    assert!(found == expected);
+}
+
+#[test]
+fn real_time_reads_go_as_best_effort_where_the_class_is_refused() {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    let footage = Footage::new("refused", SLOT as usize);
+    // Capabilities belong to a thread, and so does a ring.
+    std::thread::spawn(move || {
+        let segment = segment(1);
+        let mut sets = capabilities(None).unwrap();
+        sets.effective -= CapabilitySet::SYS_NICE | CapabilitySet::SYS_ADMIN;
+        if set_capabilities(None, sets).is_err() {
+            eprintln!("skipped: cannot drop capabilities here");
+            return;
+        }
+        let mut ring = Ring::new(Arc::clone(&segment), limits()).unwrap();
+        let whole = ByteRange::new(0, u64::from(SLOT));
+        check(&mut ring, &segment, &footage, false, whole, &[0]);
+        assert!(ring.facts().real_time_refused);
+        check(&mut ring, &segment, &footage, true, whole, &[0]);
+    })
+    .join()
+    .unwrap();
+}
