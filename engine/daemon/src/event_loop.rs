@@ -12,9 +12,9 @@
 use crate::config::Config;
 use crate::desk::{Desk, Question};
 use crate::device::Devices;
-use crate::files::Files;
+use crate::files::{Files, Headers};
 use crate::foreign::{self, Counters, Foreign};
-use crate::jobs::{Done, Job};
+use crate::jobs::{Done, Job, is_container};
 use crate::lag::Lag;
 use crate::sessions::{Guest, NEWCOMER_COUNT_MAX, Seat, Sessions};
 use crate::share::{ServedShare, Share};
@@ -70,6 +70,7 @@ pub(crate) struct Daemon {
     pub(super) shares: Vec<Arc<ServedShare>>,
     pub(super) devices: Devices,
     pub(super) files: Files,
+    headers: Headers,
     pub(super) sessions: Sessions,
     pub(super) lag: Lag,
     pub(super) counts: Counts,
@@ -140,6 +141,7 @@ impl Daemon {
             shares: Vec::new(),
             devices: Devices::default(),
             files: Files::default(),
+            headers: Headers::default(),
             sessions: Sessions::default(),
             lag: Lag::new(),
             counts: Counts::default(),
@@ -946,6 +948,20 @@ impl Daemon {
                     generation,
                     result,
                 } => self.stat_done(file, generation, result),
+                Done::Probed {
+                    file,
+                    generation,
+                    key,
+                    version,
+                    hint,
+                } => {
+                    self.headers.put(key, version, hint);
+                    if let Some(hint) = hint
+                        && self.files.same_mut(file, generation).is_some()
+                    {
+                        self.feed(Event::Hint { file, hint });
+                    }
+                }
                 Done::Reloaded(result) => self.reloaded(result),
             }
         }
@@ -967,10 +983,18 @@ impl Daemon {
             return;
         }
         let share = seat.share.share.clone();
+        let mut probe = None;
         let facts = match result {
             Ok(found) => {
-                let hint = self.config.rule_for(&share.config.name, path);
-                Ok(self.adopt(found, &share, path, hint))
+                let rule = self.config.rule_for(&share.config.name, path);
+                let mut facts = self.adopt(found, &share, path, rule);
+                if facts.hint.is_none() && is_container(path) {
+                    match self.headers.get(facts.key, facts.version) {
+                        Some(said) => facts.hint = said,
+                        None => probe = Some((facts.file, facts.version)),
+                    }
+                }
+                Ok(facts)
             }
             Err(unserved) => {
                 self.counts.plain += 1;
@@ -988,6 +1012,32 @@ impl Daemon {
             handle,
             facts,
         });
+        if let Some((file, version)) = probe {
+            self.probe(file, version);
+        }
+    }
+
+    /// Look into a file's header when there is time; its first read does not wait for that.
+    fn probe(&mut self, id: FileId, version: u64) {
+        let policy = &self.config.policy;
+        let Some(file) = self.files.get(id) else {
+            return;
+        };
+        if !policy.analyser || !policy.contracts_from_header {
+            return;
+        }
+        let job = Job::Probe {
+            file: id,
+            generation: file.generation,
+            key: file.key,
+            version,
+            fd: file.fd.clone(),
+            size: file.size,
+        };
+        // What is not looked at now will be at the next open.
+        if self.workers.push(Urgency::Later, job).is_ok() {
+            self.headers.put(file.key, version, None);
+        }
     }
 
     /// Know a file that was opened for us; what the core must know of it.

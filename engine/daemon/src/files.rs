@@ -5,7 +5,7 @@
 //! one client, or ahead of all, serve the next.
 
 use crate::share::Share;
-use rushes_core::server::FileKey;
+use rushes_core::server::{FileKey, RateHint};
 use rushes_core::units::FileId;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -23,10 +23,33 @@ pub(crate) struct File {
     pub(crate) path: String,
     /// Tells this use of the number from a later one.
     pub(crate) generation: u64,
-    /// Its header was, or is being, looked at.
-    pub(crate) probed: bool,
     /// Changes by others are watched.
     pub(crate) watched: bool,
+}
+
+/// What headers said, so that a file that is opened again and again is looked into once.
+///
+/// Kept by inode and version: a file that was written to may say something else.
+#[derive(Debug, Default)]
+pub(crate) struct Headers {
+    said: HashMap<(FileKey, u64), Option<RateHint>>,
+}
+
+/// Files whose headers are remembered; then all are forgotten, which costs a look at each.
+const HEADER_COUNT_MAX: usize = 16_384;
+
+impl Headers {
+    /// What the header said; None: it was not looked at, Some(None): nothing of use, or it is being looked at.
+    pub(crate) fn get(&self, key: FileKey, version: u64) -> Option<Option<RateHint>> {
+        self.said.get(&(key, version)).copied()
+    }
+
+    pub(crate) fn put(&mut self, key: FileKey, version: u64, hint: Option<RateHint>) {
+        if self.said.len() >= HEADER_COUNT_MAX {
+            self.said.clear();
+        }
+        self.said.insert((key, version), hint);
+    }
 }
 
 /// All of them.
@@ -68,7 +91,6 @@ impl Files {
             share: share.clone(),
             path: path.to_string(),
             generation: self.generation,
-            probed: false,
             watched: false,
         };
         self.by_id.insert(id, file);
@@ -108,10 +130,6 @@ impl Files {
         }
     }
 
-    pub(crate) fn count(&self) -> usize {
-        self.by_id.len()
-    }
-
     pub(crate) fn keys(&self) -> Vec<FileKey> {
         self.by_key.keys().copied().collect()
     }
@@ -148,6 +166,6 @@ mod tests {
         let (other, new) = files.adopt(key, fd(), 7, &share, "a");
         assert!(new && other != id);
         assert!(files.same_mut(id, generation).is_none());
-        assert_eq!(files.count(), 1);
+        assert_eq!(files.keys(), [key]);
     }
 }

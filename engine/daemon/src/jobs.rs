@@ -5,11 +5,11 @@ use crate::calibrate::{Calibration, identity_of};
 use crate::config::{Config, ConfigError, ShareConfig};
 use crate::error::ServeError;
 use crate::share::{Share, same_file_system_elsewhere};
-use rushes_core::server::{Errno, Extent, FileKey};
+use rushes_core::server::{Errno, Extent, FileKey, RateHint, RateSource};
 use rushes_core::units::{FileId, HandleId, SessionId};
 use rushes_sys::extents;
 use rushes_sys::file::{self, FileStatus, PrivateFile, Unserved};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -46,6 +46,15 @@ pub(crate) enum Job {
         generation: u64,
         fd: Arc<OwnedFd>,
     },
+    /// What does its header say?
+    Probe {
+        file: FileId,
+        generation: u64,
+        key: FileKey,
+        version: u64,
+        fd: Arc<OwnedFd>,
+        size: u64,
+    },
     /// Read the configuration again, and open shares that are new in it.
     Reload {
         file: PathBuf,
@@ -74,6 +83,13 @@ pub(crate) enum Done {
         file: FileId,
         generation: u64,
         result: Option<FileStatus>,
+    },
+    Probed {
+        file: FileId,
+        generation: u64,
+        key: FileKey,
+        version: u64,
+        hint: Option<RateHint>,
     },
     Reloaded(Result<Box<Reloaded>, ConfigError>),
 }
@@ -139,6 +155,20 @@ pub(crate) fn work(job: Job) -> Done {
             generation,
             result: file::status(&*fd).ok(),
         },
+        Job::Probe {
+            file,
+            generation,
+            key,
+            version,
+            fd,
+            size,
+        } => Done::Probed {
+            file,
+            generation,
+            key,
+            version,
+            hint: probe_header(&fd, size),
+        },
         Job::Reload { file, known } => Done::Reloaded(reload(&file, &known).map(Box::new)),
     }
 }
@@ -167,6 +197,39 @@ fn found(file: PrivateFile) -> Result<Found, Unserved> {
         .map(|map| map.extents)
         .unwrap_or_default();
     Ok(Found { file, extents })
+}
+
+/// What a container's header says of the rate. None: it says nothing, or cannot be read; then the rate is
+/// observed.
+fn probe_header(fd: &OwnedFd, size: u64) -> Option<RateHint> {
+    // Opened anew: our own descriptor is for direct I/O, which wants aligned memory.
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let mut file = std::fs::File::open(path).ok()?;
+    // A header is small reads in two or three places: reading ahead would disturb the streams.
+    let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
+    match rushes_header::probe(&mut file, size) {
+        Ok(Some(facts)) => Some(RateHint::Rate(facts.bytes_per_second, RateSource::Header)),
+        Ok(None) => None,
+        Err(error) => {
+            tracing::debug!("a header says nothing of use: {error}");
+            None
+        }
+    }
+}
+
+/// Whether a file's name says that it is a container whose header tells its rate.
+pub(crate) fn is_container(path: &str) -> bool {
+    const ENDINGS: &[&str] = &[
+        "mov", "qt", "mp4", "m4v", "m4a", "mxf", "avi", "wav", "bwf", "rf64",
+    ];
+    Path::new(path)
+        .extension()
+        .and_then(|ending| ending.to_str())
+        .is_some_and(|ending| {
+            ENDINGS
+                .iter()
+                .any(|known| known.eq_ignore_ascii_case(ending))
+        })
 }
 
 /// The calibration of a share's device, if there is one. One that makes no sense is said and ignored.

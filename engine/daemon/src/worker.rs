@@ -14,6 +14,8 @@ use std::thread::JoinHandle;
 const THREAD_COUNT: usize = 4;
 /// Jobs that wait, of each kind.
 const QUEUE_COUNT_MAX: usize = 4096;
+/// Of those, at most so many are busy with what nobody waits for.
+const LATER_COUNT_MAX: usize = 1;
 /// A worker's deepest call is a read of a header.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -30,6 +32,8 @@ struct Queues<J, R> {
     now: VecDeque<J>,
     later: VecDeque<J>,
     done: VecDeque<R>,
+    /// Jobs for which nobody waits that are being done.
+    later_count: usize,
     stopping: bool,
 }
 
@@ -55,6 +59,7 @@ impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
                 now: VecDeque::new(),
                 later: VecDeque::new(),
                 done: VecDeque::new(),
+                later_count: 0,
                 stopping: false,
             }),
             work: Condvar::new(),
@@ -68,8 +73,8 @@ impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
                 .name(format!("rushes-work{index}"))
                 .stack_size(STACK_BYTES)
                 .spawn(move || {
-                    while let Some(job) = shared.next() {
-                        shared.finish(work(job));
+                    while let Some((urgency, job)) = shared.next() {
+                        shared.finish(urgency, work(job));
                     }
                 })?;
             threads.push(thread);
@@ -116,17 +121,20 @@ impl<J, R> Shared<J, R> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next(&self) -> Option<J> {
+    fn next(&self) -> Option<(Urgency, J)> {
         let mut queues = self.lock();
         loop {
             if queues.stopping {
                 return None;
             }
             if let Some(job) = queues.now.pop_front() {
-                return Some(job);
+                return Some((Urgency::Now, job));
             }
-            if let Some(job) = queues.later.pop_front() {
-                return Some(job);
+            if queues.later_count < LATER_COUNT_MAX
+                && let Some(job) = queues.later.pop_front()
+            {
+                queues.later_count += 1;
+                return Some((Urgency::Later, job));
             }
             queues = self
                 .work
@@ -135,8 +143,13 @@ impl<J, R> Shared<J, R> {
         }
     }
 
-    fn finish(&self, result: R) {
-        self.lock().done.push_back(result);
+    fn finish(&self, urgency: Urgency, result: R) {
+        let mut queues = self.lock();
+        queues.done.push_back(result);
+        if urgency == Urgency::Later {
+            queues.later_count -= 1;
+        }
+        drop(queues);
         // Fails only for a descriptor that is none; the loop would then see it at its next turn.
         let _ = bell::ring(&*self.bell);
     }
@@ -197,6 +210,7 @@ mod tests {
         }
         let first = results.iter().position(|r| *r == 1).unwrap();
         assert!(first < 3 * THREAD_COUNT, "done as number {first}");
+        assert!(results.iter().filter(|r| **r == 2).count() == QUEUE_COUNT_MAX);
         assert!(bell::silence(&**workers.bell()).unwrap());
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A daemon in this process, in a folder of its own, and what is needed to speak to it.
 // Each test program uses a part of this.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 pub(crate) mod raw;
 
@@ -51,6 +51,12 @@ impl Daemon {
     pub(crate) fn start_in(folder: Folder, share: &Path, more: &str) -> Daemon {
         let file = folder.0.join("rushes.toml");
         std::fs::write(&file, configuration(&folder.0, share, more)).unwrap();
+        Daemon::start_written(folder)
+    }
+
+    /// Serve what `rushes.toml` in the folder says.
+    pub(crate) fn start_written(folder: Folder) -> Daemon {
+        let file = folder.0.join("rushes.toml");
         let config = Config::load(&file).unwrap_or_else(|error| panic!("{error}"));
         let thread = std::thread::spawn(move || {
             rushes_daemon::serve(config).unwrap_or_else(|error| panic!("{error}"));
@@ -113,7 +119,11 @@ impl Daemon {
     }
 
     /// The first status that `wanted` likes; panics after some seconds.
-    pub(crate) fn status_when(&self, what: &str, wanted: impl Fn(&Status) -> bool) -> Status {
+    pub(crate) fn status_when(
+        &self,
+        what: &str,
+        mut wanted: impl FnMut(&Status) -> bool,
+    ) -> Status {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
             let status = self.status();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A peer that keeps to no rule: packets and ring entries by hand.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use rushes_core::format::{MAGIC, PLAIN, RING_ENTRIES, VERSION, message, op, ring};
 use rushes_sys::{Access, Mapping, bell, socket};
