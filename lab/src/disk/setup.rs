@@ -558,42 +558,22 @@ impl SlowDisk {
                 .read_line(&mut line)
                 .map_err(failed("hear from", program))?;
         }
-        let mut disk = SlowDisk {
+        let device = line.trim().strip_prefix(READY).map(PathBuf::from);
+        let disk = SlowDisk {
             room: room.clone(),
-            device: PathBuf::new(),
+            device: device.unwrap_or_default(),
             server_pid: child.id(),
             owned: pipe.map(|pipe| (child, pipe)),
         };
-        if line.trim() != READY {
+        if disk.device.as_os_str().is_empty() {
             let reason = "it ended before its disk was ready; its last words are above";
             return Err(failed("start", program)(io::Error::other(reason)));
         }
-        disk.attach()?;
         if !owned {
             record.owner = None;
             room.write_record(&record)?;
         }
         Ok(disk)
-    }
-
-    /// Puts the loop device over the file and gives it the queue of a rotating disk.
-    fn attach(&mut self) -> Result<(), DiskError> {
-        let file = self.room.mount().join(DISK_NAME);
-        let device = run(Command::new("losetup")
-            .args(["--find", "--show", "--direct-io=on"])
-            .arg(&file))?;
-        self.device = PathBuf::from(device);
-        let name = self.device.file_name().unwrap_or_default();
-        let queue = Path::new("/sys/block").join(name).join("queue");
-        for (setting, value) in [
-            ("scheduler", "mq-deadline"),
-            ("rotational", "1"),
-            ("add_random", "0"),
-        ] {
-            let path = queue.join(setting);
-            fs::write(&path, value).map_err(failed("set", &path))?;
-        }
-        Ok(())
     }
 
     /// A disk that is up already.
@@ -721,8 +701,28 @@ pub fn clean(all: bool) -> Result<Vec<String>, DiskError> {
     Ok(names)
 }
 
-/// What the server prints when its file can be opened.
-const READY: &str = "ready";
+/// What the server prints, before the name of the device, when that can be used.
+const READY: &str = "ready ";
+
+/// Puts a loop device over the file and gives it the queue of a rotating disk. Returns the device.
+fn attach(room: &Room) -> Result<PathBuf, DiskError> {
+    let file = room.mount().join(DISK_NAME);
+    let device = run(Command::new("losetup")
+        .args(["--find", "--show", "--direct-io=on"])
+        .arg(&file))?;
+    let device = PathBuf::from(device);
+    let name = device.file_name().unwrap_or_default();
+    let queue = Path::new("/sys/block").join(name).join("queue");
+    for (setting, value) in [
+        ("scheduler", "mq-deadline"),
+        ("rotational", "1"),
+        ("add_random", "0"),
+    ] {
+        let path = queue.join(setting);
+        fs::write(&path, value).map_err(failed("set", &path))?;
+    }
+    Ok(device)
+}
 
 /// The server process: serves the disk called `name` until it is unmounted.
 ///
@@ -752,8 +752,21 @@ pub(super) fn serve(name: &str, detached: bool) -> Result<(), DiskError> {
         record.spec.timing,
         &room.mount(),
     )
-    .map_err(failed("mount", room.mount()))?;
-    println!("{READY}");
+    .map_err(|error| {
+        // Whoever cleaned us away meanwhile did not know of this file.
+        let _ = fs::remove_file(&record.backing);
+        failed("mount", room.mount())(error)
+    })?;
+    // The server attaches, not the owner: were the owner killed meanwhile, its losetup would go on and
+    // attach to a file that has been taken down.
+    match attach(&room) {
+        // An owner who is gone does not listen; the end of our standard input tells it below.
+        Ok(device) => drop(writeln!(io::stdout(), "{READY}{}", device.display())),
+        Err(error) => {
+            let _ = room.take_down(true);
+            return Err(error);
+        }
+    }
     // Held while we take ourselves down: unmounting ends the session below before all is removed.
     let ending = Arc::new(Mutex::new(()));
     let (guard, guarded) = (ending.clone(), room.clone());
@@ -761,7 +774,8 @@ pub(super) fn serve(name: &str, detached: bool) -> Result<(), DiskError> {
         wait_for_the_end(detached);
         let _ending = guard.lock();
         if let Err(error) = guarded.take_down(true) {
-            eprintln!("{error}");
+            // Not eprintln, which panics when nobody listens.
+            let _ = writeln!(io::stderr(), "{error}");
         }
     });
     let result = mounted.wait().map_err(failed("serve", room.mount()));
