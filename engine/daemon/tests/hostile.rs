@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Peers that mean harm, one by one: each is turned away or gets nothing, and nobody else notices.
 
+#![allow(clippy::unwrap_used)] // The helpers are tests, too.
+
 mod support;
 
 use fuser::{

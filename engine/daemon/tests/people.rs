@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What people do with a daemon: ask, scrape, reload, start a second one, stop it.
 
+#![allow(clippy::unwrap_used)] // The helpers are tests, too.
+
 mod support;
 
 use rushes_control::{Answer, Ask};

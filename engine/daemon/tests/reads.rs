@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bytes through client library, rings, daemon, core, io_uring and disk are the file's bytes.
 
+#![allow(clippy::unwrap_used)] // The helpers are tests, too.
+
 mod support;
 
 use rushes_shm::client::ReadError;
