@@ -26,6 +26,8 @@ use std::time::Duration;
 const DISK_BYTES: ByteCount = ByteCount(40 << 30);
 const PLAN: &str = "plan.json";
 const FILLER_BYTES: u64 = 64 << 20;
+/// Free space smaller than this is left: no frame of a sequence is tempted by it. Units: bytes.
+const PLUG_BYTES_MIN: u64 = 64 << 10;
 const WRITE_BYTES: usize = 4 << 20;
 /// Files that are looked up in a copied or listed folder, not played.
 const COPY_CLIP_BASE: u64 = 1 << 20;
@@ -442,6 +444,7 @@ impl Stage {
 
     fn lay_out(&self, author: &mut Option<Author<'_>>, quiet: bool) -> Result<()> {
         self.make_folders()?;
+        self.give_up_reserve()?;
         let bar = progress(self.total_bytes(), quiet);
         let mut fillers = Fillers::soak(&self.root)?;
         let pieces = self.plan.pieces();
@@ -457,6 +460,20 @@ impl Stage {
         rustix::fs::sync();
         bar.finish_and_clear();
         Ok(())
+    }
+
+    /// ext4 keeps up to 16 MiB back for its own blocks; left free, they would lie wherever the last hole
+    /// was and draw small files there. The next mount reserves them again.
+    fn give_up_reserve(&self) -> Result<()> {
+        let disk = self.disk.as_ref().context("only slow disks are filled")?;
+        let name = disk
+            .block_device()
+            .file_name()
+            .context("a device without name")?;
+        let knob = Path::new("/sys/fs/ext4")
+            .join(name)
+            .join("reserved_clusters");
+        fs::write(&knob, "0").with_context(|| format!("{} = 0", knob.display()))
     }
 
     fn write_piece(
@@ -663,18 +680,21 @@ impl Fillers {
     /// Take all free space, in ever smaller files.
     fn plug(&mut self) -> Result<()> {
         let mut size = FILLER_BYTES;
-        while size >= 1 << 20 {
+        while size >= PLUG_BYTES_MIN {
             go_on()?;
             let path = self.folder.join(format!("filler{:05}", self.serial));
             self.serial += 1;
-            let file = File::create(&path)?;
+            let file = match File::create(&path) {
+                Ok(file) => file,
+                // Not even a block for the name: as full as can be.
+                Err(error) if error.kind() == std::io::ErrorKind::StorageFull => return Ok(()),
+                Err(error) => return Err(error).context("the disk cannot be filled"),
+            };
             match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size) {
                 Ok(()) => {}
-                Err(rustix::io::Errno::NOSPC) => {
-                    drop(file);
-                    fs::remove_file(&path)?;
-                    size /= 2;
-                }
+                // What it did get stays in the file: given back, it would be free only after the journal's
+                // next commit, in the middle of what is written next.
+                Err(rustix::io::Errno::NOSPC) => size /= 2,
                 Err(error) => {
                     return Err(error).context("space cannot be reserved on this file system");
                 }
