@@ -58,7 +58,12 @@ pub struct RefinedModel {
     scale_ppm: u64,
     /// Part of the device's time that others take, in thousandths.
     foreign_permille: u64,
+    /// What was seen of them, smoothed; millionths.
+    foreign_average: u64,
 }
+
+/// What others may take without being charged: files are opened on every device, and the margin is for that.
+const FOREIGN_PERMILLE_FREE: u64 = 60;
 
 /// Most of a device that others are believed to take: what is left must stay more than nothing.
 const FOREIGN_PERMILLE_MAX: u64 = 900;
@@ -70,6 +75,7 @@ impl RefinedModel {
             base,
             scale_ppm: 1_000_000,
             foreign_permille: 0,
+            foreign_average: 0,
         }
     }
 
@@ -113,8 +119,12 @@ impl RefinedModel {
         let bytes_ns = u128::from(self.base.read.transfer(rate.0).0);
         let permille = ((requests_ns + bytes_ns) / (u128::from(NS_PER_S) / 1000)) as u64;
         let permille = permille.min(FOREIGN_PERMILLE_MAX);
-        // Believed at once when it grows, let go slowly: a storm pauses more often than it ends.
-        self.foreign_permille = permille.max(self.foreign_permille * 7 / 8);
+        // A few opens are no storm: believed slowly, over about eight samples.
+        self.foreign_average = (self.foreign_average * 7 + permille * 1000) / 8;
+        self.foreign_permille = match self.foreign_average / 1000 {
+            0..FOREIGN_PERMILLE_FREE => 0,
+            charged => charged,
+        };
     }
 
     /// Part of the device's time that others take, in thousandths.

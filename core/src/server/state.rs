@@ -216,6 +216,8 @@ pub(super) struct Device {
     pub service_started: Instant,
     pub flight_count: u32,
     pub flight_bytes: u64,
+    /// Sent since it last had nothing to do.
+    pub batch_bytes: u64,
     pub flight_cost: Duration,
     pub contracts: Vec<StreamId>,
     /// The contract whose visit goes on.
@@ -252,6 +254,7 @@ impl Device {
             service_started: Instant::ZERO,
             flight_count: 0,
             flight_bytes: 0,
+            batch_bytes: 0,
             flight_cost: Duration::ZERO,
             contracts: Vec::new(),
             visiting: None,
