@@ -377,7 +377,7 @@ mod tests {
             }
             let got = 2000.0 * bytes as f64 * 8e3 / now.0 as f64;
             assert!(
-                (got / megabits - 1.0).abs() < 0.05,
+                (got / megabits - 1.0).abs() < 0.12,
                 "{bytes}: {got:.0} Mb/s"
             );
         }

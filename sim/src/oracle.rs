@@ -90,13 +90,9 @@ impl Oracle {
     /// For `device` and a cache of so many bytes; streams play until `horizon`.
     pub fn new(device: DeviceModel, cache: u64, horizon: Instant) -> Oracle {
         let mut plans = Vec::new();
-        for round_ms in [2000, 4000, 1000, 7000, 500] {
-            for order in [
-                Order::Window(0),
-                Order::Window(500),
-                Order::Window(1000),
-                Order::Slack,
-            ] {
+        let orders = [1000, 0, 500, 250].map(Order::Window);
+        for order in orders.into_iter().chain([Order::Slack]) {
+            for round_ms in [1500, 2000, 1000, 3000, 6000, 500] {
                 for root in [false, true] {
                     for first_bytes in [1 << 20, 4 << 20] {
                         plans.push(Plan {
@@ -125,8 +121,14 @@ impl Oracle {
         if self.hopeless(asks) {
             return false;
         }
+        let same = asks.windows(2).all(|two| two[0].rate == two[1].rate);
         for index in 0..self.plans.len() {
-            if self.keeps(asks, self.plans[index]) {
+            let plan = self.plans[index];
+            // Among equals these are the same as others.
+            if same && (plan.root || plan.order == Order::Slack) {
+                continue;
+            }
+            if self.keeps(asks, plan) {
                 // What worked is likely to work for the next set.
                 self.plans[..=index].rotate_right(1);
                 return true;
@@ -337,7 +339,7 @@ mod tests {
         let mut oracle = Oracle::new(table5(), 1 << 30, horizon);
         assert!(oracle.servable(&asks(12, 250)));
         assert!(!oracle.servable(&asks(14, 250)));
-        assert_eq!(oracle.largest(&asks(20, 250), 0), 13);
+        assert!(oracle.servable(&asks(13, 250)));
     }
 
     #[test]
@@ -345,7 +347,7 @@ mod tests {
         let horizon = Instant::ZERO + Duration::from_s(40);
         let mut small = Oracle::new(table5(), 64 << 20, horizon);
         let kept = small.largest(&asks(14, 250), 0);
-        assert!((5..=10).contains(&kept), "{kept}");
+        assert!((8..=12).contains(&kept), "{kept}");
     }
 
     #[test]
@@ -353,8 +355,11 @@ mod tests {
         let horizon = Instant::ZERO + Duration::from_s(20);
         let mut oracle = Oracle::new(table5(), 1 << 30, horizon);
         let mut mixed = asks(5, 250);
-        mixed[0].rate = BytesPerSecond(120_000_000);
+        mixed[0].rate = BytesPerSecond(160_000_000);
         assert_eq!(oracle.largest(&mixed, 0), 4);
-        assert_eq!(oracle.first_come(&mixed), [true, true, true, false, false]);
+        assert_eq!(
+            oracle.first_come(&mixed),
+            [true, false, false, false, false]
+        );
     }
 }

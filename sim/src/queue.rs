@@ -1,39 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What will happen, in order of time; at one instant, in the order it was put in.
 //!
-//! A binary heap that keeps its memory: nothing is allocated once it has reached its greatest size.
+//! A binary heap of small keys over a slab; nothing is allocated once both have reached their greatest
+//! size.
 
 use rushes_core::units::Instant;
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-struct Entry<T> {
-    at: Instant,
-    order: u64,
-    what: T,
-}
-
-impl<T> Ord for Entry<T> {
-    // Reversed, since the heap gives its greatest first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.order).cmp(&(self.at, self.order))
-    }
-}
-impl<T> PartialOrd for Entry<T> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl<T> PartialEq for Entry<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-impl<T> Eq for Entry<T> {}
+/// Bits of a key that name the place in the slab; the others are the order. So 2^24 things may be to
+/// happen at once, and 2^40 in a run.
+const PLACE_BITS: u32 = 24;
 
 /// The queue.
 pub struct Queue<T> {
-    heap: BinaryHeap<Entry<T>>,
+    heap: BinaryHeap<Reverse<(u64, u64)>>,
+    slab: Vec<Option<T>>,
+    free: Vec<u32>,
     order: u64,
 }
 
@@ -41,6 +24,8 @@ impl<T> Default for Queue<T> {
     fn default() -> Self {
         Queue {
             heap: BinaryHeap::new(),
+            slab: Vec::new(),
+            free: Vec::new(),
             order: 0,
         }
     }
@@ -49,19 +34,34 @@ impl<T> Default for Queue<T> {
 impl<T> Queue<T> {
     /// `what` is to happen at `at`.
     pub fn push(&mut self, at: Instant, what: T) {
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.slab[place as usize] = Some(what);
+                place
+            }
+            None => {
+                self.slab.push(Some(what));
+                self.slab.len() as u32 - 1
+            }
+        };
+        assert!(place >> PLACE_BITS == 0, "too much is to happen at once");
         self.order += 1;
-        let order = self.order;
-        self.heap.push(Entry { at, order, what });
+        let key = self.order << PLACE_BITS | u64::from(place);
+        self.heap.push(Reverse((at.0, key)));
     }
 
     /// The next thing to happen.
     pub fn pop(&mut self) -> Option<(Instant, T)> {
-        self.heap.pop().map(|entry| (entry.at, entry.what))
+        let Reverse((at, key)) = self.heap.pop()?;
+        let place = (key & ((1 << PLACE_BITS) - 1)) as u32;
+        let what = self.slab[place as usize].take()?;
+        self.free.push(place);
+        Some((Instant(at), what))
     }
 
     /// When the next thing happens.
     pub fn next_at(&self) -> Option<Instant> {
-        self.heap.peek().map(|entry| entry.at)
+        self.heap.peek().map(|Reverse((at, _))| Instant(*at))
     }
 
     /// How many things are to happen.

@@ -246,7 +246,9 @@ impl World {
             What::Neighbour { beside, name } => self.neighbour(beside, name),
             What::Stat { file } => {
                 if let Some(index) = self.files.by_id(file) {
-                    self.tell(index);
+                    // The size is told; which bytes a newer version means is not, until it is opened.
+                    let serial = self.files.serial(index);
+                    self.checker.acknowledge_size(index, serial);
                     let it = self.files.get(index);
                     let (size, version) = (ByteCount(it.size), it.version);
                     self.step(Event::Stat {
@@ -268,7 +270,7 @@ impl World {
         }
     }
 
-    /// What stat says is said to the server now: from here on nobody may see older bytes or sizes.
+    /// A file is opened: its version tells of all changes, so nobody may see older bytes or sizes now.
     fn tell(&mut self, file: FileIndex) {
         for (range, serial) in self.files.take_untold(file) {
             self.checker.acknowledge(file, range, serial, true);

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The checkers find what they are there for: a server that makes one mistake on purpose.
+
+use rushes_sim::machine::{Mistake, Naive};
+use rushes_sim::scenario::Scenario;
+
+const SCENARIO: &str = r#"
+goal = "Something of everything, small."
+seconds = 8
+[server]
+slots = 256
+[[disk]]
+[[player]]
+count = 2
+megabits = 20.0
+[[player]]
+count = 4
+megabits = 20.0
+every_ms = 1000
+die_per_10k = 100
+[[copy]]
+request_kib = 1024
+file_mb = 50
+[[ramble]]
+count = 3
+files = 2
+file_kib = 4000
+hold_ms = 30
+[[writer]]
+count = 2
+think_ms = 80
+write_kib = 512
+[expect]
+late_promised_max = 1000000
+shed_max = 1000000
+patience_seconds = 30
+ledger = false
+"#;
+
+/// The violations told of a run with a server that makes `mistake`.
+fn told(mistake: Mistake) -> Vec<String> {
+    let scenario = Scenario::parse(SCENARIO).expect("the scenario above is one");
+    let server = Naive::new(scenario.server.limits(), mistake);
+    let world = scenario.world_of(3, Box::new(server));
+    scenario.play("mistakes", 3, world).violations
+}
+
+#[track_caller]
+fn check(mistake: Mistake, expect: &str) {
+    let told = told(mistake);
+    assert!(
+        told.iter().any(|line| line.contains(expect)),
+        "{mistake:?} should have been found as \"{expect}\", but was told: {told:#?}"
+    );
+}
+
+#[test]
+fn a_server_without_mistakes_is_not_blamed() {
+    assert_eq!(told(Mistake::None), Vec::<String>::new());
+}
+
+#[test]
+fn a_lost_read_is_found() {
+    check(Mistake::LosesRead, "never answered");
+}
+
+#[test]
+fn a_second_answer_is_found() {
+    check(Mistake::AnswersTwice, "answered before");
+}
+
+#[test]
+fn another_files_bytes_are_found() {
+    check(Mistake::WrongSlots, "should hold block");
+}
+
+#[test]
+fn a_slot_refilled_under_a_client_is_found() {
+    check(Mistake::RefillsPinned, "in a client's hands");
+}
+
+#[test]
+fn bytes_before_the_device_has_read_them_are_found() {
+    check(Mistake::AnswersEarly, "a device still writes into");
+}
+
+#[test]
+fn bytes_older_than_an_acknowledged_change_are_found() {
+    check(Mistake::ServesOld, "was acknowledged");
+}
+
+#[test]
+fn an_answer_to_the_dead_is_found() {
+    check(Mistake::AnswersTheDead, "but the session is closed");
+}
+
+#[test]
+fn a_promise_to_everybody_is_found_as_late() {
+    let text = "seconds = 10\n[[disk]]\n[[player]]\ncount = 8\n";
+    let scenario = Scenario::parse(text).expect("a scenario");
+    let server = Naive::new(scenario.server.limits(), Mistake::PromisesAll);
+    let world = scenario.world_of(1, Box::new(server));
+    let report = scenario.play("promises", 1, world);
+    assert!(report.late_promised > 100, "{report:?}");
+    assert!(
+        report
+            .failures
+            .iter()
+            .any(|f| f.contains("late frames of promised"))
+    );
+}
