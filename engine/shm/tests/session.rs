@@ -4,6 +4,7 @@
 
 mod support;
 
+use rushes_core::units::Duration;
 use rushes_shm::Connect;
 use rushes_shm::client::{Client, FileHandle, ReadError};
 use std::collections::HashMap;
@@ -12,8 +13,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use support::{Echo, EchoSize, Folder, Running, SMALL};
 
+/// A machine that is busy with other tests may keep the server from answering in 50 ms.
 fn connect(path: &Path) -> Client {
-    Client::connect(path, &who()).unwrap()
+    Client::connect_within(path, &who(), Duration::from_s(10)).unwrap()
 }
 
 fn who() -> Connect {

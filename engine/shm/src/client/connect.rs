@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// Longest that connecting takes.
+/// Longest that [`super::Client::connect`] takes.
 pub const CONNECT_PATIENCE: Duration = Duration::from_ms(50);
 
 /// Why there is no session.
@@ -24,7 +24,7 @@ pub const CONNECT_PATIENCE: Duration = Duration::from_ms(50);
 pub enum ConnectError {
     /// Nobody listens there.
     NoDaemon(io::Error),
-    /// It did not answer within [`CONNECT_PATIENCE`].
+    /// It did not answer in time ([`CONNECT_PATIENCE`] unless asked otherwise).
     Silent,
     /// It speaks another version.
     Version {
@@ -46,7 +46,7 @@ impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ConnectError::NoDaemon(error) => write!(f, "no daemon listens there: {error}"),
-            ConnectError::Silent => write!(f, "the daemon did not answer in {CONNECT_PATIENCE}"),
+            ConnectError::Silent => write!(f, "the daemon did not answer in time"),
             ConnectError::Version { theirs } => PeerError::Version { theirs: *theirs }.fmt(f),
             ConnectError::Refused { reason, .. } => write!(f, "the daemon refused: {reason}"),
             ConnectError::Broken(error) => write!(f, "the daemon's answer makes no sense: {error}"),
@@ -81,8 +81,12 @@ pub(super) struct Session {
     pub(super) own_bell: OwnedFd,
 }
 
-pub(super) fn connect(path: &Path, who: &Connect) -> Result<Session, ConnectError> {
-    let deadline = clock::now() + CONNECT_PATIENCE;
+pub(super) fn connect(
+    path: &Path,
+    who: &Connect,
+    patience: Duration,
+) -> Result<Session, ConnectError> {
+    let deadline = clock::now() + patience;
     let socket = socket::connect_to(path).map_err(ConnectError::NoDaemon)?;
     socket::send(&socket, &[&write_connect(who)], &[])?;
     let mut buffer = [0; PACKET_BYTES_MAX];

@@ -217,7 +217,16 @@ enum Wanted {
 impl Client {
     /// Connect to the daemon, waiting at most [`CONNECT_PATIENCE`].
     pub fn connect(path: &Path, who: &Connect) -> Result<Client, ConnectError> {
-        let session = connect::connect(path, who)?;
+        Client::connect_within(path, who, CONNECT_PATIENCE)
+    }
+
+    /// Connect to the daemon, waiting at most so long for its answer.
+    pub fn connect_within(
+        path: &Path,
+        who: &Connect,
+        patience: Duration,
+    ) -> Result<Client, ConnectError> {
+        let session = connect::connect(path, who, patience)?;
         Ok(Client {
             guard: ForkGuard::new()?,
             slot_count: session.welcome.slot_count,
