@@ -86,6 +86,7 @@ struct Wanted {
 #[derive(Clone)]
 struct Running {
     wanted: Wanted,
+    length: ByteCount,
     slots: Vec<SlotIndex>,
     void: bool,
     stale: bool,
@@ -100,6 +101,7 @@ pub struct Naive {
     labels: BTreeMap<SessionId, SessionLabel>,
     early: Vec<(SessionId, HandleId, RequestId, ByteRange)>,
     waiting: VecDeque<Wanted>,
+    changes: Vec<(SessionId, RequestId, FileId)>,
     running: BTreeMap<IoId, Running>,
     pinned: BTreeMap<(SessionId, RequestId), Vec<SlotIndex>>,
     free: VecDeque<SlotIndex>,
@@ -120,6 +122,7 @@ impl Naive {
             labels: BTreeMap::new(),
             early: Vec::new(),
             waiting: VecDeque::new(),
+            changes: Vec::new(),
             running: BTreeMap::new(),
             pinned: BTreeMap::new(),
             free,
@@ -134,24 +137,7 @@ impl Naive {
         if self.mistake == Mistake::LosesRead && self.read_count.is_multiple_of(100) {
             return;
         }
-        let Some(facts) = self.files.get(&wanted.file) else {
-            reply(actions, &wanted, Outcome::Plain);
-            return;
-        };
-        let there = facts.size.0.saturating_sub(wanted.range.start.0);
-        let length = there.min(wanted.range.length.0);
-        if length == 0 {
-            let slots = SlotRun::default();
-            let outcome = Outcome::Data {
-                slots,
-                first_offset: 0,
-                length: ByteCount(0),
-            };
-            reply(actions, &wanted, outcome);
-            return;
-        }
-        let range = ByteRange::new(wanted.range.start.0, length);
-        self.waiting.push_back(Wanted { range, ..wanted });
+        self.waiting.push_back(wanted);
     }
 
     fn pump(&mut self, actions: &mut Actions) {
@@ -161,9 +147,21 @@ impl Naive {
                 reply(actions, &wanted, Outcome::Plain);
                 continue;
             };
+            let there = facts.size.0.saturating_sub(wanted.range.start.0);
+            let length = there.min(wanted.range.length.0);
+            if length == 0 {
+                self.waiting.pop_front();
+                let outcome = Outcome::Data {
+                    slots: SlotRun::default(),
+                    first_offset: 0,
+                    length: ByteCount(0),
+                };
+                reply(actions, &wanted, outcome);
+                continue;
+            }
             let slot_bytes = u64::from(self.limits.slot_bytes);
             let start = wanted.range.start.0 & !(PAGE_BYTES - 1);
-            let end = wanted.range.end().next_multiple_of(PAGE_BYTES);
+            let end = (wanted.range.start.0 + length).next_multiple_of(PAGE_BYTES);
             let need = (end.div_ceil(slot_bytes) - start / slot_bytes) as usize;
             if self.free.len() < need {
                 return;
@@ -182,14 +180,16 @@ impl Naive {
                 class: IoClass::BestEffort,
                 deadline: Instant::NEVER,
             }));
+            let device_length = ByteCount(length);
             let early = self.mistake == Mistake::AnswersEarly && io.0.is_multiple_of(100);
             if early {
-                self.data(&wanted, &slots, actions);
+                self.data(&wanted, device_length, &slots, actions);
             }
             self.running.insert(
                 io,
                 Running {
                     wanted,
+                    length: device_length,
                     slots,
                     void: early,
                     stale: false,
@@ -198,7 +198,13 @@ impl Naive {
         }
     }
 
-    fn data(&mut self, wanted: &Wanted, slots: &[SlotIndex], actions: &mut Actions) {
+    fn data(
+        &mut self,
+        wanted: &Wanted,
+        length: ByteCount,
+        slots: &[SlotIndex],
+        actions: &mut Actions,
+    ) {
         let slot_bytes = u64::from(self.limits.slot_bytes);
         let mut slots = slots.to_vec();
         if self.mistake == Mistake::WrongSlots && self.read_count.is_multiple_of(100) {
@@ -210,7 +216,7 @@ impl Naive {
         let outcome = Outcome::Data {
             slots: run,
             first_offset: (wanted.range.start.0 % slot_bytes) as u32,
-            length: wanted.range.length,
+            length,
         };
         reply(actions, wanted, outcome);
         if self.mistake == Mistake::AnswersTwice && self.read_count.is_multiple_of(100) {
@@ -229,7 +235,7 @@ impl Naive {
             .find(|s| s.session == wanted.session)
         {
             stream.read_count += 1;
-            stream.bytes += wanted.range.length;
+            stream.bytes += length;
         }
     }
 
@@ -250,7 +256,7 @@ impl Naive {
             return;
         }
         match result {
-            Ok(_) => self.data(&run.wanted, &run.slots, actions),
+            Ok(_) => self.data(&run.wanted, run.length, &run.slots, actions),
             Err(errno) => {
                 self.free.extend(run.slots);
                 reply(actions, &run.wanted, Outcome::Failed(errno));
@@ -261,6 +267,7 @@ impl Naive {
     fn close_session(&mut self, session: SessionId) {
         self.waiting.retain(|w| w.session != session);
         self.early.retain(|e| e.0 != session);
+        self.changes.retain(|c| c.0 != session);
         if self.mistake != Mistake::AnswersTheDead {
             for run in self.running.values_mut() {
                 run.void |= run.wanted.session == session;
@@ -437,11 +444,19 @@ impl Machine for Naive {
                 key,
             } => {
                 self.changed(key);
-                actions.list.push(Action::Reply {
-                    session,
-                    request,
-                    outcome: Outcome::Done,
-                });
+                // Done when everybody sees the new size as well.
+                match self.files.values().find(|facts| facts.key == key) {
+                    Some(facts) => {
+                        let file = facts.file;
+                        self.changes.push((session, request, file));
+                        actions.list.push(Action::Stat { file });
+                    }
+                    None => actions.list.push(Action::Reply {
+                        session,
+                        request,
+                        outcome: Outcome::Done,
+                    }),
+                }
             }
             Event::ForeignChange { key } => {
                 self.changed(key);
@@ -460,6 +475,19 @@ impl Machine for Naive {
                     facts.size = size;
                     facts.version = version;
                 }
+                for run in self.running.values_mut() {
+                    run.stale |= run.wanted.file == file && self.mistake != Mistake::ServesOld;
+                }
+                self.changes.retain(|(session, request, of)| {
+                    if *of == file {
+                        actions.list.push(Action::Reply {
+                            session: *session,
+                            request: *request,
+                            outcome: Outcome::Done,
+                        });
+                    }
+                    *of != file
+                });
             }
             Event::IoDone { io, result } => self.io_done(io, result, actions),
             Event::DeviceAdded { .. }

@@ -10,6 +10,8 @@ seconds = 8
 [server]
 slots = 256
 [[disk]]
+fixed_us = 300
+rate_mb = 900
 [[player]]
 count = 2
 megabits = 20.0
