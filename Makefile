@@ -70,7 +70,7 @@ check-tidy: ## Map and code agree, every file keeps to the house rules (tests/te
 
 check-lints: ## Clippy, warnings are errors; shell scripts too where shellcheck is there
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' .ci/run | xargs -r shellcheck; \
+	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' .ci/run | xargs -r shellcheck -x -S error; \
 	else echo "check-lints: no shellcheck here, shell scripts only parsed"; fi
 	@git ls-files '*.sh' | xargs -r -n1 bash -n
 

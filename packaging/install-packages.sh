@@ -43,7 +43,7 @@ if [ "$(id -u)" -ne 0 ]; then
 			"apt-get install --no-install-recommends ${packages[*]}" >&2
 		exit 1
 	fi
-	root=(sudo --preserve-env=DEBIAN_FRONTEND,LC_ALL)
+	root=(sudo "--preserve-env=DEBIAN_FRONTEND,LC_ALL")
 fi
 
 policy=/usr/sbin/policy-rc.d
