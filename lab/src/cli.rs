@@ -106,6 +106,10 @@ pub struct PlayersArgs {
     /// One file a frame
     #[arg(long)]
     pub sequence: bool,
+    /// Names, inodes and extents are cold too, as after a restart of the machine; without this the folders
+    /// were looked through before, as people do, and only the footage itself is cold
+    #[arg(long)]
+    pub cold_metadata: bool,
     /// How long a run that collapsed goes on
     #[arg(long, default_value = "10s", value_parser = parse_span)]
     pub grace: Duration,
@@ -329,6 +333,7 @@ pub fn default_players() -> PlayersArgs {
         start: Start::Staggered,
         stagger: Duration::from_millis(250),
         sequence: false,
+        cold_metadata: false,
         grace: Duration::from_secs(10),
     }
 }
@@ -382,6 +387,7 @@ pub fn play_of(
         start: players.start,
         stagger: players.stagger,
         sequence: players.sequence,
+        cold_metadata: players.cold_metadata,
         copy_count: others.copies,
         storm_count: others.storm,
         storm_rate: others.storm_rate,

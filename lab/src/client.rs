@@ -35,7 +35,7 @@ impl Client {
                 command
             }
             // Page cache belongs to who reads: local clients live in the server's purse.
-            Address::Local(_) => server.cgroup().command(&program),
+            Address::Local(_) | Address::Rushes { .. } => server.cgroup().command(&program),
         };
         let mut child = command
             .arg(subcommand)

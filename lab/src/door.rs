@@ -3,9 +3,12 @@
 //!
 //! One process has one door: libsmbclient keeps state for the whole process, so clients are processes.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use pavao::{SmbClient, SmbCredentials, SmbFile, SmbOpenOptions, SmbOptions};
+use rushes_shm::Connect;
+use rushes_shm::client::{Client, FileHandle, ReadError};
 use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
@@ -33,15 +36,30 @@ pub enum Address {
     },
     /// A folder.
     Local(PathBuf),
+    /// A folder that Rushes serves to programs on its own machine.
+    Rushes {
+        /// The folder.
+        root: PathBuf,
+        /// The daemon's session socket.
+        socket: PathBuf,
+        /// What the daemon calls the folder.
+        share: String,
+    },
 }
 
 /// A connected client.
-#[derive(Debug)]
 pub enum Door {
     /// Over SMB.
     Smb(SmbClient),
     /// Plain calls.
     Local(PathBuf),
+    /// The daemon's own client library. Its session belongs to one thread.
+    Rushes {
+        /// The folder.
+        root: PathBuf,
+        /// The session.
+        session: Box<RefCell<Client>>,
+    },
 }
 
 /// A file that was opened through a [`Door`].
@@ -55,6 +73,38 @@ pub enum Opened<'a> {
     },
     /// On the mount.
     Local(File),
+    /// Through the daemon, or on the mount where it does not serve the file.
+    Rushes(Served<'a>),
+}
+
+/// A file that the daemon was told of; it forgets it when this is dropped.
+pub struct Served<'a> {
+    session: &'a RefCell<Client>,
+    handle: Option<FileHandle>,
+    file: File,
+}
+
+impl Served<'_> {
+    fn read_at(&mut self, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
+        if let Some(handle) = self.handle {
+            match self.session.borrow_mut().read(handle, buffer, offset) {
+                Ok(got) => return Ok(got),
+                Err(ReadError::Errno(errno)) => {
+                    return Err(std::io::Error::from_raw_os_error(errno as i32));
+                }
+                Err(ReadError::Plain) => {}
+            }
+        }
+        self.file.read_at(buffer, offset)
+    }
+}
+
+impl Drop for Served<'_> {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            self.session.borrow_mut().close(handle);
+        }
+    }
 }
 
 impl Door {
@@ -66,6 +116,24 @@ impl Door {
             Address::Local(root) => {
                 ensure!(root.is_dir(), "{} is no folder", root.display());
                 Ok(Door::Local(root.clone()))
+            }
+            Address::Rushes {
+                root,
+                socket,
+                share,
+            } => {
+                let who = Connect {
+                    door: rushes_core::format::door::LOCAL,
+                    share: share.clone(),
+                    user: "lab".to_owned(),
+                    client: "lab".to_owned(),
+                };
+                let session = Client::connect(socket, &who)
+                    .map_err(|error| anyhow!("the daemon refused us: {error:?}"))?;
+                Ok(Door::Rushes {
+                    root: root.clone(),
+                    session: Box::new(RefCell::new(session)),
+                })
             }
             Address::Smb {
                 port,
@@ -115,6 +183,17 @@ impl Door {
                     .with_context(describe)?;
                 Ok(Opened::Local(file))
             }
+            Door::Rushes { root, session } => {
+                // Writes go to the file, and nobody here would tell the daemon of them.
+                ensure!(!write, "the lab only reads through the daemon itself");
+                let file = File::open(root.join(path)).with_context(describe)?;
+                let handle = session.borrow_mut().open(&file, path.as_bytes());
+                Ok(Opened::Rushes(Served {
+                    session,
+                    handle,
+                    file,
+                }))
+            }
         }
     }
 
@@ -132,7 +211,9 @@ impl Door {
                     .with_context(describe)?;
                 file.write_all(content).with_context(describe)
             }
-            Door::Local(root) => fs::write(root.join(path), content).with_context(describe),
+            Door::Local(root) | Door::Rushes { root, .. } => {
+                fs::write(root.join(path), content).with_context(describe)
+            }
         }
     }
 
@@ -141,7 +222,9 @@ impl Door {
         let describe = || format!("{path} cannot be looked up");
         match self {
             Door::Smb(client) => Ok(client.stat(format!("/{path}")).with_context(describe)?.size),
-            Door::Local(root) => Ok(fs::metadata(root.join(path)).with_context(describe)?.len()),
+            Door::Local(root) | Door::Rushes { root, .. } => {
+                Ok(fs::metadata(root.join(path)).with_context(describe)?.len())
+            }
         }
     }
 
@@ -153,7 +236,7 @@ impl Door {
                 .list_dirplus(format!("/{path}"))
                 .with_context(describe)?
                 .len()),
-            Door::Local(root) => {
+            Door::Local(root) | Door::Rushes { root, .. } => {
                 let mut count = 0;
                 for entry in fs::read_dir(root.join(path)).with_context(describe)? {
                     entry?.metadata()?;
@@ -169,7 +252,9 @@ impl Door {
         let describe = || format!("{path} cannot be removed");
         match self {
             Door::Smb(client) => client.unlink(format!("/{path}")).with_context(describe),
-            Door::Local(root) => fs::remove_file(root.join(path)).with_context(describe),
+            Door::Local(root) | Door::Rushes { root, .. } => {
+                fs::remove_file(root.join(path)).with_context(describe)
+            }
         }
     }
 }
@@ -182,6 +267,7 @@ impl Opened<'_> {
             let at = offset + done as u64;
             let got = match self {
                 Opened::Local(file) => file.read_at(&mut buffer[done..], at)?,
+                Opened::Rushes(file) => file.read_at(&mut buffer[done..], at)?,
                 Opened::Smb { file, position } => {
                     if *position != at {
                         file.seek(SeekFrom::Start(at))?;
@@ -203,6 +289,7 @@ impl Opened<'_> {
     pub fn write_at(&mut self, content: &[u8], offset: u64) -> Result<()> {
         match self {
             Opened::Local(file) => file.write_all_at(content, offset)?,
+            Opened::Rushes(_) => anyhow::bail!("the lab only reads through the daemon itself"),
             Opened::Smb { file, position } => {
                 if *position != offset {
                     file.seek(SeekFrom::Start(offset))?;

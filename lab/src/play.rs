@@ -22,6 +22,8 @@ pub const REELS_PER_COPIER: u64 = 2;
 const REEL_BYTES_OVER_CACHE: u64 = 128 << 20;
 /// Copiers run for so long before the first player starts: nobody joins a quiet server.
 const COPIES_LEAD: Duration = Duration::from_millis(1500);
+/// Storms rage for so long before the first player starts: what they take from the disk can be known.
+const STORM_LEAD: Duration = Duration::from_secs(10);
 const STATUS_EVERY: Duration = Duration::from_millis(1000);
 
 /// When players start.
@@ -54,6 +56,8 @@ pub struct Play {
     pub stagger: Duration,
     /// One file a frame.
     pub sequence: bool,
+    /// Metadata of the footage is as cold as the footage.
+    pub cold_metadata: bool,
     /// Copiers.
     pub copy_count: u64,
     /// Storm clients.
@@ -115,6 +119,9 @@ impl Play {
         );
         stage.timing(false)?;
         stage.cool()?;
+        if !self.cold_metadata {
+            stage.look_through()?;
+        }
         let server = Server::start(room, "server", stage, &self.server)?;
         let report = self
             .perform(room, stage, &server, quiet)
@@ -137,8 +144,11 @@ impl Play {
             0 => None,
             count => Some(Copies::start(room, server.address(), reels(stage, count))?),
         };
+        let storm_t0 = now_ns() + Duration::from_millis(300).as_nanos() as u64;
         let t0 = now_ns()
-            + if copies.is_some() {
+            + if self.storm_count > 0 {
+                STORM_LEAD
+            } else if copies.is_some() {
                 COPIES_LEAD
             } else {
                 Duration::from_millis(300)
@@ -152,7 +162,7 @@ impl Play {
             player.begin(t0 + delay)?;
         }
         for storm in &mut storms {
-            storm.begin(t0)?;
+            storm.begin(storm_t0)?;
         }
         sleep_until_ns(t0);
         let cpu_before = server.cpu()?;
@@ -227,7 +237,7 @@ impl Play {
                 entry_count: self.entry_count,
                 rate: self.storm_rate,
                 list_every_s: self.storm_list_every_s,
-                seconds: self.seconds,
+                seconds: self.seconds + STORM_LEAD.as_secs_f64(),
                 seed: self.seed + index,
             };
             storms.push(Client::start("storm", server, &job)?);
@@ -273,6 +283,7 @@ impl Play {
             seconds: self.seconds,
             preroll_ms: self.preroll.as_secs_f64() * 1e3,
             sequence: self.sequence,
+            cold_metadata: self.cold_metadata,
             frames_per_s: self.frames_per_kilosecond as f64 / 1e3,
             copies: self.copy_count,
             storm_rate: (self.storm_count > 0).then_some(self.storm_rate),
@@ -315,6 +326,7 @@ impl Play {
                 let played = Played {
                     playback,
                     standings,
+                    admitted: ledger.admitted.remove(&path).unwrap_or(false),
                 };
                 StreamRow::new(&played, self.frame_count(), limit_ms)
             })
@@ -372,6 +384,8 @@ fn progress(play: &Play, quiet: bool) -> ProgressBar {
 struct Ledger {
     /// By path below the share; of a sequence its folder.
     standings: BTreeMap<String, Vec<String>>,
+    /// By the same: under contract from its first read on.
+    admitted: BTreeMap<String, bool>,
     bytes_beside_cache_max: Option<u64>,
     cache_bytes_peak: Option<u64>,
     last: Value,
@@ -393,6 +407,13 @@ impl Ledger {
             } else {
                 path
             };
+            if let (Some(reads), Some(due)) =
+                (stream["read_count"].as_u64(), stream["due_count"].as_u64())
+                && reads > 0
+            {
+                self.admitted
+                    .insert(name.to_owned(), standing == "contract" && due == reads);
+            }
             // A file may have several rows (positions); one contract among them is what counts.
             let entry = now.entry(name.to_owned()).or_default();
             if entry != "contract" {

@@ -71,7 +71,10 @@ impl Plot {
         writeln!(text, "set title \"{}\"", self.title)?;
         writeln!(text, "set xlabel \"{}\"", self.x_label)?;
         writeln!(text, "set ylabel \"{}\"", self.y_label)?;
-        writeln!(text, "set key top left\nset grid ytics lc rgb '#dddddd'")?;
+        writeln!(
+            text,
+            "set key outside center bottom horizontal\nset grid ytics lc rgb '#dddddd'"
+        )?;
         if let Some(max) = self.y_max {
             writeln!(text, "set yrange [*:{max}]")?;
         }

@@ -93,6 +93,8 @@ pub struct Report {
     pub storm_rate: Option<f64>,
     /// Metadata was warm when the storm began.
     pub storm_warm: bool,
+    /// Names, inodes and extents of the footage were as cold as the footage.
+    pub cold_metadata: bool,
     /// Settings that distinguish the server.
     pub settings: Value,
     /// What Rushes knew of the device.
@@ -155,6 +157,8 @@ pub struct Played {
     pub playback: Playback,
     /// What the daemon called it, in order of time.
     pub standings: Vec<String>,
+    /// It was under contract from its first read on.
+    pub admitted: bool,
 }
 
 impl StreamRow {
@@ -178,7 +182,7 @@ impl StreamRow {
         };
         StreamRow {
             stream: playback.stream,
-            admitted: played.standings.iter().any(|s| s == "contract"),
+            admitted: played.admitted,
             standing: played.standings.last().cloned(),
             frames: frame_count,
             late_frames: late + missing,
@@ -353,6 +357,7 @@ mod tests {
                 ..Playback::default()
             },
             standings: standings.iter().map(|s| (*s).to_owned()).collect(),
+            admitted: standings.first() == Some(&"contract"),
         }
     }
 

@@ -11,7 +11,7 @@ use crate::door::Address;
 use crate::room::Room;
 use crate::smbd::{self, Smbd};
 use crate::stage::Stage;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -123,13 +123,11 @@ impl Server {
     ///
     /// Errors   a part is not built or not installed (said which), or did not come up
     pub fn start(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<Server> {
-        if spec.way == Way::Local && spec.kind != Kind::Stock {
-            bail!(
-                "`--door local` plays from the mount itself, which only `--server stock` serves so far; \
-                 use `--door smb` for {}",
-                spec.kind
-            );
-        }
+        ensure!(
+            spec.way == Way::Smb || matches!(spec.kind, Kind::Stock | Kind::Rushes),
+            "`--door local` leaves SMB away, and without it only stock and rushes differ; use --door smb for {}",
+            spec.kind
+        );
         let own = match spec.kind {
             Kind::Rushes => OWN_BYTES,
             // Page cache and processes share the purse, so smbd's own memory must not shrink the cache.
@@ -167,6 +165,11 @@ impl Server {
                 user: smbd::USER.to_owned(),
                 password: smbd::PASSWORD.to_owned(),
                 home,
+            },
+            None if daemon.is_some() => Address::Rushes {
+                root: stage.root().to_owned(),
+                socket: session_socket(room, name),
+                share: smbd::SHARE.to_owned(),
             },
             None => Address::Local(stage.root().to_owned()),
         };
@@ -246,6 +249,10 @@ fn pairs(options: &[(String, String)]) -> Value {
         .into()
 }
 
+fn session_socket(room: &Room, name: &str) -> PathBuf {
+    daemon::runtime_folder(room, name).join("session.sock")
+}
+
 fn smb_spec(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<smbd::Spec> {
     let option = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     let mut share = Vec::new();
@@ -254,7 +261,7 @@ fn smb_spec(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<smbd:
     if spec.kind.has_module() {
         module = Some(find_module(spec.module.as_deref())?);
         share.push(option("vfs objects", "rushes"));
-        let socket = daemon::runtime_folder(room, name).join("session.sock");
+        let socket = session_socket(room, name);
         share.push(option("rushes:socket", &socket.display().to_string()));
     }
     if spec.kind == Kind::StockTuned {
@@ -286,7 +293,7 @@ fn smb_spec(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<smbd:
 /// `rushes.so`: as told, as built in this tree, or as installed.
 pub fn find_module(told: Option<&Path>) -> Result<PathBuf> {
     if let Some(path) = told {
-        anyhow::ensure!(
+        ensure!(
             path.exists(),
             "there is no module at {} (--module)",
             path.display()

@@ -358,6 +358,17 @@ impl Stage {
         fs::write("/proc/sys/vm/drop_caches", "3").context("caches cannot be dropped (not root?)")
     }
 
+    /// Look at every file there (names, inodes, where its extents lie), as people do who browse before they play.
+    pub fn look_through(&self) -> Result<()> {
+        for folder in ["footage", "copies"] {
+            let path = self.root.join(folder);
+            if path.is_dir() {
+                look_through(&path)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Read-ahead of the block device below. Units: KiB. Returns what it was before.
     pub fn set_read_ahead(&self, kib: u64) -> Result<u64> {
         let knob = self.queue_knob("read_ahead_kb")?;
@@ -870,6 +881,21 @@ pub fn run(command: &mut Command) -> Result<()> {
         out.status,
         String::from_utf8_lossy(&out.stderr).trim()
     );
+    Ok(())
+}
+
+fn look_through(folder: &Path) -> Result<()> {
+    let cannot = || format!("{} cannot be looked through", folder.display());
+    for entry in fs::read_dir(folder).with_context(cannot)? {
+        let entry = entry.with_context(cannot)?;
+        if entry.file_type().with_context(cannot)?.is_dir() {
+            look_through(&entry.path())?;
+            continue;
+        }
+        // Looking for a hole walks the extents.
+        let file = fs::File::open(entry.path()).with_context(cannot)?;
+        rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)).with_context(cannot)?;
+    }
     Ok(())
 }
 
