@@ -61,7 +61,7 @@ impl Server {
         {
             return (Some(id), self.frame_read(id, file, range, arrived));
         }
-        self.follow(id, &seen, run_bytes, range, actions);
+        self.follow(id, &seen, run_bytes, (range, arrived), actions);
         self.settle_rate(id);
         let Some(stream) = self.streams.get_mut(id.0) else {
             return (None, Instant::NEVER);
@@ -101,7 +101,7 @@ impl Server {
         id: StreamId,
         seen: &Observation,
         run_bytes: u64,
-        range: ByteRange,
+        (range, arrived): (ByteRange, Instant),
         actions: &mut Actions,
     ) {
         let (cursor, pattern, moved) = (seen.cursor, seen.pattern, seen.moved);
@@ -123,7 +123,7 @@ impl Server {
                 stream.stray_count = 0;
                 match flow {
                     Some(flow) if moved != Moved::Continued || !stream.flow.same_kind(flow) => {
-                        self.restart(id, cursor, flow, range, actions);
+                        self.restart(id, cursor, flow, (range, arrived), actions);
                     }
                     None if pattern == Pattern::Random => self.leave_cursor(id, actions),
                     _ => {}
@@ -131,7 +131,7 @@ impl Server {
             }
             None => {
                 if let Some(flow) = flow {
-                    self.restart(id, cursor, flow, range, actions);
+                    self.restart(id, cursor, flow, (range, arrived), actions);
                 }
             }
             Some(own) => {
@@ -140,7 +140,7 @@ impl Server {
                 if let Some(flow) = flow
                     && followed
                 {
-                    self.restart(id, cursor, flow, range, actions);
+                    self.restart(id, cursor, flow, (range, arrived), actions);
                 }
             }
         }
@@ -152,11 +152,10 @@ impl Server {
         id: StreamId,
         cursor: CursorIndex,
         flow: Flow,
-        range: ByteRange,
+        (range, arrived): (ByteRange, Instant),
         actions: &mut Actions,
     ) {
         self.release_held(id, u64::MAX);
-        let now = self.now;
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
         };
@@ -169,7 +168,7 @@ impl Server {
         };
         stream.consumed = 0;
         stream.fetched = 0;
-        stream.anchor = now;
+        stream.anchor = arrived;
         let (file, device) = (stream.file, stream.device);
         let was_contract = stream.standing == Standing::Contract;
         self.enlist_background(id);
