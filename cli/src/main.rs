@@ -5,6 +5,7 @@ mod admit;
 mod args;
 mod ask;
 mod calibrate;
+mod check;
 mod lab;
 mod man;
 mod serve;
@@ -21,13 +22,13 @@ fn main() -> ExitCode {
     let done = match &cli.command {
         Command::Serve(args) => serve::run(args),
         Command::Calibrate(args) => calibrate::run(args),
+        Command::Check(args) => check::run(args),
         Command::Status(args) => status::run(args),
         Command::Top(args) => top::run(args),
         Command::Admit(args) => admit::run(args),
         Command::Lab { args } => lab::run(args),
         Command::Completions { shell } => Ok(man::completions(*shell)),
         Command::Man { out } => man::man(out.as_deref()),
-        _ => Err(String::new()),
     };
     done.unwrap_or_else(|error| {
         eprintln!("rushes: {error}");

@@ -3,13 +3,14 @@
 //!
 //! Where to look: [`serve()`] puts it together; `event_loop` is the one thread that does the work, `answers`
 //! its part for people; `jobs` what may wait for a disk, done by `worker`; `desk` and `metrics` the sockets
-//! for people and scrapers; `share`, `device`, `files`, `sessions` what is remembered. No policy lives here.
+//! for people and scrapers; `share`, `device`, `files`, `sessions` what is remembered; `doctor` what `rushes check` finds. No policy lives here.
 
 mod answers;
 pub mod calibrate;
 pub mod config;
 mod desk;
 mod device;
+pub mod doctor;
 mod error;
 mod event_loop;
 mod files;

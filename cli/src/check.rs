@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes check`: the doctor's findings, printed.
+
+use crate::args::CheckArgs;
+use crate::ask::print_json;
+use rushes_daemon::doctor::{Level, Places, Report, examine};
+use std::process::ExitCode;
+
+pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, String> {
+    let report = examine(&Places {
+        config: args.config.config.clone(),
+        smb_conf: args.smb_conf.clone(),
+    });
+    if args.json {
+        print_json(&report)?;
+    } else {
+        print!("{}", text(&report));
+    }
+    Ok(if report.ok {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(1)
+    })
+}
+
+fn text(report: &Report) -> String {
+    let mut out = String::new();
+    for finding in &report.findings {
+        let word = match finding.level {
+            Level::Ok => "ok     ",
+            Level::Note => "note   ",
+            Level::Warning => "warning",
+            Level::Error => "ERROR  ",
+        };
+        out += &format!("{word}  {}: {}\n", finding.area, finding.finding);
+        if let Some(remedy) = &finding.remedy {
+            out += &format!("         remedy: {remedy}\n");
+        }
+    }
+    out += &match (report.error_count, report.warning_count) {
+        (0, 0) => String::from("\nNothing is in the way.\n"),
+        (errors, warnings) => format!("\n{errors} errors, {warnings} warnings\n"),
+    };
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rushes_daemon::doctor::Finding;
+
+    #[test]
+    fn every_finding_is_printed_with_its_remedy() {
+        let report = Report {
+            check_version: 1,
+            ok: false,
+            error_count: 1,
+            warning_count: 0,
+            findings: vec![Finding {
+                level: Level::Error,
+                area: String::from("share media"),
+                finding: String::from("it is not there"),
+                remedy: Some(String::from("mount it")),
+            }],
+        };
+        assert_eq!(
+            text(&report),
+            "ERROR    share media: it is not there\n         remedy: mount it\n\n1 errors, 0 warnings\n"
+        );
+    }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The daemon itself: does it run, of which version, and what does it complain of.
+
+use super::{Finding, Level};
+use crate::config::Config;
+use rushes_control::{Answer, Ask, Client, Status};
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+const AREA: &str = "daemon";
+
+pub(super) fn examine(config: &Config, findings: &mut Vec<Finding>) {
+    folder(config, findings);
+    let socket = config.runtime_dir.join("control.sock");
+    let answer = Client::connect(&socket, Duration::from_secs(5))
+        .and_then(|mut client| client.ask(&Ask::Status {}));
+    match answer {
+        Ok(Answer::Status(status)) => running(config, &status, findings),
+        Ok(_) => findings.push(Finding::of(
+            Level::Error,
+            AREA,
+            "the daemon answers, but not what was asked",
+            "install program and daemon of one version and restart it",
+        )),
+        Err(_) => findings.push(Finding::of(
+            Level::Note,
+            AREA,
+            "the daemon is not running: clients do plain I/O",
+            "systemctl enable --now rushes",
+        )),
+    }
+}
+
+fn folder(config: &Config, findings: &mut Vec<Finding>) {
+    let Ok(found) = std::fs::metadata(&config.runtime_dir) else {
+        return;
+    };
+    if found.uid() != 0 || found.mode() & 0o022 != 0 {
+        findings.push(Finding::of(
+            Level::Error,
+            AREA,
+            format!(
+                "{} belongs to user {} with mode {:o}: others could put sockets there",
+                config.runtime_dir.display(),
+                found.uid(),
+                found.mode() & 0o7777
+            ),
+            format!(
+                "chown root {0} && chmod 755 {0}",
+                config.runtime_dir.display()
+            ),
+        ));
+    }
+}
+
+fn running(config: &Config, status: &Status, findings: &mut Vec<Finding>) {
+    let ours = env!("CARGO_PKG_VERSION");
+    let daemon = &status.daemon;
+    if daemon.version != ours {
+        findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            format!("version {} is running, this is {ours}", daemon.version),
+            "systemctl restart rushes",
+        ));
+    } else {
+        findings.push(Finding::ok(
+            AREA,
+            format!("version {} is running (pid {})", daemon.version, daemon.pid),
+        ));
+    }
+    for share in &config.shares {
+        if !status.shares.iter().any(|served| served.name == share.name) {
+            findings.push(Finding::of(
+                Level::Warning,
+                AREA,
+                format!("share {:?} is configured, but not served yet", share.name),
+                "systemctl reload rushes",
+            ));
+        }
+    }
+    if !status.cache.locked {
+        findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            "the cache is not locked in memory: reads may be late under memory pressure",
+            "set LimitMEMLOCK=infinity in the service, restart",
+        ));
+    }
+    if daemon.event_loop.priority == "ordinary" {
+        findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            "the event loop runs with ordinary priority: it may be late when the machine is busy",
+            "set LimitRTPRIO=1 in the service (packaging/rushes.service does), restart",
+        ));
+    }
+    if daemon.expelled_session_count > 0 {
+        findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            format!(
+                "{} sessions broke the protocol and were put out",
+                daemon.expelled_session_count
+            ),
+            "see `journalctl -u rushes`; module and daemon should be of one build",
+        ));
+    }
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Kernel, memory, limits, clock.
+
+use super::{Finding, Level};
+use crate::config::{Config, amount};
+use rushes_sys::watch::ChangeWatch;
+use rushes_sys::{Ring, RingLimits, Segment, SegmentHome};
+use rustix::process::{Resource, geteuid, getrlimit};
+use std::sync::Arc;
+
+const AREA: &str = "machine";
+/// Memory that should be left beside the cache.
+const SPARE_BYTES: u64 = 512 << 20;
+/// Each session takes four descriptors, each open file one.
+const DESCRIPTOR_COUNT_MIN: u64 = 8192;
+
+pub(super) fn examine(config: Option<&Config>, findings: &mut Vec<Finding>) {
+    if !geteuid().is_root() {
+        findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            "this is not root: devices, smbd's modules and the daemon's folder cannot all be looked at",
+            "run `sudo rushes check`",
+        ));
+    }
+    findings.push(io_uring());
+    findings.push(fanotify());
+    if let Some(config) = config {
+        memory(config, findings);
+    }
+    descriptors(findings);
+    clock(findings);
+}
+
+fn io_uring() -> Finding {
+    let ring = Segment::create(SegmentHome::Memfd, 1, 4096)
+        .and_then(|(segment, _)| Ring::new(Arc::new(segment), RingLimits::default()));
+    match ring {
+        Ok(ring) if ring.facts().buffers_registered => Finding::ok(AREA, "io_uring is there"),
+        Ok(_) => Finding::of(
+            Level::Note,
+            AREA,
+            "io_uring is there, but buffers cannot be registered: reads cost a little more CPU",
+            "raise LimitMEMLOCK of the service to infinity",
+        ),
+        Err(error) => Finding::of(
+            Level::Error,
+            AREA,
+            error.to_string(),
+            "Linux 5.11 or later with io_uring: set kernel.io_uring_disabled = 0 (sysctl), and allow it in \
+             containers",
+        ),
+    }
+}
+
+fn fanotify() -> Finding {
+    match ChangeWatch::new() {
+        Ok(_) => Finding::ok(
+            AREA,
+            "changes by other programs are noticed at once (fanotify)",
+        ),
+        Err(error) => Finding::of(
+            Level::Note,
+            AREA,
+            format!(
+                "no fanotify ({error}): changes by other programs are noticed when a file is opened"
+            ),
+            "run the daemon with CAP_SYS_ADMIN, if other programs write to shares",
+        ),
+    }
+}
+
+fn memory(config: &Config, findings: &mut Vec<Finding>) {
+    let want = config.cache_bytes;
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = meminfo(&text, "MemTotal:");
+    let available = meminfo(&text, "MemAvailable:");
+    let running = config.runtime_dir.join("control.sock").exists();
+    if total > 0 && want + SPARE_BYTES > total {
+        findings.push(Finding::of(
+            Level::Error,
+            AREA,
+            format!(
+                "cache.bytes is {}, the machine has {} in all",
+                amount::show_size(want),
+                mib(total)
+            ),
+            format!(
+                "set cache.bytes to at most {}",
+                mib(total.saturating_sub(SPARE_BYTES) / 2)
+            ),
+        ));
+    } else if available > 0 && want > available && !running {
+        findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            format!(
+                "cache.bytes is {}, only {} are available now",
+                amount::show_size(want),
+                mib(available)
+            ),
+            "stop what uses the memory, or set cache.bytes lower",
+        ));
+    } else {
+        findings.push(Finding::ok(
+            AREA,
+            format!("memory suffices for a cache of {}", amount::show_size(want)),
+        ));
+    }
+    let limit = getrlimit(Resource::Memlock).maximum;
+    // root (CAP_IPC_LOCK) may lock what it likes.
+    if !geteuid().is_root() && limit.is_some_and(|limit| limit < want) {
+        findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            "the cache could not be locked in memory by this user",
+            "set LimitMEMLOCK=infinity in the service (packaging/rushes.service does), or run as root",
+        ));
+    }
+}
+
+/// Units: bytes; 0 when it is not there.
+fn meminfo(text: &str, name: &str) -> u64 {
+    text.lines()
+        .find_map(|line| {
+            line.strip_prefix(name)?
+                .trim()
+                .strip_suffix(" kB")?
+                .parse()
+                .ok()
+        })
+        .map_or(0, |kib: u64| kib * 1024)
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{}MiB", bytes >> 20)
+}
+
+fn descriptors(findings: &mut Vec<Finding>) {
+    let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    if limit < DESCRIPTOR_COUNT_MIN {
+        findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            format!("at most {limit} files can be open; each session takes four and each file one"),
+            "set LimitNOFILE=65536 in the service (packaging/rushes.service does)",
+        ));
+    }
+}
+
+fn clock(findings: &mut Vec<Finding>) {
+    let path = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+    let Ok(source) = std::fs::read_to_string(path) else {
+        return;
+    };
+    let source = source.trim();
+    if matches!(source, "hpet" | "acpi_pm" | "jiffies" | "refined-jiffies") {
+        findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            format!("the kernel's clock is {source}: reading it is a slow call, deadlines are kept less well"),
+            "make the firmware's TSC usable (kernel parameter tsc=reliable, or a newer firmware)",
+        ));
+    } else {
+        findings.push(Finding::ok(AREA, format!("the clock is {source}")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn a_cache_larger_than_the_machine_is_an_error() {
+        let text = "[cache]\nbytes = \"1TiB\"\n[[share]]\nname = \"m\"\npath = \"/m\"\n";
+        let config = Config::parse(Path::new("x"), text, |_| true).unwrap();
+        let mut findings = Vec::new();
+        memory(&config, &mut findings);
+        assert_eq!(findings[0].level, Level::Error, "{findings:?}");
+        assert!(findings[0].remedy.as_ref().unwrap().contains("cache.bytes"));
+    }
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The doctor: looks at configuration and machine and says what is in the way, each time with a remedy.
+//!
+//! It changes nothing, and asks only what an operator could ask by hand. A finding without a remedy is
+//! one that needs none.
+
+mod daemon;
+mod machine;
+mod samba;
+mod shares;
+
+use crate::config::{Config, ConfigError};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Version of the field names of [`Report`].
+pub const CHECK_VERSION: u32 = 1;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// Worth knowing.
+    Note,
+    /// It works, but not as well as it could or not for long.
+    Warning,
+    /// It does not work.
+    Error,
+}
+
+/// One thing looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// How bad it is.
+    pub level: Level,
+    /// What it is about: `configuration`, `machine`, `samba`, `daemon` or `share NAME`.
+    pub area: String,
+    /// What was found.
+    pub finding: String,
+    /// What to do about it.
+    pub remedy: Option<String>,
+}
+
+impl Finding {
+    pub(super) fn ok(area: &str, finding: impl Into<String>) -> Finding {
+        Finding {
+            level: Level::Ok,
+            area: area.to_string(),
+            finding: finding.into(),
+            remedy: None,
+        }
+    }
+
+    pub(super) fn of(
+        level: Level,
+        area: &str,
+        finding: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Finding {
+        Finding {
+            level,
+            area: area.to_string(),
+            finding: finding.into(),
+            remedy: Some(remedy.into()),
+        }
+    }
+}
+
+/// All of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// [`CHECK_VERSION`].
+    pub check_version: u32,
+    /// Nothing is in the way.
+    pub ok: bool,
+    /// How many errors.
+    pub error_count: u32,
+    /// How many warnings.
+    pub warning_count: u32,
+    /// In the order they were looked at.
+    pub findings: Vec<Finding>,
+}
+
+/// Where to look.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// The configuration.
+    pub config: PathBuf,
+    /// Samba's; None: where testparm looks.
+    pub smb_conf: Option<PathBuf>,
+}
+
+/// Look at everything. Takes a second or two: other programs are asked.
+pub fn examine(places: &Places) -> Report {
+    let mut findings = Vec::new();
+    let config = read_config(&places.config, &mut findings);
+    machine::examine(config.as_ref(), &mut findings);
+    if let Some(config) = &config {
+        for share in &config.shares {
+            shares::examine(config, share, &mut findings);
+        }
+        samba::examine(config, places.smb_conf.as_deref(), &mut findings);
+        daemon::examine(config, &mut findings);
+    }
+    let count = |level| findings.iter().filter(|f| f.level == level).count() as u32;
+    let error_count = count(Level::Error);
+    Report {
+        check_version: CHECK_VERSION,
+        ok: error_count == 0,
+        error_count,
+        warning_count: count(Level::Warning),
+        findings,
+    }
+}
+
+fn read_config(file: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
+    const AREA: &str = "configuration";
+    match Config::load(file) {
+        Ok(config) => {
+            findings.push(Finding::ok(
+                AREA,
+                format!(
+                    "{}: {} shares, {} rules, cache {} in buffers of {}",
+                    file.display(),
+                    config.shares.len(),
+                    config.rules.len(),
+                    crate::config::amount::show_size(config.cache_bytes),
+                    crate::config::amount::show_size(u64::from(config.buffer_bytes)),
+                ),
+            ));
+            Some(config)
+        }
+        Err(ConfigError::Wrong { file, problems }) => {
+            for problem in problems {
+                findings.push(Finding::of(
+                    Level::Error,
+                    AREA,
+                    format!("{}: {problem}", file.display()),
+                    "correct that line; docs/reference/config.md has every key",
+                ));
+            }
+            None
+        }
+        Err(error) => {
+            findings.push(Finding::of(
+                Level::Error,
+                AREA,
+                error.to_string(),
+                "write the configuration; a sample is in the package (rushes.toml)",
+            ));
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_configuration_is_an_error_with_its_line() {
+        let path = std::env::temp_dir().join(format!("rushes-doctor-{}.toml", std::process::id()));
+        std::fs::write(&path, "[cache]\nbytes = \"x\"\n").unwrap();
+        let report = examine(&Places {
+            config: path.clone(),
+            smb_conf: None,
+        });
+        std::fs::remove_file(&path).unwrap();
+        assert!(!report.ok && report.error_count >= 1);
+        assert!(
+            report.findings.iter().any(|f| f.level == Level::Error
+                && f.finding.contains("line 2: cache.bytes")
+                && f.remedy.is_some()),
+            "{report:#?}"
+        );
+    }
+
+    #[test]
+    fn whatever_is_wrong_has_a_remedy() {
+        let folder = std::env::temp_dir().join(format!("rushes-doctor-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("media")).unwrap();
+        let config = folder.join("rushes.toml");
+        std::fs::write(
+            &config,
+            format!(
+                "[cache]\nbytes = \"64MiB\"\n[server]\nruntime_dir = {:?}\nstate_dir = {:?}\n\
+                 [[share]]\nname = \"media\"\npath = {:?}\n[[share]]\nname = \"gone\"\npath = \"/nonexistent/x\"\n",
+                folder.join("run"),
+                folder.join("state"),
+                folder.join("media"),
+            ),
+        )
+        .unwrap();
+        let smb_conf = folder.join("smb.conf");
+        std::fs::write(&smb_conf, "[media]\npath = /elsewhere\n").unwrap();
+        let report = examine(&Places {
+            config,
+            smb_conf: Some(smb_conf),
+        });
+        std::fs::remove_dir_all(&folder).unwrap();
+        for finding in &report.findings {
+            assert!(!finding.finding.is_empty() && !finding.area.is_empty());
+            if finding.level >= Level::Warning {
+                assert!(finding.remedy.is_some(), "{finding:?}");
+            }
+        }
+        let has = |area: &str, level, word: &str| {
+            assert!(
+                report
+                    .findings
+                    .iter()
+                    .any(|f| f.area == area && f.level == level && f.finding.contains(word)),
+                "no {level:?} of {area} with {word:?} in {report:#?}"
+            );
+        };
+        has("share gone", Level::Error, "/nonexistent/x");
+        has("share media", Level::Warning, "never measured");
+        has("daemon", Level::Note, "not running");
+    }
+}

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Samba: is it there, is the module in it, does smb.conf name it where it should.
+
+use super::{Finding, Level};
+use crate::config::{Config, ShareConfig};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const AREA: &str = "samba";
+/// In the module, before the version of the Samba whose headers it was compiled with.
+const BUILT_FOR: &[u8] = b"rushes built for Samba ";
+
+/// A section of smb.conf: parameters in lower case without spaces, as testparm prints them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Section {
+    name: String,
+    parameters: BTreeMap<String, String>,
+}
+
+impl Section {
+    fn get(&self, name: &str) -> Option<&str> {
+        self.parameters.get(name).map(String::as_str)
+    }
+
+    /// Names of the VFS modules, in order.
+    fn modules(&self) -> Vec<&str> {
+        self.get("vfsobjects")
+            .unwrap_or("")
+            .split([' ', ','])
+            .filter(|word| !word.is_empty())
+            .collect()
+    }
+
+    fn has_module(&self) -> bool {
+        self.modules().contains(&"rushes")
+    }
+}
+
+pub(super) fn examine(config: &Config, smb_conf: Option<&Path>, findings: &mut Vec<Finding>) {
+    let Some(smbd) = find("smbd") else {
+        findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            "there is no smbd: nobody can come in by SMB",
+            "apt-get install samba samba-vfs-modules",
+        ));
+        return;
+    };
+    let version = output(Command::new(&smbd).arg("--version"))
+        .map(|text| text.trim().trim_start_matches("Version ").to_string())
+        .unwrap_or_else(|| String::from("unknown"));
+    module(&smbd, &version, findings);
+    let Some(text) = testparm(smb_conf) else {
+        findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            "smb.conf cannot be read by testparm",
+            "run `testparm -s` and correct what it says",
+        ));
+        return;
+    };
+    sections(config, &parse(&text), findings);
+}
+
+/// Beside the usual places of programs, the one of daemons, which is not in everybody's PATH.
+fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain([
+            PathBuf::from("/usr/sbin"),
+            PathBuf::from("/usr/local/samba/sbin"),
+        ])
+        .map(|folder| folder.join(program))
+        .find(|candidate| candidate.is_file())
+}
+
+fn output(command: &mut Command) -> Option<String> {
+    let output = command
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn module(smbd: &Path, version: &str, findings: &mut Vec<Finding>) {
+    let build = output(Command::new(smbd).arg("-b")).unwrap_or_default();
+    let Some(folder) = build
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("MODULESDIR:"))
+    else {
+        return;
+    };
+    let module = Path::new(folder.trim()).join("vfs/rushes.so");
+    let install = "make build && sudo make install, or reinstall the package";
+    let Ok(bytes) = std::fs::read(&module) else {
+        findings.push(Finding::of(
+            Level::Error,
+            AREA,
+            format!(
+                "Samba {version} is there, but not the module {}",
+                module.display()
+            ),
+            install,
+        ));
+        return;
+    };
+    match built_for(&bytes) {
+        Some(built) if built != version => findings.push(Finding::of(
+            Level::Error,
+            AREA,
+            format!(
+                "the module was built for Samba {built}, installed is {version}: it may not load"
+            ),
+            install,
+        )),
+        Some(_) => findings.push(Finding::ok(
+            AREA,
+            format!("Samba {version} and the module that was built for it"),
+        )),
+        None if is_newer(smbd, &module) => findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            format!("Samba {version} was updated after the module was built: it may not load"),
+            install,
+        )),
+        None => findings.push(Finding::ok(
+            AREA,
+            format!("Samba {version} and a module not older than it"),
+        )),
+    }
+}
+
+fn built_for(module: &[u8]) -> Option<String> {
+    let start = module
+        .windows(BUILT_FOR.len())
+        .position(|window| window == BUILT_FOR)?
+        + BUILT_FOR.len();
+    let rest = &module[start..];
+    let end = rest.iter().position(|byte| *byte == 0 || *byte == b'\n')?;
+    String::from_utf8(rest[..end].to_vec()).ok()
+}
+
+fn is_newer(one: &Path, other: &Path) -> bool {
+    let changed = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified());
+    match (changed(one), changed(other)) {
+        (Ok(one), Ok(other)) => one > other,
+        _ => false,
+    }
+}
+
+/// What Samba itself makes of smb.conf: includes, copies and synonyms are dealt with.
+fn testparm(smb_conf: Option<&Path>) -> Option<String> {
+    let mut command = Command::new("testparm");
+    command.args(["-s", "--suppress-prompt"]);
+    command.args(smb_conf);
+    output(&mut command)
+}
+
+fn parse(text: &str) -> Vec<Section> {
+    let mut sections: Vec<Section> = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if let Some(name) = line
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'))
+        {
+            sections.push(Section {
+                name: name.to_string(),
+                ..Section::default()
+            });
+        } else if let Some((key, value)) = line.split_once('=')
+            && !line.starts_with(['#', ';'])
+            && let Some(section) = sections.last_mut()
+        {
+            let key = key.to_lowercase().replace(' ', "");
+            section.parameters.insert(key, value.trim().to_string());
+        }
+    }
+    sections
+}
+
+fn sections(config: &Config, sections: &[Section], findings: &mut Vec<Finding>) {
+    let global = sections
+        .iter()
+        .find(|s| s.name.eq_ignore_ascii_case("global"));
+    let inherited: Vec<Section> = sections
+        .iter()
+        .filter(|section| !section.name.eq_ignore_ascii_case("global"))
+        .map(|section| inherit(section, global))
+        .collect();
+    for share in &config.shares {
+        share_section(config, share, &inherited, findings);
+    }
+    for section in inherited.iter().filter(|section| section.has_module()) {
+        let name = section.get("rushes:share").unwrap_or(&section.name);
+        if config.share(name).is_none() {
+            findings.push(Finding::of(
+                Level::Warning,
+                AREA,
+                format!("[{}] names the module, but rushes.toml has no share {name:?}: it does plain I/O", section.name),
+                format!("add [[share]] with name = {name:?} to rushes.toml, or set rushes:share in smb.conf"),
+            ));
+        }
+    }
+}
+
+/// testparm prints in [global] what holds for every share that does not say otherwise.
+fn inherit(section: &Section, global: Option<&Section>) -> Section {
+    let mut whole = section.clone();
+    for (key, value) in global.into_iter().flat_map(|global| &global.parameters) {
+        whole
+            .parameters
+            .entry(key.clone())
+            .or_insert_with(|| value.clone());
+    }
+    whole
+}
+
+fn share_section(
+    config: &Config,
+    share: &ShareConfig,
+    sections: &[Section],
+    findings: &mut Vec<Finding>,
+) {
+    let area = format!("share {}", share.name);
+    let section = sections.iter().find(|section| {
+        let name = section.get("rushes:share").unwrap_or(&section.name);
+        name.eq_ignore_ascii_case(&share.name)
+    });
+    let Some(section) = section else {
+        findings.push(Finding::of(
+            Level::Warning,
+            &area,
+            "smb.conf has no such share: nobody comes in by SMB",
+            format!(
+                "add to smb.conf: [{}] path = {}, vfs objects = rushes",
+                share.name,
+                share.path.display()
+            ),
+        ));
+        return;
+    };
+    let before = findings.len();
+    let modules = section.modules();
+    if !section.has_module() {
+        let mut list: Vec<&str> = modules.clone();
+        list.push("rushes");
+        findings.push(Finding::of(
+            Level::Warning,
+            &area,
+            format!(
+                "[{}] in smb.conf does not name the module: clients do plain I/O",
+                section.name
+            ),
+            format!(
+                "in that section: vfs objects = {}; then smbcontrol all reload-config",
+                list.join(" ")
+            ),
+        ));
+    } else if modules.last() != Some(&"rushes") {
+        findings.push(Finding::of(
+            Level::Warning,
+            &area,
+            format!(
+                "rushes is not the last of vfs objects = {}",
+                modules.join(" ")
+            ),
+            "put it last: it stands right before the disk",
+        ));
+    }
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    if let Some(path) = section.get("path")
+        && !path.contains('%')
+        && real(Path::new(path)) != real(&share.path)
+    {
+        findings.push(Finding::of(
+            Level::Error,
+            &area,
+            format!(
+                "[{}] in smb.conf has path = {path}, rushes.toml has {}",
+                section.name,
+                share.path.display()
+            ),
+            "name the same folder in both: paths of rules and frame sequences are below it",
+        ));
+    }
+    let ours = config.runtime_dir.join("session.sock");
+    let theirs = section.get("rushes:socket").map_or_else(
+        || Path::new(crate::config::DEFAULT_RUNTIME_DIR).join("session.sock"),
+        PathBuf::from,
+    );
+    if section.has_module() && theirs != ours {
+        findings.push(Finding::of(
+            Level::Error,
+            &area,
+            format!(
+                "the module looks for the daemon at {}, it is at {}",
+                theirs.display(),
+                ours.display()
+            ),
+            format!("in [{}]: rushes:socket = {}", section.name, ours.display()),
+        ));
+    }
+    if findings.len() == before {
+        findings.push(Finding::ok(
+            &area,
+            format!("[{}] in smb.conf goes through the module", section.name),
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(smb_conf: &str, expect: &[(Level, &str)]) {
+        let text = "[[share]]\nname = \"media\"\npath = \"/srv/media\"\n";
+        let config = Config::parse(Path::new("x"), text, |_| true).unwrap();
+        let mut findings = Vec::new();
+        sections(&config, &parse(smb_conf), &mut findings);
+        assert_eq!(findings.len(), expect.len(), "{smb_conf}: {findings:#?}");
+        for (finding, (level, word)) in findings.iter().zip(expect) {
+            assert!(
+                finding.level == *level && finding.finding.contains(word),
+                "{smb_conf}: {finding:?}, expected {word:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn smb_conf_is_compared_with_ours() {
+        let good = "[global]\n\tworkgroup = X\n[Media]\n\tpath = /srv/media\n\tvfs objects = fruit streams_xattr rushes\n";
+        check(good, &[(Level::Ok, "goes through")]);
+        check("[global]\n", &[(Level::Warning, "no such share")]);
+        check(
+            "[media]\npath = /srv/media\n",
+            &[(Level::Warning, "does not name the module")],
+        );
+        check(
+            "[media]\npath = /srv/media\nvfs objects = rushes fruit\n",
+            &[(Level::Warning, "not the last")],
+        );
+        check(
+            "[media]\npath = /srv/other\nvfs objects = rushes\n",
+            &[(Level::Error, "path = /srv/other")],
+        );
+        check(
+            "[media]\npath = /srv/media\nvfs objects = rushes\nrushes:socket = /run/x/session.sock\n",
+            &[(Level::Error, "looks for the daemon at /run/x")],
+        );
+        // Modules may be named for all shares at once; a share may have another name in smb.conf.
+        check(
+            "[global]\nvfs objects = rushes\n[m]\npath = /srv/media\nrushes:share = media\n[b]\npath = /b\n",
+            &[(Level::Ok, "[m]"), (Level::Warning, "[b] names the module")],
+        );
+    }
+
+    #[test]
+    fn a_module_tells_for_which_samba_it_was_built() {
+        assert_eq!(
+            built_for(b"\x7fELF..rushes built for Samba 4.17.12-Debian\0.."),
+            Some(String::from("4.17.12-Debian"))
+        );
+        assert_eq!(built_for(b"\x7fELF"), None);
+    }
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A share's folder, its file system, its device and what is known of that.
+
+use super::{Finding, Level};
+use crate::calibrate::{Calibration, identity_of};
+use crate::config::{Config, ShareConfig};
+use crate::share::Share;
+use rushes_sys::device::{self, DeviceFacts};
+use std::time::SystemTime;
+
+/// Disks fill and age; a model this old should be looked at again. Units: days.
+const CALIBRATION_DAYS_MAX: u64 = 180;
+
+pub(super) fn examine(config: &Config, share: &ShareConfig, findings: &mut Vec<Finding>) {
+    let area = format!("share {}", share.name);
+    let opened = match Share::open(share) {
+        Ok(opened) => opened,
+        Err(error) => {
+            findings.push(Finding::of(
+                Level::Error,
+                &area,
+                error.to_string(),
+                "mount the file system, make the folder, or correct the path in rushes.toml",
+            ));
+            return;
+        }
+    };
+    file_system(&area, &opened, findings);
+    let facts = device::facts(opened.st_dev).ok().or_else(|| {
+        let st_dev = device::st_dev_of_mount(opened.mount).ok()??;
+        device::facts(st_dev).ok()
+    });
+    if let Some(facts) = &facts {
+        scheduler(&area, facts, findings);
+    }
+    if opened.direct_io || facts.is_some() {
+        calibration(&area, config, share, findings);
+    }
+    other_doors(&area, share, findings);
+}
+
+fn file_system(area: &str, share: &Share, findings: &mut Vec<Finding>) {
+    let kind = share.file_system.as_str();
+    let path = share.config.path.display();
+    let uuid = identity_of(&share.config.path)
+        .ok()
+        .and_then(|identity| identity.uuid);
+    if !share.direct_io {
+        findings.push(Finding::of(
+            Level::Warning,
+            area,
+            format!("{path} lies on {kind}, which has no direct I/O: it is served buffered"),
+            "put media on ext4, xfs or btrfs; for a test this is fine",
+        ));
+    } else if kind.starts_with("fuse") || kind.starts_with("nfs") || kind == "cifs" {
+        findings.push(Finding::of(
+            Level::Warning,
+            area,
+            format!("{path} lies on {kind}: another machine or program decides how fast it is"),
+            "a promise needs disks of this machine: share a native file system",
+        ));
+    } else {
+        findings.push(Finding::ok(
+            area,
+            format!(
+                "{path} lies on {kind} with direct I/O, {}",
+                uuid.map_or_else(
+                    || String::from("without UUID"),
+                    |uuid| format!("UUID {uuid}")
+                )
+            ),
+        ));
+    }
+}
+
+/// Priorities reach the disk only through a scheduler that knows them.
+fn scheduler(area: &str, facts: &DeviceFacts, findings: &mut Vec<Finding>) {
+    if facts.rotational && !matches!(facts.scheduler.as_str(), "mq-deadline" | "bfq" | "") {
+        findings.push(Finding::of(
+            Level::Warning,
+            area,
+            format!(
+                "the scheduler of {} is {}: it knows no I/O priorities, so others' I/O is not put behind",
+                facts.disk, facts.scheduler
+            ),
+            format!("echo mq-deadline > /sys/block/{}/queue/scheduler", facts.disk),
+        ));
+    }
+}
+
+fn calibration(area: &str, config: &Config, share: &ShareConfig, findings: &mut Vec<Finding>) {
+    let measure = format!("rushes calibrate {} --save", share.path.display());
+    let loaded = identity_of(&share.path)
+        .and_then(|identity| Calibration::load_for(&config.state_dir, &identity));
+    match loaded {
+        Err(error) => findings.push(Finding::of(
+            Level::Error,
+            area,
+            format!("the device's calibration cannot be used: {error}"),
+            format!("measure it again: {measure}"),
+        )),
+        Ok(None) => findings.push(Finding::of(
+            Level::Warning,
+            area,
+            "the device was never measured: promises rest on a cautious guess",
+            measure,
+        )),
+        Ok(Some(calibration)) => {
+            let days = age_days(&calibration.measured_at);
+            let when = &calibration.measured_at;
+            if days.is_some_and(|days| days > CALIBRATION_DAYS_MAX) {
+                findings.push(Finding::of(
+                    Level::Note,
+                    area,
+                    format!("the device was measured on {when}, more than half a year ago"),
+                    format!("measure it again when nobody plays: {measure}"),
+                ));
+            } else if calibration.quick {
+                findings.push(Finding::of(
+                    Level::Note,
+                    area,
+                    format!("the device was measured quickly ({when}): the model is rough"),
+                    format!("when nobody plays: {measure}"),
+                ));
+            } else {
+                findings.push(Finding::ok(
+                    area,
+                    format!("the device was measured on {when}"),
+                ));
+            }
+        }
+    }
+}
+
+/// None: in the future, or no date.
+fn age_days(measured_at: &str) -> Option<u64> {
+    let then = humantime::parse_rfc3339_weak(measured_at).ok()?;
+    let age = SystemTime::now().duration_since(then).ok()?;
+    Some(age.as_secs() / 86_400)
+}
+
+/// What SMB clients keep for themselves (leases) is not broken by other doors yet.
+fn other_doors(area: &str, share: &ShareConfig, findings: &mut Vec<Finding>) {
+    let exported = ["/etc/exports", "/var/lib/nfs/etab"].iter().any(|file| {
+        std::fs::read_to_string(file).is_ok_and(|text| {
+            text.lines()
+                .filter_map(|line| line.split_whitespace().next())
+                .filter(|path| path.starts_with('/'))
+                .any(|path| {
+                    share.path.starts_with(path)
+                        || std::path::Path::new(path).starts_with(&share.path)
+                })
+        })
+    });
+    if exported {
+        findings.push(Finding::of(
+            Level::Warning,
+            area,
+            "the folder is exported by NFS as well: what SMB clients keep for themselves (leases) is not \
+             broken by NFS clients, so they may see old bytes",
+            "in smb.conf, for this share: smb2 leases = no, oplocks = no; or kernel oplocks = yes with a \
+             kernel NFS server",
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn age_is_counted_in_days_and_nonsense_has_none() {
+        assert!(age_days("2020-01-01T00:00:00Z").unwrap() > 365);
+        assert_eq!(age_days("2999-01-01T00:00:00Z"), None);
+        assert_eq!(age_days("yesterday"), None);
+    }
+}
