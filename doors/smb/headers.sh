@@ -26,8 +26,6 @@ die() { say "$*"; exit 1; }
 version=$(dpkg-query -W -f '${Version}' samba 2>/dev/null) || version=
 [ -n "$version" ] || die "Samba is not installed from a Debian package" \
 	"(dpkg knows no 'samba'): apt-get install samba, then run this again."
-multiarch=$(dpkg-architecture -qDEB_HOST_MULTIARCH 2>/dev/null) ||
-	multiarch=$(gcc -print-multiarch)
 folder=$build/samba-headers/${version#*:} # without Debian's epoch
 
 if [ "${1:-}" = --path ]; then
@@ -75,7 +73,7 @@ step() {
 wanted="libparse-yapp-perl libtalloc-dev libtevent-dev libtdb-dev libpopt-dev
 libcmocka-dev libkeyutils-dev python3-dev flex bison libgnutls28-dev
 zlib1g-dev libacl1-dev libcap-dev libicu-dev libreadline-dev libtasn1-6-dev
-pkg-config dpkg-dev gcc libc6-dev xz-utils"
+libjson-perl pkg-config dpkg-dev gcc libc6-dev xz-utils"
 missing=
 for package in $wanted; do
 	status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) ||
@@ -143,6 +141,7 @@ if [ "$(dpkg-query -W -f '${db:Status-Status}' libldap2-dev 2>/dev/null)" \
 	without_ldap= # with the library there, configure wants it
 fi
 sed -i 's/^\(SAMBA_VERSION_VENDOR_SUFFIX\).*/\1=Debian/' "$source/VERSION"
+multiarch=$(dpkg-architecture -qDEB_HOST_MULTIARCH)
 lib=/usr/lib/$multiarch
 say "configuring it (a minute)"
 configure() (
