@@ -20,7 +20,7 @@ pub(crate) enum Command {
     /// Run the daemon, in the foreground
     #[command(after_help = "\
 Signals: SIGHUP reads the configuration again (rules, policy, new shares), SIGTERM and SIGINT stop \
-cleanly. Under systemd (Type=notify-reload) readiness is told.")]
+cleanly. systemd is told when the daemon is ready, reloads and stops.")]
     Serve(ServeArgs),
     /// Examine configuration and machine; each finding comes with its remedy
     #[command(

@@ -385,3 +385,23 @@ fn an_absent_file_says_what_to_do() {
     let error = Config::load(Path::new("/nonexistent/rushes.toml")).expect_err("no such file");
     assert!(error.to_string().contains("--config"), "{error}");
 }
+
+#[test]
+fn the_sample_that_is_installed_is_right() {
+    let text = include_str!("../../../../packaging/rushes.toml");
+    let config = parse(text).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(config.shares[0].name, "media");
+    // What it offers as a comment is right as well.
+    let offered: String = text
+        .lines()
+        .map(|line| match line.strip_prefix("# ") {
+            Some(key) if key.starts_with("[[") || key.contains(" = \"") || key.contains(" = 2") => {
+                format!("{key}\n")
+            }
+            _ => format!("{line}\n"),
+        })
+        .collect();
+    let config = parse(&offered).unwrap_or_else(|error| panic!("{offered}\n{error}"));
+    assert_eq!(config.rules.len(), 2);
+    assert!(config.metrics_listen.is_some());
+}

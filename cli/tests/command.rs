@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command as people and service managers use it.
+
+#![allow(clippy::unwrap_used)] // The helpers are tests, too.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// A folder with a configuration and a share, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("rushes-cli-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(path.join("share")).unwrap();
+        let folder = Folder(path);
+        folder.write("");
+        folder
+    }
+
+    fn config(&self) -> PathBuf {
+        self.0.join("rushes.toml")
+    }
+
+    fn write(&self, more: &str) {
+        let text = format!(
+            "[cache]\nbytes = \"64MiB\"\n[server]\nruntime_dir = {:?}\nstate_dir = {:?}\n\
+             [[share]]\nname = \"media\"\npath = {:?}\n{more}",
+            self.0.join("run"),
+            self.0.join("state"),
+            self.0.join("share"),
+        );
+        std::fs::write(self.config(), text).unwrap();
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn rushes() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rushes"));
+    command.stdin(Stdio::null());
+    command
+}
+
+fn run(config: &Path, args: &[&str]) -> Output {
+    rushes()
+        .args(args)
+        .arg("--config")
+        .arg(config)
+        .output()
+        .unwrap()
+}
+
+fn json(output: &Output) -> serde_json::Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+/// `rushes serve`, killed at the end if it still runs.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(folder: &Folder, notify: &Path) -> Daemon {
+        let child = rushes()
+            .args(["serve", "--log", "error", "--config"])
+            .arg(folder.config())
+            .env("NOTIFY_SOCKET", notify)
+            .spawn()
+            .unwrap();
+        Daemon(child)
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.0.id().to_string();
+        assert!(
+            Command::new("kill")
+                .args(["-s", name, &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn wait_exit(child: &mut Child) -> std::process::ExitStatus {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        assert!(Instant::now() < end, "it does not end");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_daemon_is_started_asked_reloaded_and_stopped() {
+    let folder = Folder::new();
+    let notify = folder.0.join("notify");
+    let manager = UnixDatagram::bind(&notify).unwrap();
+    manager
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    let told = || {
+        let mut buffer = [0; 256];
+        let count = manager.recv(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..count]).into_owned()
+    };
+    let mut daemon = Daemon::start(&folder, &notify);
+    assert_eq!(told(), "READY=1");
+
+    let config = folder.config();
+    let status = json(&run(&config, &["status", "--json"]));
+    assert_eq!(status["daemon"]["pid"], daemon.0.id());
+    assert_eq!(status["shares"][0]["name"], "media");
+    let beside = status["daemon"]["rss_beside_cache_bytes"].as_u64().unwrap();
+    assert!(beside < 64 << 20, "{} MiB beside the cache", beside >> 20);
+    let text = String::from_utf8(run(&config, &["status"]).stdout).unwrap();
+    assert!(text.contains("streams: 0 open"), "{text}");
+    let picture = run(&config, &["top", "--once", "--interval", "50ms"]);
+    assert!(String::from_utf8_lossy(&picture.stdout).contains("0 streams open"));
+
+    let start = Instant::now();
+    let yes = run(&config, &["admit", "--bitrate", "1M", "--json"]);
+    assert!(start.elapsed() < Duration::from_millis(100) || cfg!(debug_assertions));
+    assert_eq!(yes.status.code(), Some(0));
+    assert_eq!(json(&yes)["admitted"], true);
+    let no = run(
+        &config,
+        &["admit", "--bitrate", "500G", "--count", "9", "--json"],
+    );
+    assert_eq!(no.status.code(), Some(1));
+    assert_eq!(json(&no)["admitted"], false);
+    let share = folder.0.join("share");
+    let path = share.to_str().unwrap();
+    let here = run(&config, &["admit", "--bitrate", "1M", "--path", path]);
+    assert_eq!(here.status.code(), Some(0));
+    let nowhere = run(&config, &["admit", "--bitrate", "1M", "--path", "/proc"]);
+    assert_eq!(nowhere.status.code(), Some(2));
+
+    let second = rushes()
+        .args(["serve", "--config"])
+        .arg(&config)
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(2));
+    let why = String::from_utf8_lossy(&second.stderr);
+    assert!(why.contains("another daemon"), "{why}");
+
+    folder.write("[[rule]]\nmatch = \"**\"\nbitrate = \"5M\"\n");
+    daemon.signal("HUP");
+    let reloading = told();
+    assert!(
+        reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="),
+        "{reloading}"
+    );
+    assert_eq!(told(), "READY=1");
+    let status = json(&run(&config, &["status", "--json"]));
+    assert_eq!(status["daemon"]["policy"]["rule_count"], 1);
+
+    let report = json(&run(&config, &["check", "--json"]));
+    let findings = report["findings"].as_array().unwrap();
+    assert!(
+        findings
+            .iter()
+            .any(|f| f["area"] == "daemon" && f["finding"].as_str().unwrap().contains("is running")),
+        "{report}"
+    );
+
+    daemon.signal("TERM");
+    assert_eq!(told(), "STOPPING=1");
+    assert!(wait_exit(&mut daemon.0).success());
+    assert!(!folder.0.join("run/session.sock").exists());
+    let gone = run(&config, &["status"]);
+    assert_eq!(gone.status.code(), Some(2));
+    let why = String::from_utf8_lossy(&gone.stderr);
+    assert!(why.contains("start the daemon"), "{why}");
+}
+
+#[test]
+fn killed_it_leaves_a_place_where_the_next_one_starts() {
+    let folder = Folder::new();
+    for _ in 0..2 {
+        let notify = folder
+            .0
+            .join(format!("notify{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
+        let manager = UnixDatagram::bind(&notify).unwrap();
+        manager
+            .set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        let mut daemon = Daemon::start(&folder, &notify);
+        let mut buffer = [0; 64];
+        let count = manager.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..count], b"READY=1");
+        daemon.signal("KILL");
+        wait_exit(&mut daemon.0);
+    }
+}
+
+#[test]
+fn a_wrong_configuration_is_told_with_line_and_remedy() {
+    let folder = Folder::new();
+    folder.write("[[rule]]\nmatch = \"*\"\nbitrate = \"100 megs\"\n");
+    for command in ["serve", "check"] {
+        let output = run(&folder.config(), &[command]);
+        let all = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&all);
+        assert_eq!(
+            output.status.code(),
+            Some(if command == "serve" { 2 } else { 1 })
+        );
+        assert!(
+            text.contains("line 11: rule[1].bitrate = \"100 megs\": expected bits a second"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn calibrating_memory_says_that_there_is_no_device() {
+    if !Path::new("/dev/shm").is_dir() {
+        eprintln!("SKIPPED: no /dev/shm");
+        return;
+    }
+    let output = rushes()
+        .args(["calibrate", "/dev/shm", "--quick", "--json"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(!output.stderr.is_empty());
+}
+
+#[test]
+fn man_pages_and_completions_come_from_the_same_table() {
+    let folder = Folder::new();
+    let out = folder.0.join("man");
+    assert!(
+        rushes()
+            .args(["man", "--out"])
+            .arg(&out)
+            .status()
+            .unwrap()
+            .success()
+    );
+    for page in ["rushes.1", "rushes-serve.1", "rushes-admit.1"] {
+        let text = std::fs::read_to_string(out.join(page)).unwrap();
+        assert!(text.contains(".TH"), "{page}");
+    }
+    let shell = rushes().args(["completions", "bash"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&shell.stdout).contains("calibrate"));
+}
