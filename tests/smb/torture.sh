@@ -22,7 +22,7 @@ quick=(read rw lock rename compound compound_async
 	streams credits fileid)
 slow=(create timestamps oplock lease dir compound_find getinfo setinfo bench
 	session connect maxfid multichannel kernel-oplocks notify acls
-	durable-v2-delay dosmode maximum_allowed aio_delay winattr ea)
+	durable-v2-delay dosmode maximum_allowed)
 suite_seconds_max=400
 runs_max=3
 
