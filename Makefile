@@ -85,8 +85,13 @@ test-crates: ## Unit and crate tests
 	$(CARGO) test --locked --workspace --exclude rushes-tests --exclude rushes-lab
 	$(CARGO) test --locked -p rushes-lab -- --test-threads=1
 
-test-sim: ## The simulator's quick scenarios and seeds
-	"$(BIN)/rushes-sim" quick
+test-sim: ## The simulator: every scenario, a swarm of seeds, 10,000 admission questions, kept seeds
+	"$(BIN)/rushes-sim" run all
+	"$(BIN)/rushes-sim" run swarm --count 100
+	@for seed in sim/seeds/*.toml; do [ -e "$$seed" ] || continue; \
+		echo "rushes-sim replay $$seed"; "$(BIN)/rushes-sim" replay "$$seed"; done
+	"$(BIN)/rushes-sim" admission --count 10000
+	"$(BIN)/rushes-sim" run thousand_disks
 
 test-smb: ## Samba-specific tests: every VFS entry accounted for, smbtorture as stock
 	@found=0; for script in tests/smb/*.sh; do \
