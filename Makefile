@@ -34,7 +34,7 @@ build: ## Compile the programs and the Samba module
 	@echo "== build: Samba module"
 	doors/smb/build.sh
 
-install: build ## Install programs, module, service and sample configuration on this machine
+install: ## Install programs, module, service and sample configuration (after make build, as root)
 	packaging/install.sh "$(BIN)"
 
 demo: setup build ## Real footage from a slow disk to many SMB clients: who drops frames?
