@@ -103,6 +103,9 @@ impl RefinedModel {
         if predicted < Duration::from_us(500) {
             return;
         }
+        // While we read nobody counts what others do; what was known of it fades within a minute or so.
+        self.foreign_average -= self.foreign_average / 2048;
+        self.charge_foreign();
         let now_ppm = (taken.0.saturating_mul(1_000_000) / predicted.0).clamp(500_000, 4_000_000);
         self.scale_ppm = (self.scale_ppm * 63 + now_ppm) / 64;
     }
@@ -121,6 +124,10 @@ impl RefinedModel {
         let permille = permille.min(FOREIGN_PERMILLE_MAX);
         // A few opens are no storm: believed slowly, over about eight samples.
         self.foreign_average = (self.foreign_average * 7 + permille * 1000) / 8;
+        self.charge_foreign();
+    }
+
+    fn charge_foreign(&mut self) {
         self.foreign_permille = match self.foreign_average / 1000 {
             0..FOREIGN_PERMILLE_FREE => 0,
             charged => charged,
