@@ -12,6 +12,7 @@ use rushes_core::units::*;
 use rushes_sys::{clock, notify};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
 impl Daemon {
@@ -196,7 +197,8 @@ impl Daemon {
                 file_system: served.share.file_system.clone(),
                 direct_io: served.share.direct_io,
                 device: self.device_name(served.device),
-                foreign_changes_noticed: self.changes.is_some(),
+                foreign_changes_noticed: self.changes.is_some()
+                    && !served.share.unwatchable.load(Ordering::Relaxed),
             })
             .collect()
     }

@@ -14,45 +14,42 @@ use crate::desk::{Desk, Question};
 use crate::device::Devices;
 use crate::files::{Files, Headers};
 use crate::foreign::{self, Counters, Foreign};
-use crate::jobs::{Done, Job, is_container};
+use crate::jobs::{Done, Job};
 use crate::lag::Lag;
-use crate::sessions::{Guest, NEWCOMER_COUNT_MAX, Seat, Sessions};
+use crate::sessions::Sessions;
 use crate::share::{ServedShare, Share};
 use crate::signals::Signals;
 use crate::worker::{Urgency, Workers};
 use rushes_control::Answer;
 use rushes_core::server::*;
 use rushes_core::units::*;
-use rushes_shm::server::{ClientEvent, Listener, Newcomer, ReplyBody, SessionTerms};
-use rushes_shm::{Connect, PeerError};
-use rushes_sys::watch::{Change, ChangeWatch};
+use rushes_shm::PeerError;
+use rushes_shm::server::{Listener, ReplyBody};
+use rushes_sys::watch::ChangeWatch;
 use rushes_sys::{Completion, Ring, Segment, SlotRead, SysError, clock};
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-/// What one session may say in a turn before the others are heard.
-const EVENTS_PER_TURN: usize = 128;
 /// How often sessions that hold buffers are looked at unasked, so that they need not ring to give
 /// them back.
 const SWEEP: Duration = Duration::from_ms(5);
-/// How long a newcomer may be silent.
-const GUEST_PATIENCE: Duration = Duration::from_s(5);
+/// EAGAIN: now is a bad moment, later may be a better one.
+pub(super) const AGAIN: Errno = Errno(11);
 /// Reasons for not serving a file that are logged once each; more are only counted.
 const SAID_COUNT_MAX: usize = 256;
 
 /// Tags of what the ring watches: the kind above, a number below.
-mod tag {
-    pub(super) const LISTENER: u64 = 1 << 56;
-    pub(super) const GUEST: u64 = 2 << 56;
-    pub(super) const SOCKET: u64 = 3 << 56;
-    pub(super) const BELL: u64 = 4 << 56;
-    pub(super) const WORKERS: u64 = 5 << 56;
-    pub(super) const DESK: u64 = 6 << 56;
-    pub(super) const SIGNALS: u64 = 7 << 56;
-    pub(super) const CHANGES: u64 = 8 << 56;
-    pub(super) const KIND: u64 = 0xff << 56;
+pub(super) mod tag {
+    pub(crate) const LISTENER: u64 = 1 << 56;
+    pub(crate) const GUEST: u64 = 2 << 56;
+    pub(crate) const SOCKET: u64 = 3 << 56;
+    pub(crate) const BELL: u64 = 4 << 56;
+    pub(crate) const WORKERS: u64 = 5 << 56;
+    pub(crate) const DESK: u64 = 6 << 56;
+    pub(crate) const SIGNALS: u64 = 7 << 56;
+    pub(crate) const CHANGES: u64 = 8 << 56;
+    pub(crate) const KIND: u64 = 0xff << 56;
 }
 
 /// The daemon while it runs.
@@ -70,7 +67,7 @@ pub(crate) struct Daemon {
     pub(super) shares: Vec<Arc<ServedShare>>,
     pub(super) devices: Devices,
     pub(super) files: Files,
-    headers: Headers,
+    pub(super) headers: Headers,
     pub(super) sessions: Sessions,
     pub(super) lag: Lag,
     pub(super) counts: Counts,
@@ -80,21 +77,21 @@ pub(crate) struct Daemon {
     /// For status: what an operator should know.
     pub(super) notes: Vec<String>,
     pub(super) locked: bool,
-    pending: VecDeque<Event>,
+    pub(super) pending: VecDeque<Event>,
     actions: Actions,
     /// Reads that the ring had no room for.
     backlog: VecDeque<(IoRead, Vec<SlotIndex>)>,
     in_flight: HashMap<IoId, (FileId, ByteRange)>,
-    to_expel: Vec<(SessionId, PeerError)>,
-    to_flush: Vec<SessionId>,
-    to_hear: Vec<SessionId>,
+    pub(super) to_expel: Vec<(SessionId, PeerError)>,
+    pub(super) to_flush: Vec<SessionId>,
+    pub(super) to_hear: Vec<SessionId>,
     core_wake: Instant,
     sweep_at: Instant,
     /// What others do on each device, and when it is looked at next.
     foreign: HashMap<DeviceId, Foreign>,
     sample_at: Instant,
     /// Reasons for not serving a file that were logged.
-    said: HashSet<String>,
+    pub(super) said: HashSet<String>,
     /// Who waits for the end of a reload.
     pub(super) reload_askers: Vec<SyncSender<Answer>>,
     pub(super) reloading: bool,
@@ -471,7 +468,7 @@ impl Daemon {
             name: name.to_string(),
         };
         if self.workers.push(Urgency::Now, job).is_err() {
-            self.pending.push_back(refused(Errno(libc_again())));
+            self.pending.push_back(refused(AGAIN));
         }
     }
 
@@ -555,7 +552,7 @@ impl Daemon {
                 busy,
                 foreign::SAMPLE,
             );
-            loads.push((device.id, load));
+            loads.extend(load.map(|load| (device.id, load)));
         }
         for (device, load) in loads {
             self.feed(Event::ForeignLoad {
@@ -578,564 +575,6 @@ impl Daemon {
             .collect();
         for session in holders {
             self.hear(session);
-        }
-    }
-
-    // ---- Who comes ----
-
-    fn accept(&mut self) {
-        // Level-triggered: whoever is left waiting is reported again.
-        for _ in 0..16 {
-            let newcomer = match self.listener.accept() {
-                Ok(Some(newcomer)) => newcomer,
-                Ok(None) => return,
-                Err(error) => {
-                    self.say_once(format!("a door could not connect: {error}"));
-                    return;
-                }
-            };
-            self.newcomer(newcomer);
-        }
-    }
-
-    fn newcomer(&mut self, newcomer: Newcomer) {
-        let peer = newcomer.peer();
-        if peer.uid != 0 {
-            let reason = format!(
-                "user {} may not open a data session; expected root (smbd before it changes user)",
-                peer.uid
-            );
-            self.refuse(newcomer, Errno(1), &reason);
-            return;
-        }
-        if self.sessions.guests.len() >= NEWCOMER_COUNT_MAX
-            || self.sessions.seats.len() >= self.limits.session_count_max as usize
-        {
-            let reason = format!(
-                "{} sessions are open already; expected at most {}",
-                self.sessions.seats.len(),
-                self.limits.session_count_max
-            );
-            self.refuse(newcomer, Errno(libc_again()), &reason);
-            return;
-        }
-        let number = self.sessions.unused_guest();
-        let fd = newcomer.fd().clone();
-        match self.ring.poll_add(fd, tag::GUEST | u64::from(number)) {
-            Ok(poll) => {
-                let guest = Guest {
-                    newcomer,
-                    poll,
-                    leave_at: clock::now() + GUEST_PATIENCE,
-                };
-                self.sessions.guests.insert(number, guest);
-            }
-            Err(error) => {
-                self.refuse(newcomer, Errno(libc_again()), &format!("no room: {error}"));
-            }
-        }
-    }
-
-    fn refuse(&mut self, newcomer: Newcomer, errno: Errno, reason: &str) {
-        self.counts.refused += 1;
-        tracing::warn!(
-            "a session was refused to pid {}: {reason}",
-            newcomer.peer().pid
-        );
-        newcomer.refuse(errno, reason);
-    }
-
-    fn guest_speaks(&mut self, number: u32) {
-        let Some(guest) = self.sessions.guests.get_mut(&number) else {
-            return;
-        };
-        let said = guest.newcomer.receive();
-        if matches!(said, Ok(None)) {
-            return;
-        }
-        let Some(guest) = self.sessions.guests.remove(&number) else {
-            return;
-        };
-        self.ring.poll_remove(guest.poll);
-        match said {
-            Ok(Some(connect)) => self.welcome(guest.newcomer, connect),
-            Ok(None) => {}
-            Err(PeerError::Closed) => {}
-            Err(error) => {
-                let reason = error.to_string();
-                // EPROTO.
-                self.refuse(guest.newcomer, Errno(71), &reason);
-            }
-        }
-    }
-
-    fn welcome(&mut self, newcomer: Newcomer, connect: Connect) {
-        let share = self.shares.iter().find(|served| {
-            served
-                .share
-                .config
-                .name
-                .eq_ignore_ascii_case(&connect.share)
-        });
-        let Some(share) = share.cloned() else {
-            let reason = format!(
-                "share {:?} is not in the daemon's configuration; expected one of: {}",
-                connect.share,
-                self.share_names()
-            );
-            self.refuse(newcomer, Errno(2), &reason);
-            return;
-        };
-        let pid = newcomer.peer().pid;
-        let session = self.sessions.unused();
-        let terms = SessionTerms {
-            session,
-            read_bytes_max: self.limits.read_bytes_max,
-            handle_count_max: self.limits.handle_count_max,
-            sweeps: true,
-        };
-        let served = match newcomer.welcome(terms, &self.segment) {
-            Ok(served) => served,
-            Err(error) => {
-                self.counts.refused += 1;
-                tracing::warn!("a session with pid {pid} did not come about: {error}");
-                return;
-            }
-        };
-        let number = u64::from(session.0);
-        let socket = self
-            .ring
-            .poll_add(served.socket().clone(), tag::SOCKET | number);
-        let bell = self
-            .ring
-            .bell_add(served.doorbell().clone(), tag::BELL | number);
-        let (socket, bell) = match (socket, bell) {
-            (Ok(socket), Ok(bell)) => (socket, bell),
-            (socket, bell) => {
-                for poll in [socket, bell].into_iter().flatten() {
-                    self.ring.poll_remove(poll);
-                }
-                self.say_once(String::from(
-                    "no room to watch another session; it was dropped",
-                ));
-                return;
-            }
-        };
-        let label = SessionLabel {
-            share: share.share.config.name.clone(),
-            user: connect.user.clone(),
-            client: connect.client.clone(),
-        };
-        let seat = Seat {
-            session: served,
-            share,
-            user: connect.user,
-            client: connect.client,
-            door: connect.door,
-            polls: [socket, bell],
-            handles: HashMap::new(),
-            to_flush: false,
-            to_hear: false,
-        };
-        tracing::info!(
-            "session {}: {} of {:?} from {:?} on share {:?} (pid {pid})",
-            session.0,
-            seat.door_name(),
-            label.user,
-            label.client,
-            label.share
-        );
-        self.sessions.seats.insert(session, seat);
-        self.feed(Event::SessionOpened { session, label });
-        self.hear(session);
-    }
-
-    fn share_names(&self) -> String {
-        let names: Vec<&str> = self
-            .shares
-            .iter()
-            .map(|served| served.share.config.name.as_str())
-            .collect();
-        names.join(", ")
-    }
-
-    fn guests_leave(&mut self, now: Instant) {
-        if self.sessions.next_leave() > now {
-            return;
-        }
-        let late: Vec<u32> = self
-            .sessions
-            .guests
-            .iter()
-            .filter(|(_, guest)| guest.leave_at <= now)
-            .map(|(number, _)| *number)
-            .collect();
-        for number in late {
-            if let Some(guest) = self.sessions.guests.remove(&number) {
-                self.ring.poll_remove(guest.poll);
-                let reason = format!(
-                    "nothing was said for {} s; expected CONNECT",
-                    GUEST_PATIENCE.ms() / 1000
-                );
-                self.refuse(guest.newcomer, Errno(110), &reason);
-            }
-        }
-    }
-
-    // ---- What sessions say ----
-
-    fn hear(&mut self, id: SessionId) {
-        for _ in 0..EVENTS_PER_TURN {
-            let Some(seat) = self.sessions.seats.get_mut(&id) else {
-                return;
-            };
-            match seat.session.next_event() {
-                Ok(Some(event)) => self.client_event(id, event),
-                Ok(None) => return,
-                Err(error) => {
-                    self.end_session(id, &error);
-                    return;
-                }
-            }
-        }
-        // No bell rings for what is left.
-        if let Some(seat) = self.sessions.seats.get_mut(&id)
-            && !seat.to_hear
-        {
-            seat.to_hear = true;
-            self.to_hear.push(id);
-        }
-    }
-
-    fn client_event(&mut self, session: SessionId, event: ClientEvent) {
-        match event {
-            ClientEvent::Open { handle, path, file } => self.open(session, handle, path, file),
-            ClientEvent::Read {
-                request,
-                handle,
-                range,
-                sent,
-            } => self.feed(Event::Read {
-                session,
-                handle,
-                request,
-                range,
-                sent,
-            }),
-            ClientEvent::ReadEnd { request } => self.feed(Event::ReadEnd { session, request }),
-            ClientEvent::Close { handle } => {
-                if let Some(seat) = self.sessions.seats.get_mut(&session) {
-                    seat.handles.remove(&handle);
-                }
-                self.feed(Event::Closed { session, handle });
-            }
-            ClientEvent::Changed {
-                request,
-                key,
-                range,
-            } => self.feed(Event::Changed {
-                session,
-                request,
-                key,
-                range,
-            }),
-            ClientEvent::Gone { request, key } => self.feed(Event::Gone {
-                session,
-                request,
-                key,
-            }),
-        }
-    }
-
-    fn open(
-        &mut self,
-        session: SessionId,
-        handle: HandleId,
-        path: PathBuf,
-        fd: std::os::fd::OwnedFd,
-    ) {
-        let opening = self.sessions.opening();
-        let Some(seat) = self.sessions.seats.get_mut(&session) else {
-            return;
-        };
-        seat.handles.insert(handle, opening);
-        let job = Job::Open {
-            session,
-            handle,
-            opening,
-            share: seat.share.share.clone(),
-            path: path.to_string_lossy().into_owned(),
-            fd,
-            pid: seat.session.peer().pid,
-        };
-        self.feed(Event::Opening {
-            session,
-            handle,
-            path: path.to_string_lossy().into_owned(),
-        });
-        if self.workers.push(Urgency::Now, job).is_err() {
-            self.say_once(String::from(
-                "a file is not served: too many are being opened already (does a share hang?)",
-            ));
-            self.counts.plain += 1;
-            self.feed(Event::Opened {
-                session,
-                handle,
-                facts: Err(Errno(libc_again())),
-            });
-        }
-    }
-
-    fn expel_all(&mut self) {
-        while let Some((session, error)) = self.to_expel.pop() {
-            self.end_session(session, &error);
-        }
-    }
-
-    fn end_session(&mut self, id: SessionId, error: &PeerError) {
-        let Some(seat) = self.sessions.seats.remove(&id) else {
-            return;
-        };
-        for poll in seat.polls {
-            self.ring.poll_remove(poll);
-        }
-        match error {
-            PeerError::Closed => tracing::info!("session {}: ended", id.0),
-            error => {
-                self.counts.expelled += 1;
-                tracing::warn!(
-                    "session {} ({} of {:?} from {:?}, pid {}) was put out: {error}",
-                    id.0,
-                    seat.door_name(),
-                    seat.user,
-                    seat.client,
-                    seat.session.peer().pid
-                );
-            }
-        }
-        drop(seat);
-        self.feed(Event::SessionClosed { session: id });
-    }
-
-    // ---- What workers found out ----
-
-    fn jobs_done(&mut self) {
-        while let Some(done) = self.workers.pop() {
-            match done {
-                Done::Opened {
-                    session,
-                    handle,
-                    opening,
-                    path,
-                    result,
-                } => self.opened(session, handle, opening, &path, result),
-                Done::Neighbour {
-                    beside,
-                    path,
-                    name,
-                    share,
-                    result,
-                } => {
-                    let facts = result.map(|found| self.adopt(found, &share, &path, None));
-                    self.feed(Event::NeighbourOpened {
-                        beside,
-                        name,
-                        facts,
-                    });
-                }
-                Done::Stat {
-                    file,
-                    generation,
-                    result,
-                } => self.stat_done(file, generation, result),
-                Done::Probed {
-                    file,
-                    generation,
-                    key,
-                    version,
-                    hint,
-                } => {
-                    self.headers.put(key, version, hint);
-                    if let Some(hint) = hint
-                        && self.files.same_mut(file, generation).is_some()
-                    {
-                        self.feed(Event::Hint { file, hint });
-                    }
-                }
-                Done::Reloaded(result) => self.reloaded(result),
-            }
-        }
-    }
-
-    fn opened(
-        &mut self,
-        session: SessionId,
-        handle: HandleId,
-        opening: u64,
-        path: &str,
-        result: Result<crate::jobs::Found, rushes_sys::file::Unserved>,
-    ) {
-        let Some(seat) = self.sessions.seats.get(&session) else {
-            return;
-        };
-        if seat.handles.get(&handle) != Some(&opening) {
-            // Closed meanwhile; the core knows nothing of this opening any more.
-            return;
-        }
-        let share = seat.share.share.clone();
-        let mut probe = None;
-        let facts = match result {
-            Ok(found) => {
-                let rule = self.config.rule_for(&share.config.name, path);
-                let mut facts = self.adopt(found, &share, path, rule);
-                if facts.hint.is_none() && is_container(path) {
-                    match self.headers.get(facts.key, facts.version) {
-                        Some(said) => facts.hint = said,
-                        None => probe = Some((facts.file, facts.version)),
-                    }
-                }
-                Ok(facts)
-            }
-            Err(unserved) => {
-                self.counts.plain += 1;
-                let what = format!(
-                    "share {:?}: a file is not served, its client does plain I/O: {unserved}",
-                    share.config.name
-                );
-                self.say_once(what);
-                tracing::debug!("{path:?} is not served: {unserved}");
-                Err(unserved.errno())
-            }
-        };
-        self.feed(Event::Opened {
-            session,
-            handle,
-            facts,
-        });
-        if let Some((file, version)) = probe {
-            self.probe(file, version);
-        }
-    }
-
-    /// Look into a file's header when there is time; its first read does not wait for that.
-    fn probe(&mut self, id: FileId, version: u64) {
-        let policy = &self.config.policy;
-        let Some(file) = self.files.get(id) else {
-            return;
-        };
-        if !policy.analyser || !policy.contracts_from_header {
-            return;
-        }
-        let job = Job::Probe {
-            file: id,
-            generation: file.generation,
-            key: file.key,
-            version,
-            fd: file.fd.clone(),
-            size: file.size,
-        };
-        // What is not looked at now will be at the next open.
-        if self.workers.push(Urgency::Later, job).is_ok() {
-            self.headers.put(file.key, version, None);
-        }
-    }
-
-    /// Know a file that was opened for us; what the core must know of it.
-    fn adopt(
-        &mut self,
-        found: crate::jobs::Found,
-        share: &Arc<Share>,
-        path: &str,
-        hint: Option<RateHint>,
-    ) -> FileFacts {
-        let status = found.file.status;
-        let (device, offset) = self.place(status.key.device, share);
-        let fd = found.file.fd;
-        let (file, _) = self.files.adopt(status.key, fd, status.size.0, share, path);
-        self.watch(file);
-        let mut extents = found.extents;
-        for extent in &mut extents {
-            extent.physical = extent.physical + ByteCount(offset);
-        }
-        FileFacts {
-            file,
-            key: status.key,
-            device,
-            size: status.size,
-            version: status.version,
-            extents,
-            hint,
-        }
-    }
-
-    /// Device and where the file system starts on it; a subvolume lies where its share lies.
-    fn place(&self, st_dev: u64, share: &Share) -> (DeviceId, u64) {
-        self.devices
-            .place(st_dev)
-            .or_else(|| self.devices.place(share.st_dev))
-            .unwrap_or((DeviceId(u16::MAX), 0))
-    }
-
-    fn watch(&mut self, id: FileId) {
-        let (Some(changes), Some(file)) = (&mut self.changes, self.files.get_mut(id)) else {
-            return;
-        };
-        if file.watched {
-            return;
-        }
-        match changes.watch(&*file.fd, file.key) {
-            Ok(()) => file.watched = true,
-            Err(error) => {
-                let what = format!(
-                    "share {:?} ({}): changes by others are noticed only at each open: {error}",
-                    file.share.config.name, file.share.file_system
-                );
-                self.say_once(what);
-            }
-        }
-    }
-
-    fn stat_done(
-        &mut self,
-        id: FileId,
-        generation: u64,
-        result: Option<rushes_sys::file::FileStatus>,
-    ) {
-        let Some(file) = self.files.same_mut(id, generation) else {
-            return;
-        };
-        let version = result.map_or(0, |status| status.version);
-        if let Some(status) = result {
-            file.size = status.size.0;
-        }
-        let size = ByteCount(file.size);
-        self.feed(Event::Stat {
-            file: id,
-            size,
-            version,
-        });
-    }
-
-    fn changed_by_others(&mut self) {
-        let mut seen: Vec<Change> = Vec::new();
-        let read = match &mut self.changes {
-            Some(changes) => changes.read(|change| seen.push(change)),
-            None => return,
-        };
-        if let Err(error) = read {
-            self.say_once(format!("changes by others cannot be read: {error}"));
-        }
-        for change in seen {
-            match change {
-                // Doors report their own changes, and wait for the answer.
-                Change::Modified { pid, .. } if self.sessions.has_process(pid) => {}
-                Change::Modified { key, .. } => self.feed(Event::ForeignChange { key }),
-                Change::Overflow => {
-                    for key in self.files.keys() {
-                        self.feed(Event::ForeignChange { key });
-                    }
-                }
-            }
         }
     }
 
@@ -1171,9 +610,4 @@ impl Daemon {
             tracing::warn!("{what} (said once)");
         }
     }
-}
-
-/// EAGAIN: now is a bad moment, later may be a better one.
-const fn libc_again() -> u32 {
-    11
 }

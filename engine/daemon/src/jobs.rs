@@ -5,7 +5,7 @@ use crate::calibrate::{Calibration, identity_of};
 use crate::config::{Config, ConfigError, ShareConfig};
 use crate::error::ServeError;
 use crate::share::{Share, same_file_system_elsewhere};
-use rushes_core::server::{Errno, Extent, FileKey, RateHint, RateSource};
+use rushes_core::server::{Errno, Extent, FileKey, PAGE_BYTES, RateHint, RateSource};
 use rushes_core::units::{FileId, HandleId, SessionId};
 use rushes_sys::extents;
 use rushes_sys::file::{self, FileStatus, PrivateFile, Unserved};
@@ -193,6 +193,14 @@ fn neighbour(share: &Share, path: &str, key: FileKey, name: &str) -> Result<Foun
 }
 
 fn found(file: PrivateFile) -> Result<Found, Unserved> {
+    // The core reads whole pages; a file that wants larger steps would refuse every read.
+    let step = file.status.direct_alignment.map_or(0, |align| align.offset);
+    if file.direct && u64::from(step) > PAGE_BYTES {
+        return Err(Unserved::Failed(std::io::Error::new(
+            std::io::ErrorKind::Unsupported,
+            format!("its direct I/O goes in steps of {step} bytes, expected at most {PAGE_BYTES}"),
+        )));
+    }
     let extents = extents::of(&*file.fd, EXTENT_COUNT_MAX)
         .map(|map| map.extents)
         .unwrap_or_default();

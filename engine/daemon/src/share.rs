@@ -13,6 +13,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, open, openat2, statat};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 /// File systems that answer O_DIRECT with the page cache, or not at all: their bytes are in memory.
 const MEMORY_FILE_SYSTEMS: &[&str] = &["tmpfs", "ramfs", "hugetlbfs"];
@@ -31,6 +32,8 @@ pub(crate) struct Share {
     /// Kind, as the kernel calls it.
     pub(crate) file_system: String,
     pub(crate) direct_io: bool,
+    /// Set when the file system turns out not to let its files be watched.
+    pub(crate) unwatchable: AtomicBool,
 }
 
 /// A share and the device it lies on.
@@ -64,6 +67,7 @@ impl Share {
             st_dev: status.key.device,
             file_system,
             direct_io,
+            unwatchable: AtomicBool::new(false),
         })
     }
 
@@ -188,6 +192,51 @@ mod tests {
         assert!(share.folder_of("a/b/1.dpx", key).is_err());
         assert!(share.folder_of("a/b/2.dpx", key).is_ok());
         std::fs::remove_dir_all(path).unwrap();
+    }
+
+    /// `unshare -m` gives a process the same mounts under other numbers.
+    #[test]
+    fn a_mount_is_known_again_in_another_namespace() {
+        let spawned = std::process::Command::new("unshare")
+            .args(["-m", "sleep", "20"])
+            .spawn();
+        let Ok(mut child) = spawned else {
+            eprintln!("SKIPPED: no unshare(1)");
+            return;
+        };
+        let pid = i32::try_from(child.id()).unwrap();
+        let ours = file::mount_of(Path::new("/")).unwrap();
+        let own = std::fs::read_link("/proc/self/ns/mnt").unwrap();
+        let mut table = String::new();
+        for _ in 0..500 {
+            let theirs = std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+            if theirs.is_some_and(|theirs| theirs != own) {
+                table = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let mount_at = |point: &str| {
+            let line = table.lines().find(|l| l.split(' ').nth(4) == Some(point))?;
+            Some(MountId(line.split(' ').next()?.parse().ok()?))
+        };
+        let found = mount_at("/").map(|theirs| {
+            let proc_mount = mount_at("/proc").unwrap();
+            (
+                theirs != ours,
+                same_file_system_elsewhere(pid, theirs, ours),
+                same_file_system_elsewhere(pid, proc_mount, ours),
+            )
+        });
+        let _ = child.kill();
+        let _ = child.wait();
+        match found {
+            None => eprintln!("SKIPPED: unshare -m is not allowed here"),
+            Some(found) => assert_eq!(found, (true, true, false)),
+        }
+        // In our own namespace another number is another mount.
+        let own_pid = i32::try_from(std::process::id()).unwrap();
+        assert!(!same_file_system_elsewhere(own_pid, MountId(0), ours));
     }
 
     #[test]

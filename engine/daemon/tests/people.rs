@@ -285,20 +285,3 @@ fn metrics_come_over_the_socket_and_over_tcp_by_choice() {
 
 trait ReadWrite: Read + Write {}
 impl<T: Read + Write> ReadWrite for T {}
-
-#[test]
-fn beside_its_cache_the_daemon_is_small() {
-    let share = Folder::below(&std::env::temp_dir());
-    let daemon = Daemon::start(&share.0, "[cache]\nbytes = \"256MiB\"\n");
-    let status = daemon.status();
-    assert!(
-        status.daemon.rss_bytes >= 256 << 20,
-        "the cache is in memory and counted"
-    );
-    // This process is the test as well; the promise is 64 MiB for the daemon alone.
-    assert!(
-        status.daemon.rss_beside_cache_bytes < 64 << 20,
-        "{} MiB",
-        status.daemon.rss_beside_cache_bytes >> 20
-    );
-}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The loop's part for files: what workers found out about them, and what others did to them.
+
+use crate::event_loop::Daemon;
+use crate::jobs::{Done, Found, Job, is_container};
+use crate::share::Share;
+use crate::worker::Urgency;
+use rushes_core::server::*;
+use rushes_core::units::*;
+use rushes_sys::file::{FileStatus, Unserved};
+use rushes_sys::watch::Change;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Daemon {
+    // ---- What workers found out ----
+
+    pub(super) fn jobs_done(&mut self) {
+        while let Some(done) = self.workers.pop() {
+            match done {
+                Done::Opened {
+                    session,
+                    handle,
+                    opening,
+                    path,
+                    result,
+                } => self.opened(session, handle, opening, &path, result),
+                Done::Neighbour {
+                    beside,
+                    path,
+                    name,
+                    share,
+                    result,
+                } => {
+                    let facts = result.map(|found| self.adopt(found, &share, &path, None));
+                    self.feed(Event::NeighbourOpened {
+                        beside,
+                        name,
+                        facts,
+                    });
+                }
+                Done::Stat {
+                    file,
+                    generation,
+                    result,
+                } => self.stat_done(file, generation, result),
+                Done::Probed {
+                    file,
+                    generation,
+                    key,
+                    version,
+                    hint,
+                } => {
+                    self.headers.put(key, version, hint);
+                    if let Some(hint) = hint
+                        && self.files.same_mut(file, generation).is_some()
+                    {
+                        self.feed(Event::Hint { file, hint });
+                    }
+                }
+                Done::Reloaded(result) => self.reloaded(result),
+            }
+        }
+    }
+
+    pub(super) fn opened(
+        &mut self,
+        session: SessionId,
+        handle: HandleId,
+        opening: u64,
+        path: &str,
+        result: Result<Found, Unserved>,
+    ) {
+        let Some(seat) = self.sessions.seats.get(&session) else {
+            return;
+        };
+        if seat.handles.get(&handle) != Some(&opening) {
+            // Closed meanwhile; the core knows nothing of this opening any more.
+            return;
+        }
+        let share = seat.share.share.clone();
+        let mut probe = None;
+        let facts = match result {
+            Ok(found) => {
+                let rule = self.config.rule_for(&share.config.name, path);
+                let mut facts = self.adopt(found, &share, path, rule);
+                if facts.hint.is_none() && is_container(path) {
+                    match self.headers.get(facts.key, facts.version) {
+                        Some(said) => facts.hint = said,
+                        None => probe = Some((facts.file, facts.version)),
+                    }
+                }
+                Ok(facts)
+            }
+            Err(unserved) => {
+                self.counts.plain += 1;
+                let what = format!(
+                    "share {:?}: a file is not served, its client does plain I/O: {unserved}",
+                    share.config.name
+                );
+                self.say_once(what);
+                tracing::debug!("{path:?} is not served: {unserved}");
+                Err(unserved.errno())
+            }
+        };
+        self.feed(Event::Opened {
+            session,
+            handle,
+            facts,
+        });
+        if let Some((file, version)) = probe {
+            self.probe(file, version);
+        }
+    }
+
+    /// Look into a file's header when there is time; its first read does not wait for that.
+    pub(super) fn probe(&mut self, id: FileId, version: u64) {
+        let policy = &self.config.policy;
+        let Some(file) = self.files.get(id) else {
+            return;
+        };
+        if !policy.analyser || !policy.contracts_from_header {
+            return;
+        }
+        let job = Job::Probe {
+            file: id,
+            generation: file.generation,
+            key: file.key,
+            version,
+            fd: file.fd.clone(),
+            size: file.size,
+        };
+        // What is not looked at now will be at the next open.
+        if self.workers.push(Urgency::Later, job).is_ok() {
+            self.headers.put(file.key, version, None);
+        }
+    }
+
+    /// Know a file that was opened for us; what the core must know of it.
+    pub(super) fn adopt(
+        &mut self,
+        found: Found,
+        share: &Arc<Share>,
+        path: &str,
+        hint: Option<RateHint>,
+    ) -> FileFacts {
+        let status = found.file.status;
+        if share.direct_io && !found.file.direct {
+            self.say_once(format!(
+                "share {:?} ({}): a file has no direct I/O and is served buffered",
+                share.config.name, share.file_system
+            ));
+        }
+        let (device, offset) = self.place(status.key.device, share);
+        let fd = found.file.fd;
+        let (file, _) = self.files.adopt(status.key, fd, status.size.0, share, path);
+        self.watch(file);
+        let mut extents = found.extents;
+        for extent in &mut extents {
+            extent.physical = extent.physical + ByteCount(offset);
+        }
+        FileFacts {
+            file,
+            key: status.key,
+            device,
+            size: status.size,
+            version: status.version,
+            extents,
+            hint,
+        }
+    }
+
+    /// Device and where the file system starts on it; a subvolume lies where its share lies.
+    pub(super) fn place(&self, st_dev: u64, share: &Share) -> (DeviceId, u64) {
+        self.devices
+            .place(st_dev)
+            .or_else(|| self.devices.place(share.st_dev))
+            .unwrap_or((DeviceId(u16::MAX), 0))
+    }
+
+    pub(super) fn watch(&mut self, id: FileId) {
+        let (Some(changes), Some(file)) = (&mut self.changes, self.files.get_mut(id)) else {
+            return;
+        };
+        if file.watched {
+            return;
+        }
+        match changes.watch(&*file.fd, file.key) {
+            Ok(()) => file.watched = true,
+            Err(error) => {
+                file.share.unwatchable.store(true, Ordering::Relaxed);
+                let what = format!(
+                    "share {:?} ({}): changes by others are noticed only at each open: {error}",
+                    file.share.config.name, file.share.file_system
+                );
+                self.say_once(what);
+            }
+        }
+    }
+
+    pub(super) fn stat_done(&mut self, id: FileId, generation: u64, result: Option<FileStatus>) {
+        let Some(file) = self.files.same_mut(id, generation) else {
+            return;
+        };
+        let version = result.map_or(0, |status| status.version);
+        if let Some(status) = result {
+            file.size = status.size.0;
+        }
+        let size = ByteCount(file.size);
+        self.feed(Event::Stat {
+            file: id,
+            size,
+            version,
+        });
+    }
+
+    pub(super) fn changed_by_others(&mut self) {
+        let mut seen: Vec<Change> = Vec::new();
+        let read = match &mut self.changes {
+            Some(changes) => changes.read(|change| seen.push(change)),
+            None => return,
+        };
+        if let Err(error) = read {
+            self.say_once(format!("changes by others cannot be read: {error}"));
+        }
+        for change in seen {
+            match change {
+                // Doors report their own changes, and wait for the answer.
+                Change::Modified { pid, .. } if self.sessions.has_process(pid) => {}
+                Change::Modified { key, .. } => self.feed(Event::ForeignChange { key }),
+                Change::Overflow => {
+                    for key in self.files.keys() {
+                        self.feed(Event::ForeignChange { key });
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The loop's part for doors: who comes, what they say, and how they leave.
+//!
+//! Whoever breaks a rule is put out with a line in the log that says what was read and what was
+//! expected; nobody else notices.
+
+use crate::event_loop::{AGAIN, Daemon, tag};
+use crate::jobs::Job;
+use crate::sessions::{Guest, NEWCOMER_COUNT_MAX, Seat};
+use crate::worker::Urgency;
+use rushes_core::server::*;
+use rushes_core::units::*;
+use rushes_shm::server::{ClientEvent, Newcomer, SessionTerms};
+use rushes_shm::{Connect, PeerError};
+use rushes_sys::clock;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+/// What one session may say in a turn before the others are heard.
+const EVENTS_PER_TURN: usize = 128;
+/// How long a newcomer may be silent.
+const GUEST_PATIENCE: Duration = Duration::from_s(5);
+
+impl Daemon {
+    // ---- Who comes ----
+
+    pub(super) fn accept(&mut self) {
+        // Level-triggered: whoever is left waiting is reported again.
+        for _ in 0..16 {
+            let newcomer = match self.listener.accept() {
+                Ok(Some(newcomer)) => newcomer,
+                Ok(None) => return,
+                Err(error) => {
+                    self.say_once(format!("a door could not connect: {error}"));
+                    return;
+                }
+            };
+            self.newcomer(newcomer);
+        }
+    }
+
+    pub(super) fn newcomer(&mut self, newcomer: Newcomer) {
+        let peer = newcomer.peer();
+        if peer.uid != 0 {
+            let reason = format!(
+                "user {} may not open a data session; expected root (smbd before it changes user)",
+                peer.uid
+            );
+            self.refuse(newcomer, Errno(1), &reason);
+            return;
+        }
+        if self.sessions.guests.len() >= NEWCOMER_COUNT_MAX
+            || self.sessions.seats.len() >= self.limits.session_count_max as usize
+        {
+            let reason = format!(
+                "{} sessions are open already; expected at most {}",
+                self.sessions.seats.len(),
+                self.limits.session_count_max
+            );
+            self.refuse(newcomer, AGAIN, &reason);
+            return;
+        }
+        let number = self.sessions.unused_guest();
+        let fd = newcomer.fd().clone();
+        match self.ring.poll_add(fd, tag::GUEST | u64::from(number)) {
+            Ok(poll) => {
+                let guest = Guest {
+                    newcomer,
+                    poll,
+                    leave_at: clock::now() + GUEST_PATIENCE,
+                };
+                self.sessions.guests.insert(number, guest);
+            }
+            Err(error) => {
+                self.refuse(newcomer, AGAIN, &format!("no room: {error}"));
+            }
+        }
+    }
+
+    pub(super) fn refuse(&mut self, newcomer: Newcomer, errno: Errno, reason: &str) {
+        self.counts.refused += 1;
+        tracing::warn!(
+            "a session was refused to pid {}: {reason}",
+            newcomer.peer().pid
+        );
+        newcomer.refuse(errno, reason);
+    }
+
+    pub(super) fn guest_speaks(&mut self, number: u32) {
+        let Some(guest) = self.sessions.guests.get_mut(&number) else {
+            return;
+        };
+        let said = guest.newcomer.receive();
+        if matches!(said, Ok(None)) {
+            return;
+        }
+        let Some(guest) = self.sessions.guests.remove(&number) else {
+            return;
+        };
+        self.ring.poll_remove(guest.poll);
+        match said {
+            Ok(Some(connect)) => self.welcome(guest.newcomer, connect),
+            Ok(None) => {}
+            Err(PeerError::Closed) => {}
+            Err(error) => {
+                let reason = error.to_string();
+                // EPROTO.
+                self.refuse(guest.newcomer, Errno(71), &reason);
+            }
+        }
+    }
+
+    pub(super) fn welcome(&mut self, newcomer: Newcomer, connect: Connect) {
+        let share = self.shares.iter().find(|served| {
+            served
+                .share
+                .config
+                .name
+                .eq_ignore_ascii_case(&connect.share)
+        });
+        let Some(share) = share.cloned() else {
+            let reason = format!(
+                "share {:?} is not in the daemon's configuration; expected one of: {}",
+                connect.share,
+                self.share_names()
+            );
+            self.refuse(newcomer, Errno(2), &reason);
+            return;
+        };
+        let pid = newcomer.peer().pid;
+        let session = self.sessions.unused();
+        let terms = SessionTerms {
+            session,
+            read_bytes_max: self.limits.read_bytes_max,
+            handle_count_max: self.limits.handle_count_max,
+            sweeps: true,
+        };
+        let served = match newcomer.welcome(terms, &self.segment) {
+            Ok(served) => served,
+            Err(error) => {
+                self.counts.refused += 1;
+                tracing::warn!("a session with pid {pid} did not come about: {error}");
+                return;
+            }
+        };
+        let number = u64::from(session.0);
+        let socket = self
+            .ring
+            .poll_add(served.socket().clone(), tag::SOCKET | number);
+        let bell = self
+            .ring
+            .bell_add(served.doorbell().clone(), tag::BELL | number);
+        let (socket, bell) = match (socket, bell) {
+            (Ok(socket), Ok(bell)) => (socket, bell),
+            (socket, bell) => {
+                for poll in [socket, bell].into_iter().flatten() {
+                    self.ring.poll_remove(poll);
+                }
+                self.say_once(String::from(
+                    "no room to watch another session; it was dropped",
+                ));
+                return;
+            }
+        };
+        let label = SessionLabel {
+            share: share.share.config.name.clone(),
+            user: connect.user.clone(),
+            client: connect.client.clone(),
+        };
+        let seat = Seat {
+            session: served,
+            share,
+            user: connect.user,
+            client: connect.client,
+            door: connect.door,
+            polls: [socket, bell],
+            handles: HashMap::new(),
+            to_flush: false,
+            to_hear: false,
+        };
+        tracing::info!(
+            "session {}: {} of {:?} from {:?} on share {:?} (pid {pid})",
+            session.0,
+            seat.door_name(),
+            label.user,
+            label.client,
+            label.share
+        );
+        self.sessions.seats.insert(session, seat);
+        self.feed(Event::SessionOpened { session, label });
+        self.hear(session);
+    }
+
+    pub(super) fn share_names(&self) -> String {
+        let names: Vec<&str> = self
+            .shares
+            .iter()
+            .map(|served| served.share.config.name.as_str())
+            .collect();
+        names.join(", ")
+    }
+
+    pub(super) fn guests_leave(&mut self, now: Instant) {
+        if self.sessions.next_leave() > now {
+            return;
+        }
+        let late: Vec<u32> = self
+            .sessions
+            .guests
+            .iter()
+            .filter(|(_, guest)| guest.leave_at <= now)
+            .map(|(number, _)| *number)
+            .collect();
+        for number in late {
+            if let Some(guest) = self.sessions.guests.remove(&number) {
+                self.ring.poll_remove(guest.poll);
+                let reason = format!(
+                    "nothing was said for {} s; expected CONNECT",
+                    GUEST_PATIENCE.ms() / 1000
+                );
+                self.refuse(guest.newcomer, Errno(110), &reason);
+            }
+        }
+    }
+
+    // ---- What sessions say ----
+
+    pub(super) fn hear(&mut self, id: SessionId) {
+        for _ in 0..EVENTS_PER_TURN {
+            let Some(seat) = self.sessions.seats.get_mut(&id) else {
+                return;
+            };
+            match seat.session.next_event() {
+                Ok(Some(event)) => self.client_event(id, event),
+                Ok(None) => return,
+                Err(error) => {
+                    self.end_session(id, &error);
+                    return;
+                }
+            }
+        }
+        // No bell rings for what is left.
+        if let Some(seat) = self.sessions.seats.get_mut(&id)
+            && !seat.to_hear
+        {
+            seat.to_hear = true;
+            self.to_hear.push(id);
+        }
+    }
+
+    pub(super) fn client_event(&mut self, session: SessionId, event: ClientEvent) {
+        match event {
+            ClientEvent::Open { handle, path, file } => self.open(session, handle, path, file),
+            ClientEvent::Read {
+                request,
+                handle,
+                range,
+                sent,
+            } => self.feed(Event::Read {
+                session,
+                handle,
+                request,
+                range,
+                sent,
+            }),
+            ClientEvent::ReadEnd { request } => self.feed(Event::ReadEnd { session, request }),
+            ClientEvent::Close { handle } => {
+                if let Some(seat) = self.sessions.seats.get_mut(&session) {
+                    seat.handles.remove(&handle);
+                }
+                self.feed(Event::Closed { session, handle });
+            }
+            ClientEvent::Changed {
+                request,
+                key,
+                range,
+            } => self.feed(Event::Changed {
+                session,
+                request,
+                key,
+                range,
+            }),
+            ClientEvent::Gone { request, key } => self.feed(Event::Gone {
+                session,
+                request,
+                key,
+            }),
+        }
+    }
+
+    pub(super) fn open(
+        &mut self,
+        session: SessionId,
+        handle: HandleId,
+        path: PathBuf,
+        fd: OwnedFd,
+    ) {
+        let opening = self.sessions.opening();
+        let Some(seat) = self.sessions.seats.get_mut(&session) else {
+            return;
+        };
+        seat.handles.insert(handle, opening);
+        let job = Job::Open {
+            session,
+            handle,
+            opening,
+            share: seat.share.share.clone(),
+            path: path.to_string_lossy().into_owned(),
+            fd,
+            pid: seat.session.peer().pid,
+        };
+        self.feed(Event::Opening {
+            session,
+            handle,
+            path: path.to_string_lossy().into_owned(),
+        });
+        if self.workers.push(Urgency::Now, job).is_err() {
+            self.say_once(String::from(
+                "a file is not served: too many are being opened already (does a share hang?)",
+            ));
+            self.counts.plain += 1;
+            self.feed(Event::Opened {
+                session,
+                handle,
+                facts: Err(AGAIN),
+            });
+        }
+    }
+
+    pub(super) fn expel_all(&mut self) {
+        while let Some((session, error)) = self.to_expel.pop() {
+            self.end_session(session, &error);
+        }
+    }
+
+    pub(super) fn end_session(&mut self, id: SessionId, error: &PeerError) {
+        let Some(seat) = self.sessions.seats.remove(&id) else {
+            return;
+        };
+        for poll in seat.polls {
+            self.ring.poll_remove(poll);
+        }
+        match error {
+            PeerError::Closed => tracing::info!("session {}: ended", id.0),
+            error => {
+                self.counts.expelled += 1;
+                tracing::warn!(
+                    "session {} ({} of {:?} from {:?}, pid {}) was put out: {error}",
+                    id.0,
+                    seat.door_name(),
+                    seat.user,
+                    seat.client,
+                    seat.session.peer().pid
+                );
+            }
+        }
+        drop(seat);
+        self.feed(Event::SessionClosed { session: id });
+    }
+}

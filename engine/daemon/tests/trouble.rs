@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Trouble below and shortage within: a disk that fails, a cache with every buffer in somebody's hands.
+
+#![allow(clippy::unwrap_used)] // The helpers are tests, too.
+
+mod support;
+
+use fuser::{
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
+};
+use rushes_shm::client::{Client, ReadError};
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::sync::mpsc::channel;
+use std::time::{Duration, UNIX_EPOCH};
+use support::*;
+
+const FILE_BYTES: u64 = 16 << 20;
+const BAD: std::ops::Range<u64> = (4 << 20)..(5 << 20);
+
+/// One file of a pattern, a piece of which cannot be read.
+struct Scratched(Vec<u8>);
+
+fn attributes(inode: u64) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(inode),
+        size: FILE_BYTES,
+        blocks: FILE_BYTES / 512,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: if inode == 1 {
+            FileType::Directory
+        } else {
+            FileType::RegularFile
+        },
+        perm: 0o755,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+impl Filesystem for Scratched {
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if parent.0 == 1 && name == "take.mov" {
+            reply.entry(&Duration::from_secs(9), &attributes(2), Generation(0));
+        } else {
+            reply.error(Errno::ENOENT);
+        }
+    }
+
+    fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&Duration::from_secs(9), &attributes(inode.0));
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(0), FopenFlags::empty());
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let end = (offset + u64::from(size)).min(FILE_BYTES);
+        if offset < BAD.end && BAD.start < end {
+            reply.error(Errno::EIO);
+        } else {
+            reply.data(&self.0[offset.min(end) as usize..end as usize]);
+        }
+    }
+}
+
+#[test]
+fn a_read_error_reaches_its_reader_and_the_stream_goes_on() {
+    if !is_root("mounting FUSE") {
+        return;
+    }
+    let whole = pattern(9, FILE_BYTES as usize);
+    let folder = Folder::below(&std::env::temp_dir());
+    let mut config = Config::default();
+    config.mount_options = vec![MountOption::FSName(String::from("rushes-scratched"))];
+    let mounted = match fuser::spawn_mount(Scratched(whole.clone()), &folder.0, &config) {
+        Ok(mounted) => mounted,
+        Err(error) => {
+            assert!(
+                std::env::var_os("RUSHES_TEST_ALL").is_none_or(|value| value != "1"),
+                "FUSE: {error}"
+            );
+            eprintln!("SKIPPED: FUSE cannot be mounted: {error}");
+            return;
+        }
+    };
+    {
+        let daemon = Daemon::start(&folder.0, "");
+        let mut client = daemon.connect();
+        let (_file, handle) = open(&mut client, &folder.0, "take.mov");
+        let mut failed = 0;
+        let mut buffer = vec![0; 262_144];
+        for at in (0..FILE_BYTES).step_by(262_144) {
+            match client.read(handle, &mut buffer, at) {
+                Ok(count) => {
+                    let at = at as usize;
+                    assert_eq!(count, buffer.len());
+                    assert!(buffer == whole[at..at + count], "wrong bytes at {at}");
+                }
+                Err(ReadError::Errno(5)) => {
+                    // What was fetched in one piece with the bad part may fail with it.
+                    assert!(at + 262_144 > BAD.start && at < BAD.end, "EIO at {at}");
+                    failed += 1;
+                }
+                other => panic!("{other:?} at {at}"),
+            }
+        }
+        assert_eq!(failed, 4, "one megabyte in quarters");
+        let status = daemon.status();
+        assert_eq!(status.sessions.len(), 1);
+        assert_eq!(status.daemon.expelled_session_count, 0);
+    }
+    drop(mounted);
+}
+
+#[test]
+fn with_every_buffer_in_one_clients_hands_others_wait_and_then_go_on() {
+    let share = Folder::below(&std::env::temp_dir());
+    let daemon = Daemon::start(&share.0, "");
+    let whole = pattern(4, 100 << 20);
+    std::fs::write(share.0.join("big.mov"), &whole).unwrap();
+    std::fs::write(share.0.join("small.mov"), pattern(5, 2 << 20)).unwrap();
+    let mut hoarder = daemon.connect();
+    let (_file, handle) = open(&mut hoarder, &share.0, "big.mov");
+    let mut leases = Vec::new();
+    // The cache has 64 buffers; leases are taken as long as they are given at once.
+    for slot in 0..60u64 {
+        match hoarder.lease(handle, 1 << 20, slot << 20) {
+            Ok(lease) => leases.push(lease),
+            Err(error) => panic!("lease {slot}: {error:?}"),
+        }
+    }
+    let pinned = daemon.status().cache.pinned_count;
+    assert!(pinned >= 60, "{pinned}");
+
+    // Somebody else reads more than what is left; it may take its time, but never wrong bytes.
+    let (socket, folder) = (daemon.session_socket(), share.0.clone());
+    let (done, is_done) = channel();
+    let reader = std::thread::spawn(move || {
+        let mut client = Client::connect(&socket, &who("media")).unwrap();
+        let (_file, handle) = open(&mut client, &folder, "small.mov");
+        for round in 0..20u64 {
+            let at = round * 100_000;
+            let bytes = read(&mut client, handle, at, 100_000);
+            let expect = &pattern(5, 2 << 20)[at as usize..at as usize + 100_000];
+            assert!(bytes == expect, "round {round}");
+        }
+        done.send(()).unwrap();
+    });
+    // The daemon is as responsive as ever meanwhile.
+    daemon.status();
+    for lease in leases.drain(..) {
+        hoarder.lease_end(lease.id);
+    }
+    is_done.recv_timeout(Duration::from_secs(20)).unwrap();
+    reader.join().unwrap();
+    assert!(read(&mut hoarder, handle, 70 << 20, 1000) == whole[70 << 20..(70 << 20) + 1000]);
+    daemon.status_when("everything given back", |status| {
+        status.cache.pinned_count == 0
+    });
+}
+
+#[test]
+fn a_truncated_file_ends_where_it_ends() {
+    let share = Folder::below(&std::env::temp_dir());
+    let daemon = Daemon::start(&share.0, "");
+    let path: PathBuf = share.0.join("x.mov");
+    std::fs::write(&path, pattern(6, 8 << 20)).unwrap();
+    let mut client = daemon.connect();
+    let (_file, handle) = open(&mut client, &share.0, "x.mov");
+    assert!(read(&mut client, handle, 0, 1 << 20) == pattern(6, 1 << 20));
+    // By another process, while it is being read ahead of its reader.
+    let cut = std::process::Command::new("truncate")
+        .args(["-s", "3000000"])
+        .arg(&path)
+        .status();
+    assert!(cut.unwrap().success());
+    let end = std::time::Instant::now() + Duration::from_secs(5);
+    loop {
+        let rest = read(&mut client, handle, 2_900_000, 1 << 20);
+        if rest.len() == 100_000 {
+            assert!(rest == pattern(6, 3_000_000)[2_900_000..]);
+            break;
+        }
+        assert!(
+            std::time::Instant::now() < end,
+            "{} bytes are left",
+            rest.len()
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(read(&mut client, handle, 4 << 20, 10).len(), 0);
+}
