@@ -411,8 +411,9 @@ impl Ledger {
                 (stream["read_count"].as_u64(), stream["due_count"].as_u64())
                 && reads > 0
             {
-                self.admitted
-                    .insert(name.to_owned(), standing == "contract" && due == reads);
+                // Once admitted it counts as such: a promise withdrawn later was a promise all the same.
+                *self.admitted.entry(name.to_owned()).or_default() |=
+                    standing == "contract" && due == reads;
             }
             // A file may have several rows (positions); one contract among them is what counts.
             let entry = now.entry(name.to_owned()).or_default();
@@ -445,6 +446,24 @@ impl Ledger {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_promise_withdrawn_was_a_promise() {
+        let mut ledger = Ledger::default();
+        let status = |standing: &str, reads: u64, due: u64| {
+            json!({"streams": [{
+                "path": "footage/stream00/clip.mov", "standing": standing, "sequence": false,
+                "read_count": reads, "due_count": due,
+            }]})
+        };
+        ledger.note(status("contract", 10, 10));
+        ledger.note(status("refused", 20, 12));
+        assert!(ledger.admitted["footage/stream00/clip.mov"]);
+        let mut ledger = Ledger::default();
+        ledger.note(status("best_effort", 5, 0));
+        ledger.note(status("contract", 20, 15));
+        assert!(!ledger.admitted["footage/stream00/clip.mov"]);
+    }
 
     #[test]
     fn a_ledger_remembers_that_a_stream_was_admitted() {

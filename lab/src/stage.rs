@@ -26,6 +26,8 @@ use std::time::Duration;
 const DISK_BYTES: ByteCount = ByteCount(40 << 30);
 const PLAN: &str = "plan.json";
 const FILLER_BYTES: u64 = 64 << 20;
+/// What servers (1 GiB of cache), clients and the machine need beside the footage. Units: bytes.
+const MEMORY_BESIDE_BYTES: u64 = 3 << 30;
 /// Free space smaller than this is left: no frame of a sequence is tempted by it. Units: bytes.
 const PLUG_BYTES_MIN: u64 = 64 << 10;
 const WRITE_BYTES: usize = 4 << 20;
@@ -283,7 +285,10 @@ impl Stage {
         let shelf = keep.map(Shelf::open).transpose()?;
         let (disk, reuse) = match &shelf {
             Some(shelf) => shelf.disk(plan)?,
-            None => (SlowDisk::create(&DiskSpec::table5(DISK_BYTES))?, None),
+            None => {
+                ensure_memory(plan)?;
+                (SlowDisk::create(&DiskSpec::table5(DISK_BYTES))?, None)
+            }
         };
         disk.timing(false)?;
         let stage = Stage {
@@ -632,6 +637,7 @@ impl Shelf {
             ..DiskSpec::table5(DISK_BYTES)
         };
         let _ = fs::remove_file(spec.folder.join(format!("rushes-disk-{}.img", spec.name)));
+        ensure_memory(plan)?;
         Ok((SlowDisk::create_detached(&spec)?, None))
     }
 
@@ -640,6 +646,33 @@ impl Shelf {
         fs::write(&path, serde_json::to_vec_pretty(plan)?)
             .with_context(|| format!("{} cannot be written", path.display()))
     }
+}
+
+/// A modelled disk lives in memory, and a machine that runs out of it kills whatever it likes: refuse before.
+fn ensure_memory(plan: &Plan) -> Result<()> {
+    let text = fs::read_to_string("/proc/meminfo").context("/proc/meminfo cannot be read")?;
+    let available = text
+        .lines()
+        .find_map(|line| {
+            line.strip_prefix("MemAvailable:")?
+                .trim()
+                .strip_suffix(" kB")
+        })
+        .and_then(|kib| kib.parse::<u64>().ok())
+        .context("/proc/meminfo says nothing of MemAvailable")?
+        * 1024;
+    let pieces = plan.pieces();
+    let footage: u64 = pieces.iter().map(|piece| plan.bytes(*piece)).sum();
+    ensure!(
+        footage + MEMORY_BESIDE_BYTES <= available,
+        "the footage of this run takes {} MiB of memory, the run itself {} MiB, and {} MiB are available; \
+         prepare fewer streams, seconds or copies, or take a kept disk down \
+         (rushes lab disk stat, rushes lab clean --kept DIR)",
+        footage >> 20,
+        MEMORY_BESIDE_BYTES >> 20,
+        available >> 20
+    );
+    Ok(())
 }
 
 /// Take down the disk kept in a folder and forget its footage.
