@@ -37,6 +37,9 @@ extern int vfs_rushes_debug_level;
 #define RUSHES_HUNG_S 30
 #define RUSHES_GUARD_S 5
 
+/* What malloc may keep of freed memory; see rushes_keep_buffers. */
+#define RUSHES_KEEP_BYTES (32 * 1024 * 1024)
+
 /* A client who takes nothing for so long has its bytes copied and unpinned. */
 #define RUSHES_SEND_STALL_MS 1000
 
