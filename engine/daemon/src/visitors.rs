@@ -78,8 +78,10 @@ impl Daemon {
         }
     }
 
-    pub(super) fn refuse(&mut self, newcomer: Newcomer, errno: Errno, reason: &str) {
+    pub(super) fn refuse(&mut self, mut newcomer: Newcomer, errno: Errno, reason: &str) {
         self.counts.refused += 1;
+        // A socket that is closed with something unread gives its peer ECONNRESET before our sentence.
+        let _ = newcomer.receive();
         tracing::warn!(
             "a session was refused to pid {}: {reason}",
             newcomer.peer().pid
