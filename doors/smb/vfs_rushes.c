@@ -32,8 +32,13 @@
 #include "lib/util/tevent_ntstatus.h"
 #include "lib/util/tevent_unix.h"
 #include "lib/tsocket/tsocket.h"
+#include "version.h"
 #include "vfs_rushes_compat.h"
 #include "rushes_door.h"
+
+/* "rushes check" looks for this and compares it with the smbd installed. */
+__attribute__((used)) static const char vfs_rushes_built_for[] =
+	"rushes built for Samba " SAMBA_VERSION_STRING;
 
 int vfs_rushes_debug_level = DBGC_VFS;
 
