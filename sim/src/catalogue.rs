@@ -52,6 +52,15 @@ pub struct Kept {
     pub scenario: Scenario,
 }
 
+impl Kept {
+    /// As text, with a head as every file has.
+    pub fn print(&self) -> String {
+        let text =
+            toml::to_string(self).unwrap_or_else(|error| format!("# cannot be written: {error}\n"));
+        format!("# SPDX-License-Identifier: Apache-2.0\n{text}")
+    }
+}
+
 /// The scenario of that name, or the one in the file of that name.
 ///
 /// Errors   a sentence: which names there are, or what is wrong with the file.

@@ -47,6 +47,9 @@ impl Default for Latency {
     }
 }
 
+/// A client's first handle.
+pub const FIRST_HANDLE: HandleId = HandleId(1);
+
 /// What a client says to the server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the fields are said by their types")]
@@ -150,6 +153,10 @@ pub struct Hand {
     pub over: bool,
     /// How long it keeps what it was given before it lets go.
     pub hold: Duration,
+    /// A read of it has come to the server.
+    pub has_read: bool,
+    /// Of its first read and its first open, one has come to the server.
+    pub half_taken: bool,
     /// Its chance.
     pub prng: Prng,
     next_request: u64,
@@ -194,7 +201,9 @@ impl Client {
                 hold: Duration::ZERO,
                 prng,
                 next_request: 1,
-                next_handle: 1,
+                has_read: false,
+                next_handle: FIRST_HANDLE.0,
+                half_taken: false,
                 alarm: None,
             },
             kind,

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Who was promised what, and whether it was kept, by the players' own measure.
 //!
-//! A stream counts as promised when the ledger says *contract* at the first look after its first frame.
+//! A stream counts as promised when the ledger says *contract* right after its first read was taken
+//! (where nothing is decided then, of a sequence, and in worlds too large to look that often: at the
+//! first look after its first frame).
 //! From then on every late frame of it is a broken promise, except after a pause or jump of its own
-//! (counted apart). A contract that is withdrawn while the player plays is counted as shed.
+//! (counted apart). A contract that is withdrawn while the player plays is counted as shed. A contract
+//! that comes later is none by this measure: the player's clock has run since its open.
 
 use crate::client::Kind;
-use crate::player::{Player, PlayerCount};
+use crate::player::{Player, PlayerCount, Source};
 use crate::world::World;
 use rushes_core::server::{Standing, StreamRecord};
 use rushes_core::units::*;
@@ -15,7 +18,7 @@ use serde::Serialize;
 /// What the ledger said of one client, look by look.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// At the first look after the first frame.
+    /// Right after the first read, or at the first look after the first frame.
     pub first: Option<Standing>,
     /// At the last look.
     pub last: Option<Standing>,
@@ -29,6 +32,9 @@ impl Seen {
         self.first == Some(Standing::Contract)
     }
 }
+
+/// In worlds of more clients the ledger is not looked at for each first read.
+const LOOKED_AT_MAX: usize = 300;
 
 /// Looks at the ledger from time to time.
 #[derive(Default)]
@@ -52,18 +58,50 @@ fn rank(standing: Standing) -> u8 {
 }
 
 impl Watch {
-    /// Plays until `end`, looking at the ledger every `every`; and every tenth of it while players are
-    /// new.
+    /// Plays until `end`, looking at the ledger every `every`; and when there is news of a player.
     pub fn run(&mut self, world: &mut World, end: Instant, every: Duration) {
+        world.stop_at_first_reads = world.clients.len() <= LOOKED_AT_MAX;
         let short = Duration((every.0 / 10).max(1));
         let mut look_at = world.now + every;
+        let mut short_at = world.now + short;
         while world.now < end {
-            world.run_until((world.now + short).min(end));
+            world.run_until(short_at.min(end));
+            if world.stop_at_first_reads && !world.first_reads.is_empty() {
+                self.look_at_first_reads(world);
+                continue;
+            }
+            short_at = world.now + short;
             let news = self.news(world);
             if news || world.now >= look_at {
                 self.look(world);
                 world.checker.audit(world.now, &world.files);
                 look_at = world.now + every;
+            }
+        }
+        world.stop_at_first_reads = false;
+    }
+
+    fn look_at_first_reads(&mut self, world: &mut World) {
+        self.seen.resize(world.clients.len(), Seen::default());
+        let records = world.server.streams(world.now);
+        for client in world.first_reads.drain(..) {
+            let index = client as usize;
+            let Kind::Play(player) = &world.clients[index].kind else {
+                continue;
+            };
+            if matches!(player.plan.source, Source::Sequence(_)) {
+                continue;
+            }
+            let mut standing = Standing::BestEffort;
+            for record in records.iter().filter(|r| client_of(r) == Some(index)) {
+                if rank(record.standing) > rank(standing) {
+                    standing = record.standing;
+                }
+            }
+            // Nothing decided yet (its pattern is not clear, or no rule tells its rate): look again after its
+            // first frame.
+            if standing != Standing::BestEffort {
+                self.seen[index].first = Some(standing);
             }
         }
     }
@@ -140,6 +178,8 @@ pub struct Report {
     pub late: u64,
     /// Late frames of promised players, before any pause or jump of theirs and before they were shed.
     pub late_promised: u64,
+    /// Promised players with such frames.
+    pub late_promised_streams: u64,
     /// Late frames of promised players after pauses or jumps of theirs.
     pub late_after_jump: u64,
     /// The worst lateness of a promised player. Units: ms.
@@ -249,6 +289,7 @@ impl Report {
         }
         self.late_promised += count.late_count - count.late_after_jump_count;
         if count.late_count > count.late_after_jump_count {
+            self.late_promised_streams += 1;
             self.worst_promised_ms = self.worst_promised_ms.max(ms(count.worst_late_ns));
         }
     }

@@ -132,7 +132,7 @@ impl Naive {
         }
     }
 
-    fn read(&mut self, wanted: Wanted, actions: &mut Actions) {
+    fn read(&mut self, wanted: Wanted) {
         self.read_count += 1;
         if self.mistake == Mistake::LosesRead && self.read_count.is_multiple_of(100) {
             return;
@@ -288,13 +288,7 @@ impl Naive {
         }
     }
 
-    fn opened(
-        &mut self,
-        session: SessionId,
-        handle: HandleId,
-        facts: Result<FileFacts, Errno>,
-        actions: &mut Actions,
-    ) {
+    fn opened(&mut self, session: SessionId, handle: HandleId, facts: Result<FileFacts, Errno>) {
         let file = facts.ok().map(|facts| {
             let file = facts.file;
             self.files.insert(file, facts);
@@ -317,7 +311,7 @@ impl Naive {
                 file: file.unwrap_or(FileId(u32::MAX)),
                 range,
             };
-            self.read(wanted, actions);
+            self.read(wanted);
         }
     }
 
@@ -395,7 +389,7 @@ impl Machine for Naive {
                 session,
                 handle,
                 facts,
-            } => self.opened(session, handle, facts, actions),
+            } => self.opened(session, handle, facts),
             Event::Closed { session, handle } => {
                 self.handles.remove(&(session, handle));
             }
@@ -414,7 +408,7 @@ impl Machine for Naive {
                         file,
                         range,
                     };
-                    self.read(wanted, actions);
+                    self.read(wanted);
                 }
                 Some(None) => self.early.push((session, handle, request, range)),
                 None => {

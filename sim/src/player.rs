@@ -98,7 +98,12 @@ pub struct PlayerCount {
 pub struct SlackLog {
     /// By second: least slack (negative: late) in ns of frames that came then, and how many were late.
     pub seconds: Vec<(i64, u64)>,
+    /// The first late frames: client, its frame, when it was due, by how much it was late.
+    pub late: Vec<(u32, u64, Instant, Duration)>,
 }
+
+/// Late frames told one by one.
+const LATE_TOLD_MAX: usize = 200;
 
 impl SlackLog {
     fn note(&mut self, now: Instant, slack_ns: i64) {
@@ -302,9 +307,16 @@ impl Player {
         }
         let frame = self.frames.remove(at);
         self.note_frame(&frame, scene.now);
-        scene
-            .slack
-            .note(scene.now, frame.due.0 as i64 - scene.now.0 as i64);
+        // A frame that gave an error is no frame in time, but nobody's promise either.
+        if !frame.failed {
+            let slack = frame.due.0 as i64 - scene.now.0 as i64;
+            scene.slack.note(scene.now, slack);
+            if slack < 0 && scene.slack.late.len() < LATE_TOLD_MAX {
+                let by = scene.now.since(frame.due);
+                let told = (hand.index, frame.ordinal, frame.due, by);
+                scene.slack.late.push(told);
+            }
+        }
         if matches!(self.plan.source, Source::Sequence(_)) {
             hand.close(scene, frame.handle);
         }
@@ -368,6 +380,9 @@ impl Player {
         count.failed_count += u64::from(frame.failed);
         if count.first_frame_ns.is_none() {
             count.first_frame_ns = Some(now.since(self.stretch_start).0);
+        }
+        if frame.failed {
+            return;
         }
         count.slack_ns_min = count.slack_ns_min.min(frame.due.since(now).0);
         count.nearly_late_count += u64::from(now + Duration::from_ms(5) > frame.due);

@@ -29,6 +29,9 @@ pub struct Run {
     /// Print the scenario and do not run it.
     #[arg(long)]
     pub print: bool,
+    /// Print the run as a kept seed with this cause and do not run it.
+    #[arg(long, value_name = "CAUSE")]
+    pub keep: Option<String>,
 }
 
 /// Plays one run again, and tells everything if wanted.
@@ -62,7 +65,14 @@ impl Run {
         for name in names {
             for seed in self.seed..self.seed + self.count {
                 let scenario = catalogue::find(name, seed)?;
-                if self.print {
+                if let Some(cause) = &self.keep {
+                    let kept = Kept {
+                        cause: cause.clone(),
+                        seed,
+                        scenario,
+                    };
+                    print!("{}", kept.print());
+                } else if self.print {
                     print!("{}", scenario.print());
                 } else {
                     jobs.push((name.to_owned(), seed, scenario));
@@ -134,8 +144,14 @@ impl Replay {
         let mut world = scenario.world(seed);
         world.trace = self.trace;
         let began = std::time::Instant::now();
-        let report = scenario.play(&self.what, seed, world);
+        let report = scenario.play_in(&self.what, seed, &mut world);
         print(&report, began.elapsed().as_secs_f64(), self.json, true);
+        if !self.json {
+            for (client, frame, due, by) in &world.slack.late {
+                let due = due.0 as f64 / 1e9;
+                println!("    client {client} frame {frame}, due at {due:.3} s, was late by {by}");
+            }
+        }
         Ok(report.failures.is_empty())
     }
 }

@@ -329,6 +329,8 @@ impl Default for ForeignGroup {
 pub struct Expect {
     /// Late frames of promised streams.
     pub late_promised_max: u64,
+    /// Promised streams with late frames.
+    pub late_promised_streams_max: Option<u64>,
     /// Contracts withdrawn.
     pub shed_max: u64,
     /// Streams promised.
@@ -363,6 +365,7 @@ impl Default for Expect {
     fn default() -> Expect {
         Expect {
             late_promised_max: 0,
+            late_promised_streams_max: None,
             shed_max: 0,
             promised_min: 0,
             promised_max: None,
@@ -761,9 +764,14 @@ impl Scenario {
 
     /// Plays it in `world`.
     pub fn play(&self, name: &str, seed: u64, mut world: World) -> Report {
+        self.play_in(name, seed, &mut world)
+    }
+
+    /// Plays it in `world` and leaves that as it is at the end.
+    pub fn play_in(&self, name: &str, seed: u64, world: &mut World) -> Report {
         let mut watch = Watch::default();
         let every = Duration::from_ms(or(self.look_ms, 1000));
-        watch.run(&mut world, self.end(), every);
+        watch.run(world, self.end(), every);
         // Everybody has time to get an answer and go.
         let patience = world.checker.patience;
         let last = world.now + patience;
@@ -778,7 +786,7 @@ impl Scenario {
         }
         world.checker.audit(now, &world.files);
         world.checker.finish(now);
-        let mut report = report(&world, &watch, self.seconds as f64);
+        let mut report = report(world, &watch, self.seconds as f64);
         report.scenario = name.to_owned();
         report.seed = seed;
         self.expect.judge(&mut report);
@@ -830,6 +838,11 @@ impl Expect {
                 "promised streams",
                 r.promised as f64,
                 self.promised_max.map(|n| n as f64),
+            ),
+            (
+                "promised streams with late frames",
+                r.late_promised_streams as f64,
+                self.late_promised_streams_max.map(|n| n as f64),
             ),
             (
                 "late frames after jumps",

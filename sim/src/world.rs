@@ -5,7 +5,7 @@
 //! [`Latency`]. Nothing here judges; that is the checker's work.
 
 use crate::checker::Checker;
-use crate::client::{Answer, Client, Kind, Latency, Message, Scene};
+use crate::client::{Answer, Client, FIRST_HANDLE, Kind, Latency, Message, Scene};
 use crate::digest::Digest;
 use crate::disk::{Disk, Faults, Job, Owner};
 use crate::files::{FileIndex, Files};
@@ -103,6 +103,10 @@ pub struct World {
     pub digest: Digest,
     /// Print every event and action.
     pub trace: bool,
+    /// Stop when a client's first read was taken, so that somebody can look at the ledger right then.
+    pub stop_at_first_reads: bool,
+    /// Clients whose first read was taken since somebody looked.
+    pub first_reads: Vec<u32>,
     queue: Queue<What>,
     actions: Actions,
     wake_at: Option<Instant>,
@@ -127,6 +131,8 @@ impl World {
             checker: Checker::new(limits),
             digest: Digest::default(),
             trace: false,
+            stop_at_first_reads: false,
+            first_reads: Vec::new(),
             queue: Queue::default(),
             actions: Actions::default(),
             wake_at: None,
@@ -169,7 +175,7 @@ impl World {
         index
     }
 
-    /// Lets everything happen until `end`, or until nothing will happen any more.
+    /// Lets everything happen until `end`, or until a first read if that is wanted.
     pub fn run_until(&mut self, end: Instant) {
         loop {
             let queued = self.queue.next_at();
@@ -188,6 +194,9 @@ impl World {
                 self.wake_at = None;
                 self.count.timer_count += 1;
                 self.step(Event::Timer);
+            }
+            if self.stop_at_first_reads && !self.first_reads.is_empty() {
+                return;
             }
         }
     }
@@ -223,6 +232,9 @@ impl World {
                     && let Some(session) = self.clients[client as usize].hand.session
                 {
                     let facts = Ok(self.facts(file));
+                    if handle == FIRST_HANDLE {
+                        self.taken(client);
+                    }
                     self.step(Event::Opened {
                         session,
                         handle,
@@ -268,6 +280,15 @@ impl World {
             What::Storm { disk } => self.storm(disk),
             What::Sample { disk } => self.sample(disk),
         }
+    }
+
+    /// A client's first read was taken when both it and what was found out about its file have come.
+    fn taken(&mut self, client: u32) {
+        let hand = &mut self.clients[client as usize].hand;
+        if hand.half_taken {
+            self.first_reads.push(client);
+        }
+        hand.half_taken = true;
     }
 
     /// A file is opened: its version tells of all changes, so nobody may see older bytes or sizes now.
@@ -336,13 +357,18 @@ impl World {
                 request,
                 range,
                 sent,
-            } => Event::Read {
-                session,
-                handle,
-                request,
-                range,
-                sent,
-            },
+            } => {
+                if !std::mem::replace(&mut self.clients[client as usize].hand.has_read, true) {
+                    self.taken(client);
+                }
+                Event::Read {
+                    session,
+                    handle,
+                    request,
+                    range,
+                    sent,
+                }
+            }
             Message::ReadEnd { request } => Event::ReadEnd { session, request },
             Message::Changed {
                 request,
