@@ -287,7 +287,15 @@ impl Server {
         };
         file.stat_asked = false;
         file.size_stale = false;
+        // A version we did not know: somebody changed the file, and may not have told us (yet).
+        let changed = file.version != version;
         file.version = version;
+        if changed {
+            self.drop_blocks(id, 0, u64::MAX);
+        }
+        let Some(file) = self.files.get(&id) else {
+            return;
+        };
         if file.size != size {
             self.resize(id, size);
         }

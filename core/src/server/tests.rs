@@ -840,3 +840,28 @@ fn jump_in_a_sequence_takes_its_contract_along() {
     assert_eq!(contracts, 1, "{open:?}");
     assert_eq!(bench.server.devices()[0].contract_count, 1);
 }
+
+#[test]
+fn stat_that_tells_of_a_change_drops_what_was_cached_before_it() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", facts(1, 10_000));
+    bench.read(1, 1, 1, 0, 4096);
+    bench.run(8);
+    bench.end(1, 1);
+    bench.read(1, 1, 2, 8_000, 4_000);
+    bench.step(Event::Stat {
+        file: FileId(1),
+        size: ByteCount(10_000),
+        version: 2,
+    });
+    bench.run(8);
+    bench.end(1, 2);
+    let before = bench.server.cache().miss_count;
+    bench.read(1, 1, 3, 4096, 1000);
+    bench.run(8);
+    assert_eq!(bench.length(3), Some(1000));
+    assert!(bench.server.cache().miss_count >= before);
+    // The whole file was fetched anew after the change was seen.
+    assert!(bench.server.devices()[0].request_count.iter().sum::<u64>() >= 2);
+}
