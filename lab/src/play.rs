@@ -5,7 +5,7 @@ use crate::client::{Client, Crowd};
 use crate::copies::{Copies, Reel, Tally};
 use crate::player::{self, Playback, now_ns, sleep_until_ns};
 use crate::report::{self, Played, Report, StreamRow, Timeline};
-use crate::room::{Room, pause};
+use crate::room::{Room, interrupted, pause};
 use crate::server::{self, Kind, Server, Way};
 use crate::stage::{Plan, Stage};
 use crate::storm;
@@ -123,9 +123,16 @@ impl Play {
             stage.look_through()?;
         }
         let server = Server::start(room, "server", stage, &self.server)?;
-        let report = self
-            .perform(room, stage, &server, quiet)
-            .with_context(|| format!("{} said at last:\n{}", self.server.kind, server.log_tail()));
+        let report =
+            self.perform(room, stage, &server, quiet)
+                .map_err(|error| match interrupted() {
+                    true => error,
+                    false => error.context(format!(
+                        "{} said at last:\n{}",
+                        self.server.kind,
+                        server.log_tail()
+                    )),
+                });
         stage.timing(false)?;
         server.stop(stage)?;
         report

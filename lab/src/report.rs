@@ -373,7 +373,7 @@ mod tests {
     fn late_frames_of_admitted_streams_are_counted_apart() {
         let rows = vec![
             StreamRow::new(&played(&[-1.0, 3.0], &["refused"]), 2, 0.0),
-            StreamRow::new(&played(&[-1.0, -3.0], &["best_effort", "contract"]), 2, 0.0),
+            StreamRow::new(&played(&[-1.0, -3.0], &["contract", "best_effort"]), 2, 0.0),
         ];
         let mut report = Report::default();
         report.add_streams(rows);
