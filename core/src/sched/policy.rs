@@ -168,14 +168,16 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
     let mut least = i64::MAX;
     for &index in &order.by_deadline {
         let claim = &claims[index as usize];
-        let needed = start + positioning + chunk_time.min(load.model.transfer(claim.room.max(1)));
-        let slack = signed(claim.deadline, needed);
-        least = least.min(slack);
-        order.slack.push(least);
-        // A stream with no room asks nothing of this round.
-        if claim.room > 0 {
-            start = start + visit_time(claim).min(Duration::from_s(3600));
+        // A stream without room (its buffers full, its reader idle) asks nothing of the device, and nothing
+        // done here could serve it.
+        if claim.room == 0 {
+            order.slack.push(least);
+            continue;
         }
+        let needed = start + positioning + chunk_time.min(load.model.transfer(claim.room));
+        least = least.min(signed(claim.deadline, needed));
+        order.slack.push(least);
+        start = start + visit_time(claim).min(Duration::from_s(3600));
     }
     let slack_of_all = least;
 
@@ -263,12 +265,16 @@ fn best_effort_may_go(
     if slack_of_all < asked.cost.0 as i64 {
         return false;
     }
-    let reserved = load.claims.iter().all(|claim| {
-        let reserve = claim
-            .rate
-            .time_for(ByteCount(claim.cap * RESERVE_PERCENT / 100));
-        claim.deadline.since(load.free_at + asked.cost) >= reserve
-    });
+    let reserved = load
+        .claims
+        .iter()
+        .filter(|claim| claim.room > 0)
+        .all(|claim| {
+            let reserve = claim
+                .rate
+                .time_for(ByteCount(claim.cap * RESERVE_PERCENT / 100));
+            claim.deadline.since(load.free_at + asked.cost) >= reserve
+        });
     // Half a round of slack is what the others live on; it is not given away for patience's sake.
     let spare = (4 * asked.cost.0).max(round.0 / 2).min(i64::MAX as u64) as i64;
     let patience_over = asked.waited >= BEST_EFFORT_PATIENCE && slack_of_all >= spare;

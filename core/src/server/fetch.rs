@@ -186,8 +186,12 @@ impl Server {
         match stream.flow {
             Flow::Forward => {
                 let start = stream.origin.saturating_add(stream.fetched);
-                // Requests end where slots do, so that the next one starts a slot.
-                let end = (start + bytes).div_ceil(slot_bytes) * slot_bytes;
+                // Requests end where slots do, so that the next one starts a slot; never longer than asked.
+                let asked = start.saturating_add(bytes);
+                let end = match asked / slot_bytes * slot_bytes {
+                    whole if whole > start => whole,
+                    _ => asked,
+                };
                 let end = end
                     .min(file.size)
                     .min(start.saturating_add(file.place(start).1));
@@ -198,7 +202,7 @@ impl Server {
                 let end = stream.origin.saturating_sub(stream.fetched).min(file.size);
                 let start = end.saturating_sub(bytes).div_ceil(slot_bytes) * slot_bytes;
                 let start = if start >= end {
-                    end.saturating_sub(1) / slot_bytes * slot_bytes
+                    (end.saturating_sub(1) / slot_bytes * slot_bytes).max(end.saturating_sub(bytes))
                 } else {
                     start
                 };
@@ -285,18 +289,25 @@ impl Server {
         self.touch(device_id);
     }
 
-    /// True when the stream's own fetching will come to these bytes before it ends.
+    /// True when the stream's own fetching is about to come to these bytes: they lie between what it has fetched
+    /// and what its reader has asked for, so its buffers have room for them.
     fn will_fetch(&self, stream: &Stream, id: FileId, missing: ByteRange) -> bool {
+        let asked_for = |v: u64| v + PAGE_BYTES > stream.fetched && v < stream.consumed;
         match stream.flow {
             Flow::Forward => {
                 stream.file == id
-                    && missing.start.0 + PAGE_BYTES > stream.origin.saturating_add(stream.fetched)
+                    && missing.start.0 + PAGE_BYTES > stream.origin
+                    && asked_for(missing.start.0.saturating_sub(stream.origin))
             }
             Flow::Reverse => {
-                stream.file == id && missing.end() <= stream.origin.saturating_sub(stream.fetched)
+                stream.file == id
+                    && missing.end() <= stream.origin
+                    && asked_for(stream.origin - missing.end())
             }
             Flow::Strided { .. } => false,
-            Flow::Frames => self.frame_will_fetch(stream, id, missing),
+            Flow::Frames => self
+                .frame_v(stream, id)
+                .is_some_and(|start| asked_for(start + missing.start.0)),
         }
     }
 

@@ -573,13 +573,11 @@ impl Server {
         Some((frame.file, ByteRange::new(start, end - start), end - start))
     }
 
-    pub(super) fn frame_will_fetch(&self, stream: &Stream, id: FileId, missing: ByteRange) -> bool {
-        let Some(frames) = &stream.frames else {
-            return false;
-        };
-        frames.open.iter().any(|frame| {
-            frame.file == id && frame.start + missing.start.0 + PAGE_BYTES > stream.fetched
-        })
+    /// `v` of the first byte of a frame that is open.
+    pub(super) fn frame_v(&self, stream: &Stream, id: FileId) -> Option<u64> {
+        let frames = stream.frames.as_ref()?;
+        let frame = frames.open.iter().find(|frame| frame.file == id)?;
+        Some(frame.start)
     }
 
     /// Thousandths of its buffers that a stream can fill: a frame that ends in the middle of a slot
