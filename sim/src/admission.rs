@@ -173,7 +173,8 @@ impl Question {
             world.add_client(Player::kind(plan), ask.start, end);
         }
         for index in 0..self.copy_count {
-            let at = (2 * index + 1) * self.device.size.0 / (2 * self.copy_count) & !4095;
+            let middle = (2 * index + 1) * self.device.size.0 / (2 * self.copy_count);
+            let at = middle & !4095;
             let file = contiguous("copy", &format!("c{index}"), device, at, 4 << 30, None);
             let file = world.files.add(file);
             let begin = Instant::ZERO + Duration::from_s(self.seconds / 4);
