@@ -149,6 +149,8 @@ pub struct Disk {
     pub others: (u64, u64),
     /// The driver will look.
     pub sampled: bool,
+    /// The server had a request here since the driver last looked.
+    pub served: bool,
     /// Its troubles.
     pub faults: Faults,
     /// What it has done.
@@ -178,6 +180,7 @@ impl Disk {
             truth,
             others: (0, 0),
             sampled: false,
+            served: false,
             faults,
             count: DiskCount::default(),
             prng,

@@ -466,7 +466,9 @@ impl World {
             ..job
         };
         let it = &mut self.disks[disk.0 as usize];
-        if !matches!(job.owner, Owner::Server(_)) {
+        if matches!(job.owner, Owner::Server(_)) {
+            it.served = true;
+        } else {
             it.others.0 += 1;
             it.others.1 += job.range.length.0;
             if !it.sampled {
@@ -539,6 +541,8 @@ impl World {
     /// What a driver sees in the kernel's counters: what others did since it last looked.
     fn sample(&mut self, device: DeviceId) {
         let it = &mut self.disks[device.0 as usize];
+        // As the daemon: only a sample in which the server read nothing tells what others do.
+        let idle = !std::mem::take(&mut it.served);
         let (count, bytes) = std::mem::take(&mut it.others);
         let per_second = NS_PER_S / SAMPLE.0;
         it.sampled = count > 0;
@@ -546,11 +550,13 @@ impl World {
             self.queue
                 .push(self.now + SAMPLE, What::Sample { disk: device });
         }
-        self.step(Event::ForeignLoad {
-            device,
-            requests_per_kilosecond: count * per_second * 1000,
-            rate: BytesPerSecond(bytes * per_second),
-        });
+        if idle {
+            self.step(Event::ForeignLoad {
+                device,
+                requests_per_kilosecond: count * per_second * 1000,
+                rate: BytesPerSecond(bytes * per_second),
+            });
+        }
     }
 
     fn storm(&mut self, disk: DeviceId) {

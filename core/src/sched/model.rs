@@ -85,6 +85,12 @@ impl RefinedModel {
         self.scaled(model.positioning(distance, self.base.size) + model.transfer(count))
     }
 
+    /// The same by the calibration alone: what [`RefinedModel::observed`] is told was predicted.
+    pub fn calibrated_read(&self, distance: u64, count: u64) -> Duration {
+        let model = &self.base.read;
+        model.positioning(distance, self.base.size) + model.transfer(count)
+    }
+
     /// Positioning of a typical step among `count` streams that are visited in order of position:
     /// about 1/count of the device, at least the shortest.
     pub fn typical_positioning(&self, count: usize) -> Duration {
@@ -97,14 +103,14 @@ impl RefinedModel {
         self.scaled(self.base.read.transfer(count))
     }
 
-    /// A busy period of the device ended: it was predicted to take this, and took that.
+    /// A request ended: by the calibration it was to take `predicted`, and took that.
     pub fn observed(&mut self, predicted: Duration, taken: Duration) {
         // Short requests teach nothing but the noise of clocks.
         if predicted < Duration::from_us(500) {
             return;
         }
-        // While we read nobody counts what others do; what was known of it fades within a minute or so.
-        self.foreign_average -= self.foreign_average / 2048;
+        // While we read nobody counts what others do: what was known of it gives way to what is seen here.
+        self.foreign_average -= self.foreign_average / 256;
         self.charge_foreign();
         let now_ppm = (taken.0.saturating_mul(1_000_000) / predicted.0).clamp(500_000, 4_000_000);
         self.scale_ppm = (self.scale_ppm * 63 + now_ppm) / 64;
@@ -122,8 +128,9 @@ impl RefinedModel {
         let bytes_ns = u128::from(self.base.read.transfer(rate.0).0);
         let permille = ((requests_ns + bytes_ns) / (u128::from(NS_PER_S) / 1000)) as u64;
         let permille = permille.min(FOREIGN_PERMILLE_MAX);
-        // A few opens are no storm: believed slowly, over about eight samples.
-        self.foreign_average = (self.foreign_average * 7 + permille * 1000) / 8;
+        let seen = permille * 1000;
+        let weight = if seen > self.foreign_average { 2 } else { 8 };
+        self.foreign_average = (self.foreign_average * (weight - 1) + seen) / weight;
         self.charge_foreign();
     }
 

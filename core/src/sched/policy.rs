@@ -212,7 +212,14 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
 
     // Nearest by position among those whose whole visit leaves the earlier deadlines feasible, and who are
     // not much better off than the worst: buffers are filled evenly, so that a newcomer finds slack in all.
-    let even = claims[order.by_deadline[0] as usize].deadline + Duration(round.0 / 2);
+    let even = order
+        .by_deadline
+        .iter()
+        .map(|&index| &claims[index as usize])
+        .find(|claim| claim.room >= wished_bytes(claim))
+        .map_or(Instant::NEVER, |claim| {
+            claim.deadline + Duration(round.0 / 2)
+        });
     let mut nearest: Option<(u64, usize)> = None;
     for (place, &index) in order.by_deadline.iter().enumerate() {
         let claim = &claims[index as usize];

@@ -663,6 +663,9 @@ impl Server {
         let cost = device
             .model
             .read(physical.abs_diff(device.head), range.length.0);
+        let calibrated = device
+            .model
+            .calibrated_read(physical.abs_diff(device.head), range.length.0);
         if device.flight_count == 0 {
             device.service_started = now;
             device.batch_bytes = 0;
@@ -691,6 +694,7 @@ impl Server {
             range,
             slots,
             cost,
+            calibrated,
         });
         actions.list.push(Action::Submit(IoRead {
             io: IoId(u64::from(generation) << 32 | u64::from(key)),
@@ -830,7 +834,7 @@ impl Server {
         device.flight_count = device.flight_count.saturating_sub(1);
         device.flight_bytes = device.flight_bytes.saturating_sub(flight.range.length.0);
         device.flight_cost = device.flight_cost - flight.cost;
-        device.model.observed(flight.cost, taken);
+        device.model.observed(flight.calibrated, taken);
     }
 }
 

@@ -105,12 +105,13 @@ impl Server {
         actions: &mut Actions,
     ) {
         let (cursor, pattern, moved) = (seen.cursor, seen.pattern, seen.moved);
+        let chunk = self.limits.chunk_bytes_max;
         let flow = match pattern {
             Pattern::Sequential => Some(Flow::Forward),
             Pattern::Reverse => Some(Flow::Reverse),
             Pattern::Strided { stride } => Some(Flow::Strided {
                 stride,
-                piece: run_bytes.max(range.length.0),
+                piece: run_bytes.max(range.length.0).min(chunk),
             }),
             Pattern::Unknown | Pattern::Random => None,
         };

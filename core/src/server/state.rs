@@ -133,6 +133,8 @@ pub(super) struct Flight {
     pub range: ByteRange,
     pub slots: Vec<SlotIndex>,
     pub cost: Duration,
+    /// Cost by the calibration alone.
+    pub calibrated: Duration,
 }
 
 /// Bytes that a waiting read needs and no stream will fetch.
