@@ -359,6 +359,8 @@ impl Player {
         // At its end it stops asking.
         let now = now.min((hand.end + self.plan.preroll).before(self.plan.period));
         for frame in std::mem::take(&mut self.frames) {
+            // Part of it may have come late although the rest was never asked for.
+            self.count.nearly_late_count += 1;
             if frame.due < now {
                 self.note_late(frame.due, now, frame.after_jump);
             }
