@@ -470,7 +470,7 @@ impl World {
             it.served = true;
         } else {
             it.others.0 += 1;
-            it.others.1 += job.range.length.0;
+            it.others.1 = it.others.1.saturating_add(job.range.length.0);
             if !it.sampled {
                 it.sampled = true;
                 self.queue.push(self.now + SAMPLE, What::Sample { disk });
@@ -553,8 +553,8 @@ impl World {
         if idle {
             self.step(Event::ForeignLoad {
                 device,
-                requests_per_kilosecond: count * per_second * 1000,
-                rate: BytesPerSecond(bytes * per_second),
+                requests_per_kilosecond: count.saturating_mul(per_second * 1000),
+                rate: BytesPerSecond(bytes.saturating_mul(per_second)),
             });
         }
     }
