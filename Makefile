@@ -82,7 +82,7 @@ check-licences: ## Licences and sources of all libraries (deny.toml)
 
 # The crates that keep time by themselves run after the others and one test at a time.
 test-crates: ## Unit and crate tests
-	$(CARGO) test --locked --workspace --exclude rushes-tests --exclude rushes-lab
+	$(CARGO) test --locked --no-fail-fast --workspace --exclude rushes-tests --exclude rushes-lab
 	$(CARGO) test --locked -p rushes-lab -- --test-threads=1
 
 test-sim: ## The simulator: every scenario, kept seeds (cargo test asks some of the admission questions)
@@ -105,7 +105,7 @@ test-smb: ## Samba-specific tests: every VFS entry accounted for, smbtorture as 
 	[ $$found = 1 ] || { echo "test-smb: no script in tests/smb" >&2; exit 1; }
 
 test-doors: ## End to end through the real doors, one at a time
-	$(CARGO) test --locked -p rushes-tests -- --test-threads=1
+	$(CARGO) test --locked --no-fail-fast -p rushes-tests -- --test-threads=1
 
 ## Measuring (bench/PROMISES.md; raw data goes to bench/runs/DATE)
 
