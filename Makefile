@@ -78,7 +78,7 @@ check-licences: ## Licences and sources of all libraries (deny.toml)
 	@$(CARGO) deny --version >/dev/null 2>&1 || { \
 		echo "check-licences: installing cargo-deny, once"; \
 		$(CARGO) install --locked --debug cargo-deny@0.20.2; }
-	$(CARGO) deny --offline check bans licenses sources
+	$(CARGO) deny --locked check bans licenses sources
 
 # The crates that keep time by themselves run after the others and one test at a time.
 test-crates: ## Unit and crate tests
