@@ -176,9 +176,12 @@ fn real_requests_take_the_time_of_the_model_and_not_less() {
     let taken = start.elapsed().as_secs_f64() * 1e3;
     let read = disk.statistics().unwrap().read;
     assert_eq!(read.bytes, 10 << 20);
-    assert_eq!(read.positioned_count, 10);
+    // A busy kernel may hand a request over in two parts, the second of them first: then the first is positioned too.
+    assert!((10..=14).contains(&read.positioned_count), "{read:?}");
     // Ten times 6.1 ms of transfer, and positioning between 0.4 and 1.53 times 15.2 ms.
-    assert!((121.0..294.0).contains(&read.busy_ms), "{read:?}");
+    let positioned = read.positioned_count as f64;
+    let least = 61.0 + 6.0 * positioned;
+    assert!((least..61.0 + 23.3 * positioned).contains(&read.busy_ms), "{read:?}");
     assert!(taken >= read.busy_ms, "{taken} ms for {read:?}");
     assert!(
         taken < read.busy_ms * 2.0 + 200.0,
