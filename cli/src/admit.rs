@@ -2,7 +2,7 @@
 //! `rushes admit`: could more streams be promised?
 
 use crate::args::AdmitArgs;
-use crate::ask::{ask, print_json, unexpected};
+use crate::ask::{ask, print_json, say, unexpected};
 use crate::show;
 use rushes_control::{Admission, Answer, Ask};
 use std::process::ExitCode;
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &AdmitArgs) -> Result<ExitCode, String> {
     if args.json {
         print_json(&admission)?;
     } else {
-        print!("{}", text(&admission));
+        say(&text(&admission))?;
     }
     Ok(if admission.admitted {
         ExitCode::SUCCESS

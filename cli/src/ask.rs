@@ -4,6 +4,7 @@
 use crate::args::DaemonArg;
 use rushes_control::{Answer, Ask, Client};
 use rushes_daemon::config::{Config, DEFAULT_RUNTIME_DIR};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -51,6 +52,16 @@ pub(crate) fn unexpected(answer: &Answer) -> String {
 /// A value as indented JSON on standard output.
 pub(crate) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), String> {
     let text = serde_json::to_string_pretty(value).map_err(|e| format!("cannot say it: {e}"))?;
-    println!("{text}");
-    Ok(())
+    say(&format!("{text}\n"))
+}
+
+/// Text on standard output. Whoever reads it may stop when he has seen enough (`| head`): then nothing is left
+/// to be done, and nothing is wrong.
+pub(crate) fn say(text: &str) -> Result<(), String> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => Err(format!("standard output cannot be written: {error}")),
+    }
 }

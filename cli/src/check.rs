@@ -2,7 +2,7 @@
 //! `rushes check`: the doctor's findings, printed.
 
 use crate::args::CheckArgs;
-use crate::ask::print_json;
+use crate::ask::{print_json, say};
 use rushes_daemon::doctor::{Level, Places, Report, examine};
 use std::process::ExitCode;
 
@@ -14,7 +14,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, String> {
     if args.json {
         print_json(&report)?;
     } else {
-        print!("{}", text(&report));
+        say(&text(&report))?;
     }
     Ok(if report.ok {
         ExitCode::SUCCESS

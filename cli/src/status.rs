@@ -2,7 +2,7 @@
 //! `rushes status`: the ledger as text.
 
 use crate::args::StatusArgs;
-use crate::ask::{ask, print_json, unexpected};
+use crate::ask::{ask, print_json, say, unexpected};
 use crate::show::{self, Table};
 use rushes_control::{Answer, Ask, GuiltyStatus, Status, StreamStatus};
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<ExitCode, String> {
     if args.json {
         print_json(&status)?;
     } else {
-        print!("{}", text(&status));
+        say(&text(&status))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -25,6 +25,7 @@ pub(crate) fn text(status: &Status) -> String {
     let mut out = head(status);
     out += "\ndevices\n";
     out += &devices(status).text();
+    out += &slowness(status);
     out += "\nshares\n";
     out += &shares(status).text();
     let open = status.streams.iter().filter(|stream| stream.open).count();
@@ -35,9 +36,41 @@ pub(crate) fn text(status: &Status) -> String {
     if !status.streams.is_empty() {
         out += &streams(&status.streams).text();
     }
+    out += &refusals(status);
     out += &format!("\nsessions: {}\n", status.sessions.len());
     if !status.sessions.is_empty() {
         out += &sessions(status).text();
+    }
+    out
+}
+
+/// Why open streams have no contract.
+fn refusals(status: &Status) -> String {
+    let mut out = String::new();
+    for stream in status.streams.iter().filter(|stream| stream.open) {
+        if let ("refused", Some(why)) = (stream.standing.as_str(), &stream.refusal) {
+            out += &format!("stream {} has no contract: {why}\n", stream.stream);
+        }
+    }
+    out
+}
+
+/// What devices do beside their model's word.
+fn slowness(status: &Status) -> String {
+    let mut out = String::new();
+    for device in &status.devices {
+        if device.slowness_permille > 1000 {
+            out += &format!(
+                "{} takes {}.{} times as long as its model says{}\n",
+                device.name,
+                device.slowness_permille / 1000,
+                device.slowness_permille % 1000 / 100,
+                match device.foreign_permille {
+                    0 => String::new(),
+                    others => format!("; others take {} % of its time", others / 10),
+                }
+            );
+        }
     }
     out
 }

@@ -5,7 +5,7 @@
 //! test buffer both use it.
 
 use crate::args::TopArgs;
-use crate::ask::{ask_in, runtime_dir, unexpected};
+use crate::ask::{ask_in, runtime_dir, say, unexpected};
 use crate::show;
 use ratatui::Frame;
 use ratatui::Terminal;
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, String> {
         json(args, &dir)
     } else if args.once {
         let (before, now) = two(&dir, args.interval)?;
-        print!("{}", picture(&before, &now, args.width));
+        say(&picture(&before, &now, args.width))?;
         Ok(ExitCode::SUCCESS)
     } else {
         live(args, &dir)
@@ -51,7 +51,7 @@ fn two(dir: &Path, interval: Duration) -> Result<(Status, Status), String> {
 
 fn json(args: &TopArgs, dir: &Path) -> Result<ExitCode, String> {
     loop {
-        print!("{}", rushes_control::line_of(&status(dir)?));
+        say(&rushes_control::line_of(&status(dir)?))?;
         if args.once {
             return Ok(ExitCode::SUCCESS);
         }

@@ -427,7 +427,8 @@ impl Stage {
     fn mount(&self) -> Result<()> {
         let disk = self.disk.as_ref().context("only slow disks are mounted")?;
         run(Command::new("mount")
-            .args(["-t", "ext4", "-o", "noatime"])
+            // Nor may one read ahead all bitmaps, as it would for the first seconds after mounting.
+            .args(["-t", "ext4", "-o", "noatime,no_prefetch_block_bitmaps"])
             .arg(disk.block_device())
             .arg(&self.root))
     }

@@ -181,7 +181,10 @@ fn real_requests_take_the_time_of_the_model_and_not_less() {
     // Ten times 6.1 ms of transfer, and positioning between 0.4 and 1.53 times 15.2 ms.
     let positioned = read.positioned_count as f64;
     let least = 61.0 + 6.0 * positioned;
-    assert!((least..61.0 + 23.3 * positioned).contains(&read.busy_ms), "{read:?}");
+    assert!(
+        (least..61.0 + 23.3 * positioned).contains(&read.busy_ms),
+        "{read:?}"
+    );
     assert!(taken >= read.busy_ms, "{taken} ms for {read:?}");
     assert!(
         taken < read.busy_ms * 2.0 + 200.0,

@@ -339,6 +339,7 @@ impl Naive {
                 Standing::BestEffort
             },
             rate: None,
+            refusal: None,
             read_count: 0,
             due_count: 0,
             on_time_count: 0,

@@ -60,7 +60,17 @@ pub struct RefinedModel {
     foreign_permille: u64,
     /// What was seen of them, smoothed; millionths.
     foreign_average: u64,
+    /// The last request that ended, not yet learned from: predicted, taken.
+    pending: Option<(Duration, Duration)>,
+    /// Files were opened since.
+    opened: bool,
+    /// How many more requests may be left out for the sake of opens.
+    excuses: u32,
 }
+
+/// Requests that may be left out in a row. Each that is learned from allows for one more: on a device where files
+/// are opened all the time half of them count, so it still is seen to be slow.
+const EXCUSES_MAX: u32 = 16;
 
 /// What others may take without being charged: files are opened on every device, and the margin is for that.
 const FOREIGN_PERMILLE_FREE: u64 = 60;
@@ -76,6 +86,9 @@ impl RefinedModel {
             scale_ppm: 1_000_000,
             foreign_permille: 0,
             foreign_average: 0,
+            pending: None,
+            opened: false,
+            excuses: EXCUSES_MAX,
         }
     }
 
@@ -112,6 +125,23 @@ impl RefinedModel {
         // While we read nobody counts what others do: what was known of it gives way to what is seen here.
         self.foreign_average -= self.foreign_average / 256;
         self.charge_foreign();
+        if core::mem::take(&mut self.opened) && self.excuses > 1 {
+            self.excuses -= 1 + u32::from(self.pending.take().is_some());
+            return;
+        }
+        if let Some((predicted, taken)) = self.pending.replace((predicted, taken)) {
+            self.excuses = (self.excuses + 1).min(EXCUSES_MAX);
+            self.learn(predicted, taken);
+        }
+    }
+
+    /// A file is being opened on the device, or was: the kernel reads what it must know of it (names, inode,
+    /// extents) between our requests. The margin is for that; the requests around it say nothing of the device.
+    pub fn file_opened(&mut self) {
+        self.opened = true;
+    }
+
+    fn learn(&mut self, predicted: Duration, taken: Duration) {
         let now_ppm = (taken.0.saturating_mul(1_000_000) / predicted.0).clamp(500_000, 4_000_000);
         self.scale_ppm = (self.scale_ppm * 63 + now_ppm) / 64;
     }
@@ -190,6 +220,28 @@ mod tests {
         assert!(quarter.0.abs_diff(14_668_000) < 1_000, "{quarter}");
         let whole = model.read(u64::MAX, 0);
         assert!(whole.0.abs_diff(23_256_000) < 1_000, "{whole}");
+    }
+
+    #[test]
+    fn opens_beside_requests_are_not_taken_for_slowness() {
+        let mut model = RefinedModel::new(table5());
+        let predicted = Duration::from_ms(24);
+        // Every ninth request waits for the metadata of a file that is opened then.
+        for nth in 0..400 {
+            let disturbed = nth % 9 == 0;
+            if nth % 9 == 1 {
+                model.file_opened();
+            }
+            let taken = if disturbed { 70 } else { 24 };
+            model.observed(predicted, Duration::from_ms(taken));
+        }
+        assert_eq!(model.scale_permille(), 1000);
+        // When that never ends it is slowness.
+        for _ in 0..1000 {
+            model.file_opened();
+            model.observed(predicted, Duration::from_ms(48));
+        }
+        assert!(model.scale_permille() > 1900);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The seam: what may happen ([`Event`]) and what may be asked for ([`Action`]).
 
+pub use crate::sched::admission::Refusal;
 pub use crate::sched::{DeviceModel, ServiceModel};
 use crate::units::*;
 use alloc::string::String;
@@ -406,6 +407,8 @@ pub struct StreamRecord {
     pub standing: Standing,
     /// Rate and where it comes from, when known.
     pub rate: Option<(BytesPerSecond, RateSource)>,
+    /// Why it was refused its contract when it last asked; None: it was not.
+    pub refusal: Option<Refusal>,
     /// Reads of it so far, and those answered after they were due (only counted under contract).
     pub read_count: u64,
     /// Of those, under contract.

@@ -126,6 +126,12 @@ impl Server {
             }
             Err(_) => (HandleState::Plain, None),
         };
+        if let HandleState::Ready(file) = state
+            && let Some(file) = self.files.get(&file)
+            && let Some(device) = self.devices.get_mut(&file.device)
+        {
+            device.model.file_opened();
+        }
         let ready = matches!(state, HandleState::Ready(_));
         if let Some(entry) = self.handles.get_mut(&(session, handle)) {
             entry.state = state;

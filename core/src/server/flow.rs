@@ -8,7 +8,7 @@
 
 use super::state::*;
 use super::*;
-use crate::sched::admission::{self, Player, Refusal};
+use crate::sched::admission::{self, Player};
 use crate::stream::{CursorIndex, Moved, Observation, Pattern};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -321,6 +321,7 @@ impl Server {
         match verdict {
             Ok(()) => {
                 stream.standing = Standing::Contract;
+                stream.refusal = None;
                 device.background.retain(|&other| other != id);
                 if !device.contracts.contains(&id) {
                     device.contracts.push(id);
@@ -328,8 +329,9 @@ impl Server {
                 }
                 self.touch(device_id);
             }
-            Err(_) => {
+            Err(refusal) => {
                 stream.standing = Standing::Refused;
+                stream.refusal = Some(refusal);
                 device.refused.push(id);
                 self.block(device_id);
             }
@@ -458,6 +460,9 @@ impl Server {
         self.resign(newest);
         if let Some(stream) = self.streams.get_mut(newest.0) {
             stream.standing = Standing::Refused;
+            stream.refusal = Some(Refusal::Capacity {
+                needed_permille: needed,
+            });
         }
         if let Some(device) = self.devices.get_mut(&id) {
             device.refused.push(newest);
@@ -732,6 +737,7 @@ impl Stream {
             path,
             standing: Standing::BestEffort,
             rate: None,
+            refusal: None,
             flow: Flow::Forward,
             frames: None,
             cursor: None,

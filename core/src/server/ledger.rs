@@ -70,6 +70,7 @@ impl Server {
             device: stream.device,
             standing: stream.standing,
             rate: stream.rate,
+            refusal: stream.refusal,
             read_count: stream.read_count,
             due_count: stream.due_count,
             on_time_count: stream.due_count - stream.late_count,

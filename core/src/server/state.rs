@@ -180,6 +180,8 @@ pub(super) struct Stream {
     pub path: String,
     pub standing: Standing,
     pub rate: Option<(BytesPerSecond, RateSource)>,
+    /// Why it has no contract, when it asked for one.
+    pub refusal: Option<Refusal>,
     pub flow: Flow,
     pub frames: Option<Frames>,
     pub cursor: Option<CursorIndex>,

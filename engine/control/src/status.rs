@@ -167,6 +167,10 @@ pub struct DeviceStatus {
     pub best_effort_bytes: u64,
     /// Time with a request in service.
     pub busy_s: f64,
+    /// What its requests take lately, in thousandths of what its model says.
+    pub slowness_permille: u32,
+    /// Part of its time that others take, in thousandths.
+    pub foreign_permille: u32,
 }
 
 /// A connected door.
@@ -213,6 +217,8 @@ pub struct StreamStatus {
     pub rate_bytes_per_s: Option<u64>,
     /// `rule`, `header` or `cadence`.
     pub rate_source: Option<String>,
+    /// Why it has no contract, when it asked for one: a sentence.
+    pub refusal: Option<String>,
     /// Reads so far.
     pub read_count: u64,
     /// Of those, under contract.

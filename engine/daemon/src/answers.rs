@@ -226,6 +226,8 @@ impl Daemon {
                 real_time_bytes: record.bytes[0].0,
                 best_effort_bytes: record.bytes[1].0,
                 busy_s: record.busy.0 as f64 / 1e9,
+                slowness_permille: record.slowness_permille,
+                foreign_permille: record.foreign_permille,
             })
             .collect()
     }
@@ -273,6 +275,7 @@ impl Daemon {
                     RateSource::Cadence => "cadence",
                 })
             }),
+            refusal: record.refusal.map(|refusal| refusal.sentence()),
             read_count: record.read_count,
             due_count: record.due_count,
             on_time_count: record.on_time_count,
