@@ -14,6 +14,7 @@ macro_rules! named {
 /// Name and text of every scenario.
 pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "client_deaths",
+    "cold_opens",
     "copy_storm",
     "failing_reads",
     "fragmented",

@@ -26,6 +26,8 @@ pub struct Latency {
     pub complete: Duration,
     /// Finding out about a file.
     pub open: Duration,
+    /// Small reads of the file's disk that finding out takes (names, inode, extents that no cache holds).
+    pub open_reads: u32,
     /// The server's timer comes so much late.
     pub timer: Duration,
     /// How fast a client takes bytes out of the cache.
@@ -41,6 +43,7 @@ impl Default for Latency {
             submit: Duration::from_us(100),
             complete: Duration::from_us(100),
             open: Duration::from_us(500),
+            open_reads: 0,
             timer: Duration::from_us(60),
             copy_rate: BytesPerSecond(1_000_000_000),
         }

@@ -97,6 +97,19 @@ pub enum Owner {
         /// Its request.
         serial: u64,
     },
+    /// The kernel's, for somebody who opens a file.
+    Open {
+        /// Who.
+        client: u32,
+        /// In which of its lives.
+        life: u32,
+        /// As what.
+        handle: HandleId,
+        /// Which file.
+        file: FileIndex,
+        /// How many more follow.
+        left: u32,
+    },
     /// Nobody's that matters.
     Storm,
 }
@@ -281,7 +294,7 @@ impl Disk {
                 self.count.request_ns += ns;
                 self.count.positioning_ns += positioning;
             }
-            Owner::Client { .. } | Owner::Storm => {
+            Owner::Client { .. } | Owner::Open { .. } | Owner::Storm => {
                 self.count.foreign_count += 1;
                 self.count.foreign_ns += ns;
             }

@@ -85,6 +85,8 @@ pub struct LatencyPlan {
     pub disk_us: Option<u64>,
     /// Finding out about a file. Units: µs.
     pub open_us: u64,
+    /// Small reads of the disk that it takes.
+    pub open_reads: u32,
     /// Bytes out of the cache. Units: MB/s.
     pub copy_mb: u64,
 }
@@ -437,6 +439,7 @@ impl LatencyPlan {
             submit: disk,
             complete: disk,
             open: us(self.open_us, base.open),
+            open_reads: self.open_reads,
             timer: base.timer,
             copy_rate: BytesPerSecond(or(self.copy_mb * 1_000_000, base.copy_rate.0)),
         }

@@ -92,6 +92,7 @@ fn latency(p: &mut Prng) -> LatencyPlan {
         reorder_us: if p.chance(300) { p.below(3000) } else { 0 },
         disk_us: Some(p.below(200)),
         open_us: p.between(1, 3000),
+        open_reads: 0,
         copy_mb: p.between(300, 4000),
     }
 }

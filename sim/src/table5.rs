@@ -50,6 +50,9 @@ pub struct Table5 {
     /// Small reads of others a second (a storm of metadata).
     #[arg(long, default_value_t = 0)]
     pub storm: u64,
+    /// Small reads that opening a file takes: metadata that no cache holds.
+    #[arg(long, default_value_t = 0)]
+    pub open_reads: u32,
     /// One file a frame, 24 a second.
     #[arg(long)]
     pub sequence: bool,
@@ -135,7 +138,11 @@ impl Table5 {
         } else {
             Box::new(Server::new(limits.clone(), policy))
         };
-        let mut world = World::new(self.seed, server, limits, Latency::default());
+        let latency = Latency {
+            open_reads: self.open_reads,
+            ..Latency::default()
+        };
+        let mut world = World::new(self.seed, server, limits, latency);
         let model = disk::table5();
         let faults = Faults {
             storm_per_second: self.storm,

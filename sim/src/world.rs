@@ -333,15 +333,15 @@ impl World {
                 Event::SessionClosed { session }
             }
             Message::Open { handle, file } => {
-                let at = self.now
-                    + Duration(self.latency.open.0 / 2 + self.prng.below(self.latency.open.0 + 1));
-                self.queue.push(
-                    at,
-                    What::Opened {
+                let (device, left) = (self.files.get(file).device, self.latency.open_reads);
+                self.find_out(
+                    device,
+                    Owner::Open {
                         client,
                         life,
                         handle,
                         file,
+                        left,
                     },
                 );
                 let file = self.files.get(file);
@@ -518,8 +518,50 @@ impl World {
                     });
                 }
             }
+            Owner::Open { .. } => self.find_out(disk, done.job.owner),
             Owner::Storm => {}
         }
+    }
+
+    /// A file is opened: the next small read for it, or the end of that.
+    fn find_out(&mut self, disk: DeviceId, owner: Owner) {
+        let Owner::Open {
+            client,
+            life,
+            handle,
+            file,
+            left,
+        } = owner
+        else {
+            return;
+        };
+        if left == 0 {
+            let at = self.now
+                + Duration(self.latency.open.0 / 2 + self.prng.below(self.latency.open.0 + 1));
+            let opened = What::Opened {
+                client,
+                life,
+                handle,
+                file,
+            };
+            return self.queue.push(at, opened);
+        }
+        let size = self.disks[disk.0 as usize].truth.size.0;
+        let job = Job {
+            owner: Owner::Open {
+                client,
+                life,
+                handle,
+                file,
+                left: left - 1,
+            },
+            file: None,
+            range: ByteRange::new(self.prng.below(size) & !4095, 4096),
+            write: false,
+            class: IoClass::BestEffort,
+            arrived: self.now,
+        };
+        self.submit(disk, job);
     }
 
     fn neighbour(&mut self, beside: FileId, name: String) {

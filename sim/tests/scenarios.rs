@@ -35,6 +35,7 @@ macro_rules! scenarios {
 
 scenarios!(
     client_deaths,
+    cold_opens,
     copy_storm,
     failing_reads,
     fragmented,
