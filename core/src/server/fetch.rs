@@ -159,10 +159,9 @@ impl Server {
         match run {
             Run::Covered(end) | Run::Sent(end) => {
                 let done = match stream.flow {
-                    Flow::Forward => end.saturating_sub(range.start.0),
-                    Flow::Frames => end.saturating_sub(range.start.0),
+                    _ if end >= range.end() => pieces_end,
+                    Flow::Forward | Flow::Frames => end.saturating_sub(range.start.0),
                     // A piece read downward or a step counts when it is covered whole.
-                    Flow::Reverse | Flow::Strided { .. } if end >= range.end() => pieces_end,
                     Flow::Reverse | Flow::Strided { .. } => 0,
                 };
                 stream.fetched = before + done;
@@ -473,8 +472,8 @@ impl Server {
         match run {
             Run::Covered(end) | Run::Sent(end) => {
                 let done = match stream.flow {
+                    _ if end >= range.end() => worth,
                     Flow::Forward | Flow::Frames => end.saturating_sub(range.start.0),
-                    Flow::Reverse | Flow::Strided { .. } if end >= range.end() => worth,
                     Flow::Reverse | Flow::Strided { .. } => 0,
                 };
                 stream.fetched += done;
@@ -502,8 +501,8 @@ impl Server {
 
     // ---- Requests ----
 
-    /// Have `range` of a file (at most a chunk, contiguous on its device) in the cache: skip what is there or
-    /// on its way, send one request for the first run that is not.
+    /// Have `range` of a file in the cache: skip what is there or on its way, send one request for the first run
+    /// that is not, as far as it is contiguous on its device and a chunk allows.
     fn fetch_run(
         &mut self,
         id: FileId,
@@ -518,14 +517,10 @@ impl Server {
             return Run::Covered(range.end());
         };
         let device = file.device;
-        // Demands may span extents; a request does not.
-        let end = range.end().min(
-            range
-                .start
-                .0
-                .saturating_add(file.place(range.start.0).1)
-                .max(range.start.0 + 1),
-        );
+        let chunk = self.limits.chunk_bytes_max / PAGE_BYTES * PAGE_BYTES;
+        let end = range.end();
+        // Where the request must end, once it has begun.
+        let mut limit = u64::MAX;
         let mut slots: Vec<SlotIndex> = Vec::new();
         let mut io_start = 0;
         let mut io_end = 0;
@@ -560,9 +555,20 @@ impl Server {
                 continue;
             };
             let run_start = base + u64::from(first) * PAGE_BYTES;
-            if !slots.is_empty() && run_start != io_end {
+            if slots.is_empty() {
+                let contiguous = self
+                    .files
+                    .get(&id)
+                    .map_or(0, |file| file.place(run_start).1);
+                limit = run_start
+                    .saturating_add(contiguous.min(chunk))
+                    .max(run_start + 1)
+                    .div_ceil(PAGE_BYTES)
+                    * PAGE_BYTES;
+            } else if run_start != io_end || run_start >= limit {
                 break;
             }
+            let last = last.min((limit.min(base + slot_bytes) - base).div_ceil(PAGE_BYTES) as u32);
             // Pages whose old bytes are still on their way cannot be filled again yet.
             if let Some(slot) = known
                 && !self

@@ -568,8 +568,11 @@ impl Server {
             .saturating_add(bytes)
             .min(size)
             .min(start.saturating_add(file.place(start).1));
-        // A frame that has become shorter is passed over.
-        let end = if start >= end { frame.size } else { end };
+        if start >= end {
+            // A frame that has become shorter is passed over: nothing of it is fetched, all of it is done.
+            let rest = frame.size - start;
+            return Some((frame.file, ByteRange::new(start, 0), rest));
+        }
         Some((frame.file, ByteRange::new(start, end - start), end - start))
     }
 
