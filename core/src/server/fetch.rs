@@ -288,25 +288,34 @@ impl Server {
         self.touch(device_id);
     }
 
-    /// True when the stream's own fetching is about to come to these bytes: they lie between what it has fetched
-    /// and what its reader has asked for, so its buffers have room for them.
+    /// True when the stream's own fetching is about to come to the first of these bytes: they lie between what it has
+    /// fetched and what its reader has asked for, so its buffers have room for them, and it has something
+    /// left to fetch. Whoever relies on it is looked at again when the stream turns away (`unsettle`).
     fn will_fetch(&self, stream: &Stream, id: FileId, missing: ByteRange) -> bool {
+        let Some(file) = self.files.get(&stream.file) else {
+            return false;
+        };
+        if self.next_place(stream, file).1 == 0 {
+            return false;
+        }
+        // What is missing starts a page; what was fetched may end within it, and goes on there.
+        let at = missing.start.0;
         let asked_for = |v: u64| v + PAGE_BYTES > stream.fetched && v < stream.consumed;
         match stream.flow {
             Flow::Forward => {
                 stream.file == id
-                    && missing.start.0 + PAGE_BYTES > stream.origin
-                    && asked_for(missing.start.0.saturating_sub(stream.origin))
+                    && at + PAGE_BYTES > stream.origin
+                    && asked_for(at.saturating_sub(stream.origin))
             }
             Flow::Reverse => {
                 stream.file == id
-                    && missing.end() <= stream.origin
-                    && asked_for(stream.origin - missing.end())
+                    && at < stream.origin.saturating_sub(stream.fetched)
+                    && at + PAGE_BYTES > stream.origin.saturating_sub(stream.consumed)
             }
             Flow::Strided { .. } => false,
             Flow::Frames => self
-                .frame_v(stream, id)
-                .is_some_and(|start| asked_for(start + missing.start.0)),
+                .frame_to_fetch(stream, id)
+                .is_some_and(|start| asked_for(start + at)),
         }
     }
 

@@ -407,6 +407,18 @@ impl Server {
         admission::dry_run(&described, now, players, &mut Order::default())
     }
 
+    /// A stream turns away from where it was fetching: reads that rely on it are looked at again.
+    pub(super) fn unsettle(&mut self, id: StreamId) {
+        let waits = |stream: &Stream| stream.waiting_count > 0;
+        if self.streams.get(id.0).is_some_and(waits) {
+            let relying = self
+                .reads
+                .iter()
+                .filter(|(_, read)| read.stream == Some(id));
+            self.unsettled.extend(relying.map(|(key, _)| key));
+        }
+    }
+
     /// Give up the contract; the stream is best effort until it asks again.
     pub(super) fn resign(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(id.0) else {
@@ -416,6 +428,10 @@ impl Server {
             return;
         }
         stream.standing = Standing::BestEffort;
+        self.unsettle(id);
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
         let rate = stream.rate.map_or(0, |(rate, _)| rate.0);
         if let Some(device) = self.devices.get_mut(&stream.device) {
             device.contracts.retain(|&other| other != id);
@@ -509,6 +525,22 @@ impl Server {
         let Some(stream) = self.streams.remove(id.0) else {
             return;
         };
+        // Its number will be another stream's: nobody keeps it.
+        if stream.waiting_count > 0 {
+            for (_, read) in self.reads.iter_mut() {
+                if read.stream == Some(id) {
+                    read.stream = None;
+                }
+            }
+        }
+        if stream.frames.is_some() {
+            let session = (stream.session, HandleId(0))..=(stream.session, HandleId(u32::MAX));
+            for (_, handle) in self.handles.range_mut(session) {
+                if handle.stream == Some(id) {
+                    handle.stream = None;
+                }
+            }
+        }
         if let Some(record) = record.filter(|record| record.read_count > 0) {
             if self.closed.len() >= CLOSED_COUNT_MAX {
                 self.closed.pop_front();

@@ -261,6 +261,7 @@ impl Server {
             }
         }
         let jumped = known.is_none() && !continued;
+        self.unsettle(id);
         if let Some(stream) = self.streams.get_mut(id.0) {
             stream.file = file;
             stream.read_bytes = size;
@@ -576,11 +577,11 @@ impl Server {
         Some((frame.file, ByteRange::new(start, end - start), end - start))
     }
 
-    /// `v` of the first byte of a frame that is open.
-    pub(super) fn frame_v(&self, stream: &Stream, id: FileId) -> Option<u64> {
+    /// `v` of the first byte of a frame that is being fetched, or will be.
+    pub(super) fn frame_to_fetch(&self, stream: &Stream, id: FileId) -> Option<u64> {
         let frames = stream.frames.as_ref()?;
         let frame = frames.open.iter().find(|frame| frame.file == id)?;
-        Some(frame.start)
+        (frame.end() > stream.fetched).then_some(frame.start)
     }
 
     /// Thousandths of its buffers that a stream can fill: a frame that ends in the middle of a slot
