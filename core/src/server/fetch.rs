@@ -593,7 +593,7 @@ impl Server {
             }
             let slot = match known {
                 Some(slot) => slot,
-                None => match self.take_slot(Block { file: id, number }, actions) {
+                None => match self.take_slot(Block { file: id, number }, holder, actions) {
                     Some(slot) => slot,
                     None if slots.is_empty() => return Run::Starved,
                     None => break,
@@ -619,8 +619,17 @@ impl Server {
         Run::Sent(at.min(end))
     }
 
-    fn take_slot(&mut self, block: Block, actions: &mut Actions) -> Option<SlotIndex> {
-        let (slot, evicted) = self.cache.take(block)?;
+    fn take_slot(
+        &mut self,
+        block: Block,
+        holder: Option<StreamId>,
+        actions: &mut Actions,
+    ) -> Option<SlotIndex> {
+        let (slot, evicted) = match self.cache.take(block) {
+            Some(taken) => taken,
+            None if self.give_back(holder) => self.cache.take(block)?,
+            None => return None,
+        };
         if let Some(former) = evicted {
             if let Some(file) = self.files.get_mut(&former.file) {
                 file.blocks.remove(&former.number);

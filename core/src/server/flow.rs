@@ -244,6 +244,50 @@ impl Server {
         }
     }
 
+    /// No buffer can be taken: streams that hold more than their share of buffers (it has become smaller, or their
+    /// reader goes back and forth in what he has passed) give back, whoever has most too much first, what
+    /// their readers need last. True: one can be taken now.
+    pub(super) fn give_back(&mut self, but: Option<StreamId>) -> bool {
+        while self.cache.takeable_count() == 0 {
+            let richest = self
+                .streams
+                .iter()
+                .filter(|(key, stream)| !stream.held.is_empty() && but != Some(StreamId(*key)))
+                .filter_map(|(key, stream)| {
+                    let rate = stream.rate.map_or(0, |(rate, _)| rate.0);
+                    let held = stream.held.len() as u64 * self.slot_bytes();
+                    let excess = held.checked_sub(self.cap_for(rate, self.promised) + 1)?;
+                    Some((excess, key))
+                })
+                .max();
+            let Some(stream) = richest.and_then(|(_, key)| self.streams.get_mut(key)) else {
+                return false;
+            };
+            let Some(last) = stream.held.back().copied() else {
+                return false;
+            };
+            if last.end <= stream.consumed {
+                // Nothing but what he has asked for already.
+                if let Some(passed) = stream.held.pop_front() {
+                    self.cache.unhold(passed.slot);
+                }
+                continue;
+            }
+            while let Some(held) = stream.held.back().copied()
+                && held.end == last.end
+            {
+                stream.held.pop_back();
+                self.cache.unhold(held.slot);
+            }
+            let start = match stream.flow {
+                Flow::Forward | Flow::Frames => stream.held.back().map_or(0, |held| held.end),
+                Flow::Reverse | Flow::Strided { .. } => last.end - 1,
+            };
+            stream.fetched = stream.fetched.min(start.max(stream.consumed));
+        }
+        true
+    }
+
     /// Learn what the stream should be read at, and ask for its contract once.
     fn settle_rate(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get(id.0) else {

@@ -228,7 +228,7 @@ impl Server {
     }
 
     fn serve_devices(&mut self, actions: &mut Actions) {
-        if self.cache.takeable_count() > 0 {
+        if !self.starved.is_empty() && self.give_back(None) {
             while let Some(device) = self.starved.pop() {
                 if let Some(entry) = self.devices.get_mut(&device) {
                     entry.starved = false;
