@@ -36,6 +36,9 @@ impl Seen {
 /// In worlds of more clients the ledger is not looked at for each first read.
 const LOOKED_AT_MAX: usize = 300;
 
+/// Closed streams that the ledger keeps, as it says of itself.
+const CLOSED_KEPT: usize = 256;
+
 /// Looks at the ledger from time to time.
 #[derive(Default)]
 pub struct Watch {
@@ -282,7 +285,9 @@ impl Report {
         let first_ms = count.first_frame_ns.map_or(f64::INFINITY, ms);
         self.first_frame_ms_max = self.first_frame_ms_max.max(first_ms);
         if let Some(shed_at) = seen.shed_at {
-            self.shed += 1;
+            // Who jumps asks anew, and may be refused.
+            let asked_anew = count.wrapped_at.is_some_and(|wrapped| wrapped <= shed_at);
+            self.shed += u64::from(!asked_anew);
             if count.first_late_at.is_none_or(|late| late >= shed_at) {
                 return;
             }
@@ -298,6 +303,7 @@ impl Report {
 /// Compares the ledger with what players saw.
 fn ledger(world: &World, watch: &Watch, report: &mut Report) {
     let records = world.server.streams(world.now);
+    let closed_count = records.iter().filter(|record| !record.open).count();
     let mut line: Vec<Option<&StreamRecord>> = vec![None; world.clients.len()];
     let mut lines = vec![0; world.clients.len()];
     for record in &records {
@@ -315,6 +321,10 @@ fn ledger(world: &World, watch: &Watch, report: &mut Report) {
             continue;
         };
         if player.died || player.count.plain_count > 0 {
+            continue;
+        }
+        // A jump begins a new line, and the ledger keeps so many closed ones.
+        if player.count.jump_count > 0 && closed_count >= CLOSED_KEPT {
             continue;
         }
         // Frames of a sequence that was not recognised are lines of their own, most of them forgotten.

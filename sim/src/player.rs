@@ -91,6 +91,8 @@ pub struct PlayerCount {
     pub first_late_at: Option<Instant>,
     /// Times it paused or jumped.
     pub jump_count: u64,
+    /// When it first came to the end of its source and went on at the other end, which is a jump too.
+    pub wrapped_at: Option<Instant>,
 }
 
 /// Slack of all players over time, for tables.
@@ -220,6 +222,11 @@ impl Player {
     }
 
     fn begin_frame(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
+        if self.wraps_at(self.ordinal) {
+            self.count.jump_count += 1;
+            self.count.wrapped_at = self.count.wrapped_at.or(Some(scene.now));
+            self.after_jump = true;
+        }
         let handle = match (&self.plan.source, self.handle) {
             (Source::Sequence(files), _) => {
                 let file = files[self.frame_index(self.ordinal) as usize % files.len()];
@@ -270,6 +277,18 @@ impl Player {
             Pattern::Forward => (self.stretch_frame + step) % count,
             Pattern::Reverse => (self.stretch_frame + count - step % count) % count,
             Pattern::Strided(stride) => (self.stretch_frame + step * stride) % count,
+        }
+    }
+
+    /// True when the `ordinal`-th frame lies at the other end of the source from the one before.
+    fn wraps_at(&self, ordinal: u64) -> bool {
+        if ordinal <= self.stretch_ordinal {
+            return false;
+        }
+        let (before, here) = (self.frame_index(ordinal - 1), self.frame_index(ordinal));
+        match self.plan.pattern {
+            Pattern::Forward | Pattern::Strided(_) => here < before,
+            Pattern::Reverse => here > before,
         }
     }
 

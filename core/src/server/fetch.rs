@@ -159,10 +159,9 @@ impl Server {
         match run {
             Run::Covered(end) | Run::Sent(end) => {
                 let done = match stream.flow {
-                    Flow::Forward => end.saturating_sub(range.start.0),
-                    Flow::Frames => end.saturating_sub(range.start.0),
+                    _ if end >= range.end() => pieces_end,
+                    Flow::Forward | Flow::Frames => end.saturating_sub(range.start.0),
                     // A piece read downward or a step counts when it is covered whole.
-                    Flow::Reverse | Flow::Strided { .. } if end >= range.end() => pieces_end,
                     Flow::Reverse | Flow::Strided { .. } => 0,
                 };
                 stream.fetched = before + done;
@@ -289,25 +288,34 @@ impl Server {
         self.touch(device_id);
     }
 
-    /// True when the stream's own fetching is about to come to these bytes: they lie between what it has fetched
-    /// and what its reader has asked for, so its buffers have room for them.
+    /// True when the stream's own fetching is about to come to the first of these bytes: they lie between what it has
+    /// fetched and what its reader has asked for, so its buffers have room for them, and it has something
+    /// left to fetch. Whoever relies on it is looked at again when the stream turns away (`unsettle`).
     fn will_fetch(&self, stream: &Stream, id: FileId, missing: ByteRange) -> bool {
+        let Some(file) = self.files.get(&stream.file) else {
+            return false;
+        };
+        if self.next_place(stream, file).1 == 0 {
+            return false;
+        }
+        // What is missing starts a page; what was fetched may end within it, and goes on there.
+        let at = missing.start.0;
         let asked_for = |v: u64| v + PAGE_BYTES > stream.fetched && v < stream.consumed;
         match stream.flow {
             Flow::Forward => {
                 stream.file == id
-                    && missing.start.0 + PAGE_BYTES > stream.origin
-                    && asked_for(missing.start.0.saturating_sub(stream.origin))
+                    && at + PAGE_BYTES > stream.origin
+                    && asked_for(at.saturating_sub(stream.origin))
             }
             Flow::Reverse => {
                 stream.file == id
-                    && missing.end() <= stream.origin
-                    && asked_for(stream.origin - missing.end())
+                    && at < stream.origin.saturating_sub(stream.fetched)
+                    && at + PAGE_BYTES > stream.origin.saturating_sub(stream.consumed)
             }
             Flow::Strided { .. } => false,
             Flow::Frames => self
-                .frame_v(stream, id)
-                .is_some_and(|start| asked_for(start + missing.start.0)),
+                .frame_to_fetch(stream, id)
+                .is_some_and(|start| asked_for(start + at)),
         }
     }
 
@@ -473,8 +481,8 @@ impl Server {
         match run {
             Run::Covered(end) | Run::Sent(end) => {
                 let done = match stream.flow {
+                    _ if end >= range.end() => worth,
                     Flow::Forward | Flow::Frames => end.saturating_sub(range.start.0),
-                    Flow::Reverse | Flow::Strided { .. } if end >= range.end() => worth,
                     Flow::Reverse | Flow::Strided { .. } => 0,
                 };
                 stream.fetched += done;
@@ -502,8 +510,8 @@ impl Server {
 
     // ---- Requests ----
 
-    /// Have `range` of a file (at most a chunk, contiguous on its device) in the cache: skip what is there or
-    /// on its way, send one request for the first run that is not.
+    /// Have `range` of a file in the cache: skip what is there or on its way, send one request for the first run
+    /// that is not, as far as it is contiguous on its device and a chunk allows.
     fn fetch_run(
         &mut self,
         id: FileId,
@@ -518,14 +526,10 @@ impl Server {
             return Run::Covered(range.end());
         };
         let device = file.device;
-        // Demands may span extents; a request does not.
-        let end = range.end().min(
-            range
-                .start
-                .0
-                .saturating_add(file.place(range.start.0).1)
-                .max(range.start.0 + 1),
-        );
+        let chunk = self.limits.chunk_bytes_max / PAGE_BYTES * PAGE_BYTES;
+        let end = range.end();
+        // Where the request must end, once it has begun.
+        let mut limit = u64::MAX;
         let mut slots: Vec<SlotIndex> = Vec::new();
         let mut io_start = 0;
         let mut io_end = 0;
@@ -560,9 +564,20 @@ impl Server {
                 continue;
             };
             let run_start = base + u64::from(first) * PAGE_BYTES;
-            if !slots.is_empty() && run_start != io_end {
+            if slots.is_empty() {
+                let contiguous = self
+                    .files
+                    .get(&id)
+                    .map_or(0, |file| file.place(run_start).1);
+                limit = run_start
+                    .saturating_add(contiguous.min(chunk))
+                    .max(run_start + 1)
+                    .div_ceil(PAGE_BYTES)
+                    * PAGE_BYTES;
+            } else if run_start != io_end || run_start >= limit {
                 break;
             }
+            let last = last.min((limit.min(base + slot_bytes) - base).div_ceil(PAGE_BYTES) as u32);
             // Pages whose old bytes are still on their way cannot be filled again yet.
             if let Some(slot) = known
                 && !self
@@ -578,7 +593,7 @@ impl Server {
             }
             let slot = match known {
                 Some(slot) => slot,
-                None => match self.take_slot(Block { file: id, number }, actions) {
+                None => match self.take_slot(Block { file: id, number }, holder, actions) {
                     Some(slot) => slot,
                     None if slots.is_empty() => return Run::Starved,
                     None => break,
@@ -604,8 +619,17 @@ impl Server {
         Run::Sent(at.min(end))
     }
 
-    fn take_slot(&mut self, block: Block, actions: &mut Actions) -> Option<SlotIndex> {
-        let (slot, evicted) = self.cache.take(block)?;
+    fn take_slot(
+        &mut self,
+        block: Block,
+        holder: Option<StreamId>,
+        actions: &mut Actions,
+    ) -> Option<SlotIndex> {
+        let (slot, evicted) = match self.cache.take(block) {
+            Some(taken) => taken,
+            None if self.give_back(holder) => self.cache.take(block)?,
+            None => return None,
+        };
         if let Some(former) = evicted {
             if let Some(file) = self.files.get_mut(&former.file) {
                 file.blocks.remove(&former.number);

@@ -237,8 +237,12 @@ impl Server {
         if file.use_count > 0 || !file.blocks.is_empty() || !file.waiting.is_empty() {
             return;
         }
-        let key = file.key;
+        let (key, device) = (file.key, file.device);
         self.files.remove(&id);
+        // Those who asked for bytes of it are gone; what they asked would stand before the others for ever.
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.demands.retain(|demand| demand.file != id);
+        }
         if self.keys.get(&key) == Some(&id) {
             self.keys.remove(&key);
         }

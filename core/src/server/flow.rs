@@ -244,6 +244,50 @@ impl Server {
         }
     }
 
+    /// No buffer can be taken: streams that hold more than their share of buffers (it has become smaller, or their
+    /// reader goes back and forth in what he has passed) give back, whoever has most too much first, what
+    /// their readers need last. True: one can be taken now.
+    pub(super) fn give_back(&mut self, but: Option<StreamId>) -> bool {
+        while self.cache.takeable_count() == 0 {
+            let richest = self
+                .streams
+                .iter()
+                .filter(|(key, stream)| !stream.held.is_empty() && but != Some(StreamId(*key)))
+                .filter_map(|(key, stream)| {
+                    let rate = stream.rate.map_or(0, |(rate, _)| rate.0);
+                    let held = stream.held.len() as u64 * self.slot_bytes();
+                    let excess = held.checked_sub(self.cap_for(rate, self.promised) + 1)?;
+                    Some((excess, key))
+                })
+                .max();
+            let Some(stream) = richest.and_then(|(_, key)| self.streams.get_mut(key)) else {
+                return false;
+            };
+            let Some(last) = stream.held.back().copied() else {
+                return false;
+            };
+            if last.end <= stream.consumed {
+                // Nothing but what he has asked for already.
+                if let Some(passed) = stream.held.pop_front() {
+                    self.cache.unhold(passed.slot);
+                }
+                continue;
+            }
+            while let Some(held) = stream.held.back().copied()
+                && held.end == last.end
+            {
+                stream.held.pop_back();
+                self.cache.unhold(held.slot);
+            }
+            let start = match stream.flow {
+                Flow::Forward | Flow::Frames => stream.held.back().map_or(0, |held| held.end),
+                Flow::Reverse | Flow::Strided { .. } => last.end - 1,
+            };
+            stream.fetched = stream.fetched.min(start.max(stream.consumed));
+        }
+        true
+    }
+
     /// Learn what the stream should be read at, and ask for its contract once.
     fn settle_rate(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get(id.0) else {
@@ -409,6 +453,18 @@ impl Server {
         admission::dry_run(&described, now, players, &mut Order::default())
     }
 
+    /// A stream turns away from where it was fetching: reads that rely on it are looked at again.
+    pub(super) fn unsettle(&mut self, id: StreamId) {
+        let waits = |stream: &Stream| stream.waiting_count > 0;
+        if self.streams.get(id.0).is_some_and(waits) {
+            let relying = self
+                .reads
+                .iter()
+                .filter(|(_, read)| read.stream == Some(id));
+            self.unsettled.extend(relying.map(|(key, _)| key));
+        }
+    }
+
     /// Give up the contract; the stream is best effort until it asks again.
     pub(super) fn resign(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(id.0) else {
@@ -418,6 +474,10 @@ impl Server {
             return;
         }
         stream.standing = Standing::BestEffort;
+        self.unsettle(id);
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
         let rate = stream.rate.map_or(0, |(rate, _)| rate.0);
         if let Some(device) = self.devices.get_mut(&stream.device) {
             device.contracts.retain(|&other| other != id);
@@ -514,6 +574,22 @@ impl Server {
         let Some(stream) = self.streams.remove(id.0) else {
             return;
         };
+        // Its number will be another stream's: nobody keeps it.
+        if stream.waiting_count > 0 {
+            for (_, read) in self.reads.iter_mut() {
+                if read.stream == Some(id) {
+                    read.stream = None;
+                }
+            }
+        }
+        if stream.frames.is_some() {
+            let session = (stream.session, HandleId(0))..=(stream.session, HandleId(u32::MAX));
+            for (_, handle) in self.handles.range_mut(session) {
+                if handle.stream == Some(id) {
+                    handle.stream = None;
+                }
+            }
+        }
         if let Some(record) = record.filter(|record| record.read_count > 0) {
             if self.closed.len() >= CLOSED_COUNT_MAX {
                 self.closed.pop_front();

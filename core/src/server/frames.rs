@@ -16,6 +16,8 @@ use alloc::vec::Vec;
 
 /// Neighbours asked for at once, of one stream.
 const ASKED_MAX: usize = 16;
+/// Frames that a reader is believed to leave out at once.
+const STEPS_MAX: i128 = 16;
 /// A sequence whose reader opened nothing for so long has ended.
 const SILENCE: Duration = Duration::from_s(10);
 
@@ -233,6 +235,7 @@ impl Server {
         let turned = frames.step != step;
         frames.step = step;
         let mut passed: Vec<FileId> = Vec::new();
+        let mut unforeseen = false;
         let known = frames
             .open
             .iter()
@@ -245,7 +248,14 @@ impl Server {
                 // Not foreseen: what was opened ahead lies elsewhere.
                 passed.extend(frames.files());
                 frames.asked.clear();
-                let start = frames.end().max(stream.consumed).max(stream.fetched);
+                // The reader's schedule goes on with the frame after the one he was in, whatever was opened
+                // ahead for him; frames that he leaves out take their time of it.
+                let start = frames.open.front().map_or(0, |front| {
+                    let way = i128::from(number) - i128::from(front.number);
+                    let steps = (way * i128::from(step.signum())).clamp(1, STEPS_MAX) as u64;
+                    front.start + front.size.saturating_mul(steps)
+                });
+                unforeseen = true;
                 frames.open.clear();
                 frames.open.push_back(Frame {
                     number,
@@ -261,13 +271,14 @@ impl Server {
             }
         }
         let jumped = known.is_none() && !continued;
+        self.unsettle(id);
         if let Some(stream) = self.streams.get_mut(id.0) {
             stream.file = file;
             stream.read_bytes = size;
             stream.last_read = now;
         }
         let start = self.frame_start(id);
-        self.release_held(id, start);
+        self.release_held(id, if unforeseen { u64::MAX } else { start });
         for file in passed {
             self.release(file, actions);
         }
@@ -568,16 +579,19 @@ impl Server {
             .saturating_add(bytes)
             .min(size)
             .min(start.saturating_add(file.place(start).1));
-        // A frame that has become shorter is passed over.
-        let end = if start >= end { frame.size } else { end };
+        if start >= end {
+            // A frame that has become shorter is passed over: nothing of it is fetched, all of it is done.
+            let rest = frame.size - start;
+            return Some((frame.file, ByteRange::new(start, 0), rest));
+        }
         Some((frame.file, ByteRange::new(start, end - start), end - start))
     }
 
-    /// `v` of the first byte of a frame that is open.
-    pub(super) fn frame_v(&self, stream: &Stream, id: FileId) -> Option<u64> {
+    /// `v` of the first byte of a frame that is being fetched, or will be.
+    pub(super) fn frame_to_fetch(&self, stream: &Stream, id: FileId) -> Option<u64> {
         let frames = stream.frames.as_ref()?;
         let frame = frames.open.iter().find(|frame| frame.file == id)?;
-        Some(frame.start)
+        (frame.end() > stream.fetched).then_some(frame.start)
     }
 
     /// Thousandths of its buffers that a stream can fill: a frame that ends in the middle of a slot

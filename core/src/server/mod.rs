@@ -68,6 +68,8 @@ pub struct Server {
     blocked: Vec<DeviceId>,
     /// Devices that could not get a buffer.
     starved: Vec<DeviceId>,
+    /// Reads whose stream may no longer fetch what they lack: to be looked at before this step ends.
+    unsettled: Vec<u32>,
     wake_at: Instant,
     // Memory used again from step to step.
     claims: Vec<Claim>,
@@ -102,6 +104,7 @@ impl Server {
             touched: Vec::new(),
             blocked: Vec::new(),
             starved: Vec::new(),
+            unsettled: Vec::new(),
             wake_at: Instant::NEVER,
             claims: Vec::new(),
             claimants: Vec::new(),
@@ -225,7 +228,7 @@ impl Server {
     }
 
     fn serve_devices(&mut self, actions: &mut Actions) {
-        if self.cache.takeable_count() > 0 {
+        if !self.starved.is_empty() && self.give_back(None) {
             while let Some(device) = self.starved.pop() {
                 if let Some(entry) = self.devices.get_mut(&device) {
                     entry.starved = false;
@@ -233,7 +236,13 @@ impl Server {
                 self.touch(device);
             }
         }
-        while let Some(device) = self.touched.pop() {
+        loop {
+            while let Some(key) = self.unsettled.pop() {
+                self.pursue(key, actions);
+            }
+            let Some(device) = self.touched.pop() else {
+                break;
+            };
             self.pump(device, actions);
         }
         if !self.blocked.is_empty() && self.wake_at == Instant::NEVER {

@@ -44,6 +44,13 @@ impl<T> Slab<T> {
         self.entries.get_mut(key as usize)?.as_mut()
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+        self.entries
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(key, entry)| Some((key as u32, entry.as_mut()?)))
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.entries
             .iter()
