@@ -24,9 +24,9 @@ pub enum Refusal {
         /// By how much, in the dry run.
         late_by: Duration,
     },
-    /// The buffers could not cover one round of visits.
+    /// The buffers are too few for so many.
     Buffers {
-        /// What a stream would need. Units: bytes.
+        /// What all of them would need at least. Units: bytes.
         needed: ByteCount,
     },
 }

@@ -160,6 +160,15 @@ pub(super) enum Flow {
     Frames,
 }
 
+/// What contracts are promised, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Promised {
+    /// Units: bytes a second.
+    pub rate: u64,
+    /// Buffers that they cannot do without. Units: bytes.
+    pub least_bytes: u64,
+}
+
 /// A slot kept for a stream until it has passed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
