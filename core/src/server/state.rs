@@ -232,6 +232,9 @@ pub(super) struct Device {
     /// Sent since it last had nothing to do.
     pub batch_bytes: u64,
     pub flight_cost: Duration,
+    /// Of what ended since it last had nothing to do: cost by the calibration alone, and time taken.
+    pub batch_calibrated: Duration,
+    pub batch_taken: Duration,
     pub contracts: Vec<StreamId>,
     /// The contract whose visit goes on.
     pub visiting: Option<StreamId>,
@@ -269,6 +272,8 @@ impl Device {
             flight_bytes: 0,
             batch_bytes: 0,
             flight_cost: Duration::ZERO,
+            batch_calibrated: Duration::ZERO,
+            batch_taken: Duration::ZERO,
             contracts: Vec::new(),
             visiting: None,
             visit_given: 0,
@@ -286,6 +291,11 @@ impl Device {
             bytes: [0; 2],
             busy: Duration::ZERO,
         }
+    }
+
+    /// False: it is flash, where order costs nothing.
+    pub(super) fn positions(&self) -> bool {
+        self.model.base.read.fixed >= Duration::from_ms(1)
     }
 
     /// When everything sent to it will be done, at least now.
