@@ -385,7 +385,7 @@ impl Server {
         let mut players = self.players(stream.device, promised, Some(id));
         let newcomer = self.player(id, promised);
         players.extend(newcomer);
-        self.dry_run(self.now, stream.device, promised, &mut players)
+        self.dry_run(self.now, stream.device, promised, &players)
     }
 
     fn players(&self, device: DeviceId, promised: Promised, but: Option<StreamId>) -> Vec<Player> {
@@ -409,6 +409,7 @@ impl Server {
         let asked = anchor + claim.rate.time_for(ByteCount(stream.fetched));
         Some(Player {
             lead: claim.deadline.since(asked),
+            first_read: ByteCount(stream.read_bytes.saturating_sub(stream.fetched)),
             claim,
         })
     }
@@ -418,7 +419,7 @@ impl Server {
         now: Instant,
         device: DeviceId,
         promised: Promised,
-        players: &mut [Player],
+        players: &[Player],
     ) -> Result<(), Refusal> {
         let Some(entry) = self.devices.get(&device) else {
             return Err(Refusal::Capacity { needed_permille: 0 });
@@ -663,9 +664,11 @@ impl Server {
                     left: u64::MAX,
                 },
                 lead,
+                // A frame.
+                first_read: rate.bytes_in(Duration::from_ms(40)),
             });
         }
-        self.dry_run(now, device, promised, &mut players)
+        self.dry_run(now, device, promised, &players)
     }
 
     /// What a stream under contract asks of its device now.
