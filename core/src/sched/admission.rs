@@ -24,9 +24,9 @@ pub enum Refusal {
         /// By how much, in the dry run.
         late_by: Duration,
     },
-    /// The buffers could not cover one round of visits.
+    /// The buffers are too few for so many.
     Buffers {
-        /// What a stream would need. Units: bytes.
+        /// What all of them would need at least. Units: bytes.
         needed: ByteCount,
     },
 }
@@ -38,6 +38,8 @@ pub struct Player {
     pub claim: Claim,
     /// From when a byte is asked for until it is due: buffered bytes are counted from the asking.
     pub lead: Duration,
+    /// Bytes that do not move the deadline: a read is due as a whole, and so much of its first one is not fetched yet.
+    pub first_read: ByteCount,
 }
 
 /// What the dry run needs to know of the device.
@@ -74,31 +76,40 @@ pub fn needed_permille(model: &RefinedModel, players: &[Player]) -> u64 {
     needed_ns / (NS_PER_S / 1000)
 }
 
-/// Play the scheduler forward. Ok: nobody is late. `players` is used up.
+/// Play the scheduler forward. Ok: nobody is late.
 pub fn dry_run(
     device: &Device<'_>,
     now: Instant,
-    players: &mut [Player],
+    players: &[Player],
     order: &mut Order,
 ) -> Result<(), Refusal> {
     let needed_permille = needed_permille(device.model, players);
     if needed_permille + u64::from(device.margin_permille) > 1000 {
         return Err(Refusal::Capacity { needed_permille });
     }
+    // At its price, and with the margin on top, so that a promise survives a device that is that much slower.
+    // Not one of them alone: at another price others go first, and what then comes late is not the same.
+    play(device, now, players, 0, order)?;
+    play(device, now, players, device.margin_permille, order)
+}
+
+/// Play the scheduler forward on a device that is so many thousandths slower.
+fn play(
+    device: &Device<'_>,
+    now: Instant,
+    players: &[Player],
+    slower_permille: u32,
+    order: &mut Order,
+) -> Result<(), Refusal> {
+    let mut players = players.to_vec();
     let mut claims: Vec<Claim> = players.iter().map(|player| player.claim).collect();
     let mut at = device.free_at;
     let mut head = device.head;
     let mut visiting = None;
     let mut visit_given = 0;
     let end = now + HORIZON;
-    // Costs are played with the margin on top, so that a promise survives a device that is that much slower.
-    let dearer = |time: Duration| {
-        Duration(
-            time.0
-                .saturating_mul(1000 + u64::from(device.margin_permille))
-                / 1000,
-        )
-    };
+    let dearer =
+        |time: Duration| Duration(time.0.saturating_mul(1000 + u64::from(slower_permille)) / 1000);
     while at < end {
         let mut full = true;
         for (claim, player) in claims.iter_mut().zip(players.iter()) {
@@ -134,7 +145,11 @@ pub fn dry_run(
                         late_by: at.since(claim.deadline),
                     });
                 }
-                claim.deadline = claim.deadline + claim.rate.time_for(ByteCount(bytes));
+                let player = &mut players[index];
+                let first = bytes.min(player.first_read.0);
+                player.first_read.0 -= first;
+                player.lead = player.lead - claim.rate.time_for(ByteCount(first));
+                claim.deadline = claim.deadline + claim.rate.time_for(ByteCount(bytes - first));
                 claim.physical = claim.physical.saturating_add(bytes);
                 head = claim.physical;
                 if visiting != Some(index) {

@@ -87,6 +87,9 @@ const BEST_EFFORT_PATIENCE: Duration = Duration::from_s(1);
 /// Positioning takes at most this part of an efficient visit, as one in so many.
 const POSITIONING_PART: u64 = 10;
 
+/// Visits are halved at most so often while many start at once.
+const HALVINGS_MAX: u32 = 5;
+
 /// Share of a stream's buffers that stays filled before best effort is served, in hundredths.
 const RESERVE_PERCENT: u64 = 40;
 
@@ -140,47 +143,63 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
         let round_bytes = claim.rate.bytes_in(round).0.max(load.chunk);
         round_bytes.min(claim.cap * 7 / 10).min(claim.left).max(1)
     };
+    let positioning = load.model.typical_positioning(claims.len());
+    let chunk_time = load.model.transfer(load.chunk);
+    order.by_deadline.clear();
+    order.by_deadline.extend(0..claims.len() as u32);
+    order
+        .by_deadline
+        .sort_unstable_by_key(|&index| (claims[index as usize].deadline, index));
+    // What a visit gives in the time of starting: a part of what is needed in the long run.
+    let part_bytes = |claim: &Claim, halvings: u32| -> u64 {
+        let needed = needed_bytes(claim);
+        (needed >> halvings).max(load.chunk.min(needed))
+    };
+    let part_time = |claim: &Claim, halvings: u32| {
+        let bytes = part_bytes(claim, halvings).min(claim.room.max(load.chunk));
+        positioning + load.model.transfer(bytes)
+    };
+    let mut fill_slack = |halvings: u32| -> i64 {
+        order.slack.clear();
+        let mut start = load.free_at;
+        let mut least = i64::MAX;
+        for &index in &order.by_deadline {
+            let claim = &claims[index as usize];
+            // A stream without room (its buffers full, its reader idle) asks nothing of the device, and nothing
+            // done here could serve it.
+            if claim.room > 0 {
+                let needed = start + positioning + chunk_time.min(load.model.transfer(claim.room));
+                least = least.min(signed(claim.deadline, needed));
+                start = start + part_time(claim, halvings).min(Duration::from_s(3600));
+            }
+            order.slack.push(least);
+        }
+        least
+    };
+    // Visits as long as all of them can go round for ever with; while many start at once shorter ones, if
+    // those are in time. When not even they are, long ones again: short ones would only cost more.
+    let slack_of_all = fill_slack(0);
+    let mut halvings = 0;
+    if slack_of_all < 0 {
+        let shorter = (1..=HALVINGS_MAX).find(|&halvings| fill_slack(halvings) >= 0);
+        halvings = shorter.unwrap_or_else(|| {
+            fill_slack(0);
+            0
+        });
+    }
+
     // With best effort waiting, rarer and larger visits leave it more. Only wished for: what everybody is
     // counted on to need stays the same, so that the dry run of admission holds whoever waits.
     let wished_bytes = |claim: &Claim| -> u64 {
+        if halvings > 0 {
+            return part_bytes(claim, halvings);
+        }
         let wished = match load.best_effort {
             Some(_) => efficient.max(claim.cap / 2),
             None => efficient,
         };
         needed_bytes(claim).max(wished.min(claim.cap * 7 / 10).min(claim.left))
     };
-    let positioning = load.model.typical_positioning(claims.len());
-    let chunk_time = load.model.transfer(load.chunk);
-    let visit_time = |claim: &Claim| {
-        positioning
-            + load
-                .model
-                .transfer(needed_bytes(claim).min(claim.room.max(load.chunk)))
-    };
-
-    order.by_deadline.clear();
-    order.by_deadline.extend(0..claims.len() as u32);
-    order
-        .by_deadline
-        .sort_unstable_by_key(|&index| (claims[index as usize].deadline, index));
-    order.slack.clear();
-    let mut start = load.free_at;
-    let mut least = i64::MAX;
-    for &index in &order.by_deadline {
-        let claim = &claims[index as usize];
-        // A stream without room (its buffers full, its reader idle) asks nothing of the device, and nothing
-        // done here could serve it.
-        if claim.room == 0 {
-            order.slack.push(least);
-            continue;
-        }
-        let needed = start + positioning + chunk_time.min(load.model.transfer(claim.room));
-        least = least.min(signed(claim.deadline, needed));
-        order.slack.push(least);
-        start = start + visit_time(claim).min(Duration::from_s(3600));
-    }
-    let slack_of_all = least;
-
     // The stream that has the device keeps it while everybody before it in deadline can wait a chunk.
     if let Some(index) = load.visiting
         && let Some(claim) = claims.get(index)
@@ -198,7 +217,7 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
             order.slack[place - 1]
         };
         // Who is lost already is not saved by shorter visits; who can still be saved is.
-        let lost = before < 0 && load.visit_given < needed_bytes(claim);
+        let lost = before < 0 && load.visit_given < part_bytes(claim, halvings);
         if before >= chunk_time.0 as i64 || lost {
             return Choice::Stream(index);
         }
@@ -231,7 +250,7 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
         } else {
             order.slack[place - 1]
         };
-        if before < visit_time(claim).0 as i64 {
+        if before < part_time(claim, halvings).0 as i64 {
             continue;
         }
         let distance = claim.physical.abs_diff(load.head);

@@ -70,7 +70,7 @@ impl Server {
     /// sequential requests would wait until the kernel's scheduler loses patience (mq-deadline: 500 ms). It costs a turn of
     /// the event loop a chunk. A device without positioning needs depth instead.
     fn has_room(&self, device: &Device) -> bool {
-        if device.model.base.read.fixed < Duration::from_ms(1) {
+        if !device.positions() {
             return device.flight_count < 64
                 && device.flight_bytes < 2 * self.limits.chunk_bytes_max;
         }
@@ -858,7 +858,15 @@ impl Server {
         device.flight_count = device.flight_count.saturating_sub(1);
         device.flight_bytes = device.flight_bytes.saturating_sub(flight.range.length.0);
         device.flight_cost = device.flight_cost - flight.cost;
-        device.model.observed(flight.calibrated, taken);
+        // Of several requests a device that positions takes the nearest first: each by itself took anything,
+        // together they took what they took.
+        device.batch_calibrated += flight.calibrated;
+        device.batch_taken += taken;
+        if device.flight_count == 0 || !device.positions() {
+            let taken = core::mem::take(&mut device.batch_taken);
+            let calibrated = core::mem::take(&mut device.batch_calibrated);
+            device.model.observed(calibrated, taken);
+        }
     }
 }
 

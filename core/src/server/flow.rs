@@ -334,18 +334,53 @@ impl Server {
         }
     }
 
-    /// What a stream of `rate` may keep in buffers when `promised` is promised in all. Units: bytes.
-    pub(super) fn cap_for(&self, rate: u64, promised: u64) -> u64 {
+    /// What a stream of `rate` may keep in buffers when `promised` is promised in all: what it cannot do
+    /// without, and by its rate of what is left. Units: bytes.
+    pub(super) fn cap_for(&self, rate: u64, promised: Promised) -> u64 {
+        let least = self.least_buffers(rate);
+        let spare = self
+            .buffers_to_promise()
+            .saturating_sub(promised.least_bytes.max(least));
+        let share =
+            u128::from(spare) * u128::from(rate) / u128::from(promised.rate.max(rate).max(1));
+        let share = u64::try_from(share).unwrap_or(u64::MAX);
+        (least + share)
+            .min(CAP_BYTES_MAX)
+            .saturating_sub(self.edge_bytes())
+    }
+
+    /// Buffers that may be promised; the rest is for what is read by best effort. Units: bytes.
+    fn buffers_to_promise(&self) -> u64 {
         let slots = u64::from(self.limits.slot_count);
         let reserve = (slots / 8).max(8).min(slots / 2);
-        // What is read by best effort, and what the edges of a stream waste, is not given away.
-        let budget = (slots - reserve) * self.slot_bytes();
-        let share = u128::from(budget) * u128::from(rate) / u128::from(promised.max(rate).max(1));
-        let share = u64::try_from(share).unwrap_or(u64::MAX);
-        share
-            .min(CAP_BYTES_MAX)
-            .saturating_sub(2 * self.slot_bytes())
-            .max(self.slot_bytes())
+        (slots - reserve) * self.slot_bytes()
+    }
+
+    /// Buffers without which a stream of `rate` cannot be served: two requests, and its edges. A slow one's requests
+    /// are short. Units: bytes.
+    fn least_buffers(&self, rate: u64) -> u64 {
+        let request = self
+            .limits
+            .chunk_bytes_max
+            .min(rate / 2 + self.slot_bytes());
+        2 * request + self.edge_bytes()
+    }
+
+    /// What the first and the last slot of a stream waste. Units: bytes.
+    fn edge_bytes(&self) -> u64 {
+        2 * self.slot_bytes()
+    }
+
+    /// What is promised with `count` more streams of `rate`.
+    fn promised_with(&self, rate: u64, count: u64) -> Promised {
+        let least = self.least_buffers(rate).saturating_mul(count);
+        Promised {
+            rate: self
+                .promised
+                .rate
+                .saturating_add(rate.saturating_mul(count)),
+            least_bytes: self.promised.least_bytes.saturating_add(least),
+        }
     }
 
     /// Ask whether the stream can be promised its rate; enter it where it then belongs.
@@ -369,7 +404,7 @@ impl Server {
                 device.background.retain(|&other| other != id);
                 if !device.contracts.contains(&id) {
                     device.contracts.push(id);
-                    self.promised = self.promised.saturating_add(rate.0);
+                    self.promised = self.promised_with(rate.0, 1);
                 }
                 self.touch(device_id);
             }
@@ -390,14 +425,14 @@ impl Server {
         let Some((rate, _)) = stream.rate else {
             return refused;
         };
-        let promised = self.promised.saturating_add(rate.0);
+        let promised = self.promised_with(rate.0, 1);
         let mut players = self.players(stream.device, promised, Some(id));
         let newcomer = self.player(id, promised);
         players.extend(newcomer);
-        self.dry_run(self.now, stream.device, promised, &mut players)
+        self.dry_run(self.now, stream.device, promised, &players)
     }
 
-    fn players(&self, device: DeviceId, promised: u64, but: Option<StreamId>) -> Vec<Player> {
+    fn players(&self, device: DeviceId, promised: Promised, but: Option<StreamId>) -> Vec<Player> {
         let Some(device) = self.devices.get(&device) else {
             return Vec::new();
         };
@@ -411,13 +446,14 @@ impl Server {
     }
 
     /// A stream as the dry run sees it.
-    fn player(&self, id: StreamId, promised: u64) -> Option<Player> {
+    fn player(&self, id: StreamId, promised: Promised) -> Option<Player> {
         let stream = self.streams.get(id.0)?;
         let claim = self.claim(stream, promised)?;
         let anchor = stream.anchor + stream.pause(self.now, self.policy.preroll);
         let asked = anchor + claim.rate.time_for(ByteCount(stream.fetched));
         Some(Player {
             lead: claim.deadline.since(asked),
+            first_read: ByteCount(stream.read_bytes.saturating_sub(stream.fetched)),
             claim,
         })
     }
@@ -426,22 +462,16 @@ impl Server {
         &self,
         now: Instant,
         device: DeviceId,
-        promised: u64,
-        players: &mut [Player],
+        promised: Promised,
+        players: &[Player],
     ) -> Result<(), Refusal> {
         let Some(entry) = self.devices.get(&device) else {
             return Err(Refusal::Capacity { needed_permille: 0 });
         };
-        for player in players.iter() {
-            let needed = 2 * self
-                .limits
-                .chunk_bytes_max
-                .min(player.claim.rate.0 / 2 + self.slot_bytes());
-            if self.cap_for(player.claim.rate.0, promised) < needed {
-                return Err(Refusal::Buffers {
-                    needed: ByteCount(needed),
-                });
-            }
+        if promised.least_bytes > self.buffers_to_promise() {
+            return Err(Refusal::Buffers {
+                needed: ByteCount(promised.least_bytes),
+            });
         }
         let described = admission::Device {
             model: &entry.model,
@@ -485,7 +515,10 @@ impl Server {
                 device.visiting = None;
             }
         }
-        self.promised = self.promised.saturating_sub(rate);
+        self.promised = Promised {
+            rate: self.promised.rate.saturating_sub(rate),
+            least_bytes: (self.promised.least_bytes).saturating_sub(self.least_buffers(rate)),
+        };
         self.enlist_background(id);
     }
 
@@ -690,7 +723,7 @@ impl Server {
         size: u64,
     ) -> Result<(), Refusal> {
         let count = u64::from(count.max(1));
-        let promised = self.promised.saturating_add(rate.0.saturating_mul(count));
+        let promised = self.promised_with(rate.0, count);
         let mut players = self.players(device, promised, None);
         let cap = self.cap_for(rate.0, promised);
         // Questions are about streams that start one after another, as people do, a second apart.
@@ -707,13 +740,15 @@ impl Server {
                     left: u64::MAX,
                 },
                 lead,
+                // A frame.
+                first_read: rate.bytes_in(Duration::from_ms(40)),
             });
         }
-        self.dry_run(now, device, promised, &mut players)
+        self.dry_run(now, device, promised, &players)
     }
 
     /// What a stream under contract asks of its device now.
-    pub(super) fn claim(&self, stream: &Stream, promised: u64) -> Option<Claim> {
+    pub(super) fn claim(&self, stream: &Stream, promised: Promised) -> Option<Claim> {
         let (rate, _) = stream.rate?;
         let file = self.files.get(&stream.file)?;
         let cap = self
@@ -780,7 +815,7 @@ impl Refusal {
                 late_by.ms()
             ),
             Refusal::Buffers { needed } => alloc::format!(
-                "the cache is too small: each would need {} MiB of buffers",
+                "the cache is too small: together they would need {} MiB of buffers at least",
                 needed.0.div_ceil(1 << 20)
             ),
         }

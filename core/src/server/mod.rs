@@ -59,7 +59,7 @@ pub struct Server {
     /// Streams that ended, newest last.
     closed: VecDeque<StreamRecord>,
     /// What all contracts together were promised.
-    promised: u64,
+    promised: Promised,
     hit_count: u64,
     miss_count: u64,
     /// Devices to be looked at before this step ends.
@@ -98,7 +98,7 @@ impl Server {
             flights: Slab::new(),
             flight_generation: 0,
             closed: VecDeque::new(),
-            promised: 0,
+            promised: Promised::default(),
             hit_count: 0,
             miss_count: 0,
             touched: Vec::new(),

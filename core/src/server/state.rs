@@ -160,6 +160,15 @@ pub(super) enum Flow {
     Frames,
 }
 
+/// What contracts are promised, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Promised {
+    /// Units: bytes a second.
+    pub rate: u64,
+    /// Buffers that they cannot do without. Units: bytes.
+    pub least_bytes: u64,
+}
+
 /// A slot kept for a stream until it has passed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
@@ -223,6 +232,9 @@ pub(super) struct Device {
     /// Sent since it last had nothing to do.
     pub batch_bytes: u64,
     pub flight_cost: Duration,
+    /// Of what ended since it last had nothing to do: cost by the calibration alone, and time taken.
+    pub batch_calibrated: Duration,
+    pub batch_taken: Duration,
     pub contracts: Vec<StreamId>,
     /// The contract whose visit goes on.
     pub visiting: Option<StreamId>,
@@ -260,6 +272,8 @@ impl Device {
             flight_bytes: 0,
             batch_bytes: 0,
             flight_cost: Duration::ZERO,
+            batch_calibrated: Duration::ZERO,
+            batch_taken: Duration::ZERO,
             contracts: Vec::new(),
             visiting: None,
             visit_given: 0,
@@ -277,6 +291,11 @@ impl Device {
             bytes: [0; 2],
             busy: Duration::ZERO,
         }
+    }
+
+    /// False: it is flash, where order costs nothing.
+    pub(super) fn positions(&self) -> bool {
+        self.model.base.read.fixed >= Duration::from_ms(1)
     }
 
     /// When everything sent to it will be done, at least now.
