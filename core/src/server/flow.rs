@@ -119,6 +119,7 @@ impl Server {
             return;
         };
         stream.read_bytes = stream.read_bytes.max(range.length.0.min(8 << 20));
+        stream.scattered = pattern == Pattern::Random && stream.frames.is_none();
         match stream.cursor {
             Some(own) if own == cursor => {
                 stream.stray_count = 0;
@@ -852,6 +853,7 @@ impl Stream {
             flow: Flow::Forward,
             frames: None,
             cursor: None,
+            scattered: false,
             stray_count: 0,
             origin: 0,
             consumed: 0,

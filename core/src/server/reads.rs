@@ -163,8 +163,27 @@ impl Server {
                     read.asked = read.asked.min(now);
                 }
             }
+            Lack::Bytes(_) if self.left_to_the_kernel(key, id) => {
+                self.finish_read(key, Outcome::Plain, actions);
+            }
             Lack::Bytes(missing) => self.demand(key, id, missing),
         }
+    }
+
+    /// Scattered reads where nothing is promised: the kernel's cache keeps small pieces better than buffers of a
+    /// mebibyte do, and nobody needs to be protected from them.
+    fn left_to_the_kernel(&self, key: u32, id: FileId) -> bool {
+        let scattered = self
+            .reads
+            .get(key)
+            .and_then(|read| self.streams.get(read.stream?.0))
+            .is_some_and(|stream| stream.scattered && stream.standing != Standing::Contract);
+        scattered
+            && self
+                .files
+                .get(&id)
+                .and_then(|file| self.devices.get(&file.device))
+                .is_some_and(|device| device.contracts.is_empty())
     }
 
     /// All reads that wait for a file are looked at again.

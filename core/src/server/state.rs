@@ -194,6 +194,8 @@ pub(super) struct Stream {
     pub flow: Flow,
     pub frames: Option<Frames>,
     pub cursor: Option<CursorIndex>,
+    /// Its reader jumps about, and nothing can be fetched before it is asked for.
+    pub scattered: bool,
     /// Reads in a row that belonged to another cursor.
     pub stray_count: u32,
     pub origin: u64,
