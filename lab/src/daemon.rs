@@ -165,6 +165,8 @@ fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Re
     writeln!(text, "state_dir = \"{}\"", state.display())?;
     writeln!(text, "preroll = \"{}ms\"", spec.preroll.as_millis())?;
     writeln!(text, "analyser = {}", spec.analyser)?;
+    // The lab says itself, for all servers alike, whether names and extents are known before players come.
+    writeln!(text, "warm_metadata = false")?;
     for (key, value) in &spec.rushes_options {
         writeln!(text, "{key} = {value}")?;
     }

@@ -19,6 +19,7 @@ use crate::lag::Lag;
 use crate::sessions::Sessions;
 use crate::share::{ServedShare, Share};
 use crate::signals::Signals;
+use crate::warm::{self, Idleness};
 use crate::worker::{Urgency, Workers};
 use rushes_control::Answer;
 use rushes_core::server::*;
@@ -29,6 +30,7 @@ use rushes_sys::watch::ChangeWatch;
 use rushes_sys::{Completion, Ring, Segment, SlotRead, SysError, clock};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
 /// How often sessions that hold buffers are looked at unasked, so that they need not ring to give
@@ -90,6 +92,8 @@ pub(crate) struct Daemon {
     /// What others do on each device, and when it is looked at next.
     foreign: HashMap<DeviceId, Foreign>,
     sample_at: Instant,
+    /// For those who get to know shares in idle time.
+    idleness: Arc<Idleness>,
     /// Reasons for not serving a file that were logged.
     pub(super) said: HashSet<String>,
     /// Who waits for the end of a reload.
@@ -157,6 +161,7 @@ impl Daemon {
             sweep_at: Instant::NEVER,
             foreign: HashMap::new(),
             sample_at: Instant::ZERO,
+            idleness: Arc::default(),
             said: HashSet::new(),
             reload_askers: Vec::new(),
             reloading: false,
@@ -205,10 +210,16 @@ impl Daemon {
             share.file_system,
             self.devices.get(device).map_or("?", |known| &known.name)
         );
-        self.shares.push(Arc::new(ServedShare {
-            share: Arc::new(share),
-            device,
-        }));
+        let share = Arc::new(share);
+        if self.config.warm_metadata
+            && let Err(error) = warm::start(share.clone(), self.idleness.clone())
+        {
+            tracing::warn!(
+                "names of share {:?} are not looked up ahead: no thread could be started: {error}",
+                share.config.name
+            );
+        }
+        self.shares.push(Arc::new(ServedShare { share, device }));
     }
 
     /// Watch everything, then serve until told to stop.
@@ -240,6 +251,7 @@ impl Daemon {
             self.turn(start);
             self.lag.record(clock::now().since(start));
         }
+        self.idleness.stop.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -365,6 +377,7 @@ impl Daemon {
     }
 
     fn submit(&mut self, read: IoRead, slots: &[SlotIndex]) {
+        self.idleness.busy.store(true, Ordering::Relaxed);
         if !self.backlog.is_empty() {
             self.backlog.push_back((read, slots.to_vec()));
             return;
@@ -523,6 +536,11 @@ impl Daemon {
 
     /// Tell the core what others did on the devices since it was last told. (sysfs is memory: no wait.)
     fn sample_foreign(&mut self) {
+        let promised = |record: &DeviceRecord| record.contract_count > 0;
+        let busy = !self.in_flight.is_empty() || self.server.devices().iter().any(promised);
+        self.idleness.busy.store(busy, Ordering::Relaxed);
+        // What our own walkers read is no stranger's load: they stand still when it matters.
+        let walking = !busy && self.idleness.walking_count.load(Ordering::Relaxed) > 0;
         let own: HashMap<DeviceId, u64> = self
             .server
             .devices()
@@ -552,7 +570,7 @@ impl Daemon {
                 busy,
                 foreign::SAMPLE,
             );
-            loads.extend(load.map(|load| (device.id, load)));
+            loads.extend(load.filter(|_| !walking).map(|load| (device.id, load)));
         }
         for (device, load) in loads {
             self.feed(Event::ForeignLoad {

@@ -26,6 +26,7 @@ mod sessions;
 mod share;
 mod signals;
 mod visitors;
+mod warm;
 mod worker;
 
 pub use error::ServeError;

@@ -71,6 +71,12 @@ impl Share {
         })
     }
 
+    /// The folder itself, for reading its names.
+    pub(crate) fn readable_root(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(&self.root, ".", flags, Mode::empty())?)
+    }
+
     /// The folder of the file that was opened as `path`, if that is still the file `key`.
     ///
     /// Errors   ESTALE: another file (or none) has that name now; otherwise what openat2(2) says.

@@ -142,7 +142,12 @@ fn bytes_are_the_files_on_ext4_of_its_own() {
 #[test]
 fn writes_beside_the_cache_are_seen_by_the_next_read() {
     let share = Folder::below(&std::env::temp_dir());
-    let daemon = Daemon::start(&share.0, "");
+    // Without the analyser, which would leave these scattered reads to the kernel's cache.
+    let folder = Folder::below(&std::env::temp_dir());
+    let text = configuration(&folder.0, &share.0, "")
+        .replace("[server]\n", "[server]\nanalyser = false\n");
+    std::fs::write(folder.0.join("rushes.toml"), text).unwrap();
+    let daemon = Daemon::start_written(folder);
     std::fs::write(share.0.join("x"), pattern(1, 3 << 20)).unwrap();
     let mut reader = daemon.connect();
     let mut writer = daemon.connect();

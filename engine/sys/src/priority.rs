@@ -28,6 +28,29 @@ pub fn nice(nice: i32) -> io::Result<()> {
     Ok(())
 }
 
+/// Let the calling thread's reads go only when no other process wants the disk (ioprio_set(2), class idle). Only
+/// schedulers that know classes heed it: bfq, mq-deadline, kyber.
+///
+/// Errors   none in practice; EINVAL from a kernel without it.
+pub fn idle_io() -> io::Result<()> {
+    const WHO_PROCESS: libc::c_long = 1;
+    const CLASS_IDLE: libc::c_long = 3;
+    const CLASS_SHIFT: u32 = 13;
+    // SAFETY: "process" 0 is the calling thread; no memory is involved.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_ioprio_set,
+            WHO_PROCESS,
+            0 as libc::c_long,
+            CLASS_IDLE << CLASS_SHIFT,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -58,6 +58,8 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// `server.preroll`, `margin`, `analyser`, `contracts_from_cadence`, `contracts_from_header`.
     pub policy: Policy,
+    /// `server.warm_metadata`: look names and extents up while disks are idle.
+    pub warm_metadata: bool,
     /// `server.control_group`: who besides root may ask for status.
     pub control_group: Option<String>,
     /// `server.metrics_listen`: metrics over TCP as well.
@@ -366,6 +368,7 @@ fn read_server(
         "an address and a port, such as \"127.0.0.1:9464\"",
         |value| value.as_str()?.parse().ok(),
     );
+    let warm_metadata = section.boolean(reader, "warm_metadata");
     section.finish(reader);
     Config {
         file: PathBuf::new(),
@@ -374,6 +377,7 @@ fn read_server(
         runtime_dir,
         state_dir,
         policy,
+        warm_metadata: warm_metadata.is_none_or(|flag| flag.value),
         control_group: group.map(|group| group.value),
         metrics_listen: metrics_listen.map(|address| address.value),
         shares: Vec::new(),

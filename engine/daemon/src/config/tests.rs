@@ -46,6 +46,7 @@ fn every_key_is_read() {
         analyser = true
         contracts_from_cadence = false
         contracts_from_header = false
+        warm_metadata = false
         control_group = "video"
         metrics_listen = "127.0.0.1:9464"
         [[share]]
@@ -69,6 +70,7 @@ fn every_key_is_read() {
     assert_eq!(config.runtime_dir, Path::new("/run/rushes2"));
     assert_eq!(config.policy.preroll, Duration::from_ms(250));
     assert_eq!(config.policy.margin_permille, 55);
+    assert!(!config.warm_metadata);
     assert!(!config.policy.contracts_from_cadence && !config.policy.contracts_from_header);
     assert_eq!(config.control_group.as_deref(), Some("video"));
     assert_eq!(config.metrics_listen.map(|a| a.port()), Some(9464));

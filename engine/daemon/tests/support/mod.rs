@@ -200,8 +200,15 @@ pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
 /// Make a file in a share and open it through the daemon.
 pub(crate) fn open(client: &mut Client, share: &Path, name: &str) -> (File, FileHandle) {
     let file = File::open(share.join(name)).unwrap();
-    let handle = client.open(&file, name.as_bytes()).unwrap();
-    (file, handle)
+    // The socket to a busy daemon may be full for a moment; a door would read plainly then.
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(handle) = client.open(&file, name.as_bytes()) {
+            return (file, handle);
+        }
+        assert!(Instant::now() < end, "{name}: {:?}", client.end());
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Read a range whole.
