@@ -800,6 +800,11 @@ impl Checker {
         }
     }
 
+    /// Device requests in flight.
+    pub fn flight_count(&self) -> usize {
+        self.flights.len()
+    }
+
     /// At the end, when everybody had time: nothing is in flight and nobody waits.
     pub fn finish(&mut self, now: Instant) {
         if self.waiting_count > 0 {

@@ -323,8 +323,10 @@ fn ledger(world: &World, watch: &Watch, report: &mut Report) {
         if player.died || player.count.plain_count > 0 {
             continue;
         }
-        // A jump begins a new line, and the ledger keeps so many closed ones.
-        if player.count.jump_count > 0 && closed_count >= CLOSED_KEPT {
+        // A jump begins a new line, and so does the second frame of a sequence without a rule; the ledger
+        // keeps so many closed ones.
+        let many_lines = player.count.jump_count > 0 || record.sequence;
+        if many_lines && closed_count >= CLOSED_KEPT {
             continue;
         }
         // Frames of a sequence that was not recognised are lines of their own, most of them forgotten.

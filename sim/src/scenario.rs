@@ -783,6 +783,11 @@ impl Scenario {
         }
         let until = world.now + Duration::from_s(5);
         world.run_until(until);
+        // What was fetched ahead for those who have gone may still be in a long queue.
+        let last = world.now + Duration::from_s(60);
+        while world.checker.flight_count() > 0 && world.now < last {
+            world.run_until(world.now + Duration::from_s(1));
+        }
         let now = world.now;
         for client in &mut world.clients {
             client.close_books(now);

@@ -252,6 +252,9 @@ impl World {
                     self.client_answered(client, life, request, answer);
                 }
             }
+            // What others write stays in their page cache, and they are held back, while a disk has its hands
+            // full: else a world may write for ever more than the disk can.
+            What::Job { disk, job } if job.write && self.disks[disk.0 as usize].depth() >= 64 => {}
             What::Job { disk, job } => self.submit(disk, job),
             What::DiskDone { disk } => self.disk_done(disk),
             What::IoDone { io, result } => self.step(Event::IoDone { io, result }),

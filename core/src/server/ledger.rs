@@ -24,7 +24,8 @@ impl Server {
             stream.bytes += length.0;
             stream.hit_count += u64::from(hit);
         }
-        if read.due == Instant::NEVER || stream.standing != Standing::Contract {
+        // What was promised when it arrived stays promised, also when the contract was withdrawn meanwhile.
+        if read.due == Instant::NEVER {
             return;
         }
         stream.due_count += 1;
