@@ -57,6 +57,9 @@ pub struct Device<'a> {
     pub margin_permille: u32,
 }
 
+/// Never promised, so that who has no contract is served at all, and within a minute. Thousandths of the time.
+const BEST_EFFORT_PERMILLE: u64 = 20;
+
 /// How far the dry run looks.
 const HORIZON: Duration = Duration::from_s(12);
 
@@ -64,15 +67,22 @@ const HORIZON: Duration = Duration::from_s(12);
 pub fn needed_permille(model: &RefinedModel, players: &[Player]) -> u64 {
     let positioning = model.typical_positioning(players.len());
     let mut needed_ns: u64 = 0;
+    let mut visits_milli: u64 = 0;
+    let mut most_visits_milli: u64 = 0;
     for player in players {
         let rate = player.claim.rate;
         needed_ns = needed_ns.saturating_add(model.transfer(rate.0).0);
         // A visit can be what the buffers hold less what must stay in them while the others are visited.
         let visit = (player.claim.cap * 7 / 10).max(1);
         let visits_per_s_milli = rate.0.saturating_mul(1000) / visit;
-        needed_ns =
-            needed_ns.saturating_add(positioning.0.saturating_mul(visits_per_s_milli) / 1000);
+        visits_milli = visits_milli.saturating_add(visits_per_s_milli);
+        most_visits_milli = most_visits_milli.max(visits_per_s_milli);
     }
+    // Whoever is visited most often is so in turn with others.
+    if players.len() > 1 {
+        visits_milli = visits_milli.max(most_visits_milli.saturating_mul(2));
+    }
+    needed_ns = needed_ns.saturating_add(positioning.0.saturating_mul(visits_milli) / 1000);
     needed_ns / (NS_PER_S / 1000)
 }
 
@@ -84,7 +94,8 @@ pub fn dry_run(
     order: &mut Order,
 ) -> Result<(), Refusal> {
     let needed_permille = needed_permille(device.model, players);
-    if needed_permille + u64::from(device.margin_permille) > 1000 {
+    let kept = u64::from(device.margin_permille) + BEST_EFFORT_PERMILLE;
+    if needed_permille + kept > 1000 {
         return Err(Refusal::Capacity { needed_permille });
     }
     // At its price, and with the margin on top, so that a promise survives a device that is that much slower.

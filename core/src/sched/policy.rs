@@ -84,6 +84,9 @@ pub struct Order {
 /// Best effort gets a request through at least this often, when no deadline forbids it.
 const BEST_EFFORT_PATIENCE: Duration = Duration::from_s(1);
 
+/// And at least this often when even that forbids it for long: some thousandths of the device's time.
+const BEST_EFFORT_LAST: Duration = Duration::from_ms(1500);
+
 /// Positioning takes at most this part of an efficient visit, as one in so many.
 const POSITIONING_PART: u64 = 10;
 
@@ -178,6 +181,14 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
     };
     // Visits as long as all of them can go round for ever with; while many start at once shorter ones, if
     // those are in time. When not even they are, long ones again: short ones would only cost more.
+    // Who waits for very long gets in when one request of each of the others is in time.
+    let pressing = load
+        .best_effort
+        .filter(|asked| asked.waited >= BEST_EFFORT_LAST)
+        .is_some_and(|asked| fill_slack(HALVINGS_MAX) >= (asked.cost + chunk_time).0 as i64);
+    if pressing {
+        return Choice::BestEffort;
+    }
     let slack_of_all = fill_slack(0);
     let mut halvings = 0;
     if slack_of_all < 0 {
@@ -188,10 +199,12 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
         });
     }
 
+    // What is given beyond that comes out of slack, and half a round of it is what all of them live on.
+    let well_off = slack_of_all >= (round.0 / 4).min(4 * chunk_time.0) as i64;
     // With best effort waiting, rarer and larger visits leave it more. Only wished for: what everybody is
     // counted on to need stays the same, so that the dry run of admission holds whoever waits.
     let wished_bytes = |claim: &Claim| -> u64 {
-        if halvings > 0 {
+        if !well_off {
             return part_bytes(claim, halvings);
         }
         let wished = match load.best_effort {
