@@ -865,3 +865,31 @@ fn stat_that_tells_of_a_change_drops_what_was_cached_before_it() {
     // The whole file was fetched anew after the change was seen.
     assert!(bench.server.devices()[0].request_count.iter().sum::<u64>() >= 2);
 }
+
+#[test]
+fn scattered_reads_are_left_to_the_kernel_until_something_is_promised_beside_them() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "project.db", facts(1, 900 * MIB));
+    let mut request = 0;
+    for nth in 0..40u64 {
+        request += 1;
+        let place = if nth == 0 { 700 } else { nth * 7919 % 899 };
+        bench.read(1, 1, request, place * MIB, 8192);
+        bench.run(100);
+        bench.end(1, request);
+    }
+    assert_eq!(bench.outcome(request), Some(Outcome::Plain));
+    let asked = bench.server.devices()[0].request_count;
+    // What is in the cache is served from there, whatever the pattern.
+    bench.read(1, 1, 100, 700 * MIB, 4096);
+    assert_eq!(bench.length(100), Some(4096));
+    // With a contract beside them they are the scheduler's again.
+    bench.open(1, 2, "clip.mov", ruled(2, 900 * MIB, 100_000_000));
+    bench.read(1, 2, 200, 0, MIB);
+    bench.run(1000);
+    bench.read(1, 1, 201, 450 * MIB, 8192);
+    bench.run(1000);
+    assert_eq!(bench.length(201), Some(8192));
+    assert!(bench.server.devices()[0].request_count[1] > asked[1]);
+}
