@@ -32,8 +32,8 @@ fn sixty_questions_of_admission() {
     };
     let (result, _) = admission.ask();
     let all = &result.all;
-    // Open: one admitted stream of question 44 is late. This only ever goes down; the aim is none.
-    assert!(all.late_streams <= 1, "late: {:?}", result.bad_seeds);
+    // Open: of ten thousand questions eleven have a late stream (1264, 1373, ...); of these sixty none.
+    assert_eq!(all.late_streams, 0, "late: {:?}", result.bad_seeds);
     assert_eq!(all.violations, 0, "violations: {:?}", result.bad_seeds);
-    assert!(all.ratio_first_come >= 0.85, "{all:?}");
+    assert!(all.ratio_first_come >= 0.9, "{all:?}");
 }
