@@ -125,14 +125,30 @@ impl RefinedModel {
         // While we read nobody counts what others do: what was known of it gives way to what is seen here.
         self.foreign_average -= self.foreign_average / 256;
         self.charge_foreign();
-        if core::mem::take(&mut self.opened) && self.excuses > 1 {
-            self.excuses -= 1 + u32::from(self.pending.take().is_some());
-            return;
-        }
-        if let Some((predicted, taken)) = self.pending.replace((predicted, taken)) {
+        let opened = core::mem::take(&mut self.opened);
+        let former = self.pending.take();
+        if let Some((predicted, taken)) = former
+            && !(opened && self.excused(predicted, taken))
+        {
             self.excuses = (self.excuses + 1).min(EXCUSES_MAX);
             self.learn(predicted, taken);
         }
+        if !(opened && self.excused(predicted, taken)) {
+            self.pending = Some((predicted, taken));
+        }
+    }
+
+    /// Whether a request beside an open took so long that somebody else's must have come between: to it and back at
+    /// the least. A device that is slow all the time is not excused by that.
+    fn excused(&mut self, predicted: Duration, taken: Duration) -> bool {
+        let expected = u128::from(predicted.0) * u128::from(self.scale_ppm) / 1_000_000;
+        let there_and_back = 2 * self.base.read.fixed.0;
+        let interrupted = u128::from(taken.0) > expected + u128::from(there_and_back);
+        if !interrupted || self.excuses == 0 {
+            return false;
+        }
+        self.excuses -= 1;
+        true
     }
 
     /// A file is being opened on the device, or was: the kernel reads what it must know of it (names, inode,
@@ -239,7 +255,7 @@ mod tests {
         // When that never ends it is slowness.
         for _ in 0..1000 {
             model.file_opened();
-            model.observed(predicted, Duration::from_ms(48));
+            model.observed(predicted, Duration::from_ms(60));
         }
         assert!(model.scale_permille() > 1900);
     }
