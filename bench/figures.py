@@ -110,8 +110,13 @@ def clean(report, streams):
 
 
 def honest(report):
-    """Nobody who was admitted is late, no byte is wrong."""
-    return report["late_frames_admitted"] == 0 and report["bytes_wrong"] == 0
+    """Nobody who was admitted is late, no byte is wrong, nothing failed."""
+    return (
+        report["late_frames_admitted"] == 0
+        and report["bytes_wrong"] == 0
+        and not report["copy_failures"]
+        and not report["errors"]
+    )
 
 
 def verdict(kept, sentence):
@@ -246,11 +251,12 @@ def figure_mixed(runs):
 def figure_analyser_off(runs):
     """The main figures without the analyser."""
     alone = runs.play("12", "--streams", 12, "--no-analyser")
+    beside = runs.play("12-copies", "--streams", 12, "--copies", 2, "--no-analyser")
     copies = runs.play("8-copies", "--streams", 8, "--copies", 2, "--no-analyser")
     return verdict(
         None,
-        f"without the analyser: 12 streams {alone['late_frames']} frames late,"
-        f" 8 beside copies {copies['late_frames']}",
+        f"without the analyser: 12 streams {alone['late_frames']} frames late, beside copies"
+        f" {beside['late_frames']}, 8 beside copies {copies['late_frames']}",
     )
 
 

@@ -157,6 +157,9 @@ struct rushes_fsp {
 
 	/* Plain I/O until then: the daemon did not want this file */
 	uint64_t offer_ns;
+
+	/* The daemon has answered a read of it since it was named */
+	bool was_served;
 	uint64_t offer_wait_ns;
 
 	/* Of the descriptor, whatever modules above make of st_ex_ino */

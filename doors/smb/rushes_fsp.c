@@ -43,6 +43,7 @@ void rushes_fsp_unname(struct rushes_fsp *file)
 		rushes_close(file->file);
 	}
 	file->file = NULL;
+	file->was_served = false;
 }
 
 static void rushes_fsp_destroy(void *p_data)
@@ -154,7 +155,13 @@ void rushes_fsp_declined(struct rushes_fsp *file)
 	 * serves. A dead daemon says it as well; its successor is asked at
 	 * once.
 	 */
-	if (file->offer_ns != 0 || !rushes_alive(file->session->client)) {
+	if (file->was_served || file->offer_ns != 0 ||
+	    !rushes_alive(file->session->client))
+	{
+		/*
+		 * The daemon serves the file and leaves this one read to the
+		 * kernel: the next one may be part of a stream.
+		 */
 		return;
 	}
 	file->offer_wait_ns = MIN(RUSHES_OFFER_NS_MAX,

@@ -168,6 +168,8 @@ static ssize_t rushes_read_wait(struct rushes_fsp *file, void *data,
 	if (rushes_is_plain(ret)) {
 		rushes_fsp_declined(file);
 		ret = RUSHES_PLAIN;
+	} else {
+		file->was_served = true;
 	}
 	rushes_session_after_wait(session);
 	return ret;
@@ -276,6 +278,8 @@ static void rushes_pread_done(struct rushes_read *read, ssize_t result)
 		tevent_req_error(state->req, -result);
 		return;
 	}
+
+	read->file->was_served = true;
 
 	/* Short only at the end of the file */
 	state->ret = result;
@@ -582,6 +586,7 @@ static ssize_t vfs_rushes_sendfile(struct vfs_handle_struct *handle,
 		return SMB_VFS_NEXT_SENDFILE(handle, tofd, fromfsp, header,
 					     offset, n);
 	}
+	file->was_served = true;
 	if (lease.length == 0) {
 		rushes_read_end(file->file, &lease);
 		rushes_session_after_wait(file->session);

@@ -159,6 +159,8 @@ impl RefinedModel {
 
     fn learn(&mut self, predicted: Duration, taken: Duration) {
         let now_ppm = (taken.0.saturating_mul(1_000_000) / predicted.0).clamp(500_000, 4_000_000);
+        // One request that somebody else's got between says little of the next: it counts as twice as slow at most.
+        let now_ppm = now_ppm.min(2 * self.scale_ppm);
         self.scale_ppm = (self.scale_ppm * 63 + now_ppm) / 64;
     }
 
@@ -258,6 +260,17 @@ mod tests {
             model.observed(predicted, Duration::from_ms(60));
         }
         assert!(model.scale_permille() > 1900);
+    }
+
+    #[test]
+    fn a_hiccup_is_no_slowness() {
+        let mut model = RefinedModel::new(table5());
+        let predicted = Duration::from_ms(24);
+        for nth in 0..64 {
+            let taken = if nth % 25 == 0 { 90 } else { 24 };
+            model.observed(predicted, Duration::from_ms(taken));
+            assert_eq!(model.scale_permille(), 1000, "after {nth}");
+        }
     }
 
     #[test]

@@ -407,7 +407,7 @@ pub struct StreamRecord {
     pub standing: Standing,
     /// Rate and where it comes from, when known.
     pub rate: Option<(BytesPerSecond, RateSource)>,
-    /// Why it was refused its contract when it last asked; None: it was not.
+    /// Why it was refused its contract when that last happened, also when it got one later; None: it never was.
     pub refusal: Option<Refusal>,
     /// Reads of it so far, and those answered after they were due (only counted under contract).
     pub read_count: u64,

@@ -401,7 +401,6 @@ impl Server {
         match verdict {
             Ok(()) => {
                 stream.standing = Standing::Contract;
-                stream.refusal = None;
                 device.background.retain(|&other| other != id);
                 if !device.contracts.contains(&id) {
                     device.contracts.push(id);

@@ -189,7 +189,7 @@ pub(super) struct Stream {
     pub path: String,
     pub standing: Standing,
     pub rate: Option<(BytesPerSecond, RateSource)>,
-    /// Why it has no contract, when it asked for one.
+    /// Why it was refused a contract, when that last happened.
     pub refusal: Option<Refusal>,
     pub flow: Flow,
     pub frames: Option<Frames>,

@@ -217,7 +217,7 @@ pub struct StreamStatus {
     pub rate_bytes_per_s: Option<u64>,
     /// `rule`, `header` or `cadence`.
     pub rate_source: Option<String>,
-    /// Why it has no contract, when it asked for one: a sentence.
+    /// Why it was refused a contract, when that last happened (it may have got one since): a sentence.
     pub refusal: Option<String>,
     /// Reads so far.
     pub read_count: u64,
