@@ -27,6 +27,8 @@ pub struct DaemonSpec {
     pub share: PathBuf,
     /// `cache.bytes`.
     pub cache: String,
+    /// Further lines of its `[server]`.
+    pub server: String,
     /// Further text of the configuration, such as rules.
     pub more: String,
 }
@@ -38,11 +40,12 @@ impl Daemon {
         let state = scratch.folder("state");
         let config = scratch.path().join("rushes.toml");
         let text = format!(
-            "[cache]\nbytes = \"{}\"\n[server]\nruntime_dir = {:?}\nstate_dir = {:?}\n\
+            "[cache]\nbytes = \"{}\"\n[server]\nruntime_dir = {:?}\nstate_dir = {:?}\n{}\n\
              [[share]]\nname = \"{}\"\npath = {:?}\n{}\n",
             spec.cache,
             runtime,
             state,
+            spec.server,
             crate::smbd::SHARE,
             spec.share,
             spec.more

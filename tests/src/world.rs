@@ -37,6 +37,8 @@ pub struct Setup {
     pub global: Vec<String>,
     /// Size of the cache, small so that recycling happens.
     pub cache: String,
+    /// Further lines of `[server]` in rushes.toml.
+    pub server: String,
     /// Further text of rushes.toml.
     pub more: String,
     /// Whether a daemon runs.
@@ -51,6 +53,7 @@ impl Default for Setup {
             share: Vec::new(),
             global: Vec::new(),
             cache: String::from("64MiB"),
+            server: String::new(),
             more: String::new(),
             daemon: true,
         }
@@ -105,6 +108,7 @@ impl World {
                 &DaemonSpec {
                     share: disk.path().to_path_buf(),
                     cache: setup.cache.clone(),
+                    server: setup.server.clone(),
                     more: setup.more.clone(),
                 },
             )

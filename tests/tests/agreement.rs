@@ -54,9 +54,16 @@ fn a_write_is_seen_by_its_writer_and_by_others_at_once() {
 
 #[test]
 fn random_writes_and_reads_of_three_clients_agree_with_a_model() {
-    let Some(mut world) = world_with_clip() else {
+    // The analyser would leave scattered reads to the kernel's cache; here ours is on trial.
+    let setup = Setup {
+        server: String::from("analyser = false"),
+        ..Setup::default()
+    };
+    let Some(mut world) = World::build(&setup) else {
         return;
     };
+    world.put("clip.mov", 1, LENGTH);
+    let mut read_count = 0_u64;
     let mut model = pattern::bytes(1, 0, LENGTH);
     let mut hands: Vec<_> = (0..3)
         .map(|_| {
@@ -90,6 +97,7 @@ fn random_writes_and_reads_of_three_clients_agree_with_a_model() {
             model[offset as usize..end].copy_from_slice(&bytes);
             hand.write(*file, offset, &bytes);
         } else {
+            read_count += 1;
             let found = hand.read(*file, offset, length);
             let start = (offset as usize).min(model.len());
             let expected = &model[start..(start + length).min(model.len())];
@@ -108,9 +116,13 @@ fn random_writes_and_reads_of_three_clients_agree_with_a_model() {
         "the file itself"
     );
     let status = world.daemon().status();
+    let count = |key: &str| status["cache"][key].as_u64().unwrap_or_default();
+    assert!(count("hit_count") > 0, "nothing came from the cache");
+    // Reads wholly past the end are smbd's own affair; nearly all others are the daemon's.
     assert!(
-        status["cache"]["hit_count"].as_u64() > Some(0),
-        "nothing came from the cache"
+        count("hit_count") + count("miss_count") >= read_count * 9 / 10,
+        "the daemon saw {} of {read_count} reads",
+        count("hit_count") + count("miss_count")
     );
 }
 

@@ -61,6 +61,36 @@ fn any_piece_of_a_file_is_right() {
     assert!(served_count(&mut world) > 0, "the daemon saw none of this");
 }
 
+#[test]
+fn who_jumps_about_and_then_plays_is_followed_at_once() {
+    let Some(mut world) = World::build(&Setup::default()) else {
+        return;
+    };
+    const LENGTH: usize = 100_000_000;
+    const PIECE: usize = 8192;
+    world.put("clip.mov", 1, LENGTH);
+    let mut hand = Hand::connect(HAND, world.smbd.port());
+    let file = hand.open("clip.mov");
+    for step in 0..60_u64 {
+        let offset = step * 7919 % 12_000 * PIECE as u64;
+        let found = hand.read(file, offset, PIECE);
+        pattern::check(1, offset, &found, "jumping about");
+    }
+    let before = served_count(&mut world);
+    assert!(before < 60, "scattered reads are left to the kernel");
+    for frame in 0..20_u64 {
+        let offset = 50_000_000 + frame * 500_000;
+        pattern::check(1, offset, &hand.read(file, offset, 500_000), "playing");
+    }
+    // All but the first few, in which he might still be jumping.
+    let after = served_count(&mut world);
+    assert!(
+        after >= before + 15,
+        "the daemon answered {} of 20",
+        after - before
+    );
+}
+
 /// One of smbd's ways to read.
 fn check_way(global: &[&str], share: &[&str]) {
     let setup = Setup {
