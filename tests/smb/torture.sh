@@ -19,8 +19,8 @@
 
 quick=(read rw lock rename compound compound_async
 	delete-on-close-perms durable-open durable-v2-open ioctl sharemode deny
-	streams credits fileid)
-slow=(create timestamps oplock lease dir compound_find getinfo setinfo bench
+	streams credits fileid create timestamps)
+slow=(oplock lease dir compound_find getinfo setinfo bench
 	session connect maxfid multichannel kernel-oplocks notify acls
 	durable-v2-delay dosmode maximum_allowed)
 suite_seconds_max=400

@@ -386,10 +386,14 @@ impl Server {
 
     /// Ask whether the stream can be promised its rate; enter it where it then belongs.
     pub(super) fn ask_admission(&mut self, id: StreamId) {
+        let fetched = self.begin_at_reader(id);
         let verdict = self.admission_of(id);
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
         };
+        if verdict.is_err() {
+            stream.fetched = fetched;
+        }
         let Some((rate, _)) = stream.rate else {
             return;
         };
@@ -415,6 +419,26 @@ impl Server {
                 self.block(device_id);
             }
         }
+    }
+
+    /// What was fetched ahead without a contract nobody holds: much of it may be gone again, and each hole would be
+    /// a promised read that goes at once, by itself. A contract begins where the reader is; what is still there is
+    /// passed over and held. Returns up to where it had been fetched.
+    fn begin_at_reader(&mut self, id: StreamId) -> u64 {
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return 0;
+        };
+        let fetched = stream.fetched;
+        if stream.standing != Standing::Contract && stream.frames.is_none() {
+            let reader = stream.consumed.saturating_sub(stream.read_bytes);
+            stream.fetched = match stream.flow {
+                // Pieces are counted whole.
+                Flow::Strided { piece, .. } => reader / piece.max(1) * piece,
+                _ => reader,
+            }
+            .min(fetched);
+        }
+        fetched
     }
 
     fn admission_of(&self, id: StreamId) -> Result<(), Refusal> {
