@@ -21,13 +21,13 @@ pub struct Report {
     pub disk: String,
     /// Players.
     pub streams: u64,
-    /// Of those, under contract (Rushes only).
+    /// Of those, under contract from their first read on (Rushes only).
     pub streams_admitted: u64,
     /// Frames asked of all players.
     pub frames: u64,
     /// Frames past their deadline, of all players; those that never came are among them.
     pub late_frames: u64,
-    /// The same of admitted streams only.
+    /// The same of admitted streams only; of a stream that got its contract later they are in `late_frames` alone.
     pub late_frames_admitted: u64,
     /// Players with a late frame.
     pub late_streams: u64,
@@ -126,7 +126,7 @@ pub struct Timeline {
 pub struct StreamRow {
     /// Stream of the stage.
     pub stream: u64,
-    /// Under contract at some time.
+    /// Under contract from its first read on: every read was due. A promise withdrawn later was one all the same.
     pub admitted: bool,
     /// Its standing when it was last seen, as the daemon says it.
     pub standing: Option<String>,
