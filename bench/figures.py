@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -72,7 +73,7 @@ class Runs:
 
 
 def note_machine(folder):
-    """What the numbers were measured on; never the machine's name."""
+    """What the numbers were measured on; never the machine's name, nor who hosts it."""
     note = folder / "machine.json"
     if note.exists():
         return
@@ -87,7 +88,8 @@ def note_machine(folder):
         "cpu": cpu[0].split(":")[1].strip() if cpu else platform.machine(),
         "cpu_count": os.cpu_count(),
         "memory_kib": int(memory[1]),
-        "kernel": platform.release(),
+        # Its numbers: what follows them names who built it.
+        "kernel": re.match(r"[0-9.]*", platform.release()).group(),
         "samba": said("smbd", "--version"),
         "revision": said("git", "rev-parse", "--short", "HEAD"),
         "uncommitted_changes": bool(said("git", "status", "--porcelain", "--untracked-files=no")),
