@@ -156,7 +156,7 @@ pub(crate) struct CalibrateArgs {
     /// Keep the result for the daemon, in the state folder of the configuration
     #[arg(long)]
     pub(crate) save: bool,
-    /// Fewer requests of each size: seconds instead of minutes, and a rougher model
+    /// Fewer requests of each size: about 8 s instead of a minute, and a rougher model
     #[arg(long)]
     pub(crate) quick: bool,
     /// Measure reads only; writes are then concluded from them

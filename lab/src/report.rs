@@ -21,13 +21,13 @@ pub struct Report {
     pub disk: String,
     /// Players.
     pub streams: u64,
-    /// Of those, under contract (Rushes only).
+    /// Of those, under contract from their first read on (Rushes only).
     pub streams_admitted: u64,
     /// Frames asked of all players.
     pub frames: u64,
     /// Frames past their deadline, of all players; those that never came are among them.
     pub late_frames: u64,
-    /// The same of admitted streams only.
+    /// The same of admitted streams only; of a stream that got its contract later they are in `late_frames` alone.
     pub late_frames_admitted: u64,
     /// Players with a late frame.
     pub late_streams: u64,
@@ -126,7 +126,7 @@ pub struct Timeline {
 pub struct StreamRow {
     /// Stream of the stage.
     pub stream: u64,
-    /// Under contract at some time.
+    /// Under contract from its first read on: every read was due. A promise withdrawn later was one all the same.
     pub admitted: bool,
     /// Its standing when it was last seen, as the daemon says it.
     pub standing: Option<String>,
@@ -324,6 +324,7 @@ impl Report {
 /// The machine, the kernel and the revision that was measured.
 pub fn environment() -> Value {
     let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy();
     let revision = std::process::Command::new("git")
         .args(["describe", "--always", "--dirty", "--abbrev=12"])
         .output()
@@ -338,16 +339,29 @@ pub fn environment() -> Value {
     serde_json::json!({
         "lab_version": env!("CARGO_PKG_VERSION"),
         "git_revision": revision,
-        "kernel": uname.release().to_string_lossy(),
+        "kernel": numbers_of(&release),
         "cpu": cpu,
         "core_count": std::thread::available_parallelism().map(usize::from).unwrap_or(0),
         "memory_bytes": rustix::system::sysinfo().totalram as u64,
     })
 }
 
+/// A kernel's release without what follows its numbers, which names who built it and sometimes where it runs.
+fn numbers_of(release: &str) -> &str {
+    let end = release.find(|c: char| c != '.' && !c.is_ascii_digit());
+    &release[..end.unwrap_or(release.len())]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_kernel_only_its_numbers_are_told() {
+        for release in ["6.1.44", "6.1.44-13-amd64", "6.1.44+deb12"] {
+            assert_eq!(numbers_of(release), "6.1.44");
+        }
+    }
 
     fn played(lateness: &[f32], standings: &[&str]) -> Played {
         Played {

@@ -82,14 +82,20 @@ pub fn all_there(needs: &[Need<'_>]) -> bool {
     if missing.is_empty() {
         return true;
     }
-    let sentence = format!("this test needs {}", missing.join(", "));
+    skip(&format!("this test needs {}", missing.join(", ")));
+    false
+}
+
+/// Say aloud that a test is skipped, and why; it then returns.
+///
+/// Panics   when `RUSHES_TEST_ALL` is 1
+pub fn skip(sentence: &str) {
     assert!(
         std::env::var_os("RUSHES_TEST_ALL").is_none_or(|value| value != "1"),
         "{sentence}; it may not be skipped under RUSHES_TEST_ALL=1"
     );
     // Past libtest, which keeps what passing tests print to itself.
     let _ = writeln!(std::io::stderr(), "SKIPPED: {sentence}");
-    false
 }
 
 /// A program that must be there because [`all_there`] said so.

@@ -133,8 +133,7 @@ fn nothing_is_left_unfinished() {
 fn no_file_names_the_machine_it_was_written_on() {
     // Pieces, so that this file does not complain about itself.
     let machine_paths = [
-        concat!("/wo", "rk/main"),
-        concat!("/wo", "rk/shared"),
+        concat!("/wo", "rk/"),
         concat!("/ro", "ot/"),
         concat!("/ho", "me/"),
         concat!("/tmp/", "target-"),

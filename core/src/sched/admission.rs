@@ -57,7 +57,8 @@ pub struct Device<'a> {
     pub margin_permille: u32,
 }
 
-/// Never promised, so that who has no contract is served at all, and within a minute. Thousandths of the time.
+/// Never promised, so that there is time for who has no contract: `policy` lets one request of theirs through every
+/// 1.5 s, and that must not come out of promises. Thousandths of the time.
 const BEST_EFFORT_PERMILLE: u64 = 20;
 
 /// How far the dry run looks.

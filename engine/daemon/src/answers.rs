@@ -353,6 +353,10 @@ impl Daemon {
     fn apply(&mut self, reloaded: Reloaded) -> Vec<String> {
         let Reloaded { mut config, shares } = reloaded;
         let mut notes = keep_fixed(&self.config, &mut config);
+        let policy_changed = config.policy != self.config.policy;
+        // Before the new shares, which are served as the new file says.
+        let config = Arc::new(config);
+        self.config = config.clone();
         for opened in shares {
             match opened {
                 Ok((share, calibration)) => {
@@ -381,12 +385,11 @@ impl Daemon {
                 Some(_) => {}
             }
         }
-        if config.policy != self.config.policy {
+        if policy_changed {
             notes.push(String::from("the policy changed"));
             self.feed(Event::PolicyChanged(config.policy.clone()));
         }
         notes.push(format!("{} rules are in force", config.rules.len()));
-        self.config = Arc::new(config);
         notes
     }
 }
