@@ -109,6 +109,8 @@ fn limits(config: &Config) -> Limits {
         slot_count: u32::try_from(slot_count).unwrap_or(u32::MAX),
         slot_bytes,
         read_bytes_max: default.read_bytes_max.min(replies),
+        // Half at most: no session may take a small cache from all others.
+        session_pin_bytes_max: default.session_pin_bytes_max.min(config.cache_bytes / 2),
         ..default
     }
 }
