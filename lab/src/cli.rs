@@ -321,6 +321,9 @@ pub struct DemoArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: ServerArgs,
+    /// Print the three reports as one JSON array and nothing else
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What every experiment that takes no player flags plays.
