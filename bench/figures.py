@@ -49,8 +49,9 @@ class Runs:
         command = [str(RUSHES), "lab", *map(str, words), "--json"]
         print(f"-- {label}: rushes {' '.join(command[1:])}", flush=True)
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode != 0:
-            sys.exit(f"figures: {label} failed with exit code {done.returncode}; see above")
+        failed = f"figures: {label} failed with exit code {done.returncode}; see above"
+        if done.returncode != 0 and not done.stdout:
+            sys.exit(failed)
         report = json.loads(done.stdout)
         name = f"{self.figure}-{label}.json"
         # Never over an earlier run of the day: a good one must not hide a bad one.
@@ -59,6 +60,9 @@ class Runs:
             name = f"{self.figure}-{label}.{serial}.json"
             serial += 1
         (self.folder / name).write_text(json.dumps(report, indent=1) + "\n")
+        # Wrong bytes or a failed copy: the report is kept, but is no figure.
+        if done.returncode != 0:
+            sys.exit(failed)
         if "late_frames" in report:
             print(
                 f"   {report['streams']} streams, {report['streams_admitted']} admitted:"

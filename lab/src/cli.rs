@@ -177,7 +177,7 @@ pub struct PlayArgs {
     #[arg(long, value_enum, default_value_t = Kind::Rushes)]
     pub server: Kind,
     /// How many players
-    #[arg(long, default_value_t = 12)]
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..))]
     pub streams: u64,
     #[command(flatten)]
     #[allow(missing_docs)]
@@ -321,6 +321,9 @@ pub struct DemoArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: ServerArgs,
+    /// Print the three reports as one JSON array and nothing else
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What every experiment that takes no player flags plays.

@@ -108,7 +108,12 @@ pub fn demo(args: &DemoArgs, base: &Play) -> Result<()> {
     eprintln!("== what comes out of SMB");
     play.server.kind = Kind::Rushes;
     let proofs = prove(&room, &mut stage, &play, whole[0], &sequence)?;
-    print!("{}", verdict(&reports, &proofs, out)?);
+    if args.json {
+        let all: Vec<&Report> = reports.iter().map(|(_, report)| report).collect();
+        println!("{}", serde_json::to_string(&all)?);
+    } else {
+        print!("{}", verdict(&reports, &proofs, out)?);
+    }
     let clean = reports[0].1.late_frames_admitted == 0 && reports[0].1.bytes_wrong == 0;
     ensure!(
         clean,

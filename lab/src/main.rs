@@ -83,7 +83,7 @@ fn play(args: &PlayArgs) -> Result<()> {
     } else {
         print!("{}", report.table());
     }
-    Ok(())
+    report.check()
 }
 
 fn prepare(room: &Room, play: &Play, args: &StageArgs, quiet: bool) -> Result<Stage> {

@@ -4,6 +4,7 @@
 use crate::copies::Tally;
 use crate::player::Playback;
 use crate::storm;
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -233,6 +234,19 @@ impl Report {
         self.bytes_wrong += tally.bytes_wrong;
     }
 
+    /// A server that gives wrong bytes or breaks off a copy has failed, however early its frames come.
+    ///
+    /// Errors   it did
+    pub fn check(&self) -> Result<()> {
+        ensure!(
+            self.bytes_wrong == 0 && self.copy_failures.is_empty(),
+            "{} wrong bytes and {} failed copies, expected none; the report above has them",
+            self.bytes_wrong,
+            self.copy_failures.len()
+        );
+        Ok(())
+    }
+
     /// For people.
     pub fn table(&self) -> String {
         let mut out = String::new();
@@ -394,5 +408,24 @@ mod tests {
         assert_eq!((report.late_frames, report.late_frames_admitted), (1, 0));
         assert_eq!((report.late_streams, report.streams_admitted), (1, 1));
         assert_eq!(report.worst_lateness_ms, 3.0);
+    }
+
+    #[test]
+    fn wrong_bytes_and_failed_copies_are_failures_and_late_frames_are_not() {
+        let late = Report {
+            late_frames: 9,
+            ..Report::default()
+        };
+        assert!(late.check().is_ok());
+        let wrong = Report {
+            bytes_wrong: 1,
+            ..Report::default()
+        };
+        assert!(wrong.check().is_err());
+        let broken_off = Report {
+            copy_failures: vec![String::from("0 bytes of 5 came")],
+            ..Report::default()
+        };
+        assert!(broken_off.check().is_err());
     }
 }

@@ -37,12 +37,15 @@ impl Disk {
     /// A tmpfs, which has no direct I/O.
     pub fn tmpfs(scratch: &Scratch, bytes: u64) -> Disk {
         let mount = scratch.folder("disk");
-        run(Command::new("mount")
-            .args(["-t", "tmpfs", "-o"])
-            .arg(format!("size={bytes}"))
-            .arg("tmpfs")
-            .arg(&mount));
+        mount_tmpfs(&mount, bytes);
         Disk { mount, slow: None }
+    }
+
+    /// A tmpfs on a new folder of it. It goes with the scratch folder.
+    pub fn mount_tmpfs(&self, folder: &str, bytes: u64) {
+        let inner = self.mount.join(folder);
+        fs::create_dir(&inner).expect("our own disk");
+        mount_tmpfs(&inner, bytes);
     }
 
     /// An ext4 on the lab's slow disk, its timing off: as fast as memory until it is told otherwise.
@@ -127,6 +130,14 @@ impl Drop for Disk {
             );
         }
     }
+}
+
+fn mount_tmpfs(folder: &Path, bytes: u64) {
+    run(Command::new("mount")
+        .args(["-t", "tmpfs", "-o"])
+        .arg(format!("size={bytes}"))
+        .arg("tmpfs")
+        .arg(folder));
 }
 
 /// Run to the end.

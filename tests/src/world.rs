@@ -43,6 +43,8 @@ pub struct Setup {
     pub more: String,
     /// Whether a daemon runs.
     pub daemon: bool,
+    /// A folder of the share on which a small tmpfs is mounted before anything is started.
+    pub tmpfs_on: Option<&'static str>,
 }
 
 impl Default for Setup {
@@ -56,6 +58,7 @@ impl Default for Setup {
             server: String::new(),
             more: String::new(),
             daemon: true,
+            tmpfs_on: None,
         }
     }
 }
@@ -102,6 +105,9 @@ impl World {
             Backing::Tmpfs => Disk::tmpfs(&scratch, 256 << 20),
         };
         fs::set_permissions(disk.path(), fs::Permissions::from_mode(0o777)).expect("our own mount");
+        if let Some(folder) = setup.tmpfs_on {
+            disk.mount_tmpfs(folder, 64 << 20);
+        }
         let daemon = setup.daemon.then(|| {
             Daemon::start(
                 &scratch,

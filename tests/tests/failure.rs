@@ -5,7 +5,13 @@
 use rushes_tests::hand::Hand;
 use rushes_tests::pattern;
 use rushes_tests::world::{Backing, Setup, World};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind,
+    listen, recv, send, socket_with,
+};
+use std::path::Path;
 use std::process::Command;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 const HAND: &str = env!("CARGO_BIN_EXE_smb-hand");
@@ -235,4 +241,89 @@ fn something_else_on_the_socket_means_plain_io() {
     std::fs::remove_file(&socket).unwrap();
     std::fs::write(&socket, "not a socket").unwrap();
     assert!(first_bytes(&world) < Duration::from_secs(1));
+}
+
+/// Listens where the daemon would, hears one door's greeting and welcomes it in the next version. Tells when.
+fn newer_daemon(socket: &Path) -> Receiver<()> {
+    let (unix, packets) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let listener = socket_with(unix, packets, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+    listen(&listener, 4).unwrap();
+    let (greeted, is_greeted) = channel();
+    std::thread::spawn(move || {
+        let door = accept(&listener).unwrap();
+        let mut packet = [0; 4096];
+        let (count, _) = recv(&door, &mut packet, RecvFlags::empty()).unwrap();
+        // Magic, version, message, zero: CONNECT (1) in its version becomes WELCOME (2) in the next.
+        assert!(count >= 64 && packet[8] == 1, "{:?}", &packet[..count]);
+        packet[4] += 1;
+        packet[8] = 2;
+        send(&door, &packet[..64], SendFlags::NOSIGNAL).unwrap();
+        greeted.send(()).unwrap();
+        // Until it closes, as it should.
+        let _ = recv(&door, &mut packet, RecvFlags::empty());
+    });
+    is_greeted
+}
+
+#[test]
+fn a_daemon_of_another_version_means_plain_io_with_one_line_in_the_log() {
+    let Some(world) = World::build(&Setup {
+        daemon: false,
+        ..Setup::default()
+    }) else {
+        return;
+    };
+    world.put("clip.mov", 1, LENGTH);
+    // The first connection pays for loading libraries; nobody listens yet.
+    first_bytes(&world);
+    let socket = rushes_tests::daemon::Daemon::session_socket(&world.scratch);
+    let newer = newer_daemon(&socket);
+    let time = first_bytes(&world);
+    assert!(
+        time < Duration::from_secs(1),
+        "{time:?} with a newer daemon"
+    );
+    newer
+        .recv_timeout(Duration::from_secs(10))
+        .expect("the door greets");
+    let log = world.smbd.log();
+    let lines = log
+        .lines()
+        .filter(|l| l.contains("install door and daemon of one release"));
+    assert_eq!(lines.count(), 1, "{log}");
+}
+
+#[test]
+fn files_on_another_mount_in_the_share_are_read_plainly() {
+    let Some(mut world) = World::build(&Setup {
+        tmpfs_on: Some("inner"),
+        ..Setup::default()
+    }) else {
+        return;
+    };
+    // Neither served nor cold: it is in memory only.
+    world.write("inner/clip.mov", 3, LENGTH);
+    world.write("inner/other.mov", 4, LENGTH);
+    let mut hand = Hand::connect(HAND, world.smbd.port());
+    for (name, seed) in [("inner/clip.mov", 3), ("inner/other.mov", 4)] {
+        let file = hand.open(name);
+        let found = hand.read(file, 0, LENGTH);
+        pattern::check(seed, 0, &found, name);
+    }
+    let daemon = world.daemon();
+    let status = daemon.wait_for("both were offered", |status| {
+        status["daemon"]["plain_open_count"] == 2
+    });
+    assert_eq!(status["cache"]["hit_count"], 0, "{status:#}");
+    assert_eq!(status["cache"]["miss_count"], 0, "{status:#}");
+    let log = daemon.log();
+    let lines = log.lines().filter(|l| l.contains("a file is not served"));
+    assert_eq!(lines.count(), 1, "{log}");
+    // Its neighbours are served.
+    world.put("clip.mov", 1, LENGTH);
+    let file = hand.open("clip.mov");
+    pattern::check(1, 0, &hand.read(file, 0, 100_000), "beside the mount");
+    let status = world.daemon().status();
+    assert_ne!(status["cache"]["miss_count"], 0, "{status:#}");
 }

@@ -430,13 +430,8 @@ impl Server {
         };
         let fetched = stream.fetched;
         if stream.standing != Standing::Contract && stream.frames.is_none() {
-            let reader = stream.consumed.saturating_sub(stream.read_bytes);
-            stream.fetched = match stream.flow {
-                // Pieces are counted whole.
-                Flow::Strided { piece, .. } => reader / piece.max(1) * piece,
-                _ => reader,
-            }
-            .min(fetched);
+            // Pieces are counted whole, and so is what he has asked for: that is on its way to him.
+            stream.fetched = stream.consumed.min(fetched);
         }
         fetched
     }

@@ -2,6 +2,7 @@
 //! Why the daemon does not start, or had to stop.
 
 use crate::config::ConfigError;
+use crate::config::amount::show_size;
 use rushes_sys::SysError;
 use std::fmt;
 use std::io;
@@ -12,6 +13,13 @@ use std::path::PathBuf;
 pub enum ServeError {
     /// The configuration.
     Config(ConfigError),
+    /// The cache does not fit the machine.
+    Memory {
+        /// `cache.bytes`.
+        want: u64,
+        /// What the machine has. Units: bytes.
+        total: u64,
+    },
     /// The folder of the sockets cannot be made or entered.
     RuntimeDir {
         /// Which.
@@ -50,6 +58,12 @@ impl fmt::Display for ServeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ServeError::Config(error) => error.fmt(f),
+            ServeError::Memory { want, total } => write!(
+                f,
+                "cache.bytes is {}, the machine has {} in all; set it to at most half of that",
+                show_size(*want),
+                show_size(*total >> 20 << 20)
+            ),
             ServeError::RuntimeDir { dir, source } => write!(
                 f,
                 "the runtime folder {} cannot be used: {source}; expected a folder that only root \
@@ -85,7 +99,7 @@ impl std::error::Error for ServeError {
             ServeError::RuntimeDir { source, .. }
             | ServeError::Share { source, .. }
             | ServeError::Listen { source, .. } => Some(source),
-            ServeError::Running { .. } => None,
+            ServeError::Running { .. } | ServeError::Memory { .. } => None,
             ServeError::System(source) => Some(source),
         }
     }

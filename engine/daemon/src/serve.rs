@@ -25,6 +25,13 @@ use std::sync::Arc;
 /// Errors   everything that keeps the daemon from starting, as a sentence with its remedy.
 pub fn serve(config: Config) -> Result<(), ServeError> {
     process::raise_descriptor_limit();
+    // Else the kernel would find out, and end somebody else.
+    if let Some(total) = crate::doctor::memory_too_small_for(config.cache_bytes) {
+        return Err(ServeError::Memory {
+            want: config.cache_bytes,
+            total,
+        });
+    }
     let runtime = RuntimeDir::take(&config.runtime_dir)?;
     let shares = config
         .shares
@@ -109,6 +116,8 @@ fn limits(config: &Config) -> Limits {
         slot_count: u32::try_from(slot_count).unwrap_or(u32::MAX),
         slot_bytes,
         read_bytes_max: default.read_bytes_max.min(replies),
+        // Half at most: no session may take a small cache from all others.
+        session_pin_bytes_max: default.session_pin_bytes_max.min(config.cache_bytes / 2),
         ..default
     }
 }

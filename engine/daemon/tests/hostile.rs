@@ -11,12 +11,13 @@ use fuser::{
 };
 use rushes_core::format::{RING_ENTRIES, VERSION, message, op};
 use rushes_shm::client::Client;
-use rushes_sys::socket;
+use rushes_sys::{Access, Mapping, socket};
 use rustix::fs::{Mode, OFlags, open as open_fd};
 use rustix::mount::{UnmountFlags, unmount};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -278,6 +279,46 @@ fn broken_rings_end_the_session() {
         .status_when("nothing pinned by the dead", |status| {
             status.sessions.len() == 1 && status.cache.pinned_count <= 2
         });
+    world.end();
+}
+
+#[test]
+fn a_read_only_descriptor_gives_no_way_to_write() {
+    let world = World::new();
+    let path = world.share.0.join("honest.mov");
+    let honest = File::open(&path).unwrap();
+    let modified = honest.metadata().unwrap().modified().unwrap();
+    let before = world.expelled();
+    // Every number an operation could have been given, and some that are far off.
+    let known = [op::READ, op::READ_END, op::CLOSE, op::CHANGED, op::GONE];
+    let numbers = (0..256)
+        .chain((8..32).map(|bit| 1u32 << bit))
+        .chain([u32::MAX]);
+    let unknown: Vec<u32> = numbers.filter(|number| !known.contains(number)).collect();
+    for number in &unknown {
+        let mut raw = world.raw();
+        raw.open(1, &honest);
+        raw.request([1, u64::from(*number) | 1 << 32, 0, 4096, 0, 0, 0, 0]);
+        raw.expect_put_out(&format!("operation {number}"));
+    }
+    assert_eq!(world.expelled() - before, unknown.len() as u64);
+
+    // Nor by way of the memory in which the file's bytes lie.
+    let mut raw = world.raw();
+    raw.open(1, &honest);
+    raw.read(1, 1, 0, 4096);
+    assert_eq!(raw.reply(), (1, 0, 1));
+    assert!(Mapping::shared(&raw.data, 4096, Access::Read).is_ok());
+    let writable = Mapping::shared(&raw.data, 4096, Access::ReadWrite);
+    let refused = writable.map(drop).expect_err("a descriptor for reading");
+    assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
+    let data = File::from(raw.data.try_clone().unwrap());
+    assert!(data.write_at(b"harm", 0).is_err());
+    assert!(data.set_len(0).is_err());
+
+    assert!(std::fs::read(&path).unwrap() == pattern(7, 3 << 20));
+    assert_eq!(honest.metadata().unwrap().modified().unwrap(), modified);
+    drop(raw);
     world.end();
 }
 

@@ -11,9 +11,12 @@ use fuser::{
 };
 use rushes_shm::client::{Client, ReadError};
 use std::ffi::OsStr;
+use std::fs::File;
+use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::mpsc::channel;
-use std::time::{Duration, UNIX_EPOCH};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+use support::raw::Raw;
 use support::*;
 
 const FILE_BYTES: u64 = 16 << 20;
@@ -132,27 +135,68 @@ fn a_read_error_reaches_its_reader_and_the_stream_goes_on() {
     drop(mounted);
 }
 
+/// What one session may hold of the cache that these tests have: half of its 64 buffers.
+const PIN_COUNT_MAX: u64 = 32;
+/// How long somebody is watched who must wait.
+const WATCHED: Duration = Duration::from_millis(300);
+
+/// A session that reads a megabyte at each of these places and gives nothing back; the place is the read's number.
+fn hoarder(daemon: &Daemon, file: &File, places: Range<u64>) -> Raw {
+    let mut raw = Raw::connect(&daemon.session_socket());
+    raw.open(1, file);
+    for place in places {
+        raw.read(place, 1, place << 20, 1 << 20);
+        assert_eq!(raw.reply(), (place, 0, 1));
+    }
+    raw
+}
+
 #[test]
-fn with_every_buffer_in_one_clients_hands_others_wait_and_then_go_on() {
+fn one_client_holds_half_the_cache_at_most_and_waits_alone() {
     let share = Folder::below(&std::env::temp_dir());
     let daemon = Daemon::start(&share.0, "");
-    let whole = pattern(4, 100 << 20);
+    let small = pattern(5, 2 << 20);
+    std::fs::write(share.0.join("big.mov"), pattern(4, 40 << 20)).unwrap();
+    std::fs::write(share.0.join("small.mov"), &small).unwrap();
+    let file = File::open(share.0.join("big.mov")).unwrap();
+    let mut greedy = hoarder(&daemon, &file, 0..PIN_COUNT_MAX);
+    assert_eq!(u64::from(daemon.status().cache.pinned_count), PIN_COUNT_MAX);
+
+    greedy.read(PIN_COUNT_MAX, 1, PIN_COUNT_MAX << 20, 1000);
+    let watched = Instant::now() + WATCHED;
+    let mut other = daemon.connect();
+    let (_file, handle) = open(&mut other, &share.0, "small.mov");
+    let mut count = 0;
+    while Instant::now() < watched || count == 0 {
+        let at = count * 77_777 % (1 << 20);
+        let bytes = read(&mut other, handle, at as u64, 100_000);
+        assert!(bytes == small[at..at + 100_000], "wrong bytes at {at}");
+        count += 1;
+    }
+    assert!(!greedy.has_reply(), "more than half the cache was given");
+
+    greedy.read_end(0);
+    assert_eq!(greedy.reply(), (PIN_COUNT_MAX, 0, 1));
+    drop(greedy);
+    daemon.status_when("everything given back", |status| {
+        status.cache.pinned_count == 0
+    });
+}
+
+#[test]
+fn with_every_buffer_in_others_hands_a_client_waits_and_then_goes_on() {
+    let share = Folder::below(&std::env::temp_dir());
+    let daemon = Daemon::start(&share.0, "");
+    let whole = pattern(4, 80 << 20);
     std::fs::write(share.0.join("big.mov"), &whole).unwrap();
     std::fs::write(share.0.join("small.mov"), pattern(5, 2 << 20)).unwrap();
-    let mut hoarder = daemon.connect();
-    let (_file, handle) = open(&mut hoarder, &share.0, "big.mov");
-    let mut leases = Vec::new();
-    // The cache has 64 buffers; leases are taken as long as they are given at once.
-    for slot in 0..60u64 {
-        match hoarder.lease(handle, 1 << 20, slot << 20) {
-            Ok(lease) => leases.push(lease),
-            Err(error) => panic!("lease {slot}: {error:?}"),
-        }
-    }
-    let pinned = daemon.status().cache.pinned_count;
-    assert!(pinned >= 60, "{pinned}");
+    let file = File::open(share.0.join("big.mov")).unwrap();
+    let first = hoarder(&daemon, &file, 0..PIN_COUNT_MAX);
+    let second = hoarder(&daemon, &file, PIN_COUNT_MAX..2 * PIN_COUNT_MAX);
+    let cache = daemon.status().cache;
+    assert_eq!(cache.pinned_count, cache.buffer_count, "{cache:?}");
 
-    // Somebody else reads more than what is left; it may take its time, but never wrong bytes.
+    // Somebody else has to wait; he may take his time, but never gets wrong bytes.
     let (socket, folder) = (daemon.session_socket(), share.0.clone());
     let (done, is_done) = channel();
     let reader = std::thread::spawn(move || {
@@ -163,17 +207,22 @@ fn with_every_buffer_in_one_clients_hands_others_wait_and_then_go_on() {
             let bytes = read(&mut client, handle, at, 100_000);
             let expect = &pattern(5, 2 << 20)[at as usize..at as usize + 100_000];
             assert!(bytes == expect, "round {round}");
+            done.send(round).unwrap();
         }
-        done.send(()).unwrap();
     });
+    assert_eq!(
+        is_done.recv_timeout(WATCHED),
+        Err(RecvTimeoutError::Timeout)
+    );
     // The daemon is as responsive as ever meanwhile.
     daemon.status();
-    for lease in leases.drain(..) {
-        hoarder.lease_end(lease.id);
-    }
-    is_done.recv_timeout(Duration::from_secs(20)).unwrap();
+    drop((first, second));
+    while is_done.recv_timeout(Duration::from_secs(20)).unwrap() != 19 {}
     reader.join().unwrap();
-    assert!(read(&mut hoarder, handle, 70 << 20, 1000) == whole[70 << 20..(70 << 20) + 1000]);
+    let mut late = daemon.connect();
+    let (_file, handle) = open(&mut late, &share.0, "big.mov");
+    assert!(read(&mut late, handle, 70 << 20, 1000) == whole[70 << 20..(70 << 20) + 1000]);
+    drop(late);
     daemon.status_when("everything given back", |status| {
         status.cache.pinned_count == 0
     });
@@ -194,18 +243,14 @@ fn a_truncated_file_ends_where_it_ends() {
         .arg(&path)
         .status();
     assert!(cut.unwrap().success());
-    let end = std::time::Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + Duration::from_secs(5);
     loop {
         let rest = read(&mut client, handle, 2_900_000, 1 << 20);
         if rest.len() == 100_000 {
             assert!(rest == pattern(6, 3_000_000)[2_900_000..]);
             break;
         }
-        assert!(
-            std::time::Instant::now() < end,
-            "{} bytes are left",
-            rest.len()
-        );
+        assert!(Instant::now() < end, "{} bytes are left", rest.len());
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(read(&mut client, handle, 4 << 20, 10).len(), 0);

@@ -49,7 +49,12 @@ pub fn parse_size(text: &str) -> Option<u64> {
 }
 
 /// A bitrate. Units: bits/s. `"100M"`, `"100 Mb/s"`, `"100Mbit"`, `"100Mbps"`.
+///
+/// A capital B before `/s` is a byte (`"100MB/s"`), eight times as much: it is refused rather than guessed at.
 pub fn parse_bitrate(text: &str) -> Option<u64> {
+    if text.trim().ends_with("B/s") || text.trim().ends_with("Bps") {
+        return None;
+    }
     let lower = text.trim().to_ascii_lowercase();
     let bare = ["bit/s", "bits/s", "b/s", "bps", "bits", "bit"]
         .iter()
@@ -145,6 +150,8 @@ mod tests {
             ("48k", Some(48_000)),
             ("100000000", Some(100_000_000)),
             ("100 MB", None),
+            ("100MB/s", None),
+            ("100 MBps", None),
             ("100MiB", None),
             ("fast", None),
         ] {

@@ -70,13 +70,20 @@ fn fanotify() -> Finding {
     }
 }
 
+/// The machine's memory when a cache of `want` bytes does not fit it.
+pub(crate) fn memory_too_small_for(want: u64) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = meminfo(&text, "MemTotal:");
+    (total > 0 && want.saturating_add(SPARE_BYTES) > total).then_some(total)
+}
+
 fn memory(config: &Config, findings: &mut Vec<Finding>) {
     let want = config.cache_bytes;
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = meminfo(&text, "MemTotal:");
     let available = meminfo(&text, "MemAvailable:");
     let running = config.runtime_dir.join("control.sock").exists();
-    if total > 0 && want + SPARE_BYTES > total {
+    if memory_too_small_for(want).is_some() {
         findings.push(Finding::of(
             Level::Error,
             AREA,

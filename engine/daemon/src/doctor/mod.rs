@@ -10,6 +10,7 @@ mod samba;
 mod shares;
 
 use crate::config::{Config, ConfigError};
+pub(crate) use machine::memory_too_small_for;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 

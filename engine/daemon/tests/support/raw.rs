@@ -91,6 +91,8 @@ pub(crate) fn answer(socket: &OwnedFd, patience: Duration) -> Answer {
 pub(crate) struct Raw {
     pub(crate) socket: OwnedFd,
     pub(crate) memory: Mapping,
+    /// The data segment, as the daemon gave it.
+    pub(crate) data: OwnedFd,
     wake_daemon: OwnedFd,
     tail: u32,
     reply_head: u32,
@@ -107,6 +109,7 @@ impl Raw {
             socket,
             memory,
             wake_daemon: fds.remove(2),
+            data: fds.remove(0),
             tail: 0,
             reply_head: 0,
         }
@@ -145,10 +148,20 @@ impl Raw {
         self.request([id, what, offset, length, 0, 0, 0, 0]);
     }
 
+    /// Give back what a read got.
+    pub(crate) fn read_end(&mut self, id: u64) {
+        self.request([id, u64::from(op::READ_END), 0, 0, 0, 0, 0, 0]);
+    }
+
+    /// Whether a reply waits to be taken.
+    pub(crate) fn has_reply(&self) -> bool {
+        self.memory.word32(ring::REPLY_TAIL).load(Ordering::Acquire) != self.reply_head
+    }
+
     /// The next reply: id, errno, slot count.
     pub(crate) fn reply(&mut self) -> (u64, u32, u32) {
         let end = Instant::now() + Duration::from_secs(10);
-        while self.memory.word32(ring::REPLY_TAIL).load(Ordering::Acquire) == self.reply_head {
+        while !self.has_reply() {
             assert!(Instant::now() < end, "no reply");
             std::thread::sleep(Duration::from_millis(1));
         }

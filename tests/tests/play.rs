@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes lab play` from end to end, small: it plays, says what it must, and leaves nothing behind. How late
+//! frames are is measured elsewhere; machines that test are busy.
+
+use rushes_tests::disk::Disk;
+use rushes_tests::needs::{self, Need, all_there};
+use rushes_tests::scratch::Scratch;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+const STREAMS: u64 = 2;
+const SECONDS: u64 = 3;
+const CACHE_BYTES: u64 = 64 << 20;
+
+fn play(scratch: &Scratch, disk: &Disk, rooms: &Path, flags: &[&str]) -> Value {
+    let module = needs::module().expect("checked before");
+    let output = Command::new(needs::path_of("rushes"))
+        .args(["lab", "play", "--json", "--bitrate", "20M"])
+        .args(["--streams", &STREAMS.to_string()])
+        .args(["--seconds", &SECONDS.to_string()])
+        .args(["--cache", &CACHE_BYTES.to_string()])
+        .arg("--disk")
+        .arg(disk.path())
+        .arg("--module")
+        .arg(module)
+        .args(flags)
+        .env("TMPDIR", rooms)
+        .current_dir(scratch.path())
+        .output()
+        .expect("rushes starts");
+    assert!(
+        output.status.success(),
+        "{flags:?}: {}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{flags:?}: {error} in {text}"))
+}
+
+/// The fields by which runs are compared: there, of their kind, and possible.
+fn check(report: &Value, flags: &[&str], frames_per_s: u64) {
+    let number = |name: &str| {
+        report[name]
+            .as_f64()
+            .unwrap_or_else(|| panic!("{flags:?}: {name} is {}", report[name]))
+    };
+    let count = |name: &str| {
+        report[name]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{flags:?}: {name} is {}", report[name]))
+    };
+    assert_eq!(count("streams"), STREAMS);
+    assert_eq!(count("frames"), STREAMS * SECONDS * frames_per_s);
+    assert!(count("streams_admitted") <= STREAMS);
+    assert!(count("late_streams") <= STREAMS);
+    assert!(count("late_frames") <= count("frames"));
+    assert!(count("late_frames_admitted") <= count("late_frames"));
+    assert!(number("worst_lateness_ms").is_finite());
+    assert!(number("first_frame_ms_max") > 0.0);
+    assert!(number("server_cpu_s") >= 0.0);
+    assert_eq!(count("copy_bytes"), 0, "nobody copied");
+    assert_eq!(count("bytes_wrong"), 0, "{flags:?}: {report:#}");
+    assert_eq!(report["start"], "staggered");
+    assert_eq!(count("cache_bytes_max"), CACHE_BYTES);
+    assert_eq!(report["errors"], Value::Array(Vec::new()), "{flags:?}");
+}
+
+/// Names of what still uses this folder: processes, mounts, loop devices, and what lies in it.
+fn left_in(folder: &Path) -> Vec<String> {
+    let name = folder.to_string_lossy().into_owned();
+    let entries = |of: &str| fs::read_dir(of).into_iter().flatten().flatten();
+    let says = |path: &Path| {
+        let text = fs::read(path).unwrap_or_default();
+        String::from_utf8_lossy(&text).replace('\0', " ")
+    };
+    let processes = entries("/proc").map(|entry| entry.path().join("cmdline"));
+    let loops = entries("/sys/block").map(|entry| entry.path().join("loop/backing_file"));
+    let users = processes
+        .chain(loops)
+        .map(|path| says(&path))
+        .filter(|text| text.contains(&name));
+    let mounts = says(Path::new("/proc/self/mountinfo"));
+    let mounts = mounts.lines().filter(|line| line.contains(&name));
+    users
+        .chain(mounts.map(str::to_owned))
+        .chain(entries(&name).map(|entry| entry.path().display().to_string()))
+        .collect()
+}
+
+#[test]
+fn every_server_and_door_plays_and_says_what_the_reference_promises() {
+    let programs = ["rushes", "rushes-lab", "smbd", "pdbedit", "mkfs.ext4"];
+    let needed: Vec<Need<'_>> = [Need::Root, Need::Module]
+        .into_iter()
+        .chain(programs.map(Need::Program))
+        .collect();
+    if !all_there(&needed) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = Disk::ext4(&scratch, 256 << 20);
+    let rooms = scratch.folder("rooms");
+    // Copies are left out: each needs two files larger than the cache, hundreds of megabytes.
+    let runs: [(&[&str], u64); 4] = [
+        (&["--server", "rushes", "--door", "smb"], 25),
+        (&["--server", "stock", "--door", "smb"], 25),
+        (&["--server", "rushes", "--door", "local"], 25),
+        (&["--server", "rushes", "--door", "smb", "--sequence"], 24),
+    ];
+    for (flags, frames_per_s) in runs {
+        let report = play(&scratch, &disk, &rooms, flags);
+        check(&report, flags, frames_per_s);
+        assert_eq!(report["server"], flags[1]);
+        assert_eq!(report["door"], flags[3]);
+        assert_eq!(report["sequence"], flags.contains(&"--sequence"));
+        assert_eq!(left_in(&rooms), Vec::<String>::new(), "{flags:?}");
+    }
+}
