@@ -50,9 +50,13 @@ fn text(admission: &Admission) -> String {
         let word = if verdict.admitted { "yes" } else { "no" };
         out += &format!("{}: {word}, {asked}: {}\n", verdict.device, verdict.reason);
         out += &format!(
-            "    left for contracts: {}; room for {} more of this rate\n",
-            show::byte_rate(verdict.left_bytes_per_s),
-            verdict.more_count
+            "    room for {} {} of this rate, {}\n",
+            verdict.more_count,
+            if verdict.admitted { "more" } else { "now" },
+            match verdict.admitted {
+                true => format!("{} with these", show::byte_rate(verdict.left_bytes_per_s)),
+                false => show::byte_rate(verdict.left_bytes_per_s),
+            }
         );
         if verdict.guessed_model {
             out += "    the device was never measured, this rests on a cautious guess: rushes \
@@ -88,7 +92,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("left for contracts: 14.0 MB/s; room for 1 more"),
+            text.contains("room for 1 now of this rate, 14.0 MB/s"),
             "{text}"
         );
         assert!(text.contains("rushes calibrate"), "{text}");

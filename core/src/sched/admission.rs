@@ -105,6 +105,11 @@ pub fn dry_run(
     play(device, now, players, device.margin_permille, order)
 }
 
+/// Whether everybody will be in time as things stand, as far as can be seen, whatever the long run says.
+pub fn in_time(device: &Device<'_>, now: Instant, players: &[Player], order: &mut Order) -> bool {
+    play(device, now, players, 0, order).is_ok()
+}
+
 /// Play the scheduler forward on a device that is so many thousandths slower.
 fn play(
     device: &Device<'_>,

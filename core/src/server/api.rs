@@ -478,7 +478,7 @@ pub struct Verdict {
     pub admitted: bool,
     /// A sentence: what decides.
     pub reason: String,
-    /// How many more of that rate could be added (0 when not admitted; at most 1000).
+    /// How many more of that rate could be added (when not admitted: how many in all; at most 1000).
     pub more_count: u32,
     /// Bytes a second left for contracts at that rate's request size.
     pub left: BytesPerSecond,

@@ -565,6 +565,17 @@ impl Server {
         if now.since(device.overloaded_since) < OVERLOAD_PATIENCE {
             return;
         }
+        // What is buffered may outlast the slowness. A promise is broken when another would be, not before.
+        let described = admission::Device {
+            model: &device.model,
+            free_at: device.free_at(now),
+            head: device.head,
+            chunk: self.limits.chunk_bytes_max,
+            margin_permille: self.policy.margin_permille,
+        };
+        if admission::in_time(&described, now, &players, &mut Order::default()) {
+            return;
+        }
         device.overloaded_since = Instant::NEVER;
         let Some(&newest) = device.contracts.last() else {
             return;
@@ -714,7 +725,7 @@ impl Server {
                 high = middle;
             }
         }
-        let more_count = if result.is_ok() { low - count } else { 0 };
+        let more_count = if result.is_ok() { low - count } else { low };
         let fits = low;
         let reason = match result {
             Ok(()) => alloc::format!(
