@@ -246,20 +246,25 @@ fn something_else_on_the_socket_means_plain_io() {
 /// Listens where the daemon would, hears one door's greeting and welcomes it in the next version. Tells when.
 fn newer_daemon(socket: &Path) -> Receiver<()> {
     let (unix, packets) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-    let listener = socket_with(unix, packets, SocketFlags::CLOEXEC, None).unwrap();
-    bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
-    listen(&listener, 4).unwrap();
+    let listener =
+        socket_with(unix, packets, SocketFlags::CLOEXEC, None).expect("a socket of our own");
+    bind(
+        &listener,
+        &SocketAddrUnix::new(socket).expect("a socket of our own"),
+    )
+    .expect("a socket of our own");
+    listen(&listener, 4).expect("a socket of our own");
     let (greeted, is_greeted) = channel();
     std::thread::spawn(move || {
-        let door = accept(&listener).unwrap();
+        let door = accept(&listener).expect("the door connects");
         let mut packet = [0; 4096];
-        let (count, _) = recv(&door, &mut packet, RecvFlags::empty()).unwrap();
+        let (count, _) = recv(&door, &mut packet, RecvFlags::empty()).expect("the door says hello");
         // Magic, version, message, zero: CONNECT (1) in its version becomes WELCOME (2) in the next.
         assert!(count >= 64 && packet[8] == 1, "{:?}", &packet[..count]);
         packet[4] += 1;
         packet[8] = 2;
-        send(&door, &packet[..64], SendFlags::NOSIGNAL).unwrap();
-        greeted.send(()).unwrap();
+        send(&door, &packet[..64], SendFlags::NOSIGNAL).expect("the door listens");
+        greeted.send(()).expect("the test waits for it");
         // Until it closes, as it should.
         let _ = recv(&door, &mut packet, RecvFlags::empty());
     });
