@@ -305,7 +305,12 @@ def main():
     # In memory, as the modelled disk is anyway: a real disk below it would have timing of its own.
     kept_by_user = os.environ.get("RUSHES_LAB_KEEP")
     with tempfile.TemporaryDirectory(prefix="rushes-figures.", dir="/dev/shm") as scratch:
-        codes = [known[word](Runs(word, kept_by_user or scratch)) for word in words]
+        try:
+            codes = [known[word](Runs(word, kept_by_user or scratch)) for word in words]
+        finally:
+            # A kept disk outlives its run; without its folder nobody could take it down, and it holds its memory.
+            if not kept_by_user:
+                subprocess.run([str(RUSHES), "lab", "clean", "--kept", scratch], check=False)
     return max(codes)
 
 
