@@ -893,3 +893,27 @@ fn scattered_reads_are_left_to_the_kernel_until_something_is_promised_beside_the
     assert_eq!(bench.length(201), Some(8192));
     assert!(bench.server.devices()[0].request_count[1] > asked[1]);
 }
+
+#[test]
+fn rate_that_is_known_only_after_large_first_reads_makes_a_contract() {
+    let mut bench = Bench::new(1024);
+    bench.session(1);
+    bench.open(1, 1, "clip.mov", facts(1, 900 * MIB));
+    // Two reads of 8 MiB in flight, as smbclient has them; the header is understood meanwhile.
+    bench.read(1, 1, 1, 0, 8 * MIB);
+    bench.read(1, 1, 2, 8 * MIB, 8 * MIB);
+    let rate = BytesPerSecond::from_bits(39_300_000);
+    bench.step(Event::Hint {
+        file: FileId(1),
+        hint: RateHint::Rate(rate, RateSource::Header),
+    });
+    bench.run(8);
+    bench.read(1, 1, 3, 16 * MIB, 8 * MIB);
+    bench.run(8);
+    assert_eq!(
+        bench.standing(),
+        Standing::Contract,
+        "{:?}",
+        bench.server.streams(bench.now)[0].refusal
+    );
+}
