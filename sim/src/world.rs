@@ -549,15 +549,21 @@ impl World {
             };
             return self.queue.push(at, opened);
         }
+        let owner = Owner::Open {
+            client,
+            life,
+            handle,
+            file,
+            left: left - 1,
+        };
+        self.small_read(disk, owner);
+    }
+
+    /// A page of metadata, anywhere on the disk.
+    fn small_read(&mut self, disk: DeviceId, owner: Owner) {
         let size = self.disks[disk.0 as usize].truth.size.0;
         let job = Job {
-            owner: Owner::Open {
-                client,
-                life,
-                handle,
-                file,
-                left: left - 1,
-            },
+            owner,
             file: None,
             range: ByteRange::new(self.prng.below(size) & !4095, 4096),
             write: false,
@@ -611,22 +617,13 @@ impl World {
         if over {
             return;
         }
-        let size = it.truth.size.0;
         let gap = NS_PER_S / faults.storm_per_second.max(1);
         let full = it.depth() >= 64;
         let at = self.now + Duration(self.prng.between(gap / 2, gap + gap / 2));
         self.queue.push(at, What::Storm { disk });
         // A crowd of metadata readers waits for its own answers, so the queue is bounded.
         if !full {
-            let job = Job {
-                owner: Owner::Storm,
-                file: None,
-                range: ByteRange::new(self.prng.below(size) & !4095, 4096),
-                write: false,
-                class: IoClass::BestEffort,
-                arrived: self.now,
-            };
-            self.submit(disk, job);
+            self.small_read(disk, Owner::Storm);
         }
     }
 

@@ -94,8 +94,7 @@ impl RefinedModel {
 
     /// Time a read will take: to get `distance` away and move `count` bytes.
     pub fn read(&self, distance: u64, count: u64) -> Duration {
-        let model = &self.base.read;
-        self.scaled(model.positioning(distance, self.base.size) + model.transfer(count))
+        self.scaled(self.calibrated_read(distance, count))
     }
 
     /// The same by the calibration alone: what [`RefinedModel::observed`] is told was predicted.

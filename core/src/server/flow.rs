@@ -492,13 +492,7 @@ impl Server {
                 needed: ByteCount(promised.least_bytes),
             });
         }
-        let described = admission::Device {
-            model: &entry.model,
-            free_at: entry.free_at(now),
-            head: entry.head,
-            chunk: self.limits.chunk_bytes_max,
-            margin_permille: self.policy.margin_permille,
-        };
+        let described = entry.described(now, &self.limits, &self.policy);
         admission::dry_run(&described, now, players, &mut Order::default())
     }
 
@@ -566,13 +560,7 @@ impl Server {
             return;
         }
         // What is buffered may outlast the slowness. A promise is broken when another would be, not before.
-        let described = admission::Device {
-            model: &device.model,
-            free_at: device.free_at(now),
-            head: device.head,
-            chunk: self.limits.chunk_bytes_max,
-            margin_permille: self.policy.margin_permille,
-        };
+        let described = device.described(now, &self.limits, &self.policy);
         if admission::in_time(&described, now, &players, &mut Order::default()) {
             return;
         }

@@ -4,7 +4,7 @@
 
 use super::api::*;
 use super::frames::Frames;
-use crate::sched::RefinedModel;
+use crate::sched::{RefinedModel, admission};
 use crate::stream::{Cadence, CursorIndex, Recogniser};
 use crate::units::*;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -298,6 +298,22 @@ impl Device {
     /// False: it is flash, where order costs nothing.
     pub(super) fn positions(&self) -> bool {
         self.model.base.read.fixed >= Duration::from_ms(1)
+    }
+
+    /// As the dry run of admission sees it.
+    pub(super) fn described(
+        &self,
+        now: Instant,
+        limits: &Limits,
+        policy: &Policy,
+    ) -> admission::Device<'_> {
+        admission::Device {
+            model: &self.model,
+            free_at: self.free_at(now),
+            head: self.head,
+            chunk: limits.chunk_bytes_max,
+            margin_permille: policy.margin_permille,
+        }
     }
 
     /// When everything sent to it will be done, at least now.

@@ -15,8 +15,8 @@ pub(crate) fn fill(daemon: &mut DaemonStatus, cache_bytes: u64) {
     daemon.cpu_s = cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9;
 }
 
-/// `VmRSS:     1234 kB` as bytes; 0 when it is not there.
-fn kib(status: &str, name: &str) -> u64 {
+/// `VmRSS:     1234 kB` of a file in /proc as bytes; 0 when it is not there.
+pub(crate) fn kib(status: &str, name: &str) -> u64 {
     status
         .lines()
         .find_map(|line| {

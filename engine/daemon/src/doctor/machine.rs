@@ -3,6 +3,7 @@
 
 use super::{Finding, Level};
 use crate::config::{Config, amount};
+use crate::process::kib;
 use rushes_sys::watch::ChangeWatch;
 use rushes_sys::{Ring, RingLimits, Segment, SegmentHome};
 use rustix::process::{Resource, geteuid, getrlimit};
@@ -72,18 +73,25 @@ fn fanotify() -> Finding {
 
 /// The machine's memory when a cache of `want` bytes does not fit it.
 pub(crate) fn memory_too_small_for(want: u64) -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = meminfo(&text, "MemTotal:");
-    (total > 0 && want.saturating_add(SPARE_BYTES) > total).then_some(total)
+    let total = kib(&meminfo(), "MemTotal:");
+    does_not_fit(want, total).then_some(total)
+}
+
+fn does_not_fit(want: u64, total: u64) -> bool {
+    total > 0 && want.saturating_add(SPARE_BYTES) > total
+}
+
+fn meminfo() -> String {
+    std::fs::read_to_string("/proc/meminfo").unwrap_or_default()
 }
 
 fn memory(config: &Config, findings: &mut Vec<Finding>) {
     let want = config.cache_bytes;
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = meminfo(&text, "MemTotal:");
-    let available = meminfo(&text, "MemAvailable:");
+    let text = meminfo();
+    let total = kib(&text, "MemTotal:");
+    let available = kib(&text, "MemAvailable:");
     let running = config.runtime_dir.join("control.sock").exists();
-    if memory_too_small_for(want).is_some() {
+    if does_not_fit(want, total) {
         findings.push(Finding::of(
             Level::Error,
             AREA,
@@ -124,19 +132,6 @@ fn memory(config: &Config, findings: &mut Vec<Finding>) {
             "set LimitMEMLOCK=infinity in the service (packaging/rushes.service does), or run as root",
         ));
     }
-}
-
-/// Units: bytes; 0 when it is not there.
-fn meminfo(text: &str, name: &str) -> u64 {
-    text.lines()
-        .find_map(|line| {
-            line.strip_prefix(name)?
-                .trim()
-                .strip_suffix(" kB")?
-                .parse()
-                .ok()
-        })
-        .map_or(0, |kib: u64| kib * 1024)
 }
 
 fn mib(bytes: u64) -> String {
