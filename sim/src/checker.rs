@@ -113,6 +113,7 @@ enum Asked {
         file: FileIndex,
         range: ByteRange,
         serial: u64,
+        size_too: bool,
     },
 }
 
@@ -266,20 +267,23 @@ impl Checker {
         }
     }
 
-    /// A client asks for a change to be acknowledged: `serial` is the file's after the change.
+    /// A client asks for a change to be acknowledged: `serial` is the file's after the change. A size that another changed
+    /// behind the server's back before is not made known by it.
     pub fn change_asked(
         &mut self,
         now: Instant,
         session: SessionId,
         request: RequestId,
-        file: FileIndex,
-        range: ByteRange,
+        (file, range): (FileIndex, ByteRange),
         serial: u64,
+        files: &Files,
     ) {
+        let sizes = &files.get(file).sizes;
         let asked = Asked::Change {
             file,
             range,
             serial,
+            size_too: sizes.iter().any(|&(at, _)| at == serial),
         };
         self.ask(now, session, request, asked);
     }
@@ -599,10 +603,11 @@ impl Checker {
                 file,
                 range,
                 serial,
+                size_too,
             } => {
                 self.session(session).requests.swap_remove(at);
                 if outcome == Outcome::Done {
-                    self.acknowledge(file, range, serial, true);
+                    self.acknowledge(file, range, serial, size_too);
                 } else {
                     self.wrong(now, || format!("a change is answered by {outcome:?}"));
                 }

@@ -375,22 +375,24 @@ impl Player {
         if self.died || (hand.session.is_none() && !hand.over) {
             return;
         }
-        // At its end it stops asking.
-        let now = now.min((hand.end + self.plan.preroll).before(self.plan.period));
+        // At its end it stops asking. What it had not asked for by then, a preroll behind at most, could still have
+        // been in time.
+        let stopped = now.min(hand.end);
         for frame in std::mem::take(&mut self.frames) {
             // Part of it may have come late although the rest was never asked for.
             self.count.nearly_late_count += 1;
-            if frame.due < now {
-                self.note_late(frame.due, now, frame.after_jump);
+            let known = if frame.unasked > 0 { stopped } else { now };
+            if frame.due < known {
+                self.note_late(frame.due, known, frame.after_jump);
             }
         }
         // Those it never came to ask for, since earlier ones were missing.
         while self.ordinal < self.plan.frame_count {
             let due = self.earliest(self.ordinal) + self.plan.preroll;
-            if due >= now {
+            if due >= stopped {
                 break;
             }
-            self.note_late(due, now, self.after_jump);
+            self.note_late(due, stopped, self.after_jump);
             self.ordinal += 1;
         }
     }

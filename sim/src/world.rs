@@ -380,8 +380,9 @@ impl World {
                 serial,
             } => {
                 let key = self.files.get(file).key;
+                let change = (file, range);
                 self.checker
-                    .change_asked(self.now, session, request, file, range, serial);
+                    .change_asked(self.now, session, request, change, serial, &self.files);
                 Event::Changed {
                     session,
                     request,
@@ -392,9 +393,9 @@ impl World {
             Message::Gone { request, file } => {
                 let key = self.files.get(file).key;
                 let serial = self.files.serial(file);
-                let none = ByteRange::default();
+                let change = (file, ByteRange::default());
                 self.checker
-                    .change_asked(self.now, session, request, file, none, serial);
+                    .change_asked(self.now, session, request, change, serial, &self.files);
                 Event::Gone {
                     session,
                     request,

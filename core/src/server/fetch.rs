@@ -71,8 +71,10 @@ impl Server {
     /// the event loop a chunk. A device without positioning needs depth instead.
     fn has_room(&self, device: &Device) -> bool {
         if !device.positions() {
+            let chunk = self.limits.chunk_bytes_max;
             return device.flight_count < 64
-                && device.flight_bytes < 2 * self.limits.chunk_bytes_max;
+                && device.flight_bytes < 2 * chunk
+                && device.may_be_overtaken(self.now, chunk);
         }
         device.flight_count == 0 || device.batch_bytes < self.limits.chunk_bytes_max
     }
@@ -654,6 +656,10 @@ impl Server {
             Flow::Frames => stream.frame_end(),
             Flow::Reverse | Flow::Strided { .. } => stream.fetched.saturating_add(1),
         };
+        if end <= stream.consumed.saturating_sub(stream.read_bytes) {
+            // A hole far behind the reader: nobody would let go of it again before he reads on.
+            return;
+        }
         if stream.held.back().is_some_and(|held| held.slot == slot) {
             if let Some(held) = stream.held.back_mut() {
                 held.end = held.end.max(end);
@@ -699,6 +705,7 @@ impl Server {
         device.flight_count += 1;
         device.flight_bytes += range.length.0;
         device.flight_cost += cost;
+        device.flight_deadlines.push(deadline);
         let kind = usize::from(class != IoClass::RealTime);
         device.request_count[kind] += 1;
         device.bytes[kind] += range.length.0;
@@ -718,6 +725,7 @@ impl Server {
             range,
             slots,
             cost,
+            deadline,
             calibrated,
         });
         actions.list.push(Action::Submit(IoRead {
@@ -858,6 +866,10 @@ impl Server {
         device.flight_count = device.flight_count.saturating_sub(1);
         device.flight_bytes = device.flight_bytes.saturating_sub(flight.range.length.0);
         device.flight_cost = device.flight_cost - flight.cost;
+        let deadlines = &mut device.flight_deadlines;
+        if let Some(place) = deadlines.iter().position(|&at| at == flight.deadline) {
+            deadlines.swap_remove(place);
+        }
         // Of several requests a device that positions takes the nearest first: each by itself took anything,
         // together they took what they took.
         device.batch_calibrated += flight.calibrated;

@@ -133,6 +133,8 @@ pub(super) struct Flight {
     pub range: ByteRange,
     pub slots: Vec<SlotIndex>,
     pub cost: Duration,
+    /// When it is wanted; NEVER: by nobody under contract.
+    pub deadline: Instant,
     /// Cost by the calibration alone.
     pub calibrated: Duration,
 }
@@ -234,6 +236,8 @@ pub(super) struct Device {
     /// Sent since it last had nothing to do.
     pub batch_bytes: u64,
     pub flight_cost: Duration,
+    /// When each request with it is wanted.
+    pub flight_deadlines: Vec<Instant>,
     /// Of what ended since it last had nothing to do: cost by the calibration alone, and time taken.
     pub batch_calibrated: Duration,
     pub batch_taken: Duration,
@@ -274,6 +278,7 @@ impl Device {
             flight_bytes: 0,
             batch_bytes: 0,
             flight_cost: Duration::ZERO,
+            flight_deadlines: Vec::new(),
             batch_calibrated: Duration::ZERO,
             batch_taken: Duration::ZERO,
             contracts: Vec::new(),
@@ -314,6 +319,18 @@ impl Device {
             chunk: limits.chunk_bytes_max,
             margin_permille: policy.margin_permille,
         }
+    }
+
+    /// Whether what is with it would be in time if one more request of `bytes` went before all of it: a device orders its
+    /// queue by position, and whoever waits in it is overtaken for as long as others come. What is late
+    /// already is not waited for.
+    pub(super) fn may_be_overtaken(&self, now: Instant, bytes: u64) -> bool {
+        let done = self.free_at(now);
+        let overtaken = done + self.model.read(u64::MAX, bytes);
+        !self
+            .flight_deadlines
+            .iter()
+            .any(|&deadline| deadline >= done && deadline < overtaken)
     }
 
     /// When everything sent to it will be done, at least now.

@@ -172,6 +172,12 @@ impl Bench {
         }
     }
 
+    /// Buffers kept for streams.
+    fn held_count(&self) -> usize {
+        let held = self.server.streams.iter().map(|(_, s)| s.held.len());
+        held.sum()
+    }
+
     fn standing(&self) -> Standing {
         self.server.streams(self.now)[0].standing
     }
@@ -916,4 +922,80 @@ fn rate_that_is_known_only_after_large_first_reads_makes_a_contract() {
         "{:?}",
         bench.server.streams(bench.now)[0].refusal
     );
+}
+
+#[test]
+fn request_whose_deadline_is_near_is_given_no_company_that_could_overtake_it() {
+    let mut bench = Bench::new(512);
+    let flash = DeviceId(2);
+    let model = ServiceModel {
+        fixed: Duration::from_us(100),
+        span: Duration::ZERO,
+        rate: BytesPerSecond(200_000_000),
+    };
+    bench.step(Event::DeviceAdded {
+        device: flash,
+        model: DeviceModel {
+            read: model,
+            write: model,
+            size: ByteCount(40 << 30),
+        },
+    });
+    bench.session(1);
+    for handle in 1..=2 {
+        let facts = FileFacts {
+            device: flash,
+            ..ruled(handle, 500 * MIB, 80_000_000)
+        };
+        bench.open(1, handle, "a", facts);
+        bench.read(1, handle, u64::from(handle), 0, 400_000);
+    }
+    // Time enough for what is under way and another chunk before it: two chunks are kept under way.
+    let under_way: u64 = bench.flights.iter().map(|io| io.range.length.0).sum();
+    assert!(under_way > 4 * MIB, "{under_way}");
+    // One whose time has nearly run out: nothing is sent that the device might take first.
+    let first = bench.flights[0];
+    bench.now = first.deadline.before(Duration::from_ms(30));
+    while bench.flights.len() > 1 {
+        let io = bench.flights.remove(1);
+        bench.step(Event::IoDone {
+            io: io.io,
+            result: Ok(io.range.length),
+        });
+        let newer = &bench.flights[1..];
+        assert!(newer.is_empty(), "{newer:?}");
+    }
+    bench.flights.clear();
+    bench.step(Event::IoDone {
+        io: first.io,
+        result: Ok(first.range.length),
+    });
+    assert!(!bench.flights.is_empty(), "it is done, and others may go");
+}
+
+#[test]
+fn what_is_fetched_behind_an_eager_reader_is_not_held_for_him() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", ruled(1, 500 * MIB, 80_000_000));
+    // He asks for far more at once than his buffers take, and then for nothing.
+    for request in 0..56 {
+        bench.read(1, 1, request, request * MIB, MIB);
+    }
+    for _ in 0..200 {
+        bench.run(1);
+        for (session, request, _) in core::mem::take(&mut bench.replies) {
+            bench.end(session, request);
+        }
+    }
+    // What he has passed can be had by others.
+    let held: usize = bench.held_count();
+    assert!(held <= 40, "{held} of 64 buffers");
+    bench.session(2);
+    bench.open(2, 1, "b", facts(2, 100 * MIB));
+    for request in 100..130 {
+        bench.read(2, 1, request, (request - 100) * MIB, MIB);
+        bench.run(4);
+        assert_eq!(bench.length(request), Some(MIB), "request {request}");
+    }
 }
