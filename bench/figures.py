@@ -248,7 +248,7 @@ def figure_cache(runs):
 def figure_absent(runs):
     """Daemon absent: no workload slower than stock by more than 2 %."""
     # Two per cent is little beside what a shared machine does to each run: many of them.
-    return verdict(trial(runs, "absent", "--repeat", 31), "without a daemon, as above")
+    return verdict(trial(runs, "absent", "--repeat", 48), "without a daemon, as above")
 
 
 def figure_mixed(runs):
