@@ -164,9 +164,13 @@ impl Files {
         range
     }
 
-    /// Changes the server was not told of so far; now it is.
-    pub fn take_untold(&mut self, index: FileIndex) -> Vec<(ByteRange, u64)> {
-        std::mem::take(&mut self.get_mut(index).untold)
+    /// Changes up to number `last` that the server was not told of so far; now it is.
+    pub fn take_untold(&mut self, index: FileIndex, last: u64) -> Vec<(ByteRange, u64)> {
+        let untold = &mut self.get_mut(index).untold;
+        let told = untold.iter().copied().filter(|&(_, serial)| serial <= last);
+        let told = told.collect();
+        untold.retain(|&(_, serial)| serial > last);
+        told
     }
 
     /// How often the content changed so far.

@@ -35,12 +35,20 @@ pub enum What {
         life: u32,
         message: Message,
     },
-    /// The driver found out about a file.
-    Opened {
+    /// The driver looks at a file that a client opened; the server hears of it later.
+    Opening {
         client: u32,
         life: u32,
         handle: HandleId,
         file: FileIndex,
+        told_at: Instant,
+    },
+    /// What the driver found out about a file.
+    Opened {
+        client: u32,
+        life: u32,
+        handle: HandleId,
+        look: Look,
     },
     /// An answer has reached a client and its bytes are copied.
     Answered {
@@ -60,12 +68,24 @@ pub enum What {
     },
     /// A neighbour was opened, or not.
     Neighbour { beside: FileId, name: String },
-    /// A file was looked at.
-    Stat { file: FileId },
+    /// The driver looks at a file; the server hears of it later.
+    Stat { file: FileId, told_at: Instant },
+    /// What it saw.
+    StatTold { file: FileId, look: Look },
     /// The server is told that a stranger changed a file.
     ForeignChange { file: FileIndex },
     /// Somebody's small read or write.
     Storm { disk: DeviceId },
+}
+
+/// A file as the driver saw it at some moment. Much may happen before the server hears of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    file: FileIndex,
+    size: ByteCount,
+    version: u64,
+    /// Number of its last change then.
+    serial: u64,
 }
 
 /// What happened in numbers.
@@ -222,16 +242,32 @@ impl World {
                     self.arrive(client, life, message);
                 }
             }
-            What::Opened {
+            What::Opening {
                 client,
                 life,
                 handle,
                 file,
+                told_at,
+            } => {
+                let look = self.look(file);
+                let opened = What::Opened {
+                    client,
+                    life,
+                    handle,
+                    look,
+                };
+                self.queue.push(told_at, opened);
+            }
+            What::Opened {
+                client,
+                life,
+                handle,
+                look,
             } => {
                 if self.clients[client as usize].hand.life == life
                     && let Some(session) = self.clients[client as usize].hand.session
                 {
-                    let facts = Ok(self.facts(file));
+                    let facts = Ok(self.facts(look));
                     if handle == FIRST_HANDLE {
                         self.taken(client);
                     }
@@ -259,22 +295,25 @@ impl World {
             What::DiskDone { disk } => self.disk_done(disk),
             What::IoDone { io, result } => self.step(Event::IoDone { io, result }),
             What::Neighbour { beside, name } => self.neighbour(beside, name),
-            What::Stat { file } => {
+            What::Stat { file, told_at } => {
                 if let Some(index) = self.files.by_id(file) {
+                    let look = self.look(index);
+                    self.queue.push(told_at, What::StatTold { file, look });
+                }
+            }
+            What::StatTold { file, look } => {
+                if self.files.by_id(file) == Some(look.file) {
                     // The size is told; which bytes a newer version means is not, until it is opened.
-                    let serial = self.files.serial(index);
-                    self.checker.acknowledge_size(index, serial);
-                    let it = self.files.get(index);
-                    let (size, version) = (ByteCount(it.size), it.version);
+                    self.checker.acknowledge_size(look.file, look.serial);
                     self.step(Event::Stat {
                         file,
-                        size,
-                        version,
+                        size: look.size,
+                        version: look.version,
                     });
                 }
             }
             What::ForeignChange { file } => {
-                for (range, serial) in self.files.take_untold(file) {
+                for (range, serial) in self.files.take_untold(file, u64::MAX) {
                     self.checker.acknowledge(file, range, serial, false);
                 }
                 let key = self.files.get(file).key;
@@ -294,18 +333,28 @@ impl World {
         hand.half_taken = true;
     }
 
-    /// A file is opened: its version tells of all changes, so nobody may see older bytes or sizes now.
-    fn tell(&mut self, file: FileIndex) {
-        for (range, serial) in self.files.take_untold(file) {
-            self.checker.acknowledge(file, range, serial, true);
+    fn look(&self, file: FileIndex) -> Look {
+        let it = self.files.get(file);
+        Look {
+            file,
+            size: ByteCount(it.size),
+            version: it.version,
+            serial: self.files.serial(file),
         }
-        let serial = self.files.serial(file);
-        self.checker.acknowledge_size(file, serial);
     }
 
-    fn facts(&mut self, file: FileIndex) -> FileFacts {
-        self.tell(file);
-        self.files.facts(file)
+    /// A file was opened: its version tells of all changes until it was looked at, so nobody may see older bytes or
+    /// sizes now.
+    fn facts(&mut self, look: Look) -> FileFacts {
+        for (range, serial) in self.files.take_untold(look.file, look.serial) {
+            self.checker.acknowledge(look.file, range, serial, true);
+        }
+        self.checker.acknowledge_size(look.file, look.serial);
+        FileFacts {
+            size: look.size,
+            version: look.version,
+            ..self.files.facts(look.file)
+        }
     }
 
     fn with_client(&mut self, client: u32, act: impl FnOnce(&mut Client, &mut Scene<'_>)) {
@@ -540,15 +589,15 @@ impl World {
             return;
         };
         if left == 0 {
-            let at = self.now
-                + Duration(self.latency.open.0 / 2 + self.prng.below(self.latency.open.0 + 1));
-            let opened = What::Opened {
+            let span = self.latency.open.0 / 2 + self.prng.below(self.latency.open.0 + 1);
+            let opening = What::Opening {
                 client,
                 life,
                 handle,
                 file,
+                told_at: self.now + Duration(span),
             };
-            return self.queue.push(at, opened);
+            return self.queue.push(self.now + Duration(span / 2), opening);
         }
         let owner = Owner::Open {
             client,
@@ -580,7 +629,7 @@ impl World {
             self.files.named(&folder, &name)
         });
         let facts = match found {
-            Some(index) => Ok(self.facts(index)),
+            Some(index) => Ok(self.facts(self.look(index))),
             None => Err(Errno(2)),
         };
         self.step(Event::NeighbourOpened {
@@ -687,8 +736,10 @@ impl World {
                 );
             }
             Action::Stat { file } => {
-                let at = self.now + self.latency.open;
-                self.queue.push(at, What::Stat { file: *file });
+                let (file, span) = (*file, self.latency.open);
+                let told_at = self.now + span;
+                let at = self.now + Duration(span.0 / 2);
+                self.queue.push(at, What::Stat { file, told_at });
             }
             Action::Forget { file } => {
                 self.files.forget(*file);

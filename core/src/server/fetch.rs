@@ -39,7 +39,14 @@ impl Server {
             let Some(device) = self.devices.get(&id) else {
                 return;
             };
-            if !self.has_room(device) || device.starved {
+            if device.starved {
+                return;
+            }
+            if !self.has_room(device) {
+                // What is waited for may become late, and is not waited for then, without anything happening.
+                if !device.positions() && device.flight_bytes < 2 * self.limits.chunk_bytes_max {
+                    self.block(id);
+                }
                 return;
             }
             let choice = self.choose_on(id);

@@ -84,6 +84,7 @@ impl Server {
         let entry = Handle {
             state,
             path,
+            asked: self.change_count,
             recogniser: Recogniser::new(),
             cadence: Cadence::new(),
             stream: None,
@@ -101,15 +102,15 @@ impl Server {
     ) {
         let waiting = match self.handles.get_mut(&(session, handle)) {
             Some(entry) => match &mut entry.state {
-                HandleState::Opening(reads) => Some(core::mem::take(reads)),
+                HandleState::Opening(reads) => Some((core::mem::take(reads), entry.asked)),
                 HandleState::Ready(_) | HandleState::Plain => None,
             },
             None => None,
         };
-        let Some(reads) = waiting else {
+        let Some((reads, asked)) = waiting else {
             // Closed, or given up, while the driver was finding out.
             if let Ok(facts) = facts {
-                let file = self.adopt(facts, actions);
+                let file = self.adopt(facts, 0, actions);
                 self.release(file, actions);
             }
             return;
@@ -117,10 +118,10 @@ impl Server {
         let (state, hint) = match facts {
             Ok(facts) if self.devices.contains_key(&facts.device) => {
                 let hint = facts.hint;
-                (HandleState::Ready(self.adopt(facts, actions)), hint)
+                (HandleState::Ready(self.adopt(facts, asked, actions)), hint)
             }
             Ok(facts) => {
-                let file = self.adopt(facts, actions);
+                let file = self.adopt(facts, asked, actions);
                 self.release(file, actions);
                 (HandleState::Plain, None)
             }
@@ -175,8 +176,8 @@ impl Server {
         }
     }
 
-    /// Know a file, with one more use of it.
-    pub(super) fn adopt(&mut self, facts: FileFacts, actions: &mut Actions) -> FileId {
+    /// Know a file, with one more use of it, by what the driver found out since `change_count` was `asked`.
+    pub(super) fn adopt(&mut self, facts: FileFacts, asked: u64, actions: &mut Actions) -> FileId {
         let id = facts.file;
         if let Some(former) = self.keys.insert(facts.key, id)
             && former != id
@@ -196,7 +197,8 @@ impl Server {
             device: facts.device,
             size: facts.size.0,
             size_stale: false,
-            stat_asked: false,
+            stat: None,
+            changed: 0,
             version: facts.version,
             extents: Vec::new(),
             blocks: Default::default(),
@@ -209,7 +211,10 @@ impl Server {
             file.extents = facts.extents;
         }
         file.version = facts.version;
-        if file.size != facts.size.0 {
+        if file.changed > asked {
+            // A change that we have answered for meanwhile may have moved its end: look again.
+            file.size_stale = true;
+        } else if file.size != facts.size.0 {
             self.resize(id, facts.size.0);
         }
         if changed {
@@ -258,9 +263,16 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
+        self.change_count += 1;
+        file.changed = self.change_count;
         if range.end() == u64::MAX {
             file.size_stale = true;
-        } else if range.end() > file.size {
+        }
+        if let Some(asked) = &mut file.stat {
+            asked.is_void |= range.end() == u64::MAX;
+            asked.length = asked.length.max(range.end());
+        }
+        if range.end() > file.size && range.end() < u64::MAX {
             self.resize(id, range.end());
         }
         self.retry_waiting(id, actions);
@@ -284,8 +296,13 @@ impl Server {
             return;
         };
         self.drop_blocks(id, 0, u64::MAX);
+        self.change_count += 1;
         if let Some(file) = self.files.get_mut(&id) {
             file.size_stale = true;
+            file.changed = self.change_count;
+            if let Some(asked) = &mut file.stat {
+                asked.is_void = true;
+            }
         }
         self.retry_waiting(id, actions);
         self.forget_if_unused(id, actions);
@@ -295,13 +312,19 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        file.stat_asked = false;
-        file.size_stale = false;
+        // Changes that were answered for since it was asked count as much as what the driver saw.
+        let asked = file.stat.take().unwrap_or_default();
+        let size = size.max(asked.length);
+        file.size_stale = asked.is_void;
         // A version we did not know: somebody changed the file, and may not have told us (yet).
         let changed = file.version != version;
         file.version = version;
         if changed {
             self.drop_blocks(id, 0, u64::MAX);
+        }
+        if asked.is_void {
+            self.retry_waiting(id, actions);
+            return self.forget_if_unused(id, actions);
         }
         let Some(file) = self.files.get(&id) else {
             return;

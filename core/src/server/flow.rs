@@ -656,6 +656,7 @@ impl Server {
         self.retry_refused(stream.device);
         self.touch(stream.device);
         if let Some(frames) = stream.frames {
+            self.sequences.remove(&id.0);
             self.leave_folder(id, stream.session, &frames);
             let files: Vec<FileId> = frames.files().collect();
             for file in files {

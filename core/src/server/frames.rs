@@ -25,8 +25,12 @@ const SILENCE: Duration = Duration::from_s(10);
 #[derive(Clone, Debug, Default)]
 pub(super) struct Folder {
     tracker: SequenceTracker,
+    touched: Instant,
     streams: [Option<StreamId>; READER_COUNT_MAX],
 }
+
+/// Folders of one session that are watched for sequences; an indexer opens something in every one there is.
+const FOLDER_COUNT_MAX: usize = 64;
 
 /// A frame of a sequence that is open.
 #[derive(Clone, Copy, Debug)]
@@ -116,8 +120,13 @@ impl Server {
             return;
         };
         let key = (session, folder_name.to_string());
+        if !self.folders.contains_key(&key) {
+            self.make_room_for_folder(session);
+        }
+        let now = self.now;
         let folder = self.folders.entry(key.clone()).or_default();
-        let Some(seen) = folder.tracker.opened(self.now, name, ByteCount(size)) else {
+        folder.touched = now;
+        let Some(seen) = folder.tracker.opened(now, name, ByteCount(size)) else {
             if folder.streams.iter().all(Option::is_none) {
                 self.folders.remove(&key);
             }
@@ -175,6 +184,25 @@ impl Server {
         self.ask_neighbours(id, actions);
     }
 
+    /// Of the folders in which nothing is played, the one longest not looked into makes way.
+    fn make_room_for_folder(&mut self, session: SessionId) {
+        let own = || {
+            self.folders
+                .range((session, String::new())..)
+                .take_while(move |((owner, _), _)| *owner == session)
+        };
+        if own().count() < FOLDER_COUNT_MAX {
+            return;
+        }
+        let idle = own()
+            .filter(|(_, folder)| folder.streams.iter().all(Option::is_none))
+            .min_by_key(|(_, folder)| folder.touched)
+            .map(|(key, _)| key.clone());
+        if let Some(key) = idle {
+            self.folders.remove(&key);
+        }
+    }
+
     fn sequence_of(&self, key: &(SessionId, String), reader: usize) -> Option<StreamId> {
         self.folders
             .get(key)?
@@ -205,8 +233,10 @@ impl Server {
             ended: false,
             cadence: Cadence::new(),
         });
+        let place = self.folders.get_mut(key)?.streams.get_mut(reader)?;
         let id = StreamId(self.streams.insert(stream));
-        *self.folders.get_mut(key)?.streams.get_mut(reader)? = Some(id);
+        *place = Some(id);
+        self.sequences.insert(id.0);
         self.enlist_background(id);
         self.block(device);
         Some(id)
@@ -423,10 +453,10 @@ impl Server {
         let opened = match facts {
             Ok(facts) if self.devices.contains_key(&facts.device) && facts.size.0 > 0 => {
                 let size = facts.size.0;
-                Some((self.adopt(facts, actions), size))
+                Some((self.adopt(facts, 0, actions), size))
             }
             Ok(facts) => {
-                let file = self.adopt(facts, actions);
+                let file = self.adopt(facts, 0, actions);
                 self.release(file, actions);
                 None
             }
@@ -612,10 +642,10 @@ impl Server {
     pub(super) fn end_silent_sequences(&mut self, device: DeviceId, actions: &mut Actions) {
         let now = self.now;
         let silent: Vec<(StreamId, bool)> = self
-            .folders
-            .values()
-            .flat_map(|folder| folder.streams.iter().copied().flatten())
-            .filter_map(|id| {
+            .sequences
+            .iter()
+            .filter_map(|&key| {
+                let id = StreamId(key);
                 let stream = self
                     .streams
                     .get(id.0)

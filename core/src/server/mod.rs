@@ -26,7 +26,7 @@ pub use api::*;
 use crate::cache::Cache;
 use crate::sched::{Claim, Order};
 use crate::units::*;
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
 use frames::Folder;
@@ -52,10 +52,14 @@ pub struct Server {
     pins: BTreeMap<(SessionId, RequestId), Pinned>,
     /// Sequences, by session and folder.
     folders: BTreeMap<(SessionId, String), Folder>,
+    /// Streams that are sequences.
+    sequences: BTreeSet<u32>,
     /// Neighbours the driver was asked for, and by which streams, for which frame.
     neighbours: BTreeMap<(FileId, String), Vec<(StreamId, u64)>>,
     flights: Slab<Flight>,
     flight_generation: u32,
+    /// Changes so far, of all files.
+    change_count: u64,
     /// Streams that ended, newest last.
     closed: VecDeque<StreamRecord>,
     /// What all contracts together were promised.
@@ -94,9 +98,11 @@ impl Server {
             reads: Slab::new(),
             pins: BTreeMap::new(),
             folders: BTreeMap::new(),
+            sequences: BTreeSet::new(),
             neighbours: BTreeMap::new(),
             flights: Slab::new(),
             flight_generation: 0,
+            change_count: 0,
             closed: VecDeque::new(),
             promised: Promised::default(),
             hit_count: 0,

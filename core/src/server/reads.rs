@@ -127,8 +127,8 @@ impl Server {
         };
         // Nobody is told where the file ends by a size that may be old.
         if file.size_stale || (read.range.end() > file.size && !read.size_checked) {
-            if !file.stat_asked {
-                file.stat_asked = true;
+            if file.stat.is_none() {
+                file.stat = Some(Asked::default());
                 actions.list.push(Action::Stat { file: id });
             }
             return;

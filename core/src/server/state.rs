@@ -38,6 +38,8 @@ pub(super) enum HandleState {
 pub(super) struct Handle {
     pub state: HandleState,
     pub path: String,
+    /// `change_count` of the server when the driver was asked about its file.
+    pub asked: u64,
     pub recogniser: Recogniser,
     pub cadence: Cadence,
     /// The ledger's line for this handle.
@@ -55,7 +57,9 @@ pub(super) struct File {
     /// Size must be asked for before anybody is told where the file ends.
     pub size_stale: bool,
     /// A Stat is on its way.
-    pub stat_asked: bool,
+    pub stat: Option<Asked>,
+    /// `change_count` of the server at its last change: what was found out before says nothing of its end.
+    pub changed: u64,
     pub version: u64,
     pub extents: Vec<Extent>,
     pub blocks: BTreeMap<u64, SlotIndex>,
@@ -65,6 +69,15 @@ pub(super) struct File {
     pub use_count: u32,
     /// No name leads to it any more, or its key was taken over: forget it with its last use.
     pub gone: bool,
+}
+
+/// What happened to a file since its size was asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Asked {
+    /// It has at least this length.
+    pub length: u64,
+    /// Nobody knows where it ends now: the answer is worth nothing.
+    pub is_void: bool,
 }
 
 impl File {

@@ -965,12 +965,81 @@ fn request_whose_deadline_is_near_is_given_no_company_that_could_overtake_it() {
         let newer = &bench.flights[1..];
         assert!(newer.is_empty(), "{newer:?}");
     }
-    bench.flights.clear();
-    bench.step(Event::IoDone {
-        io: first.io,
-        result: Ok(first.range.length),
+    // It is stuck: what is late already is waited for by nobody.
+    bench.now = first.deadline + Duration::from_ms(1);
+    bench.step(Event::Timer);
+    assert!(bench.flights.len() > 1, "{:?}", bench.flights);
+}
+
+#[test]
+fn size_that_was_found_out_before_a_change_is_not_told_after_it() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", facts(1, 3 * MIB));
+    let key = facts(1, 0).key;
+    let changed = |request, range| Event::Changed {
+        session: SessionId(1),
+        request: RequestId(request),
+        key,
+        range,
+    };
+    let stat = |size| Event::Stat {
+        file: FileId(1),
+        size: ByteCount(size),
+        version: 1,
+    };
+    // At the end the size is asked for; before the answer is here, another has written on.
+    bench.read(1, 1, 1, 3 * MIB, MIB);
+    assert_eq!(bench.stats.len(), 1);
+    bench.step(changed(50, ByteRange::new(3 * MIB, 2 * MIB)));
+    bench.step(stat(3 * MIB));
+    bench.run(64);
+    assert_eq!(bench.length(1), Some(MIB), "acknowledged bytes");
+    // Cut off while it was asked for: the answer is worth nothing, and it is asked for again.
+    bench.read(1, 1, 2, 5 * MIB, MIB);
+    assert_eq!(bench.stats.len(), 2);
+    bench.step(changed(51, ByteRange::new(MIB, u64::MAX)));
+    bench.step(stat(5 * MIB));
+    assert_eq!(bench.outcome(2), None);
+    assert_eq!(bench.stats.len(), 3);
+    bench.step(stat(MIB));
+    assert_eq!(bench.length(2), Some(0));
+    // What an opener found out before a change does not take it back.
+    bench.session(2);
+    bench.step(Event::Opening {
+        session: SessionId(2),
+        handle: HandleId(1),
+        path: "a".to_string(),
     });
-    assert!(!bench.flights.is_empty(), "it is done, and others may go");
+    bench.step(changed(52, ByteRange::new(MIB, 2 * MIB)));
+    bench.step(Event::Opened {
+        session: SessionId(2),
+        handle: HandleId(1),
+        facts: Ok(facts(1, MIB)),
+    });
+    bench.read(2, 1, 3, 2 * MIB, MIB);
+    bench.step(stat(3 * MIB));
+    bench.run(64);
+    assert_eq!(bench.length(3), Some(MIB));
+}
+
+#[test]
+fn folders_that_somebody_looks_through_are_not_all_remembered() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    for folder in 0..1000 {
+        let path = alloc::format!("shots/{folder:04}/frame.00001.dpx");
+        bench.open(1, 1, &path, facts(folder, MIB));
+        bench.read(1, 1, u64::from(folder), 0, 4096);
+        bench.run(8);
+        bench.end(1, u64::from(folder));
+        bench.step(Event::Closed {
+            session: SessionId(1),
+            handle: HandleId(1),
+        });
+    }
+    let folders = bench.server.folders.len();
+    assert!((1..=64).contains(&folders), "{folders}");
 }
 
 #[test]
