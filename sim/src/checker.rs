@@ -360,6 +360,7 @@ impl Checker {
             | Event::Changed { .. }
             | Event::Gone { .. }
             | Event::ForeignChange { .. }
+            | Event::Unlinked { .. }
             | Event::Stat { .. }
             | Event::Hint { .. }
             | Event::ForeignLoad { .. }

@@ -133,6 +133,7 @@ impl Digest {
                 key,
             } => self.all([11, s(session), r(request), key.inode]),
             Event::ForeignChange { key } => self.all([12, key.inode]),
+            Event::Unlinked { key } => self.all([112, key.inode]),
             Event::Stat {
                 file,
                 size,

@@ -453,6 +453,7 @@ impl Machine for Naive {
                     }),
                 }
             }
+            Event::Unlinked { .. } => {}
             Event::ForeignChange { key } => {
                 self.changed(key);
                 for (file, facts) in &self.files {

@@ -8,7 +8,7 @@ use crate::disk::Disk;
 use crate::needs::{Need, all_there};
 use crate::pattern;
 use crate::scratch::Scratch;
-use crate::smbd::{Smbd, SmbdSpec};
+use crate::smbd::{SHARE, Smbd, SmbdSpec};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
@@ -43,6 +43,8 @@ pub struct Setup {
     pub more: String,
     /// Whether a daemon runs.
     pub daemon: bool,
+    /// A second share, of this name, shows the same folder without our module.
+    pub plain_share: Option<&'static str>,
     /// A folder of the share on which a small tmpfs is mounted before anything is started.
     pub tmpfs_on: Option<&'static str>,
 }
@@ -58,6 +60,7 @@ impl Default for Setup {
             server: String::new(),
             more: String::new(),
             daemon: true,
+            plain_share: None,
             tmpfs_on: None,
         }
     }
@@ -127,6 +130,10 @@ impl World {
             "rushes:socket = {}",
             Daemon::session_socket(&scratch).display()
         ));
+        if let Some(name) = setup.plain_share {
+            share.extend([format!("[{name}]"), format!("copy = {SHARE}")]);
+            share.push(String::from("vfs objects ="));
+        }
         let smbd = Smbd::start(
             &scratch,
             &SmbdSpec {

@@ -222,6 +222,11 @@ pub enum Event {
     },
     /// Somebody else changed a file (fanotify).
     ForeignChange { key: FileKey },
+    /// A file has lost its last name beside all doors.
+    Unlinked {
+        /// Which one.
+        key: FileKey,
+    },
     /// Answer to [`Action::Stat`].
     Stat {
         file: FileId,

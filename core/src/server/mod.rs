@@ -176,6 +176,7 @@ impl Server {
                 });
             }
             Event::ForeignChange { key } => self.foreign_change(key, actions),
+            Event::Unlinked { key } => self.gone(key, actions),
             Event::Stat {
                 file,
                 size,

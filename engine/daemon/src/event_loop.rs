@@ -16,6 +16,7 @@ use crate::files::{Files, Headers};
 use crate::foreign::{self, Counters, Foreign};
 use crate::jobs::{Done, Job};
 use crate::lag::Lag;
+use crate::reports::Reports;
 use crate::sessions::Sessions;
 use crate::share::{ServedShare, Share};
 use crate::signals::Signals;
@@ -94,6 +95,9 @@ pub(crate) struct Daemon {
     sample_at: Instant,
     /// For those who get to know shares in idle time.
     idleness: Arc<Idleness>,
+    /// Files whose size the workers had no room for; asked again when one of them is done.
+    pub(super) late_stats: Vec<FileId>,
+    pub(super) reports: Reports,
     /// Reasons for not serving a file that were logged.
     pub(super) said: HashSet<String>,
     /// Who waits for the end of a reload.
@@ -162,6 +166,8 @@ impl Daemon {
             foreign: HashMap::new(),
             sample_at: Instant::ZERO,
             idleness: Arc::default(),
+            late_stats: Vec::new(),
+            reports: Reports::default(),
             said: HashSet::new(),
             reload_askers: Vec::new(),
             reloading: false,
@@ -267,6 +273,9 @@ impl Daemon {
         }
         if start >= self.sweep_at {
             self.sweep();
+        }
+        if start >= self.reports.next() {
+            self.changed_without_report(start);
         }
         if start >= self.sample_at {
             self.sample_at = start + foreign::SAMPLE;
@@ -485,25 +494,17 @@ impl Daemon {
         }
     }
 
-    fn stat(&mut self, id: FileId) {
+    pub(super) fn stat(&mut self, id: FileId) {
         let Some(file) = self.files.get(id) else {
             return;
         };
-        let (size, job) = (
-            file.size,
-            Job::Stat {
-                file: id,
-                generation: file.generation,
-                fd: file.fd.clone(),
-            },
-        );
+        let job = Job::Stat {
+            file: id,
+            generation: file.generation,
+            fd: file.fd.clone(),
+        };
         if self.workers.push(Urgency::Now, job).is_err() {
-            // Better an answer from memory than a reader who waits for ever.
-            self.pending.push_back(Event::Stat {
-                file: id,
-                size: ByteCount(size),
-                version: 0,
-            });
+            self.late_stats.push(id);
         }
     }
 
@@ -530,6 +531,7 @@ impl Daemon {
             .core_wake
             .min(self.sweep_at)
             .min(self.sample_at)
+            .min(self.reports.next())
             .min(self.sessions.next_leave());
         self.ring.wake_at(at);
     }

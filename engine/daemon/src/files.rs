@@ -102,6 +102,10 @@ impl Files {
         self.by_id.get(&id)
     }
 
+    pub(crate) fn by_key(&self, key: FileKey) -> Option<&File> {
+        self.get(*self.by_key.get(&key)?)
+    }
+
     pub(crate) fn get_mut(&mut self, id: FileId) -> Option<&mut File> {
         self.by_id.get_mut(&id)
     }

@@ -7,10 +7,14 @@ use crate::share::Share;
 use crate::worker::Urgency;
 use rushes_core::server::*;
 use rushes_core::units::*;
+use rushes_sys::clock;
 use rushes_sys::file::{FileStatus, Unserved};
 use rushes_sys::watch::Change;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// Longer than any file; no sum of it overflows.
+const SIZE_UNKNOWN: ByteCount = ByteCount(1 << 60);
 
 impl Daemon {
     // ---- What workers found out ----
@@ -44,6 +48,11 @@ impl Daemon {
                     generation,
                     result,
                 } => self.stat_done(file, generation, result),
+                Done::Links { key, link_count } => {
+                    if link_count == 0 {
+                        self.feed(Event::Unlinked { key });
+                    }
+                }
                 Done::Probed {
                     file,
                     generation,
@@ -60,6 +69,10 @@ impl Daemon {
                 }
                 Done::Reloaded(result) => self.reloaded(result),
             }
+        }
+        // Somebody is done, so there is room.
+        for file in std::mem::take(&mut self.late_stats) {
+            self.stat(file);
         }
     }
 
@@ -202,16 +215,38 @@ impl Daemon {
         let Some(file) = self.files.same_mut(id, generation) else {
             return;
         };
-        let version = result.map_or(0, |status| status.version);
-        if let Some(status) = result {
-            file.size = status.size.0;
+        // Of a file that does not say how long it is nobody is told that it ends: the device will say, or fail.
+        let (size, version) =
+            result.map_or((SIZE_UNKNOWN, 0), |status| (status.size, status.version));
+        if result.is_some() {
+            file.size = size.0;
         }
-        let size = ByteCount(file.size);
         self.feed(Event::Stat {
             file: id,
             size,
             version,
         });
+    }
+
+    /// Changes by processes with a session that none of them has reported.
+    pub(super) fn changed_without_report(&mut self, now: Instant) {
+        for key in self.reports.overdue(now) {
+            self.feed(Event::ForeignChange { key });
+        }
+    }
+
+    /// Something about a file other than its bytes has changed: does it still have a name? We hold it open, and without a
+    /// name it would keep its space for as long as anything of it is cached.
+    fn look_for_names(&mut self, key: FileKey) {
+        let Some(file) = self.files.by_key(key) else {
+            return;
+        };
+        let job = Job::Links {
+            key,
+            fd: file.fd.clone(),
+        };
+        // What is not looked at now will be when its blocks are used for others.
+        let _ = self.workers.push(Urgency::Later, job);
     }
 
     pub(super) fn changed_by_others(&mut self) {
@@ -226,8 +261,11 @@ impl Daemon {
         for change in seen {
             match change {
                 // Doors report their own changes, and wait for the answer.
-                Change::Modified { pid, .. } if self.sessions.has_process(pid) => {}
+                Change::Modified { pid, key } if self.sessions.has_process(pid) => {
+                    self.reports.noticed(clock::now(), pid, key);
+                }
                 Change::Modified { key, .. } => self.feed(Event::ForeignChange { key }),
+                Change::Attributes { key } => self.look_for_names(key),
                 Change::Overflow => {
                     for key in self.files.keys() {
                         self.feed(Event::ForeignChange { key });

@@ -46,6 +46,8 @@ pub(crate) enum Job {
         generation: u64,
         fd: Arc<OwnedFd>,
     },
+    /// Does it still have a name?
+    Links { key: FileKey, fd: Arc<OwnedFd> },
     /// What does its header say?
     Probe {
         file: FileId,
@@ -83,6 +85,10 @@ pub(crate) enum Done {
         file: FileId,
         generation: u64,
         result: Option<FileStatus>,
+    },
+    Links {
+        key: FileKey,
+        link_count: u32,
     },
     Probed {
         file: FileId,
@@ -154,6 +160,11 @@ pub(crate) fn work(job: Job) -> Done {
             file,
             generation,
             result: file::status(&*fd).ok(),
+        },
+        Job::Links { key, fd } => Done::Links {
+            key,
+            // One that does not say has one.
+            link_count: file::status(&*fd).map_or(1, |status| status.link_count),
         },
         Job::Probe {
             file,

@@ -20,6 +20,7 @@ mod jobs;
 mod lag;
 mod metrics;
 mod process;
+mod reports;
 mod runtime_dir;
 mod serve;
 mod sessions;

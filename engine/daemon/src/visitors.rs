@@ -277,12 +277,18 @@ impl Daemon {
                 request,
                 key,
                 range,
-            } => self.feed(Event::Changed {
-                session,
-                request,
-                key,
-                range,
-            }),
+            } => {
+                if let Some(seat) = self.sessions.seats.get(&session) {
+                    let pid = seat.session.peer().pid;
+                    self.reports.reported(clock::now(), pid, key);
+                }
+                self.feed(Event::Changed {
+                    session,
+                    request,
+                    key,
+                    range,
+                });
+            }
             ClientEvent::Gone { request, key } => self.feed(Event::Gone {
                 session,
                 request,

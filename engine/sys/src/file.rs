@@ -128,6 +128,8 @@ pub struct FileStatus {
     pub size: ByteCount,
     /// Changes whenever the file does: ctime in ns since the epoch (and 0 before it).
     pub version: u64,
+    /// Names that lead to it.
+    pub link_count: u32,
     /// A regular file.
     pub regular: bool,
     /// Through which mount.
@@ -178,6 +180,7 @@ fn status_at(at: BorrowedFd<'_>, path: &Path, flags: AtFlags) -> io::Result<File
         },
         size: ByteCount(found.stx_size),
         version: seconds.wrapping_mul(1_000_000_000) + u64::from(found.stx_ctime.tv_nsec),
+        link_count: found.stx_nlink,
         regular: u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFREG,
         mount: MountId(found.stx_mnt_id),
         direct_alignment: direct.then_some(DirectAlignment {

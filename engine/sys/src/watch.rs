@@ -25,6 +25,11 @@ pub enum Change {
         /// By whom. Sessions report their own writes, so theirs may be ignored.
         pid: i32,
     },
+    /// Something else about it changed: its names, its owner, its times. Whoever did it.
+    Attributes {
+        /// Which file.
+        key: FileKey,
+    },
     /// The kernel's queue was full: any watched file may have changed.
     Overflow,
 }
@@ -130,15 +135,17 @@ impl ChangeWatch {
             };
             if mask & libc::FAN_Q_OVERFLOW != 0 {
                 report(Change::Overflow);
-            } else if pid as i32 != self.own_pid
-                && let Some(key) = event
-                    .get(usize::from(head)..)
-                    .and_then(|info| self.file(info))
+            } else if let Some(key) = event
+                .get(usize::from(head)..)
+                .and_then(|info| self.file(info))
             {
-                report(Change::Modified {
-                    key,
-                    pid: pid as i32,
-                });
+                let pid = pid as i32;
+                if mask & libc::FAN_MODIFY != 0 && pid != self.own_pid {
+                    report(Change::Modified { key, pid });
+                }
+                if mask & libc::FAN_ATTRIB != 0 {
+                    report(Change::Attributes { key });
+                }
             }
             bytes = &bytes[length as usize..];
         }
@@ -163,7 +170,7 @@ impl ChangeWatch {
             libc::fanotify_mark(
                 self.fd.as_raw_fd(),
                 how,
-                libc::FAN_MODIFY,
+                libc::FAN_MODIFY | libc::FAN_ATTRIB,
                 file.as_fd().as_raw_fd(),
                 std::ptr::null(),
             )

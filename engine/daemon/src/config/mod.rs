@@ -34,8 +34,11 @@ const BUFFER_BYTES_MIN: u64 = 64 << 10;
 const BUFFER_BYTES_MAX: u64 = 1 << 20;
 /// The cache table counts buffers in 32 bits; a cache of a tebibyte is also surely a typing error.
 const CACHE_BYTES_MAX: u64 = 1 << 40;
+const PREROLL_MIN_NS: u64 = 100_000_000;
 const PREROLL_MAX_NS: u64 = 60_000_000_000;
 const MARGIN_MAX_PERMILLE: u64 = 500;
+/// Spoken word at its thinnest; below it a unit was forgotten.
+const BITRATE_MIN: u64 = 8_000;
 /// Uncompressed 8K at 120 frames a second is 76 Gb/s.
 const BITRATE_MAX: u64 = 1_000_000_000_000;
 const FRAMES_MAX_THOUSANDTHS: u64 = 1_000_000;
@@ -389,11 +392,11 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
     let default = Policy::default();
     let preroll = section.duration(reader, "preroll");
     if let Some(preroll) = &preroll
-        && !(1..=PREROLL_MAX_NS).contains(&preroll.value)
+        && !(PREROLL_MIN_NS..=PREROLL_MAX_NS).contains(&preroll.value)
     {
         reader.wrong(
             &preroll.place,
-            "expected more than nothing, at most \"60s\"",
+            "expected at least \"100ms\" (less is gone before a disk has answered), at most \"60s\"",
         );
     }
     let margin = section.value(
@@ -682,10 +685,10 @@ fn rule_hint(
     frames: Option<Found<u64>>,
 ) -> Option<RateHint> {
     if let Some(bitrate) = bitrate {
-        if !(1..=BITRATE_MAX).contains(&bitrate.value) {
+        if !(BITRATE_MIN..=BITRATE_MAX).contains(&bitrate.value) {
             reader.wrong(
                 &bitrate.place,
-                "expected more than 0 and at most \"1000G\" bits a second",
+                "expected bits a second, at least \"8k\" and at most \"1000G\"; is a unit missing, as in \"100M\"?",
             );
             return None;
         }

@@ -203,7 +203,7 @@ fn every_mistake_is_told_with_line_key_value_and_remedy() {
         (
             "[server]\npreroll = \"0ms\"\n",
             "",
-            "server.preroll = \"0ms\": expected more than nothing, at most \"60s\"",
+            "server.preroll = \"0ms\": expected at least \"100ms\" (less is gone before a disk has answered), at most \"60s\"",
         ),
         ("[server]\npreroll = \"2min\"\n", "", "at most \"60s\""),
         (
@@ -318,7 +318,7 @@ fn every_mistake_is_told_with_line_key_value_and_remedy() {
         ),
         (
             "",
-            "[[rule]]\nmatch = \"*\"\nbitrate = 5\nframes_per_second = 24\n",
+            "[[rule]]\nmatch = \"*\"\nbitrate = 50000\nframes_per_second = 24\n",
             "line 4: rule[1]: has both of bitrate and frames_per_second",
         ),
         (
@@ -328,8 +328,8 @@ fn every_mistake_is_told_with_line_key_value_and_remedy() {
         ),
         (
             "",
-            "[[rule]]\nmatch = \"*\"\nbitrate = 0\n",
-            "line 6: rule[1].bitrate = 0: expected more than 0",
+            "[[rule]]\nmatch = \"*\"\nbitrate = 100\n",
+            "line 6: rule[1].bitrate = 100: expected bits a second, at least \"8k\" and at most \"1000G\"; is a unit missing, as in \"100M\"?",
         ),
         (
             "",
@@ -348,27 +348,27 @@ fn every_mistake_is_told_with_line_key_value_and_remedy() {
         ),
         (
             "",
-            "[[rule]]\nmatch = \"*\"\nbitrate = 5\nshare = \"medja\"\n",
+            "[[rule]]\nmatch = \"*\"\nbitrate = 50000\nshare = \"medja\"\n",
             "line 7: rule[1].share = \"medja\": there is no such share; did you mean \"media\"?",
         ),
         (
             "",
-            "[[rule]]\nmatch = \"/abs/*\"\nbitrate = 5\n",
+            "[[rule]]\nmatch = \"/abs/*\"\nbitrate = 50000\n",
             "line 5: rule[1].match = \"/abs/*\": expected a pattern below the share's root",
         ),
         (
             "",
-            "[[rule]]\nmatch = \"a[\"\nbitrate = 5\n",
+            "[[rule]]\nmatch = \"a[\"\nbitrate = 50000\n",
             "line 5: rule[1].match = \"a[\": is no pattern",
         ),
         (
             "",
-            "[[rule]]\nmatch = \"\"\nbitrate = 5\n",
+            "[[rule]]\nmatch = \"\"\nbitrate = 50000\n",
             "expected a pattern such as",
         ),
         (
             "",
-            "[[rule]]\nmatch = \"a\"\nbitrate = 5\n[[rule]]\nmatch = \"a\"\nbitrate = 6\n",
+            "[[rule]]\nmatch = \"a\"\nbitrate = 50000\n[[rule]]\nmatch = \"a\"\nbitrate = 60000\n",
             "line 8: rule[2].match = \"a\": this rule never counts: line 4 has the same pattern and comes first",
         ),
     ] {

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Was a change reported by who made it?
+//!
+//! A process with a session reports what it does to a file, and waits for the answer; but only what it does through a share
+//! that we serve. What it does to the same file another way (a second Samba share on the same folder,
+//! without the module), or what it had no session left to report, the kernel's notice alone tells. So a notice of a change
+//! by such a process waits a while for the report; without one the change was a stranger's.
+
+use rushes_core::server::FileKey;
+use rushes_core::units::{Duration, Instant};
+use std::collections::HashMap;
+
+/// A notice and its report are heard at most so long after each other, in either order, or they do not belong together. A report
+/// that comes later costs a file its cached blocks, no more.
+const TOGETHER: Duration = Duration::from_ms(100);
+/// So long a notice waits for its report.
+const PATIENCE: Duration = Duration::from_s(1);
+/// Reports remembered; older ones than matter are forgotten beyond that.
+const REPORT_COUNT_MAX: usize = 4096;
+
+/// Notices and reports.
+#[derive(Default)]
+pub(crate) struct Reports {
+    reported: HashMap<(i32, FileKey), Instant>,
+    noticed: HashMap<(i32, FileKey), Instant>,
+    next: Option<Instant>,
+}
+
+impl Reports {
+    /// A session of process `pid` reports a change.
+    pub(crate) fn reported(&mut self, now: Instant, pid: i32, key: FileKey) {
+        if self.reported.len() >= REPORT_COUNT_MAX {
+            self.reported.retain(|_, at| now.since(*at) <= TOGETHER);
+        }
+        self.reported.insert((pid, key), now);
+        if let Some(at) = self.noticed.get(&(pid, key))
+            && now.since(*at) <= TOGETHER
+        {
+            self.noticed.remove(&(pid, key));
+        }
+    }
+
+    /// The kernel tells of a change by process `pid`, which has a session.
+    pub(crate) fn noticed(&mut self, now: Instant, pid: i32, key: FileKey) {
+        let reported = self.reported.get(&(pid, key));
+        if reported.is_some_and(|at| now.since(*at) <= TOGETHER) {
+            return;
+        }
+        self.noticed.entry((pid, key)).or_insert(now);
+        self.next = Some(
+            self.next
+                .map_or(now + PATIENCE, |at| at.min(now + PATIENCE)),
+        );
+    }
+
+    /// When there may be something overdue.
+    pub(crate) fn next(&self) -> Instant {
+        self.next.unwrap_or(Instant::NEVER)
+    }
+
+    /// Files that were changed without a report.
+    pub(crate) fn overdue(&mut self, now: Instant) -> Vec<FileKey> {
+        if now < self.next() {
+            return Vec::new();
+        }
+        let is_overdue = |at: Instant| now.since(at) >= PATIENCE;
+        let found = self.noticed.iter().filter(|(_, at)| is_overdue(**at));
+        let mut keys: Vec<FileKey> = found.map(|((_, key), _)| *key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        self.noticed.retain(|_, at| !is_overdue(*at));
+        self.next = self.noticed.values().min().map(|at| *at + PATIENCE);
+        keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMBD: i32 = 100;
+    const FILE: FileKey = FileKey {
+        device: 1,
+        inode: 2,
+    };
+
+    fn at(ms: u64) -> Instant {
+        Instant::ZERO + Duration::from_ms(10_000 + ms)
+    }
+
+    #[test]
+    fn a_change_that_is_reported_before_or_after_its_notice_is_nobody_elses() {
+        let mut reports = Reports::default();
+        reports.reported(at(0), SMBD, FILE);
+        reports.noticed(at(2), SMBD, FILE);
+        reports.noticed(at(500), SMBD, FILE);
+        reports.reported(at(510), SMBD, FILE);
+        assert!(reports.overdue(at(5000)).is_empty());
+        assert_eq!(reports.next(), Instant::NEVER);
+    }
+
+    #[test]
+    fn a_change_that_nobody_reports_is_told_after_a_while_and_once() {
+        let mut reports = Reports::default();
+        reports.reported(at(0), SMBD, FILE);
+        reports.noticed(at(300), SMBD, FILE);
+        assert!(reports.overdue(at(1299)).is_empty());
+        assert_eq!(reports.next(), at(1300));
+        assert_eq!(reports.overdue(at(1300)), [FILE]);
+        assert!(reports.overdue(at(9000)).is_empty());
+        // Another file's report, or another process's, is not its own.
+        reports.noticed(at(9000), SMBD, FILE);
+        reports.reported(at(9001), SMBD + 1, FILE);
+        reports.reported(
+            at(9001),
+            SMBD,
+            FileKey {
+                device: 1,
+                inode: 3,
+            },
+        );
+        // A report of what was done long after does not speak for it either.
+        reports.reported(at(9500), SMBD, FILE);
+        assert_eq!(reports.overdue(at(10_000)), [FILE]);
+    }
+}

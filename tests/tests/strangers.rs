@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is done to files beside our door: by the very smbd that serves them, through a share that has no module; and by
+//! who removes them.
+
+use rushes_tests::hand::Hand;
+use rushes_tests::needs;
+use rushes_tests::pattern;
+use rushes_tests::smbd::{PASSWORD, SHARE, USER};
+use rushes_tests::world::{Setup, World};
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const HAND: &str = env!("CARGO_BIN_EXE_smb-hand");
+const LENGTH: usize = 3_000_001;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A world in which strangers are noticed.
+fn world_with_notice(setup: &Setup) -> Option<World> {
+    let mut world = World::build(setup)?;
+    if world.daemon().status()["shares"][0]["foreign_changes_noticed"] != true {
+        needs::skip("this test needs fanotify (CAP_SYS_ADMIN, and a file system that has it)");
+        return None;
+    }
+    world.put("clip.mov", 1, LENGTH);
+    Some(world)
+}
+
+fn wait_until(what: &str, mut come: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !come() {
+        assert!(Instant::now() < end, "{what} within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_write_through_a_share_without_the_module_is_seen_through_the_one_with_it() {
+    let setup = Setup {
+        plain_share: Some("plain"),
+        ..Setup::default()
+    };
+    let Some(world) = world_with_notice(&setup) else {
+        return;
+    };
+    let mut reader = Hand::connect(HAND, world.smbd.port());
+    let held = reader.open("clip.mov");
+    pattern::check(1, 0, &reader.read(held, 0, LENGTH), "before");
+    let new = world.scratch.folder("new").join("new.mov");
+    fs::write(&new, pattern::bytes(2, 0, LENGTH)).expect("scratch is writable");
+    // One client, one smbd: it has a session with the daemon through the one share, and writes through the other.
+    let commands = format!(
+        "get clip.mov /dev/null; tcon plain; put {} clip.mov",
+        new.display()
+    );
+    let out = Command::new("smbclient")
+        .arg(format!("//127.0.0.1/{SHARE}"))
+        .args(["-p", &world.smbd.port().to_string()])
+        .args(["-U", &format!("{USER}%{PASSWORD}"), "-c", &commands])
+        .output()
+        .expect("smbclient is installed");
+    assert!(out.status.success(), "{out:?}");
+    assert_eq!(
+        fs::read(world.path("clip.mov")).expect("it is there"),
+        pattern::bytes(2, 0, LENGTH),
+        "smbclient wrote it"
+    );
+    wait_until("new bytes", || {
+        reader.read(held, 0, LENGTH) == pattern::bytes(2, 0, LENGTH)
+    });
+}
+
+#[test]
+fn a_file_removed_beside_every_door_gives_its_space_back() {
+    let Some(mut world) = world_with_notice(&Setup::default()) else {
+        return;
+    };
+    let pid = world.daemon().pid();
+    let held_by_daemon = || -> usize {
+        let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("the daemon runs");
+        let targets = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        targets
+            .filter(|target| target.to_string_lossy().contains("clip.mov"))
+            .count()
+    };
+    let mut reader = Hand::connect(HAND, world.smbd.port());
+    let held = reader.open("clip.mov");
+    pattern::check(1, 0, &reader.read(held, 0, LENGTH), "before");
+    reader.close(held);
+    // Nobody has it open any more; what is cached of it is kept, and the file with it.
+    assert!(held_by_daemon() > 0, "the daemon keeps it for the next one");
+    fs::remove_file(world.path("clip.mov")).expect("it is there");
+    wait_until("the daemon lets go of it", || held_by_daemon() == 0);
+
+    // Removed while somebody plays it: he goes on, and it goes with him.
+    world.put("clip.mov", 3, LENGTH);
+    let held = reader.open("clip.mov");
+    pattern::check(3, 0, &reader.read(held, 0, 1_000_000), "before");
+    fs::remove_file(world.path("clip.mov")).expect("it is there");
+    pattern::check(3, 0, &reader.read(held, 0, LENGTH), "an open file");
+    reader.close(held);
+    wait_until("the daemon lets go of it too", || held_by_daemon() == 0);
+}
