@@ -476,7 +476,7 @@ mod tests {
         let mount = match HangingMount::new() {
             Ok(mount) => mount,
             Err(error) => {
-                eprintln!("skipped: cannot mount a FUSE file system here: {error}");
+                crate::skip(&format!("cannot mount a FUSE file system here: {error}"));
                 return;
             }
         };
