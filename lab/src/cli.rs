@@ -162,7 +162,7 @@ pub struct ServerArgs {
     /// A line for the share in smb.conf, such as "strict locking=no"; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub smb_option: Vec<(String, String)>,
-    /// A line for [server] in rushes.toml, such as margin=0.03; may be repeated
+    /// A line for [server] in rushes.toml, such as 'margin="0%"'; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub rushes_option: Vec<(String, String)>,
     /// Read-ahead of the device

@@ -8,7 +8,7 @@
 use crate::door::Address;
 use crate::footage::Clip;
 use crate::room::Room;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{FileType, Mode, OFlags};
 use std::fs::File;
 use std::io::Read;
@@ -221,6 +221,19 @@ fn has_ended(shared: &Shared, pid: u32) -> bool {
         .iter_mut()
         .filter(|child| child.id() == pid)
         .any(|child| !matches!(child.try_wait(), Ok(None)))
+}
+
+/// Download a file of the share to `target`.
+pub fn get(address: &Address, path: &str, target: &Path) -> Result<()> {
+    let command = format!("get {} {}", path.replace('/', "\\"), target.display());
+    let out = smbclient(address, &command)?.wait_with_output()?;
+    ensure!(
+        out.status.success(),
+        "smbclient could not get {path}: {}{}",
+        String::from_utf8_lossy(&out.stdout),
+        String::from_utf8_lossy(&out.stderr)
+    );
+    Ok(())
 }
 
 /// An `smbclient` that runs one command on the share.

@@ -8,13 +8,13 @@
 
 use crate::cli::DemoArgs;
 use crate::compare::{Contender, draw_timeline, line_of, timeline_of};
-use crate::copies::smbclient;
+use crate::copies::get;
 use crate::play::Play;
 use crate::report::Report;
 use crate::room::{Room, go_on};
 use crate::server::{Kind, Server};
 use crate::stage::{Stage, run};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::Read;
@@ -114,13 +114,31 @@ pub fn demo(args: &DemoArgs, base: &Play) -> Result<()> {
     } else {
         print!("{}", verdict(&reports, &proofs, out)?);
     }
-    let clean = reports[0].1.late_frames_admitted == 0 && reports[0].1.bytes_wrong == 0;
-    ensure!(
-        clean,
-        "Rushes was late or wrong; that should not happen: see {}",
-        out.display()
-    );
+    if let Some(fault) = fault_of(&reports[0].1) {
+        bail!(
+            "Rushes: {fault}; that should not happen: see {}",
+            out.display()
+        );
+    }
     Ok(())
+}
+
+/// What Rushes must not have done; None when all is well. That nobody admitted was late says nothing unless all were.
+fn fault_of(report: &Report) -> Option<String> {
+    if report.streams_admitted != report.streams {
+        return Some(format!(
+            "{} of {} players were admitted",
+            report.streams_admitted, report.streams
+        ));
+    }
+    if report.late_frames > 0 {
+        return Some(format!("{} frames were late", report.late_frames));
+    }
+    if report.bytes_wrong > 0 {
+        return Some(format!("{} bytes were wrong", report.bytes_wrong));
+    }
+    let mut failures = report.errors.iter().chain(&report.copy_failures);
+    failures.next().map(|failure| format!("failed: {failure}"))
 }
 
 /// The package's clips as DNxHR, made once and kept.
@@ -316,7 +334,7 @@ fn prove(
     stage.cool()?;
     let server = Server::start(room, "server", stage, &play.server)?;
     let file = room.path().join("came-out.mov");
-    get(&server, &stage.plan().stream_path(0), &file)?;
+    get(server.address(), &stage.plan().stream_path(0), &file)?;
     ensure!(
         hash_file(&file)? == whole,
         "the file that came out of SMB is not the file that went in"
@@ -332,7 +350,7 @@ fn prove(
     let folder = room.folder("came-out")?;
     for name in frame_names() {
         let frame = folder.join(&name);
-        get(&server, &format!("sequence/{name}"), &frame)?;
+        get(server.address(), &format!("sequence/{name}"), &frame)?;
         ensure!(
             hash_file(&frame)? == hash_file(&sequence.join(&name))?,
             "{name} is not what went in"
@@ -352,18 +370,6 @@ fn prove(
         ),
         format!("So did {SEQUENCE_FRAMES} DPX frames."),
     ])
-}
-
-fn get(server: &Server, path: &str, target: &Path) -> Result<()> {
-    let command = format!("get {} {}", path.replace('/', "\\"), target.display());
-    let out = smbclient(server.address(), &command)?.wait_with_output()?;
-    ensure!(
-        out.status.success(),
-        "smbclient could not get {path}: {}{}",
-        String::from_utf8_lossy(&out.stdout),
-        String::from_utf8_lossy(&out.stderr)
-    );
-    Ok(())
 }
 
 fn verdict(reports: &[(Contender, Report)], proofs: &[String], out: &Path) -> Result<String> {
@@ -403,4 +409,33 @@ fn verdict(reports: &[(Contender, Report)], proofs: &[String], out: &Path) -> Re
         out.display()
     )?;
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_demo_succeeds_only_when_all_are_admitted_and_nobody_is_late_or_wrong() {
+        let good = Report {
+            streams: 10,
+            streams_admitted: 10,
+            frames: 14_400,
+            ..Report::default()
+        };
+        assert_eq!(fault_of(&good), None);
+        let check = |change: fn(&mut Report), expected: &str| {
+            let mut report = good.clone();
+            change(&mut report);
+            assert_eq!(fault_of(&report).as_deref(), Some(expected));
+        };
+        check(|r| r.streams_admitted = 0, "0 of 10 players were admitted");
+        check(|r| r.late_frames = 3, "3 frames were late");
+        check(|r| r.bytes_wrong = 7, "7 bytes were wrong");
+        check(
+            |r| r.copy_failures.push("reel00: gone".into()),
+            "failed: reel00: gone",
+        );
+        check(|r| r.errors.push("no answer".into()), "failed: no answer");
+    }
 }

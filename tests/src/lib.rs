@@ -13,4 +13,5 @@ pub mod rust_text;
 pub mod scratch;
 pub mod smbd;
 pub mod tree;
+pub mod wire;
 pub mod world;

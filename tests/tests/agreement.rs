@@ -7,8 +7,10 @@ use rushes_tests::hand::{Hand, Held};
 use rushes_tests::needs;
 use rushes_tests::pattern;
 use rushes_tests::smbd::{PASSWORD, SHARE, USER};
+use rushes_tests::wire::Wire;
 use rushes_tests::world::{Setup, World};
 use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -160,6 +162,68 @@ fn a_server_side_copy_in_the_place_of_a_cached_file_is_seen() {
         .arg("scopy other.mov clip.mov"));
     let copied = reader.open("clip.mov");
     pattern::check(2, 0, &reader.read(copied, 0, LENGTH), "the copy");
+}
+
+/// A world whose share also takes what [`Wire`] asks, and two clients that have read all of `clip.mov`, the second
+/// of them from the cache.
+fn readers_of_a_share_for_all() -> Option<(World, [(Hand, Held); 2])> {
+    let setup = Setup {
+        share: vec![String::from("guest ok = yes")],
+        ..Setup::default()
+    };
+    let world = World::build(&setup)?;
+    world.put("clip.mov", 1, LENGTH);
+    let first = reader_of_clip(&world);
+    let hits = |world: &World| {
+        let daemon = world.daemon.as_ref().expect("it runs with a daemon");
+        daemon.status()["cache"]["hit_count"].as_u64()
+    };
+    let before = hits(&world);
+    let second = reader_of_clip(&world);
+    assert!(hits(&world) > before, "clip.mov is not in the cache");
+    Some((world, [first, second]))
+}
+
+#[test]
+fn a_server_side_copy_into_a_cached_file_is_seen_by_who_has_it_open() {
+    let Some((world, readers)) = readers_of_a_share_for_all() else {
+        return;
+    };
+    world.put("other.mov", 2, LENGTH);
+    let mut wire = Wire::connect(world.smbd.port());
+    let (other, clip) = (wire.open("other.mov"), wire.open("clip.mov"));
+    wire.copy_chunks(other, clip, LENGTH as u64);
+    for (mut hand, held) in readers {
+        pattern::check(2, 0, &hand.read(held, 0, LENGTH), "the copy");
+    }
+}
+
+#[test]
+fn zeros_that_no_write_put_into_a_cached_file_are_seen_by_who_has_it_open() {
+    let Some((world, mut readers)) = readers_of_a_share_for_all() else {
+        return;
+    };
+    let mut wire = Wire::connect(world.smbd.port());
+    let clip = wire.open("clip.mov");
+    // In a plain file smbd zeroes a range, in a sparse one it punches a hole; both are its fallocate.
+    for (offset, length) in [(1_000_000, 1_500_000), (4_000_001, 1_000_000)] {
+        wire.zero(clip, offset, length);
+        for (hand, held) in &mut readers {
+            let found = hand.read(*held, offset - 1000, length as usize + 2000);
+            let (before, rest) = found.split_at(1000);
+            let (zeros, after) = rest.split_at(length as usize);
+            pattern::check(1, offset - 1000, before, "before the zeros");
+            let old = zeros.iter().position(|byte| *byte != 0);
+            assert_eq!(old, None, "first old byte after {offset}");
+            pattern::check(1, offset + length, after, "after the zeros");
+        }
+        wire.set_sparse(clip);
+    }
+    let allocated = 512 * fs::metadata(world.path("clip.mov")).unwrap().blocks();
+    assert!(
+        allocated < LENGTH as u64 - 900_000,
+        "no hole was punched: {allocated} bytes are allocated"
+    );
 }
 
 #[test]

@@ -200,6 +200,17 @@ mod tests {
         std::fs::remove_dir_all(path).unwrap();
     }
 
+    /// Say aloud that a test is skipped, and why; it then returns.
+    ///
+    /// Panics   when `RUSHES_TEST_ALL` is 1: under `make test` everything runs
+    fn skip(sentence: &str) {
+        assert!(
+            std::env::var_os("RUSHES_TEST_ALL").is_none_or(|value| value != "1"),
+            "{sentence}; it may not be skipped under RUSHES_TEST_ALL=1"
+        );
+        eprintln!("SKIPPED: {sentence}");
+    }
+
     /// `unshare -m` gives a process the same mounts under other numbers.
     #[test]
     fn a_mount_is_known_again_in_another_namespace() {
@@ -207,7 +218,7 @@ mod tests {
             .args(["-m", "sleep", "20"])
             .spawn();
         let Ok(mut child) = spawned else {
-            eprintln!("SKIPPED: no unshare(1)");
+            skip("no unshare(1)");
             return;
         };
         let pid = i32::try_from(child.id()).unwrap();
@@ -237,7 +248,7 @@ mod tests {
         let _ = child.kill();
         let _ = child.wait();
         match found {
-            None => eprintln!("SKIPPED: unshare -m is not allowed here"),
+            None => skip("unshare -m is not allowed here"),
             Some(found) => assert_eq!(found, (true, true, false)),
         }
         // In our own namespace another number is another mount.

@@ -423,7 +423,6 @@ mod tests {
 
     impl HangingMount {
         fn new() -> io::Result<HangingMount> {
-            let path = folder("hanging");
             let device = Arc::new(open(
                 "/dev/fuse",
                 OFlags::RDWR | OFlags::CLOEXEC,
@@ -435,11 +434,14 @@ mod tests {
             );
             let options = std::ffi::CString::new(options)?;
             let flags = rustix::mount::MountFlags::empty();
-            rustix::mount::mount("hanging", &path, "fuse", flags, options.as_c_str())?;
             let served = Arc::clone(&device);
+            // Its drop takes the folder away also when nothing could be mounted on it.
+            let path = folder("hanging");
+            let mount = HangingMount { path, device };
+            rustix::mount::mount("hanging", &mount.path, "fuse", flags, options.as_c_str())?;
             // Ends when the mount does: the read then fails.
             std::thread::spawn(move || while answer(&served).is_ok() {});
-            Ok(HangingMount { path, device })
+            Ok(mount)
         }
     }
 
@@ -479,7 +481,7 @@ mod tests {
         let mount = match HangingMount::new() {
             Ok(mount) => mount,
             Err(error) => {
-                eprintln!("skipped: cannot mount a FUSE file system here: {error}");
+                crate::skip(&format!("cannot mount a FUSE file system here: {error}"));
                 return;
             }
         };

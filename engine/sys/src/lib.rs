@@ -28,3 +28,15 @@ pub use ring::{
     Completion, FakePoll, FakeRead, FakeRing, PollId, Ring, RingFacts, RingLimits, SlotRead,
 };
 pub use segment::{Segment, SegmentHome, SegmentWarning, memory_file};
+
+/// Say aloud that a test is skipped, and why; it then returns.
+///
+/// Panics   when `RUSHES_TEST_ALL` is 1: under `make test` everything runs
+#[cfg(test)]
+fn skip(sentence: &str) {
+    assert!(
+        std::env::var_os("RUSHES_TEST_ALL").is_none_or(|value| value != "1"),
+        "{sentence}; it may not be skipped under RUSHES_TEST_ALL=1"
+    );
+    eprintln!("SKIPPED: {sentence}");
+}

@@ -496,7 +496,7 @@ fn real_time_reads_go_as_best_effort_where_the_class_is_refused() {
         let mut sets = capabilities(None).unwrap();
         sets.effective -= CapabilitySet::SYS_NICE | CapabilitySet::SYS_ADMIN;
         if set_capabilities(None, sets).is_err() {
-            eprintln!("skipped: cannot drop capabilities here");
+            crate::skip("cannot drop capabilities here");
             return;
         }
         let mut ring = Ring::new(Arc::clone(&segment), limits()).unwrap();
