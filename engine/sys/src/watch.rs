@@ -274,6 +274,12 @@ mod tests {
             matches!(seen[..], [Change::Modified { key: k, pid }] if k == key && pid != 0),
             "{seen:?}"
         );
+        // A name less is told, also when it was us.
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(changes(&mut watch), [Change::Attributes { key }]);
+        std::fs::write(&path, b"two").unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        watch.watch(&file, key).unwrap();
         watch.unwatch(&file, key);
         append(&path);
         assert_eq!(changes(&mut watch), []);

@@ -659,17 +659,23 @@ impl Client {
         }
     }
 
+    /// Closes ring: unlike buffers that are given back nobody looks for them, and what was promised to a file is free for
+    /// others when they are heard.
     fn send_closes(&mut self) {
-        while let Some(&handle) = self.closing.front() {
-            if !self.room_for(1) {
-                return;
-            }
+        let mut told = false;
+        while let Some(&handle) = self.closing.front()
+            && self.room_for(1)
+        {
             self.closing.pop_front();
             self.push(&Request {
                 op: op::CLOSE,
                 handle,
                 ..Request::default()
             });
+            told = true;
+        }
+        if told {
+            self.tell_server();
         }
     }
 

@@ -529,6 +529,19 @@ fn ends_ring_the_daemon_unless_it_sweeps() {
 }
 
 #[test]
+fn a_close_rings_the_daemon_also_when_it_sweeps() {
+    let (mut client, mut raw) = session();
+    raw.word(ring::SERVER_FLAGS)
+        .store(server_flag::SWEEPS, Relaxed);
+    let file = open(&mut client);
+    raw.memory.arm(Which::Requests);
+    client.close(file);
+    assert_eq!(raw.pop().op, op::CLOSE);
+    // The client took the flag: it rang.
+    assert!(raw.memory.disarm(Which::Requests));
+}
+
+#[test]
 fn bytes_come_from_the_slots_named_in_their_order() {
     let (mut client, mut raw) = session();
     let file = open(&mut client);
