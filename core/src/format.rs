@@ -147,6 +147,8 @@ pub mod ring {
     pub const REPLY_BELL: usize = 320;
     /// Bits of [`super::server_flag`] (written by the daemon).
     pub const SERVER_FLAGS: usize = 384;
+    /// A number that is another one each second or oftener (written by the daemon): it is not hung, however long a read takes.
+    pub const HEARTBEAT: usize = 448;
     /// First request entry.
     pub const REQUESTS: usize = 4096;
     /// First reply entry.
@@ -158,7 +160,7 @@ pub mod ring {
 /// What the daemon promises in [`ring::SERVER_FLAGS`].
 pub mod server_flag {
     /// It looks at the request ring by itself every few milliseconds while slots are pinned, so that
-    /// READ_END and CLOSE need no doorbell.
+    /// READ_END needs no doorbell.
     pub const SWEEPS: u32 = 1;
 }
 

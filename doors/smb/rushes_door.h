@@ -31,10 +31,13 @@ extern int vfs_rushes_debug_level;
 #define RUSHES_RETRY_SHARE 100
 
 /*
- * A daemon that leaves a read alone for so long is hung; as HUNG_PATIENCE in
- * engine/shm for calls that wait. Clients give up at 20 to 60 seconds.
+ * A daemon that leaves a read alone for so long and whose heart does not beat
+ * is hung; one that lives and leaves it alone for LOST has lost it. As
+ * HUNG_PATIENCE and LOST_PATIENCE in engine/shm for calls that wait. Clients
+ * give up at 20 to 60 seconds.
  */
 #define RUSHES_HUNG_S 30
+#define RUSHES_LOST_S 120
 #define RUSHES_GUARD_S 5
 
 /* What malloc may keep of freed memory; see rushes_keep_buffers. */
@@ -90,6 +93,9 @@ struct rushes_session {
 
 	/* Looks after them; see rushes_session_guard */
 	struct tevent_timer *guard;
+
+	/* The daemon's, when the guard last looked */
+	uint32_t heartbeat;
 
 	/* Do not look for a daemon before; CLOCK_MONOTONIC_COARSE */
 	uint64_t retry_ns;

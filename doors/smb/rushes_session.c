@@ -122,13 +122,22 @@ static void rushes_session_refused(struct rushes_session *session,
 	rushes_session_log_absence(session, reason);
 }
 
-static bool rushes_read_is_hung(const struct rushes_read *read)
+/*
+ * On a disk whose time is promised to others a read without a contract may
+ * take long: the daemon that is at it is alive.
+ */
+static bool rushes_session_is_hung(struct rushes_session *session)
 {
+	uint32_t heartbeat = rushes_heartbeat(session->client);
+	bool beats = heartbeat != session->heartbeat;
 	struct timespec now = {0};
+	int64_t waited_ns;
 
+	session->heartbeat = heartbeat;
 	clock_gettime_mono(&now);
-	return nsec_time_diff(&now, &read->start_time) >
-	       RUSHES_HUNG_S * (int64_t)RUSHES_NS_PER_S;
+	waited_ns = nsec_time_diff(&now, &session->reads->start_time);
+	return waited_ns > (beats ? RUSHES_LOST_S : RUSHES_HUNG_S) *
+				   (int64_t)RUSHES_NS_PER_S;
 }
 
 static void rushes_session_guard(struct rushes_session *session);
@@ -146,7 +155,7 @@ static void rushes_session_guarded(struct tevent_context *ev,
 	if (session->reads == NULL) {
 		return;
 	}
-	if (rushes_read_is_hung(session->reads)) {
+	if (rushes_session_is_hung(session)) {
 		rushes_session_end(session);
 		rushes_session_refused(session, RUSHES_HUNG_S, "it is hung");
 		return;

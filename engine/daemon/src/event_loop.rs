@@ -37,6 +37,8 @@ use std::sync::mpsc::SyncSender;
 /// How often sessions that hold buffers are looked at unasked, so that they need not ring to give
 /// them back.
 const SWEEP: Duration = Duration::from_ms(5);
+/// How often doors are told that we live.
+const BEAT: Duration = Duration::from_s(1);
 /// EAGAIN: now is a bad moment, later may be a better one.
 pub(super) const AGAIN: Errno = Errno(11);
 /// Reasons for not serving a file that are logged once each; more are only counted.
@@ -93,6 +95,8 @@ pub(crate) struct Daemon {
     /// What others do on each device, and when it is looked at next.
     foreign: HashMap<DeviceId, Foreign>,
     sample_at: Instant,
+    /// When doors are told next that we live.
+    beat_at: Instant,
     /// For those who get to know shares in idle time.
     idleness: Arc<Idleness>,
     /// Files whose size the workers had no room for; asked again when one of them is done.
@@ -165,6 +169,7 @@ impl Daemon {
             sweep_at: Instant::NEVER,
             foreign: HashMap::new(),
             sample_at: Instant::ZERO,
+            beat_at: Instant::NEVER,
             idleness: Arc::default(),
             late_stats: Vec::new(),
             reports: Reports::default(),
@@ -273,6 +278,12 @@ impl Daemon {
         }
         if start >= self.sweep_at {
             self.sweep();
+        }
+        if start >= self.beat_at {
+            self.beat_at = Instant::NEVER;
+            for seat in self.sessions.seats.values() {
+                seat.session.beat();
+            }
         }
         if start >= self.reports.next() {
             self.changed_without_report(start);
@@ -527,10 +538,14 @@ impl Daemon {
         {
             self.sweep_at = now + SWEEP;
         }
+        if self.beat_at == Instant::NEVER && !self.sessions.seats.is_empty() {
+            self.beat_at = now + BEAT;
+        }
         let at = self
             .core_wake
             .min(self.sweep_at)
             .min(self.sample_at)
+            .min(self.beat_at)
             .min(self.reports.next())
             .min(self.sessions.next_leave());
         self.ring.wake_at(at);

@@ -335,3 +335,19 @@ fn a_descriptor_without_read_access_is_left_to_its_owner() {
         Err(ReadError::Plain)
     ));
 }
+
+#[test]
+fn a_daemon_with_nothing_to_do_is_heard_to_live() {
+    let share = Folder::below(&std::env::temp_dir());
+    let daemon = Daemon::start(&share.0, "");
+    let client = daemon.connect();
+    let before = client.heartbeat();
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while client.heartbeat() == before {
+        assert!(
+            std::time::Instant::now() < end,
+            "no heartbeat in ten seconds"
+        );
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}

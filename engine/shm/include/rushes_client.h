@@ -75,6 +75,12 @@ void rushes_disconnect(struct rushes_client *client);
 bool rushes_alive(const struct rushes_client *client);
 
 /*
+ * Another number each second while the daemon lives. An outstanding read of a
+ * daemon whose number has stood still for some seconds will not be answered.
+ */
+uint32_t rushes_heartbeat(const struct rushes_client *client);
+
+/*
  * Two descriptors to watch for reading as long as the client is alive (also
  * while no read is outstanding: replies to cancelled ones are given back by
  * rushes_poll); when either is readable, call rushes_poll until it returns

@@ -202,6 +202,14 @@ pub unsafe extern "C" fn rushes_alive(client: *const rushes_client) -> bool {
 }
 
 /// # Safety
+/// `client` is null or a connected client.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_heartbeat(client: *const rushes_client) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe { client.as_ref() }.map_or(0, |client| client.client.heartbeat())
+}
+
+/// # Safety
 /// `client` is a connected client; `fds` has room for two.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rushes_event_fds(client: *const rushes_client, fds: *mut c_int) {

@@ -107,6 +107,14 @@ impl RingMemory {
         self.0.word32(ring::SERVER_FLAGS).store(flags, Relaxed);
     }
 
+    pub(crate) fn heartbeat(&self) -> u32 {
+        self.0.word32(ring::HEARTBEAT).load(Relaxed)
+    }
+
+    pub(crate) fn beat(&self) {
+        self.0.word32(ring::HEARTBEAT).fetch_add(1, Relaxed);
+    }
+
     pub(crate) fn write_request(&self, index: u32, request: &Request) {
         self.write(ring::REQUESTS, index, request_words(request));
     }

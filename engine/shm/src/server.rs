@@ -416,6 +416,11 @@ impl ServerSession {
         Ok(())
     }
 
+    /// Tell the client that we live; once a second.
+    pub fn beat(&self) {
+        self.memory.beat();
+    }
+
     /// Wake the client if it sleeps and there are replies for it.
     pub fn flush(&mut self) {
         if std::mem::take(&mut self.unpublished_bell) && self.memory.must_ring(Which::Replies) {

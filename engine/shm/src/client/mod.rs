@@ -38,8 +38,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// A waiting call that hears nothing for so long takes the daemon for hung and ends the session.
+/// A waiting call that hears nothing for so long, not even a heartbeat, takes the daemon for hung and ends the session.
 pub const HUNG_PATIENCE: Duration = Duration(30 * NS_PER_S);
+/// A daemon that lives and gives no answer for so long has lost it. Clients do not wait that long themselves.
+pub const LOST_PATIENCE: Duration = Duration(120 * NS_PER_S);
+
+/// How often a waiting call looks whether the daemon lives.
+const LOOK_FOR_BEAT: Duration = Duration(5 * NS_PER_S);
 
 /// Longest look at the ring before sleeping: about what a sleep and a wake-up cost together.
 const SPIN: Duration = Duration::from_us(20);
@@ -261,6 +266,11 @@ impl Client {
     /// False once the daemon is known to be gone (or in a forked child).
     pub fn alive(&self) -> bool {
         self.alive && self.guard.same_process()
+    }
+
+    /// Another number each second while the daemon lives.
+    pub fn heartbeat(&self) -> u32 {
+        self.memory.heartbeat()
     }
 
     /// Why the session ended, when it did.
@@ -930,7 +940,8 @@ impl Client {
 
     /// Wait until it is there or the session has ended.
     fn wait_for(&mut self, wanted: Wanted) {
-        let deadline = clock::now() + HUNG_PATIENCE;
+        let begun = clock::now();
+        let mut beat = (self.heartbeat(), begun);
         loop {
             self.collect_in_wait();
             if !self.alive || self.has(wanted) {
@@ -941,12 +952,16 @@ impl Client {
             if self.spin_for_reply() {
                 continue;
             }
-            let left = deadline.since(clock::now());
-            if left == Duration::ZERO {
+            let now = clock::now();
+            if beat.0 != self.heartbeat() {
+                beat = (self.heartbeat(), now);
+            }
+            let patience = (beat.1 + HUNG_PATIENCE).min(begun + LOST_PATIENCE);
+            if now >= patience {
                 self.die(broken("heard nothing from the daemon for 30 s"));
                 return;
             }
-            self.sleep(wanted, left);
+            self.sleep(wanted, patience.since(now).min(LOOK_FOR_BEAT));
         }
     }
 
