@@ -190,6 +190,7 @@ fn sections(config: &Config, sections: &[Section], findings: &mut Vec<Finding>) 
         .collect();
     for share in &config.shares {
         share_section(config, share, &inherited, findings);
+        others_on_it(share, &inherited, findings);
     }
     for section in inherited.iter().filter(|section| section.has_module()) {
         let name = section.get("rushes:share").unwrap_or(&section.name);
@@ -214,6 +215,45 @@ fn inherit(section: &Section, global: Option<&Section>) -> Section {
             .or_insert_with(|| value.clone());
     }
     whole
+}
+
+/// Sections that show a served folder, or part of it, without the module.
+fn others_on_it(share: &ShareConfig, sections: &[Section], findings: &mut Vec<Finding>) {
+    let served = real(&share.path);
+    for section in sections {
+        let name = section.get("rushes:share").unwrap_or(&section.name);
+        let writable = section.get("readonly").is_some_and(|value| value == "No");
+        if section.has_module() || !writable || name.eq_ignore_ascii_case(&share.name) {
+            continue;
+        }
+        let Some(path) = section.get("path").filter(|path| !path.contains('%')) else {
+            continue;
+        };
+        let shown = real(Path::new(path));
+        if !shown.starts_with(&served) && !served.starts_with(&shown) {
+            continue;
+        }
+        findings.push(Finding::of(
+            Level::Warning,
+            &format!("share {}", share.name),
+            format!(
+                "[{}] in smb.conf shows {path} without the module: what is written through it is noticed late",
+                section.name
+            ),
+            if shown == served {
+                format!(
+                    "in [{}]: vfs objects = rushes, rushes:share = {}",
+                    section.name, share.name
+                )
+            } else {
+                String::from("keep it off that folder, or let nobody write through it: read only = yes")
+            },
+        ));
+    }
+}
+
+fn real(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
 }
 
 fn share_section(
@@ -268,7 +308,6 @@ fn share_section(
             "put it last: it stands right before the disk",
         ));
     }
-    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     if let Some(path) = section.get("path")
         && !path.contains('%')
         && real(Path::new(path)) != real(&share.path)
@@ -347,6 +386,21 @@ mod tests {
         check(
             "[media]\npath = /srv/media\nvfs objects = rushes\nrushes:socket = /run/x/session.sock\n",
             &[(Level::Error, "looks for the daemon at /run/x")],
+        );
+        check(
+            "[media]\npath = /srv/media\nvfs objects = rushes\n[all]\npath = /srv\nread only = No\n",
+            &[
+                (Level::Ok, "goes through"),
+                (
+                    Level::Warning,
+                    "[all] in smb.conf shows /srv without the module",
+                ),
+            ],
+        );
+        // Reading beside the module does no harm.
+        check(
+            "[media]\npath = /srv/media\nvfs objects = rushes\n[look]\npath = /srv/media\n",
+            &[(Level::Ok, "goes through")],
         );
         // Modules may be named for all shares at once; a share may have another name in smb.conf.
         check(

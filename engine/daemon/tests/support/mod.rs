@@ -216,9 +216,11 @@ pub(crate) fn read(client: &mut Client, file: FileHandle, offset: u64, length: u
     let mut bytes = vec![0; length];
     let mut done = 0;
     while done < length {
-        let count = client
-            .read(file, &mut bytes[done..], offset + done as u64)
-            .unwrap_or_else(|error| panic!("{error:?} at {}", offset + done as u64));
+        let at = offset + done as u64;
+        let count = match client.read(file, &mut bytes[done..], at) {
+            Ok(count) => count,
+            Err(error) => panic!("{error:?} at {at}; the session: {:?}", client.end()),
+        };
         if count == 0 {
             break;
         }

@@ -411,6 +411,10 @@ impl Client {
         if !self.usable() {
             return Err(ReadError::Plain);
         }
+        // A ring full of what needs no answer (many files closed at once) is emptied in a moment.
+        if !self.room_for_read() {
+            self.wait_for(Wanted::Room);
+        }
         let key = self
             .begin(file, buffer, length, offset, 0, true)
             .ok_or(ReadError::Plain)?;
