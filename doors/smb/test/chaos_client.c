@@ -229,6 +229,12 @@ bool rushes_alive(const struct rushes_client *client)
 	return !client->is_dead;
 }
 
+uint32_t rushes_heartbeat(const struct rushes_client *client)
+{
+	MUST(client->magic == CLIENT_MAGIC);
+	return (uint32_t)time(NULL);
+}
+
 void rushes_event_fds(const struct rushes_client *client, int fds[2])
 {
 	fds[0] = client->doorbell;
