@@ -291,21 +291,12 @@ impl Server {
         }
     }
 
+    /// Somebody else changed it: anything may be another, its length too.
     pub(super) fn foreign_change(&mut self, key: FileKey, actions: &mut Actions) {
-        let Some(&id) = self.keys.get(&key) else {
-            return;
-        };
-        self.drop_blocks(id, 0, u64::MAX);
-        self.change_count += 1;
-        if let Some(file) = self.files.get_mut(&id) {
-            file.size_stale = true;
-            file.changed = self.change_count;
-            if let Some(asked) = &mut file.stat {
-                asked.is_void = true;
-            }
+        self.changed(key, ByteRange::new(0, u64::MAX), actions);
+        if let Some(&id) = self.keys.get(&key) {
+            self.forget_if_unused(id, actions);
         }
-        self.retry_waiting(id, actions);
-        self.forget_if_unused(id, actions);
     }
 
     pub(super) fn stat(&mut self, id: FileId, size: u64, version: u64, actions: &mut Actions) {
