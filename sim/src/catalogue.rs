@@ -20,6 +20,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "fragmented",
     "frame_sequences",
     "full_cache",
+    "ingest_beside",
     "joins_and_leaves",
     "metadata_storm",
     "mixed",

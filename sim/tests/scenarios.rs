@@ -41,6 +41,7 @@ scenarios!(
     fragmented,
     frame_sequences,
     full_cache,
+    ingest_beside,
     joins_and_leaves,
     metadata_storm,
     mixed,
