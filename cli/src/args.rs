@@ -174,8 +174,11 @@ pub(crate) struct CalibrateArgs {
 
 fn parse_bitrate(text: &str) -> Result<u64, String> {
     match amount::parse_bitrate(text) {
-        Some(rate) if rate > 0 => Ok(rate),
-        _ => Err(format!("expected {}", amount::BITRATE_EXPECTED)),
+        Some(rate) if amount::BITRATES.contains(&rate) => Ok(rate),
+        Some(_) => Err(String::from(
+            "expected bits a second, at least \"8k\" and at most \"1000G\"; is a unit missing, as in \"100M\"?",
+        )),
+        None => Err(format!("expected {}", amount::BITRATE_EXPECTED)),
     }
 }
 
@@ -207,13 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn a_bitrate_is_bits_a_second_and_never_zero() {
+    fn a_bitrate_is_bits_a_second_and_makes_sense() {
         let parsed = Cli::parse_from(["rushes", "admit", "--bitrate", "100M"]);
         let Command::Admit(admit) = parsed.command else {
             panic!("{parsed:?}")
         };
         assert_eq!((admit.bitrate, admit.count), (100_000_000, 1));
-        for bad in ["0", "100MB", "fast"] {
+        for bad in ["0", "100", "100MB", "fast"] {
             let error = Cli::try_parse_from(["rushes", "admit", "--bitrate", bad]).unwrap_err();
             assert!(error.to_string().contains("bits a second"), "{error}");
         }

@@ -16,11 +16,23 @@ pub(crate) fn runtime_dir(daemon: &DaemonArg) -> PathBuf {
     if let Some(dir) = &daemon.runtime_dir {
         return dir.clone();
     }
-    // An unreadable or wrong configuration is no obstacle to asking; `check` is there to tell.
-    Config::load(&daemon.config.config).map_or_else(
-        |_| PathBuf::from(DEFAULT_RUNTIME_DIR),
-        |config| config.runtime_dir,
-    )
+    let file = &daemon.config.config;
+    match Config::load(file) {
+        Ok(config) => config.runtime_dir,
+        // No obstacle to asking, but the daemon may be elsewhere. (Without a file it is where it is by default.)
+        Err(error) => {
+            if file.exists() {
+                let text = error.to_string();
+                let first = text.lines().next().unwrap_or_default();
+                eprintln!(
+                    "rushes: {} is wrong ({first}), so the daemon is looked for in {DEFAULT_RUNTIME_DIR}; \
+                     `rushes check` tells more, --runtime-dir names another folder",
+                    file.display()
+                );
+            }
+            PathBuf::from(DEFAULT_RUNTIME_DIR)
+        }
+    }
 }
 
 /// Put one question.

@@ -39,7 +39,17 @@ fn text(report: &Report) -> String {
     }
     out += &match (report.error_count, report.warning_count) {
         (0, 0) => String::from("\nNothing is in the way.\n"),
-        (errors, warnings) => format!("\n{errors} errors, {warnings} warnings\n"),
+        (errors, warnings) => {
+            let count = |count: u32, what: &str| match count {
+                1 => format!("1 {what}"),
+                _ => format!("{count} {what}s"),
+            };
+            format!(
+                "\n{}, {}\n",
+                count(errors, "error"),
+                count(warnings, "warning")
+            )
+        }
     };
     out
 }
@@ -65,7 +75,7 @@ mod tests {
         };
         assert_eq!(
             text(&report),
-            "ERROR    share media: it is not there\n         remedy: mount it\n\n1 errors, 0 warnings\n"
+            "ERROR    share media: it is not there\n         remedy: mount it\n\n1 error, 0 warnings\n"
         );
     }
 }

@@ -265,3 +265,16 @@ fn man_pages_and_completions_come_from_the_same_table() {
     let shell = rushes().args(["completions", "bash"]).output().unwrap();
     assert!(String::from_utf8_lossy(&shell.stdout).contains("calibrate"));
 }
+
+#[test]
+fn asking_with_a_wrong_configuration_says_that_it_was_not_used() {
+    let folder = Folder::new();
+    folder.write("[nonsense]\n");
+    let output = run(&folder.config(), &["status"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(
+        said.contains("is wrong (") && said.contains("nonsense"),
+        "{said}"
+    );
+}

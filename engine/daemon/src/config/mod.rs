@@ -37,10 +37,6 @@ const CACHE_BYTES_MAX: u64 = 1 << 40;
 const PREROLL_MIN_NS: u64 = 100_000_000;
 const PREROLL_MAX_NS: u64 = 60_000_000_000;
 const MARGIN_MAX_PERMILLE: u64 = 500;
-/// Spoken word at its thinnest; below it a unit was forgotten.
-const BITRATE_MIN: u64 = 8_000;
-/// Uncompressed 8K at 120 frames a second is 76 Gb/s.
-const BITRATE_MAX: u64 = 1_000_000_000_000;
 const FRAMES_MAX_THOUSANDTHS: u64 = 1_000_000;
 /// More shares or rules than this is a generated file gone wrong.
 const SHARE_COUNT_MAX: usize = 256;
@@ -685,7 +681,7 @@ fn rule_hint(
     frames: Option<Found<u64>>,
 ) -> Option<RateHint> {
     if let Some(bitrate) = bitrate {
-        if !(BITRATE_MIN..=BITRATE_MAX).contains(&bitrate.value) {
+        if !amount::BITRATES.contains(&bitrate.value) {
             reader.wrong(
                 &bitrate.place,
                 "expected bits a second, at least \"8k\" and at most \"1000G\"; is a unit missing, as in \"100M\"?",
