@@ -175,9 +175,7 @@ pub(crate) struct CalibrateArgs {
 fn parse_bitrate(text: &str) -> Result<u64, String> {
     match amount::parse_bitrate(text) {
         Some(rate) if amount::BITRATES.contains(&rate) => Ok(rate),
-        Some(_) => Err(String::from(
-            "expected bits a second, at least \"8k\" and at most \"1000G\"; is a unit missing, as in \"100M\"?",
-        )),
+        Some(_) => Err(String::from(amount::BITRATES_EXPECTED)),
         None => Err(format!("expected {}", amount::BITRATE_EXPECTED)),
     }
 }

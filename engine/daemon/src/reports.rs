@@ -59,10 +59,7 @@ impl Reports {
             return;
         }
         self.noticed.entry((pid, key)).or_insert(now);
-        self.next = Some(
-            self.next
-                .map_or(now + PATIENCE, |at| at.min(now + PATIENCE)),
-        );
+        self.look_at(now + PATIENCE);
     }
 
     /// The kernel tells of a change by a process without a session. True: to be told now.
@@ -72,7 +69,7 @@ impl Reports {
         {
             known.again = true;
             let at = known.told + STRANGE_PACE;
-            self.next = Some(self.next.map_or(at, |next| next.min(at)));
+            self.look_at(at);
             return false;
         }
         if self.strange.len() >= REPORT_COUNT_MAX {
@@ -85,6 +82,10 @@ impl Reports {
         };
         self.strange.insert(key, told);
         true
+    }
+
+    fn look_at(&mut self, at: Instant) {
+        self.next = Some(self.next().min(at));
     }
 
     /// When there may be something overdue.

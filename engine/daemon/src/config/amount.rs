@@ -52,6 +52,9 @@ pub fn parse_size(text: &str) -> Option<u64> {
 /// 120 frames a second, which is 76 Gb/s.
 pub const BITRATES: std::ops::RangeInclusive<u64> = 8_000..=1_000_000_000_000;
 
+/// What to say of a rate outside of [`BITRATES`].
+pub const BITRATES_EXPECTED: &str = "expected bits a second, at least \"8k\" and at most \"1000G\"; is a unit missing, as in \"100M\"?";
+
 /// A bitrate. Units: bits/s. `"100M"`, `"100 Mb/s"`, `"100Mbit"`, `"100Mbps"`.
 ///
 /// A capital B before `/s` is a byte (`"100MB/s"`), eight times as much: it is refused rather than guessed at.

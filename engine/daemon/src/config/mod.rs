@@ -682,10 +682,7 @@ fn rule_hint(
 ) -> Option<RateHint> {
     if let Some(bitrate) = bitrate {
         if !amount::BITRATES.contains(&bitrate.value) {
-            reader.wrong(
-                &bitrate.place,
-                "expected bits a second, at least \"8k\" and at most \"1000G\"; is a unit missing, as in \"100M\"?",
-            );
+            reader.wrong(&bitrate.place, amount::BITRATES_EXPECTED);
             return None;
         }
         let rate = BytesPerSecond::from_bits(bitrate.value);
