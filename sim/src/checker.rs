@@ -468,6 +468,20 @@ impl Checker {
                 }
                 Action::Forget { file } => self.forget(now, *file),
                 Action::Wake { .. } => {}
+                // Clients of these worlds write on their own descriptors: none has a lane.
+                Action::SubmitWrite(_)
+                | Action::Fill { .. }
+                | Action::Zero { .. }
+                | Action::Publish { .. }
+                | Action::Strike { .. }
+                | Action::LaneDone { .. }
+                | Action::Known { .. }
+                | Action::Clean { .. }
+                | Action::Reserve { .. }
+                | Action::Sync { .. }
+                | Action::Trim { .. } => {
+                    self.wrong(now, || format!("{action:?}, but nobody has a lane"));
+                }
             }
         }
     }

@@ -206,6 +206,7 @@ impl Files {
                 Vec::new()
             },
             hint: file.hint,
+            way: WriteWay::Through,
         }
     }
 

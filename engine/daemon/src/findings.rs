@@ -180,6 +180,7 @@ impl Daemon {
             version: status.version,
             extents,
             hint,
+            way: WriteWay::Through,
         }
     }
 
