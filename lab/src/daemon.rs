@@ -163,7 +163,9 @@ fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Re
     writeln!(text, "[server]")?;
     writeln!(text, "runtime_dir = \"{}\"", runtime.display())?;
     writeln!(text, "state_dir = \"{}\"", state.display())?;
-    writeln!(text, "preroll = \"{}ms\"", spec.preroll.as_millis())?;
+    // The server counts on 100 ms at least; a player who waits less is promised no less than others.
+    let preroll_ms = spec.preroll.as_millis().max(100);
+    writeln!(text, "preroll = \"{preroll_ms}ms\"")?;
     writeln!(text, "analyser = {}", spec.analyser)?;
     // The lab says itself, for all servers alike, whether names and extents are known before players come.
     writeln!(text, "warm_metadata = false")?;

@@ -8,7 +8,9 @@ use rushes_tests::pattern;
 use rushes_tests::smbd::{PASSWORD, SHARE, USER};
 use rushes_tests::world::{Setup, World};
 use std::fs;
+use std::io::Write;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const HAND: &str = env!("CARGO_BIN_EXE_smb-hand");
@@ -100,4 +102,48 @@ fn a_file_removed_beside_every_door_gives_its_space_back() {
     pattern::check(3, 0, &reader.read(held, 0, LENGTH), "an open file");
     reader.close(held);
     wait_until("the daemon lets go of it too", || held_by_daemon() == 0);
+
+    // Removed while it is open and before anybody has read of it: the daemon never knew it under a name.
+    world.put("clip.mov", 4, LENGTH);
+    let held = reader.open("clip.mov");
+    fs::remove_file(world.path("clip.mov")).expect("it is there");
+    pattern::check(4, 0, &reader.read(held, 0, LENGTH), "an open file");
+    reader.close(held);
+    wait_until("the daemon lets go of that one too", || {
+        held_by_daemon() == 0
+    });
+}
+
+#[test]
+fn a_file_that_a_local_program_goes_on_writing_reads_right_meanwhile() {
+    let Some(world) = world_with_notice(&Setup::default()) else {
+        return;
+    };
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // As an ingest does: at the end, piece by piece.
+            let mut at = LENGTH;
+            let file = fs::OpenOptions::new()
+                .append(true)
+                .open(world.path("clip.mov"))
+                .expect("it is there");
+            while !done.load(Ordering::Relaxed) && at < 40 * LENGTH {
+                let piece = pattern::bytes(1, at as u64, 64 << 10);
+                (&file).write_all(&piece).expect("there is room");
+                at += piece.len();
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        let mut reader = Hand::connect(HAND, world.smbd.port());
+        let held = reader.open("clip.mov");
+        for round in 0..20 {
+            let start = round * (LENGTH / 20);
+            let got = reader.read(held, start as u64, LENGTH / 20);
+            assert_eq!(got.len(), LENGTH / 20, "round {round}");
+            pattern::check(1, start as u64, &got, "beside an ingest");
+        }
+        done.store(true, Ordering::Relaxed);
+        reader.close(held);
+    });
 }

@@ -8,6 +8,9 @@ use crate::stream::{Cadence, Recogniser};
 use alloc::string::String;
 use alloc::vec::Vec;
 
+/// Strangers' changes that a read waits out.
+const VOIDED_MAX: u8 = 4;
+
 impl Server {
     pub(super) fn session_opened(
         &mut self,
@@ -230,6 +233,10 @@ impl Server {
         if changed || file.extents.is_empty() {
             file.extents = facts.extents;
         }
+        // A size that was looked for before this one was may be older.
+        if let Some(asked) = &mut file.stat {
+            asked.is_void |= changed || file.size != facts.size.0;
+        }
         file.version = facts.version;
         file.way = facts.way;
         // What was acknowledged and is not written yet lies past the end that the file system knows.
@@ -321,8 +328,24 @@ impl Server {
         }
     }
 
-    /// Somebody else changed it: anything may be another, its length too.
+    /// Somebody else changed it: anything may be another, its length too. Who does so again and again must not keep a reader
+    /// waiting for ever for an answer that is still true when it comes: the kernel's cache has one.
     pub(super) fn foreign_change(&mut self, key: FileKey, actions: &mut Actions) {
+        let waiting = self
+            .keys
+            .get(&key)
+            .and_then(|id| self.files.get(id))
+            .map(|file| file.waiting.clone())
+            .unwrap_or_default();
+        for read in waiting {
+            let Some(entry) = self.reads.get_mut(read) else {
+                continue;
+            };
+            entry.voided_count = entry.voided_count.saturating_add(1);
+            if entry.voided_count > VOIDED_MAX {
+                self.finish_read(read, Outcome::Plain, actions);
+            }
+        }
         self.changed(key, ByteRange::new(0, u64::MAX), actions);
         if let Some(&id) = self.keys.get(&key) {
             self.forget_if_unused(id, actions);

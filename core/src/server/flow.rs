@@ -294,7 +294,14 @@ impl Server {
         let Some(stream) = self.streams.get(id.0) else {
             return;
         };
-        if stream.rate.is_some() || stream.cursor.is_none() {
+        if stream.cursor.is_none() {
+            return;
+        }
+        if stream.rate.is_some() {
+            // Who jumped about, and lost his contract by it, plays again.
+            if stream.standing == Standing::BestEffort {
+                self.ask_admission(id);
+            }
             return;
         }
         let Some(entry) = stream

@@ -72,6 +72,7 @@ impl Server {
             starved: false,
             size_checked: false,
             retry_count: 0,
+            voided_count: 0,
         });
         if let Some(entry) = self.handles.get_mut(&(session, handle))
             && let HandleState::Opening(waiting) = &mut entry.state

@@ -256,6 +256,8 @@ pub(super) struct Read {
     pub size_checked: bool,
     /// Device errors it has seen on requests larger than itself.
     pub retry_count: u8,
+    /// Strangers that changed the file while it waited: what came for it was old before it could be answered.
+    pub voided_count: u8,
 }
 
 /// Slots in a client's hands.

@@ -1006,23 +1006,111 @@ fn size_that_was_found_out_before_a_change_is_not_told_after_it() {
     assert_eq!(bench.stats.len(), 3);
     bench.step(stat(MIB));
     assert_eq!(bench.length(2), Some(0));
-    // What an opener found out before a change does not take it back.
+    // What an opener found out before a change does not take it back from who waits for these very bytes.
     bench.session(2);
     bench.step(Event::Opening {
         session: SessionId(2),
         handle: HandleId(1),
         path: "a".to_string(),
     });
+    bench.read(1, 1, 3, 2 * MIB, MIB);
     bench.step(changed(52, ByteRange::new(MIB, 2 * MIB)));
+    bench.step(stat(3 * MIB));
+    assert_eq!(bench.outcome(3), None, "they are on their way");
     bench.step(Event::Opened {
         session: SessionId(2),
         handle: HandleId(1),
         facts: Ok(facts(1, MIB)),
     });
-    bench.read(2, 1, 3, 2 * MIB, MIB);
+    assert_eq!(bench.outcome(3), None);
     bench.step(stat(3 * MIB));
     bench.run(64);
     assert_eq!(bench.length(3), Some(MIB));
+}
+
+#[test]
+fn size_that_an_opener_found_out_voids_what_was_asked_for_before() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", facts(1, MIB));
+    // The driver has looked (1 MiB) and not told yet; a stranger writes on, and an opener sees it.
+    bench.read(1, 1, 1, MIB, MIB);
+    assert_eq!(bench.stats.len(), 1);
+    bench.session(2);
+    let grown = FileFacts {
+        version: 2,
+        ..facts(1, 2 * MIB)
+    };
+    bench.open(2, 1, "a", grown);
+    bench.step(Event::Stat {
+        file: FileId(1),
+        size: ByteCount(MIB),
+        version: 1,
+    });
+    assert_eq!(bench.outcome(1), None);
+    bench.step(Event::Stat {
+        file: FileId(1),
+        size: ByteCount(2 * MIB),
+        version: 2,
+    });
+    bench.run(64);
+    assert_eq!(bench.length(1), Some(MIB));
+}
+
+#[test]
+fn read_of_a_file_that_a_stranger_writes_to_all_the_time_is_answered_all_the_same() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", facts(1, 64 * MIB));
+    let key = facts(1, 0).key;
+    bench.read(1, 1, 1, 0, MIB);
+    let mut changes = 0;
+    // Every 5 ms, and neither the disk nor the one who looks at its length is ever faster.
+    while bench.outcome(1).is_none() && changes < 100 {
+        bench.now = bench.now + Duration::from_ms(5);
+        bench.step(Event::ForeignChange { key });
+        changes += 1;
+    }
+    assert_eq!(bench.outcome(1), Some(Outcome::Plain));
+    assert!(changes < 10, "{changes} changes");
+    // Once he is done it is served as ever.
+    bench.read(1, 1, 2, 0, MIB);
+    for _ in 0..2 {
+        bench.step(Event::Stat {
+            file: FileId(1),
+            size: ByteCount(64 * MIB),
+            version: 9,
+        });
+    }
+    bench.run(8);
+    assert_eq!(bench.length(2), Some(MIB));
+}
+
+#[test]
+fn who_jumps_about_and_then_plays_again_is_under_contract_again() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    bench.open(1, 1, "a", ruled(1, 64 * MIB, 100_000_000));
+    let standing = |bench: &Bench| bench.server.streams(bench.now)[0].standing;
+    let mut request = 0;
+    let mut read = |bench: &mut Bench, at: u64, length: u64| {
+        request += 1;
+        bench.read(1, 1, request, at, length);
+        bench.run(64);
+        bench.end(1, request);
+    };
+    for piece in 0..4 {
+        read(&mut bench, piece * MIB, MIB);
+    }
+    assert_eq!(standing(&bench), Standing::Contract);
+    for jump in 0..40 {
+        read(&mut bench, (jump * 37 % 61) * MIB + jump * 4096, 4096);
+    }
+    assert_eq!(standing(&bench), Standing::BestEffort);
+    for piece in 0..8 {
+        read(&mut bench, (20 + piece) * MIB, MIB);
+    }
+    assert_eq!(standing(&bench), Standing::Contract);
 }
 
 #[test]

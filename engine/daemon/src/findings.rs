@@ -168,6 +168,10 @@ impl Daemon {
         let fd = found.file.fd;
         let (file, _) = self.files.adopt(status.key, fd, status.size.0, share, path);
         self.watch(file);
+        if status.link_count == 0 {
+            // Nobody will tell of the loss of its last name any more. (Once the core knows it.)
+            self.look_for_names(status.key);
+        }
         let mut extents = found.extents;
         for extent in &mut extents {
             extent.physical = extent.physical + ByteCount(offset);
@@ -265,7 +269,11 @@ impl Daemon {
                 Change::Modified { pid, key } if self.sessions.has_process(pid) => {
                     self.reports.noticed(clock::now(), pid, key);
                 }
-                Change::Modified { key, .. } => self.feed(Event::ForeignChange { key }),
+                Change::Modified { key, .. } => {
+                    if self.reports.strange(clock::now(), key) {
+                        self.feed(Event::ForeignChange { key });
+                    }
+                }
                 Change::Attributes { key } => self.look_for_names(key),
                 Change::Overflow => {
                     for key in self.files.keys() {

@@ -15,6 +15,9 @@ use std::collections::HashMap;
 const TOGETHER: Duration = Duration::from_ms(250);
 /// So long a notice waits for its report.
 const PATIENCE: Duration = Duration::from_s(1);
+/// A stranger's changes of one file are told at once, and then so often: each costs its readers what is cached of it, and who writes all
+/// the time would leave them nothing.
+const STRANGE_PACE: Duration = Duration::from_ms(500);
 /// Reports remembered; older ones than matter are forgotten beyond that.
 const REPORT_COUNT_MAX: usize = 4096;
 
@@ -23,7 +26,16 @@ const REPORT_COUNT_MAX: usize = 4096;
 pub(crate) struct Reports {
     reported: HashMap<(i32, FileKey), Instant>,
     noticed: HashMap<(i32, FileKey), Instant>,
+    strange: HashMap<FileKey, Strange>,
     next: Option<Instant>,
+}
+
+/// What strangers do to a file.
+struct Strange {
+    /// When it was told last.
+    told: Instant,
+    /// There was another since.
+    again: bool,
 }
 
 impl Reports {
@@ -53,12 +65,34 @@ impl Reports {
         );
     }
 
+    /// The kernel tells of a change by a process without a session. True: to be told now.
+    pub(crate) fn strange(&mut self, now: Instant, key: FileKey) -> bool {
+        if let Some(known) = self.strange.get_mut(&key)
+            && now.since(known.told) < STRANGE_PACE
+        {
+            known.again = true;
+            let at = known.told + STRANGE_PACE;
+            self.next = Some(self.next.map_or(at, |next| next.min(at)));
+            return false;
+        }
+        if self.strange.len() >= REPORT_COUNT_MAX {
+            self.strange
+                .retain(|_, known| known.again || now.since(known.told) < STRANGE_PACE);
+        }
+        let told = Strange {
+            told: now,
+            again: false,
+        };
+        self.strange.insert(key, told);
+        true
+    }
+
     /// When there may be something overdue.
     pub(crate) fn next(&self) -> Instant {
         self.next.unwrap_or(Instant::NEVER)
     }
 
-    /// Files that were changed without a report.
+    /// Files that were changed without a report, or by strangers again.
     pub(crate) fn overdue(&mut self, now: Instant) -> Vec<FileKey> {
         if now < self.next() {
             return Vec::new();
@@ -66,10 +100,21 @@ impl Reports {
         let is_overdue = |at: Instant| now.since(at) >= PATIENCE;
         let found = self.noticed.iter().filter(|(_, at)| is_overdue(**at));
         let mut keys: Vec<FileKey> = found.map(|((_, key), _)| *key).collect();
+        self.noticed.retain(|_, at| !is_overdue(*at));
+        for (key, known) in &mut self.strange {
+            if known.again && now.since(known.told) >= STRANGE_PACE {
+                keys.push(*key);
+                known.told = now;
+                known.again = false;
+            }
+        }
         keys.sort_unstable();
         keys.dedup();
-        self.noticed.retain(|_, at| !is_overdue(*at));
-        self.next = self.noticed.values().min().map(|at| *at + PATIENCE);
+        let unreported = self.noticed.values().map(|at| *at + PATIENCE);
+        let again = self.strange.values().filter(|known| known.again);
+        self.next = unreported
+            .chain(again.map(|known| known.told + STRANGE_PACE))
+            .min();
         keys
     }
 }
@@ -97,6 +142,26 @@ mod tests {
         reports.reported(at(510), SMBD, FILE);
         assert!(reports.overdue(at(5000)).is_empty());
         assert_eq!(reports.next(), Instant::NEVER);
+    }
+
+    #[test]
+    fn who_writes_all_the_time_is_told_of_at_once_and_then_every_half_second_to_the_end() {
+        let mut reports = Reports::default();
+        let mut told = Vec::new();
+        for ms in (0..2000).step_by(5) {
+            if reports.strange(at(ms), FILE) {
+                told.push(ms);
+            }
+            if !reports.overdue(at(ms)).is_empty() {
+                told.push(ms);
+            }
+        }
+        assert_eq!(told, [0, 500, 1000, 1500]);
+        // The last of his changes is told too, and nothing after it.
+        assert_eq!(reports.next(), at(2000));
+        assert_eq!(reports.overdue(at(2000)), [FILE]);
+        assert_eq!(reports.next(), Instant::NEVER);
+        assert!(reports.strange(at(2600), FILE));
     }
 
     #[test]

@@ -558,6 +558,14 @@ impl ServerSession {
                 }
             }
             op::CHANGED => {
+                if range.end() > i64::MAX as u64 && request.length != u64::MAX {
+                    return Err(broken(format!(
+                        "read a change of {} bytes at {}; expected it to end within a file, or to be {} long",
+                        request.length,
+                        request.offset,
+                        u64::MAX
+                    )));
+                }
                 self.begin(request.id)?;
                 ClientEvent::Changed {
                     request: id,

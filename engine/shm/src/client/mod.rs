@@ -962,7 +962,10 @@ impl Client {
             }
             let patience = (beat.1 + HUNG_PATIENCE).min(begun + LOST_PATIENCE);
             if now >= patience {
-                self.die(broken("heard nothing from the daemon for 30 s"));
+                let waited_s = now.since(begun).0 / NS_PER_S;
+                self.die(broken(format!(
+                    "heard nothing from the daemon for {waited_s} s"
+                )));
                 return;
             }
             self.sleep(wanted, patience.since(now).min(LOOK_FOR_BEAT));

@@ -135,6 +135,13 @@ fn requests_that_break_the_rules_end_the_session() {
         ..Request::default()
     };
     check("operation 0", |raw| raw.push(Request { op: 0, ..read }));
+    check("end within a file", |raw| {
+        raw.push(Request {
+            op: op::CHANGED,
+            length: u64::MAX - 1,
+            ..read
+        })
+    });
     check("operation 99", |raw| raw.push(Request { op: 99, ..read }));
     check("reserved", |raw| {
         raw.push(Request {
