@@ -317,7 +317,9 @@ fn write_cache_takes_writes_at_once_and_a_flush_waits_for_the_medium() {
     for mib in 0..20u64 {
         with_pages(256, |buffer| {
             buffer.copy_from_slice(&pattern(mib, 1 << 20));
-            device.write_all_at(buffer, (mib * 7 % 20) * (40 << 20)).unwrap();
+            device
+                .write_all_at(buffer, (mib * 7 % 20) * (40 << 20))
+                .unwrap();
         });
     }
     // 20 times 7 ms of transfer and 10 ms of positioning, had the medium been asked.

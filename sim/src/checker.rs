@@ -473,6 +473,7 @@ impl Checker {
                 | Action::Fill { .. }
                 | Action::Zero { .. }
                 | Action::Publish { .. }
+                | Action::Spent { .. }
                 | Action::Strike { .. }
                 | Action::LaneDone { .. }
                 | Action::Known { .. }

@@ -321,6 +321,9 @@ impl Digest {
                 Action::Strike { lane, record } => {
                     self.all([111, u64::from(lane.0), u64::from(*record)]);
                 }
+                Action::Spent { lane, record } => {
+                    self.all([119, u64::from(lane.0), u64::from(*record)]);
+                }
                 Action::LaneDone { lane } => self.all([113, u64::from(lane.0)]),
                 Action::Known { file, size } => self.all([114, u64::from(file.0), size.0]),
                 Action::Clean { file } => self.all([118, u64::from(file.0)]),

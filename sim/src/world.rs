@@ -753,10 +753,11 @@ impl World {
             | Action::Fill { .. }
             | Action::Zero { .. }
             | Action::Publish { .. }
+            | Action::Spent { .. }
             | Action::Strike { .. }
             | Action::LaneDone { .. }
             | Action::Known { .. }
-                | Action::Clean { .. }
+            | Action::Clean { .. }
             | Action::Reserve { .. }
             | Action::Sync { .. }
             | Action::Trim { .. } => {}

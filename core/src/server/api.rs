@@ -239,8 +239,8 @@ pub enum Event {
         /// Records that its table has room for.
         record_count: u32,
     },
-    /// A record that a former daemon published in a lane's table: its piece is still to be written. In order of publication, each
-    /// after the facts of its file.
+    /// A record that a former daemon published in a lane's table, in order of publication: its piece is still to be written, or has
+    /// no pages any more ([`Action::Spent`]; no runs then).
     Recovered {
         lane: LaneId,
         record: u32,
@@ -432,10 +432,7 @@ pub enum Outcome {
     /// Changed, Gone, WriteEnd, Sync, Hold: done.
     Done,
     /// WriteBegin: put the bytes here, the first at `first_offset` in the first page; then [`Event::WriteEnd`].
-    Granted {
-        runs: Runs,
-        first_offset: u32,
-    },
+    Granted { runs: Runs, first_offset: u32 },
     /// An error for the application.
     Failed(Errno),
     /// Do it on your own descriptor.
@@ -480,11 +477,10 @@ pub enum Action {
         runs: Runs,
         request: RequestId,
     },
+    /// A piece needs its pages no more, but its record stays: it hides part of an older one that is still to be written.
+    Spent { lane: LaneId, record: u32 },
     /// Strike a piece from the table of its lane: it is on its device, or nobody wants it any more.
-    Strike {
-        lane: LaneId,
-        record: u32,
-    },
+    Strike { lane: LaneId, record: u32 },
     /// The session that a lane belonged to is gone, and so is everything in it.
     LaneDone { lane: LaneId },
     /// The file has bytes that the file system does not have: to observers behind doors it is so long, and changed now.

@@ -342,7 +342,11 @@ impl Server {
             let waited = self.now.since(device.best_effort_served);
             return Some(BestEffortClaim {
                 cost: device.model.write(distance, write.range.length.0),
-                waited: if write.is_overdue { Duration::MAX } else { waited },
+                waited: if write.is_overdue {
+                    Duration::MAX
+                } else {
+                    waited
+                },
                 continues: distance == 0,
             });
         }
@@ -847,10 +851,13 @@ impl Server {
         match result {
             Ok(_) if arrived_end < flight.range.end().min(size) => {
                 // The file is shorter than we thought: ask before anybody is told.
-                if let Some(file) = self.files.get_mut(&flight.file) {
-                    file.size_stale = true;
+                let expected = self
+                    .files
+                    .get_mut(&flight.file)
+                    .is_some_and(|file| core::mem::replace(&mut file.size_stale, true));
+                if !expected {
+                    self.short_read(&flight, arrived_end, actions);
                 }
-                self.short_read(&flight, arrived_end, actions);
             }
             Ok(_) => {}
             Err(errno) => self.fail_waiting(flight.file, flight.range, errno, actions),

@@ -19,23 +19,23 @@ mod ledger;
 mod reads;
 mod slab;
 mod state;
-mod writeback;
-mod writes;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod write_tests;
+mod writeback;
+mod writes;
 
 pub use api::*;
 
 use crate::cache::Cache;
 use crate::sched::{Claim, Order};
 use crate::units::*;
+use crate::write::Released;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
 use frames::Folder;
-use crate::write::Released;
 use slab::Slab;
 use state::*;
 use writeback::NextWrite;

@@ -146,14 +146,15 @@ pub(super) struct Grant {
     pub runs: Runs,
 }
 
-/// A committed write.
-#[derive(Clone, Copy, Debug)]
+/// A committed write. It has its pages as long as the map points to it or a request reads from it; its record it has
+/// longer, if it hides part of an older one that still has pages: a later server, which finds that one, must not write it over
+/// what came after.
+#[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub lane: LaneId,
     pub record: u32,
     pub runs: Runs,
-    /// Where in the first page it begins. Units: bytes.
-    pub shift: u64,
+    pub range: ByteRange,
     /// Number of its commit.
     pub commit: u64,
     pub committed: Instant,
@@ -161,6 +162,17 @@ pub(super) struct Piece {
     pub live: u64,
     /// Device requests that read from it.
     pub flights: u32,
+    /// Older pieces that it hides a part of and that have pages.
+    pub hides: u32,
+    /// Newer ones that hide a part of it.
+    pub hidden_by: Vec<PieceKey>,
+}
+
+impl Piece {
+    /// Nobody needs its pages any more.
+    pub(super) fn is_spent(&self) -> bool {
+        self.live == 0 && self.flights == 0
+    }
 }
 
 /// A lane: memory that a session writes to.

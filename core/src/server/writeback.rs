@@ -195,9 +195,9 @@ impl Server {
         let committed = file
             .writing
             .commits
-            .front()
+            .iter()
+            .find(|(commit, _)| *commit == oldest)
             .and_then(|(_, key)| self.pieces.get(key.0))
-            .filter(|piece| piece.commit == oldest)
             .map_or(now, |piece| piece.committed);
         if let Some((_, again)) = file.writing.failed
             && now < again
@@ -264,11 +264,13 @@ impl Server {
                     // Nothing of the same page may be under way: which of them would be last nobody could say.
                     let page = edge_start / PAGE_BYTES * PAGE_BYTES;
                     let around = ByteRange::new(page, PAGE_BYTES);
-                    if !file.writing.flights.iter().any(|busy| busy.overlaps(around)) {
-                        return Some((
-                            ByteRange::new(edge_start, edge_end - edge_start),
-                            true,
-                        ));
+                    if !file
+                        .writing
+                        .flights
+                        .iter()
+                        .any(|busy| busy.overlaps(around))
+                    {
+                        return Some((ByteRange::new(edge_start, edge_end - edge_start), true));
                     }
                 }
             }
@@ -301,10 +303,7 @@ impl Server {
         let Some(device) = self.devices.get_mut(&id) else {
             return;
         };
-        let (bytes, distance) = (
-            next.range.length.0,
-            next.physical.abs_diff(device.head),
-        );
+        let (bytes, distance) = (next.range.length.0, next.physical.abs_diff(device.head));
         let cost = device.model.write(distance, bytes);
         let calibrated = device.model.calibrated_write(distance, bytes);
         if device.flight_count == 0 {
@@ -455,7 +454,7 @@ impl Server {
     }
 
     /// Nothing of the file is dirty any more: what waits for that.
-    fn settle_clean(&mut self, id: FileId, actions: &mut Actions) {
+    pub(super) fn settle_clean(&mut self, id: FileId, actions: &mut Actions) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
@@ -496,7 +495,7 @@ fn without(flights: &[ByteRange], start: u64, stop: u64) -> Option<ByteRange> {
 
 /// Where in its lane the bytes of a span lie.
 fn parts_of<'a>(piece: &'a Piece, span: &Span) -> impl Iterator<Item = LanePart> + 'a {
-    let mut at = piece.shift + span.at;
+    let mut at = piece.range.start.0 % PAGE_BYTES + span.at;
     let mut left = span.range.length.0;
     core::iter::from_fn(move || {
         if left == 0 {

@@ -77,8 +77,13 @@ impl Server {
             .iter_mut()
             .filter_map(|(id, file)| {
                 let writing = &mut file.writing;
+                // Those with the driver are the first; of them, too, some are gone.
+                let with_driver = writing.syncs.iter().take(writing.syncing);
+                let leaving = |waiter: &&SyncWaiter| waiter.session == session;
+                writing.syncing -= with_driver.filter(leaving).count();
+                let waiters = writing.syncs.len();
                 writing.syncs.retain(|waiter| waiter.session != session);
-                writing.syncing = writing.syncing.min(writing.syncs.len());
+                file.use_count -= (waiters - writing.syncs.len()) as u32;
                 let before = writing.holds.len();
                 writing.holds.retain(|(holder, _)| *holder != session);
                 (writing.holds.len() < before).then_some(*id)
@@ -334,7 +339,10 @@ impl Server {
         {
             waiting.writes.retain(|&waiting| waiting != key);
         }
-        let lane = self.sessions.get(&write.session).and_then(|owner| owner.lane);
+        let lane = self
+            .sessions
+            .get(&write.session)
+            .and_then(|owner| owner.lane);
         if let Some(state) = lane.and_then(|lane| self.lanes.get_mut(&lane)) {
             state.waiting.retain(|&waiting| waiting != key);
         }
@@ -427,10 +435,10 @@ impl Server {
         (range, runs): (ByteRange, Runs),
         actions: &mut Actions,
     ) {
+        let is_spent = runs.as_slice().is_empty();
         let id = self.adopt(facts, self.change_count, actions);
-        let fits = runs.page_count() as u64
-            == range.end().div_ceil(PAGE_BYTES) - range.start.0 / PAGE_BYTES
-            && range.length.0 > 0;
+        let page_count = range.end().div_ceil(PAGE_BYTES) - range.start.0 / PAGE_BYTES;
+        let fits = (is_spent || u64::from(runs.page_count()) == page_count) && range.length.0 > 0;
         let claimed = fits
             && self.lanes.get_mut(&lane).is_some_and(|state| {
                 let known = state.records.contains(&record);
@@ -451,9 +459,45 @@ impl Server {
             if let Some(file) = self.files.get_mut(&id) {
                 file.writing.is_reserved = true;
             }
-            self.commit(&grant, actions);
+            if is_spent {
+                self.recover_spent(&grant, actions);
+            } else {
+                self.commit(&grant, actions);
+            }
         }
         self.release(id, actions);
+    }
+
+    /// What was written of it is on the device: older pieces have no say there.
+    fn recover_spent(&mut self, grant: &Grant, actions: &mut Actions) {
+        self.commit_count += 1;
+        let piece = PieceKey(self.pieces.insert(Piece {
+            lane: grant.lane,
+            record: grant.record,
+            runs: Runs::default(),
+            range: grant.range,
+            commit: self.commit_count,
+            committed: self.now,
+            live: 0,
+            flights: 0,
+            hides: 0,
+            hidden_by: Vec::new(),
+        }));
+        let mut released = core::mem::take(&mut self.released);
+        if let Some(file) = self.files.get_mut(&grant.file) {
+            note_hidden(&mut self.pieces, &file.writing.commits, piece);
+            file.writing.dirty.discard(grant.range, &mut released);
+        }
+        if self
+            .pieces
+            .get(piece.0)
+            .is_some_and(|piece| piece.hides == 0)
+        {
+            self.strike(piece, actions);
+        }
+        self.settle_released(&mut released, actions);
+        self.released = released;
+        self.settle_clean(grant.file, actions);
     }
 
     /// The bytes of a grant are the file's from now on.
@@ -465,11 +509,13 @@ impl Server {
             lane: grant.lane,
             record: grant.record,
             runs: grant.runs,
-            shift: range.start.0 % PAGE_BYTES,
+            range,
             commit,
             committed: self.now,
             live: range.length.0,
             flights: 0,
+            hides: 0,
+            hidden_by: Vec::new(),
         }));
         self.drop_blocks(id, range.start.0, range.end());
         let mut released = core::mem::take(&mut self.released);
@@ -479,6 +525,7 @@ impl Server {
         if file.writing.dirty.is_empty() {
             file.use_count += 1;
         }
+        note_hidden(&mut self.pieces, &file.writing.commits, piece);
         file.writing.dirty.commit(range, piece, &mut released);
         file.writing.commits.push_back((commit, piece));
         self.change_count += 1;
@@ -516,18 +563,14 @@ impl Server {
         if let Some(file) = self.files.get_mut(&grant.file) {
             file.writing.grant_count -= 1;
         }
-        self.free_record(grant.lane, grant.record, &grant.runs, actions);
-        self.settle_waiters(grant.file, actions);
-        self.release(grant.file, actions);
-    }
-
-    fn free_record(&mut self, lane: LaneId, record: u32, runs: &Runs, actions: &mut Actions) {
-        if let Some(state) = self.lanes.get_mut(&lane) {
-            state.pages.give(runs);
-            state.records.push(record);
+        if let Some(state) = self.lanes.get_mut(&grant.lane) {
+            state.pages.give(&grant.runs);
+            state.records.push(grant.record);
         }
         self.roomier(actions);
-        self.lane_emptied(lane, actions);
+        self.lane_emptied(grant.lane, actions);
+        self.settle_waiters(grant.file, actions);
+        self.release(grant.file, actions);
     }
 
     /// There is more room in the write buffer: who waits for it is looked at again.
@@ -571,18 +614,50 @@ impl Server {
         }
     }
 
+    /// A piece that nobody needs gives its pages back; and its record, unless a later server would need to know that it came after
+    /// an older one.
     pub(super) fn strike_if_done(&mut self, key: PieceKey, actions: &mut Actions) {
-        let done = |piece: &Piece| piece.live == 0 && piece.flights == 0;
-        if !self.pieces.get(key.0).is_some_and(done) {
+        let Some(piece) = self.pieces.get_mut(key.0) else {
+            return;
+        };
+        if !piece.is_spent() || piece.runs.as_slice().is_empty() {
             return;
         }
-        if let Some(piece) = self.pieces.remove(key.0) {
-            actions.list.push(Action::Strike {
-                lane: piece.lane,
-                record: piece.record,
-            });
-            self.free_record(piece.lane, piece.record, &piece.runs, actions);
+        let (lane, record) = (piece.lane, piece.record);
+        let runs = core::mem::take(&mut piece.runs);
+        let hidden_by = core::mem::take(&mut piece.hidden_by);
+        let hides = piece.hides;
+        if let Some(state) = self.lanes.get_mut(&lane) {
+            state.pages.give(&runs);
         }
+        if hides > 0 {
+            actions.list.push(Action::Spent { lane, record });
+        } else {
+            self.strike(key, actions);
+        }
+        for newer in hidden_by {
+            let Some(piece) = self.pieces.get_mut(newer.0) else {
+                continue;
+            };
+            piece.hides -= 1;
+            if piece.hides == 0 && piece.runs.as_slice().is_empty() {
+                self.strike(newer, actions);
+            }
+        }
+        self.roomier(actions);
+    }
+
+    /// Its record goes too.
+    fn strike(&mut self, key: PieceKey, actions: &mut Actions) {
+        let Some(piece) = self.pieces.remove(key.0) else {
+            return;
+        };
+        let (lane, record) = (piece.lane, piece.record);
+        actions.list.push(Action::Strike { lane, record });
+        if let Some(state) = self.lanes.get_mut(&lane) {
+            state.records.push(record);
+        }
+        self.lane_emptied(lane, actions);
     }
 
     // ---- Waiting for what was acknowledged ----
@@ -597,7 +672,11 @@ impl Server {
         if !self.sessions.contains_key(&session) {
             return;
         }
-        let outcome = match self.handles.get(&(session, handle)).map(|entry| &entry.state) {
+        let outcome = match self
+            .handles
+            .get(&(session, handle))
+            .map(|entry| &entry.state)
+        {
             Some(HandleState::Ready(file)) => {
                 let id = *file;
                 let commit = self.commit_count;
@@ -713,9 +792,8 @@ impl Server {
                 actions.list.push(Action::Sync { file: id });
             }
         }
-        let quiet = writing.dirty.is_empty()
-            && writing.flights.is_empty()
-            && writing.grant_count == 0;
+        let quiet =
+            writing.dirty.is_empty() && writing.flights.is_empty() && writing.grant_count == 0;
         if quiet {
             for (holder, request) in &mut writing.holds {
                 if let Some(request) = request.take() {
@@ -752,12 +830,7 @@ impl Server {
         }
     }
 
-    pub(super) fn synced(
-        &mut self,
-        id: FileId,
-        result: Result<(), Errno>,
-        actions: &mut Actions,
-    ) {
+    pub(super) fn synced(&mut self, id: FileId, result: Result<(), Errno>, actions: &mut Actions) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
@@ -774,15 +847,21 @@ impl Server {
     /// Number of the oldest commit of which the device lacks something; None: it has everything.
     pub(super) fn oldest_commit(&mut self, id: FileId) -> Option<u64> {
         let file = self.files.get_mut(&id)?;
+        let pieces = &self.pieces;
+        let known = |&(commit, key): &(u64, PieceKey)| {
+            pieces.get(key.0).filter(|piece| piece.commit == commit)
+        };
         let commits = &mut file.writing.commits;
-        while let Some(&(commit, key)) = commits.front() {
-            let alive = |piece: &Piece| piece.commit == commit && piece.live > 0;
-            if self.pieces.get(key.0).is_some_and(alive) {
-                return Some(commit);
-            }
+        // Spent ones nobody asks for any more. (One that is hidden, but still under way to the device, stays.)
+        while let Some(first) = commits.front()
+            && known(first).is_none_or(Piece::is_spent)
+        {
             commits.pop_front();
         }
-        None
+        commits
+            .iter()
+            .find(|entry| known(entry).is_some_and(|piece| piece.live > 0))
+            .map(|(commit, _)| *commit)
     }
 
     /// A handle is being closed: what was reserved past the end is given back when nobody writes any more.
@@ -805,6 +884,32 @@ impl Server {
             actions.list.push(Action::Trim { file: id });
             file.unmap_from(file.size.div_ceil(PAGE_BYTES) * PAGE_BYTES);
         }
+    }
+}
+
+/// Those of `commits` that have pages and share bytes with `newer` are hidden by it; also where they are on the device already: a
+/// later server knows nothing of that.
+fn note_hidden(
+    pieces: &mut slab::Slab<Piece>,
+    commits: &VecDeque<(u64, PieceKey)>,
+    newer: PieceKey,
+) {
+    let Some(range) = pieces.get(newer.0).map(|piece| piece.range) else {
+        return;
+    };
+    let mut hides = 0;
+    for (commit, key) in commits {
+        if let Some(older) = pieces.get_mut(key.0)
+            && older.commit == *commit
+            && older.range.overlaps(range)
+            && !older.runs.as_slice().is_empty()
+        {
+            older.hidden_by.push(newer);
+            hides += 1;
+        }
+    }
+    if let Some(piece) = pieces.get_mut(newer.0) {
+        piece.hides = hides;
     }
 }
 

@@ -329,7 +329,9 @@ mod tests {
     fn random_taking_and_giving_keeps_the_books() {
         let mut state = 7u64;
         let mut random = |end: u32| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
             ((state >> 33) % u64::from(end)) as u32
         };
         let mut lane = Lane::new(1000);

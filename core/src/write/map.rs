@@ -271,7 +271,9 @@ mod tests {
     fn random_commits_agree_with_a_flat_file() {
         let mut state = 3u64;
         let mut random = |end: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
             (state >> 33) % end
         };
         let mut map = DirtyMap::new();

@@ -128,9 +128,8 @@ impl WriteCache {
         for (&at, piece) in self.touching(offset, end) {
             let from = at.max(offset);
             let to = (at + piece.len()).min(end);
-            buffer[(from - offset) as usize..(to - offset) as usize].copy_from_slice(
-                &piece.bytes.as_slice()[(from - at) as usize..(to - at) as usize],
-            );
+            buffer[(from - offset) as usize..(to - offset) as usize]
+                .copy_from_slice(&piece.bytes.as_slice()[(from - at) as usize..(to - at) as usize]);
         }
     }
 
@@ -292,7 +291,9 @@ mod tests {
         let mut medium = flat.clone();
         let mut state = 1u64;
         let mut random = |end: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
             (state >> 33) % end
         };
         for step in 0..20_000u32 {

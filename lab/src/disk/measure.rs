@@ -166,10 +166,7 @@ fn model_cached_write_mbps(timing: DiskTiming, size: ByteCount, bytes: ByteCount
             };
             now = disk.serve(&request, 1.0).done;
         }
-        cache.put(
-            random.place(bytes.0, size.0),
-            Bytes::from(content.clone()),
-        );
+        cache.put(random.place(bytes.0, size.0), Bytes::from(content.clone()));
         count += 1;
         if count == 2 * enough {
             begun = Some(now);

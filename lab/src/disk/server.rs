@@ -512,8 +512,8 @@ impl Server {
     /// Takes a write into the cache, or lets it wait for room there; gives it back when it is to go to the medium.
     fn write_cached(&self, offset: u64, bytes: &[u8], reply: WrittenReply) -> Option<WrittenReply> {
         let length = bytes.len() as u64;
-        let cached = self.timing.write_cache_bytes > 0
-            && offset.saturating_add(length) <= self.size.0;
+        let cached =
+            self.timing.write_cache_bytes > 0 && offset.saturating_add(length) <= self.size.0;
         // Not under the lock: a megabyte takes its time.
         let copy: Arc<[u8]> = Arc::from(if cached { bytes } else { &[] });
         let mut state = self.lock();
