@@ -267,8 +267,10 @@ impl Server {
         let Some(state) = self.lanes.get_mut(&lane) else {
             return Turn::Plain;
         };
-        if page_count > u64::from(state.pages.page_count()) {
-            return Turn::Plain;
+        if page_count > u64::from(state.pages.page_count())
+            || page_count * PAGE_BYTES > self.limits.write_buffer_bytes
+        {
+            return self.turn_through(id, &write);
         }
         let first_in_line = state.waiting.front().is_none_or(|&first| first == key);
         let granted = (may_grow && first_in_line && !state.records.is_empty())
@@ -371,7 +373,13 @@ impl Server {
             }
             Err(errno) => Some(errno),
         };
-        for key in file.writing.waiting.clone() {
+        let waiting = file.writing.waiting.clone();
+        let first = waiting.first().and_then(|key| self.writes.get(*key));
+        if failed.is_none() && first.is_some_and(|write| !file.is_mapped(write.range)) {
+            // Reserved, and yet not there: this file system does not tell where blocks are.
+            file.way = WriteWay::Through;
+        }
+        for key in waiting {
             let lacks = self.writes.get(key).is_some_and(|write| {
                 let mapped = |file: &File| file.is_mapped(write.range);
                 !self.files.get(&id).is_some_and(mapped)
@@ -570,6 +578,7 @@ impl Server {
         self.roomier(actions);
         self.lane_emptied(grant.lane, actions);
         self.settle_waiters(grant.file, actions);
+        self.trim_if_left(grant.file, actions);
         self.release(grant.file, actions);
     }
 

@@ -96,12 +96,12 @@ impl DiskTiming {
     /// destaged in order of position, the next is near, and a short way costs little.
     pub const TABLE5_WRITE_BACK: DiskTiming = DiskTiming {
         write: DirectionTiming {
-            positioning_ms: 11.0,
+            positioning_ms: 14.0,
             bytes_per_second: 145_000_000,
             seek: Seek {
                 shortest: 0.0,
-                span: 22.6,
-                power: 0.58,
+                span: 193.0,
+                power: 0.8,
                 most: 1.0,
             },
         },
