@@ -353,7 +353,15 @@ impl Checker {
             }
             Event::ReadEnd { session, request } => self.release(*session, *request),
             Event::IoDone { io, result } => self.io_done(now, *io, *result),
-            Event::DeviceAdded { .. }
+            Event::LaneAdded { .. }
+            | Event::Recovered { .. }
+            | Event::WriteBegin { .. }
+            | Event::WriteEnd { .. }
+            | Event::Sync { .. }
+            | Event::Hold { .. }
+            | Event::Reserved { .. }
+            | Event::Synced { .. }
+            | Event::DeviceAdded { .. }
             | Event::PolicyChanged(_)
             | Event::Opened { .. }
             | Event::NeighbourOpened { .. }

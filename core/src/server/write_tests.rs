@@ -469,12 +469,10 @@ impl World {
                 Outcome::Granted { runs, first_offset } => {
                     let lane = self.clients[index].1;
                     let memory = self.lanes.get_mut(&lane).expect("its lane");
-                    let mut at = u64::from(first_offset);
-                    for &byte in &bytes {
+                    for (at, &byte) in (u64::from(first_offset)..).zip(&bytes) {
                         let (page, _) = runs.place((at / PAGE_BYTES) as u32).expect("room");
-                        memory.bytes[(u64::from(page) * PAGE_BYTES + at % PAGE_BYTES) as usize] =
-                            byte;
-                        at += 1;
+                        let place = u64::from(page) * PAGE_BYTES + at % PAGE_BYTES;
+                        memory.bytes[place as usize] = byte;
                     }
                     Doing::Granted {
                         request,

@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(lane.free_count(), 66);
         assert!(claim(&mut lane, &[run(0, 3)]));
         assert_eq!(Runs::from_runs(&[run(0, 0)]), None);
-        assert_eq!(Runs::from_runs(&vec![run(0, 1); RUNS_MAX + 1]), None);
+        assert_eq!(Runs::from_runs(&[run(0, 1); RUNS_MAX + 1]), None);
     }
 
     #[test]
