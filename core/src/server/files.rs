@@ -241,9 +241,10 @@ impl Server {
         file.way = facts.way;
         // What was acknowledged and is not written yet lies past the end that the file system knows.
         let length = facts.size.0.max(file.writing.dirty.end());
-        if file.changed > asked || (is_new && self.change_count > asked) {
-            // A change that we have answered for meanwhile may have moved its end: look again. (Of a file that was not
-            // known, or was forgotten meanwhile, nobody knows whether it was this one that changed.)
+        let writes = !self.lanes.is_empty();
+        if file.changed > asked || (is_new && writes && self.change_count > asked) {
+            // A change that we have answered for meanwhile may have moved its end: look again. (Of a file that was
+            // forgotten meanwhile, and perhaps written back before, nobody knows whether it was this one that changed.)
             file.size_stale = true;
         } else {
             file.writing.native_size = facts.size.0;
