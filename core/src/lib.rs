@@ -16,3 +16,4 @@ pub mod sched;
 pub mod server;
 pub mod stream;
 pub mod units;
+pub mod write;

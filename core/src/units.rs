@@ -228,6 +228,8 @@ id!(/// A request by a client; chosen by it, unique in its session while outstan
     RequestId(u64));
 id!(/// A device request in flight.
     IoId(u64));
+id!(/// Memory that one session writes to; its number is used once.
+    LaneId(u32));
 
 #[cfg(test)]
 mod tests {

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rushes_core::units::ByteCount;
-use rushes_lab::disk::timing::Direction;
+use rushes_lab::disk::timing::{Direction, DiskTiming};
 use rushes_lab::disk::{DiskSpec, Fault, FileSystem, SlowDisk};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rushes-lab");
@@ -296,6 +296,87 @@ fn timing_switched_off_ends_what_waits() {
     });
     // Four times ten seconds otherwise.
     assert!(start.elapsed() < Duration::from_secs(5));
+    disk.close().unwrap();
+}
+
+fn write_back_disk(test: &str, mib: u64) -> Option<SlowDisk> {
+    let spec = DiskSpec {
+        timing: DiskTiming::TABLE5_WRITE_BACK,
+        ..spec(name_of(test), mib)
+    };
+    possible(test).then(|| SlowDisk::create(&spec).expect("the disk comes up"))
+}
+
+#[test]
+fn write_cache_takes_writes_at_once_and_a_flush_waits_for_the_medium() {
+    let Some(disk) = write_back_disk("cache", 1024) else {
+        return;
+    };
+    let device = open_direct(disk.block_device());
+    let start = Instant::now();
+    for mib in 0..20u64 {
+        with_pages(256, |buffer| {
+            buffer.copy_from_slice(&pattern(mib, 1 << 20));
+            device
+                .write_all_at(buffer, (mib * 7 % 20) * (40 << 20))
+                .unwrap();
+        });
+    }
+    // 20 times 7 ms of transfer and 10 ms of positioning, had the medium been asked.
+    let taken = start.elapsed();
+    let told = disk.statistics().unwrap();
+    assert!(told.cached_bytes >= 20 << 20, "{told:?}");
+    assert!(taken < Duration::from_millis(300), "{taken:?}");
+    // Read back while some of it is in the cache and some is not.
+    for mib in 0..20u64 {
+        let got = read_at(&device, 256, (mib * 7 % 20) * (40 << 20)).unwrap();
+        assert!(got == pattern(mib, 1 << 20), "run {mib} differs");
+    }
+    device.sync_all().unwrap();
+    let told = disk.statistics().unwrap();
+    assert_eq!(told.cache_bytes, 0);
+    assert!(told.write.busy_ms > 20.0 * 7.2, "{told:?}");
+    drop(device);
+    disk.close().unwrap();
+}
+
+#[test]
+fn lost_power_takes_what_was_not_flushed_and_nothing_else() {
+    let Some(disk) = write_back_disk("power", 256) else {
+        return;
+    };
+    let device = open_direct(disk.block_device());
+    let write = |seed: u64, offset: u64| {
+        with_pages(256, |buffer| {
+            buffer.copy_from_slice(&pattern(seed, 1 << 20));
+            device.write_all_at(buffer, offset)
+        })
+    };
+    write(1, 0).unwrap();
+    write(2, 64 << 20).unwrap();
+    device.sync_all().unwrap();
+    write(3, 64 << 20).unwrap();
+    write(4, 128 << 20).unwrap();
+    disk.power_off(9).unwrap();
+    assert_eq!(write(5, 0).unwrap_err().raw_os_error(), Some(5));
+    assert!(read_at(&device, 1, 0).is_err());
+    assert!(device.sync_all().is_err());
+    disk.power_on().unwrap();
+    assert!(read_at(&device, 256, 0).unwrap() == pattern(1, 1 << 20));
+    // Of the rest each page is the old one or the new one, and of 512 some are of either kind.
+    let mut kept = 0;
+    for (offset, old, new) in [
+        (64 << 20, pattern(2, 1 << 20), pattern(3, 1 << 20)),
+        (128 << 20, vec![0; 1 << 20], pattern(4, 1 << 20)),
+    ] {
+        let got = read_at(&device, 256, offset).unwrap();
+        for ((got, old), new) in got.chunks(PAGE).zip(old.chunks(PAGE)).zip(new.chunks(PAGE)) {
+            assert!(got == old || got == new);
+            kept += usize::from(got == new);
+        }
+    }
+    assert!((1..512).contains(&kept), "{kept}");
+    drop(device);
     disk.close().unwrap();
 }
 

@@ -353,7 +353,15 @@ impl Checker {
             }
             Event::ReadEnd { session, request } => self.release(*session, *request),
             Event::IoDone { io, result } => self.io_done(now, *io, *result),
-            Event::DeviceAdded { .. }
+            Event::LaneAdded { .. }
+            | Event::Recovered { .. }
+            | Event::WriteBegin { .. }
+            | Event::WriteEnd { .. }
+            | Event::Sync { .. }
+            | Event::Hold { .. }
+            | Event::Reserved { .. }
+            | Event::Synced { .. }
+            | Event::DeviceAdded { .. }
             | Event::PolicyChanged(_)
             | Event::Opened { .. }
             | Event::NeighbourOpened { .. }
@@ -468,6 +476,21 @@ impl Checker {
                 }
                 Action::Forget { file } => self.forget(now, *file),
                 Action::Wake { .. } => {}
+                // Clients of these worlds write on their own descriptors: none has a lane.
+                Action::SubmitWrite(_)
+                | Action::Fill { .. }
+                | Action::Zero { .. }
+                | Action::Publish { .. }
+                | Action::Spent { .. }
+                | Action::Strike { .. }
+                | Action::LaneDone { .. }
+                | Action::Known { .. }
+                | Action::Clean { .. }
+                | Action::Reserve { .. }
+                | Action::Sync { .. }
+                | Action::Trim { .. } => {
+                    self.wrong(now, || format!("{action:?}, but nobody has a lane"));
+                }
             }
         }
     }

@@ -5,7 +5,8 @@
 //! address or an unordered map. Not a checksum of anything stored.
 
 use rushes_core::server::{
-    Action, Actions, Event, FileFacts, IoClass, Outcome, RateHint, RateSource, SlotRun,
+    Action, Actions, Event, FileFacts, IoClass, LanePart, Outcome, RateHint, RateSource, Runs,
+    SlotRun,
 };
 use rushes_core::units::*;
 
@@ -132,6 +133,62 @@ impl Digest {
                 request,
                 key,
             } => self.all([11, s(session), r(request), key.inode]),
+            Event::LaneAdded {
+                lane,
+                session,
+                page_count,
+                record_count,
+            } => self.all([
+                19,
+                u64::from(lane.0),
+                session.map_or(u64::MAX, |session| u64::from(session.0)),
+                u64::from(*page_count),
+                u64::from(*record_count),
+            ]),
+            Event::Recovered {
+                lane,
+                record,
+                facts,
+                range,
+                runs,
+            } => {
+                self.all([20, u64::from(lane.0), u64::from(*record)]);
+                self.facts(&Ok(facts.clone()));
+                self.range(*range);
+                self.runs(runs);
+            }
+            Event::WriteBegin {
+                session,
+                handle,
+                request,
+                range,
+                sent,
+            } => {
+                self.all([21, s(session), h(handle), r(request), sent.0]);
+                self.range(*range);
+            }
+            Event::WriteEnd { session, request } => self.all([22, s(session), r(request)]),
+            Event::Sync {
+                session,
+                handle,
+                request,
+            } => self.all([23, s(session), h(handle), r(request)]),
+            Event::Hold {
+                session,
+                request,
+                key,
+            } => self.all([24, s(session), r(request), key.inode]),
+            Event::Reserved { file, result } => {
+                let found = match result {
+                    Ok(extents) => extents.len() as u64,
+                    Err(errno) => u64::MAX - u64::from(errno.0),
+                };
+                self.all([25, u64::from(file.0), found]);
+            }
+            Event::Synced { file, result } => {
+                let errno = result.err().map_or(0, |errno| errno.0);
+                self.all([26, u64::from(file.0), u64::from(errno)]);
+            }
             Event::ForeignChange { key } => self.all([12, key.inode]),
             Event::Unlinked { key } => self.all([112, key.inode]),
             Event::Stat {
@@ -168,6 +225,18 @@ impl Digest {
         }
     }
 
+    fn runs(&mut self, runs: &Runs) {
+        for run in runs.as_slice() {
+            self.all([u64::from(run.first), u64::from(run.count)]);
+        }
+    }
+
+    fn parts(&mut self, parts: &[LanePart]) {
+        for part in parts {
+            self.all([u64::from(part.lane.0), part.offset, part.length]);
+        }
+    }
+
     fn slots(&mut self, actions: &Actions, run: SlotRun) {
         for slot in actions.slots_of(run) {
             self.mix(u64::from(slot.0));
@@ -196,6 +265,10 @@ impl Digest {
                         Outcome::Done => self.mix(2),
                         Outcome::Failed(errno) => self.all([3, u64::from(errno.0)]),
                         Outcome::Plain => self.mix(4),
+                        Outcome::Granted { runs, first_offset } => {
+                            self.all([5, u64::from(*first_offset)]);
+                            self.runs(runs);
+                        }
                     }
                 }
                 Action::Submit(io) => {
@@ -208,6 +281,62 @@ impl Digest {
                     self.range(io.range);
                     self.slots(actions, io.slots);
                 }
+                Action::SubmitWrite(io) => {
+                    self.all([107, io.io.0, u64::from(io.file.0), io.deadline.0]);
+                    self.range(io.range);
+                    self.parts(actions.parts_of(io.parts));
+                }
+                Action::Fill { slot, offset, from } => {
+                    self.all([108, u64::from(slot.0), u64::from(*offset)]);
+                    self.parts(&[*from]);
+                }
+                Action::Zero {
+                    slot,
+                    offset,
+                    length,
+                } => self.all([
+                    109,
+                    u64::from(slot.0),
+                    u64::from(*offset),
+                    u64::from(*length),
+                ]),
+                Action::Publish {
+                    lane,
+                    record,
+                    file,
+                    range,
+                    runs,
+                    request,
+                } => {
+                    self.all([
+                        110,
+                        u64::from(lane.0),
+                        u64::from(*record),
+                        u64::from(file.0),
+                        request.0,
+                    ]);
+                    self.range(*range);
+                    self.runs(runs);
+                }
+                Action::Strike { lane, record } => {
+                    self.all([111, u64::from(lane.0), u64::from(*record)]);
+                }
+                Action::Spent { lane, record } => {
+                    self.all([119, u64::from(lane.0), u64::from(*record)]);
+                }
+                Action::LaneDone { lane } => self.all([113, u64::from(lane.0)]),
+                Action::Known { file, size } => self.all([114, u64::from(file.0), size.0]),
+                Action::Clean { file } => self.all([118, u64::from(file.0)]),
+                Action::Reserve {
+                    file,
+                    needed,
+                    wished_end,
+                } => {
+                    self.all([115, u64::from(file.0), *wished_end]);
+                    self.range(*needed);
+                }
+                Action::Sync { file } => self.all([116, u64::from(file.0)]),
+                Action::Trim { file } => self.all([117, u64::from(file.0)]),
                 Action::OpenNeighbour { beside, name } => {
                     self.all([103, u64::from(beside.0)]);
                     self.text(name);

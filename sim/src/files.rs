@@ -5,7 +5,7 @@
 //! serial of the instant of reading. Bytes are right when they come from the right file and place and
 //! are no older than the last change that was acknowledged there.
 
-use rushes_core::server::{Extent, FileFacts, FileKey, RateHint};
+use rushes_core::server::{Extent, FileFacts, FileKey, RateHint, WriteWay};
 use rushes_core::units::*;
 use std::collections::BTreeMap;
 
@@ -206,6 +206,7 @@ impl Files {
                 Vec::new()
             },
             hint: file.hint,
+            way: WriteWay::Through,
         }
     }
 

@@ -486,7 +486,15 @@ impl Machine for Naive {
                 });
             }
             Event::IoDone { io, result } => self.io_done(io, result, actions),
-            Event::DeviceAdded { .. }
+            Event::LaneAdded { .. }
+            | Event::Recovered { .. }
+            | Event::WriteBegin { .. }
+            | Event::WriteEnd { .. }
+            | Event::Sync { .. }
+            | Event::Hold { .. }
+            | Event::Reserved { .. }
+            | Event::Synced { .. }
+            | Event::DeviceAdded { .. }
             | Event::PolicyChanged(_)
             | Event::NeighbourOpened { .. }
             | Event::Hint { .. }

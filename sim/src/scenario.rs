@@ -407,6 +407,7 @@ impl ServerPlan {
             read_bytes_max: or(self.read_kib << 10, base.read_bytes_max),
             chunk_bytes_max: or(self.chunk_kib << 10, base.chunk_bytes_max),
             sequence_ahead_max: or(self.sequence_ahead, base.sequence_ahead_max),
+            ..base
         }
     }
 

@@ -748,6 +748,19 @@ impl World {
                 let earliest = self.now + self.latency.timer;
                 self.wake_at = Some((*at).max(earliest));
             }
+            // The checker has complained.
+            Action::SubmitWrite(_)
+            | Action::Fill { .. }
+            | Action::Zero { .. }
+            | Action::Publish { .. }
+            | Action::Spent { .. }
+            | Action::Strike { .. }
+            | Action::LaneDone { .. }
+            | Action::Known { .. }
+            | Action::Clean { .. }
+            | Action::Reserve { .. }
+            | Action::Sync { .. }
+            | Action::Trim { .. } => {}
         }
     }
 

@@ -139,7 +139,7 @@ fn every_key_of_the_configuration_is_described_and_no_other() {
 
 #[test]
 fn every_message_and_op_of_a_session_is_described_with_its_number() {
-    let source = read("core/src/format.rs");
+    let source = read("core/src/format/mod.rs");
     let reference = read("docs/reference/session.md");
     let mut seen = 0;
     for module in ["pub mod message", "pub mod op"] {

@@ -221,6 +221,12 @@ impl Cache {
         slot.dropped = slot.dropped.or(slot.filling.and(pages));
     }
 
+    /// What is on its way into `pages` may be old; what is there is not.
+    pub fn outdate(&mut self, index: SlotIndex, pages: PageSet) {
+        let slot = self.slot_mut(index);
+        slot.dropped = slot.dropped.or(slot.filling.and(pages));
+    }
+
     /// The block is no longer this slot's; its last user frees it.
     pub fn orphan(&mut self, index: SlotIndex) {
         let slot = self.slot_mut(index);

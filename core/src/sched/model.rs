@@ -103,6 +103,17 @@ impl RefinedModel {
         model.positioning(distance, self.base.size) + model.transfer(count)
     }
 
+    /// Time a write will take: to get `distance` away and move `count` bytes.
+    pub fn write(&self, distance: u64, count: u64) -> Duration {
+        self.scaled(self.calibrated_write(distance, count))
+    }
+
+    /// The same by the calibration alone.
+    pub fn calibrated_write(&self, distance: u64, count: u64) -> Duration {
+        let model = &self.base.write;
+        model.positioning(distance, self.base.size) + model.transfer(count)
+    }
+
     /// Positioning of a typical step among `count` streams that are visited in order of position:
     /// about 1/count of the device, at least the shortest.
     pub fn typical_positioning(&self, count: usize) -> Duration {

@@ -4,6 +4,7 @@
 pub use crate::sched::admission::Refusal;
 pub use crate::sched::{DeviceModel, ServiceModel};
 use crate::units::*;
+pub use crate::write::{PageRun, Runs};
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -29,6 +30,10 @@ pub struct Limits {
     pub chunk_bytes_max: u64,
     /// Frames of a sequence opened ahead of the player.
     pub sequence_ahead_max: u32,
+    /// Bytes of lanes in use at once: what was granted, and what was acknowledged and is not on its device yet.
+    pub write_buffer_bytes: u64,
+    /// Longest write in one request.
+    pub write_bytes_max: u64,
 }
 
 impl Default for Limits {
@@ -42,6 +47,8 @@ impl Default for Limits {
             read_bytes_max: 8 << 20,
             chunk_bytes_max: 4 << 20,
             sequence_ahead_max: 128,
+            write_buffer_bytes: 256 << 20,
+            write_bytes_max: 8 << 20,
         }
     }
 }
@@ -59,6 +66,8 @@ pub struct Policy {
     pub contracts_from_cadence: bool,
     /// Make contracts from what a container's header says.
     pub contracts_from_header: bool,
+    /// An acknowledged byte is on its device so long after at the latest, when the device can.
+    pub write_age: Duration,
 }
 
 impl Default for Policy {
@@ -69,6 +78,7 @@ impl Default for Policy {
             analyser: true,
             contracts_from_cadence: true,
             contracts_from_header: true,
+            write_age: Duration::from_s(4),
         }
     }
 }
@@ -113,6 +123,16 @@ pub enum RateHint {
     FramesPerKilosecond(u32, RateSource),
 }
 
+/// How a file may be written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WriteWay {
+    /// By the client on its own descriptor; the server is told afterwards ([`Event::Changed`]).
+    #[default]
+    Through,
+    /// Through a lane: its blocks can be reserved, and stay where they are when they are written.
+    Cached,
+}
+
 /// What the driver found out about a file when it was opened.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileFacts {
@@ -130,6 +150,8 @@ pub struct FileFacts {
     pub extents: Vec<Extent>,
     /// From a rule or its header.
     pub hint: Option<RateHint>,
+    /// How it may be written.
+    pub way: WriteWay,
 }
 
 /// Who is behind a session, for the ledger.
@@ -154,6 +176,8 @@ impl Errno {
     pub const BAD_HANDLE: Errno = Errno(9);
     /// Argument out of range.
     pub const INVALID: Errno = Errno(22);
+    /// No space left on the device.
+    pub const NO_SPACE: Errno = Errno(28);
 }
 
 /// What happened.
@@ -206,6 +230,59 @@ pub enum Event {
     ReadEnd {
         session: SessionId,
         request: RequestId,
+    },
+    /// Memory that a session may write to, or that a former daemon left (no session then).
+    LaneAdded {
+        lane: LaneId,
+        session: Option<SessionId>,
+        page_count: u32,
+        /// Records that its table has room for.
+        record_count: u32,
+    },
+    /// A record that a former daemon published in a lane's table, in order of publication: its piece is still to be written, or has
+    /// no pages any more ([`Action::Spent`]; no runs then).
+    Recovered {
+        lane: LaneId,
+        record: u32,
+        facts: FileFacts,
+        range: ByteRange,
+        runs: Runs,
+    },
+    /// The client wants to write.
+    WriteBegin {
+        session: SessionId,
+        handle: HandleId,
+        request: RequestId,
+        range: ByteRange,
+        sent: Instant,
+    },
+    /// It has put the bytes where it was told; it waits for the reply.
+    WriteEnd {
+        session: SessionId,
+        request: RequestId,
+    },
+    /// The client waits until all that was acknowledged of the file is on stable storage.
+    Sync {
+        session: SessionId,
+        handle: HandleId,
+        request: RequestId,
+    },
+    /// A client is about to change a file on its own descriptor, in a way that leads past its bytes (truncate, copy on the
+    /// server). It waits until the file has everything, and nothing is granted until its [`Event::Changed`].
+    Hold {
+        session: SessionId,
+        request: RequestId,
+        key: FileKey,
+    },
+    /// Answer to [`Action::Reserve`]: where all of the file's bytes are now.
+    Reserved {
+        file: FileId,
+        result: Result<Vec<Extent>, Errno>,
+    },
+    /// Answer to [`Action::Sync`].
+    Synced {
+        file: FileId,
+        result: Result<(), Errno>,
     },
     /// Bytes of a file were changed beside the cache, by a client who waits for the reply.
     Changed {
@@ -296,6 +373,49 @@ pub struct IoRead {
     pub deadline: Instant,
 }
 
+/// Bytes of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LanePart {
+    /// Which lane.
+    pub lane: LaneId,
+    /// Which of its records they belong to.
+    pub record: u32,
+    /// Where they begin. Units: bytes from the start of the lane.
+    pub offset: u64,
+    /// How many.
+    pub length: u64,
+}
+
+/// A run of parts in [`Actions::parts`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartRun {
+    /// Index of the first in [`Actions::parts`].
+    pub start: u32,
+    /// How many.
+    pub count: u32,
+}
+
+/// Bytes of a file to be written to its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoWrite {
+    /// Comes back in [`Event::IoDone`].
+    pub io: IoId,
+    /// To which file.
+    pub file: FileId,
+    /// On which device.
+    pub device: DeviceId,
+    /// Which bytes. Starts and ends on a page, unless `buffered`.
+    pub range: ByteRange,
+    /// What: bytes of lanes, one behind the other, as many as the range has.
+    pub parts: PartRun,
+    /// Less than a page at its start or end: through the kernel's cache, which knows the rest of the page.
+    pub buffered: bool,
+    /// Priority.
+    pub class: IoClass,
+    /// When it must have ended.
+    pub deadline: Instant,
+}
+
 /// How a request ended.
 #[expect(
     missing_docs,
@@ -309,8 +429,10 @@ pub enum Outcome {
         first_offset: u32,
         length: ByteCount,
     },
-    /// Changed, Gone: done.
+    /// Changed, Gone, WriteEnd, Sync, Hold: done.
     Done,
+    /// WriteBegin: put the bytes here, the first at `first_offset` in the first page; then [`Event::WriteEnd`].
+    Granted { runs: Runs, first_offset: u32 },
     /// An error for the application.
     Failed(Errno),
     /// Do it on your own descriptor.
@@ -332,6 +454,49 @@ pub enum Action {
     },
     /// Read from a device.
     Submit(IoRead),
+    /// Write to a device.
+    SubmitWrite(IoWrite),
+    /// Copy bytes of a lane into a slot, at once.
+    Fill {
+        slot: SlotIndex,
+        offset: u32,
+        from: LanePart,
+    },
+    /// Make bytes of a slot zero, at once.
+    Zero {
+        slot: SlotIndex,
+        offset: u32,
+        length: u32,
+    },
+    /// Publish a piece in the table of its lane, before anything that follows: from now on it will be written, whoever dies.
+    Publish {
+        lane: LaneId,
+        record: u32,
+        file: FileId,
+        range: ByteRange,
+        runs: Runs,
+        request: RequestId,
+    },
+    /// A piece needs its pages no more, but its record stays: it hides part of an older one that is still to be written.
+    Spent { lane: LaneId, record: u32 },
+    /// Strike a piece from the table of its lane: it is on its device, or nobody wants it any more.
+    Strike { lane: LaneId, record: u32 },
+    /// The session that a lane belonged to is gone, and so is everything in it.
+    LaneDone { lane: LaneId },
+    /// The file has bytes that the file system does not have: to observers behind doors it is so long, and changed now.
+    Known { file: FileId, size: ByteCount },
+    /// It has none any more: the file system is right.
+    Clean { file: FileId },
+    /// Reserve blocks for `needed`, and onward to `wished_end` if that is easy.
+    Reserve {
+        file: FileId,
+        needed: ByteRange,
+        wished_end: u64,
+    },
+    /// Put all that was written of the file on stable storage.
+    Sync { file: FileId },
+    /// Nobody writes to the file any more: give back what was reserved past its end.
+    Trim { file: FileId },
     /// Open the regular file `name` in the folder of `beside` (beneath it, same mount, no symlinks).
     OpenNeighbour { beside: FileId, name: String },
     /// Say how long the file is now.
@@ -349,6 +514,8 @@ pub struct Actions {
     pub list: Vec<Action>,
     /// What [`SlotRun`]s point into.
     pub slots: Vec<SlotIndex>,
+    /// What [`PartRun`]s point into.
+    pub parts: Vec<LanePart>,
 }
 
 impl Actions {
@@ -356,6 +523,15 @@ impl Actions {
     pub fn clear(&mut self) {
         self.list.clear();
         self.slots.clear();
+        self.parts.clear();
+    }
+
+    /// The parts of a run.
+    pub fn parts_of(&self, run: PartRun) -> &[LanePart] {
+        let start = run.start as usize;
+        self.parts
+            .get(start..start.saturating_add(run.count as usize))
+            .unwrap_or(&[])
     }
 
     /// The slots of a run.

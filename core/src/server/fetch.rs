@@ -16,6 +16,9 @@ const DEMAND_PATIENCE: Duration = Duration::from_ms(200);
 /// Demands looked at for the nearest.
 const DEMANDS_WEIGHED: usize = 64;
 
+/// In an [`IoId`]: it names a write.
+pub(super) const WRITE_FLIGHT: u64 = 1 << 31;
+
 /// What became of an attempt to fetch a run of bytes.
 #[derive(Debug, PartialEq, Eq)]
 enum Run {
@@ -328,8 +331,25 @@ impl Server {
         }
     }
 
-    fn best_effort_claim(&self, id: DeviceId) -> Option<BestEffortClaim> {
+    fn best_effort_claim(&mut self, id: DeviceId) -> Option<BestEffortClaim> {
+        self.weigh_write(id);
         let device = self.devices.get(&id)?;
+        if let Some(write) = self.next_write
+            && (write.is_urgent
+                || self.pick_demand(device).is_none() && self.pick_background(device).is_none())
+        {
+            let distance = write.physical.abs_diff(device.head);
+            let waited = self.now.since(device.best_effort_served);
+            return Some(BestEffortClaim {
+                cost: device.model.write(distance, write.range.length.0),
+                waited: if write.is_overdue {
+                    Duration::MAX
+                } else {
+                    waited
+                },
+                continues: distance == 0,
+            });
+        }
         let (range_start, bytes, file) = match self.pick_demand(device) {
             Some(index) => {
                 let demand = device.demands.get(index)?;
@@ -426,6 +446,18 @@ impl Server {
             return false;
         };
         let now = self.now;
+        let promised = device
+            .demands
+            .iter()
+            .any(|demand| demand.due != Instant::NEVER);
+        if let Some(write) = self.next_write
+            && !promised
+            && (write.is_urgent
+                || self.pick_demand(device).is_none() && self.pick_background(device).is_none())
+        {
+            self.send_write(id, &write, actions);
+            return true;
+        }
         if let Some(index) = self.pick_demand(device) {
             let Some(demand) = device.demands.get(index).copied() else {
                 return false;
@@ -535,6 +567,9 @@ impl Server {
             return Run::Covered(range.end());
         };
         let device = file.device;
+        if !file.writing.dirty.is_empty() && !self.compose(id, range, holder, actions) {
+            return Run::Starved;
+        }
         let chunk = self.limits.chunk_bytes_max / PAGE_BYTES * PAGE_BYTES;
         let end = range.end();
         // Where the request must end, once it has begun.
@@ -628,7 +663,7 @@ impl Server {
         Run::Sent(at.min(end))
     }
 
-    fn take_slot(
+    pub(super) fn take_slot(
         &mut self,
         block: Block,
         holder: Option<StreamId>,
@@ -765,6 +800,9 @@ impl Server {
         result: Result<ByteCount, Errno>,
         actions: &mut Actions,
     ) {
+        if io.0 & WRITE_FLIGHT != 0 {
+            return self.write_done(io, result, actions);
+        }
         let key = io.0 as u32;
         let known = self
             .flights
@@ -777,7 +815,11 @@ impl Server {
             return;
         };
         self.device_done(&flight);
-        let size = self.files.get(&flight.file).map_or(0, |file| file.size);
+        // Bytes past the end that the file system knows are ours alone, and were never the device's to give.
+        let size = self
+            .files
+            .get(&flight.file)
+            .map_or(0, |file| file.size.min(file.writing.native_size));
         let moved = result.map_or(0, |count| count.0.min(flight.range.length.0));
         let arrived_end = flight.range.start.0 + moved;
         let slot_bytes = self.slot_bytes();
@@ -794,7 +836,14 @@ impl Server {
             } else {
                 upto / PAGE_BYTES
             };
+            let stale = self
+                .files
+                .get(&flight.file)
+                .is_some_and(|file| file.size_stale && !file.writing.dirty.is_empty());
+            // Where the device's bytes end and ours begin is not known just now.
+            let whole = if stale { 0 } else { whole };
             let arrived = PageSet::run(first, whole as u32);
+            self.overlay(flight.file, slot, base, arrived, actions);
             self.cache.fill_ends(slot, pages, arrived);
             at = stop;
         }
@@ -802,10 +851,13 @@ impl Server {
         match result {
             Ok(_) if arrived_end < flight.range.end().min(size) => {
                 // The file is shorter than we thought: ask before anybody is told.
-                if let Some(file) = self.files.get_mut(&flight.file) {
-                    file.size_stale = true;
+                let expected = self
+                    .files
+                    .get_mut(&flight.file)
+                    .is_some_and(|file| core::mem::replace(&mut file.size_stale, true));
+                if !expected {
+                    self.short_read(&flight, arrived_end, actions);
                 }
-                self.short_read(&flight, arrived_end, actions);
             }
             Ok(_) => {}
             Err(errno) => self.fail_waiting(flight.file, flight.range, errno, actions),
@@ -863,15 +915,26 @@ impl Server {
     }
 
     fn device_done(&mut self, flight: &Flight) {
+        let served = Served {
+            bytes: flight.range.length.0,
+            cost: flight.cost,
+            calibrated: flight.calibrated,
+            deadline: flight.deadline,
+        };
+        self.device_served(flight.device, &served);
+    }
+
+    /// A device has ended a request, whichever way it went.
+    pub(super) fn device_served(&mut self, id: DeviceId, flight: &Served) {
         let now = self.now;
-        let Some(device) = self.devices.get_mut(&flight.device) else {
+        let Some(device) = self.devices.get_mut(&id) else {
             return;
         };
         let taken = now.since(device.service_started);
         device.busy += taken;
         device.service_started = now;
         device.flight_count = device.flight_count.saturating_sub(1);
-        device.flight_bytes = device.flight_bytes.saturating_sub(flight.range.length.0);
+        device.flight_bytes = device.flight_bytes.saturating_sub(flight.bytes);
         device.flight_cost = device.flight_cost - flight.cost;
         let deadlines = &mut device.flight_deadlines;
         if let Some(place) = deadlines.iter().position(|&at| at == flight.deadline) {
@@ -887,6 +950,15 @@ impl Server {
             device.model.observed(calibrated, taken);
         }
     }
+}
+
+/// What a request that has ended was to cost.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Served {
+    pub bytes: u64,
+    pub cost: Duration,
+    pub calibrated: Duration,
+    pub deadline: Instant,
 }
 
 /// Whether the pump should go on: a request was sent, or the stream moved over bytes that were there.

@@ -52,6 +52,7 @@ impl Server {
             self.handle_closed(session, handle, actions);
         }
         self.end_session_sequences(session, actions);
+        self.lane_left(session, actions);
         let pinned: Vec<RequestId> = self
             .pins
             .range((session, RequestId(0))..=(session, RequestId(u64::MAX)))
@@ -79,7 +80,7 @@ impl Server {
             return;
         };
         let state = if owner.handle_count < self.limits.handle_count_max {
-            HandleState::Opening(Vec::new())
+            HandleState::Opening(Waiting::default())
         } else {
             HandleState::Plain
         };
@@ -105,12 +106,12 @@ impl Server {
     ) {
         let waiting = match self.handles.get_mut(&(session, handle)) {
             Some(entry) => match &mut entry.state {
-                HandleState::Opening(reads) => Some((core::mem::take(reads), entry.asked)),
+                HandleState::Opening(waiting) => Some((core::mem::take(waiting), entry.asked)),
                 HandleState::Ready(_) | HandleState::Plain => None,
             },
             None => None,
         };
-        let Some((reads, asked)) = waiting else {
+        let Some((waiting, asked)) = waiting else {
             // Closed, or given up, while the driver was finding out.
             if let Ok(facts) = facts {
                 let file = self.adopt(facts, 0, actions);
@@ -144,11 +145,18 @@ impl Server {
         if ready {
             self.frame_opened(session, handle, actions);
         }
-        for read in reads {
+        for read in waiting.reads {
             if ready {
                 self.begin_read(read, actions);
             } else {
                 self.finish_read(read, Outcome::Plain, actions);
+            }
+        }
+        for write in waiting.writes {
+            if ready {
+                self.begin_write(write, actions);
+            } else {
+                self.finish_write(write, Outcome::Plain, actions);
             }
         }
     }
@@ -169,12 +177,18 @@ impl Server {
             self.handle_left(stream, handle, actions);
         }
         match entry.state {
-            HandleState::Opening(reads) => {
-                for read in reads {
+            HandleState::Opening(waiting) => {
+                for read in waiting.reads {
                     self.finish_read(read, Outcome::Failed(Errno::BAD_HANDLE), actions);
                 }
+                for write in waiting.writes {
+                    self.finish_write(write, Outcome::Failed(Errno::BAD_HANDLE), actions);
+                }
             }
-            HandleState::Ready(file) => self.release(file, actions),
+            HandleState::Ready(file) => {
+                self.trim_if_left(file, actions);
+                self.release(file, actions);
+            }
             HandleState::Plain => {}
         }
     }
@@ -195,6 +209,7 @@ impl Server {
         if changed {
             self.drop_blocks(id, 0, u64::MAX);
         }
+        let is_new = !self.files.contains_key(&id);
         let file = self.files.entry(id).or_insert_with(|| File {
             key: facts.key,
             device: facts.device,
@@ -208,6 +223,11 @@ impl Server {
             waiting: Vec::new(),
             use_count: 0,
             gone: false,
+            way: facts.way,
+            writing: Writing {
+                native_size: facts.size.0,
+                ..Writing::default()
+            },
         });
         file.use_count += 1;
         if changed || file.extents.is_empty() {
@@ -218,11 +238,19 @@ impl Server {
             asked.is_void |= changed || file.size != facts.size.0;
         }
         file.version = facts.version;
-        if file.changed > asked {
-            // A change that we have answered for meanwhile may have moved its end: look again.
+        file.way = facts.way;
+        // What was acknowledged and is not written yet lies past the end that the file system knows.
+        let length = facts.size.0.max(file.writing.dirty.end());
+        let writes = !self.lanes.is_empty();
+        if file.changed > asked || (is_new && writes && self.change_count > asked) {
+            // A change that we have answered for meanwhile may have moved its end: look again. (Of a file that was
+            // forgotten meanwhile, and perhaps written back before, nobody knows whether it was this one that changed.)
             file.size_stale = true;
-        } else if file.size != facts.size.0 {
-            self.resize(id, facts.size.0);
+        } else {
+            file.writing.native_size = facts.size.0;
+            if file.size != length {
+                self.resize(id, length);
+            }
         }
         if changed {
             self.retry_waiting(id, actions);
@@ -279,6 +307,9 @@ impl Server {
             asked.is_void |= range.end() == u64::MAX;
             asked.length = asked.length.max(range.end());
         }
+        if range.end() < u64::MAX {
+            file.writing.native_size = file.writing.native_size.max(range.end());
+        }
         if range.end() > file.size && range.end() < u64::MAX {
             self.resize(id, range.end());
         }
@@ -323,12 +354,15 @@ impl Server {
     }
 
     pub(super) fn stat(&mut self, id: FileId, size: u64, version: u64, actions: &mut Actions) {
+        let size_told = size;
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        // Changes that were answered for since it was asked count as much as what the driver saw.
+        // Changes that were answered for since it was asked count as much as what the driver saw, and so does what was
+        // acknowledged and is not written yet.
         let asked = file.stat.take().unwrap_or_default();
-        let size = size.max(asked.length);
+        let size = size.max(asked.length).max(file.writing.dirty.end());
+        file.writing.native_size = size_told.max(asked.length);
         file.size_stale = asked.is_void;
         // A version we did not know: somebody changed the file, and may not have told us (yet).
         let changed = file.version != version;
@@ -356,13 +390,15 @@ impl Server {
                 read.size_checked = true;
             }
         }
+        self.make_known(id, actions);
+        self.advance_writes(id, actions);
         self.retry_waiting(id, actions);
         self.forget_if_unused(id, actions);
     }
 
     /// The file has another length. Cached bytes past the shorter end are not the file's: of the page
     /// that the old end lay in, only the part before it ever came from the device.
-    fn resize(&mut self, id: FileId, size: u64) {
+    pub(super) fn resize(&mut self, id: FileId, size: u64) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };

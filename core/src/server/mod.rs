@@ -7,7 +7,8 @@
 //!
 //! Where to look: [`api`] is the seam; `state` what is remembered; `files` opening, closing, change;
 //! `reads` a client's read from arrival to answer; `flow` how streams follow their reader;
-//! `frames` sequences of one file a frame; `fetch` what goes to the devices; `ledger` what is told.
+//! `frames` sequences of one file a frame; `fetch` what goes to the devices; `writes` a client's write until it is
+//! acknowledged, `writeback` what becomes of it then; `ledger` what is told.
 
 mod api;
 mod fetch;
@@ -20,18 +21,24 @@ mod slab;
 mod state;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod write_tests;
+mod writeback;
+mod writes;
 
 pub use api::*;
 
 use crate::cache::Cache;
 use crate::sched::{Claim, Order};
 use crate::units::*;
+use crate::write::Released;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
 use frames::Folder;
 use slab::Slab;
 use state::*;
+use writeback::NextWrite;
 
 /// How often devices that could not serve somebody are looked at again.
 const LOOK_AGAIN: Duration = Duration::from_ms(20);
@@ -58,6 +65,18 @@ pub struct Server {
     neighbours: BTreeMap<(FileId, String), Vec<(StreamId, u64)>>,
     flights: Slab<Flight>,
     flight_generation: u32,
+    lanes: BTreeMap<LaneId, LaneState>,
+    /// Writes that wait for a grant.
+    writes: Slab<Write>,
+    grants: BTreeMap<(SessionId, RequestId), Grant>,
+    pieces: Slab<Piece>,
+    write_flights: Slab<WriteFlight>,
+    /// Commits so far, of all files.
+    commit_count: u64,
+    /// What the device that is being looked at would write next.
+    next_write: Option<NextWrite>,
+    /// Room in the write buffer is being given out.
+    is_granting: bool,
     /// Changes so far, of all files.
     change_count: u64,
     /// Streams that ended, newest last.
@@ -79,6 +98,7 @@ pub struct Server {
     claims: Vec<Claim>,
     claimants: Vec<StreamId>,
     order: Order,
+    released: Vec<Released>,
 }
 
 impl Server {
@@ -102,6 +122,14 @@ impl Server {
             neighbours: BTreeMap::new(),
             flights: Slab::new(),
             flight_generation: 0,
+            lanes: BTreeMap::new(),
+            writes: Slab::new(),
+            grants: BTreeMap::new(),
+            pieces: Slab::new(),
+            write_flights: Slab::new(),
+            commit_count: 0,
+            next_write: None,
+            is_granting: false,
             change_count: 0,
             closed: VecDeque::new(),
             promised: Promised::default(),
@@ -115,6 +143,7 @@ impl Server {
             claims: Vec::new(),
             claimants: Vec::new(),
             order: Order::default(),
+            released: Vec::new(),
         }
     }
 
@@ -150,6 +179,39 @@ impl Server {
                 self.read(session, handle, request, range, sent, actions);
             }
             Event::ReadEnd { session, request } => self.read_end(session, request, actions),
+            Event::LaneAdded {
+                lane,
+                session,
+                page_count,
+                record_count,
+            } => self.lane_added(lane, session, page_count, record_count),
+            Event::Recovered {
+                lane,
+                record,
+                facts,
+                range,
+                runs,
+            } => self.recovered(lane, record, facts, (range, runs), actions),
+            Event::WriteBegin {
+                session,
+                handle,
+                request,
+                range,
+                sent: _,
+            } => self.write_begin(session, handle, request, range, actions),
+            Event::WriteEnd { session, request } => self.write_end(session, request, actions),
+            Event::Sync {
+                session,
+                handle,
+                request,
+            } => self.sync(session, handle, request, actions),
+            Event::Hold {
+                session,
+                request,
+                key,
+            } => self.hold(session, request, key, actions),
+            Event::Reserved { file, result } => self.reserved(file, result, actions),
+            Event::Synced { file, result } => self.synced(file, result, actions),
             Event::Changed {
                 session,
                 request,
@@ -157,6 +219,7 @@ impl Server {
                 range,
             } => {
                 self.changed(key, range, actions);
+                self.end_hold(session, key, actions);
                 actions.list.push(Action::Reply {
                     session,
                     request,

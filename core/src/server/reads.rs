@@ -77,7 +77,7 @@ impl Server {
         if let Some(entry) = self.handles.get_mut(&(session, handle))
             && let HandleState::Opening(waiting) = &mut entry.state
         {
-            waiting.push(key);
+            waiting.reads.push(key);
             return;
         }
         self.begin_read(key, actions);
@@ -145,6 +145,10 @@ impl Server {
             return self.finish_read(key, outcome, actions);
         }
         let range = ByteRange::new(start, end - start);
+        if !file.writing.dirty.is_empty() && !self.compose(id, range, None, actions) {
+            // No buffer is free: asked for again when one is.
+            return self.demand(key, id, range);
+        }
         match self.lack(id, range) {
             Lack::Nothing => {
                 if !self.may_pin(session, range) {
@@ -164,6 +168,7 @@ impl Server {
                     read.asked = read.asked.min(now);
                 }
             }
+            // (Not while we have bytes of it that the kernel does not.)
             Lack::Bytes(_) if self.left_to_the_kernel(key, id) => {
                 self.finish_read(key, Outcome::Plain, actions);
             }
@@ -183,6 +188,7 @@ impl Server {
             && self
                 .files
                 .get(&id)
+                .filter(|file| file.writing.is_clean())
                 .and_then(|file| self.devices.get(&file.device))
                 .is_some_and(|device| device.contracts.is_empty())
     }
@@ -350,7 +356,7 @@ impl Server {
         if let Some(entry) = self.handles.get_mut(&(read.session, read.handle))
             && let HandleState::Opening(waiting) = &mut entry.state
         {
-            waiting.retain(|&waiting| waiting != key);
+            waiting.reads.retain(|&waiting| waiting != key);
         }
         if let Some(id) = read.file {
             if let Some(file) = self.files.get_mut(&id) {

@@ -7,6 +7,7 @@ use super::frames::Frames;
 use crate::sched::{RefinedModel, admission};
 use crate::stream::{Cadence, CursorIndex, Recogniser};
 use crate::units::*;
+use crate::write::{DirtyMap, Lane, PieceKey, Runs, Span};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -20,17 +21,26 @@ pub(super) struct Session {
     pub handle_count: u32,
     /// Reads that wait for it to release pins, oldest first.
     pub parked: VecDeque<u32>,
+    /// Where it writes; None: it has no lane, and writes on its own descriptors.
+    pub lane: Option<LaneId>,
 }
 
 /// What a handle stands for.
 #[derive(Clone, Debug)]
 pub(super) enum HandleState {
-    /// The driver is finding out; reads that came meanwhile.
-    Opening(Vec<u32>),
+    /// The driver is finding out; what came meanwhile.
+    Opening(Waiting),
     /// A file that is served.
     Ready(FileId),
     /// Not served: every read is answered [`Outcome::Plain`].
     Plain,
+}
+
+/// Requests that came before their file was known.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Waiting {
+    pub reads: Vec<u32>,
+    pub writes: Vec<u32>,
 }
 
 /// A file as one client has it open.
@@ -69,6 +79,138 @@ pub(super) struct File {
     pub use_count: u32,
     /// No name leads to it any more, or its key was taken over: forget it with its last use.
     pub gone: bool,
+    /// How it may be written.
+    pub way: WriteWay,
+    pub writing: Writing,
+}
+
+/// What of a file is on its way from clients to its device.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Writing {
+    /// Its length as the file system has it; `File::size` is what was acknowledged.
+    pub native_size: u64,
+    pub dirty: DirtyMap,
+    /// Commits in order, with those that nobody needs any more between them: the first that is alive is the oldest.
+    pub commits: VecDeque<(u64, PieceKey)>,
+    /// Writes that wait for a grant, oldest first.
+    pub waiting: Vec<u32>,
+    /// Ranges granted and not committed.
+    pub grant_count: u32,
+    /// Ranges on their way to the device.
+    pub flights: Vec<ByteRange>,
+    /// A reservation is on its way.
+    pub is_reserving: bool,
+    /// What was reserved lies behind its end, perhaps.
+    pub is_reserved: bool,
+    /// Who waits for stable storage, and from which commit on nothing is waited for.
+    pub syncs: VecDeque<SyncWaiter>,
+    /// A sync is with the driver, for so many of `syncs`.
+    pub syncing: usize,
+    /// Who changes it on his own descriptor, or waits to do so (with the request to be answered).
+    pub holds: Vec<(SessionId, Option<RequestId>)>,
+    /// Its device has failed to write; not to be tried again before.
+    pub failed: Option<(Errno, Instant)>,
+    /// The error has not been told to who syncs next.
+    pub untold: Option<Errno>,
+    /// It is in its device's list of writers.
+    pub is_listed: bool,
+}
+
+/// Who waits for stable storage.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SyncWaiter {
+    pub session: SessionId,
+    pub request: RequestId,
+    /// Number of the last commit before it.
+    pub commit: u64,
+}
+
+/// A write that has no grant yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Write {
+    pub session: SessionId,
+    pub handle: HandleId,
+    pub request: RequestId,
+    pub range: ByteRange,
+    /// Set once its handle is ready.
+    pub file: Option<FileId>,
+}
+
+/// Pages of a lane in a client's hands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grant {
+    pub file: FileId,
+    pub range: ByteRange,
+    pub lane: LaneId,
+    pub record: u32,
+    pub runs: Runs,
+}
+
+/// A committed write. It has its pages as long as the map points to it or a request reads from it; its record it has
+/// longer, if it hides part of an older one that still has pages: a later server, which finds that one, must not write it over
+/// what came after.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    pub lane: LaneId,
+    pub record: u32,
+    pub runs: Runs,
+    pub range: ByteRange,
+    /// Number of its commit.
+    pub commit: u64,
+    pub committed: Instant,
+    /// Bytes of it that the file's map points to.
+    pub live: u64,
+    /// Device requests that read from it.
+    pub flights: u32,
+    /// Older pieces that it hides a part of and that have pages.
+    pub hides: u32,
+    /// Newer ones that hide a part of it.
+    pub hidden_by: Vec<PieceKey>,
+}
+
+impl Piece {
+    /// Nobody needs its pages any more.
+    pub(super) fn is_spent(&self) -> bool {
+        self.live == 0 && self.flights == 0
+    }
+}
+
+/// A lane: memory that a session writes to.
+#[derive(Clone, Debug)]
+pub(super) struct LaneState {
+    pub pages: Lane,
+    /// Who writes to it; None: nobody any more.
+    pub session: Option<SessionId>,
+    /// Records of its table that are free.
+    pub records: Vec<u32>,
+    pub record_count: u32,
+    /// Writes that wait for room in it.
+    pub waiting: VecDeque<u32>,
+}
+
+impl LaneState {
+    /// Units: bytes.
+    pub(super) fn used_bytes(&self) -> u64 {
+        u64::from(self.pages.page_count() - self.pages.free_count()) * PAGE_BYTES
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.records.len() as u32 == self.record_count
+    }
+}
+
+/// A write request in flight.
+#[derive(Clone, Debug)]
+pub(super) struct WriteFlight {
+    /// Tells this entry from former ones under the same number.
+    pub generation: u32,
+    pub device: DeviceId,
+    pub file: FileId,
+    pub range: ByteRange,
+    pub spans: Vec<Span>,
+    pub cost: Duration,
+    pub deadline: Instant,
+    pub calibrated: Duration,
 }
 
 /// What happened to a file since its size was asked for.
@@ -277,9 +419,18 @@ pub(super) struct Device {
     pub blocked: bool,
     /// It could not get buffers.
     pub starved: bool,
+    /// Files with bytes that it does not have yet.
+    pub writers: VecDeque<FileId>,
+    /// Where the write that goes on ended: file and offset.
+    pub write_goes_on: Option<(FileId, u64)>,
+    /// Written in this visit. Units: bytes.
+    pub write_given: u64,
     // For the ledger.
     pub request_count: [u64; 2],
     pub bytes: [u64; 2],
+    /// Requests that wrote, and their bytes.
+    pub write_count: u64,
+    pub write_bytes: u64,
     pub busy: Duration,
 }
 
@@ -309,8 +460,13 @@ impl Device {
             overloaded_since: Instant::NEVER,
             blocked: false,
             starved: false,
+            writers: VecDeque::new(),
+            write_goes_on: None,
+            write_given: 0,
             request_count: [0; 2],
             bytes: [0; 2],
+            write_count: 0,
+            write_bytes: 0,
             busy: Duration::ZERO,
         }
     }

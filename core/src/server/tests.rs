@@ -50,6 +50,7 @@ fn facts(file: u32, size: u64) -> FileFacts {
             length: ByteCount(size.div_ceil(PAGE_BYTES) * PAGE_BYTES),
         }],
         hint: None,
+        way: WriteWay::Through,
     }
 }
 
@@ -96,6 +97,7 @@ impl Bench {
                 }
                 Action::Forget { file } => self.forgotten.push(*file),
                 Action::Wake { .. } => {}
+                other => panic!("{other:?}, but nobody has a lane"),
             }
         }
         self.actions = actions;

@@ -364,6 +364,21 @@ impl Daemon {
             Action::Stat { file } => self.stat(*file),
             Action::Forget { file } => self.forget(*file),
             Action::Wake { at } => self.core_wake = *at,
+            // Sessions of this version have no lane: nothing is ever granted, and so nothing of this wanted.
+            Action::SubmitWrite(_)
+            | Action::Fill { .. }
+            | Action::Zero { .. }
+            | Action::Publish { .. }
+            | Action::Spent { .. }
+            | Action::Strike { .. }
+            | Action::LaneDone { .. }
+            | Action::Known { .. }
+            | Action::Clean { .. }
+            | Action::Reserve { .. }
+            | Action::Sync { .. }
+            | Action::Trim { .. } => {
+                tracing::error!("the core wants {action:?}, but no session has a lane");
+            }
         }
     }
 
@@ -383,7 +398,7 @@ impl Daemon {
             },
             Outcome::Done => ReplyBody::Done,
             Outcome::Failed(errno) => ReplyBody::Failed(errno),
-            Outcome::Plain => ReplyBody::Plain,
+            Outcome::Plain | Outcome::Granted { .. } => ReplyBody::Plain,
         };
         match seat.session.reply(request, body) {
             Ok(()) if !seat.to_flush => {

@@ -184,6 +184,7 @@ impl Daemon {
             version: status.version,
             extents,
             hint,
+            way: WriteWay::Through,
         }
     }
 

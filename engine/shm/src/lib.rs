@@ -12,6 +12,7 @@
 pub mod client;
 mod doorbell;
 pub mod ffi;
+pub mod lane;
 mod layout;
 mod rings;
 pub mod server;

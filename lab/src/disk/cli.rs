@@ -46,7 +46,7 @@ pub enum DiskCommand {
         name: Option<String>,
     },
     /// Tell a disk something: `timing on|off`, `fail read|write START LENGTH [COUNT]`, `slow FACTOR`,
-    /// `stall MS`, `clear`, `reset`.
+    /// `stall MS`, `clear`, `reset`, `power off SEED`, `power on`.
     Tell {
         /// Its name.
         name: String,
@@ -102,14 +102,22 @@ pub struct Kind {
     /// Positioning times, times those of Table 5.
     #[arg(long, default_value_t = 1.0)]
     positioning: f64,
+    /// With a volatile write cache of 256 MB, as the array of the paper had.
+    #[arg(long)]
+    write_back: bool,
 }
 
 impl Kind {
     /// The disk it describes.
     pub fn spec(&self) -> DiskSpec {
+        let timing = if self.write_back {
+            DiskTiming::TABLE5_WRITE_BACK
+        } else {
+            DiskTiming::TABLE5
+        };
         DiskSpec {
             folder: self.folder.clone(),
-            timing: DiskTiming::TABLE5
+            timing: timing
                 .with_rates_times(self.rate)
                 .with_positioning_times(self.positioning),
             ..DiskSpec::table5(self.size)

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use rushes_core::units::Duration;
 use serde::{Deserialize, Serialize};
 
-use super::timing::Direction;
+use super::timing::{Direction, Request, Service};
 
 /// Something that goes wrong on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,6 +39,17 @@ pub enum Fault {
     },
 }
 
+impl Fault {
+    /// True when it lets such a request fail.
+    pub(super) fn hits(&self, direction: Direction, offset: u64, length: u64) -> bool {
+        matches!(*self, Fault::Fail { direction: which, start, length: bad, count }
+            if which == direction
+                && count != Some(0)
+                && offset < start.saturating_add(bad)
+                && start < offset.saturating_add(length))
+    }
+}
+
 /// A line of the control file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Command {
@@ -50,6 +61,10 @@ pub(super) enum Command {
     Clear,
     /// `reset`: statistics start at zero.
     Reset,
+    /// `power off SEED`: what is not on the medium may vanish, page by page as the seed has it; every request fails from now on.
+    PowerOff(u64),
+    /// `power on`: requests are served again.
+    PowerOn,
 }
 
 impl fmt::Display for Direction {
@@ -79,6 +94,8 @@ impl fmt::Display for Command {
             Command::Inject(Fault::Stall { ms }) => write!(f, "stall {ms}"),
             Command::Clear => f.write_str("clear"),
             Command::Reset => f.write_str("reset"),
+            Command::PowerOff(seed) => write!(f, "power off {seed}"),
+            Command::PowerOn => f.write_str("power on"),
         }
     }
 }
@@ -127,10 +144,12 @@ impl FromStr for Command {
             }),
             ["clear"] => Command::Clear,
             ["reset"] => Command::Reset,
+            ["power", "off", seed] => Command::PowerOff(number(seed, "a seed")?),
+            ["power", "on"] => Command::PowerOn,
             _ => {
                 return Err(format!(
                     "read \"{}\": expected timing on|off, fail read|write START LENGTH [COUNT], \
-                     slow FACTOR, stall MS, clear or reset",
+                     slow FACTOR, stall MS, clear, reset, power off SEED or power on",
                     line.trim()
                 ));
             }
@@ -157,6 +176,19 @@ pub struct Flow {
     pub failed_count: u64,
 }
 
+impl Flow {
+    /// One request more.
+    pub(super) fn count(&mut self, request: &Request, service: &Service) {
+        self.request_count += 1;
+        self.bytes += request.length.0;
+        self.sequential_count += u64::from(!service.positioned);
+        self.positioned_count += u64::from(service.positioned);
+        self.busy_ms += as_ms(service.busy);
+        let wait_ms = as_ms(service.done.since(request.arrived));
+        self.longest_wait_ms = self.longest_wait_ms.max(wait_ms);
+    }
+}
+
 /// What a slow disk tells of itself: counted since it was put up or since the last reset, and only while
 /// the timing was on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -173,8 +205,16 @@ pub struct Statistics {
     pub write: Flow,
     /// Requests served as fast as possible because the timing was off.
     pub untimed_count: u64,
-    /// Flushes (they cost nothing on this disk).
+    /// Flushes (they cost nothing on a disk without a write cache).
     pub flush_count: u64,
+    /// Writes that its memory took; `write` then counts what went on to the medium.
+    pub cached_count: u64,
+    /// Bytes of them.
+    pub cached_bytes: u64,
+    /// Bytes in its memory now that the medium does not have.
+    pub cache_bytes: u64,
+    /// True while the power is off.
+    pub powerless: bool,
     /// Discards and zeroed ranges (they cost nothing either).
     pub discard_count: u64,
     /// Requests waiting now, the one in service not counted.
@@ -212,6 +252,8 @@ mod tests {
             "stall 250",
             "clear",
             "reset",
+            "power off 17",
+            "power on",
         ] {
             let command: Command = line.parse().unwrap();
             assert_eq!(command.to_string(), line);
@@ -230,6 +272,8 @@ mod tests {
             ("slow -1", "0 or more"),
             ("slow NaN", "0 or more"),
             ("stall soon", "milliseconds"),
+            ("power off", "power off SEED"),
+            ("power off now", "a seed"),
         ] {
             let error = line.parse::<Command>().unwrap_err();
             assert!(error.contains(expect), "{line}: {error}");

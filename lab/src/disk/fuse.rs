@@ -52,7 +52,7 @@ pub(super) trait OneFile: Send + Sync + 'static {
     /// These bytes read as zero from now on.
     fn discard(&self, offset: u64, length: u64) -> io::Result<()>;
     /// A flush.
-    fn sync(&self);
+    fn sync(&self, reply: SyncedReply);
     /// What the control file says.
     fn describe(&self) -> Vec<u8>;
     /// Lines written to it.
@@ -80,6 +80,20 @@ pub(super) struct WrittenReply(ReplyWrite);
 impl WrittenReply {
     pub(super) fn written(self, length: u32) {
         self.0.written(length);
+    }
+
+    pub(super) fn error(self, error: &io::Error) {
+        self.0.error(errno(error));
+    }
+}
+
+/// Answer to a flush; may leave from any thread.
+#[derive(Debug)]
+pub(super) struct SyncedReply(ReplyEmpty);
+
+impl SyncedReply {
+    pub(super) fn synced(self) {
+        self.0.ok();
     }
 
     pub(super) fn error(self, error: &io::Error) {
@@ -306,7 +320,7 @@ impl Filesystem for Door {
         reply: ReplyEmpty,
     ) {
         if inode.0 == DISK {
-            self.file.sync();
+            return self.file.sync(SyncedReply(reply));
         }
         reply.ok();
     }

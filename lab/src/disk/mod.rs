@@ -3,9 +3,10 @@
 //! any machine.
 //!
 //! It is a FUSE file system with one file, a loop device over that file, and `mq-deadline`:
-//! [`timing`] is the model, [`server`] the child process that keeps it, [`fuse`] the door to the kernel,
+//! [`timing`] is the model, [`cache`] the drive's memory, [`server`] the child process that keeps it, [`fuse`] the door to the kernel,
 //! [`setup`] what puts a disk up and takes it down, [`measure`] the proof against the paper's table.
 
+pub mod cache;
 pub mod cli;
 mod control;
 mod fuse;

@@ -3,10 +3,12 @@
 //!
 //! It is a process of its own so that its processor time can be told from everybody else's and so that it
 //! cannot wait for a file system that waits for it. One thread is the disk: it takes one request, fetches
-//! the bytes, sleeps until the model's instant, answers. What is written goes to the backing file when it
-//! comes and only its answer waits. The backing file is sparse, and pages of zeros are holes in it.
+//! the bytes, sleeps until the model's instant, answers. Without a write cache what is written goes to the backing
+//! file when it comes and only its answer waits; with one ([`super::cache`]) it is answered when it comes, and goes to the
+//! backing file when the head has been there. The backing file is sparse, and pages of zeros are holes in it.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -17,12 +19,19 @@ use rushes_core::units::{ByteCount, Duration, Instant};
 use rustix::fs::FallocateFlags;
 use rustix::time::{ClockId, Timespec};
 
+use super::cache::{Bytes, WriteCache};
 use super::control::{Command, Fault, Flow, Statistics, as_ms};
-use super::fuse::{BytesReply, Mounted, OneFile, WrittenReply};
+use super::fuse::{BytesReply, Mounted, OneFile, SyncedReply, WrittenReply};
 use super::timing::{Direction, DiskTiming, Mechanics, Queue, Request};
 
 /// Granularity of holes. Units: bytes.
 const PAGE_BYTES: u64 = 4096;
+
+/// Longest run that goes from the write cache to the medium before anybody else gets a turn. Units: bytes.
+pub(super) const DESTAGE_BYTES: u64 = 4 << 20;
+
+/// After so long without a request the disk begins to empty its write cache.
+const IDLE: Duration = Duration::from_ms(100);
 
 /// Longest sleep that no command ends.
 const LONG: Duration = Duration::from_ms(200);
@@ -43,6 +52,16 @@ struct State {
     timing_on: bool,
     mechanics: Mechanics,
     queue: Queue<Waiting>,
+    cache: WriteCache,
+    /// Writes that found the cache full, in order.
+    stalled: VecDeque<Stalled>,
+    /// Flushes and the epoch each waits for.
+    flushes: Vec<(u64, SyncedReply)>,
+    /// A run of the cache is being written to the medium.
+    destaging: bool,
+    /// When a request came last.
+    wanted_at: Instant,
+    powerless: bool,
     faults: Vec<Fault>,
     stalled_until: Instant,
     /// When faults were cleared or the timing switched off last: nothing that began before waits on.
@@ -57,6 +76,21 @@ struct Waiting {
     reply: Reply,
     /// It will fail on purpose.
     failing: bool,
+}
+
+/// A write that waits for room in the cache.
+struct Stalled {
+    offset: u64,
+    bytes: Arc<[u8]>,
+    reply: WrittenReply,
+}
+
+/// What the head does next.
+enum Work {
+    /// A request; `None`: answer it at once.
+    Serve(Request, Waiting, Option<Instant>),
+    /// A run of the cache was written to the medium; it ends then.
+    Destage(Instant),
 }
 
 enum Reply {
@@ -88,6 +122,12 @@ pub(super) fn mount(
             timing_on: true,
             mechanics: Mechanics::new(timing, size),
             queue: Queue::default(),
+            cache: WriteCache::new(timing.write_cache_bytes),
+            stalled: VecDeque::new(),
+            flushes: Vec::new(),
+            destaging: false,
+            wanted_at: Instant::ZERO,
+            powerless: false,
             faults: Vec::new(),
             stalled_until: Instant::ZERO,
             released_at: Instant::ZERO,
@@ -137,29 +177,25 @@ impl State {
             .product()
     }
 
+    /// True when such a request is to fail.
+    fn will_fail(&self, direction: Direction, offset: u64, length: u64) -> bool {
+        self.faults
+            .iter()
+            .any(|fault| fault.hits(direction, offset, length))
+    }
+
     /// True when this request is to fail; counts down.
     fn takes_fault(&mut self, direction: Direction, offset: u64, length: u64) -> bool {
-        let hit = self.faults.iter_mut().find_map(|fault| match fault {
-            Fault::Fail {
-                direction: which,
-                start,
-                length: bad,
-                count,
-            } if *which == direction
-                && *count != Some(0)
-                && offset < start.saturating_add(*bad)
-                && *start < offset.saturating_add(length) =>
-            {
-                Some(count)
-            }
-            _ => None,
-        });
+        let hit = self
+            .faults
+            .iter_mut()
+            .find(|fault| fault.hits(direction, offset, length));
         match hit {
-            Some(count) => {
+            Some(Fault::Fail { count, .. }) => {
                 *count = count.map(|left| left - 1);
                 true
             }
-            None => false,
+            _ => false,
         }
     }
 
@@ -198,7 +234,53 @@ impl State {
                 self.answered_count = 0;
                 self.oversleep = Duration::ZERO;
             }
+            // What they do to the cache needs the backing file: see `Server::command`.
+            Command::PowerOff(_) => self.powerless = true,
+            Command::PowerOn => {
+                self.powerless = false;
+                self.mechanics.rest_at(now);
+            }
         }
+    }
+
+    /// Somebody waits for the cache to become emptier.
+    fn must_destage(&self) -> bool {
+        self.cache.is_pressing() || !self.stalled.is_empty() || !self.flushes.is_empty()
+    }
+
+    /// Flushes whose bytes are all on the medium.
+    fn take_synced(&mut self) -> Vec<SyncedReply> {
+        if self.destaging {
+            return Vec::new();
+        }
+        let flushes = std::mem::take(&mut self.flushes);
+        let (done, waiting) = flushes
+            .into_iter()
+            .partition(|(epoch, _)| self.cache.is_past(*epoch));
+        self.flushes = waiting;
+        let done: Vec<(u64, SyncedReply)> = done;
+        done.into_iter().map(|(_, reply)| reply).collect()
+    }
+
+    /// Writes that fit now are taken; who is to be told so.
+    fn take_stalled(&mut self) -> Vec<(WrittenReply, u32)> {
+        let mut taken = Vec::new();
+        while let Some(first) = self.stalled.front()
+            && self.cache.fits(first.bytes.len() as u64)
+            && let Some(write) = self.stalled.pop_front()
+        {
+            let length = write.bytes.len() as u32;
+            self.keep(write.offset, write.bytes);
+            taken.push((write.reply, length));
+        }
+        taken
+    }
+
+    /// Into the cache.
+    fn keep(&mut self, offset: u64, bytes: Arc<[u8]>) {
+        self.statistics.cached_count += 1;
+        self.statistics.cached_bytes += bytes.len() as u64;
+        self.cache.put(offset, Bytes::from(bytes));
     }
 }
 
@@ -213,13 +295,35 @@ impl Server {
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
         let mut buffer = Vec::new();
         loop {
-            let (request, waiting, until) = self.take();
-            self.answer(&request, waiting, until, &mut buffer);
+            match self.take() {
+                Work::Serve(request, waiting, until) => {
+                    self.answer(&request, waiting, until, &mut buffer);
+                }
+                Work::Destage(until) => {
+                    self.wait(until);
+                    self.lock().destaging = false;
+                }
+            }
+            self.settle_cache();
         }
     }
 
-    /// Waits for a request and lets the model decide when it ends; `None`: at once.
-    fn take(&self) -> (Request, Waiting, Option<Instant>) {
+    /// Answer whoever has waited for the cache and need not any more.
+    fn settle_cache(&self) {
+        let mut state = self.lock();
+        let taken = state.take_stalled();
+        let synced = state.take_synced();
+        drop(state);
+        for (reply, length) in taken {
+            reply.written(length);
+        }
+        for reply in synced {
+            reply.synced();
+        }
+    }
+
+    /// Waits for something to do and lets the model decide when it ends.
+    fn take(&self) -> Work {
         let mut state = self.lock();
         loop {
             let time = now();
@@ -234,29 +338,68 @@ impl Server {
             }
             let head = state.mechanics.head();
             let patience = self.timing.patience();
+            let idle_at = state.wanted_at + IDLE;
+            if let Some((offset, length)) = state.cache.next_run(head, DESTAGE_BYTES) {
+                let turn = state.queue.is_empty() && time >= idle_at
+                    || state.must_destage()
+                        && !state.queue.goes_before(offset, head, time, patience);
+                if turn {
+                    return self.destage(&mut state, offset, length, time);
+                }
+            }
             let Some((request, waiting)) = state.queue.take_next(head, time, patience) else {
-                state = self
-                    .changed
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                state = if state.cache.is_empty() {
+                    self.changed
+                        .wait(state)
+                        .unwrap_or_else(PoisonError::into_inner)
+                } else {
+                    let span = std::time::Duration::from_nanos(idle_at.since(time).0.max(1));
+                    self.changed
+                        .wait_timeout(state, span)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
+                };
                 continue;
             };
             if !state.timing_on {
                 state.statistics.untimed_count += 1;
-                return (request, waiting, None);
+                return Work::Serve(request, waiting, None);
             }
             let slow = state.slow_factor();
             let service = state.mechanics.serve(&request, slow);
             let flow = state.flow(request.direction);
-            flow.request_count += 1;
-            flow.bytes += request.length.0;
-            flow.sequential_count += u64::from(!service.positioned);
-            flow.positioned_count += u64::from(service.positioned);
+            flow.count(&request, &service);
             flow.failed_count += u64::from(waiting.failing);
-            flow.busy_ms += as_ms(service.busy);
-            let wait_ms = as_ms(service.done.since(request.arrived));
-            flow.longest_wait_ms = flow.longest_wait_ms.max(wait_ms);
-            return (request, waiting, Some(service.done));
+            return Work::Serve(request, waiting, Some(service.done));
+        }
+    }
+
+    /// The head writes a run of the cache.
+    fn destage(&self, state: &mut State, offset: u64, length: u64, time: Instant) -> Work {
+        let request = Request {
+            direction: Direction::Write,
+            offset,
+            length: ByteCount(length),
+            arrived: time,
+        };
+        let slow = state.slow_factor();
+        let service = state.mechanics.serve(&request, slow);
+        state.statistics.write.count(&request, &service);
+        state.destaging = true;
+        for (at, bytes) in state.cache.take(offset, length) {
+            self.store_or_complain(at, bytes.as_slice());
+        }
+        Work::Destage(service.done)
+    }
+
+    /// The backing file is memory: what cannot be stored there is a machine out of memory, and whoever wrote was
+    /// told long ago that all is well.
+    fn store_or_complain(&self, offset: u64, bytes: &[u8]) {
+        if let Err(error) = self.store(offset, bytes) {
+            eprintln!(
+                "slow disk: {} bytes at {offset} could not be destaged: {error}",
+                bytes.len()
+            );
         }
     }
 
@@ -320,15 +463,22 @@ impl Server {
         if buffer.len() < length {
             buffer.resize(length, 0);
         }
+        // Both under one lock, or a run that is destaged meanwhile is seen in neither.
+        let state = (self.timing.write_cache_bytes > 0).then(|| self.lock());
         self.backing
             .read_exact_at(&mut buffer[..length], request.offset)?;
+        if let Some(state) = state {
+            state.cache.overlay(request.offset, &mut buffer[..length]);
+        }
         Ok(length)
     }
 
     /// Queues a request for the disk; gives it back when it may be served at once.
     fn queue(&self, request: Request, reply: Reply) -> Option<Reply> {
         let mut state = self.lock();
-        let failing = state.takes_fault(request.direction, request.offset, request.length.0);
+        state.wanted_at = request.arrived;
+        let failing = state.powerless
+            || state.takes_fault(request.direction, request.offset, request.length.0);
         if !state.timing_on && !failing {
             state.statistics.untimed_count += 1;
             return Some(reply);
@@ -355,6 +505,80 @@ impl Server {
             }
         }
         Ok(())
+    }
+}
+
+impl Server {
+    /// Takes a write into the cache, or lets it wait for room there; gives it back when it is to go to the medium.
+    fn write_cached(&self, offset: u64, bytes: &[u8], reply: WrittenReply) -> Option<WrittenReply> {
+        let length = bytes.len() as u64;
+        let cached =
+            self.timing.write_cache_bytes > 0 && offset.saturating_add(length) <= self.size.0;
+        // Not under the lock: a megabyte takes its time.
+        let copy: Arc<[u8]> = Arc::from(if cached { bytes } else { &[] });
+        let mut state = self.lock();
+        state.wanted_at = now();
+        if state.powerless {
+            drop(state);
+            reply.error(&on_purpose());
+            return None;
+        }
+        if !cached {
+            return Some(reply);
+        }
+        if !state.timing_on || state.will_fail(Direction::Write, offset, length) {
+            state.cache.forget(offset, length);
+            return Some(reply);
+        }
+        if state.stalled.is_empty() && state.cache.fits(length) {
+            state.keep(offset, copy);
+            let wake = state.must_destage();
+            drop(state);
+            reply.written(length as u32);
+            if wake {
+                self.changed.notify_one();
+            }
+            return None;
+        }
+        state.stalled.push_back(Stalled {
+            offset,
+            bytes: copy,
+            reply,
+        });
+        drop(state);
+        self.changed.notify_one();
+        None
+    }
+
+    /// What a command does to the cache.
+    fn obey_with_cache(&self, state: &mut State, command: Command) {
+        match command {
+            // Without timing the medium is as fast as the cache.
+            Command::Timing(false) => {
+                for (at, bytes) in state.cache.take(0, self.size.0) {
+                    self.store_or_complain(at, bytes.as_slice());
+                }
+            }
+            Command::PowerOff(seed) => {
+                let mut state_of_chance = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+                let kept = state.cache.lose(|| {
+                    state_of_chance ^= state_of_chance << 13;
+                    state_of_chance ^= state_of_chance >> 7;
+                    state_of_chance ^= state_of_chance << 17;
+                    state_of_chance >> 63 == 1
+                });
+                for (at, bytes) in kept {
+                    self.store_or_complain(at, bytes.as_slice());
+                }
+                for write in state.stalled.drain(..) {
+                    write.reply.error(&on_purpose());
+                }
+                for (_, reply) in state.flushes.drain(..) {
+                    reply.error(&on_purpose());
+                }
+            }
+            _ => {}
+        }
     }
 }
 
@@ -389,6 +613,9 @@ impl OneFile for Server {
             length: ByteCount(bytes.len() as u64),
             arrived: now(),
         };
+        let Some(reply) = self.write_cached(offset, bytes, reply) else {
+            return;
+        };
         // A write that will fail on purpose is stored all the same: after an error what is on the medium
         // is undefined, and whoever relies on the old bytes is wrong.
         if let Err(error) = self.store(offset, bytes) {
@@ -400,6 +627,12 @@ impl OneFile for Server {
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.powerless {
+            return Err(on_purpose());
+        }
+        state.cache.forget(offset, length);
+        drop(state);
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         self.lock().statistics.discard_count += 1;
         match rustix::fs::fallocate(&self.backing, flags, offset, length) {
@@ -408,9 +641,22 @@ impl OneFile for Server {
         }
     }
 
-    fn sync(&self) {
-        // The backing file is gone with the disk: nothing of it has to survive a crash.
-        self.lock().statistics.flush_count += 1;
+    fn sync(&self, reply: SyncedReply) {
+        // The backing file is gone with the disk: nothing of it has to survive a crash of the machine.
+        let mut state = self.lock();
+        state.statistics.flush_count += 1;
+        if state.powerless {
+            drop(state);
+            return reply.error(&on_purpose());
+        }
+        if state.cache.is_empty() && !state.destaging {
+            drop(state);
+            return reply.synced();
+        }
+        let epoch = state.cache.close_epoch();
+        state.flushes.push((epoch, reply));
+        drop(state);
+        self.changed.notify_one();
     }
 
     fn describe(&self) -> Vec<u8> {
@@ -423,6 +669,8 @@ impl OneFile for Server {
         statistics.oversleep_ms_mean =
             as_ms(state.oversleep) / (state.answered_count.max(1) as f64);
         statistics.faults = state.faults.clone();
+        statistics.cache_bytes = state.cache.bytes();
+        statistics.powerless = state.powerless;
         drop(state);
         let cpu = rustix::time::clock_gettime(ClockId::ProcessCPUTime);
         statistics.cpu_ms = cpu.tv_sec as f64 * 1e3 + cpu.tv_nsec as f64 / 1e6;
@@ -438,9 +686,11 @@ impl OneFile for Server {
             Ok(commands) => {
                 let time = now();
                 for command in commands {
+                    self.obey_with_cache(&mut state, command);
                     state.obey(command, time);
                 }
                 drop(state);
+                self.settle_cache();
                 self.changed.notify_all();
                 self.commanded.notify_all();
                 Ok(())

@@ -632,6 +632,16 @@ impl SlowDisk {
         self.room.command(&[control::Command::Clear])
     }
 
+    /// Cuts its power: what is not flushed may be lost, page by page as `seed` has it, and every request fails.
+    pub fn power_off(&self, seed: u64) -> Result<(), DiskError> {
+        self.room.command(&[control::Command::PowerOff(seed)])
+    }
+
+    /// Gives it back.
+    pub fn power_on(&self) -> Result<(), DiskError> {
+        self.room.command(&[control::Command::PowerOn])
+    }
+
     /// Makes a file system on it, with the timing off meanwhile.
     pub fn format(&self, kind: FileSystem) -> Result<(), DiskError> {
         let on = self.statistics()?.timing;

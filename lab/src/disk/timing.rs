@@ -30,6 +30,32 @@ pub struct DirectionTiming {
     pub positioning_ms: f64,
     /// Transfer. Units: bytes/s.
     pub bytes_per_second: u64,
+    /// How `k` depends on the way.
+    pub seek: Seek,
+}
+
+/// `k = min(most, shortest + span · dᵖ)`, where *d* is the distance as a part of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Seek {
+    /// At the shortest distance that is not contiguous.
+    pub shortest: f64,
+    /// What the whole disk adds.
+    pub span: f64,
+    /// *p*.
+    pub power: f64,
+    /// However far.
+    pub most: f64,
+}
+
+impl Seek {
+    /// The root law of an arm that accelerates half of the way.
+    const ARM: Seek = Seek {
+        shortest: 0.4,
+        span: 1.13,
+        power: 0.5,
+        most: 1.53,
+    };
 }
 
 /// The parameters of a slow disk.
@@ -40,12 +66,10 @@ pub struct DiskTiming {
     pub read: DirectionTiming,
     /// Writes.
     pub write: DirectionTiming,
-    /// `k` at the shortest distance that is not contiguous.
-    pub seek_shortest: f64,
-    /// What the square root of the distance (as a part of the disk) adds to `k`, times this.
-    pub seek_span: f64,
     /// Memory of the drive that it fills while it is idle. Units: bytes.
     pub read_ahead_bytes: u64,
+    /// Volatile memory of the drive that writes go to first; 0: none. Units: bytes.
+    pub write_cache_bytes: u64,
     /// A request that has waited so long goes first. Units: ms.
     pub patience_ms: u64,
 }
@@ -56,15 +80,33 @@ impl DiskTiming {
         read: DirectionTiming {
             positioning_ms: 15.2,
             bytes_per_second: 172_000_000,
+            seek: Seek::ARM,
         },
         write: DirectionTiming {
             positioning_ms: 8.0,
             bytes_per_second: 145_000_000,
+            seek: Seek::ARM,
         },
-        seek_shortest: 0.4,
-        seek_span: 1.13,
         read_ahead_bytes: 8_000_000,
+        write_cache_bytes: 0,
         patience_ms: 100,
+    };
+
+    /// The same array with the memory that its write row tells of: among the many writes that wait in it,
+    /// destaged in order of position, the next is near, and a short way costs little.
+    pub const TABLE5_WRITE_BACK: DiskTiming = DiskTiming {
+        write: DirectionTiming {
+            positioning_ms: 14.0,
+            bytes_per_second: 145_000_000,
+            seek: Seek {
+                shortest: 0.0,
+                span: 193.0,
+                power: 0.8,
+                most: 1.0,
+            },
+        },
+        write_cache_bytes: 256_000_000,
+        ..DiskTiming::TABLE5
     };
 
     /// The same disk with every transfer rate times `factor`; positioning stays.
@@ -97,12 +139,13 @@ impl DiskTiming {
                     direction.positioning_ms
                 ));
             }
-        }
-        if !(self.seek_shortest >= 0.0 && self.seek_span >= 0.0) {
-            return Err(format!(
-                "seek_shortest is {} and seek_span is {}: expected two numbers of 0 or more",
-                self.seek_shortest, self.seek_span
-            ));
+            let seek = direction.seek;
+            let parts = [seek.shortest, seek.span, seek.power, seek.most];
+            if !parts.iter().all(|part| part.is_finite() && *part >= 0.0) {
+                return Err(format!(
+                    "{name}.seek is {seek:?}: expected four numbers of 0 or more"
+                ));
+            }
         }
         Ok(())
     }
@@ -121,8 +164,10 @@ impl DiskTiming {
             return Duration::ZERO;
         }
         let part = (distance as f64 / size.0.max(1) as f64).min(1.0);
-        let k = self.seek_shortest + self.seek_span * part.sqrt();
-        Duration((k * self.of(direction).positioning_ms * 1e6) as u64)
+        let timing = self.of(direction);
+        let seek = timing.seek;
+        let k = (seek.shortest + seek.span * part.powf(seek.power)).min(seek.most);
+        Duration((k * timing.positioning_ms * 1e6) as u64)
     }
 
     /// Time to move `length` bytes under the head.
@@ -288,22 +333,40 @@ impl<T> Queue<T> {
         now: Instant,
         patience: Duration,
     ) -> Option<(Request, T)> {
-        let overdue = self
-            .waiting
+        let index = match self.overdue(now, patience) {
+            Some(index) => index,
+            None => self.nearest(head)?,
+        };
+        // Order of arrival must stay: it breaks ties.
+        Some(self.waiting.remove(index))
+    }
+
+    /// Whether whoever is next here goes before a write that is to be destaged at `offset`.
+    pub fn goes_before(&self, offset: u64, head: u64, now: Instant, patience: Duration) -> bool {
+        if self.overdue(now, patience).is_some() {
+            return true;
+        }
+        let Some((request, _)) = self.nearest(head).and_then(|at| self.waiting.get(at)) else {
+            return false;
+        };
+        (request.offset < head, request.offset) <= (offset < head, offset)
+    }
+
+    fn overdue(&self, now: Instant, patience: Duration) -> Option<usize> {
+        self.waiting
             .iter()
             .enumerate()
             .filter(|(_, (request, _))| now.since(request.arrived) >= patience)
             .min_by_key(|(_, (request, _))| request.arrived)
-            .map(|(index, _)| index);
-        let index = overdue.or_else(|| {
-            self.waiting
-                .iter()
-                .enumerate()
-                .min_by_key(|(_, (request, _))| (request.offset < head, request.offset))
-                .map(|(index, _)| index)
-        })?;
-        // Order of arrival must stay: it breaks ties.
-        Some(self.waiting.remove(index))
+            .map(|(index, _)| index)
+    }
+
+    fn nearest(&self, head: u64) -> Option<usize> {
+        self.waiting
+            .iter()
+            .enumerate()
+            .min_by_key(|(_, (request, _))| (request.offset < head, request.offset))
+            .map(|(index, _)| index)
     }
 }
 

@@ -439,6 +439,8 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
         analyser: analyser.map_or(default.analyser, |found| found.value),
         contracts_from_cadence: cadence.map_or(default.contracts_from_cadence, |f| f.value),
         contracts_from_header: header.map_or(default.contracts_from_header, |f| f.value),
+        // Not to be set yet: no door writes through a lane.
+        write_age: default.write_age,
     }
 }
 

@@ -7,6 +7,8 @@
 //!
 //! History: 1 first layout.
 
+pub mod lane;
+
 /// Version of every layout in this file.
 pub const VERSION: u32 = 1;
 

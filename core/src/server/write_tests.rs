@@ -1,0 +1,937 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Writes, with bytes: a driver with real lanes, slots and files, whose requests end when chance says so, and that may die.
+
+use super::*;
+use alloc::string::ToString;
+use alloc::vec;
+use alloc::vec::Vec;
+
+const DISK: DeviceId = DeviceId(1);
+const FILE: FileId = FileId(7);
+const KEY: FileKey = FileKey {
+    device: 1,
+    inode: 70,
+};
+const HANDLE: HandleId = HandleId(1);
+const SLOT: usize = 64 << 10;
+const LANE_PAGES: u32 = 64;
+const RECORDS: u32 = 24;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        ((u128::from(self.0 >> 11) * u128::from(end)) >> 53) as u64
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// A lane as it lies in memory: it survives the server.
+#[derive(Default)]
+struct LaneMemory {
+    bytes: Vec<u8>,
+    records: BTreeMap<u32, (u64, ByteRange, Runs)>,
+}
+
+enum Io {
+    Read(IoRead, Vec<SlotIndex>),
+    Write(IoWrite, Vec<LanePart>),
+}
+
+/// What a client is doing.
+enum Doing {
+    Nothing,
+    Reading {
+        request: u64,
+        range: ByteRange,
+        /// The file when it began, and what was written since.
+        then: Vec<u8>,
+        since: Vec<(u64, Vec<u8>)>,
+        lengths: Vec<u64>,
+    },
+    /// Waits for a grant; the bytes it will write.
+    Writing {
+        request: u64,
+        range: ByteRange,
+        bytes: Vec<u8>,
+    },
+    /// Has its grant, and has not committed.
+    Granted {
+        request: u64,
+        range: ByteRange,
+        bytes: Vec<u8>,
+    },
+    Syncing {
+        request: u64,
+        commit: u64,
+    },
+    Holding {
+        request: u64,
+    },
+}
+
+struct World {
+    random: Random,
+    server: Server,
+    now: Instant,
+    wake: Instant,
+    next_request: u64,
+    next_lane: u32,
+    published: u64,
+    lanes: BTreeMap<LaneId, LaneMemory>,
+    slots: Vec<u8>,
+    native: Vec<u8>,
+    version: u64,
+    /// What the clients were told is in the file, and which commit each byte is from.
+    flat: Vec<u8>,
+    from: Vec<u64>,
+    commits: u64,
+    ios: Vec<Io>,
+    reserves: Vec<u64>,
+    reserved_end: u64,
+    syncs: u32,
+    stats: u32,
+    clients: Vec<(SessionId, LaneId, Doing)>,
+    next_session: u32,
+    /// The device fails to write now and then.
+    failing: bool,
+    way: WriteWay,
+    is_booting: bool,
+    /// For the books of the test itself.
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    reads: u64,
+    writes: u64,
+    plain: u64,
+    syncs: u64,
+    holds: u64,
+    crashes: u64,
+    recovered: u64,
+    device_writes: u64,
+    spent: u64,
+}
+
+fn limits() -> Limits {
+    Limits {
+        slot_count: 12,
+        slot_bytes: SLOT as u32,
+        chunk_bytes_max: 48 << 10,
+        write_buffer_bytes: 90 * PAGE_BYTES,
+        write_bytes_max: 100_000,
+        ..Limits::default()
+    }
+}
+
+fn model() -> DeviceModel {
+    let model = ServiceModel {
+        fixed: Duration::from_us(6_080),
+        span: Duration::from_us(17_176),
+        rate: BytesPerSecond(172_000_000),
+    };
+    DeviceModel {
+        read: model,
+        write: model,
+        size: ByteCount(40 << 30),
+    }
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let length = random.below(200_000) as usize;
+        let native: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
+        let failing = random.one_in(4);
+        let mut world = World {
+            server: Server::new(limits(), Policy::default()),
+            now: Instant(1),
+            wake: Instant::NEVER,
+            next_request: 1,
+            next_lane: 1,
+            published: 0,
+            lanes: BTreeMap::new(),
+            slots: vec![0xEE; SLOT * 12],
+            flat: native.clone(),
+            from: vec![0; native.len()],
+            native,
+            version: 1,
+            commits: 0,
+            ios: Vec::new(),
+            reserves: Vec::new(),
+            reserved_end: 0,
+            syncs: 0,
+            stats: 0,
+            clients: Vec::new(),
+            next_session: 1,
+            failing,
+            way: WriteWay::Cached,
+            is_booting: false,
+            counts: Counts::default(),
+            random,
+        };
+        world.boot();
+        world
+    }
+
+    fn facts(&self) -> FileFacts {
+        FileFacts {
+            file: FILE,
+            key: KEY,
+            device: DISK,
+            size: ByteCount(self.native.len() as u64),
+            version: self.version,
+            extents: self.extents(),
+            hint: None,
+            way: self.way,
+        }
+    }
+
+    fn extents(&self) -> Vec<Extent> {
+        let end = (self.native.len() as u64)
+            .div_ceil(PAGE_BYTES)
+            .saturating_mul(PAGE_BYTES)
+            .max(self.reserved_end);
+        vec![Extent {
+            logical: ByteOffset(0),
+            physical: ByteOffset(1 << 30),
+            length: ByteCount(end),
+        }]
+    }
+
+    /// A server comes up over what the last one left.
+    fn boot(&mut self) {
+        self.server = Server::new(limits(), Policy::default());
+        self.is_booting = true;
+        self.wake = Instant::NEVER;
+        self.reserves.clear();
+        self.reserved_end = 0;
+        self.syncs = 0;
+        self.stats = 0;
+        self.step(Event::DeviceAdded {
+            device: DISK,
+            model: model(),
+        });
+        let mut left: Vec<(u64, LaneId, u32, ByteRange, Runs)> = Vec::new();
+        for (lane, memory) in &self.lanes {
+            for (record, (order, range, runs)) in &memory.records {
+                left.push((*order, *lane, *record, *range, *runs));
+            }
+        }
+        left.sort_unstable_by_key(|record| record.0);
+        let lanes: Vec<LaneId> = self.lanes.keys().copied().collect();
+        for lane in lanes {
+            self.step(Event::LaneAdded {
+                lane,
+                session: None,
+                page_count: LANE_PAGES,
+                record_count: RECORDS,
+            });
+        }
+        for (_, lane, record, range, runs) in left {
+            self.counts.recovered += 1;
+            let facts = self.facts();
+            self.step(Event::Recovered {
+                lane,
+                record,
+                facts,
+                range,
+                runs,
+            });
+        }
+        self.is_booting = false;
+        self.clients.clear();
+        for _ in 0..3 {
+            self.join();
+        }
+    }
+
+    fn join(&mut self) {
+        let session = SessionId(self.next_session);
+        self.next_session += 1;
+        let lane = LaneId(self.next_lane);
+        self.next_lane += 1;
+        self.lanes.insert(
+            lane,
+            LaneMemory {
+                bytes: vec![0xDD; (u64::from(LANE_PAGES) * PAGE_BYTES) as usize],
+                records: BTreeMap::new(),
+            },
+        );
+        self.clients.push((session, lane, Doing::Nothing));
+        self.step(Event::SessionOpened {
+            session,
+            label: SessionLabel::default(),
+        });
+        self.step(Event::LaneAdded {
+            lane,
+            session: Some(session),
+            page_count: LANE_PAGES,
+            record_count: RECORDS,
+        });
+        self.step(Event::Opening {
+            session,
+            handle: HANDLE,
+            path: "take.mov".to_string(),
+        });
+        let facts = Ok(self.facts());
+        self.step(Event::Opened {
+            session,
+            handle: HANDLE,
+            facts,
+        });
+    }
+
+    /// False: the driver died in the middle of the actions.
+    fn step(&mut self, event: Event) -> bool {
+        self.step_to(event, usize::MAX)
+    }
+
+    fn step_to(&mut self, event: Event, dies_after: usize) -> bool {
+        let mut actions = Actions::default();
+        self.server.step(self.now, event, &mut actions);
+        let list = core::mem::take(&mut actions.list);
+        for (index, action) in list.into_iter().enumerate() {
+            if index >= dies_after {
+                return false;
+            }
+            self.act(action, &actions);
+        }
+        true
+    }
+
+    fn lane_bytes(&self, part: &LanePart) -> &[u8] {
+        let memory = self.lanes.get(&part.lane).expect("a lane that is there");
+        &memory.bytes[part.offset as usize..(part.offset + part.length) as usize]
+    }
+
+    fn act(&mut self, action: Action, actions: &Actions) {
+        match action {
+            Action::Reply {
+                session,
+                request,
+                outcome,
+            } => self.reply(session, request.0, outcome, actions),
+            Action::Submit(io) => {
+                let slots = actions.slots_of(io.slots).to_vec();
+                self.ios.push(Io::Read(io, slots));
+            }
+            Action::SubmitWrite(io) => {
+                let parts = actions.parts_of(io.parts).to_vec();
+                let total: u64 = parts.iter().map(|part| part.length).sum();
+                assert_eq!(total, io.range.length.0, "as many bytes as the range has");
+                let whole = io.range.start.0.is_multiple_of(PAGE_BYTES)
+                    && io.range.end().is_multiple_of(PAGE_BYTES);
+                assert!(whole || io.buffered, "{io:?}");
+                for other in &self.ios {
+                    if let Io::Write(other, _) = other {
+                        let page = |range: ByteRange| {
+                            let start = range.start.0 / PAGE_BYTES * PAGE_BYTES;
+                            ByteRange::new(start, range.end().next_multiple_of(PAGE_BYTES) - start)
+                        };
+                        assert!(
+                            !page(other.range).overlaps(page(io.range)),
+                            "two writes of one page: {other:?} {io:?}"
+                        );
+                    }
+                }
+                self.counts.device_writes += 1;
+                self.ios.push(Io::Write(io, parts));
+            }
+            Action::Fill { slot, offset, from } => {
+                let bytes = self.lane_bytes(&from).to_vec();
+                let at = slot.0 as usize * SLOT + offset as usize;
+                self.slots[at..at + bytes.len()].copy_from_slice(&bytes);
+            }
+            Action::Zero {
+                slot,
+                offset,
+                length,
+            } => {
+                let at = slot.0 as usize * SLOT + offset as usize;
+                self.slots[at..at + length as usize].fill(0);
+            }
+            Action::Publish {
+                lane,
+                record,
+                range,
+                runs,
+                ..
+            } => {
+                self.published += 1;
+                let order = self.published;
+                let memory = self.lanes.get_mut(&lane).expect("a lane that is there");
+                let former = memory.records.insert(record, (order, range, runs));
+                assert!(former.is_none(), "a record published twice");
+            }
+            Action::Strike { lane, record } => {
+                let memory = self.lanes.get_mut(&lane).expect("a lane that is there");
+                assert!(memory.records.remove(&record).is_some());
+            }
+            Action::Spent { lane, record } => {
+                let memory = self.lanes.get_mut(&lane).expect("a lane that is there");
+                let found = memory.records.get_mut(&record).expect("a record");
+                found.2 = Runs::default();
+                self.counts.spent += 1;
+            }
+            Action::LaneDone { lane } => {
+                let memory = self.lanes.remove(&lane).expect("a lane that is there");
+                assert!(memory.records.is_empty());
+            }
+            Action::Reserve {
+                needed, wished_end, ..
+            } => {
+                assert!(wished_end >= needed.end());
+                self.reserves.push(wished_end);
+            }
+            Action::Sync { .. } => self.syncs += 1,
+            Action::Stat { .. } => self.stats += 1,
+            Action::Trim { .. } => self.reserved_end = 0,
+            Action::Wake { at } => self.wake = at,
+            // (While a server comes up it has not heard of all that was left.)
+            Action::Known { size, .. } if !self.is_booting => {
+                assert_eq!(size.0, self.flat.len() as u64, "not as long as was told");
+            }
+            Action::Clean { .. } => {
+                assert_eq!(self.native.len(), self.flat.len(), "clean, but not as long");
+            }
+            Action::Known { .. } | Action::OpenNeighbour { .. } | Action::Forget { .. } => {}
+        }
+    }
+
+    fn reply(&mut self, session: SessionId, request: u64, outcome: Outcome, actions: &Actions) {
+        let Some(index) = self.clients.iter().position(|client| client.0 == session) else {
+            return;
+        };
+        let doing = core::mem::replace(&mut self.clients[index].2, Doing::Nothing);
+        let next = match (doing, outcome) {
+            (
+                Doing::Reading {
+                    request: own,
+                    range,
+                    then,
+                    since,
+                    lengths,
+                },
+                outcome,
+            ) if own == request => {
+                match outcome {
+                    Outcome::Data {
+                        slots,
+                        first_offset,
+                        length,
+                    } => {
+                        let mut got = Vec::new();
+                        for (place, slot) in actions.slots_of(slots).iter().enumerate() {
+                            let skip = if place == 0 { first_offset as usize } else { 0 };
+                            let base = slot.0 as usize * SLOT;
+                            got.extend_from_slice(&self.slots[base + skip..base + SLOT]);
+                        }
+                        got.truncate(length.0 as usize);
+                        assert_eq!(got.len() as u64, length.0);
+                        self.check_read(range, &got, &then, &since, &lengths);
+                        self.step(Event::ReadEnd {
+                            session,
+                            request: RequestId(request),
+                        });
+                    }
+                    Outcome::Plain => {
+                        self.counts.plain += 1;
+                        let end = range.end().min(self.native.len() as u64).max(range.start.0);
+                        let got = self
+                            .native
+                            .get(range.start.0 as usize..end as usize)
+                            .unwrap_or(&[])
+                            .to_vec();
+                        self.check_read(range, &got, &then, &since, &lengths);
+                    }
+                    other => panic!("a read was answered {other:?}"),
+                }
+                self.counts.reads += 1;
+                Doing::Nothing
+            }
+            (
+                Doing::Writing {
+                    request: own,
+                    range,
+                    bytes,
+                },
+                outcome,
+            ) if own == request => match outcome {
+                Outcome::Granted { runs, first_offset } => {
+                    let lane = self.clients[index].1;
+                    let memory = self.lanes.get_mut(&lane).expect("its lane");
+                    for (at, &byte) in (u64::from(first_offset)..).zip(&bytes) {
+                        let (page, _) = runs.place((at / PAGE_BYTES) as u32).expect("room");
+                        let place = u64::from(page) * PAGE_BYTES + at % PAGE_BYTES;
+                        memory.bytes[place as usize] = byte;
+                    }
+                    Doing::Granted {
+                        request,
+                        range,
+                        bytes,
+                    }
+                }
+                Outcome::Failed(errno) => {
+                    assert!(self.failing, "{errno:?}");
+                    Doing::Nothing
+                }
+                other => panic!("a write was answered {other:?}"),
+            },
+            (
+                Doing::Granted {
+                    request: own,
+                    range,
+                    bytes,
+                },
+                Outcome::Done,
+            ) if own == request => {
+                // Counted when it was sent, see `committed`.
+                let _ = (range, bytes);
+                self.counts.writes += 1;
+                Doing::Nothing
+            }
+            (
+                Doing::Syncing {
+                    request: own,
+                    commit,
+                },
+                outcome,
+            ) if own == request => {
+                match outcome {
+                    Outcome::Done => {
+                        self.counts.syncs += 1;
+                        for at in 0..self.flat.len() {
+                            if self.from[at] <= commit {
+                                assert_eq!(
+                                    self.native.get(at),
+                                    self.flat.get(at),
+                                    "byte {at} was synced"
+                                );
+                            }
+                        }
+                    }
+                    Outcome::Failed(_) => assert!(self.failing),
+                    other => panic!("a sync was answered {other:?}"),
+                }
+                Doing::Nothing
+            }
+            (Doing::Holding { request: own }, Outcome::Done) if own == request => {
+                self.counts.holds += 1;
+                let wrong =
+                    (0..self.flat.len()).find(|&at| self.native.get(at) != self.flat.get(at));
+                assert!(
+                    self.native == self.flat,
+                    "all of it is written by then: {} of {} bytes, {wrong:?} is wrong, of commit {:?} of {}",
+                    self.native.len(),
+                    self.flat.len(),
+                    wrong.and_then(|at| self.from.get(at)),
+                    self.commits,
+                );
+                let length = self.random.below(220_000) as usize;
+                let from = length.min(self.native.len()) as u64;
+                self.native.resize(length, 0);
+                self.flat.resize(length, 0);
+                self.commits += 1;
+                self.from.resize(length, self.commits);
+                self.version += 1;
+                for client in &mut self.clients {
+                    if let Doing::Reading { since, lengths, .. } = &mut client.2 {
+                        since.push((from, vec![0; 220_000]));
+                        lengths.push(length as u64);
+                    }
+                }
+                let request = RequestId(self.next_request);
+                self.next_request += 1;
+                self.step(Event::Changed {
+                    session,
+                    request,
+                    key: KEY,
+                    range: ByteRange::new(from, u64::MAX - from),
+                });
+                Doing::Nothing
+            }
+            (doing, _) => doing,
+        };
+        self.clients[index].2 = next;
+    }
+
+    fn check_read(
+        &self,
+        range: ByteRange,
+        got: &[u8],
+        then: &[u8],
+        since: &[(u64, Vec<u8>)],
+        lengths: &[u64],
+    ) {
+        let full = |length: u64| {
+            length
+                .min(range.end())
+                .saturating_sub(range.start.0)
+                .min(range.length.0)
+        };
+        assert!(
+            lengths
+                .iter()
+                .any(|&length| full(length) == got.len() as u64),
+            "{} bytes of {range:?}, with lengths {lengths:?}",
+            got.len()
+        );
+        for (step, &byte) in got.iter().enumerate() {
+            let at = range.start.0 + step as u64;
+            let allowed = then.get(at as usize).copied().unwrap_or(0) == byte
+                || since.iter().any(|(start, bytes)| {
+                    at.checked_sub(*start)
+                        .and_then(|into| bytes.get(into as usize))
+                        .is_some_and(|&written| written == byte)
+                });
+            assert!(allowed, "byte {at} of {range:?} reads {byte}");
+        }
+    }
+
+    fn fresh(&mut self) -> u64 {
+        self.next_request += 1;
+        self.next_request
+    }
+
+    fn range(&mut self, end: u64, most: u64) -> ByteRange {
+        let start = self.random.below(end);
+        let start = if self.random.one_in(3) {
+            start / PAGE_BYTES * PAGE_BYTES
+        } else {
+            start
+        };
+        ByteRange::new(start, 1 + self.random.below(most))
+    }
+
+    /// One client does something.
+    fn act_client(&mut self) {
+        let index = self.random.below(self.clients.len() as u64) as usize;
+        let session = self.clients[index].0;
+        let request = self.fresh();
+        match &mut self.clients[index].2 {
+            Doing::Nothing => {}
+            Doing::Granted {
+                request,
+                range,
+                bytes,
+            } => {
+                let (request, range, bytes) = (*request, *range, bytes.clone());
+                return self.commit(session, request, range, &bytes);
+            }
+            _ => return,
+        }
+        match self.random.below(12) {
+            0..=4 => {
+                let range = if self.random.one_in(2) {
+                    ByteRange::new(self.flat.len() as u64, 1 + self.random.below(60_000))
+                } else {
+                    self.range(200_000, 30_000)
+                };
+                if range.end() > 400_000 {
+                    return;
+                }
+                let seed = self.random.below(256) as u8;
+                let bytes: Vec<u8> = (0..range.length.0)
+                    .map(|at| seed.wrapping_add((at % 253) as u8))
+                    .collect();
+                self.clients[index].2 = Doing::Writing {
+                    request,
+                    range,
+                    bytes,
+                };
+                self.step(Event::WriteBegin {
+                    session,
+                    handle: HANDLE,
+                    request: RequestId(request),
+                    range,
+                    sent: self.now,
+                });
+            }
+            5..=9 => {
+                let range = self.range(220_000, 90_000);
+                self.clients[index].2 = Doing::Reading {
+                    request,
+                    range,
+                    then: self.flat.clone(),
+                    since: Vec::new(),
+                    lengths: vec![self.flat.len() as u64],
+                };
+                self.step(Event::Read {
+                    session,
+                    handle: HANDLE,
+                    request: RequestId(request),
+                    range,
+                    sent: self.now,
+                });
+            }
+            10 => {
+                self.clients[index].2 = Doing::Syncing {
+                    request,
+                    commit: self.commits,
+                };
+                self.step(Event::Sync {
+                    session,
+                    handle: HANDLE,
+                    request: RequestId(request),
+                });
+            }
+            _ if self.random.one_in(4) => {
+                self.clients[index].2 = Doing::Holding { request };
+                self.step(Event::Hold {
+                    session,
+                    request: RequestId(request),
+                    key: KEY,
+                });
+            }
+            _ => {}
+        }
+    }
+
+    fn commit(&mut self, session: SessionId, request: u64, range: ByteRange, bytes: &[u8]) {
+        // Before the step: its own actions may already answer readers with the new bytes.
+        let before = self.published;
+        let dies_after = if self.random.one_in(60) {
+            self.random.below(6) as usize
+        } else {
+            usize::MAX
+        };
+        let start = range.start.0 as usize;
+        let old = (self.flat.clone(), self.from.clone());
+        if self.flat.len() < range.end() as usize {
+            self.flat.resize(range.end() as usize, 0);
+            self.from.resize(range.end() as usize, self.commits + 1);
+        }
+        self.commits += 1;
+        self.flat[start..start + bytes.len()].copy_from_slice(bytes);
+        self.from[start..start + bytes.len()].fill(self.commits);
+        let length = self.flat.len() as u64;
+        for client in &mut self.clients {
+            if let Doing::Reading { since, lengths, .. } = &mut client.2 {
+                since.push((range.start.0, bytes.to_vec()));
+                lengths.push(length);
+            }
+        }
+        let lives = self.step_to(
+            Event::WriteEnd {
+                session,
+                request: RequestId(request),
+            },
+            dies_after,
+        );
+        if !lives {
+            if self.published == before {
+                // Not published: nobody was told, and it never was.
+                (self.flat, self.from) = old;
+            }
+            self.crash();
+        }
+    }
+
+    /// One device request ends.
+    fn end_io(&mut self) {
+        if self.ios.is_empty() {
+            return;
+        }
+        let index = self.random.below(self.ios.len() as u64) as usize;
+        let io = self.ios.swap_remove(index);
+        let (id, result) = match &io {
+            Io::Read(io, slots) => (io.io, Ok(ByteCount(self.do_read(io, slots)))),
+            Io::Write(io, _) if self.failing && self.random.one_in(6) => (io.io, Err(Errno::IO)),
+            Io::Write(io, parts) => {
+                self.do_write(io, parts);
+                (io.io, Ok(io.range.length))
+            }
+        };
+        self.step(Event::IoDone { io: id, result });
+    }
+
+    fn do_read(&mut self, io: &IoRead, slots: &[SlotIndex]) -> u64 {
+        let mut at = io.range.start.0;
+        for slot in slots {
+            let base = at / SLOT as u64 * SLOT as u64;
+            let stop = io.range.end().min(base + SLOT as u64);
+            for byte in at..stop {
+                let place = slot.0 as usize * SLOT + (byte - base) as usize;
+                // Past the end the device gives whatever lies there.
+                self.slots[place] = self.native.get(byte as usize).copied().unwrap_or(0xAA);
+            }
+            at = stop;
+        }
+        (self.native.len() as u64)
+            .min(io.range.end())
+            .saturating_sub(io.range.start.0)
+    }
+
+    fn do_write(&mut self, io: &IoWrite, parts: &[LanePart]) {
+        let mut at = io.range.start.0 as usize;
+        for part in parts {
+            let bytes = self.lane_bytes(part).to_vec();
+            if self.native.len() < at + bytes.len() {
+                self.native.resize(at + bytes.len(), 0);
+            }
+            self.native[at..at + bytes.len()].copy_from_slice(&bytes);
+            at += bytes.len();
+        }
+        self.version += 1;
+    }
+
+    /// The daemon and every client die. What was under way may have been done, in any order.
+    fn crash(&mut self) {
+        self.counts.crashes += 1;
+        let mut ios = core::mem::take(&mut self.ios);
+        while !ios.is_empty() {
+            let io = ios.swap_remove(self.random.below(ios.len() as u64) as usize);
+            if let Io::Write(io, parts) = &io
+                && self.random.one_in(2)
+            {
+                self.do_write(io, parts);
+            }
+        }
+        self.boot();
+    }
+
+    fn leave(&mut self) {
+        let index = self.random.below(self.clients.len() as u64) as usize;
+        let (session, _, _) = self.clients.swap_remove(index);
+        self.step(Event::SessionClosed { session });
+        self.join();
+    }
+
+    fn turn(&mut self) {
+        self.now = self.now + Duration::from_us(self.random.below(40_000));
+        if self.now >= self.wake {
+            self.wake = Instant::NEVER;
+            self.step(Event::Timer);
+        }
+        match self.random.below(40) {
+            0..=15 => self.act_client(),
+            16..=33 => self.end_io(),
+            34 | 35 if !self.reserves.is_empty() => {
+                let end = self.reserves.remove(0);
+                self.reserved_end = self.reserved_end.max(end.next_multiple_of(PAGE_BYTES));
+                let result = Ok(self.extents());
+                self.step(Event::Reserved { file: FILE, result });
+            }
+            36 if self.syncs > 0 => {
+                self.syncs -= 1;
+                self.step(Event::Synced {
+                    file: FILE,
+                    result: Ok(()),
+                });
+            }
+            37 | 38 if self.stats > 0 => {
+                self.stats -= 1;
+                let (size, version) = (ByteCount(self.native.len() as u64), self.version);
+                self.step(Event::Stat {
+                    file: FILE,
+                    size,
+                    version,
+                });
+            }
+            39 if self.random.one_in(30) => self.crash(),
+            39 if self.random.one_in(10) => self.leave(),
+            _ => {}
+        }
+    }
+
+    /// Let everything come to an end.
+    fn settle(&mut self) {
+        self.failing = false;
+        for _ in 0..4000 {
+            let idle = self
+                .clients
+                .iter()
+                .all(|client| matches!(client.2, Doing::Nothing));
+            let written = self.lanes.values().all(|lane| lane.records.is_empty());
+            if idle && written && self.ios.is_empty() {
+                break;
+            }
+            for index in 0..self.clients.len() {
+                if let (
+                    session,
+                    _,
+                    Doing::Granted {
+                        request,
+                        range,
+                        bytes,
+                    },
+                ) = &self.clients[index]
+                {
+                    let (session, request, range, bytes) =
+                        (*session, *request, *range, bytes.clone());
+                    self.commit(session, request, range, &bytes);
+                    break;
+                }
+            }
+            self.now = self.now + Duration::from_ms(20);
+            self.step(Event::Timer);
+            self.end_io();
+            if !self.reserves.is_empty() {
+                let end = self.reserves.remove(0);
+                self.reserved_end = self.reserved_end.max(end.next_multiple_of(PAGE_BYTES));
+                let result = Ok(self.extents());
+                self.step(Event::Reserved { file: FILE, result });
+            }
+            if self.syncs > 0 {
+                self.syncs -= 1;
+                self.step(Event::Synced {
+                    file: FILE,
+                    result: Ok(()),
+                });
+            }
+            if self.stats > 0 {
+                self.stats -= 1;
+                let (size, version) = (ByteCount(self.native.len() as u64), self.version);
+                self.step(Event::Stat {
+                    file: FILE,
+                    size,
+                    version,
+                });
+            }
+        }
+        for (session, _, doing) in &self.clients {
+            assert!(matches!(doing, Doing::Nothing), "{session:?} still waits");
+        }
+        for (lane, memory) in &self.lanes {
+            assert!(memory.records.is_empty(), "{lane:?}: {:?}", memory.records);
+        }
+        assert!(
+            self.native == self.flat,
+            "all that was acknowledged is there"
+        );
+    }
+}
+
+#[test]
+fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
+    let mut sum = Counts::default();
+    for seed in 0..60 {
+        let mut world = World::new(seed);
+        for _ in 0..1500 {
+            world.turn();
+        }
+        world.settle();
+        sum.reads += world.counts.reads;
+        sum.writes += world.counts.writes;
+        sum.syncs += world.counts.syncs;
+        sum.holds += world.counts.holds;
+        sum.crashes += world.counts.crashes;
+        sum.recovered += world.counts.recovered;
+        sum.device_writes += world.counts.device_writes;
+        sum.spent += world.counts.spent;
+    }
+    // The test does what its name says.
+    assert!(sum.reads > 300 && sum.writes > 300, "{sum:?}");
+    assert!(sum.syncs > 30 && sum.holds > 10, "{sum:?}");
+    assert!(sum.crashes > 30 && sum.recovered > 30, "{sum:?}");
+    assert!(sum.spent > 20, "{sum:?}");
+}

@@ -1,0 +1,517 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What becomes of acknowledged bytes: they are read from where they lie, and brought to their device.
+//!
+//! A request takes whole pages, contiguous in the file and on the device, from as many pieces as it needs. What is less than
+//! a page at either end of a dirty run waits until its neighbour bytes come, and goes through the kernel's cache when they do
+//! not come in time.
+
+use super::fetch::{Served, WRITE_FLIGHT};
+use super::state::*;
+use super::*;
+use crate::cache::{Block, PageSet};
+use crate::write::{PieceKey, Span};
+use alloc::vec::Vec;
+
+/// One file's turn at the device. Units: bytes.
+const WRITE_VISIT: u64 = 32 << 20;
+/// A device with nothing else to do begins to write what has rested so long.
+const WRITE_REST: Duration = Duration::from_ms(500);
+/// After a device failed to write.
+const TRY_AGAIN: Duration = Duration::from_s(1);
+
+/// The next write of a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NextWrite {
+    pub file: FileId,
+    pub range: ByteRange,
+    pub buffered: bool,
+    pub physical: u64,
+    /// When it should be on the device.
+    pub due: Instant,
+    /// It goes before reads that nobody was promised.
+    pub is_urgent: bool,
+    /// It is due.
+    pub is_overdue: bool,
+}
+
+impl Writing {
+    /// Nothing of it is anywhere but on its device, or about to be.
+    pub(super) fn is_clean(&self) -> bool {
+        self.dirty.is_empty() && self.flights.is_empty() && self.grant_count == 0
+    }
+
+    /// Somebody waits for all of it to be on the device.
+    fn is_wanted(&self) -> bool {
+        !self.syncs.is_empty() || !self.holds.is_empty()
+    }
+}
+
+impl Server {
+    // ---- Reading what is not written yet ----
+
+    /// Bring those pages of `range` that no device has whole, because all their bytes are ours, into the cache. False: no
+    /// buffer is free.
+    pub(super) fn compose(
+        &mut self,
+        id: FileId,
+        range: ByteRange,
+        holder: Option<StreamId>,
+        actions: &mut Actions,
+    ) -> bool {
+        let slot_bytes = self.slot_bytes();
+        let mut page = range.start.0 / PAGE_BYTES * PAGE_BYTES;
+        while page < range.end() {
+            let Some(file) = self.files.get(&id).filter(|file| !file.size_stale) else {
+                return true;
+            };
+            // What the device would have to give of this page.
+            let on_device = file.writing.native_size.min(page + PAGE_BYTES);
+            let wanted = ByteRange::new(page, on_device.saturating_sub(page));
+            let ours = page < file.size && file.writing.dirty.covers(wanted);
+            let number = page / slot_bytes;
+            let base = number * slot_bytes;
+            let bit = ((page - base) / PAGE_BYTES) as u32;
+            let this = PageSet::run(bit, bit + 1);
+            let known = file.blocks.get(&number).copied();
+            let absent = known.is_none_or(|slot| {
+                !self.cache.valid(slot).contains(this)
+                    && self.cache.filling(slot).and(this).is_empty()
+            });
+            page += PAGE_BYTES;
+            if !ours || !absent {
+                continue;
+            }
+            let slot = match known {
+                Some(slot) => slot,
+                None => match self.take_slot(Block { file: id, number }, holder, actions) {
+                    Some(slot) => slot,
+                    None => return false,
+                },
+            };
+            self.cache.fill_begins(slot, this);
+            self.overlay(id, slot, base, this, actions);
+            self.cache.fill_ends(slot, this, this);
+        }
+        true
+    }
+
+    /// Lay what is not written yet over pages of a slot that have the device's bytes; past the end that the device
+    /// knows they have nothing.
+    pub(super) fn overlay(
+        &mut self,
+        id: FileId,
+        slot: SlotIndex,
+        base: u64,
+        pages: PageSet,
+        actions: &mut Actions,
+    ) {
+        let Some((first, last)) = pages.first_run() else {
+            return;
+        };
+        let Some(file) = self.files.get(&id) else {
+            return;
+        };
+        if file.writing.dirty.is_empty() && file.size <= file.writing.native_size {
+            return;
+        }
+        let start = base + u64::from(first) * PAGE_BYTES;
+        let end = base + u64::from(last) * PAGE_BYTES;
+        let nothing_from = file.writing.native_size.max(start);
+        if nothing_from < end {
+            actions.list.push(Action::Zero {
+                slot,
+                offset: (nothing_from - base) as u32,
+                length: (end - nothing_from) as u32,
+            });
+        }
+        for span in file.writing.dirty.spans(ByteRange::new(start, end - start)) {
+            let Some(piece) = self.pieces.get(span.piece.0) else {
+                continue;
+            };
+            let mut to = span.range.start.0 - base;
+            for part in parts_of(piece, &span) {
+                actions.list.push(Action::Fill {
+                    slot,
+                    offset: to as u32,
+                    from: part,
+                });
+                to += part.length;
+            }
+        }
+    }
+
+    // ---- Writing ----
+
+    /// Find out what the device would write next.
+    pub(super) fn weigh_write(&mut self, id: DeviceId) {
+        self.next_write = None;
+        let writers: Vec<FileId> = match self.devices.get(&id) {
+            Some(device) if !device.writers.is_empty() => device.writers.iter().copied().collect(),
+            _ => return,
+        };
+        let pressed = self.is_pressed();
+        let mut best: Option<((bool, bool, u64), NextWrite)> = None;
+        let mut later = Instant::NEVER;
+        for file in writers {
+            let Some(next) = self.weigh_file(id, file, pressed, &mut later) else {
+                continue;
+            };
+            let Some(device) = self.devices.get(&id) else {
+                return;
+            };
+            let goes_on = device.write_goes_on == Some((file, next.range.start.0))
+                && device.write_given < WRITE_VISIT;
+            // Who is at it goes on; then who is due; then the nearest ahead.
+            let ahead = next.physical.wrapping_sub(device.head);
+            let rank = if next.is_overdue { next.due.0 } else { ahead };
+            let key = (!goes_on, !next.is_overdue, rank);
+            if best.as_ref().is_none_or(|(other, _)| key < *other) {
+                best = Some((key, next));
+            }
+        }
+        self.next_write = best.map(|(_, next)| next);
+        if self.next_write.is_none() && later != Instant::NEVER {
+            self.block(id);
+        }
+    }
+
+    /// The write buffer is more than half in use: there is no use in waiting.
+    fn is_pressed(&self) -> bool {
+        let used: u64 = self.lanes.values().map(LaneState::used_bytes).sum();
+        let waits = self.lanes.values().any(|lane| !lane.waiting.is_empty());
+        waits || used > self.limits.write_buffer_bytes / 2
+    }
+
+    fn weigh_file(
+        &mut self,
+        device: DeviceId,
+        id: FileId,
+        pressed: bool,
+        later: &mut Instant,
+    ) -> Option<NextWrite> {
+        let oldest = self.oldest_commit(id)?;
+        let now = self.now;
+        let file = self.files.get(&id)?;
+        let committed = file
+            .writing
+            .commits
+            .iter()
+            .find(|(commit, _)| *commit == oldest)
+            .and_then(|(_, key)| self.pieces.get(key.0))
+            .map_or(now, |piece| piece.committed);
+        if let Some((_, again)) = file.writing.failed
+            && now < again
+        {
+            *later = (*later).min(again);
+            return None;
+        }
+        let age = self.policy.write_age;
+        let due = committed + age;
+        let wanted = file.writing.is_wanted() || file.way == WriteWay::Through;
+        let is_overdue = now >= due;
+        let is_urgent = wanted || pressed || now >= committed + Duration(age.0 / 2);
+        let rested = now >= committed + WRITE_REST.max(Duration::ZERO);
+        if !is_urgent && !rested && file.writing.dirty.bytes() < WRITE_VISIT {
+            *later = (*later).min(committed + WRITE_REST);
+            return None;
+        }
+        let goes_on = match self.devices.get(&device)?.write_goes_on {
+            Some((same, offset)) if same == id => offset,
+            _ => 0,
+        };
+        let edges = wanted || now >= committed + Duration(age.0 / 2);
+        let found = self
+            .next_range(file, goes_on, edges)
+            .or_else(|| self.next_range(file, 0, edges));
+        let Some((range, buffered)) = found else {
+            *later = (*later).min(committed + Duration(age.0 / 2));
+            return None;
+        };
+        Some(NextWrite {
+            file: id,
+            range,
+            buffered,
+            physical: file.place(range.start.0).0,
+            due,
+            is_urgent,
+            is_overdue,
+        })
+    }
+
+    /// The first range from `offset` on that can go to the device now.
+    fn next_range(&self, file: &File, offset: u64, edges: bool) -> Option<(ByteRange, bool)> {
+        let chunk = self.limits.chunk_bytes_max / PAGE_BYTES * PAGE_BYTES;
+        let mut from = offset;
+        while let Some(run) = file.writing.dirty.next_run(from) {
+            let start = run.start.0.max(offset / PAGE_BYTES * PAGE_BYTES);
+            let end = run.end();
+            let whole_start = start.div_ceil(PAGE_BYTES) * PAGE_BYTES;
+            let whole_end = end / PAGE_BYTES * PAGE_BYTES;
+            if whole_start < whole_end {
+                let there = file.place(whole_start).1.max(PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES;
+                let stop = whole_end.min(whole_start.saturating_add(chunk.min(there)));
+                if let Some(free) = without(&file.writing.flights, whole_start, stop) {
+                    return Some((free, false));
+                }
+            }
+            if edges {
+                let head = (start, end.min(whole_start));
+                let tail = (whole_end.max(start), end);
+                for (edge_start, edge_end) in [head, tail] {
+                    if edge_start >= edge_end {
+                        continue;
+                    }
+                    // Nothing of the same page may be under way: which of them would be last nobody could say.
+                    let page = edge_start / PAGE_BYTES * PAGE_BYTES;
+                    let around = ByteRange::new(page, PAGE_BYTES);
+                    if !file
+                        .writing
+                        .flights
+                        .iter()
+                        .any(|busy| busy.overlaps(around))
+                    {
+                        return Some((ByteRange::new(edge_start, edge_end - edge_start), true));
+                    }
+                }
+            }
+            from = end;
+        }
+        None
+    }
+
+    /// Send the device a write.
+    pub(super) fn send_write(&mut self, id: DeviceId, next: &NextWrite, actions: &mut Actions) {
+        let now = self.now;
+        self.next_write = None;
+        let Some(file) = self.files.get_mut(&next.file) else {
+            return;
+        };
+        let spans: Vec<Span> = file.writing.dirty.spans(next.range).collect();
+        file.writing.flights.push(next.range);
+        file.use_count += 1;
+        let start = actions.parts.len() as u32;
+        for span in &spans {
+            if let Some(piece) = self.pieces.get_mut(span.piece.0) {
+                piece.flights += 1;
+                actions.parts.extend(parts_of(piece, span));
+            }
+        }
+        let parts = PartRun {
+            start,
+            count: actions.parts.len() as u32 - start,
+        };
+        let Some(device) = self.devices.get_mut(&id) else {
+            return;
+        };
+        let (bytes, distance) = (next.range.length.0, next.physical.abs_diff(device.head));
+        let cost = device.model.write(distance, bytes);
+        let calibrated = device.model.calibrated_write(distance, bytes);
+        if device.flight_count == 0 {
+            device.service_started = now;
+            device.batch_bytes = 0;
+        }
+        device.batch_bytes += bytes;
+        device.head = next.physical.saturating_add(bytes);
+        device.flight_count += 1;
+        device.flight_bytes += bytes;
+        device.flight_cost += cost;
+        device.flight_deadlines.push(next.due);
+        device.write_count += 1;
+        device.write_bytes += bytes;
+        device.visiting = None;
+        device.best_effort_served = now;
+        if device.write_goes_on != Some((next.file, next.range.start.0))
+            || device.write_given >= WRITE_VISIT
+        {
+            device.write_given = 0;
+        }
+        device.write_given += bytes;
+        device.write_goes_on = Some((next.file, next.range.end()));
+        self.flight_generation = self.flight_generation.wrapping_add(1);
+        let generation = self.flight_generation;
+        let key = self.write_flights.insert(WriteFlight {
+            generation,
+            device: id,
+            file: next.file,
+            range: next.range,
+            spans,
+            cost,
+            deadline: next.due,
+            calibrated,
+        });
+        actions.list.push(Action::SubmitWrite(IoWrite {
+            io: IoId(u64::from(generation) << 32 | WRITE_FLIGHT | u64::from(key)),
+            file: next.file,
+            device: id,
+            range: next.range,
+            parts,
+            buffered: next.buffered,
+            class: IoClass::BestEffort,
+            deadline: next.due,
+        }));
+    }
+
+    pub(super) fn write_done(
+        &mut self,
+        io: IoId,
+        result: Result<ByteCount, Errno>,
+        actions: &mut Actions,
+    ) {
+        let key = (io.0 & (WRITE_FLIGHT - 1)) as u32;
+        let known = self
+            .write_flights
+            .get(key)
+            .is_some_and(|flight| u64::from(flight.generation) == io.0 >> 32);
+        if !known {
+            return;
+        }
+        let Some(flight) = self.write_flights.remove(key) else {
+            return;
+        };
+        let served = Served {
+            bytes: flight.range.length.0,
+            cost: flight.cost,
+            calibrated: flight.calibrated,
+            deadline: flight.deadline,
+        };
+        self.device_served(flight.device, &served);
+        let id = flight.file;
+        let mut released = core::mem::take(&mut self.released);
+        if let Some(file) = self.files.get_mut(&id) {
+            let flights = &mut file.writing.flights;
+            if let Some(place) = flights.iter().position(|range| *range == flight.range) {
+                flights.swap_remove(place);
+            }
+            let moved = result.map_or(0, |count| count.0.min(flight.range.length.0));
+            let written_end = flight.range.start.0 + moved;
+            match result {
+                Ok(count) if count.0 >= flight.range.length.0 => file.writing.failed = None,
+                Ok(_) => {}
+                Err(errno) => {
+                    file.writing.failed = Some((errno, self.now + TRY_AGAIN));
+                    file.writing.untold = Some(errno);
+                }
+            }
+            if moved > 0 && written_end > file.writing.native_size {
+                // Whoever looked at its length before saw an older one.
+                file.writing.native_size = written_end;
+                self.change_count += 1;
+                file.changed = self.change_count;
+                if let Some(asked) = &mut file.stat {
+                    asked.length = asked.length.max(written_end);
+                }
+            }
+            for span in &flight.spans {
+                let length = written_end
+                    .saturating_sub(span.range.start.0)
+                    .min(span.range.length.0);
+                let done = Span {
+                    range: ByteRange::new(span.range.start.0, length),
+                    ..*span
+                };
+                file.writing.dirty.written(&done, &mut released);
+            }
+            let written = ByteRange::new(flight.range.start.0, moved);
+            self.outdate_fills(id, written);
+        }
+        for span in &flight.spans {
+            if let Some(piece) = self.pieces.get_mut(span.piece.0) {
+                piece.flights -= 1;
+            }
+        }
+        self.settle_released(&mut released, actions);
+        self.released = released;
+        let ended: Vec<PieceKey> = flight.spans.iter().map(|span| span.piece).collect();
+        for piece in ended {
+            self.strike_if_done(piece, actions);
+        }
+        self.settle_clean(id, actions);
+        self.settle_waiters(id, actions);
+        self.release(id, actions);
+        self.touch(flight.device);
+    }
+
+    /// Device reads that were under way while these bytes were written may bring older ones.
+    fn outdate_fills(&mut self, id: FileId, range: ByteRange) {
+        let slot_bytes = self.slot_bytes();
+        let Some(file) = self.files.get(&id) else {
+            return;
+        };
+        if range.length.0 == 0 {
+            return;
+        }
+        let numbers = range.start.0 / slot_bytes..range.end().div_ceil(slot_bytes);
+        for number in numbers {
+            let Some(&slot) = file.blocks.get(&number) else {
+                continue;
+            };
+            let base = number * slot_bytes;
+            let first = range.start.0.saturating_sub(base) / PAGE_BYTES;
+            let last = (range.end() - base).min(slot_bytes).div_ceil(PAGE_BYTES);
+            self.cache
+                .outdate(slot, PageSet::run(first as u32, last as u32));
+        }
+    }
+
+    /// Nothing of the file is dirty any more: what waits for that.
+    pub(super) fn settle_clean(&mut self, id: FileId, actions: &mut Actions) {
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        if !file.writing.dirty.is_empty() || !file.writing.is_listed {
+            return;
+        }
+        file.writing.is_listed = false;
+        file.writing.commits.clear();
+        let device = file.device;
+        actions.list.push(Action::Clean { file: id });
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.writers.retain(|&other| other != id);
+        }
+        self.trim_if_left(id, actions);
+        self.release(id, actions);
+    }
+}
+
+/// The first run of `start .. stop` that no request under way has a part in.
+fn without(flights: &[ByteRange], start: u64, stop: u64) -> Option<ByteRange> {
+    let mut start = start;
+    let mut stop = stop;
+    loop {
+        let wanted = ByteRange::new(start, stop.saturating_sub(start));
+        let Some(busy) = flights.iter().find(|busy| busy.overlaps(wanted)) else {
+            return (start < stop).then_some(wanted);
+        };
+        // Pages that are written in part are busy whole.
+        let busy_start = busy.start.0 / PAGE_BYTES * PAGE_BYTES;
+        let busy_end = busy.end().div_ceil(PAGE_BYTES) * PAGE_BYTES;
+        if busy_start > start {
+            stop = busy_start;
+        } else {
+            start = busy_end;
+        }
+    }
+}
+
+/// Where in its lane the bytes of a span lie.
+fn parts_of<'a>(piece: &'a Piece, span: &Span) -> impl Iterator<Item = LanePart> + 'a {
+    let mut at = piece.range.start.0 % PAGE_BYTES + span.at;
+    let mut left = span.range.length.0;
+    core::iter::from_fn(move || {
+        if left == 0 {
+            return None;
+        }
+        let (page, run) = piece.runs.place((at / PAGE_BYTES) as u32)?;
+        let into = at % PAGE_BYTES;
+        let length = (u64::from(run) * PAGE_BYTES - into).min(left);
+        let part = LanePart {
+            lane: piece.lane,
+            record: piece.record,
+            offset: u64::from(page) * PAGE_BYTES + into,
+            length,
+        };
+        at += length;
+        left -= length;
+        Some(part)
+    })
+}

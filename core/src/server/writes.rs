@@ -1,0 +1,955 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A client's write, from its arrival to its acknowledgement, and who waits for what was acknowledged.
+//!
+//! A write is granted pages of its session's lane when its range is the client's to write (nobody changes the file beside
+//! us), its blocks are the file's already, and there is room. It is acknowledged in the step in which its piece is published:
+//! [`Action::Publish`] stands before the reply. What happens to pieces afterwards is in `writeback`.
+
+use super::state::*;
+use super::*;
+use crate::write::{Lane, PieceKey, Released, Runs};
+use alloc::vec::Vec;
+
+/// A reservation that nobody announced: what is asked for until a file has so much, then this.
+const RESERVE_FROM: u64 = 1 << 20;
+const RESERVE_FIRST: u64 = 64 << 20;
+/// From so much on in pieces of a gigabyte, so that files that are written side by side have a few extents each.
+const RESERVE_LARGE_FROM: u64 = 32 << 20;
+const RESERVE_LARGE: u64 = 1 << 30;
+
+/// Whether a write can have its pages now.
+enum Turn {
+    /// Here they are.
+    Granted(Grant),
+    /// On the client's own descriptor.
+    Plain,
+    Failed(Errno),
+    /// Something has to happen first; whoever makes it happen looks again.
+    Wait,
+}
+
+impl Server {
+    pub(super) fn lane_added(
+        &mut self,
+        lane: LaneId,
+        session: Option<SessionId>,
+        page_count: u32,
+        record_count: u32,
+    ) {
+        if let Some(owner) = session.and_then(|session| self.sessions.get_mut(&session)) {
+            owner.lane = Some(lane);
+        }
+        self.lanes.insert(
+            lane,
+            LaneState {
+                pages: Lane::new(page_count),
+                session,
+                records: (0..record_count).rev().collect(),
+                record_count,
+                waiting: Default::default(),
+            },
+        );
+    }
+
+    /// The session is gone: what it was granted is void, what it committed stays.
+    pub(super) fn lane_left(&mut self, session: SessionId, actions: &mut Actions) {
+        let writes: Vec<u32> = self
+            .writes
+            .iter()
+            .filter(|(_, write)| write.session == session)
+            .map(|(key, _)| key)
+            .collect();
+        for write in writes {
+            self.drop_write(write, actions);
+        }
+        let grants: Vec<RequestId> = self
+            .grants
+            .range((session, RequestId(0))..=(session, RequestId(u64::MAX)))
+            .map(|((_, request), _)| *request)
+            .collect();
+        for request in grants {
+            if let Some(grant) = self.grants.remove(&(session, request)) {
+                self.void_grant(&grant, actions);
+            }
+        }
+        let held: Vec<FileId> = self
+            .files
+            .iter_mut()
+            .filter_map(|(id, file)| {
+                let writing = &mut file.writing;
+                // Those with the driver are the first; of them, too, some are gone.
+                let with_driver = writing.syncs.iter().take(writing.syncing);
+                let leaving = |waiter: &&SyncWaiter| waiter.session == session;
+                writing.syncing -= with_driver.filter(leaving).count();
+                let waiters = writing.syncs.len();
+                writing.syncs.retain(|waiter| waiter.session != session);
+                file.use_count -= (waiters - writing.syncs.len()) as u32;
+                let before = writing.holds.len();
+                writing.holds.retain(|(holder, _)| *holder != session);
+                (writing.holds.len() < before).then_some(*id)
+            })
+            .collect();
+        for file in held {
+            self.hold_released(file, actions);
+        }
+        if let Some(lane) = self.sessions.get(&session).and_then(|owner| owner.lane) {
+            if let Some(state) = self.lanes.get_mut(&lane) {
+                state.session = None;
+            }
+            self.lane_emptied(lane, actions);
+        }
+    }
+
+    /// A lane that nobody writes to and that holds nothing is done.
+    fn lane_emptied(&mut self, lane: LaneId, actions: &mut Actions) {
+        let done = self
+            .lanes
+            .get(&lane)
+            .is_some_and(|state| state.session.is_none() && state.is_empty());
+        if done {
+            self.lanes.remove(&lane);
+            actions.list.push(Action::LaneDone { lane });
+        }
+    }
+
+    // ---- Grant ----
+
+    pub(super) fn write_begin(
+        &mut self,
+        session: SessionId,
+        handle: HandleId,
+        request: RequestId,
+        range: ByteRange,
+        actions: &mut Actions,
+    ) {
+        let refuse = |outcome: Outcome, actions: &mut Actions| {
+            actions.list.push(Action::Reply {
+                session,
+                request,
+                outcome,
+            });
+        };
+        let Some(owner) = self.sessions.get(&session) else {
+            return;
+        };
+        if range.length.0 == 0
+            || range.length.0 > self.limits.write_bytes_max
+            || range.end() > i64::MAX as u64
+            || self.grants.contains_key(&(session, request))
+        {
+            return refuse(Outcome::Failed(Errno::INVALID), actions);
+        }
+        let has_lane = owner.lane.is_some();
+        let Some(entry) = self.handles.get_mut(&(session, handle)) else {
+            return refuse(Outcome::Failed(Errno::BAD_HANDLE), actions);
+        };
+        if !has_lane || matches!(entry.state, HandleState::Plain) {
+            return refuse(Outcome::Plain, actions);
+        }
+        let key = self.writes.insert(Write {
+            session,
+            handle,
+            request,
+            range,
+            file: None,
+        });
+        if let HandleState::Opening(waiting) = &mut entry.state {
+            waiting.writes.push(key);
+            return;
+        }
+        self.begin_write(key, actions);
+    }
+
+    /// Its file is known.
+    pub(super) fn begin_write(&mut self, key: u32, actions: &mut Actions) {
+        let Some(write) = self.writes.get_mut(key) else {
+            return;
+        };
+        let place = (write.session, write.handle);
+        let Some(HandleState::Ready(id)) = self.handles.get(&place).map(|entry| &entry.state)
+        else {
+            return self.finish_write(key, Outcome::Failed(Errno::BAD_HANDLE), actions);
+        };
+        let id = *id;
+        write.file = Some(id);
+        if let Some(file) = self.files.get_mut(&id) {
+            file.use_count += 1;
+            file.writing.waiting.push(key);
+        }
+        self.advance_write(key, actions);
+    }
+
+    /// Grant it if it can be; else see to it that it will be.
+    fn advance_write(&mut self, key: u32, actions: &mut Actions) {
+        match self.turn_of(key, actions) {
+            Turn::Wait => {}
+            Turn::Plain => self.finish_write(key, Outcome::Plain, actions),
+            Turn::Failed(errno) => self.finish_write(key, Outcome::Failed(errno), actions),
+            Turn::Granted(grant) => {
+                let Some(write) = self.writes.get(key) else {
+                    return;
+                };
+                let place = (write.session, write.request);
+                let outcome = Outcome::Granted {
+                    runs: grant.runs,
+                    first_offset: (write.range.start.0 % PAGE_BYTES) as u32,
+                };
+                self.grants.insert(place, grant);
+                if let Some(file) = self.files.get_mut(&grant.file) {
+                    file.use_count += 1;
+                    file.writing.grant_count += 1;
+                }
+                self.finish_write(key, outcome, actions);
+            }
+        }
+    }
+
+    fn turn_of(&mut self, key: u32, actions: &mut Actions) -> Turn {
+        let Some(write) = self.writes.get(key).copied() else {
+            return Turn::Wait;
+        };
+        let Some(id) = write.file else {
+            return Turn::Wait;
+        };
+        let Some(file) = self.files.get_mut(&id) else {
+            return Turn::Failed(Errno::BAD_HANDLE);
+        };
+        let writing = &file.writing;
+        let held = |(holder, _): &(SessionId, Option<RequestId>)| *holder != write.session;
+        if writing.holds.iter().any(held) {
+            return Turn::Wait;
+        }
+        if file.way == WriteWay::Through {
+            return self.turn_through(id, &write);
+        }
+        if file.size_stale {
+            // Somebody has changed it: a write that ends in it or goes past its end is to find the end where it is.
+            if file.stat.is_none() {
+                file.stat = Some(Asked::default());
+                actions.list.push(Action::Stat { file: id });
+            }
+            return Turn::Wait;
+        }
+        if let Some((errno, _)) = writing.failed {
+            // The writer is told; what he wrote before stays and is tried again.
+            return Turn::Failed(errno);
+        }
+        if !file.is_mapped(write.range) {
+            if !file.writing.is_reserving {
+                file.writing.is_reserving = true;
+                file.writing.is_reserved = true;
+                let end = write.range.end();
+                let wished_end = if end < RESERVE_FROM {
+                    end
+                } else if end < RESERVE_LARGE_FROM {
+                    end.next_multiple_of(RESERVE_FIRST)
+                } else {
+                    end.saturating_add(RESERVE_LARGE)
+                };
+                actions.list.push(Action::Reserve {
+                    file: id,
+                    needed: write.range,
+                    wished_end,
+                });
+            }
+            return Turn::Wait;
+        }
+        let first_page = write.range.start.0 / PAGE_BYTES;
+        let page_count = write.range.end().div_ceil(PAGE_BYTES) - first_page;
+        let Some(lane) = self
+            .sessions
+            .get(&write.session)
+            .and_then(|owner| owner.lane)
+        else {
+            return Turn::Plain;
+        };
+        let may_grow = self.may_grow(lane, page_count * PAGE_BYTES);
+        let Some(state) = self.lanes.get_mut(&lane) else {
+            return Turn::Plain;
+        };
+        if page_count > u64::from(state.pages.page_count())
+            || page_count * PAGE_BYTES > self.limits.write_buffer_bytes
+        {
+            return self.turn_through(id, &write);
+        }
+        let first_in_line = state.waiting.front().is_none_or(|&first| first == key);
+        let granted = (may_grow && first_in_line && !state.records.is_empty())
+            .then(|| state.pages.take(page_count as u32))
+            .flatten();
+        let Some(runs) = granted else {
+            if !state.waiting.contains(&key) {
+                state.waiting.push_back(key);
+            }
+            let device = file_device(&self.files, id);
+            self.touch(device);
+            return Turn::Wait;
+        };
+        let record = state.records.pop().unwrap_or(0);
+        Turn::Granted(Grant {
+            file: id,
+            range: write.range,
+            lane,
+            record,
+            runs,
+        })
+    }
+
+    /// The client writes on its own descriptor: nothing that we hold of the file may be older, or come later.
+    fn turn_through(&mut self, id: FileId, write: &Write) -> Turn {
+        let Some(file) = self.files.get_mut(&id) else {
+            return Turn::Plain;
+        };
+        let writing = &mut file.writing;
+        if !writing.dirty.is_empty() || writing.grant_count > 0 || !writing.flights.is_empty() {
+            let device = file.device;
+            self.touch(device);
+            return Turn::Wait;
+        }
+        writing.holds.push((write.session, None));
+        Turn::Plain
+    }
+
+    /// Whether a lane may use so many bytes more: no more than twice what nobody uses, so that there is always
+    /// room for who comes next, and who writes faster than his device is slowed by his own backlog alone.
+    fn may_grow(&self, lane: LaneId, bytes: u64) -> bool {
+        let used: u64 = self.lanes.values().map(LaneState::used_bytes).sum();
+        let own = self.lanes.get(&lane).map_or(0, LaneState::used_bytes);
+        let free = self.limits.write_buffer_bytes.saturating_sub(used);
+        // One write at a time always: it may be longer than what the rule gives.
+        bytes <= free && (own == 0 || own + bytes <= 2 * (free - bytes))
+    }
+
+    /// Answer a write and forget it.
+    pub(super) fn finish_write(&mut self, key: u32, outcome: Outcome, actions: &mut Actions) {
+        let Some(write) = self.writes.get(key) else {
+            return;
+        };
+        actions.list.push(Action::Reply {
+            session: write.session,
+            request: write.request,
+            outcome,
+        });
+        self.drop_write(key, actions);
+    }
+
+    fn drop_write(&mut self, key: u32, actions: &mut Actions) {
+        let Some(write) = self.writes.remove(key) else {
+            return;
+        };
+        if let Some(entry) = self.handles.get_mut(&(write.session, write.handle))
+            && let HandleState::Opening(waiting) = &mut entry.state
+        {
+            waiting.writes.retain(|&waiting| waiting != key);
+        }
+        let lane = self
+            .sessions
+            .get(&write.session)
+            .and_then(|owner| owner.lane);
+        if let Some(state) = lane.and_then(|lane| self.lanes.get_mut(&lane)) {
+            state.waiting.retain(|&waiting| waiting != key);
+        }
+        if let Some(id) = write.file {
+            if let Some(file) = self.files.get_mut(&id) {
+                file.writing.waiting.retain(|&waiting| waiting != key);
+            }
+            self.release(id, actions);
+        }
+    }
+
+    pub(super) fn reserved(
+        &mut self,
+        id: FileId,
+        result: Result<Vec<Extent>, Errno>,
+        actions: &mut Actions,
+    ) {
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        file.writing.is_reserving = false;
+        let failed = match result {
+            Ok(extents) => {
+                file.extents = extents;
+                None
+            }
+            Err(errno) => Some(errno),
+        };
+        let waiting = file.writing.waiting.clone();
+        let first = waiting.first().and_then(|key| self.writes.get(*key));
+        if failed.is_none() && first.is_some_and(|write| !file.is_mapped(write.range)) {
+            // Reserved, and yet not there: this file system does not tell where blocks are.
+            file.way = WriteWay::Through;
+        }
+        for key in waiting {
+            let lacks = self.writes.get(key).is_some_and(|write| {
+                let mapped = |file: &File| file.is_mapped(write.range);
+                !self.files.get(&id).is_some_and(mapped)
+            });
+            match failed {
+                // Whoever lacks no block does not need what could not be had.
+                Some(errno) if lacks => {
+                    self.finish_write(key, Outcome::Failed(errno), actions);
+                }
+                _ => self.advance_write(key, actions),
+            }
+        }
+    }
+
+    // ---- Commit ----
+
+    pub(super) fn write_end(
+        &mut self,
+        session: SessionId,
+        request: RequestId,
+        actions: &mut Actions,
+    ) {
+        let Some(grant) = self.grants.remove(&(session, request)) else {
+            if self.sessions.contains_key(&session) {
+                actions.list.push(Action::Reply {
+                    session,
+                    request,
+                    outcome: Outcome::Failed(Errno::INVALID),
+                });
+            }
+            return;
+        };
+        let id = grant.file;
+        actions.list.push(Action::Publish {
+            lane: grant.lane,
+            record: grant.record,
+            file: id,
+            range: grant.range,
+            runs: grant.runs,
+            request,
+        });
+        if let Some(file) = self.files.get_mut(&id) {
+            file.writing.grant_count -= 1;
+        }
+        self.commit(&grant, actions);
+        actions.list.push(Action::Reply {
+            session,
+            request,
+            outcome: Outcome::Done,
+        });
+        // The grant's use of the file; the dirty bytes have one of their own.
+        self.release(id, actions);
+    }
+
+    /// A former daemon has published it.
+    pub(super) fn recovered(
+        &mut self,
+        lane: LaneId,
+        record: u32,
+        facts: FileFacts,
+        (range, runs): (ByteRange, Runs),
+        actions: &mut Actions,
+    ) {
+        let is_spent = runs.as_slice().is_empty();
+        let id = self.adopt(facts, self.change_count, actions);
+        let page_count = range.end().div_ceil(PAGE_BYTES) - range.start.0 / PAGE_BYTES;
+        let fits = (is_spent || u64::from(runs.page_count()) == page_count) && range.length.0 > 0;
+        let claimed = fits
+            && self.lanes.get_mut(&lane).is_some_and(|state| {
+                let known = state.records.contains(&record);
+                let claimed = known && state.pages.claim(&runs);
+                if claimed {
+                    state.records.retain(|&free| free != record);
+                }
+                claimed
+            });
+        if claimed {
+            let grant = Grant {
+                file: id,
+                range,
+                lane,
+                record,
+                runs,
+            };
+            if let Some(file) = self.files.get_mut(&id) {
+                file.writing.is_reserved = true;
+            }
+            if is_spent {
+                self.recover_spent(&grant, actions);
+            } else {
+                self.commit(&grant, actions);
+            }
+        }
+        self.release(id, actions);
+    }
+
+    /// What was written of it is on the device: older pieces have no say there.
+    fn recover_spent(&mut self, grant: &Grant, actions: &mut Actions) {
+        self.commit_count += 1;
+        let piece = PieceKey(self.pieces.insert(Piece {
+            lane: grant.lane,
+            record: grant.record,
+            runs: Runs::default(),
+            range: grant.range,
+            commit: self.commit_count,
+            committed: self.now,
+            live: 0,
+            flights: 0,
+            hides: 0,
+            hidden_by: Vec::new(),
+        }));
+        let mut released = core::mem::take(&mut self.released);
+        if let Some(file) = self.files.get_mut(&grant.file) {
+            note_hidden(&mut self.pieces, &file.writing.commits, piece);
+            file.writing.dirty.discard(grant.range, &mut released);
+        }
+        if self
+            .pieces
+            .get(piece.0)
+            .is_some_and(|piece| piece.hides == 0)
+        {
+            self.strike(piece, actions);
+        }
+        self.settle_released(&mut released, actions);
+        self.released = released;
+        self.settle_clean(grant.file, actions);
+    }
+
+    /// The bytes of a grant are the file's from now on.
+    fn commit(&mut self, grant: &Grant, actions: &mut Actions) {
+        let (id, range) = (grant.file, grant.range);
+        self.commit_count += 1;
+        let commit = self.commit_count;
+        let piece = PieceKey(self.pieces.insert(Piece {
+            lane: grant.lane,
+            record: grant.record,
+            runs: grant.runs,
+            range,
+            commit,
+            committed: self.now,
+            live: range.length.0,
+            flights: 0,
+            hides: 0,
+            hidden_by: Vec::new(),
+        }));
+        self.drop_blocks(id, range.start.0, range.end());
+        let mut released = core::mem::take(&mut self.released);
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        if file.writing.dirty.is_empty() {
+            file.use_count += 1;
+        }
+        note_hidden(&mut self.pieces, &file.writing.commits, piece);
+        file.writing.dirty.commit(range, piece, &mut released);
+        file.writing.commits.push_back((commit, piece));
+        self.change_count += 1;
+        file.changed = self.change_count;
+        let device = file.device;
+        if !file.writing.is_listed
+            && let Some(device) = self.devices.get_mut(&device)
+        {
+            file.writing.is_listed = true;
+            device.writers.push_back(id);
+        }
+        if range.end() > file.size {
+            self.resize(id, range.end());
+        }
+        // (Also when it does not grow: its time of change does.)
+        self.make_known(id, actions);
+        self.settle_released(&mut released, actions);
+        self.released = released;
+        self.touch(device);
+        self.retry_waiting(id, actions);
+    }
+
+    /// Tell observers what a file with dirty bytes looks like, unless its length is being found out.
+    pub(super) fn make_known(&mut self, id: FileId, actions: &mut Actions) {
+        if let Some(file) = self.files.get(&id)
+            && !file.size_stale
+            && !file.writing.dirty.is_empty()
+        {
+            let size = ByteCount(file.size);
+            actions.list.push(Action::Known { file: id, size });
+        }
+    }
+
+    fn void_grant(&mut self, grant: &Grant, actions: &mut Actions) {
+        if let Some(file) = self.files.get_mut(&grant.file) {
+            file.writing.grant_count -= 1;
+        }
+        if let Some(state) = self.lanes.get_mut(&grant.lane) {
+            state.pages.give(&grant.runs);
+            state.records.push(grant.record);
+        }
+        self.roomier(actions);
+        self.lane_emptied(grant.lane, actions);
+        self.settle_waiters(grant.file, actions);
+        self.trim_if_left(grant.file, actions);
+        self.release(grant.file, actions);
+    }
+
+    /// There is more room in the write buffer: who waits for it is looked at again.
+    fn roomier(&mut self, actions: &mut Actions) {
+        if self.is_granting {
+            return;
+        }
+        self.is_granting = true;
+        let lanes: Vec<LaneId> = self
+            .lanes
+            .iter()
+            .filter(|(_, state)| !state.waiting.is_empty())
+            .map(|(lane, _)| *lane)
+            .collect();
+        for lane in lanes {
+            while let Some(first) = self
+                .lanes
+                .get(&lane)
+                .and_then(|state| state.waiting.front().copied())
+            {
+                self.advance_write(first, actions);
+                let still = self
+                    .lanes
+                    .get(&lane)
+                    .and_then(|state| state.waiting.front().copied());
+                if still == Some(first) {
+                    break;
+                }
+            }
+        }
+        self.is_granting = false;
+    }
+
+    /// The map has let go of bytes: pieces that nobody needs any more are struck.
+    pub(super) fn settle_released(&mut self, released: &mut Vec<Released>, actions: &mut Actions) {
+        for gone in released.drain(..) {
+            if let Some(piece) = self.pieces.get_mut(gone.piece.0) {
+                piece.live = piece.live.saturating_sub(gone.bytes);
+            }
+            self.strike_if_done(gone.piece, actions);
+        }
+    }
+
+    /// A piece that nobody needs gives its pages back; and its record, unless a later server would need to know that it came after
+    /// an older one.
+    pub(super) fn strike_if_done(&mut self, key: PieceKey, actions: &mut Actions) {
+        let Some(piece) = self.pieces.get_mut(key.0) else {
+            return;
+        };
+        if !piece.is_spent() || piece.runs.as_slice().is_empty() {
+            return;
+        }
+        let (lane, record) = (piece.lane, piece.record);
+        let runs = core::mem::take(&mut piece.runs);
+        let hidden_by = core::mem::take(&mut piece.hidden_by);
+        let hides = piece.hides;
+        if let Some(state) = self.lanes.get_mut(&lane) {
+            state.pages.give(&runs);
+        }
+        if hides > 0 {
+            actions.list.push(Action::Spent { lane, record });
+        } else {
+            self.strike(key, actions);
+        }
+        for newer in hidden_by {
+            let Some(piece) = self.pieces.get_mut(newer.0) else {
+                continue;
+            };
+            piece.hides -= 1;
+            if piece.hides == 0 && piece.runs.as_slice().is_empty() {
+                self.strike(newer, actions);
+            }
+        }
+        self.roomier(actions);
+    }
+
+    /// Its record goes too.
+    fn strike(&mut self, key: PieceKey, actions: &mut Actions) {
+        let Some(piece) = self.pieces.remove(key.0) else {
+            return;
+        };
+        let (lane, record) = (piece.lane, piece.record);
+        actions.list.push(Action::Strike { lane, record });
+        if let Some(state) = self.lanes.get_mut(&lane) {
+            state.records.push(record);
+        }
+        self.lane_emptied(lane, actions);
+    }
+
+    // ---- Waiting for what was acknowledged ----
+
+    pub(super) fn sync(
+        &mut self,
+        session: SessionId,
+        handle: HandleId,
+        request: RequestId,
+        actions: &mut Actions,
+    ) {
+        if !self.sessions.contains_key(&session) {
+            return;
+        }
+        let outcome = match self
+            .handles
+            .get(&(session, handle))
+            .map(|entry| &entry.state)
+        {
+            Some(HandleState::Ready(file)) => {
+                let id = *file;
+                let commit = self.commit_count;
+                if let Some(file) = self.files.get_mut(&id) {
+                    file.use_count += 1;
+                    file.writing.syncs.push_back(SyncWaiter {
+                        session,
+                        request,
+                        commit,
+                    });
+                    let device = file.device;
+                    self.touch(device);
+                }
+                return self.settle_waiters(id, actions);
+            }
+            // Nothing of it can be in a lane: a write would have waited for the same answer.
+            Some(HandleState::Opening(_) | HandleState::Plain) => Outcome::Plain,
+            None => Outcome::Failed(Errno::BAD_HANDLE),
+        };
+        actions.list.push(Action::Reply {
+            session,
+            request,
+            outcome,
+        });
+    }
+
+    pub(super) fn hold(
+        &mut self,
+        session: SessionId,
+        request: RequestId,
+        key: FileKey,
+        actions: &mut Actions,
+    ) {
+        if !self.sessions.contains_key(&session) {
+            return;
+        }
+        let Some(&id) = self.keys.get(&key) else {
+            actions.list.push(Action::Reply {
+                session,
+                request,
+                outcome: Outcome::Done,
+            });
+            return;
+        };
+        if let Some(file) = self.files.get_mut(&id) {
+            file.writing.holds.push((session, Some(request)));
+            let device = file.device;
+            self.touch(device);
+        }
+        self.settle_waiters(id, actions);
+    }
+
+    /// Who changed the file has told so: its hold ends.
+    pub(super) fn end_hold(&mut self, session: SessionId, key: FileKey, actions: &mut Actions) {
+        let Some(&id) = self.keys.get(&key) else {
+            return;
+        };
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let holds = &mut file.writing.holds;
+        // One `Changed` ends one hold that was answered.
+        if let Some(at) = holds
+            .iter()
+            .position(|(holder, request)| *holder == session && request.is_none())
+        {
+            holds.remove(at);
+            self.hold_released(id, actions);
+        }
+    }
+
+    fn hold_released(&mut self, id: FileId, actions: &mut Actions) {
+        self.settle_waiters(id, actions);
+        self.advance_writes(id, actions);
+    }
+
+    /// Every write that waits for a file is looked at again.
+    pub(super) fn advance_writes(&mut self, id: FileId, actions: &mut Actions) {
+        let waiting = self
+            .files
+            .get(&id)
+            .map(|file| file.writing.waiting.clone())
+            .unwrap_or_default();
+        for key in waiting {
+            self.advance_write(key, actions);
+        }
+    }
+
+    /// Something of the file was written, or failed to be: who waits for that is looked at.
+    pub(super) fn settle_waiters(&mut self, id: FileId, actions: &mut Actions) {
+        let oldest = self.oldest_commit(id);
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let writing = &mut file.writing;
+        if let Some(errno) = writing.untold
+            && !writing.syncs.is_empty()
+        {
+            writing.untold = None;
+            let waiters = core::mem::take(&mut writing.syncs);
+            writing.syncing = 0;
+            self.answer_syncs(id, waiters, Outcome::Failed(errno), actions);
+            return;
+        }
+        if writing.syncing == 0 {
+            let due = writing
+                .syncs
+                .iter()
+                .take_while(|waiter| oldest.is_none_or(|oldest| oldest > waiter.commit))
+                .count();
+            if due > 0 {
+                writing.syncing = due;
+                actions.list.push(Action::Sync { file: id });
+            }
+        }
+        let quiet =
+            writing.dirty.is_empty() && writing.flights.is_empty() && writing.grant_count == 0;
+        if quiet {
+            for (holder, request) in &mut writing.holds {
+                if let Some(request) = request.take() {
+                    actions.list.push(Action::Reply {
+                        session: *holder,
+                        request,
+                        outcome: Outcome::Done,
+                    });
+                }
+            }
+            // Writes that go through wait for the same.
+            if file.way == WriteWay::Through {
+                for key in file.writing.waiting.clone() {
+                    self.advance_write(key, actions);
+                }
+            }
+        }
+    }
+
+    fn answer_syncs(
+        &mut self,
+        id: FileId,
+        waiters: VecDeque<SyncWaiter>,
+        outcome: Outcome,
+        actions: &mut Actions,
+    ) {
+        for waiter in waiters {
+            actions.list.push(Action::Reply {
+                session: waiter.session,
+                request: waiter.request,
+                outcome,
+            });
+            self.release(id, actions);
+        }
+    }
+
+    pub(super) fn synced(&mut self, id: FileId, result: Result<(), Errno>, actions: &mut Actions) {
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let count = core::mem::take(&mut file.writing.syncing).min(file.writing.syncs.len());
+        let waiters: VecDeque<SyncWaiter> = file.writing.syncs.drain(..count).collect();
+        let outcome = match result {
+            Ok(()) => Outcome::Done,
+            Err(errno) => Outcome::Failed(errno),
+        };
+        self.answer_syncs(id, waiters, outcome, actions);
+        self.settle_waiters(id, actions);
+    }
+
+    /// Number of the oldest commit of which the device lacks something; None: it has everything.
+    pub(super) fn oldest_commit(&mut self, id: FileId) -> Option<u64> {
+        let file = self.files.get_mut(&id)?;
+        let pieces = &self.pieces;
+        let known = |&(commit, key): &(u64, PieceKey)| {
+            pieces.get(key.0).filter(|piece| piece.commit == commit)
+        };
+        let commits = &mut file.writing.commits;
+        // Spent ones nobody asks for any more. (One that is hidden, but still under way to the device, stays.)
+        while let Some(first) = commits.front()
+            && known(first).is_none_or(Piece::is_spent)
+        {
+            commits.pop_front();
+        }
+        commits
+            .iter()
+            .find(|entry| known(entry).is_some_and(|piece| piece.live > 0))
+            .map(|(commit, _)| *commit)
+    }
+
+    /// A handle is being closed: what was reserved past the end is given back when nobody writes any more.
+    pub(super) fn trim_if_left(&mut self, id: FileId, actions: &mut Actions) {
+        let others = self
+            .handles
+            .values()
+            .any(|handle| matches!(handle.state, HandleState::Ready(file) if file == id));
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let writing = &mut file.writing;
+        let done = writing.is_reserved
+            && !others
+            && writing.dirty.is_empty()
+            && writing.grant_count == 0
+            && writing.waiting.is_empty();
+        if done {
+            writing.is_reserved = false;
+            actions.list.push(Action::Trim { file: id });
+            file.unmap_from(file.size.div_ceil(PAGE_BYTES) * PAGE_BYTES);
+        }
+    }
+}
+
+/// Those of `commits` that have pages and share bytes with `newer` are hidden by it; also where they are on the device already: a
+/// later server knows nothing of that.
+fn note_hidden(
+    pieces: &mut slab::Slab<Piece>,
+    commits: &VecDeque<(u64, PieceKey)>,
+    newer: PieceKey,
+) {
+    let Some(range) = pieces.get(newer.0).map(|piece| piece.range) else {
+        return;
+    };
+    let mut hides = 0;
+    for (commit, key) in commits {
+        if let Some(older) = pieces.get_mut(key.0)
+            && older.commit == *commit
+            && older.range.overlaps(range)
+            && !older.runs.as_slice().is_empty()
+        {
+            older.hidden_by.push(newer);
+            hides += 1;
+        }
+    }
+    if let Some(piece) = pieces.get_mut(newer.0) {
+        piece.hides = hides;
+    }
+}
+
+fn file_device(files: &BTreeMap<FileId, File>, id: FileId) -> DeviceId {
+    files.get(&id).map_or(DeviceId(0), |file| file.device)
+}
+
+impl File {
+    /// Blocks from `end` on are not the file's any more.
+    fn unmap_from(&mut self, end: u64) {
+        self.extents.retain(|extent| extent.logical.0 < end);
+        if let Some(last) = self.extents.last_mut() {
+            last.length.0 = last.length.0.min(end - last.logical.0);
+        }
+    }
+
+    /// True when every byte of `range` has a block.
+    pub(super) fn is_mapped(&self, range: ByteRange) -> bool {
+        let mut at = range.start.0;
+        let from = self
+            .extents
+            .partition_point(|extent| extent.logical.0 + extent.length.0 <= at);
+        for extent in self.extents.get(from..).unwrap_or(&[]) {
+            if extent.logical.0 > at {
+                return false;
+            }
+            at = extent.logical.0 + extent.length.0;
+            if at >= range.end() {
+                return true;
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which pages of a session's lane are in use.
+
+use alloc::vec::Vec;
+
+/// Runs of pages that one write may lie in.
+pub const RUNS_MAX: usize = 8;
+
+/// Pages `first .. first + count` of a lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageRun {
+    /// The first.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+}
+
+/// Where a write lies: its bytes go through these runs in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Runs {
+    list: [PageRun; RUNS_MAX],
+    used: u8,
+}
+
+impl Runs {
+    /// In order.
+    pub fn as_slice(&self) -> &[PageRun] {
+        &self.list[..usize::from(self.used)]
+    }
+
+    /// How many pages they have together.
+    pub fn page_count(&self) -> u32 {
+        self.as_slice().iter().map(|run| run.count).sum()
+    }
+
+    /// The page of the lane that page `index` of the write is, and how many follow it there without a gap (itself
+    /// included). None past the end.
+    pub fn place(&self, index: u32) -> Option<(u32, u32)> {
+        let mut before = 0;
+        for run in self.as_slice() {
+            if index < before + run.count {
+                let into = index - before;
+                return Some((run.first + into, run.count - into));
+            }
+            before += run.count;
+        }
+        None
+    }
+
+    /// From another's records: as many runs as fit, none empty.
+    pub fn from_runs(runs: &[PageRun]) -> Option<Runs> {
+        if runs.len() > RUNS_MAX || runs.iter().any(|run| run.count == 0) {
+            return None;
+        }
+        let mut made = Runs::default();
+        for &run in runs {
+            made.push(run);
+        }
+        Some(made)
+    }
+
+    fn push(&mut self, run: PageRun) {
+        if let Some(place) = self.list.get_mut(usize::from(self.used)) {
+            *place = run;
+            self.used += 1;
+        }
+    }
+}
+
+/// The pages of a lane.
+#[derive(Clone, Debug)]
+pub struct Lane {
+    /// A bit a page; 1: in use. Bits past the end are 1.
+    words: Vec<u64>,
+    page_count: u32,
+    free: u32,
+    /// Where the search goes on: writes of a stream then lie behind each other, and what is freed in order is found in order.
+    next: u32,
+}
+
+impl Lane {
+    /// All free.
+    pub fn new(page_count: u32) -> Lane {
+        let mut words = alloc::vec![0; page_count.div_ceil(64) as usize];
+        if let Some(last) = words.last_mut()
+            && !page_count.is_multiple_of(64)
+        {
+            *last = u64::MAX << (page_count % 64);
+        }
+        Lane {
+            words,
+            page_count,
+            free: page_count,
+            next: 0,
+        }
+    }
+
+    /// Pages in all.
+    pub fn page_count(&self) -> u32 {
+        self.page_count
+    }
+
+    /// Pages that nobody uses.
+    pub fn free_count(&self) -> u32 {
+        self.free
+    }
+
+    /// Take `count` pages: in one run when there is one, else in as few as there are. None, and nothing is taken, when
+    /// [`RUNS_MAX`] runs do not suffice.
+    pub fn take(&mut self, count: u32) -> Option<Runs> {
+        if count == 0 || count > self.free {
+            return None;
+        }
+        let whole = self
+            .find_run(self.next, self.page_count, count)
+            .or_else(|| self.find_run(0, self.page_count, count));
+        let runs = match whole {
+            Some(first) => Runs::from_runs(&[PageRun { first, count }])?,
+            None => self.longest_runs(count)?,
+        };
+        for run in runs.as_slice() {
+            self.mark(*run, true);
+            self.next = (run.first + run.count) % self.page_count.max(1);
+        }
+        self.free -= count;
+        Some(runs)
+    }
+
+    /// Take exactly these, as another's records have them. False, and nothing is taken, when one of them is in use or out of
+    /// range, or named twice.
+    pub fn claim(&mut self, runs: &Runs) -> bool {
+        for (index, run) in runs.as_slice().iter().enumerate() {
+            let end = run.first.checked_add(run.count);
+            let fits = end.is_some_and(|end| end <= self.page_count)
+                && (run.first..run.first + run.count).all(|page| !self.is_used(page));
+            if !fits {
+                for taken in &runs.as_slice()[..index] {
+                    self.mark(*taken, false);
+                    self.free += taken.count;
+                }
+                return false;
+            }
+            self.mark(*run, true);
+            self.free -= run.count;
+        }
+        true
+    }
+
+    /// Give pages back that were taken.
+    pub fn give(&mut self, runs: &Runs) {
+        for run in runs.as_slice() {
+            self.mark(*run, false);
+            self.free += run.count;
+        }
+    }
+
+    fn is_used(&self, page: u32) -> bool {
+        self.words
+            .get((page / 64) as usize)
+            .is_none_or(|word| word >> (page % 64) & 1 == 1)
+    }
+
+    fn mark(&mut self, run: PageRun, used: bool) {
+        let end = run.first + run.count;
+        let mut page = run.first;
+        while page < end {
+            let bit = page % 64;
+            let bits = (64 - bit).min(end - page);
+            let mask = if bits == 64 {
+                u64::MAX
+            } else {
+                ((1 << bits) - 1) << bit
+            };
+            if let Some(word) = self.words.get_mut((page / 64) as usize) {
+                *word = if used { *word | mask } else { *word & !mask };
+            }
+            page += bits;
+        }
+    }
+
+    /// The next free run at or after `page`: first and length, at most `most`.
+    fn free_run(&self, page: u32, most: u32) -> Option<(u32, u32)> {
+        let first = self.next_bit(page, false)?;
+        let end = self.next_bit(first, true).unwrap_or(self.page_count);
+        Some((first, (end - first).min(most)))
+    }
+
+    /// The first page at or after `page` that is used, or is not.
+    fn next_bit(&self, page: u32, used: bool) -> Option<u32> {
+        let mut index = (page / 64) as usize;
+        let mut skip = page % 64;
+        while let Some(&word) = self.words.get(index) {
+            let wanted = if used { word } else { !word } & (u64::MAX << skip);
+            if wanted != 0 {
+                let found = index as u32 * 64 + wanted.trailing_zeros();
+                return (found < self.page_count).then_some(found);
+            }
+            index += 1;
+            skip = 0;
+        }
+        None
+    }
+
+    fn find_run(&self, from: u32, to: u32, count: u32) -> Option<u32> {
+        let mut page = from;
+        while let Some((first, length)) = self.free_run(page, count) {
+            if first >= to {
+                return None;
+            }
+            if length >= count {
+                return Some(first);
+            }
+            page = first + length;
+        }
+        None
+    }
+
+    fn longest_runs(&self, count: u32) -> Option<Runs> {
+        let mut longest: Vec<PageRun> = Vec::with_capacity(RUNS_MAX + 1);
+        let mut page = 0;
+        while let Some((first, length)) = self.free_run(page, u32::MAX) {
+            page = first + length;
+            longest.push(PageRun {
+                first,
+                count: length,
+            });
+            if longest.len() > RUNS_MAX {
+                let shortest = (0..longest.len()).min_by_key(|&at| longest[at].count);
+                longest.swap_remove(shortest.unwrap_or(0));
+            }
+        }
+        longest.sort_unstable_by_key(|run| core::cmp::Reverse(run.count));
+        let mut left = count;
+        let mut runs = Runs::default();
+        for run in longest {
+            if left == 0 {
+                break;
+            }
+            let part = run.count.min(left);
+            runs.push(PageRun {
+                first: run.first,
+                count: part,
+            });
+            left -= part;
+        }
+        (left == 0).then_some(runs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    fn run(first: u32, count: u32) -> PageRun {
+        PageRun { first, count }
+    }
+
+    #[test]
+    fn writes_of_a_stream_lie_behind_each_other_and_go_round() {
+        let mut lane = Lane::new(100);
+        let first = lane.take(40).expect("pages");
+        let second = lane.take(40).expect("pages");
+        assert_eq!(first.as_slice(), [run(0, 40)]);
+        assert_eq!(second.as_slice(), [run(40, 40)]);
+        assert_eq!(lane.take(21), None);
+        lane.give(&first);
+        assert_eq!(lane.take(20).expect("pages").as_slice(), [run(80, 20)]);
+        assert_eq!(lane.take(40).expect("pages").as_slice(), [run(0, 40)]);
+        assert_eq!(lane.free_count(), 0);
+        assert_eq!(lane.take(0), None);
+    }
+
+    #[test]
+    fn torn_lane_gives_its_longest_runs_or_nothing() {
+        let mut lane = Lane::new(64);
+        let singles: Vec<Runs> = (0..64).filter_map(|_| lane.take(1)).collect();
+        // Free: 0, 2, 4, … and a run of four.
+        for (index, single) in singles.iter().enumerate() {
+            if index % 2 == 0 || (33..36).contains(&index) {
+                lane.give(single);
+            }
+        }
+        let free = lane.free_count();
+        let torn = lane.take(12).expect("eight runs suffice");
+        assert_eq!(torn.as_slice()[0], run(32, 5));
+        assert_eq!(torn.as_slice().len(), 8);
+        assert_eq!(torn.page_count(), 12);
+        lane.give(&torn);
+        assert_eq!(lane.take(13), None);
+        assert_eq!(lane.free_count(), free);
+    }
+
+    #[test]
+    fn place_follows_the_runs() {
+        let runs = Runs::from_runs(&[run(10, 2), run(50, 3)]).expect("two runs");
+        let places: Vec<Option<(u32, u32)>> = (0..6).map(|page| runs.place(page)).collect();
+        assert_eq!(
+            places,
+            [
+                Some((10, 2)),
+                Some((11, 1)),
+                Some((50, 3)),
+                Some((51, 2)),
+                Some((52, 1)),
+                None
+            ]
+        );
+    }
+
+    #[test]
+    fn claims_that_overlap_or_lie_outside_are_refused_whole() {
+        let mut lane = Lane::new(70);
+        let claim = |lane: &mut Lane, runs: &[PageRun]| {
+            lane.claim(&Runs::from_runs(runs).expect("not too many"))
+        };
+        assert!(claim(&mut lane, &[run(3, 2), run(68, 2)]));
+        assert!(!claim(&mut lane, &[run(0, 2), run(4, 1)]));
+        assert!(!claim(&mut lane, &[run(69, 2)]));
+        assert!(!claim(&mut lane, &[run(u32::MAX, 2)]));
+        assert!(!claim(&mut lane, &[run(10, 5), run(14, 1)]));
+        assert_eq!(lane.free_count(), 66);
+        assert!(claim(&mut lane, &[run(0, 3)]));
+        assert_eq!(Runs::from_runs(&[run(0, 0)]), None);
+        assert_eq!(Runs::from_runs(&[run(0, 1); RUNS_MAX + 1]), None);
+    }
+
+    #[test]
+    fn random_taking_and_giving_keeps_the_books() {
+        let mut state = 7u64;
+        let mut random = |end: u32| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            ((state >> 33) % u64::from(end)) as u32
+        };
+        let mut lane = Lane::new(1000);
+        let mut owner = vec![0u32; 1000];
+        let mut out: Vec<(u32, Runs)> = Vec::new();
+        for number in 1..20_000u32 {
+            if random(2) == 0 && !out.is_empty() {
+                let (number, runs) = out.swap_remove(random(out.len() as u32) as usize);
+                for run in runs.as_slice() {
+                    for page in run.first..run.first + run.count {
+                        assert_eq!(owner[page as usize], number);
+                        owner[page as usize] = 0;
+                    }
+                }
+                lane.give(&runs);
+            } else if let Some(runs) = {
+                let count = random(60) + 1;
+                let runs = lane.take(count);
+                assert!(runs.is_none_or(|runs| runs.page_count() == count));
+                runs
+            } {
+                for run in runs.as_slice() {
+                    for page in run.first..run.first + run.count {
+                        assert_eq!(owner[page as usize], 0, "given twice");
+                        owner[page as usize] = number;
+                    }
+                }
+                out.push((number, runs));
+            }
+            let used = owner.iter().filter(|&&owner| owner != 0).count() as u32;
+            assert_eq!(lane.free_count(), 1000 - used);
+        }
+    }
+}

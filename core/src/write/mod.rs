@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What was acknowledged and is not on its device yet; see docs/decisions/0014.
+//!
+//! A write is a *piece*: it lies in pages of its session's *lane* ([`Lane`]) and is never changed. Which bytes of a
+//! file which piece has is the file's [`DirtyMap`]. Both hold numbers, never bytes.
+
+mod lane;
+mod map;
+
+pub use lane::{Lane, PageRun, RUNS_MAX, Runs};
+pub use map::{DirtyMap, PieceKey, Released, Span};

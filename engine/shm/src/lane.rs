@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A lane as it lies in its folder: the bytes that a session writes, and the daemon's table of what they are.
+//!
+//! ```text
+//! FOLDER/00000017.bytes   mapped for writing by its session
+//! FOLDER/00000017.table   the daemon's alone: `rushes_core::format::lane`
+//! ```
+//!
+//! Both are files on tmpfs in a folder that only root can enter: they outlive daemon and session, and nothing else does. The daemon never
+//! touches the bytes through its mapping (a session that cut its file short would kill it by SIGBUS): the kernel reads them for
+//! the device, and copies go through `pread`.
+
+use rushes_core::format::lane::*;
+use rushes_core::units::LaneId;
+use rushes_sys::{Access, Mapping, SysError};
+use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, ftruncate, open, unlink};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::fence;
+
+/// Page of a lane. Units: bytes.
+const PAGE_BYTES: u64 = 4096;
+
+/// A lane and its table.
+#[derive(Debug)]
+pub struct LaneFile {
+    head: Head,
+    folder: PathBuf,
+    bytes: OwnedFd,
+    /// For the kernel to read from; see above.
+    mapping: Mapping,
+    table: Mapping,
+}
+
+/// What of a lane cannot be used.
+#[derive(Debug)]
+pub enum LaneFault {
+    /// A call failed.
+    Sys(SysError),
+    /// The table is not one that we can read.
+    Head(HeadFault),
+    /// A record is damaged.
+    Record {
+        /// "piece" or "file".
+        what: &'static str,
+        /// Which.
+        record: u32,
+        /// How.
+        damage: Damage,
+    },
+}
+
+impl From<SysError> for LaneFault {
+    fn from(error: SysError) -> LaneFault {
+        LaneFault::Sys(error)
+    }
+}
+
+fn bytes_path(folder: &Path, lane: LaneId) -> PathBuf {
+    folder.join(format!("{:08}.bytes", lane.0))
+}
+
+fn table_path(folder: &Path, lane: LaneId) -> PathBuf {
+    folder.join(format!("{:08}.table", lane.0))
+}
+
+/// Lanes that lie in a folder, in order; also those that were never finished.
+pub fn lanes_in(folder: &Path) -> io::Result<Vec<LaneId>> {
+    let mut lanes = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let number = name
+            .to_str()
+            .and_then(|name| name.split_once('.'))
+            .filter(|(_, kind)| matches!(*kind, "bytes" | "table"))
+            .and_then(|(number, _)| number.parse().ok());
+        lanes.extend(number.map(LaneId));
+    }
+    lanes.sort_unstable();
+    lanes.dedup();
+    Ok(lanes)
+}
+
+impl LaneFile {
+    /// Make a lane. Its memory is taken as it is written to.
+    ///
+    /// Errors   EEXIST when there is one of that number; ENOSPC and the like.
+    pub fn create(folder: &Path, head: Head) -> Result<LaneFile, SysError> {
+        let lane = LaneId(head.lane);
+        let about = || table_path(folder, lane).display().to_string();
+        let made = |error: io::Error| SysError::new("make a lane", about(), error);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let table = open(table_path(folder, lane), flags, mode).map_err(|e| made(e.into()))?;
+        let bytes = open(bytes_path(folder, lane), flags, mode).map_err(|e| made(e.into()))?;
+        ftruncate(&table, place::BYTES as u64).map_err(|e| made(e.into()))?;
+        let size = u64::from(head.page_count) * PAGE_BYTES;
+        ftruncate(&bytes, size).map_err(|e| made(e.into()))?;
+        // What its records need is taken now: a full tmpfs would be a SIGBUS later.
+        fallocate(&table, FallocateFlags::empty(), 0, place::BYTES as u64)
+            .map_err(|e| made(e.into()))?;
+        let lane = LaneFile::map(folder, head, bytes, &table)?;
+        // Last: without a head it is no lane.
+        lane.store_all(place::HEAD, &head_words(&head));
+        Ok(lane)
+    }
+
+    /// Open what another daemon left. None: it never was a lane; its files are removed.
+    pub fn open(folder: &Path, lane: LaneId) -> Result<Option<LaneFile>, LaneFault> {
+        let about = || table_path(folder, lane).display().to_string();
+        let failed = |error: io::Error| SysError::new("open a lane", about(), error);
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let open_at = |path: PathBuf| open(path, flags, Mode::empty());
+        let found = (
+            open_at(table_path(folder, lane)),
+            open_at(bytes_path(folder, lane)),
+        );
+        let (Ok(table), Ok(bytes)) = found else {
+            remove(folder, lane);
+            return Ok(None);
+        };
+        let length = rustix::fs::fstat(&table)
+            .map_err(|e| failed(e.into()))?
+            .st_size as u64;
+        if length < place::BYTES as u64 {
+            if length == 0 {
+                remove(folder, lane);
+                return Ok(None);
+            }
+            return Err(LaneFault::Head(HeadFault::Damaged));
+        }
+        let unread = Head {
+            lane: lane.0,
+            page_count: 1,
+            epoch: 0,
+            secret: 0,
+        };
+        let mut file = LaneFile::map(folder, unread, bytes, &table)?;
+        let words: [u64; HEAD_WORDS] = file.load(place::HEAD);
+        if words == [0; HEAD_WORDS] {
+            remove(folder, lane);
+            return Ok(None);
+        }
+        let head = head_of(words).map_err(LaneFault::Head)?;
+        if head.lane != lane.0 || head.page_count == 0 {
+            return Err(LaneFault::Head(HeadFault::Damaged));
+        }
+        let size = u64::from(head.page_count) * PAGE_BYTES;
+        file.mapping = Mapping::shared(&file.bytes, size as usize, Access::Read).map_err(failed)?;
+        file.head = head;
+        Ok(Some(file))
+    }
+
+    fn map(
+        folder: &Path,
+        head: Head,
+        bytes: OwnedFd,
+        table: &OwnedFd,
+    ) -> Result<LaneFile, SysError> {
+        let about = || folder.display().to_string();
+        let size = u64::from(head.page_count) * PAGE_BYTES;
+        let mapped = |error| SysError::new("map a lane", about(), error);
+        let mapping = Mapping::shared(&bytes, size as usize, Access::Read).map_err(mapped)?;
+        let table = Mapping::shared(table, place::BYTES, Access::ReadWrite).map_err(mapped)?;
+        Ok(LaneFile {
+            head,
+            folder: folder.to_owned(),
+            bytes,
+            mapping,
+            table,
+        })
+    }
+
+    /// What its head says.
+    pub fn head(&self) -> Head {
+        self.head
+    }
+
+    /// Its bytes, for the session to map for writing.
+    pub fn bytes_fd(&self) -> &OwnedFd {
+        &self.bytes
+    }
+
+    /// Where its bytes are mapped here, for the kernel to read from. Never to be read by ourselves.
+    pub fn bytes(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Copy bytes out, for the cache or for a page that is put together. Returns how many there were.
+    pub fn copy_out(&self, offset: u64, to: &mut [u8]) -> io::Result<usize> {
+        let mut done = 0;
+        while let Some(rest) = to.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match rustix::io::pread(&self.bytes, rest, offset + done as u64) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Pages that nobody uses give their memory back.
+    pub fn give_memory_back(&self, first_page: u32, page_count: u32) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let start = u64::from(first_page) * PAGE_BYTES;
+        Ok(fallocate(
+            &self.bytes,
+            flags,
+            start,
+            u64::from(page_count) * PAGE_BYTES,
+        )?)
+    }
+
+    /// A new daemon, or a recovery, takes it over.
+    pub fn take_over(&mut self, epoch: u64) {
+        self.head.epoch = epoch;
+        self.table
+            .word64(place::HEAD + EPOCH_WORD * 8)
+            .store(epoch, Release);
+    }
+
+    /// The epoch as it is in the table: another's, when the lane was taken over.
+    pub fn epoch(&self) -> u64 {
+        self.table
+            .word64(place::HEAD + EPOCH_WORD * 8)
+            .load(Acquire)
+    }
+
+    /// Make a piece's bytes acknowledged: from here on they will be written, whoever dies.
+    pub fn publish(&self, record: u32, piece: &PieceRecord) {
+        let words = piece_words(State::Committed, piece);
+        self.store_last_first(piece_place(record), &words);
+        let done = place::DONE + (piece.request as usize % DONE_PLACES) * 8;
+        self.table.word64(done).store(piece.request, Release);
+    }
+
+    /// Another state, in one store.
+    pub fn set_state(&self, record: u32, state: State) {
+        let words: [u64; PIECE_WORDS] = self.load(piece_place(record));
+        let first = match state {
+            State::Free => 0,
+            _ => first_word(state, &words[1..]),
+        };
+        self.table.word64(piece_place(record)).store(first, Release);
+    }
+
+    /// True when this request was committed.
+    pub fn is_done(&self, request: u64) -> bool {
+        let done = place::DONE + (request as usize % DONE_PLACES) * 8;
+        request != 0 && self.table.word64(done).load(Acquire) == request
+    }
+
+    /// Say what file pieces with this number belong to; before the first of them.
+    pub fn name_file(&self, record: u32, file: &FileRecord) {
+        self.store_last_first(file_place(record), &file_words(file));
+    }
+
+    /// No piece has this number any more.
+    pub fn forget_file(&self, record: u32) {
+        self.table.word64(file_place(record)).store(0, Release);
+    }
+
+    /// What file that is.
+    pub fn file(&self, record: u32) -> Result<Option<FileRecord>, LaneFault> {
+        if record >= FILE_COUNT {
+            return Ok(None);
+        }
+        file_of(&self.load(file_place(record))).map_err(|damage| LaneFault::Record {
+            what: "file",
+            record,
+            damage,
+        })
+    }
+
+    /// Its pieces, in order of commit.
+    pub fn pieces(&self) -> Result<Vec<(u32, State, PieceRecord)>, LaneFault> {
+        let mut pieces = Vec::new();
+        for record in 0..PIECE_COUNT {
+            let words: [u64; PIECE_WORDS] = self.load(piece_place(record));
+            match piece_of(&words) {
+                Ok(None) => {}
+                Ok(Some((state, piece))) => pieces.push((record, state, piece)),
+                Err(damage) => {
+                    return Err(LaneFault::Record {
+                        what: "piece",
+                        record,
+                        damage,
+                    });
+                }
+            }
+        }
+        pieces.sort_unstable_by_key(|(_, _, piece)| piece.order);
+        Ok(pieces)
+    }
+
+    /// Nothing is in it and nobody writes to it: its files go.
+    pub fn remove(self) {
+        remove(&self.folder, LaneId(self.head.lane));
+    }
+
+    fn load<const N: usize>(&self, start: usize) -> [u64; N] {
+        let first = self.table.word64(start).load(Acquire);
+        std::array::from_fn(|n| match n {
+            0 => first,
+            _ => self.table.word64(start + n * 8).load(Relaxed),
+        })
+    }
+
+    /// A record that is free becomes one that is there.
+    fn store_last_first(&self, start: usize, words: &[u64]) {
+        // What was there is gone before anything of the new one is seen.
+        self.table.word64(start).store(0, Relaxed);
+        fence(Release);
+        self.store_all(start, words);
+    }
+
+    fn store_all(&self, start: usize, words: &[u64]) {
+        for (n, word) in words.iter().enumerate().skip(1) {
+            self.table.word64(start + n * 8).store(*word, Relaxed);
+        }
+        if let Some(first) = words.first() {
+            self.table.word64(start).store(*first, Release);
+        }
+    }
+}
+
+fn remove(folder: &Path, lane: LaneId) {
+    // Bytes first: a table without them is no lane.
+    let _ = unlink(bytes_path(folder, lane));
+    let _ = unlink(table_path(folder, lane));
+}
+
+fn piece_place(record: u32) -> usize {
+    place::PIECES + record as usize * PIECE_WORDS * 8
+}
+
+fn file_place(record: u32) -> usize {
+    place::FILES + record as usize * FILE_WORDS * 8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rushes_core::units::ByteRange;
+    use rushes_core::write::{PageRun, Runs};
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(test: &str) -> Folder {
+            let path = format!("/dev/shm/rushes-lanes-{test}-{}", std::process::id());
+            std::fs::create_dir(&path).expect("a folder of our own");
+            Folder(PathBuf::from(path))
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn head(lane: u32) -> Head {
+        Head {
+            lane,
+            page_count: 64,
+            epoch: 3,
+            secret: 77,
+        }
+    }
+
+    fn piece(order: u64, request: u64) -> PieceRecord {
+        let run = PageRun { first: 2, count: 3 };
+        PieceRecord {
+            order,
+            request,
+            range: ByteRange::new(order * 100, 9000),
+            file: 1,
+            runs: Runs::from_runs(&[run]).expect("one run"),
+        }
+    }
+
+    #[test]
+    fn what_was_published_is_found_by_who_comes_next() {
+        let folder = Folder::new("published");
+        let lane = LaneFile::create(&folder.0, head(5)).unwrap();
+        rustix::io::pwrite(lane.bytes_fd(), b"footage", 2 * 4096).unwrap();
+        lane.publish(9, &piece(2, 600));
+        lane.publish(4, &piece(1, 601));
+        lane.publish(7, &piece(3, 602));
+        lane.set_state(9, State::Submitted);
+        lane.set_state(7, State::Free);
+        drop(lane);
+        assert_eq!(lanes_in(&folder.0).unwrap(), [LaneId(5)]);
+        let mut lane = LaneFile::open(&folder.0, LaneId(5))
+            .unwrap()
+            .expect("it is there");
+        assert_eq!(lane.head(), head(5));
+        assert_eq!(
+            lane.pieces().unwrap(),
+            [
+                (4, State::Committed, piece(1, 601)),
+                (9, State::Submitted, piece(2, 600))
+            ]
+        );
+        assert!(lane.is_done(600) && lane.is_done(602));
+        assert!(!lane.is_done(600 + 512) && !lane.is_done(0));
+        let mut bytes = [0; 7];
+        assert_eq!(lane.copy_out(2 * 4096, &mut bytes).unwrap(), 7);
+        assert_eq!(&bytes, b"footage");
+        lane.take_over(4);
+        lane.set_state(9, State::Spent);
+        drop(lane);
+        let lane = LaneFile::open(&folder.0, LaneId(5))
+            .unwrap()
+            .expect("it is there");
+        assert_eq!((lane.head().epoch, lane.epoch()), (4, 4));
+        assert_eq!(lane.pieces().unwrap()[1].1, State::Spent);
+        lane.remove();
+        assert!(lanes_in(&folder.0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn lane_that_was_never_finished_is_removed_and_a_damaged_one_is_not() {
+        let folder = Folder::new("damaged");
+        std::fs::write(table_path(&folder.0, LaneId(1)), b"").unwrap();
+        std::fs::write(bytes_path(&folder.0, LaneId(2)), b"").unwrap();
+        for lane in [1, 2] {
+            assert!(LaneFile::open(&folder.0, LaneId(lane)).unwrap().is_none());
+        }
+        assert!(lanes_in(&folder.0).unwrap().is_empty());
+        let lane = LaneFile::create(&folder.0, head(3)).unwrap();
+        lane.publish(1, &piece(1, 1));
+        lane.table.word64(piece_place(1) + 24).fetch_xor(1, Relaxed);
+        assert!(matches!(
+            lane.pieces(),
+            Err(LaneFault::Record {
+                what: "piece",
+                record: 1,
+                damage: Damage::Checksum
+            })
+        ));
+        lane.table.word64(place::HEAD + 8).store(99, Relaxed);
+        drop(lane);
+        let fault = LaneFile::open(&folder.0, LaneId(3)).unwrap_err();
+        assert!(
+            matches!(fault, LaneFault::Head(HeadFault::Version(99))),
+            "{fault:?}"
+        );
+        assert_eq!(lanes_in(&folder.0).unwrap(), [LaneId(3)], "it is kept");
+    }
+
+    #[test]
+    fn session_that_cuts_its_bytes_short_harms_itself_alone() {
+        let folder = Folder::new("short");
+        let lane = LaneFile::create(&folder.0, head(6)).unwrap();
+        ftruncate(lane.bytes_fd(), 4096).unwrap();
+        let mut bytes = [1; 8192];
+        assert_eq!(lane.copy_out(0, &mut bytes).unwrap(), 4096);
+        assert_eq!(lane.copy_out(8192, &mut bytes).unwrap(), 0);
+    }
+}
