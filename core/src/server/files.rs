@@ -226,12 +226,16 @@ impl Server {
             way: facts.way,
             writing: Writing {
                 native_size: facts.size.0,
+                mapped_end: u64::MAX,
                 ..Writing::default()
             },
         });
         file.use_count += 1;
         if changed || file.extents.is_empty() {
             file.extents = facts.extents;
+            if file.changed <= asked {
+                file.writing.mapped_end = u64::MAX;
+            }
         }
         // A size that was looked for before this one was may be older.
         if let Some(asked) = &mut file.stat {
@@ -302,6 +306,9 @@ impl Server {
         file.changed = self.change_count;
         if range.end() == u64::MAX {
             file.size_stale = true;
+            // It may have been cut: blocks that it had, or was about to have, may be another's.
+            file.writing.mapped_end = file.writing.mapped_end.min(range.start.0);
+            file.writing.is_reservation_void = file.writing.reserving.is_some();
         }
         if let Some(asked) = &mut file.stat {
             asked.is_void |= range.end() == u64::MAX;

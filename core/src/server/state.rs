@@ -98,8 +98,12 @@ pub(super) struct Writing {
     pub grant_count: u32,
     /// Ranges on their way to the device.
     pub flights: Vec<ByteRange>,
-    /// A reservation is on its way.
-    pub is_reserving: bool,
+    /// A reservation is on its way, for these bytes.
+    pub reserving: Option<ByteRange>,
+    /// The file was changed beside us since: what the reservation found may be gone again.
+    pub is_reservation_void: bool,
+    /// From here on its extents may have been given back since we saw them.
+    pub mapped_end: u64,
     /// What was reserved lies behind its end, perhaps.
     pub is_reserved: bool,
     /// Who waits for stable storage, and from which commit on nothing is waited for.

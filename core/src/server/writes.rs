@@ -235,8 +235,9 @@ impl Server {
             return Turn::Failed(errno);
         }
         if !file.is_mapped(write.range) {
-            if !file.writing.is_reserving {
-                file.writing.is_reserving = true;
+            if file.writing.reserving.is_none() {
+                file.writing.reserving = Some(write.range);
+                file.writing.is_reservation_void = false;
                 file.writing.is_reserved = true;
                 let end = write.range.end();
                 let wished_end = if end < RESERVE_FROM {
@@ -365,20 +366,22 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        file.writing.is_reserving = false;
+        let asked = file.writing.reserving.take();
+        let is_void = core::mem::take(&mut file.writing.is_reservation_void);
         let failed = match result {
+            Ok(_) if is_void => None,
             Ok(extents) => {
                 file.extents = extents;
+                file.writing.mapped_end = u64::MAX;
+                if asked.is_some_and(|range| !file.is_mapped(range)) {
+                    // Reserved, and yet not there: this file system does not tell where blocks are.
+                    file.way = WriteWay::Through;
+                }
                 None
             }
             Err(errno) => Some(errno),
         };
         let waiting = file.writing.waiting.clone();
-        let first = waiting.first().and_then(|key| self.writes.get(*key));
-        if failed.is_none() && first.is_some_and(|write| !file.is_mapped(write.range)) {
-            // Reserved, and yet not there: this file system does not tell where blocks are.
-            file.way = WriteWay::Through;
-        }
         for key in waiting {
             let lacks = self.writes.get(key).is_some_and(|write| {
                 let mapped = |file: &File| file.is_mapped(write.range);
@@ -937,6 +940,9 @@ impl File {
 
     /// True when every byte of `range` has a block.
     pub(super) fn is_mapped(&self, range: ByteRange) -> bool {
+        if range.end() > self.writing.mapped_end {
+            return false;
+        }
         let mut at = range.start.0;
         let from = self
             .extents

@@ -499,7 +499,7 @@ impl Server {
         for run in zero_runs(offset, bytes) {
             let at = offset + run.start as u64;
             if run.zero {
-                self.discard(at, (run.end - run.start) as u64)?;
+                self.punch(at, (run.end - run.start) as u64)?;
             } else {
                 self.backing.write_all_at(&bytes[run.start..run.end], at)?;
             }
@@ -509,6 +509,15 @@ impl Server {
 }
 
 impl Server {
+    /// Makes bytes of the backing file zero and gives their memory back. (Takes no lock: who destages has it.)
+    fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(&self.backing, flags, offset, length) {
+            Err(rustix::io::Errno::OPNOTSUPP) => write_zeros(&self.backing, offset, length),
+            other => Ok(other?),
+        }
+    }
+
     /// Takes a write into the cache, or lets it wait for room there; gives it back when it is to go to the medium.
     fn write_cached(&self, offset: u64, bytes: &[u8], reply: WrittenReply) -> Option<WrittenReply> {
         let length = bytes.len() as u64;
@@ -632,13 +641,9 @@ impl OneFile for Server {
             return Err(on_purpose());
         }
         state.cache.forget(offset, length);
+        state.statistics.discard_count += 1;
         drop(state);
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        self.lock().statistics.discard_count += 1;
-        match rustix::fs::fallocate(&self.backing, flags, offset, length) {
-            Err(rustix::io::Errno::OPNOTSUPP) => write_zeros(&self.backing, offset, length),
-            other => Ok(other?),
-        }
+        self.punch(offset, length)
     }
 
     fn sync(&self, reply: SyncedReply) {
