@@ -5,12 +5,13 @@
 //! `engine/shm`). A layout never changes within a version; [`VERSION`] is compared at the
 //! handshake and a mismatch means plain I/O, never a guess.
 //!
-//! History: 1 first layout.
+//! History: 1 first layout; 2 writes: lanes, facts, WRITE_BEGIN to HOLD, the user's ids in OPEN.
 
+pub mod facts;
 pub mod lane;
 
 /// Version of every layout in this file.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// First four bytes of every message on the session socket: "RSH1".
 pub const MAGIC: u32 = 0x3148_5352;
@@ -34,7 +35,8 @@ pub mod message {
     /// Client → daemon: [`super::ConnectMessage`], no descriptor.
     pub const CONNECT: u32 = 1;
     /// Daemon → client: [`super::WelcomeMessage`] with, in this order, the data segment
-    /// (read-only), the ring segment, the eventfd that wakes the daemon, the one that wakes the client.
+    /// (read-only), the ring segment, the eventfd that wakes the daemon, the one that wakes the client; and, if it has a
+    /// lane, the lane's bytes (to be mapped for writing) and the facts ([`super::facts`], read-only).
     pub const WELCOME: u32 = 2;
     /// Daemon → client: [`super::RefusedMessage`]; the daemon then closes.
     pub const REFUSED: u32 = 3;
@@ -57,7 +59,8 @@ pub struct MessageHead {
     pub reserved: u32,
 }
 
-/// 0·16 head, 16·4 door, 20·4 zero, 24·64 share, 88·64 user, 152·64 client; names end at the first NUL.
+/// 0·16 head, 16·4 door, 20·4 lane of a former session, 24·64 share, 88·64 user, 152·64 client, 216·8 that lane's
+/// secret; names end at the first NUL.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ConnectMessage {
@@ -65,14 +68,16 @@ pub struct ConnectMessage {
     pub head: MessageHead,
     /// One of [`door`].
     pub door: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The lane that this client had with a daemon that died; 0: none.
+    pub former_lane: u32,
     /// The share's name, as the configuration knows it.
     pub share: [u8; NAME_BYTES_MAX],
     /// Who is connected.
     pub user: [u8; NAME_BYTES_MAX],
     /// From where (an address or a machine's name).
     pub client: [u8; NAME_BYTES_MAX],
+    /// What the welcome said of that lane; 0: none.
+    pub secret: u64,
 }
 
 /// Which kind of door a session serves.
@@ -85,7 +90,8 @@ pub mod door {
     pub const LOCAL: u32 = 3;
 }
 
-/// 0·16 head, 16·4 session, 20·4 slot count, 24·4 bytes a slot, 28·4 ring entries, 32·8 longest read.
+/// 0·16 head, 16·4 session, 20·4 slot count, 24·4 bytes a slot, 28·4 ring entries, 32·8 longest read, 40·8 longest
+/// write, 48·8 the lane's secret, 56·4 lane, 60·4 pages of the lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct WelcomeMessage {
@@ -101,6 +107,14 @@ pub struct WelcomeMessage {
     pub ring_entries: u32,
     /// Longest read in one request; the client cuts longer ones.
     pub read_bytes_max: u64,
+    /// Longest write in one request; longer ones are written by the client itself.
+    pub write_bytes_max: u64,
+    /// What a door must know to take its lane over to another daemon.
+    pub secret: u64,
+    /// Number of the session's lane.
+    pub lane: u32,
+    /// Pages of it; 0: there is none, and all writes are the client's own.
+    pub lane_pages: u32,
 }
 
 /// 0·16 head, 16·4 errno, 20·4 zero, 24·232 a sentence.
@@ -117,7 +131,7 @@ pub struct RefusedMessage {
     pub reason: [u8; 232],
 }
 
-/// 0·16 head, 16·4 handle, 20·4 path bytes, 24·… path below the share's root, no leading slash.
+/// 0·16 head, 16·4 handle, 20·4 path bytes, 24·4 user, 28·4 group, 32·… path below the share's root, no leading slash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct OpenMessage {
@@ -127,6 +141,10 @@ pub struct OpenMessage {
     pub handle: u32,
     /// Length of the path that follows.
     pub path_bytes: u32,
+    /// Whose quota and rights count when it is written.
+    pub uid: u32,
+    /// The same.
+    pub gid: u32,
 }
 
 // ---- Rings: single producer, single consumer, in one sealed memory file a session ----
@@ -180,6 +198,18 @@ pub mod op {
     pub const CHANGED: u32 = 4;
     /// The file named by `device` and `inode` lost a name (unlink, rename over). Reply as CHANGED.
     pub const GONE: u32 = 5;
+    /// `handle`, `offset`, `length` → pages of the session's lane, in the reply's slots as pairs of first page and count; the
+    /// first byte goes to `first_offset` in the first of them. rt-Samba's WRITE0.
+    pub const WRITE_BEGIN: u32 = 6;
+    /// `id` of the write whose bytes are there now. The reply comes when they are acknowledged. rt-Samba's WRITE1.
+    pub const WRITE_END: u32 = 7;
+    /// `id` of a write that was granted and will not be. No reply.
+    pub const WRITE_ABORT: u32 = 8;
+    /// `handle` → when all that was acknowledged of its file is on stable storage.
+    pub const SYNC: u32 = 9;
+    /// The file named by `device` and `inode` is about to be changed by the client in a way that leads past its bytes (truncate,
+    /// copy on the server). The reply comes when the file has everything; nothing is granted of it until the session's CHANGED.
+    pub const HOLD: u32 = 10;
 }
 
 /// 0·8 id, 8·4 op, 12·4 handle, 16·8 offset, 24·8 length, 32·8 device, 40·8 inode, 48·8 sent, 56·8 zero.
@@ -217,13 +247,13 @@ pub struct Reply {
     pub errno: u32,
     /// How many of `slots` are meant.
     pub slot_count: u32,
-    /// Bytes answered; short only at the end of the file.
+    /// Bytes answered; short only at the end of the file. Of a grant: all that was asked for.
     pub length: u64,
     /// Where the answer starts in `slots[0]`; it continues at the start of each next slot.
     pub first_offset: u32,
     /// Zero.
     pub reserved: u32,
-    /// Indices into the data segment.
+    /// Indices into the data segment, or runs of pages of the lane.
     pub slots: [u32; REPLY_SLOTS_MAX],
     /// Zero.
     pub padding: [u64; 4],
@@ -236,11 +266,12 @@ pub const PLAIN: u32 = 0x1_0000;
 const _: () = {
     assert!(RING_ENTRIES.is_power_of_two());
     assert!(size_of::<MessageHead>() == 16);
-    assert!(size_of::<ConnectMessage>() == 216);
-    assert!(size_of::<WelcomeMessage>() == 40);
+    assert!(size_of::<ConnectMessage>() == 224);
+    assert!(size_of::<WelcomeMessage>() == 64);
     assert!(size_of::<RefusedMessage>() == 256);
-    assert!(size_of::<OpenMessage>() == 24);
+    assert!(size_of::<OpenMessage>() == 32);
     assert!(size_of::<Request>() == 64);
     assert!(size_of::<Reply>() == 128);
+    assert!(2 * crate::write::RUNS_MAX <= REPLY_SLOTS_MAX);
     assert!(ring::BYTES == 4096 + 256 * 64 + 256 * 128);
 };

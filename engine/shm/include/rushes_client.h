@@ -48,11 +48,18 @@ struct rushes_lease {
 	struct iovec iov[RUSHES_LEASE_IOV_MAX];
 };
 
-/* One finished asynchronous read. */
+/* One finished asynchronous read, write or sync. */
 struct rushes_completion {
-	void *private_data;	/* as given to rushes_read_send */
-	ssize_t result;		/* bytes copied (short only at end of file),
-				 * -errno, or RUSHES_PLAIN */
+	void *private_data;	/* as given to rushes_read_send etc. */
+	ssize_t result;		/* bytes copied (of a read short only at end of
+				 * file; of a write all; of a sync 0), -errno,
+				 * or RUSHES_PLAIN */
+};
+
+/* What is known of a file beyond what the file system says of it. */
+struct rushes_fact {
+	uint64_t size;
+	int64_t changed_ns;	/* since 1970 */
 };
 
 /*
@@ -91,11 +98,12 @@ void rushes_event_fds(const struct rushes_client *client, int fds[2]);
 
 /*
  * Name an open file to the daemon. `fd` stays the caller's; its path is below
- * the share's root. Does not wait. NULL when the daemon is gone or out of
- * memory: use plain I/O.
+ * the share's root; `uid` and `gid` are on whose account it is written, if it
+ * is. Does not wait. NULL when the daemon is gone or out of memory: use plain
+ * I/O.
  */
 struct rushes_file *rushes_open(struct rushes_client *client, int fd,
-				const char *path);
+				const char *path, uid_t uid, gid_t gid);
 
 /* Forget a file. Its outstanding reads complete or were cancelled before. */
 void rushes_close(struct rushes_file *file);
@@ -108,7 +116,10 @@ void rushes_close(struct rushes_file *file);
 uint64_t rushes_read_send(struct rushes_file *file, void *buffer,
 			  size_t length, uint64_t offset, void *private_data);
 
-/* The buffer is going away: forget the read. No completion will be returned. */
+/*
+ * The buffer is going away: forget the read, write or sync. No completion will
+ * be returned. A write may happen all the same, as a whole or not at all.
+ */
 void rushes_read_cancel(struct rushes_client *client, uint64_t ticket);
 
 /*
@@ -132,6 +143,43 @@ ssize_t rushes_read(struct rushes_file *file, void *buffer, size_t length,
 int rushes_read_begin(struct rushes_file *file, size_t length,
 		      uint64_t offset, struct rushes_lease *lease);
 void rushes_read_end(struct rushes_file *file, struct rushes_lease *lease);
+
+/* Does the daemon take writes in this session? If not, all are plain. */
+bool rushes_takes_writes(const struct rushes_client *client);
+
+/*
+ * Start a write from `buffer`, which must stay valid and unchanged until its
+ * completion is returned by rushes_poll or it is cancelled. It is acknowledged
+ * as a whole or not at all. RUSHES_PLAIN as its result, or 0 here: write it on
+ * your own descriptor, then rushes_changed.
+ */
+uint64_t rushes_write_send(struct rushes_file *file, const void *buffer,
+			   size_t length, uint64_t offset, void *private_data);
+
+/* Write and wait. As its completion would say. */
+ssize_t rushes_write(struct rushes_file *file, const void *buffer,
+		     size_t length, uint64_t offset);
+
+/*
+ * Start putting all that was acknowledged of a file on stable storage. 0, or
+ * RUSHES_PLAIN as its result: it has everything, sync your own descriptor.
+ */
+uint64_t rushes_sync_send(struct rushes_file *file, void *private_data);
+
+/*
+ * A file is about to be changed on its own descriptor in a way that leads past
+ * its bytes (truncate, copy on the server, setting its times): wait until it
+ * has all that was acknowledged. Nothing more is granted of it, to nobody,
+ * until rushes_changed. False: the daemon is gone.
+ */
+bool rushes_hold(struct rushes_client *client, dev_t device, ino_t inode);
+
+/*
+ * Length and time of change of a file of which the file system does not have
+ * all bytes yet. False: it has; what it says is right. Costs no system call.
+ */
+bool rushes_fact_of(const struct rushes_client *client, dev_t device,
+		    ino_t inode, struct rushes_fact *fact);
 
 /*
  * Tell the daemon that bytes of a file were changed on its own descriptor

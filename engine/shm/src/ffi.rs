@@ -7,8 +7,8 @@
 #![allow(non_camel_case_types, missing_docs, clippy::missing_safety_doc)]
 
 use crate::client::{Client, ConnectError, FileHandle, ReadError, Ticket};
-use crate::layout::Connect;
-use libc::{c_char, c_int, c_void, dev_t, ino_t, iovec, size_t, ssize_t};
+use crate::layout::{Connect, Writer};
+use libc::{c_char, c_int, c_void, dev_t, gid_t, ino_t, iovec, size_t, ssize_t, uid_t};
 use rushes_core::format::REPLY_SLOTS_MAX;
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr};
@@ -43,6 +43,12 @@ pub struct rushes_lease {
     pub length: size_t,
     pub iov_count: c_int,
     pub iov: [iovec; REPLY_SLOTS_MAX],
+}
+
+#[repr(C)]
+pub struct rushes_fact {
+    pub size: u64,
+    pub changed_ns: i64,
 }
 
 #[repr(C)]
@@ -148,6 +154,7 @@ pub unsafe extern "C" fn rushes_connect(
         // SAFETY: the caller gives NUL-terminated strings.
         let (path, who) = unsafe {
             let who = Connect {
+                former: None,
                 door,
                 share: text(share),
                 user: text(user),
@@ -227,6 +234,8 @@ pub unsafe extern "C" fn rushes_open(
     client: *mut rushes_client,
     fd: c_int,
     path: *const c_char,
+    uid: uid_t,
+    gid: gid_t,
 ) -> *mut rushes_file {
     // SAFETY: the caller's promise; only this thread uses the client.
     let Some(session) = (unsafe { client.as_mut() }) else {
@@ -238,7 +247,7 @@ pub unsafe extern "C" fn rushes_open(
     // SAFETY: the caller's promise: a string, and an open descriptor that outlives the call.
     let (path, fd) = unsafe { (CStr::from_ptr(path).to_bytes(), BorrowedFd::borrow_raw(fd)) };
     session.guarded(null_mut(), |session| {
-        let Some(handle) = session.client.open(fd, path) else {
+        let Some(handle) = session.client.open_for(fd, path, Writer { uid, gid }) else {
             return null_mut();
         };
         let file = Box::into_raw(Box::new(rushes_file { client, handle }));
@@ -448,4 +457,119 @@ pub unsafe extern "C" fn rushes_gone(client: *mut rushes_client, device: dev_t, 
     if let Some(session) = unsafe { client.as_mut() } {
         session.guarded((), |session| session.client.gone(device, inode));
     }
+}
+
+/// # Safety
+/// `client` is null or a connected client.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_takes_writes(client: *const rushes_client) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { client.as_ref() }
+        .is_some_and(|client| !client.poisoned && client.client.takes_writes())
+}
+
+/// # Safety
+/// `file` is null or an open file; `buffer` as the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_write_send(
+    file: *mut rushes_file,
+    buffer: *const c_void,
+    length: size_t,
+    offset: u64,
+    private_data: *mut c_void,
+) -> u64 {
+    // SAFETY: the caller's promise.
+    let Some((session, handle)) = (unsafe { session_of(file) }) else {
+        return 0;
+    };
+    session.guarded(0, |session| {
+        // SAFETY: the header's promise about the buffer is `write_send`'s.
+        let ticket = unsafe {
+            session
+                .client
+                .write_send(handle, buffer.cast(), length, offset, private_data as usize)
+        };
+        ticket.map_or(0, Ticket::number)
+    })
+}
+
+/// # Safety
+/// `file` is null or an open file; `buffer` is valid for reading `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_write(
+    file: *mut rushes_file,
+    buffer: *const c_void,
+    length: size_t,
+    offset: u64,
+) -> ssize_t {
+    // SAFETY: the caller's promise.
+    let Some((session, handle)) = (unsafe { session_of(file) }) else {
+        return RUSHES_PLAIN;
+    };
+    if length == 0 || buffer.is_null() {
+        return RUSHES_PLAIN;
+    }
+    session.guarded(RUSHES_PLAIN, |session| {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), length) };
+        result_of(session.client.write(handle, bytes, offset))
+    })
+}
+
+/// # Safety
+/// `file` is null or an open file.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_sync_send(
+    file: *mut rushes_file,
+    private_data: *mut c_void,
+) -> u64 {
+    // SAFETY: the caller's promise.
+    let Some((session, handle)) = (unsafe { session_of(file) }) else {
+        return 0;
+    };
+    session.guarded(0, |session| {
+        let ticket = session.client.sync_send(handle, private_data as usize);
+        ticket.map_or(0, Ticket::number)
+    })
+}
+
+/// # Safety
+/// `client` is null or a connected client.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_hold(
+    client: *mut rushes_client,
+    device: dev_t,
+    inode: ino_t,
+) -> bool {
+    // SAFETY: the caller's promise.
+    let Some(session) = (unsafe { client.as_mut() }) else {
+        return false;
+    };
+    session.guarded(false, |session| session.client.hold(device, inode))
+}
+
+/// # Safety
+/// `client` is null or a connected client; `fact` is valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_fact_of(
+    client: *const rushes_client,
+    device: dev_t,
+    inode: ino_t,
+    fact: *mut rushes_fact,
+) -> bool {
+    // SAFETY: the caller's promise.
+    let Some(session) = (unsafe { client.as_ref() }) else {
+        return false;
+    };
+    let Some(found) = session.client.fact(device, inode) else {
+        return false;
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        fact.write(rushes_fact {
+            size: found.size,
+            changed_ns: found.changed_ns,
+        });
+    }
+    true
 }

@@ -152,6 +152,8 @@ pub struct Connect {
     pub user: String,
     /// From where.
     pub client: String,
+    /// The lane it had with a daemon that died, and its secret.
+    pub former: Option<(u32, u64)>,
 }
 
 fn name_field(name: &str) -> [u8; NAME_BYTES_MAX] {
@@ -181,11 +183,13 @@ fn name_of(field: &[u8], what: &str) -> Result<String, PeerError> {
 
 pub(crate) fn write_connect(connect: &Connect) -> Vec<u8> {
     let mut bytes = head(message::CONNECT);
+    let (lane, secret) = connect.former.unwrap_or_default();
     bytes.extend(connect.door.to_le_bytes());
-    bytes.extend(0u32.to_le_bytes());
+    bytes.extend(lane.to_le_bytes());
     for name in [&connect.share, &connect.user, &connect.client] {
         bytes.extend(name_field(name));
     }
+    bytes.extend(secret.to_le_bytes());
     bytes
 }
 
@@ -193,18 +197,17 @@ pub(crate) fn read_connect(bytes: &[u8]) -> Result<Connect, PeerError> {
     let size = size_of::<ConnectMessage>();
     let mut reader = body(bytes, message::CONNECT, "CONNECT", size)?;
     let door = whole(reader.u32())?;
-    let reserved = whole(reader.u32())?;
-    if reserved != 0 {
-        return Err(broken("read a CONNECT whose reserved word is not zero"));
-    }
+    let lane = whole(reader.u32())?;
     let share: [u8; NAME_BYTES_MAX] = whole(reader.take())?;
     let user: [u8; NAME_BYTES_MAX] = whole(reader.take())?;
     let client: [u8; NAME_BYTES_MAX] = whole(reader.take())?;
+    let secret = whole(reader.u64())?;
     Ok(Connect {
         door,
         share: name_of(&share, "share name")?,
         user: name_of(&user, "user name")?,
         client: name_of(&client, "client name")?,
+        former: (lane != 0).then_some((lane, secret)),
     })
 }
 
@@ -218,7 +221,15 @@ pub(crate) fn write_welcome(welcome: &WelcomeMessage) -> Vec<u8> {
     ] {
         bytes.extend(word.to_le_bytes());
     }
-    bytes.extend(welcome.read_bytes_max.to_le_bytes());
+    for word in [
+        welcome.read_bytes_max,
+        welcome.write_bytes_max,
+        welcome.secret,
+    ] {
+        bytes.extend(word.to_le_bytes());
+    }
+    bytes.extend(welcome.lane.to_le_bytes());
+    bytes.extend(welcome.lane_pages.to_le_bytes());
     bytes
 }
 
@@ -237,6 +248,10 @@ pub(crate) fn read_welcome(bytes: &[u8]) -> Result<WelcomeMessage, PeerError> {
         slot_bytes: whole(reader.u32())?,
         ring_entries: whole(reader.u32())?,
         read_bytes_max: whole(reader.u64())?,
+        write_bytes_max: whole(reader.u64())?,
+        secret: whole(reader.u64())?,
+        lane: whole(reader.u32())?,
+        lane_pages: whole(reader.u32())?,
     })
 }
 
@@ -274,16 +289,26 @@ pub(crate) fn read_refused(bytes: &[u8]) -> Result<(u32, String), PeerError> {
     ))
 }
 
-pub(crate) fn write_open(handle: u32, path_bytes: usize) -> Vec<u8> {
+/// Whose quota and rights count when a file is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Writer {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+pub(crate) fn write_open(handle: u32, path_bytes: usize, writer: Writer) -> Vec<u8> {
     let mut bytes = head(message::OPEN);
-    bytes.extend(handle.to_le_bytes());
-    // At most PATH_BYTES_MAX, as the caller checked.
-    bytes.extend((path_bytes as u32).to_le_bytes());
+    // A path has at most PATH_BYTES_MAX, as the caller checked.
+    for word in [handle, path_bytes as u32, writer.uid, writer.gid] {
+        bytes.extend(word.to_le_bytes());
+    }
     bytes
 }
 
-/// Handle and path. The path is relative, without "..", NUL or empty parts.
-pub(crate) fn read_open(bytes: &[u8]) -> Result<(u32, &[u8]), PeerError> {
+/// Handle, writer and path. The path is relative, without "..", NUL or empty parts.
+pub(crate) fn read_open(bytes: &[u8]) -> Result<(u32, Writer, &[u8]), PeerError> {
     let fixed = size_of::<OpenMessage>();
     if bytes.len() < fixed {
         read_head(bytes)?;
@@ -295,6 +320,10 @@ pub(crate) fn read_open(bytes: &[u8]) -> Result<(u32, &[u8]), PeerError> {
     let mut reader = body(&bytes[..fixed], message::OPEN, "OPEN", fixed)?;
     let handle = whole(reader.u32())?;
     let path_bytes = whole(reader.u32())? as usize;
+    let writer = Writer {
+        uid: whole(reader.u32())?,
+        gid: whole(reader.u32())?,
+    };
     let path = &bytes[fixed..];
     if path.len() != path_bytes || path_bytes > PATH_BYTES_MAX {
         return Err(broken(format!(
@@ -308,7 +337,7 @@ pub(crate) fn read_open(bytes: &[u8]) -> Result<(u32, &[u8]), PeerError> {
             String::from_utf8_lossy(path)
         )));
     }
-    Ok((handle, path))
+    Ok((handle, writer, path))
 }
 
 pub(crate) fn path_is_plain(path: &[u8]) -> bool {
@@ -444,6 +473,7 @@ mod tests {
             share: "media".into(),
             user: "eva".into(),
             client: "10.0.0.7".into(),
+            former: Some((9, 1 << 40)),
         };
         let bytes = write_connect(&connect);
         assert_eq!(bytes.len(), size_of::<ConnectMessage>());
@@ -460,6 +490,10 @@ mod tests {
             slot_bytes: 9,
             ring_entries: 10,
             read_bytes_max: 1 << 40,
+            write_bytes_max: 10,
+            secret: 11,
+            lane: 12,
+            lane_pages: 13,
         };
         assert_eq!(write_welcome(&welcome), bytes_of(&welcome));
         assert_eq!(read_welcome(&bytes_of(&welcome)).unwrap(), welcome);
@@ -469,9 +503,12 @@ mod tests {
         let (errno, reason) = read_refused(&refused).unwrap();
         assert_eq!(errno, 13);
         assert!(long.starts_with(&reason) && reason.len() == 230);
-        let mut open = write_open(4, 5);
+        let mut open = write_open(4, 5, Writer { uid: 6, gid: 7 });
         open.extend(b"a/b.c");
-        assert_eq!(read_open(&open).unwrap(), (4, b"a/b.c".as_slice()));
+        assert_eq!(
+            read_open(&open).unwrap(),
+            (4, Writer { uid: 6, gid: 7 }, b"a/b.c".as_slice())
+        );
     }
 
     #[test]
@@ -512,7 +549,7 @@ mod tests {
         };
         let good = write_connect(&Connect::default());
         check(b"", "0 bytes");
-        check(&good[..20], "20 bytes; expected 216");
+        check(&good[..20], "20 bytes; expected 224");
         check(b"GET / HTTP/1.1\r\n\r\n", "expected 0x31485352");
         let mut changed = good.clone();
         changed[4] = 9;
@@ -533,7 +570,7 @@ mod tests {
             let _ = read_connect(&packet);
             let _ = read_welcome(&packet);
             let _ = read_refused(&packet);
-            if let Ok((_, path)) = read_open(&packet) {
+            if let Ok((_, _, path)) = read_open(&packet) {
                 prop_assert!(path_is_plain(path));
             }
         }

@@ -11,13 +11,14 @@
 
 pub mod client;
 mod doorbell;
+pub mod facts;
 pub mod ffi;
 pub mod lane;
 mod layout;
 mod rings;
 pub mod server;
 
-pub use layout::{Connect, PeerError};
+pub use layout::{Connect, PeerError, Writer};
 
 #[cfg(not(target_endian = "little"))]
 compile_error!("the layouts of rushes_core::format are little endian and used in place");

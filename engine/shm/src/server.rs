@@ -18,13 +18,15 @@
 //! 3. [`ServerSession::reply`] as answers come, and [`ServerSession::flush`] once after them.
 
 use crate::layout::{
-    self, Connect, PACKET_BYTES_MAX, PeerError, broken, read_connect, read_open, write_refused,
-    write_welcome,
+    self, Connect, PACKET_BYTES_MAX, PeerError, Writer, broken, read_connect, read_open,
+    write_refused, write_welcome,
 };
 use crate::rings::{RingMemory, Which};
+use rushes_core::format::lane::Head;
 use rushes_core::format::{
     PLAIN, REPLY_SLOTS_MAX, RING_ENTRIES, Reply, Request, WelcomeMessage, op, ring, server_flag,
 };
+use rushes_core::server::Runs;
 use rushes_core::server::{Errno, FileKey};
 use rushes_core::units::*;
 use rushes_sys::socket::{self, Peer};
@@ -103,9 +105,22 @@ pub struct SessionTerms {
     pub read_bytes_max: u64,
     /// Handles it may have open; files beyond that are answered with [`ReplyBody::Plain`].
     pub handle_count_max: u32,
+    /// Longest write in one request.
+    pub write_bytes_max: u64,
     /// The driver promises to call [`ServerSession::next_event`] every few milliseconds while
     /// [`ServerSession::pinned_count`] is not zero; the client then need not ring for READ_END.
     pub sweeps: bool,
+}
+
+/// What a session that may write is given besides.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneTerms<'a> {
+    /// Its number, pages and secret.
+    pub head: Head,
+    /// Its bytes.
+    pub bytes: &'a OwnedFd,
+    /// What doors must know of files.
+    pub facts: &'a OwnedFd,
 }
 
 impl Newcomer {
@@ -142,11 +157,12 @@ impl Newcomer {
         let _ = socket::send(&*self.socket, &[&write_refused(errno.0, reason)], &[]);
     }
 
-    /// Take it in: make rings and doorbells, and hand them over with the segment.
+    /// Take it in: make rings and doorbells, and hand them over with the segment, and its lane if it has one.
     pub fn welcome(
         self,
         terms: SessionTerms,
         segment: &Segment,
+        lane: Option<LaneTerms<'_>>,
     ) -> Result<ServerSession, PeerError> {
         let ring_file = memory_file("rushes-ring", ring::BYTES as u64)?;
         let memory = RingMemory::map(&ring_file)?;
@@ -156,7 +172,12 @@ impl Newcomer {
         let data = segment.session_fd()?;
         let request_bell = Arc::new(bell::new()?);
         let reply_bell = bell::new()?;
+        let head = lane.map(|lane| lane.head);
         let message = write_welcome(&WelcomeMessage {
+            lane: head.map_or(0, |head| head.lane),
+            lane_pages: head.map_or(0, |head| head.page_count),
+            secret: head.map_or(0, |head| head.secret),
+            write_bytes_max: terms.write_bytes_max,
             session: terms.session.0,
             slot_count: segment.slot_count(),
             slot_bytes: segment.slot_bytes(),
@@ -164,12 +185,15 @@ impl Newcomer {
             read_bytes_max: terms.read_bytes_max,
             ..WelcomeMessage::default()
         });
-        let fds = [
+        let mut fds = vec![
             data.as_fd(),
             ring_file.as_fd(),
             request_bell.as_fd(),
             reply_bell.as_fd(),
         ];
+        if let Some(lane) = &lane {
+            fds.extend([lane.bytes.as_fd(), lane.facts.as_fd()]);
+        }
         socket::send(&*self.socket, &[&message], &fds)?;
         let mut session = ServerSession {
             socket: self.socket,
@@ -183,6 +207,7 @@ impl Newcomer {
             request_head: 0,
             reply_tail: 0,
             unpublished_bell: false,
+            has_lane: lane.is_some(),
             handles: HashSet::new(),
             live: HashMap::with_capacity(RING_ENTRIES as usize),
             pinned_count: 0,
@@ -206,6 +231,8 @@ pub enum ClientEvent {
         path: PathBuf,
         /// Whatever it sent: see `rushes_sys::file::reopen_vetted`.
         file: OwnedFd,
+        /// Who writes, if he does.
+        writer: Writer,
     },
     /// It wants bytes. To be answered.
     Read {
@@ -244,6 +271,41 @@ pub enum ClientEvent {
         /// Which file.
         key: FileKey,
     },
+    /// It wants to write. To be answered, with [`ReplyBody::Granted`] if all is well.
+    WriteBegin {
+        /// To answer by.
+        request: RequestId,
+        /// To which open file.
+        handle: HandleId,
+        /// Which bytes: at least one, at most `write_bytes_max`.
+        range: ByteRange,
+        /// When its door got the request; at most now.
+        sent: Instant,
+    },
+    /// It has put its bytes where it was told. To be answered.
+    WriteEnd {
+        /// As in WriteBegin.
+        request: RequestId,
+    },
+    /// It will not.
+    WriteAbort {
+        /// As in WriteBegin.
+        request: RequestId,
+    },
+    /// It wants what was acknowledged of a file on stable storage. To be answered.
+    Sync {
+        /// To answer by.
+        request: RequestId,
+        /// Of which open file.
+        handle: HandleId,
+    },
+    /// It is about to change a file beside us. To be answered.
+    Hold {
+        /// To answer by.
+        request: RequestId,
+        /// Which file.
+        key: FileKey,
+    },
 }
 
 /// An answer.
@@ -258,7 +320,16 @@ pub enum ReplyBody<'a> {
         /// How many.
         length: ByteCount,
     },
-    /// Changed, Gone: done.
+    /// Pages of the session's lane, the first byte at `first_offset` in the first.
+    Granted {
+        /// Which.
+        runs: Runs,
+        /// Units: bytes.
+        first_offset: u32,
+        /// As many bytes as were asked for.
+        length: ByteCount,
+    },
+    /// Changed, Gone, WriteEnd, Sync, Hold: done.
     Done,
     /// An error for the application.
     Failed(Errno),
@@ -273,6 +344,8 @@ enum Live {
     Waiting,
     /// Answered with slots.
     Pinned,
+    /// Answered with pages of the lane.
+    Granted,
 }
 
 /// One client's session.
@@ -289,6 +362,7 @@ pub struct ServerSession {
     reply_tail: u32,
     /// Replies went out since the client's bell was last thought of.
     unpublished_bell: bool,
+    has_lane: bool,
     handles: HashSet<u32>,
     live: HashMap<u64, Live>,
     pinned_count: u32,
@@ -320,7 +394,8 @@ impl ServerSession {
 
     /// Requests that are to be answered.
     pub fn waiting_count(&self) -> u32 {
-        self.live.len() as u32 - self.pinned_count
+        let waiting = |live: &&Live| **live == Live::Waiting;
+        self.live.values().filter(waiting).count() as u32
     }
 
     /// Reads answered with slots that have not been given back.
@@ -352,7 +427,10 @@ impl ServerSession {
                     None => continue,
                 },
             };
-            let names_file = matches!(request.op, op::READ | op::CLOSE);
+            let names_file = matches!(
+                request.op,
+                op::READ | op::CLOSE | op::WRITE_BEGIN | op::SYNC
+            );
             if names_file && !held && !self.handles.contains(&request.handle) {
                 // The client sent the file before this request, but on the socket.
                 self.held = Some(request);
@@ -384,6 +462,19 @@ impl ServerSession {
             ReplyBody::Done => {}
             ReplyBody::Failed(errno) => reply.errno = errno.0,
             ReplyBody::Plain => reply.errno = PLAIN,
+            ReplyBody::Granted {
+                runs,
+                first_offset,
+                length,
+            } => {
+                let runs = runs.as_slice();
+                reply.slot_count = 2 * runs.len() as u32;
+                reply.length = length.0;
+                reply.first_offset = first_offset;
+                for (pair, run) in reply.slots.chunks_exact_mut(2).zip(runs) {
+                    pair.copy_from_slice(&[run.first, run.count]);
+                }
+            }
             ReplyBody::Data {
                 slots,
                 first_offset,
@@ -407,12 +498,18 @@ impl ServerSession {
         self.reply_tail = self.reply_tail.wrapping_add(1);
         self.memory.publish_tail(Which::Replies, self.reply_tail);
         self.unpublished_bell = true;
-        if reply.slot_count > 0 {
-            self.live.insert(request.0, Live::Pinned);
-            self.pinned_count += 1;
-        } else {
-            self.live.remove(&request.0);
-        }
+        let next = match body {
+            ReplyBody::Granted { .. } => Some(Live::Granted),
+            _ if reply.slot_count > 0 => {
+                self.pinned_count += 1;
+                Some(Live::Pinned)
+            }
+            _ => None,
+        };
+        match next {
+            Some(next) => self.live.insert(request.0, next),
+            None => self.live.remove(&request.0),
+        };
         Ok(())
     }
 
@@ -478,7 +575,7 @@ impl ServerSession {
                 return Ok(None);
             };
             let bytes = checked_packet(&buffer, packet.bytes)?;
-            let (handle, path) = read_open(bytes)?;
+            let (handle, writer, path) = read_open(bytes)?;
             if packet.fds.len() != 1 || packet.fds_cut {
                 return Err(broken(format!(
                     "read an OPEN message with {}{} descriptors; expected one",
@@ -503,6 +600,7 @@ impl ServerSession {
                 handle: HandleId(handle),
                 path: OsString::from_vec(path.to_vec()).into(),
                 file,
+                writer,
             }));
         }
     }
@@ -523,7 +621,7 @@ impl ServerSession {
         let range = ByteRange::new(request.offset, request.length);
         let event = match request.op {
             op::READ => {
-                self.check_range(request)?;
+                self.check_range(request, self.terms.read_bytes_max)?;
                 self.begin(request.id)?;
                 if !self.handles.contains(&request.handle) {
                     self.reply(id, ReplyBody::Plain)?;
@@ -577,28 +675,79 @@ impl ServerSession {
                 self.begin(request.id)?;
                 ClientEvent::Gone { request: id, key }
             }
+            op::WRITE_BEGIN => {
+                self.check_range(request, self.terms.write_bytes_max)?;
+                self.begin(request.id)?;
+                if !self.has_lane || !self.handles.contains(&request.handle) {
+                    self.reply(id, ReplyBody::Plain)?;
+                    self.flush();
+                    return Ok(None);
+                }
+                ClientEvent::WriteBegin {
+                    request: id,
+                    handle: HandleId(request.handle),
+                    range,
+                    sent: Instant(request.sent_ns).min(rushes_sys::clock::now()),
+                }
+            }
+            op::WRITE_END => {
+                self.check_granted(request, "WRITE_END")?;
+                self.live.insert(request.id, Live::Waiting);
+                ClientEvent::WriteEnd { request: id }
+            }
+            op::WRITE_ABORT => {
+                self.check_granted(request, "WRITE_ABORT")?;
+                self.live.remove(&request.id);
+                ClientEvent::WriteAbort { request: id }
+            }
+            op::SYNC => {
+                self.begin(request.id)?;
+                if !self.handles.contains(&request.handle) {
+                    self.reply(id, ReplyBody::Plain)?;
+                    self.flush();
+                    return Ok(None);
+                }
+                ClientEvent::Sync {
+                    request: id,
+                    handle: HandleId(request.handle),
+                }
+            }
+            op::HOLD => {
+                self.begin(request.id)?;
+                ClientEvent::Hold { request: id, key }
+            }
             other => {
                 return Err(broken(format!(
                     "read operation {other} in a request; expected {} to {}",
                     op::READ,
-                    op::GONE
+                    op::HOLD
                 )));
             }
         };
         Ok(Some(event))
     }
 
-    fn check_range(&self, request: &Request) -> Result<(), PeerError> {
+    fn check_granted(&self, request: &Request, what: &str) -> Result<(), PeerError> {
+        if self.live.get(&request.id) == Some(&Live::Granted) {
+            return Ok(());
+        }
+        Err(broken(format!(
+            "read {what} for request {}, which was granted nothing",
+            request.id
+        )))
+    }
+
+    fn check_range(&self, request: &Request, most: u64) -> Result<(), PeerError> {
         let end = request.offset.checked_add(request.length);
         let fits = request.length > 0
-            && request.length <= self.terms.read_bytes_max
+            && request.length <= most
             && end.is_some_and(|end| i64::try_from(end).is_ok());
         if fits {
             return Ok(());
         }
         Err(broken(format!(
             "read a request for {} bytes at {}; expected 1 to {} bytes below 2^63",
-            request.length, request.offset, self.terms.read_bytes_max
+            request.length, request.offset, most
         )))
     }
 

@@ -106,7 +106,7 @@ fn calls_do_what_the_header_says() {
     // SAFETY: each call is made as the header demands.
     unsafe {
         assert!(rushes_alive(client));
-        let handle = rushes_open(client, file.as_raw_fd(), c"clip.mov".as_ptr());
+        let handle = rushes_open(client, file.as_raw_fd(), c"clip.mov".as_ptr(), 0, 0);
         assert!(!handle.is_null());
         let mut buffer = vec![0u8; 300_000];
         let count = rushes_read(handle, buffer.as_mut_ptr().cast(), 200_000, 1000);
@@ -165,7 +165,7 @@ fn calls_do_what_the_header_says() {
         rushes_gone(client, 1, 2);
         rushes_close(handle);
         // One left open is freed by the end of the session.
-        assert!(!rushes_open(client, file.as_raw_fd(), c"clip.mov".as_ptr()).is_null());
+        assert!(!rushes_open(client, file.as_raw_fd(), c"clip.mov".as_ptr(), 0, 0).is_null());
         rushes_disconnect(client);
     }
     let echo = server.stop();
@@ -182,7 +182,7 @@ fn nothing_there_gives_a_reason_and_null_is_harmless() {
     // SAFETY: null is allowed everywhere but for buffers.
     unsafe {
         assert!(!rushes_alive(client));
-        assert!(rushes_open(client, 0, c"a".as_ptr()).is_null());
+        assert!(rushes_open(client, 0, c"a".as_ptr(), 0, 0).is_null());
         assert_eq!(rushes_read(null_mut(), null_mut(), 10, 0), RUSHES_PLAIN);
         assert_eq!(
             rushes_read_send(null_mut(), null_mut(), 10, 0, null_mut()),

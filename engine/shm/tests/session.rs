@@ -24,6 +24,7 @@ fn who() -> Connect {
         share: "media".into(),
         user: "eva".into(),
         client: "test".into(),
+        former: None,
     }
 }
 
@@ -454,25 +455,26 @@ fn forked_child_finds_its_copy_dead_and_harms_nothing() {
 
 #[test]
 fn sessions_memory_cannot_be_written_or_shrunk_by_a_client() {
+    use rushes_core::format::{ConnectMessage, VERSION};
     use rustix::fs::{FallocateFlags, OFlags, SealFlags};
     let folder = Folder::new("sealed");
     let server = Running::start(&folder.socket(), SMALL);
     let socket = rushes_sys::socket::connect_to(&folder.socket()).unwrap();
     // CONNECT by hand: magic, version, message, zero, door, zero, names.
     let mut message = Vec::new();
-    for word in [0x3148_5352u32, 1, 1, 0, 3, 0] {
+    for word in [0x3148_5352u32, VERSION, 1, 0, 3, 0] {
         message.extend(word.to_le_bytes());
     }
-    message.resize(216, 0);
+    message.resize(size_of::<ConnectMessage>(), 0);
     rushes_sys::socket::send(&socket, &[&message], &[]).unwrap();
-    let mut buffer = [0; 64];
+    let mut buffer = [0; 128];
     let packet = loop {
         if let Some(packet) = rushes_sys::socket::receive(&socket, &mut buffer).unwrap() {
             break packet;
         }
         std::thread::yield_now();
     };
-    assert_eq!((packet.bytes, packet.fds.len()), (40, 4));
+    assert_eq!((packet.bytes, packet.fds.len()), (64, 4));
     let [data, rings, ..] = &packet.fds[..] else {
         panic!()
     };

@@ -27,7 +27,7 @@ pub use map::{Access, Mapping};
 pub use ring::{
     Completion, FakePoll, FakeRead, FakeRing, PollId, Ring, RingFacts, RingLimits, SlotRead,
 };
-pub use segment::{Segment, SegmentHome, SegmentWarning, memory_file};
+pub use segment::{Segment, SegmentHome, SegmentWarning, memory_file, readers_file};
 
 /// Say aloud that a test is skipped, and why; it then returns.
 ///

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The handshake, seen from the door.
 
+use crate::facts::FactsView;
 use crate::layout::{
     Connect, PACKET_BYTES_MAX, PeerError, broken, read_head, read_refused, read_welcome,
     write_connect,
 };
 use crate::rings::RingMemory;
-use rushes_core::format::{RING_ENTRIES, WelcomeMessage, message, ring};
+use rushes_core::format::{RING_ENTRIES, WelcomeMessage, facts, message, ring};
+use rushes_core::server::PAGE_BYTES;
 use rushes_core::units::{Duration, Instant};
 use rushes_sys::{Access, Mapping, clock, socket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -79,6 +81,8 @@ pub(super) struct Session {
     pub(super) data: Mapping,
     pub(super) server_bell: OwnedFd,
     pub(super) own_bell: OwnedFd,
+    /// Where to write, and what to know of files that are written.
+    pub(super) lane: Option<(Mapping, FactsView)>,
 }
 
 pub(super) fn connect(
@@ -108,11 +112,30 @@ pub(super) fn connect(
     let welcome = read_welcome(bytes)?;
     let data_bytes = check_welcome(&welcome)?;
     let count = packet.fds.len();
-    let Ok([data, rings, server_bell, own_bell]) = <[OwnedFd; 4]>::try_from(packet.fds) else {
+    let expected = if welcome.lane_pages == 0 { 4 } else { 6 };
+    let mut fds = packet.fds.into_iter();
+    let (Some(data), Some(rings), Some(server_bell), Some(own_bell), true) = (
+        fds.next(),
+        fds.next(),
+        fds.next(),
+        fds.next(),
+        count == expected,
+    ) else {
         return Err(broken(format!(
-            "read a WELCOME with {count} descriptors; expected 4"
+            "read a WELCOME with {count} descriptors; expected {expected}"
         ))
         .into());
+    };
+    let lane = match (fds.next(), fds.next()) {
+        (Some(bytes), Some(known)) => {
+            let length = u64::from(welcome.lane_pages) * PAGE_BYTES;
+            check_file(&bytes, length, false, "lane")?;
+            check_file(&known, facts::BYTES as u64, true, "table of facts")?;
+            // Fits: it is the size of a file that exists.
+            let bytes = Mapping::shared(&bytes, length as usize, Access::ReadWrite)?;
+            Some((bytes, FactsView::map(&known)?))
+        }
+        _ => None,
     };
     check_file(&data, data_bytes, false, "data segment")?;
     check_file(&rings, ring::BYTES as u64, true, "ring segment")?;
@@ -127,6 +150,7 @@ pub(super) fn connect(
         data,
         server_bell,
         own_bell,
+        lane,
     })
 }
 

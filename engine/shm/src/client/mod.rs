@@ -23,12 +23,16 @@ mod tests;
 
 pub use connect::{CONNECT_PATIENCE, ConnectError};
 
-use crate::layout::{Connect, PACKET_BYTES_MAX, PeerError, broken, path_is_plain, write_open};
+use crate::facts::{FactsView, FileFact};
+use crate::layout::{
+    Connect, PACKET_BYTES_MAX, PeerError, Writer, broken, path_is_plain, write_open,
+};
 use crate::rings::{RingMemory, Which};
 use connect::timespec;
 use rushes_core::format::{
     PATH_BYTES_MAX, PLAIN, REPLY_SLOTS_MAX, RING_ENTRIES, Reply, Request, op, server_flag,
 };
+use rushes_core::server::{PAGE_BYTES, PageRun, Runs};
 use rushes_core::units::{Duration, NS_PER_S};
 use rushes_sys::{ForkGuard, Mapping, bell, clock, socket};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -116,6 +120,9 @@ pub struct Client {
     slot_count: u32,
     slot_bytes: u32,
     read_bytes_max: u64,
+    write_bytes_max: u64,
+    /// Where to write, if the daemon takes writes, and what to know of files that are written.
+    lane: Option<(Mapping, FactsView)>,
     alive: bool,
     /// Why it ended, when it did.
     end: Option<PeerError>,
@@ -128,6 +135,8 @@ pub struct Client {
     owed: bool,
     /// Requests were published that the daemon was not woken for.
     unrung: bool,
+    /// Among them is one that somebody waits for.
+    urgent: bool,
     /// Requests whose reply is to come.
     unanswered: u32,
     /// A reply was taken since the caller last went back to its event loop.
@@ -147,7 +156,18 @@ pub struct Client {
     spin: Spin,
 }
 
+/// What a ticket is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read,
+    /// From the buffer.
+    Write,
+    /// No bytes.
+    Sync,
+}
+
 struct TicketState {
+    kind: Kind,
     handle: u32,
     buffer: *mut u8,
     offset: u64,
@@ -155,8 +175,10 @@ struct TicketState {
     private_data: usize,
     /// Somebody waits for it; it is not to be reported.
     waited_for: bool,
-    /// How far parts were sent.
+    /// How far parts of a read were sent.
     sent: usize,
+    /// The one part of what is not a read was sent.
+    is_sent: bool,
     part_count: u32,
     /// How far the bytes go: the first short part's end.
     end: usize,
@@ -166,13 +188,39 @@ struct TicketState {
 
 impl TicketState {
     fn all_sent(&self) -> bool {
-        self.sent == self.length || self.end < self.sent || self.error.is_some()
+        match self.kind {
+            Kind::Read => self.sent == self.length || self.end < self.sent || self.error.is_some(),
+            Kind::Write | Kind::Sync => self.is_sent,
+        }
     }
 
     fn result(&self) -> Result<usize, ReadError> {
         match self.error {
             Some(error) => Err(error),
             None => Ok(self.end),
+        }
+    }
+}
+
+/// What a caller wants.
+struct Ask {
+    kind: Kind,
+    buffer: *mut u8,
+    length: usize,
+    offset: u64,
+    private_data: usize,
+    waited_for: bool,
+}
+
+impl Ask {
+    fn sync() -> Ask {
+        Ask {
+            kind: Kind::Sync,
+            buffer: std::ptr::null_mut(),
+            length: 0,
+            offset: 0,
+            private_data: 0,
+            waited_for: false,
         }
     }
 }
@@ -191,8 +239,26 @@ enum PartUse {
         ticket: TicketKey,
         start: usize,
     },
-    /// Of a read that nobody wants any more.
+    /// Of a read or sync that nobody wants any more.
     Forgotten,
+    /// A write that waits for its grant.
+    WriteBegin {
+        ticket: TicketKey,
+        offset: u64,
+    },
+    /// The same, and nobody wants it any more.
+    WriteForgotten {
+        offset: u64,
+    },
+    /// The acknowledgement of a write that nobody wants any more.
+    EndForgotten,
+    /// Its bytes are where they belong.
+    WriteEnd {
+        ticket: TicketKey,
+    },
+    Sync {
+        ticket: TicketKey,
+    },
     /// A lease that somebody waits for.
     LeaseWanted,
     /// What the wait for it gave.
@@ -237,6 +303,8 @@ impl Client {
             slot_count: session.welcome.slot_count,
             slot_bytes: session.welcome.slot_bytes,
             read_bytes_max: session.welcome.read_bytes_max,
+            write_bytes_max: session.welcome.write_bytes_max,
+            lane: session.lane,
             socket: session.socket,
             memory: session.memory,
             data: session.data,
@@ -249,6 +317,7 @@ impl Client {
             armed: false,
             owed: false,
             unrung: false,
+            urgent: false,
             unanswered: 0,
             found: false,
             end_count: 0,
@@ -287,11 +356,16 @@ impl Client {
 
     /// Name an open file to the daemon. `path` is below the share's root. None: read it plainly.
     pub fn open(&mut self, fd: impl AsFd, path: &[u8]) -> Option<FileHandle> {
+        self.open_for(fd, path, Writer::default())
+    }
+
+    /// The same, for a file that is written on this user's account.
+    pub fn open_for(&mut self, fd: impl AsFd, path: &[u8], writer: Writer) -> Option<FileHandle> {
         if !self.usable() || path.len() > PATH_BYTES_MAX || !path_is_plain(path) {
             return None;
         }
         let handle = self.new_handle()?;
-        let head = write_open(handle, path.len());
+        let head = write_open(handle, path.len(), writer);
         match socket::send(&self.socket, &[&head, path], &[fd.as_fd()]) {
             Ok(()) => {
                 self.files.insert(handle, FileState::default());
@@ -350,11 +424,136 @@ impl Client {
         if !self.usable() {
             return None;
         }
-        let key = self.begin(file, buffer, length, offset, private_data, false)?;
+        let ask = Ask {
+            kind: Kind::Read,
+            buffer,
+            length,
+            offset,
+            private_data,
+            waited_for: false,
+        };
+        self.send(file, &ask)
+    }
+
+    /// Start a write from `buffer`; [`Client::poll`] reports its end: all of it was acknowledged, or nothing. None: not taken,
+    /// write plainly.
+    ///
+    /// # Safety
+    /// `buffer` is valid for reading `length` bytes, and not changed, until the write is reported or cancelled, its file closed,
+    /// or the client dropped.
+    pub unsafe fn write_send(
+        &mut self,
+        file: FileHandle,
+        buffer: *const u8,
+        length: usize,
+        offset: u64,
+        private_data: usize,
+    ) -> Option<Ticket> {
+        if !self.usable() || !self.takes_write(length) {
+            return None;
+        }
+        let ask = Ask {
+            kind: Kind::Write,
+            // Never written to.
+            buffer: buffer.cast_mut(),
+            length,
+            offset,
+            private_data,
+            waited_for: false,
+        };
+        self.send(file, &ask)
+    }
+
+    /// Have what was acknowledged of a file put on stable storage; [`Client::poll`] reports when it is. None: not taken, it
+    /// is all in the file: sync that.
+    pub fn sync_send(&mut self, file: FileHandle, private_data: usize) -> Option<Ticket> {
+        if !self.usable() || self.lane.is_none() {
+            return None;
+        }
+        let ask = Ask {
+            private_data,
+            ..Ask::sync()
+        };
+        self.send(file, &ask)
+    }
+
+    /// Write and wait.
+    pub fn write(
+        &mut self,
+        file: FileHandle,
+        bytes: &[u8],
+        offset: u64,
+    ) -> Result<usize, ReadError> {
+        if !self.usable() || !self.takes_write(bytes.len()) {
+            return Err(ReadError::Plain);
+        }
+        self.ask_and_wait(
+            file,
+            &Ask {
+                kind: Kind::Write,
+                buffer: bytes.as_ptr().cast_mut(),
+                length: bytes.len(),
+                offset,
+                private_data: 0,
+                waited_for: true,
+            },
+        )
+    }
+
+    /// As [`Client::sync_send`], and wait.
+    pub fn sync(&mut self, file: FileHandle) -> Result<(), ReadError> {
+        if !self.usable() || self.lane.is_none() {
+            return Err(ReadError::Plain);
+        }
+        let ask = Ask {
+            waited_for: true,
+            ..Ask::sync()
+        };
+        self.ask_and_wait(file, &ask).map(|_| ())
+    }
+
+    /// Does the daemon take writes of this session?
+    pub fn takes_writes(&self) -> bool {
+        self.lane.is_some()
+    }
+
+    /// Is there a lane for writes, and could this one fit?
+    fn takes_write(&self, length: usize) -> bool {
+        let most = self
+            .lane
+            .as_ref()
+            .map_or(0, |_| self.write_bytes_max as usize);
+        length > 0 && length <= most
+    }
+
+    /// What to know of a file beyond what the file system says of it: its bytes are partly still with the daemon. None: nothing.
+    pub fn fact(&self, device: u64, inode: u64) -> Option<FileFact> {
+        self.lane.as_ref()?.1.of(device, inode)
+    }
+
+    fn send(&mut self, file: FileHandle, ask: &Ask) -> Option<Ticket> {
+        let key = self.begin(file, ask)?;
         self.tell_server();
-        // Should the session end in here, the read is reported as Plain like any other.
+        // Should the session end in here, it is reported as Plain like any other.
         self.rest();
         Some(Ticket(key.data().as_ffi()))
+    }
+
+    fn ask_and_wait(&mut self, file: FileHandle, ask: &Ask) -> Result<usize, ReadError> {
+        // A ring full of what needs no answer (many files closed at once) is emptied in a moment.
+        if !self.room_for_read() {
+            self.wait_for(Wanted::Room);
+        }
+        let key = self.begin(file, ask).ok_or(ReadError::Plain)?;
+        self.tell_server();
+        self.wait_for(Wanted::Ticket(key));
+        let result = match self.tickets.get(key) {
+            Some(ticket) if ticket.done => ticket.result(),
+            _ => Err(ReadError::Plain),
+        };
+        self.forget(key);
+        self.rest();
+        result
     }
 
     /// The buffer is going away: forget the read. It will not be reported.
@@ -411,22 +610,15 @@ impl Client {
         if !self.usable() {
             return Err(ReadError::Plain);
         }
-        // A ring full of what needs no answer (many files closed at once) is emptied in a moment.
-        if !self.room_for_read() {
-            self.wait_for(Wanted::Room);
-        }
-        let key = self
-            .begin(file, buffer, length, offset, 0, true)
-            .ok_or(ReadError::Plain)?;
-        self.tell_server();
-        self.wait_for(Wanted::Ticket(key));
-        let result = match self.tickets.get(key) {
-            Some(ticket) if ticket.done => ticket.result(),
-            _ => Err(ReadError::Plain),
+        let ask = Ask {
+            kind: Kind::Read,
+            buffer,
+            length,
+            offset,
+            private_data: 0,
+            waited_for: true,
         };
-        self.forget(key);
-        self.rest();
-        result
+        self.ask_and_wait(file, &ask)
     }
 
     /// Pin bytes of the cache and wait until they are there. `length` is cut to what one lease spans.
@@ -452,7 +644,13 @@ impl Client {
             self.wait_for(Wanted::Room);
         }
         let key = self
-            .send_read(file.0, offset, length as u64, PartUse::LeaseWanted)
+            .send_part(
+                op::READ,
+                file.0,
+                offset,
+                length as u64,
+                PartUse::LeaseWanted,
+            )
             .ok_or(ReadError::Plain)?;
         self.tell_server();
         self.wait_for(Wanted::Part(key));
@@ -513,6 +711,20 @@ impl Client {
         });
     }
 
+    /// A file is about to be changed on its own descriptor in a way that leads past its bytes: wait until it has everything that was
+    /// acknowledged. Nothing is granted of it until [`Client::changed`]. False: the daemon is gone.
+    pub fn hold(&mut self, device: u64, inode: u64) -> bool {
+        if self.lane.is_none() {
+            return true;
+        }
+        self.notice(Request {
+            op: op::HOLD,
+            device,
+            inode,
+            ..Request::default()
+        })
+    }
+
     /// The same for a file that lost a name.
     pub fn gone(&mut self, device: u64, inode: u64) {
         self.notice(Request {
@@ -525,27 +737,22 @@ impl Client {
 
     // ---- Sending ----
 
-    fn begin(
-        &mut self,
-        file: FileHandle,
-        buffer: *mut u8,
-        length: usize,
-        offset: u64,
-        private_data: usize,
-        waited_for: bool,
-    ) -> Option<TicketKey> {
-        let end = offset.checked_add(length as u64)?;
+    fn begin(&mut self, file: FileHandle, ask: &Ask) -> Option<TicketKey> {
+        let length = ask.length;
+        let end = ask.offset.checked_add(length as u64)?;
         if !self.is_open(file) || i64::try_from(end).is_err() {
             return None;
         }
         let key = self.tickets.insert(TicketState {
+            kind: ask.kind,
             handle: file.0,
-            buffer,
-            offset,
+            buffer: ask.buffer,
+            offset: ask.offset,
             length,
-            private_data,
-            waited_for,
+            private_data: ask.private_data,
+            waited_for: ask.waited_for,
             sent: 0,
+            is_sent: false,
             part_count: 0,
             end: length,
             error: None,
@@ -559,7 +766,7 @@ impl Client {
                 .retain(|finished| finished.ticket.0 != key.data().as_ffi());
             return None;
         };
-        if length == 0 {
+        if length == 0 && ask.kind == Kind::Read {
             self.finish(key);
         } else if ticket.part_count == 0 && self.unanswered == 0 {
             // Nothing is under way that would bring us back to it.
@@ -580,14 +787,35 @@ impl Client {
                 self.unsent.pop_front();
                 continue;
             }
-            let start = ticket.sent;
-            let (handle, offset) = (ticket.handle, ticket.offset + start as u64);
+            let (handle, start) = (ticket.handle, ticket.sent);
+            if ticket.kind != Kind::Read {
+                let (offset, length) = (ticket.offset, ticket.length as u64);
+                let (op, use_) = match ticket.kind {
+                    Kind::Write => {
+                        let begin = PartUse::WriteBegin {
+                            ticket: key,
+                            offset,
+                        };
+                        (op::WRITE_BEGIN, begin)
+                    }
+                    _ => (op::SYNC, PartUse::Sync { ticket: key }),
+                };
+                if self.send_part(op, handle, offset, length, use_).is_none() {
+                    return;
+                }
+                if let Some(ticket) = self.tickets.get_mut(key) {
+                    ticket.is_sent = true;
+                    ticket.part_count += 1;
+                }
+                continue;
+            }
+            let offset = ticket.offset + start as u64;
             let Some(length) = self.part_length(offset, ticket.length - start) else {
                 return;
             };
             let use_ = PartUse::Read { ticket: key, start };
             if self
-                .send_read(handle, offset, length as u64, use_)
+                .send_part(op::READ, handle, offset, length as u64, use_)
                 .is_none()
             {
                 return;
@@ -608,8 +836,9 @@ impl Client {
         usize::try_from(most).ok().filter(|&most| most > 0)
     }
 
-    fn send_read(
+    fn send_part(
         &mut self,
+        op: u32,
         handle: u32,
         offset: u64,
         length: u64,
@@ -630,7 +859,7 @@ impl Client {
         }
         self.push(&Request {
             id: key.data().as_ffi(),
-            op: op::READ,
+            op,
             handle,
             offset,
             length,
@@ -693,15 +922,16 @@ impl Client {
         }
     }
 
-    fn notice(&mut self, request: Request) {
+    /// False: the daemon is gone.
+    fn notice(&mut self, request: Request) -> bool {
         if !self.usable() {
-            return;
+            return false;
         }
         if !self.room_for(1) {
             self.wait_for(Wanted::Room);
         }
         if !self.room_for(1) {
-            return;
+            return false;
         }
         let key = self.parts.insert(Part {
             handle: 0,
@@ -718,6 +948,7 @@ impl Client {
         self.wait_for(Wanted::Part(key));
         self.parts.remove(key);
         self.rest();
+        self.alive
     }
 
     fn is_open(&self, file: FileHandle) -> bool {
@@ -752,6 +983,9 @@ impl Client {
         }
         self.send_parts();
         self.send_closes();
+        if std::mem::take(&mut self.urgent) {
+            self.tell_server();
+        }
     }
 
     /// Awake: the daemon need not ring any more; silence the ring that came.
@@ -796,9 +1030,29 @@ impl Client {
             )));
         };
         let length = part.length;
-        check_reply(reply, length, self.slot_count, self.slot_bytes)?;
         let use_ = part.use_;
+        if !matches!(
+            use_,
+            PartUse::WriteBegin { .. } | PartUse::WriteForgotten { .. }
+        ) {
+            check_reply(reply, length, self.slot_count, self.slot_bytes)?;
+        }
         match use_ {
+            PartUse::WriteBegin { offset, .. } | PartUse::WriteForgotten { offset } => {
+                let runs = self.check_grant(reply, offset, length)?;
+                self.take_grant(key, use_, reply, runs);
+            }
+            PartUse::WriteEnd { ticket } | PartUse::Sync { ticket } => {
+                if reply.slot_count > 0 {
+                    return Err(broken(format!(
+                        "read buffers in the reply to request {}, which asked for none",
+                        reply.id
+                    )));
+                }
+                let owes_end = matches!(use_, PartUse::Sync { .. });
+                self.drop_part(key, owes_end);
+                self.end_ticket(ticket, reply);
+            }
             PartUse::Notice => part.use_ = PartUse::NoticeDone,
             PartUse::LeaseWanted => part.use_ = PartUse::LeaseGiven(*reply),
             PartUse::Read { ticket, start } => {
@@ -806,6 +1060,10 @@ impl Client {
                 self.end_part(key, reply.slot_count > 0);
             }
             PartUse::Forgotten => self.end_part(key, reply.slot_count > 0),
+            // Its room for an end is used already.
+            PartUse::EndForgotten => {
+                self.drop_part(key, false);
+            }
             PartUse::LeaseGiven(_) | PartUse::Leased | PartUse::NoticeDone => {
                 return Err(broken(format!(
                     "read a second reply to request {}",
@@ -815,6 +1073,109 @@ impl Client {
         }
         self.unanswered -= 1;
         Ok(())
+    }
+
+    /// A reply to WRITE_BEGIN, before any of it is believed. No runs: it was not granted.
+    fn check_grant(&self, reply: &Reply, offset: u64, length: u64) -> Result<Runs, PeerError> {
+        let count = reply.slot_count as usize;
+        let pairs = reply.slots.get(..count).unwrap_or(&[]).chunks_exact(2);
+        let mut runs = Vec::with_capacity(REPLY_SLOTS_MAX / 2);
+        for pair in pairs {
+            runs.push(PageRun {
+                first: pair[0],
+                count: pair[1],
+            });
+        }
+        let lane_pages = self
+            .lane
+            .as_ref()
+            .map_or(0, |lane| lane.0.bytes() as u64 / PAGE_BYTES);
+        let into = offset % PAGE_BYTES;
+        let inside = |run: &PageRun| u64::from(run.first) + u64::from(run.count) <= lane_pages;
+        let pages: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
+        let granted = reply.errno == 0
+            && count == 2 * runs.len()
+            && runs.iter().all(inside)
+            && pages == (into + length).div_ceil(PAGE_BYTES)
+            && u64::from(reply.first_offset) == into
+            && reply.length == length;
+        let refused = count == 0 && (1..=4095).contains(&reply.errno) || reply.errno == PLAIN;
+        match Runs::from_runs(&runs) {
+            Some(runs) if granted || refused && count == 0 => Ok(runs),
+            _ => Err(broken(format!(
+                "read a grant of {} bytes from offset {} in {pages} pages, errno {}; expected {length} bytes from \
+                 offset {into} in a lane of {lane_pages} pages",
+                reply.length, reply.first_offset, reply.errno
+            ))),
+        }
+    }
+
+    /// A write got its pages, or did not.
+    fn take_grant(&mut self, key: PartKey, use_: PartUse, reply: &Reply, runs: Runs) {
+        let granted = reply.errno == 0;
+        let ticket = match use_ {
+            PartUse::WriteBegin { ticket, .. } => Some(ticket),
+            _ => None,
+        };
+        let Some((ticket, true)) = ticket.map(|ticket| (ticket, granted)) else {
+            self.drop_part(key, true);
+            if granted {
+                // Room is certain: see the file's head.
+                self.push_urgent(key, op::WRITE_ABORT);
+            }
+            if let Some(ticket) = ticket {
+                self.end_ticket(ticket, reply);
+            }
+            return;
+        };
+        self.copy_to_lane(ticket, reply.first_offset, &runs);
+        if let Some(part) = self.parts.get_mut(key) {
+            part.use_ = PartUse::WriteEnd { ticket };
+        }
+        self.end_count -= 1;
+        self.unanswered += 1;
+        self.push_urgent(key, op::WRITE_END);
+    }
+
+    fn push_urgent(&mut self, key: PartKey, op: u32) {
+        self.push(&Request {
+            id: key.data().as_ffi(),
+            op,
+            ..Request::default()
+        });
+        self.urgent = true;
+    }
+
+    fn copy_to_lane(&self, key: TicketKey, first_offset: u32, runs: &Runs) {
+        let (Some(ticket), Some((lane, _))) = (self.tickets.get(key), &self.lane) else {
+            return;
+        };
+        let mut source = ticket.buffer.cast_const();
+        let mut left = ticket.length;
+        let mut into = first_offset as usize;
+        for run in runs.as_slice() {
+            let start = run.first as usize * PAGE_BYTES as usize + into;
+            let bytes = left.min(run.count as usize * PAGE_BYTES as usize - into);
+            // SAFETY: the run lies in the mapping (`check_grant`), and `into` is less than a page; the source is the caller's buffer, valid
+            // until the write is reported or cancelled (`write_send`), of which `left` bytes remain. They do not
+            // overlap: the mapping is ours.
+            unsafe {
+                let target = lane.start().as_ptr().add(start);
+                source.copy_to_nonoverlapping(target, bytes);
+            }
+            source = source.wrapping_add(bytes);
+            left -= bytes;
+            into = 0;
+        }
+    }
+
+    /// What has one part has ended.
+    fn end_ticket(&mut self, key: TicketKey, reply: &Reply) {
+        if let Some(ticket) = self.tickets.get_mut(key) {
+            ticket.part_count -= 1;
+            ticket.error = error_of(reply);
+            self.finish(key);
+        }
     }
 
     /// A part of a read has come.
@@ -874,10 +1235,9 @@ impl Client {
 
     /// A request has ended; give its buffers back if it got any.
     fn end_part(&mut self, key: PartKey, give_back: bool) {
-        let Some(part) = self.parts.remove(key) else {
+        if !self.drop_part(key, true) {
             return;
-        };
-        self.end_count -= 1;
+        }
         if give_back {
             // Room is certain: see the file's head.
             self.push(&Request {
@@ -886,6 +1246,16 @@ impl Client {
                 ..Request::default()
             });
         }
+    }
+
+    /// A request is over. `owes_end`: room was kept for a request that ends it.
+    fn drop_part(&mut self, key: PartKey, owes_end: bool) -> bool {
+        let Some(part) = self.parts.remove(key) else {
+            return false;
+        };
+        if owes_end {
+            self.end_count -= 1;
+        }
         if let Some(file) = self.files.get_mut(&part.handle) {
             file.part_count -= 1;
             if file.part_count == 0 && file.closed {
@@ -893,6 +1263,7 @@ impl Client {
                 self.closing.push_back(part.handle);
             }
         }
+        true
     }
 
     /// Where the bytes of a checked reply are.
@@ -924,8 +1295,17 @@ impl Client {
             return;
         }
         for part in self.parts.values_mut() {
-            if matches!(part.use_, PartUse::Read { ticket, .. } if ticket == key) {
-                part.use_ = PartUse::Forgotten;
+            match part.use_ {
+                PartUse::Read { ticket, .. } | PartUse::Sync { ticket } if ticket == key => {
+                    part.use_ = PartUse::Forgotten;
+                }
+                PartUse::WriteBegin { ticket, offset } if ticket == key => {
+                    part.use_ = PartUse::WriteForgotten { offset };
+                }
+                PartUse::WriteEnd { ticket } if ticket == key => {
+                    part.use_ = PartUse::EndForgotten;
+                }
+                _ => {}
             }
         }
     }

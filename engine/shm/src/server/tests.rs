@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 const TERMS: SessionTerms = SessionTerms {
     session: SessionId(7),
     read_bytes_max: 1 << 20,
+    write_bytes_max: 1 << 20,
     handle_count_max: 4,
     sweeps: false,
 };
@@ -50,7 +51,7 @@ impl Raw {
     }
 
     fn open(&self, handle: u32, path: &str, fds: &[BorrowedFd<'_>]) {
-        let mut bytes = write_open(handle, path.len());
+        let mut bytes = write_open(handle, path.len(), Writer::default());
         bytes.extend(path.as_bytes());
         self.send(&bytes, fds);
     }
@@ -93,8 +94,8 @@ fn session() -> (Raw, ServerSession) {
     socket::send(&socket, &[&write_connect(&Connect::default())], &[]).unwrap();
     assert_eq!(newcomer.receive().unwrap(), Some(Connect::default()));
     let (segment, _) = Segment::create(SegmentHome::Memfd, 8, 4096).unwrap();
-    let server = newcomer.welcome(TERMS, &segment).unwrap();
-    let mut packet = socket::receive(&socket, &mut [0; 64]).unwrap().unwrap();
+    let server = newcomer.welcome(TERMS, &segment, None).unwrap();
+    let mut packet = socket::receive(&socket, &mut [0; 128]).unwrap().unwrap();
     let reply_bell = packet.fds.pop().unwrap();
     let memory = RingMemory::map(&packet.fds[1]).unwrap();
     let raw = Raw {
@@ -270,16 +271,16 @@ fn wrong_packets_end_the_session() {
     check("without \"..\"", |raw| raw.open(2, "", &[fd]));
     check("packet of 3 bytes", |raw| raw.send(b"abc", &[fd]));
     check("starts with", |raw| raw.send(&[0xff; 64], &[fd]));
-    check("at most 4120", |raw| raw.send(&[0; 9000], &[]));
+    check("at most 4128", |raw| raw.send(&[0; 9000], &[]));
     check("message 1; expected 4", |raw| {
         raw.send(&write_connect(&Connect::default()), &[])
     });
     check("with 0 bytes of path", |raw| {
-        raw.send(&write_open(2, 9), &[fd])
+        raw.send(&write_open(2, 9, Writer::default()), &[fd])
     });
-    let mut newer = write_open(2, 0);
-    newer[4] = 2;
-    check("version 2", move |raw| raw.send(&newer, &[]));
+    let mut newer = write_open(2, 0, Writer::default());
+    newer[4] = 99;
+    check("version 99", move |raw| raw.send(&newer, &[]));
     check("closed the session", |raw| {
         raw.socket = null();
     });
@@ -309,10 +310,10 @@ fn newcomers_that_say_something_else_are_told_apart() {
     let good = write_connect(&Connect::default());
     let file = null();
     check(b"hello", &[], "5 bytes");
-    check(&good[..100], &[], "100 bytes; expected 216");
-    check(&[&good[..], &[0]].concat(), &[], "217 bytes; expected 216");
+    check(&good[..100], &[], "100 bytes; expected 224");
+    check(&[&good[..], &[0]].concat(), &[], "225 bytes; expected 224");
     check(&good, &[file.as_fd()], "1 descriptors; expected none");
-    check(&write_open(1, 0), &[], "read message 4");
+    check(&write_open(1, 0, Writer::default()), &[], "read message 4");
     let (socket, mut newcomer) = newcomer(&listener);
     drop(socket);
     assert!(matches!(newcomer.receive(), Err(PeerError::Closed)));

@@ -6,16 +6,23 @@
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Each test and example uses a part.
 
-use rushes_core::server::Errno;
+use rushes_core::format::lane::Head;
+use rushes_core::server::{Errno, Runs};
 use rushes_core::units::*;
+use rushes_core::write::Lane;
 use rushes_shm::PeerError;
-use rushes_shm::server::{ClientEvent, Listener, Newcomer, ReplyBody, ServerSession, SessionTerms};
+use rushes_shm::facts::FactsTable;
+use rushes_shm::lane::LaneFile;
+use rushes_shm::server::{
+    ClientEvent, LaneTerms, Listener, Newcomer, ReplyBody, ServerSession, SessionTerms,
+};
 use rushes_sys::{Segment, SegmentHome, bell};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +36,8 @@ pub struct EchoSize {
     pub read_bytes_max: u64,
     pub sweeps: bool,
     pub home: SegmentHome<'static>,
+    /// 0: nobody has a lane.
+    pub lane_pages: u32,
 }
 
 impl Default for EchoSize {
@@ -39,6 +48,7 @@ impl Default for EchoSize {
             read_bytes_max: 8 << 20,
             sweeps: false,
             home: SegmentHome::Anonymous,
+            lane_pages: 0,
         }
     }
 }
@@ -50,6 +60,8 @@ struct EchoSession {
     pinned: HashMap<RequestId, Vec<SlotIndex>>,
     /// Reads that wait for slots.
     waiting: VecDeque<(RequestId, HandleId, ByteRange)>,
+    lane: Option<(LaneFile, Lane)>,
+    granted: HashMap<RequestId, (HandleId, ByteRange, Runs)>,
 }
 
 /// The server.
@@ -65,8 +77,12 @@ pub struct Echo {
     pub read_count: u64,
     /// Why sessions ended, but for those that simply closed.
     pub faults: Vec<PeerError>,
-    /// What CHANGED and GONE named.
+    /// What CHANGED, GONE and HOLD named.
     pub notices: Vec<(u64, u64)>,
+    folder: PathBuf,
+    facts: FactsTable,
+    /// Writes granted, given up, and all asked for (each seventh is answered plain).
+    pub write_counts: [u64; 3],
 }
 
 impl Echo {
@@ -84,6 +100,9 @@ impl Echo {
             read_count: 0,
             faults: Vec::new(),
             notices: Vec::new(),
+            folder: path.with_extension("lanes"),
+            facts: FactsTable::create().map_err(|error| error.source)?,
+            write_counts: [0; 3],
         })
     }
 
@@ -178,15 +197,34 @@ impl Echo {
         let terms = SessionTerms {
             session: SessionId(self.session_last),
             read_bytes_max: self.size.read_bytes_max,
+            write_bytes_max: 8 << 20,
             handle_count_max: 1024,
             sweeps: self.size.sweeps,
         };
-        match newcomer.welcome(terms, &self.segment) {
+        let lane = (self.size.lane_pages > 0).then(|| {
+            std::fs::create_dir_all(&self.folder).unwrap();
+            let head = Head {
+                lane: self.session_last,
+                page_count: self.size.lane_pages,
+                epoch: 1,
+                secret: 5,
+            };
+            let pages = Lane::new(head.page_count);
+            (LaneFile::create(&self.folder, head).unwrap(), pages)
+        });
+        let lane_terms = lane.as_ref().map(|(file, _)| LaneTerms {
+            head: file.head(),
+            bytes: file.bytes_fd(),
+            facts: self.facts.session_fd(),
+        });
+        match newcomer.welcome(terms, &self.segment, lane_terms) {
             Ok(session) => self.sessions.push(EchoSession {
                 session,
                 files: HashMap::new(),
                 pinned: HashMap::new(),
                 waiting: VecDeque::new(),
+                lane,
+                granted: HashMap::new(),
             }),
             Err(fault) => self.faults.push(fault),
         }
@@ -214,7 +252,64 @@ impl Echo {
                     self.free
                         .extend(state.pinned.remove(&request).unwrap_or_default());
                 }
-                ClientEvent::Changed { request, key, .. } | ClientEvent::Gone { request, key } => {
+                ClientEvent::Sync { request, .. } => {
+                    state.session.reply(request, ReplyBody::Done)?;
+                }
+                ClientEvent::WriteBegin {
+                    request,
+                    handle,
+                    range,
+                    ..
+                } => {
+                    self.write_counts[2] += 1;
+                    let (_, pages) = state.lane.as_mut().unwrap();
+                    let into = range.start.0 % 4096;
+                    let count = (into + range.length.0).div_ceil(4096);
+                    let taken = pages.take(count as u32);
+                    let body = match taken {
+                        Some(runs) if !self.write_counts[2].is_multiple_of(7) => {
+                            state.granted.insert(request, (handle, range, runs));
+                            ReplyBody::Granted {
+                                runs,
+                                first_offset: into as u32,
+                                length: range.length,
+                            }
+                        }
+                        Some(runs) => {
+                            pages.give(&runs);
+                            ReplyBody::Plain
+                        }
+                        None => ReplyBody::Failed(Errno::NO_SPACE),
+                    };
+                    state.session.reply(request, body)?;
+                }
+                ClientEvent::WriteEnd { request } => {
+                    self.write_counts[0] += 1;
+                    let (handle, range, runs) = state.granted.remove(&request).unwrap();
+                    let (lane, pages) = state.lane.as_mut().unwrap();
+                    let mut at = range.start.0;
+                    while at < range.end() {
+                        let into = at % 4096;
+                        let index = at / 4096 - range.start.0 / 4096;
+                        let (page, _) = runs.place(index as u32).unwrap();
+                        let mut bytes = vec![0; (4096 - into).min(range.end() - at) as usize];
+                        let place = u64::from(page) * 4096 + into;
+                        lane.copy_out(place, &mut bytes).unwrap();
+                        let file = File::from(state.files[&handle].try_clone()?);
+                        file.write_all_at(&bytes, at)?;
+                        at += bytes.len() as u64;
+                    }
+                    pages.give(&runs);
+                    state.session.reply(request, ReplyBody::Done)?;
+                }
+                ClientEvent::WriteAbort { request } => {
+                    self.write_counts[1] += 1;
+                    let (_, _, runs) = state.granted.remove(&request).unwrap();
+                    state.lane.as_mut().unwrap().1.give(&runs);
+                }
+                ClientEvent::Changed { request, key, .. }
+                | ClientEvent::Gone { request, key }
+                | ClientEvent::Hold { request, key } => {
                     self.notices.push((key.device, key.inode));
                     state.session.reply(request, ReplyBody::Done)?;
                 }
@@ -321,6 +416,7 @@ pub const SMALL: EchoSize = EchoSize {
     read_bytes_max: 40_000,
     sweeps: false,
     home: SegmentHome::Memfd,
+    lane_pages: 0,
 };
 
 /// A folder of the test's own, removed in the end.

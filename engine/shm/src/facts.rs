@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The facts, both ends: what doors must know of files whose bytes the file system does not have yet.
+//! The layout is `rushes_core::format::facts`.
+
+use rushes_core::format::facts::*;
+use rushes_core::units::{Duration, Instant};
+use rushes_sys::{Access, Mapping, SysError, clock, readers_file};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::fence;
+
+/// Looks at an entry that is being changed before the reader lets others run: the writer needs a few stores.
+const LOOK_COUNT: u32 = 100;
+/// It died between them.
+const PATIENCE: Duration = Duration::from_ms(200);
+
+/// What is known of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileFact {
+    /// Its length as it was acknowledged. Units: bytes.
+    pub size: u64,
+    /// When it was changed last. Units: ns since 1970.
+    pub changed_ns: i64,
+}
+
+/// The daemon's end.
+#[derive(Debug)]
+pub struct FactsTable {
+    readers: OwnedFd,
+    table: Mapping,
+    /// Byte offset of each file's entry.
+    places: HashMap<(u64, u64), usize>,
+}
+
+impl FactsTable {
+    /// A new table. Its memory is taken as it is used.
+    pub fn create() -> Result<FactsTable, SysError> {
+        let made = |error: io::Error| SysError::new("make the facts", "", error);
+        let (table, readers) = readers_file("rushes-facts", BYTES as u64).map_err(made)?;
+        Ok(FactsTable {
+            readers,
+            table,
+            places: HashMap::new(),
+        })
+    }
+
+    /// For a session, which maps it for reading: a descriptor that cannot be mapped otherwise.
+    pub fn session_fd(&self) -> &OwnedFd {
+        &self.readers
+    }
+
+    /// Files in it.
+    pub fn count(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Say what a file looks like. False: its bucket is full.
+    pub fn set(&mut self, device: u64, inode: u64, fact: FileFact) -> bool {
+        let start = match self.places.get(&(device, inode)) {
+            Some(&start) => start,
+            None => {
+                let bucket = bucket_of(device, inode);
+                let free = (0..WAYS)
+                    .map(|way| bucket + way * ENTRY_WORDS * 8)
+                    .find(|start| self.word(*start, word::INODE).load(Relaxed) == 0);
+                let Some(start) = free else {
+                    return false;
+                };
+                self.places.insert((device, inode), start);
+                start
+            }
+        };
+        self.change(start, |table| {
+            table.word(start, word::DEVICE).store(device, Relaxed);
+            table.word(start, word::INODE).store(inode, Relaxed);
+            table.word(start, word::SIZE).store(fact.size, Relaxed);
+            let changed = fact.changed_ns as u64;
+            table.word(start, word::CHANGED).store(changed, Relaxed);
+        });
+        true
+    }
+
+    /// The file system knows it all.
+    pub fn clear(&mut self, device: u64, inode: u64) {
+        if let Some(start) = self.places.remove(&(device, inode)) {
+            self.change(start, |table| {
+                table.word(start, word::INODE).store(0, Relaxed);
+            });
+        }
+    }
+
+    fn change(&self, start: usize, change: impl FnOnce(&FactsTable)) {
+        let sequence = self.word(start, word::SEQUENCE);
+        let before = sequence.load(Relaxed);
+        sequence.store(before.wrapping_add(1), Relaxed);
+        fence(Release);
+        change(self);
+        sequence.store(before.wrapping_add(2), Release);
+    }
+
+    fn word(&self, start: usize, word: usize) -> &std::sync::atomic::AtomicU64 {
+        self.table.word64(start + word * 8)
+    }
+}
+
+/// A door's end.
+#[derive(Debug)]
+pub struct FactsView(Mapping);
+
+impl FactsView {
+    /// Map it. The file was checked to be as long, and sealed against shrinking.
+    pub(crate) fn map(fd: impl AsFd) -> io::Result<FactsView> {
+        Ok(FactsView(Mapping::shared(fd, BYTES, Access::Read)?))
+    }
+
+    /// What a door must know of a file beyond what the file system says. None: nothing.
+    pub fn of(&self, device: u64, inode: u64) -> Option<FileFact> {
+        let bucket = bucket_of(device, inode);
+        (0..WAYS).find_map(|way| self.entry(bucket + way * ENTRY_WORDS * 8, device, inode))
+    }
+
+    fn entry(&self, start: usize, device: u64, inode: u64) -> Option<FileFact> {
+        let load = |word: usize| self.0.word64(start + word * 8).load(Relaxed);
+        let mut looks = 0;
+        let mut begun = Instant::NEVER;
+        loop {
+            let before = self.0.word64(start + word::SEQUENCE * 8).load(Acquire);
+            let found = load(word::DEVICE) == device && load(word::INODE) == inode && inode != 0;
+            let fact = FileFact {
+                size: load(word::SIZE),
+                changed_ns: load(word::CHANGED) as i64,
+            };
+            fence(Acquire);
+            if before.is_multiple_of(2) && load(word::SEQUENCE) == before {
+                return found.then_some(fact);
+            }
+            looks += 1;
+            if looks <= LOOK_COUNT {
+                std::hint::spin_loop();
+                continue;
+            }
+            begun = begun.min(clock::now());
+            if clock::now() >= begun + PATIENCE {
+                return None;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fact(size: u64) -> FileFact {
+        FileFact {
+            size,
+            changed_ns: -5,
+        }
+    }
+
+    #[test]
+    fn doors_see_what_was_set_until_it_is_cleared() {
+        let mut table = FactsTable::create().unwrap();
+        let view = FactsView::map(table.session_fd()).unwrap();
+        assert_eq!(view.of(1, 2), None);
+        for inode in 1..=1000 {
+            assert!(table.set(7, inode, fact(inode)));
+        }
+        assert!(table.set(7, 9, fact(4096)));
+        assert_eq!(view.of(7, 9), Some(fact(4096)));
+        assert_eq!(view.of(7, 10), Some(fact(10)));
+        assert_eq!(view.of(8, 10), None);
+        table.clear(7, 9);
+        table.clear(7, 9);
+        assert_eq!(view.of(7, 9), None);
+        assert_eq!(table.count(), 999);
+        // Free entries are used again.
+        assert!(table.set(7, 9, fact(3)));
+        assert_eq!(view.of(7, 9), Some(fact(3)));
+        let door = table.session_fd();
+        assert!(Mapping::shared(door, BYTES, Access::ReadWrite).is_err());
+    }
+
+    #[test]
+    fn full_bucket_is_said() {
+        let mut table = FactsTable::create().unwrap();
+        let bucket = bucket_of(1, 1);
+        let same: Vec<u64> = (1..)
+            .filter(|&inode| bucket_of(1, inode) == bucket)
+            .take(WAYS + 1)
+            .collect();
+        for &inode in &same[..WAYS] {
+            assert!(table.set(1, inode, fact(1)));
+        }
+        assert!(!table.set(1, same[WAYS], fact(1)));
+        table.clear(1, same[3]);
+        assert!(table.set(1, same[WAYS], fact(1)));
+    }
+
+    #[test]
+    fn readers_beside_a_writer_never_see_half_a_change() {
+        let mut table = FactsTable::create().unwrap();
+        let view = FactsView::map(table.session_fd()).unwrap();
+        table.set(
+            1,
+            1,
+            FileFact {
+                size: 0,
+                changed_ns: 0,
+            },
+        );
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(move || {
+                let mut seen = 0;
+                while seen < 19_999 {
+                    let fact = view.of(1, 1).unwrap();
+                    assert_eq!(fact.size as i64, fact.changed_ns);
+                    assert!(fact.size >= seen);
+                    seen = fact.size;
+                }
+            });
+            for size in 0..20_000u64 {
+                let changed_ns = size as i64;
+                table.set(1, 1, FileFact { size, changed_ns });
+            }
+            reader.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Writes through a lane, both ends.
+#![allow(unsafe_code, clippy::unwrap_used)] // The helpers are tests, too.
+
+mod support;
+
+use rushes_shm::Connect;
+use rushes_shm::client::{Client, ReadError};
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::Path;
+use support::{EchoSize, Folder, Running, SMALL};
+
+fn connect(path: &Path) -> Client {
+    let who = Connect {
+        door: 3,
+        ..Connect::default()
+    };
+    loop {
+        if let Ok(client) = Client::connect(path, &who) {
+            return client;
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn size(lane_pages: u32) -> EchoSize {
+    EchoSize {
+        lane_pages,
+        ..SMALL
+    }
+}
+
+fn opened(folder: &Folder, name: &str) -> File {
+    File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(folder.0.join(name))
+        .unwrap()
+}
+
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+#[test]
+fn written_bytes_arrive_whole_or_are_left_to_the_caller() {
+    let folder = Folder::new("writes");
+    let file = opened(&folder, "take.mov");
+    let server = Running::start(&folder.socket(), size(64));
+    let mut client = connect(&folder.socket());
+    assert!(client.takes_writes());
+    let handle = client.open(&file, b"take.mov").unwrap();
+    let mut flat = Vec::new();
+    let mut numbers = Numbers(3);
+    let (mut plain, mut full) = (0, 0);
+    for round in 0..500u64 {
+        let offset = numbers.below(300_000);
+        let length = 1 + numbers.below(if round % 50 == 0 { 400_000 } else { 60_000 });
+        let bytes: Vec<u8> = (0..length).map(|at| (at * 7 + round) as u8).collect();
+        match client.write(handle, &bytes, offset) {
+            Ok(count) => {
+                assert_eq!(count as u64, length);
+                let end = (offset + length) as usize;
+                if flat.len() < end {
+                    flat.resize(end, 0);
+                }
+                flat[offset as usize..end].copy_from_slice(&bytes);
+            }
+            Err(ReadError::Plain) => plain += 1,
+            Err(ReadError::Errno(errno)) => {
+                assert_eq!(errno, 28);
+                full += 1;
+            }
+        }
+    }
+    assert!(plain > 20 && full > 0, "{plain} {full}");
+    client.sync(handle).unwrap();
+    assert!(client.hold(1, 2));
+    assert!(std::fs::read(folder.0.join("take.mov")).unwrap() == flat);
+    let mut back = vec![0; flat.len()];
+    assert_eq!(client.read(handle, &mut back, 0), Ok(flat.len()));
+    assert!(back == flat);
+    assert_eq!(client.write(handle, &[], 0), Err(ReadError::Plain));
+    drop(client);
+    let echo = server.stop();
+    assert!(echo.faults.is_empty(), "{:?}", echo.faults);
+}
+
+#[test]
+fn many_writes_under_way_and_some_given_up() {
+    let folder = Folder::new("many-writes");
+    let file = opened(&folder, "take.mov");
+    let server = Running::start(&folder.socket(), size(4096));
+    let mut client = connect(&folder.socket());
+    let handle = client.open(&file, b"take.mov").unwrap();
+    let mut numbers = Numbers(5);
+    let mut flat = vec![0u8; 64 * 40_000];
+    for round in 0..20u8 {
+        let mut under_way = HashMap::new();
+        for n in 0..60usize {
+            let start = n * 40_000;
+            let length = 1 + numbers.below(40_000) as usize;
+            let bytes = vec![round.wrapping_mul(60).wrapping_add(n as u8) | 1; length];
+            // SAFETY: the buffer's memory stays where it is in the map until the write is reported or cancelled.
+            let ticket =
+                unsafe { client.write_send(handle, bytes.as_ptr(), length, start as u64, n) };
+            under_way.insert(n, (ticket.unwrap(), bytes));
+        }
+        // One nobody waits for: it is written whole or not at all.
+        let (ticket, given_up) = under_way.remove(&7).unwrap();
+        client.read_cancel(ticket);
+        drop(given_up);
+        while !under_way.is_empty() {
+            let Some(finished) = client.poll() else {
+                std::thread::yield_now();
+                continue;
+            };
+            let n = finished.private_data;
+            let (_, bytes) = under_way.remove(&n).unwrap();
+            match finished.result {
+                Ok(count) => {
+                    assert_eq!(count, bytes.len());
+                    flat[n * 40_000..n * 40_000 + count].copy_from_slice(&bytes);
+                }
+                Err(error) => assert_eq!(error, ReadError::Plain),
+            }
+        }
+    }
+    client.sync(handle).unwrap();
+    let mut found = std::fs::read(folder.0.join("take.mov")).unwrap();
+    found.resize(flat.len(), 0);
+    for n in (0..60).filter(|n| *n != 7) {
+        let part = n * 40_000..(n + 1) * 40_000;
+        assert!(found[part.clone()] == flat[part], "write {n}");
+    }
+    drop(client);
+    let echo = server.stop();
+    assert!(echo.faults.is_empty(), "{:?}", echo.faults);
+    assert!(echo.write_counts[0] > 900, "{:?}", echo.write_counts);
+}
+
+#[test]
+fn without_a_lane_writes_are_the_callers_own() {
+    let folder = Folder::new("no-lane");
+    let file = opened(&folder, "take.mov");
+    let server = Running::start(&folder.socket(), SMALL);
+    let mut client = connect(&folder.socket());
+    let handle = client.open(&file, b"take.mov").unwrap();
+    assert!(!client.takes_writes());
+    assert_eq!(client.write(handle, b"x", 0), Err(ReadError::Plain));
+    assert_eq!(client.sync(handle), Err(ReadError::Plain));
+    assert!(client.hold(1, 2));
+    assert_eq!(client.fact(1, 2), None);
+    drop(client);
+    server.stop();
+}
