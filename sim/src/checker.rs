@@ -360,6 +360,8 @@ impl Checker {
             | Event::Sync { .. }
             | Event::Hold { .. }
             | Event::Reserved { .. }
+            | Event::WriteAbort { .. }
+            | Event::Settled { .. }
             | Event::Synced { .. }
             | Event::DeviceAdded { .. }
             | Event::PolicyChanged(_)

@@ -185,6 +185,8 @@ impl Digest {
                 };
                 self.all([25, u64::from(file.0), found]);
             }
+            Event::WriteAbort { session, request } => self.all([27, s(session), r(request)]),
+            Event::Settled { file, version } => self.all([28, u64::from(file.0), *version]),
             Event::Synced { file, result } => {
                 let errno = result.err().map_or(0, |errno| errno.0);
                 self.all([26, u64::from(file.0), u64::from(errno)]);
@@ -265,7 +267,9 @@ impl Digest {
                         Outcome::Done => self.mix(2),
                         Outcome::Failed(errno) => self.all([3, u64::from(errno.0)]),
                         Outcome::Plain => self.mix(4),
-                        Outcome::Granted { runs, first_offset } => {
+                        Outcome::Granted {
+                            runs, first_offset, ..
+                        } => {
                             self.all([5, u64::from(*first_offset)]);
                             self.runs(runs);
                         }

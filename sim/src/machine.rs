@@ -493,6 +493,8 @@ impl Machine for Naive {
             | Event::Sync { .. }
             | Event::Hold { .. }
             | Event::Reserved { .. }
+            | Event::WriteAbort { .. }
+            | Event::Settled { .. }
             | Event::Synced { .. }
             | Event::DeviceAdded { .. }
             | Event::PolicyChanged(_)

@@ -20,10 +20,10 @@ pub const MAGIC: u64 = 0x3145_4e41_4c48_5352;
 pub const VERSION: u32 = 1;
 /// Places for ids of committed requests; more than a session can have outstanding.
 pub const DONE_PLACES: usize = 512;
-/// Files that the pieces of one lane can belong to.
-pub const FILE_COUNT: u32 = 512;
-/// Pieces of one lane.
-pub const PIECE_COUNT: u32 = 2048;
+/// Files that the pieces of one lane can belong to: each could be of another.
+pub const FILE_COUNT: u32 = PIECE_COUNT;
+/// Pieces of one lane. Records take memory only as they are used, the first ones first.
+pub const PIECE_COUNT: u32 = 16_384;
 /// Longest kernel file handle. Units: bytes (MAX_HANDLE_SZ of Linux).
 pub const HANDLE_BYTES_MAX: usize = 128;
 
@@ -313,7 +313,7 @@ const _: () = {
     assert!(8 + HANDLE_BYTES_MAX / 8 <= FILE_WORDS);
     assert!(6 + RUNS_MAX <= PIECE_WORDS);
     assert!(DONE_PLACES >= 2 * super::RING_ENTRIES as usize);
-    assert!(place::FILES == 8192 && place::BYTES == 8192 + 512 * 256 + 2048 * 128);
+    assert!(place::FILES == 8192 && place::BYTES == 8192 + 16_384 * (256 + 128));
 };
 
 #[cfg(test)]

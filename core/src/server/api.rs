@@ -261,6 +261,11 @@ pub enum Event {
         session: SessionId,
         request: RequestId,
     },
+    /// It will not: what it was granted is void.
+    WriteAbort {
+        session: SessionId,
+        request: RequestId,
+    },
     /// The client waits until all that was acknowledged of the file is on stable storage.
     Sync {
         session: SessionId,
@@ -279,6 +284,8 @@ pub enum Event {
         file: FileId,
         result: Result<Vec<Extent>, Errno>,
     },
+    /// Answer to [`Action::Clean`]: the file's times are right, and what we ourselves did to it has made it this version.
+    Settled { file: FileId, version: u64 },
     /// Answer to [`Action::Sync`].
     Synced {
         file: FileId,
@@ -432,7 +439,13 @@ pub enum Outcome {
     /// Changed, Gone, WriteEnd, Sync, Hold: done.
     Done,
     /// WriteBegin: put the bytes here, the first at `first_offset` in the first page; then [`Event::WriteEnd`].
-    Granted { runs: Runs, first_offset: u32 },
+    Granted {
+        runs: Runs,
+        first_offset: u32,
+        length: ByteCount,
+        /// Of its lane, that it will have when it is published.
+        record: u32,
+    },
     /// An error for the application.
     Failed(Errno),
     /// Do it on your own descriptor.
@@ -485,7 +498,7 @@ pub enum Action {
     LaneDone { lane: LaneId },
     /// The file has bytes that the file system does not have: to observers behind doors it is so long, and changed now.
     Known { file: FileId, size: ByteCount },
-    /// It has none any more: the file system is right.
+    /// It has none any more: the file system knows its length. Set its times, then [`Event::Settled`].
     Clean { file: FileId },
     /// Reserve blocks for `needed`, and onward to `wished_end` if that is easy.
     Reserve {

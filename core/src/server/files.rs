@@ -203,7 +203,7 @@ impl Server {
             file.gone = true;
         }
         let changed = match self.files.get(&id) {
-            Some(file) => file.version != facts.version,
+            Some(file) => file.version != facts.version && !file.writing.is_unsettled,
             None => false,
         };
         if changed {
@@ -372,13 +372,14 @@ impl Server {
         file.writing.native_size = size_told.max(asked.length);
         file.size_stale = asked.is_void;
         // A version we did not know: somebody changed the file, and may not have told us (yet).
-        let changed = file.version != version;
+        let changed = file.version != version && !file.writing.is_unsettled;
         file.version = version;
         if changed {
             self.drop_blocks(id, 0, u64::MAX);
         }
         if asked.is_void {
             self.retry_waiting(id, actions);
+            self.advance_writes(id, actions);
             return self.forget_if_unused(id, actions);
         }
         let Some(file) = self.files.get(&id) else {

@@ -211,6 +211,8 @@ impl Server {
                 key,
             } => self.hold(session, request, key, actions),
             Event::Reserved { file, result } => self.reserved(file, result, actions),
+            Event::WriteAbort { session, request } => self.write_abort(session, request, actions),
+            Event::Settled { file, version } => self.settled(file, version, actions),
             Event::Synced { file, result } => self.synced(file, result, actions),
             Event::Changed {
                 session,

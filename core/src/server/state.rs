@@ -118,6 +118,8 @@ pub(super) struct Writing {
     pub untold: Option<Errno>,
     /// It is in its device's list of writers.
     pub is_listed: bool,
+    /// We have written to it since we knew its version: another one says nothing of others.
+    pub is_unsettled: bool,
 }
 
 /// Who waits for stable storage.

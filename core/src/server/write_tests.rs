@@ -98,6 +98,7 @@ struct World {
     reserved_end: u64,
     syncs: u32,
     stats: u32,
+    settles: u32,
     clients: Vec<(SessionId, LaneId, Doing)>,
     next_session: u32,
     /// The device fails to write now and then.
@@ -170,6 +171,7 @@ impl World {
             reserved_end: 0,
             syncs: 0,
             stats: 0,
+            settles: 0,
             clients: Vec::new(),
             next_session: 1,
             failing,
@@ -216,6 +218,7 @@ impl World {
         self.reserved_end = 0;
         self.syncs = 0;
         self.stats = 0;
+        self.settles = 0;
         self.step(Event::DeviceAdded {
             device: DISK,
             model: model(),
@@ -402,6 +405,7 @@ impl World {
             }
             Action::Clean { .. } => {
                 assert_eq!(self.native.len(), self.flat.len(), "clean, but not as long");
+                self.settles += 1;
             }
             Action::Known { .. } | Action::OpenNeighbour { .. } | Action::Forget { .. } => {}
         }
@@ -466,7 +470,9 @@ impl World {
                 },
                 outcome,
             ) if own == request => match outcome {
-                Outcome::Granted { runs, first_offset } => {
+                Outcome::Granted {
+                    runs, first_offset, ..
+                } => {
                     let lane = self.clients[index].1;
                     let memory = self.lanes.get_mut(&lane).expect("its lane");
                     for (at, &byte) in (u64::from(first_offset)..).zip(&bytes) {
@@ -814,7 +820,7 @@ impl World {
         }
         match self.random.below(40) {
             0..=15 => self.act_client(),
-            16..=33 => self.end_io(),
+            16..=32 => self.end_io(),
             34 | 35 if !self.reserves.is_empty() => {
                 let end = self.reserves.remove(0);
                 self.reserved_end = self.reserved_end.max(end.next_multiple_of(PAGE_BYTES));
@@ -834,6 +840,14 @@ impl World {
                 self.step(Event::Stat {
                     file: FILE,
                     size,
+                    version,
+                });
+            }
+            33 if self.settles > 0 => {
+                self.settles -= 1;
+                let version = self.version;
+                self.step(Event::Settled {
+                    file: FILE,
                     version,
                 });
             }
@@ -899,7 +913,18 @@ impl World {
             }
         }
         for (session, _, doing) in &self.clients {
-            assert!(matches!(doing, Doing::Nothing), "{session:?} still waits");
+            assert!(
+                matches!(doing, Doing::Nothing),
+                "{session:?} still waits, {}",
+                match doing {
+                    Doing::Reading { range, .. } => alloc::format!("to read {range:?}"),
+                    Doing::Writing { range, .. } => alloc::format!("to write {range:?}"),
+                    Doing::Granted { .. } => "granted".to_string(),
+                    Doing::Syncing { .. } => "to sync".to_string(),
+                    Doing::Holding { .. } => "to hold".to_string(),
+                    Doing::Nothing => "for nothing".to_string(),
+                }
+            );
         }
         for (lane, memory) in &self.lanes {
             assert!(memory.records.is_empty(), "{lane:?}: {:?}", memory.records);

@@ -288,6 +288,7 @@ impl Server {
         };
         let spans: Vec<Span> = file.writing.dirty.spans(next.range).collect();
         file.writing.flights.push(next.range);
+        file.writing.is_unsettled = true;
         file.use_count += 1;
         let start = actions.parts.len() as u32;
         for span in &spans {
@@ -451,6 +452,17 @@ impl Server {
             self.cache
                 .outdate(slot, PageSet::run(first as u32, last as u32));
         }
+    }
+
+    /// The file is as we left it.
+    pub(super) fn settled(&mut self, id: FileId, version: u64, actions: &mut Actions) {
+        if let Some(file) = self.files.get_mut(&id)
+            && file.writing.is_clean()
+        {
+            file.version = version;
+            file.writing.is_unsettled = false;
+        }
+        self.forget_if_unused(id, actions);
     }
 
     /// Nothing of the file is dirty any more: what waits for that.

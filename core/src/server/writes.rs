@@ -193,6 +193,8 @@ impl Server {
                 let outcome = Outcome::Granted {
                     runs: grant.runs,
                     first_offset: (write.range.start.0 % PAGE_BYTES) as u32,
+                    length: write.range.length,
+                    record: grant.record,
                 };
                 self.grants.insert(place, grant);
                 if let Some(file) = self.files.get_mut(&grant.file) {
@@ -435,6 +437,18 @@ impl Server {
         });
         // The grant's use of the file; the dirty bytes have one of their own.
         self.release(id, actions);
+    }
+
+    /// The client has thought better of it.
+    pub(super) fn write_abort(
+        &mut self,
+        session: SessionId,
+        request: RequestId,
+        actions: &mut Actions,
+    ) {
+        if let Some(grant) = self.grants.remove(&(session, request)) {
+            self.void_grant(&grant, actions);
+        }
     }
 
     /// A former daemon has published it.

@@ -14,12 +14,16 @@ use rushes_core::format::lane::*;
 use rushes_core::units::LaneId;
 use rushes_sys::{Access, Mapping, SysError};
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, ftruncate, open, unlink};
+use std::cell::Cell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::fence;
 
+/// Records are made ready in such steps.
+const READY_STEP: u32 = 256;
 /// Page of a lane. Units: bytes.
 const PAGE_BYTES: u64 = 4096;
 
@@ -30,8 +34,11 @@ pub struct LaneFile {
     folder: PathBuf,
     bytes: OwnedFd,
     /// For the kernel to read from; see above.
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     table: Mapping,
+    table_fd: OwnedFd,
+    /// Records of pieces, and of files, whose memory is taken.
+    ready_count: Cell<u32>,
 }
 
 /// What of a lane cannot be used.
@@ -98,10 +105,9 @@ impl LaneFile {
         ftruncate(&table, place::BYTES as u64).map_err(|e| made(e.into()))?;
         let size = u64::from(head.page_count) * PAGE_BYTES;
         ftruncate(&bytes, size).map_err(|e| made(e.into()))?;
-        // What its records need is taken now: a full tmpfs would be a SIGBUS later.
-        fallocate(&table, FallocateFlags::empty(), 0, place::BYTES as u64)
+        fallocate(&table, FallocateFlags::empty(), 0, place::FILES as u64)
             .map_err(|e| made(e.into()))?;
-        let lane = LaneFile::map(folder, head, bytes, &table)?;
+        let lane = LaneFile::map(folder, head, bytes, table)?;
         // Last: without a head it is no lane.
         lane.store_all(place::HEAD, &head_words(&head));
         Ok(lane)
@@ -137,7 +143,7 @@ impl LaneFile {
             epoch: 0,
             secret: 0,
         };
-        let mut file = LaneFile::map(folder, unread, bytes, &table)?;
+        let mut file = LaneFile::map(folder, unread, bytes, table)?;
         let words: [u64; HEAD_WORDS] = file.load(place::HEAD);
         if words == [0; HEAD_WORDS] {
             remove(folder, lane);
@@ -148,7 +154,8 @@ impl LaneFile {
             return Err(LaneFault::Head(HeadFault::Damaged));
         }
         let size = u64::from(head.page_count) * PAGE_BYTES;
-        file.mapping = Mapping::shared(&file.bytes, size as usize, Access::Read).map_err(failed)?;
+        let mapping = Mapping::shared(&file.bytes, size as usize, Access::Read).map_err(failed)?;
+        file.mapping = Arc::new(mapping);
         file.head = head;
         Ok(Some(file))
     }
@@ -157,19 +164,21 @@ impl LaneFile {
         folder: &Path,
         head: Head,
         bytes: OwnedFd,
-        table: &OwnedFd,
+        table_fd: OwnedFd,
     ) -> Result<LaneFile, SysError> {
         let about = || folder.display().to_string();
         let size = u64::from(head.page_count) * PAGE_BYTES;
         let mapped = |error| SysError::new("map a lane", about(), error);
         let mapping = Mapping::shared(&bytes, size as usize, Access::Read).map_err(mapped)?;
-        let table = Mapping::shared(table, place::BYTES, Access::ReadWrite).map_err(mapped)?;
+        let table = Mapping::shared(&table_fd, place::BYTES, Access::ReadWrite).map_err(mapped)?;
         Ok(LaneFile {
             head,
             folder: folder.to_owned(),
             bytes,
-            mapping,
+            mapping: Arc::new(mapping),
             table,
+            table_fd,
+            ready_count: Cell::new(0),
         })
     }
 
@@ -184,7 +193,7 @@ impl LaneFile {
     }
 
     /// Where its bytes are mapped here, for the kernel to read from. Never to be read by ourselves.
-    pub fn bytes(&self) -> &Mapping {
+    pub fn bytes(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 
@@ -212,6 +221,20 @@ impl LaneFile {
             start,
             u64::from(page_count) * PAGE_BYTES,
         )?)
+    }
+
+    /// Take the memory of the first `count` records of pieces and files, so that none of them can fail: a full tmpfs would be a SIGBUS.
+    pub fn make_ready(&self, count: u32) -> io::Result<()> {
+        if count <= self.ready_count.get() {
+            return Ok(());
+        }
+        let count = count.next_multiple_of(READY_STEP).min(PIECE_COUNT);
+        for (start, words) in [(place::FILES, FILE_WORDS), (place::PIECES, PIECE_WORDS)] {
+            let bytes = count as u64 * words as u64 * 8;
+            fallocate(&self.table_fd, FallocateFlags::empty(), start as u64, bytes)?;
+        }
+        self.ready_count.set(count);
+        Ok(())
     }
 
     /// A new daemon, or a recovery, takes it over.

@@ -4,7 +4,7 @@
 use rushes_core::server::Extent;
 use rushes_core::units::{ByteCount, ByteOffset};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// Where a file lies, as far as it was asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,6 +49,51 @@ struct Request {
 
 const _: () = assert!(size_of::<RawExtent>() == 56 && size_of::<Request>() == 32 + 56 * BATCH);
 
+/// ENCODED, DATA_INLINE, DATA_TAIL, SHARED: written to, such bytes go elsewhere.
+const MOVING: u32 = 0x8 | 0x200 | 0x400 | 0x2000;
+
+/// True when bytes of a file lie where another file's lie, compressed, or in its inode: to write them takes new blocks.
+///
+/// Errors   EOPNOTSUPP where the file system has no such notion.
+pub fn moves(fd: impl AsFd) -> io::Result<bool> {
+    let mut start = 0;
+    loop {
+        let (raw, count) = ask(fd.as_fd(), start)?;
+        for extent in &raw[..count] {
+            if extent.flags & MOVING != 0 {
+                return Ok(true);
+            }
+            start = extent.logical.saturating_add(extent.length);
+            if extent.flags & LAST != 0 {
+                return Ok(false);
+            }
+        }
+        if count < BATCH {
+            return Ok(false);
+        }
+    }
+}
+
+fn ask(fd: BorrowedFd<'_>, start: u64) -> io::Result<([RawExtent; BATCH], usize)> {
+    let mut request = Request {
+        start,
+        length: u64::MAX - start,
+        flags: 0,
+        mapped_extents: 0,
+        extent_count: BATCH as u32,
+        reserved: 0,
+        extents: [RawExtent::default(); BATCH],
+    };
+    // SAFETY: the kernel reads the head and writes at most `extent_count` extents behind it, for
+    // which `request` has room.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), FS_IOC_FIEMAP as _, &raw mut request) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let count = (request.mapped_extents as usize).min(BATCH);
+    Ok((request.extents, count))
+}
+
 /// The first extents of a file, at most `count_max`. Adjacent ones are joined.
 ///
 /// Does not flush: bytes that were written and not yet placed are left out.
@@ -57,24 +102,8 @@ pub fn of(fd: impl AsFd, count_max: usize) -> io::Result<ExtentMap> {
     let mut map = ExtentMap::default();
     let mut start = 0;
     loop {
-        let mut request = Request {
-            start,
-            length: u64::MAX - start,
-            flags: 0,
-            mapped_extents: 0,
-            extent_count: BATCH as u32,
-            reserved: 0,
-            extents: [RawExtent::default(); BATCH],
-        };
-        // SAFETY: the kernel reads the head and writes at most `extent_count` extents behind it, for
-        // which `request` has room.
-        let result =
-            unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), FS_IOC_FIEMAP as _, &raw mut request) };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let count = (request.mapped_extents as usize).min(BATCH);
-        for raw in &request.extents[..count] {
+        let (found, count) = ask(fd.as_fd(), start)?;
+        for raw in &found[..count] {
             if raw.flags & PLACELESS == 0 && !add(&mut map, raw, count_max) {
                 return Ok(map);
             }

@@ -93,7 +93,7 @@ impl fmt::Display for Unserved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Unserved::PathOnly => write!(f, "an O_PATH descriptor; expected one open for reading"),
-            Unserved::NotReadable => write!(f, "a descriptor that is not open for reading"),
+            Unserved::NotReadable => write!(f, "a descriptor that is open for neither reading nor writing"),
             Unserved::OtherMount(mount) => {
                 write!(
                     f,
@@ -202,7 +202,8 @@ pub struct PrivateFile {
     pub status: FileStatus,
 }
 
-/// Vet a stranger's descriptor and open its file anew for reading.
+/// Vet a stranger's descriptor and open its file anew for reading (whatever it was opened for: what the stranger may do with it is
+/// the caller's to see to, by [`crate::space::Allows`]).
 ///
 /// Assumes  `mounts`: those of the configured shares, on file systems that answer.
 /// Errors   [`Unserved`] says which test it failed; nothing is done to the file then.
@@ -212,7 +213,7 @@ pub fn reopen_vetted(fd: impl AsFd, mounts: &[MountId]) -> Result<PrivateFile, U
     if info.path_only {
         return Err(Unserved::PathOnly);
     }
-    if !info.readable {
+    if !info.readable && !info.writable {
         return Err(Unserved::NotReadable);
     }
     if !mounts.contains(&info.mount) {
@@ -374,7 +375,6 @@ mod tests {
         };
         let opened = |flags| open(&path, flags, Mode::empty()).unwrap();
         check(opened(OFlags::PATH), "O_PATH");
-        check(opened(OFlags::WRONLY), "not open for reading");
         let directory = open(&folder, OFlags::RDONLY, Mode::empty()).unwrap();
         check(directory, "not a regular file");
         check(rustix::pipe::pipe().unwrap().0, "not a configured share");

@@ -19,13 +19,15 @@ pub mod priority;
 mod ring;
 mod segment;
 pub mod socket;
+pub mod space;
 pub mod watch;
 
 pub use error::SysError;
 pub use fork::ForkGuard;
 pub use map::{Access, Mapping};
 pub use ring::{
-    Completion, FakePoll, FakeRead, FakeRing, PollId, Ring, RingFacts, RingLimits, SlotRead,
+    Completion, FakePoll, FakeRead, FakeRing, FileWrite, MemoryPart, PollId, Ring, RingFacts,
+    RingLimits, SlotRead, WRITE_PART_COUNT_MAX,
 };
 pub use segment::{Segment, SegmentHome, SegmentWarning, memory_file, readers_file};
 

@@ -6,7 +6,7 @@
 
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -57,6 +57,40 @@ impl Mapping {
         }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Mapping { start, bytes })
+    }
+
+    /// Memory of our own that nobody shares, zeroed, aligned to a page.
+    pub fn private(bytes: usize) -> io::Result<Mapping> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: as in `shared`.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE)
+        }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { start, bytes })
+    }
+
+    /// Have the kernel read bytes of a file into it. How many; fewer at the file's end.
+    ///
+    /// Errors   InvalidInput when they would not fit.
+    pub fn read_at(
+        &self,
+        file: impl AsFd,
+        position: u64,
+        offset: usize,
+        bytes: usize,
+    ) -> io::Result<usize> {
+        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let fd = file.as_fd().as_raw_fd();
+        let position = libc::off_t::try_from(position).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: the target lies in the mapping (checked), which nobody holds a reference into.
+        let count = unsafe {
+            let target = self.start.as_ptr().add(offset);
+            libc::pread(fd, target.cast(), bytes, position)
+        };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
     /// Length. Units: bytes.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A ring in which the test is the kernel.
 
-use super::{Completion, PollId, RingLimits, SlotRead, pieces};
+use super::{Completion, FileWrite, PollId, RingLimits, SlotRead, pieces};
 use crate::Segment;
 use rushes_core::server::{Errno, IoClass};
 use rushes_core::units::*;
@@ -48,6 +48,7 @@ struct State {
     segment: Arc<Segment>,
     limits: RingLimits,
     reads: Vec<FakeRead>,
+    writes: Vec<FileWrite>,
     polls: Vec<FakePoll>,
     completions: VecDeque<Completion>,
     next_poll: u32,
@@ -61,6 +62,7 @@ impl FakeRing {
                 segment,
                 limits,
                 reads: Vec::new(),
+                writes: Vec::new(),
                 polls: Vec::new(),
                 completions: VecDeque::new(),
                 next_poll: 0,
@@ -136,7 +138,7 @@ impl FakeRing {
 
     pub(super) fn read(&self, read: &SlotRead<'_>) -> io::Result<()> {
         let mut state = self.lock();
-        if state.reads.len() >= state.limits.read_count_max as usize {
+        if state.reads.len() + state.writes.len() >= state.limits.read_count_max as usize {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         pieces(&state.segment, state.limits, read, |_| ())?;
@@ -148,6 +150,37 @@ impl FakeRing {
             class: read.class,
         });
         Ok(())
+    }
+
+    pub(super) fn write(&self, write: FileWrite) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.reads.len() + state.writes.len() >= state.limits.read_count_max as usize {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        state.writes.push(write);
+        Ok(())
+    }
+
+    /// Writes that have not ended, in the order they were queued.
+    pub fn writes(&self) -> Vec<FileWrite> {
+        self.lock().writes.clone()
+    }
+
+    /// End the first write with this tag as told, without writing. False: there is none.
+    pub fn finish_write(&self, user_data: u64, result: Result<ByteCount, Errno>) -> bool {
+        let mut state = self.lock();
+        let Some(position) = state
+            .writes
+            .iter()
+            .position(|write| write.user_data == user_data)
+        else {
+            return false;
+        };
+        state.writes.remove(position);
+        state
+            .completions
+            .push_back(Completion::Written { user_data, result });
+        true
     }
 
     pub(super) fn poll_add(
@@ -193,7 +226,8 @@ impl FakeRing {
     }
 
     pub(super) fn read_count(&self) -> u32 {
-        self.lock().reads.len() as u32
+        let state = self.lock();
+        (state.reads.len() + state.writes.len()) as u32
     }
 
     fn take(&self, user_data: u64) -> Option<FakeRead> {

@@ -5,9 +5,9 @@
 //! index and generation. Entries own what the kernel may still touch: the file, the io vectors, the
 //! word a doorbell is read into. An entry is reused only after the kernel's last word about it.
 
-use super::{Completion, PollId, RingFacts, RingLimits, SlotRead, Wait, pieces};
+use super::{Completion, FileWrite, PollId, RingFacts, RingLimits, SlotRead, Wait, pieces};
 use crate::error::errno_of;
-use crate::{Segment, SysError, clock};
+use crate::{Mapping, Segment, SysError, clock};
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use rushes_core::server::{Errno, IoClass};
@@ -82,6 +82,8 @@ struct ReadState {
     expected: u64,
     done: u64,
     class: IoClass,
+    /// Of a write: the memory that the vectors point into, kept until it has ended.
+    memory: Option<Box<[Arc<Mapping>]>>,
 }
 
 // SAFETY: the raw pointers inside (io vectors) point into the segment, which is shared memory owned
@@ -169,6 +171,38 @@ impl KernelRing {
             expected: read.expected.0.min(read.range.length.0),
             done: 0,
             class: read.class,
+            memory: None,
+        });
+        self.read_count += 1;
+        self.send_read(index);
+        Ok(())
+    }
+
+    pub(super) fn write(&mut self, write: FileWrite) -> io::Result<()> {
+        if self.read_count >= self.limits.read_count_max {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let Some(index) = self.free.pop() else {
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
+        let entry = &mut self.entries[index as usize];
+        entry.vectors.clear();
+        for part in &write.parts {
+            let start = part.memory.start().as_ptr().wrapping_add(part.offset);
+            entry.vectors.push(libc::iovec {
+                iov_base: start.cast(),
+                iov_len: part.bytes,
+            });
+        }
+        entry.user_data = write.user_data;
+        let expected = write.bytes();
+        entry.use_ = Use::Read(ReadState {
+            file: write.file,
+            offset: write.offset,
+            expected,
+            done: 0,
+            class: write.class,
+            memory: Some(write.parts.into_iter().map(|part| part.memory).collect()),
         });
         self.read_count += 1;
         self.send_read(index);
@@ -325,9 +359,14 @@ impl KernelRing {
                         Ok(ByteCount(read.done))
                     }
                 };
+                let is_write = read.memory.is_some();
                 self.read_count -= 1;
                 self.release(index);
-                Some(Completion::Read { user_data, result })
+                Some(if is_write {
+                    Completion::Written { user_data, result }
+                } else {
+                    Completion::Read { user_data, result }
+                })
             }
         }
     }
@@ -373,6 +412,18 @@ impl KernelRing {
         let offset = read.offset + read.done;
         let vectors = entry.vectors.as_ptr();
         let count = entry.vectors.len() as u32;
+        if read.memory.is_some() {
+            let sqe = opcode::Writev::new(fd, vectors, count)
+                .offset(offset)
+                .ioprio(priority)
+                .build()
+                .user_data(tag(index, entry.generation));
+            // SAFETY: the vectors lie in memory that the entry holds (`FileWrite::check`), and are owned by `self`; both are kept until
+            // the kernel has answered (see `drop`).
+            unsafe { self.push(&sqe) };
+            self.sent(index);
+            return;
+        }
         let sqe = match (self.registered_index(&entry.vectors), &entry.vectors[..]) {
             (Some(buffer), [one]) => {
                 let length = one.iov_len as u32;

@@ -16,7 +16,7 @@ mod kernel;
 
 pub use fake::{FakePoll, FakeRead, FakeRing};
 
-use crate::{Segment, SysError, clock};
+use crate::{Mapping, Segment, SysError, clock};
 use rushes_core::server::{Errno, IoClass};
 use rushes_core::units::*;
 use std::io;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// Bounds of a ring, fixed at start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLimits {
-    /// Reads in flight at once.
+    /// Reads and writes in flight at once.
     pub read_count_max: u32,
     /// Descriptors watched at once.
     pub poll_count_max: u32,
@@ -76,9 +76,81 @@ pub struct SlotRead<'a> {
     pub user_data: u64,
 }
 
+/// Bytes of memory that a write takes.
+#[derive(Clone, Debug)]
+pub struct MemoryPart {
+    /// Kept until the write has ended.
+    pub memory: Arc<Mapping>,
+    /// Where they begin.
+    pub offset: usize,
+    /// How many.
+    pub bytes: usize,
+}
+
+/// A write to a file from memory.
+#[derive(Clone, Debug)]
+pub struct FileWrite {
+    /// To which file.
+    pub file: Arc<OwnedFd>,
+    /// Where its first byte goes. Units: bytes.
+    pub offset: u64,
+    /// What, one behind the other; with O_DIRECT each starts and ends where the file demands.
+    pub parts: Vec<MemoryPart>,
+    /// Priority at the device.
+    pub class: IoClass,
+    /// Comes back in [`Completion::Written`].
+    pub user_data: u64,
+}
+
+/// Parts that one write may have (the kernel's IOV_MAX).
+pub const WRITE_PART_COUNT_MAX: usize = 1024;
+
+impl FileWrite {
+    /// Units: bytes.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.bytes as u64).sum()
+    }
+
+    /// Errors   InvalidInput, with what does not fit.
+    fn check(&self) -> io::Result<()> {
+        let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        let count = self.parts.len();
+        if count == 0 || count > WRITE_PART_COUNT_MAX {
+            return wrong(format!(
+                "a write of {count} parts; expected 1 to {WRITE_PART_COUNT_MAX}"
+            ));
+        }
+        let outside = |part: &&MemoryPart| {
+            let end = part.offset.checked_add(part.bytes);
+            part.bytes == 0 || end.is_none_or(|end| end > part.memory.bytes())
+        };
+        if let Some(part) = self.parts.iter().find(outside) {
+            return wrong(format!(
+                "a write of {} bytes from {} of a memory of {}",
+                part.bytes,
+                part.offset,
+                part.memory.bytes()
+            ));
+        }
+        let bytes = self.bytes();
+        let end = self.offset.checked_add(bytes);
+        if bytes > 0x7fff_f000 || end.is_none_or(|end| i64::try_from(end).is_err()) {
+            return wrong(format!("a write of {bytes} bytes at {}", self.offset));
+        }
+        Ok(())
+    }
+}
+
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
+    /// A write ended.
+    Written {
+        /// The caller's tag.
+        user_data: u64,
+        /// How many bytes; all, unless something kept the kernel from it.
+        result: Result<ByteCount, Errno>,
+    },
     /// A read ended; its bytes are in the slots.
     Read {
         /// The caller's tag.
@@ -163,6 +235,17 @@ impl Ring {
         }
     }
 
+    /// Queue a write. It starts as a read does.
+    ///
+    /// Errors   InvalidInput: it does not fit its memory (our own fault); WouldBlock: as many requests as are possible are in flight.
+    pub fn write(&mut self, write: FileWrite) -> io::Result<()> {
+        write.check()?;
+        match &mut self.backend {
+            Backend::Kernel(ring) => ring.write(write),
+            Backend::Fake(ring) => ring.write(write),
+        }
+    }
+
     /// Watch a descriptor for reading and for its other end's going, until removed. It stays open
     /// (as far as its other end can see) until then.
     ///
@@ -243,7 +326,7 @@ impl Ring {
         Some(Completion::Timer)
     }
 
-    /// Reads that were queued and have not been reported.
+    /// Reads and writes that were queued and have not been reported.
     pub fn read_count(&self) -> u32 {
         match &self.backend {
             Backend::Kernel(ring) => ring.read_count(),

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Writing for others: our own descriptors of a file that somebody may write, blocks for it on his account, its times.
+
+use crate::extents;
+use crate::file::status;
+use rushes_core::server::{Extent, FileKey};
+use rushes_core::units::ByteRange;
+use rustix::fs::{
+    FallocateFlags, Mode, OFlags, Timespec, Timestamps, fallocate, fcntl_getfl, fstat, fsync, ftruncate,
+    futimens, open,
+};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// What a descriptor allows. Asks nobody but the kernel's table of descriptors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allows {
+    /// Reading.
+    pub read: bool,
+    /// Writing.
+    pub write: bool,
+}
+
+impl Allows {
+    /// What this one allows.
+    pub fn of(fd: impl AsFd) -> Allows {
+        let Ok(flags) = fcntl_getfl(fd) else {
+            return Allows::default();
+        };
+        let is = |mode: &[OFlags]| !flags.contains(OFlags::PATH) && mode.contains(&(flags & OFlags::RWMODE));
+        Allows {
+            read: is(&[OFlags::RDONLY, OFlags::RDWR]),
+            write: is(&[OFlags::WRONLY, OFlags::RDWR]),
+        }
+    }
+}
+
+/// A file that we write to.
+#[derive(Clone, Debug)]
+pub struct WriteFile {
+    /// O_DIRECT.
+    pub direct: Arc<OwnedFd>,
+    /// Through the kernel's cache, for what is less than a page.
+    pub buffered: Arc<OwnedFd>,
+}
+
+/// Why a file is written by its client and not by us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotOurs {
+    /// Its bytes are shared with another file, compressed or moved when they are written.
+    Moves,
+    /// A write by its user would take a set-id bit away.
+    SetId,
+    /// It has no direct I/O.
+    Buffered,
+}
+
+/// Open a file for ourselves that its client may write. `file`: vetted before, as `reopen_vetted` does.
+///
+/// Errors   the outer: the file system; the inner: it is better left to the client.
+pub fn open_writing(file: impl AsFd, key: FileKey) -> io::Result<Result<WriteFile, NotOurs>> {
+    let found = fstat(&file)?;
+    if found.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0 {
+        return Ok(Err(NotOurs::SetId));
+    }
+    if extents::moves(&file)? {
+        return Ok(Err(NotOurs::Moves));
+    }
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let direct = match open(path.as_str(), flags | OFlags::DIRECT, Mode::empty()) {
+        Ok(fd) => fd,
+        Err(rustix::io::Errno::INVAL) => return Ok(Err(NotOurs::Buffered)),
+        Err(error) => return Err(error.into()),
+    };
+    let buffered = open(path.as_str(), flags, Mode::empty())?;
+    if status(&direct)?.key != key {
+        return Err(io::Error::from_raw_os_error(libc::ESTALE));
+    }
+    Ok(Ok(WriteFile {
+        direct: Arc::new(direct),
+        buffered: Arc::new(buffered),
+    }))
+}
+
+/// Do something on another's account: his quota counts, and neither what is reserved for root nor root's freedom from quotas
+/// is his. Only this thread changes, and changes back.
+///
+/// Errors   the thread cannot become him; nothing is done then.
+fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
+    let before = capabilities(None)?;
+    let mut without = before;
+    without.effective.remove(CapabilitySet::SYS_RESOURCE);
+    // SAFETY: these calls change two numbers of the calling thread and cannot fail; they return the former ones.
+    let (former_gid, former_uid) = unsafe { (libc::setfsgid(gid), libc::setfsuid(uid)) };
+    let result = match set_capabilities(None, without) {
+        Ok(()) => Ok(work()),
+        Err(error) => Err(error.into()),
+    };
+    // SAFETY: as above.
+    unsafe {
+        libc::setfsuid(former_uid as u32);
+        libc::setfsgid(former_gid as u32);
+    }
+    // setfsuid from 0 takes the file capabilities out of the effective set, and gives them back on its return to 0; what we took
+    // ourselves we give back ourselves.
+    set_capabilities(None, before)?;
+    result
+}
+
+/// Reserve blocks for `needed`, on this user's account, and on to `wished_end` if that can be had easily; where all bytes of the
+/// file are then.
+///
+/// Errors   ENOSPC, EDQUOT: not even what is needed; EOPNOTSUPP: this file system reserves nothing.
+pub fn reserve(
+    file: impl AsFd,
+    needed: ByteRange,
+    wished_end: u64,
+    (uid, gid): (u32, u32),
+    extent_count_max: usize,
+) -> io::Result<Vec<Extent>> {
+    let ask = |end: u64| {
+        let start = needed.start.0;
+        let flags = FallocateFlags::KEEP_SIZE;
+        rustix::io::retry_on_intr(|| fallocate(&file, flags, start, end - start))
+    };
+    let needed_end = needed.end();
+    as_user(uid, gid, || {
+        let wished = wished_end.max(needed_end);
+        if wished > needed_end && wished - needed_end <= spare(&file)? {
+            match ask(wished) {
+                Ok(()) => return Ok(()),
+                Err(rustix::io::Errno::OPNOTSUPP) => return Err(rustix::io::Errno::OPNOTSUPP.into()),
+                // Then what is needed: the disk may be fuller than it was, or the quota near.
+                Err(_) => {}
+            }
+        }
+        Ok::<(), io::Error>(ask(needed_end)?)
+    })??;
+    Ok(extents::of(&file, extent_count_max)?.extents)
+}
+
+/// What may be reserved ahead: a 64th of what the file system has left.
+fn spare(file: impl AsFd) -> io::Result<u64> {
+    let found = rustix::fs::fstatvfs(file)?;
+    Ok(found.f_bavail.saturating_mul(found.f_frsize) / 64)
+}
+
+/// Give back what was reserved past the end of a file that is `size` long, and leave its times as they were. Not if it is
+/// of another length by now: somebody writes to it.
+pub fn trim(file: impl AsFd, size: u64) -> io::Result<()> {
+    let before = fstat(&file)?;
+    let rounded = size.next_multiple_of(before.st_blksize.max(1) as u64);
+    if before.st_size as u64 != size || (before.st_blocks as u64) * 512 <= rounded {
+        return Ok(());
+    }
+    // No call gives back what lies behind the end and nothing else. Between the look above and this one are microseconds in which somebody
+    // else would have to lengthen the file that was just recorded.
+    ftruncate(&file, size)?;
+    let times = Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: libc::UTIME_OMIT as _,
+        },
+        last_modification: Timespec {
+            tv_sec: before.st_mtime,
+            tv_nsec: before.st_mtime_nsec as _,
+        },
+    };
+    Ok(futimens(&file, &times)?)
+}
+
+/// Set when a file was modified. Units: ns since 1970.
+pub fn set_modified(file: impl AsFd, at_ns: i64) -> io::Result<()> {
+    let times = Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: libc::UTIME_OMIT as _,
+        },
+        last_modification: Timespec {
+            tv_sec: at_ns.div_euclid(1_000_000_000),
+            tv_nsec: at_ns.rem_euclid(1_000_000_000) as _,
+        },
+    };
+    Ok(futimens(&file, &times)?)
+}
+
+/// Put all of a file on stable storage, its length and place too. Waits for the device.
+pub fn sync(file: impl AsFd) -> io::Result<()> {
+    Ok(rustix::io::retry_on_intr(|| fsync(&file))?)
+}
+
+/// The wall clock. Units: ns since 1970.
+pub fn wall_ns() -> i64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    now.tv_sec
+        .saturating_mul(1_000_000_000)
+        .saturating_add(now.tv_nsec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    fn file(name: &str) -> (std::path::PathBuf, std::fs::File) {
+        let path = std::env::temp_dir().join(format!("rushes-space-{name}-{}", std::process::id()));
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)
+            .unwrap();
+        (path, file)
+    }
+
+    #[test]
+    fn descriptors_say_what_they_allow() {
+        let (path, file) = file("allows");
+        let both = Allows {
+            read: true,
+            write: true,
+        };
+        assert_eq!(Allows::of(&file), both);
+        let read = std::fs::File::open(&path).unwrap();
+        assert_eq!(Allows::of(&read), Allows { write: false, ..both });
+        let write = std::fs::File::options().write(true).open(&path).unwrap();
+        assert_eq!(Allows::of(&write), Allows { read: false, ..both });
+        let name = open(&path, OFlags::PATH, Mode::empty()).unwrap();
+        assert_eq!(Allows::of(&name), Allows::default());
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn reservations_are_seen_trimmed_and_leave_size_and_times_alone() {
+        let (path, mut file) = file("reserve");
+        let needed = ByteRange::new(0, 5000);
+        let extents = match reserve(&file, needed, 1 << 20, (0, 0), 100) {
+            Ok(extents) => extents,
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                crate::skip("the temporary folder's file system has no fallocate or no extents");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let mapped: u64 = extents.iter().map(|extent| extent.length.0).sum();
+        assert!(mapped >= 1 << 20, "{extents:?}");
+        assert_eq!(file.metadata().unwrap().len(), 0);
+        file.write_all(&[7; 5000]).unwrap();
+        set_modified(&file, 1_234_567_890_123_456_789).unwrap();
+        trim(&file, 4000).unwrap();
+        assert!(file.metadata().unwrap().blocks() * 512 >= 1 << 20);
+        trim(&file, 5000).unwrap();
+        let left = file.metadata().unwrap();
+        assert!(left.blocks() * 512 <= 8192, "{}", left.blocks());
+        assert_eq!(left.len(), 5000);
+        assert_eq!((left.mtime(), left.mtime_nsec()), (1_234_567_890, 123_456_789));
+        assert!(std::fs::read(&path).unwrap() == vec![7; 5000]);
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn another_account_is_left_again() {
+        let before = capabilities(None).unwrap();
+        let who = as_user(1234, 5678, || {
+            // SAFETY: as in `as_user`: -1 changes nothing and returns what is.
+            let ids = unsafe { (libc::setfsuid(u32::MAX), libc::setfsgid(u32::MAX)) };
+            let now = capabilities(None).unwrap();
+            (ids, now.effective.contains(CapabilitySet::SYS_RESOURCE))
+        });
+        let Ok((ids, keeps)) = who else {
+            crate::skip("this process may not change its file system user");
+            return;
+        };
+        if before.effective.contains(CapabilitySet::SETUID) {
+            assert_eq!(ids, (1234, 5678));
+        }
+        assert!(!keeps);
+        assert_eq!(capabilities(None).unwrap(), before);
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::setfsuid(u32::MAX) }, rustix::process::geteuid().as_raw() as i32);
+    }
+
+    #[test]
+    fn files_with_set_id_bits_are_left_to_their_clients() {
+        let (path, file) = file("set-id");
+        let key = status(&file).unwrap().key;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o6755)).unwrap();
+        assert_eq!(open_writing(&file, key).unwrap().err(), Some(NotOurs::SetId));
+        std::fs::remove_file(path).unwrap();
+    }
+}
