@@ -80,7 +80,7 @@ link() { # OBJECT-OR-LIBRARY...
 }
 
 compile_all() {
-	for file in vfs_rushes rushes_fsp rushes_session; do
+	for file in vfs_rushes rushes_fsp rushes_session rushes_write; do
 		compile "$here/$file.c" "$work/$file.o"
 	done
 }

@@ -105,6 +105,9 @@ struct rushes_session {
 
 	/* The absence is in the log already */
 	bool absence_logged;
+
+	/* Files that a copy on the server may read from */
+	struct rushes_fsp *copy_sources;
 };
 
 /* CLOCK_MONOTONIC_COARSE: read in a few ns, good to some milliseconds. */
@@ -144,6 +147,11 @@ void rushes_session_after_wait(struct rushes_session *session);
 bool rushes_read_start(struct rushes_read *read, void *data, size_t n,
 		       off_t offset);
 
+/* The same for a write, and for stable storage. */
+bool rushes_write_start(struct rushes_read *read, const void *data, size_t n,
+			off_t offset);
+bool rushes_sync_start(struct rushes_read *read);
+
 /* Its buffer is going away: done_fn will not be called. */
 void rushes_read_forget(struct rushes_read *read);
 
@@ -154,6 +162,10 @@ struct rushes_read *rushes_read_of(const struct rushes_fsp *file);
  * What we know about an open file: the fsp's extension.
  */
 struct rushes_fsp {
+	/* In the session's copy_sources */
+	struct rushes_fsp *prev, *next;
+	bool is_copy_source;
+
 	struct rushes_session *session;
 	struct files_struct *fsp;
 
@@ -241,5 +253,46 @@ bool rushes_name_matters(struct vfs_handle_struct *handle,
 			 SMB_STRUCT_STAT *st);
 void rushes_gone_inode(struct vfs_handle_struct *handle,
 		       const SMB_STRUCT_STAT *st);
+
+/*
+ * Writing through the daemon: see rushes_write.c.
+ *
+ * The file, to be written through the daemon; NULL: write it yourself.
+ */
+struct rushes_fsp *rushes_fsp_for_write(struct vfs_handle_struct *handle,
+					struct files_struct *fsp);
+
+/* As rushes_is_plain; a full disk is news for the client, too. */
+bool rushes_write_is_plain(ssize_t result);
+
+/* Does the daemon have bytes of it that the file system does not have? */
+bool rushes_has_fact(struct rushes_session *session, dev_t device,
+		     ino_t inode);
+
+/*
+ * Before a file is changed on its own descriptor: wait until it has all that
+ * was acknowledged. rushes_changed_* ends this. Keeps errno.
+ */
+void rushes_hold_inode(struct rushes_session *session, dev_t device,
+		       ino_t inode);
+void rushes_hold_fsp(struct vfs_handle_struct *handle,
+		     struct files_struct *fsp);
+
+/*
+ * Before a file is read on its own descriptor: wait until it has all that was
+ * acknowledged. Costs no system call when it has.
+ */
+void rushes_settle_inode(struct rushes_session *session, dev_t device,
+			 ino_t inode);
+void rushes_settle_fsp(struct vfs_handle_struct *handle,
+		       struct files_struct *fsp);
+
+/* What stat should have said. */
+void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st);
+
+/* A copy on the server may read from it; and: one is about to begin. */
+void rushes_copy_source(struct vfs_handle_struct *handle,
+			struct files_struct *fsp);
+void rushes_settle_copy_sources(struct vfs_handle_struct *handle);
 
 #endif /* RUSHES_DOOR_H */

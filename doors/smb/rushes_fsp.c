@@ -14,6 +14,7 @@
 #include "includes.h"
 #include "system/filesys.h"
 #include "smbd/smbd.h"
+#include "lib/util/dlinklist.h"
 #include "rushes_door.h"
 
 struct rushes_session *rushes_session_of(struct vfs_handle_struct *handle)
@@ -48,7 +49,12 @@ void rushes_fsp_unname(struct rushes_fsp *file)
 
 static void rushes_fsp_destroy(void *p_data)
 {
-	rushes_fsp_unname((struct rushes_fsp *)p_data);
+	struct rushes_fsp *file = (struct rushes_fsp *)p_data;
+
+	rushes_fsp_unname(file);
+	if (file->is_copy_source) {
+		DLIST_REMOVE(file->session->copy_sources, file);
+	}
 }
 
 static void rushes_fsp_identify(struct rushes_fsp *file)
@@ -109,7 +115,9 @@ static bool rushes_fsp_name(struct rushes_fsp *file)
 	}
 	file->file = rushes_open(session->client,
 				 fsp_get_io_fd(file->fsp),
-				 path);
+				 path,
+				 get_current_uid(file->fsp->conn),
+				 get_current_gid(file->fsp->conn));
 	file->number = session->number;
 	if (file->file == NULL) {
 		rushes_session_after_wait(session);

@@ -322,20 +322,42 @@ void rushes_session_disconnect(struct rushes_session *session)
 	}
 }
 
-bool rushes_read_start(struct rushes_read *read, void *data, size_t n,
-		       off_t offset)
+/* The daemon has taken it, or not. */
+static bool rushes_started(struct rushes_read *read)
 {
 	struct rushes_session *session = read->session;
 
-	clock_gettime_mono(&read->start_time);
-	read->ticket = rushes_read_send(read->file->file, data, n, offset,
-					read);
 	if (read->ticket == 0) {
 		return false;
 	}
 	DLIST_ADD_END(session->reads, read);
 	rushes_session_guard(session);
 	return true;
+}
+
+bool rushes_read_start(struct rushes_read *read, void *data, size_t n,
+		       off_t offset)
+{
+	clock_gettime_mono(&read->start_time);
+	read->ticket = rushes_read_send(read->file->file, data, n, offset,
+					read);
+	return rushes_started(read);
+}
+
+bool rushes_write_start(struct rushes_read *read, const void *data, size_t n,
+			off_t offset)
+{
+	clock_gettime_mono(&read->start_time);
+	read->ticket = rushes_write_send(read->file->file, data, n, offset,
+					 read);
+	return rushes_started(read);
+}
+
+bool rushes_sync_start(struct rushes_read *read)
+{
+	clock_gettime_mono(&read->start_time);
+	read->ticket = rushes_sync_send(read->file->file, read);
+	return rushes_started(read);
 }
 
 void rushes_read_forget(struct rushes_read *read)

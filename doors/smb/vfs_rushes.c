@@ -189,6 +189,7 @@ static ssize_t vfs_rushes_pread(struct vfs_handle_struct *handle,
 		ret = rushes_read_wait(file, data, n, offset);
 	}
 	if (ret == RUSHES_PLAIN) {
+		rushes_settle_fsp(handle, fsp);
 		return SMB_VFS_NEXT_PREAD(handle, fsp, data, n, offset);
 	}
 	if (ret < 0) {
@@ -229,6 +230,7 @@ static void rushes_pread_plain(struct rushes_pread_state *state)
 {
 	struct tevent_req *subreq = NULL;
 
+	rushes_settle_fsp(state->handle, state->fsp);
 	subreq = SMB_VFS_NEXT_PREAD_SEND(state, state->ev, state->handle,
 					 state->fsp, state->data, state->n,
 					 state->offset);
@@ -307,6 +309,7 @@ static struct tevent_req *vfs_rushes_pread_send(
 	}
 	if (file == NULL) {
 		/* Not even a request of our own; see vfs_rushes_pread_recv. */
+		rushes_settle_fsp(handle, fsp);
 		return SMB_VFS_NEXT_PREAD_SEND(mem_ctx, ev, handle, fsp,
 					       data, n, offset);
 	}
@@ -489,6 +492,7 @@ static ssize_t rushes_send_plain(struct vfs_handle_struct *handle, int fd,
 	size_t total = 0;
 	ssize_t ret = 0;
 
+	rushes_settle_fsp(handle, fsp);
 	buffer = talloc_array(talloc_tos(), uint8_t, buffer_size);
 	if (buffer == NULL) {
 		errno = ENOMEM;
@@ -583,6 +587,7 @@ static ssize_t vfs_rushes_sendfile(struct vfs_handle_struct *handle,
 		if (file != NULL) {
 			rushes_session_after_wait(file->session);
 		}
+		rushes_settle_fsp(handle, fromfsp);
 		return SMB_VFS_NEXT_SENDFILE(handle, tofd, fromfsp, header,
 					     offset, n);
 	}
@@ -622,6 +627,7 @@ static ssize_t vfs_rushes_recvfile(struct vfs_handle_struct *handle,
 {
 	ssize_t ret;
 
+	rushes_hold_fsp(handle, tofsp);
 	ret = SMB_VFS_NEXT_RECVFILE(handle, fromfd, tofsp, offset, n);
 	rushes_changed_fsp(handle, tofsp, offset, n);
 	return ret;
@@ -631,74 +637,83 @@ static ssize_t vfs_rushes_pwrite(struct vfs_handle_struct *handle,
 				 struct files_struct *fsp,
 				 const void *data, size_t n, off_t offset)
 {
-	ssize_t ret;
+	struct rushes_fsp *file = NULL;
+	ssize_t ret = RUSHES_PLAIN;
 
-	ret = SMB_VFS_NEXT_PWRITE(handle, fsp, data, n, offset);
-	rushes_changed_fsp(handle, fsp, offset, n);
+	if (n > 0 && offset >= 0) {
+		file = rushes_fsp_for_write(handle, fsp);
+	}
+	if (file != NULL) {
+		ret = rushes_write(file->file, data, n, offset);
+		if (rushes_write_is_plain(ret)) {
+			ret = RUSHES_PLAIN;
+		}
+		rushes_session_after_wait(file->session);
+	}
+	if (ret == RUSHES_PLAIN) {
+		rushes_hold_fsp(handle, fsp);
+		ret = SMB_VFS_NEXT_PWRITE(handle, fsp, data, n, offset);
+		rushes_changed_fsp(handle, fsp, offset, n);
+		return ret;
+	}
+	if (ret < 0) {
+		errno = -ret;
+		return -1;
+	}
 	return ret;
 }
 
 struct rushes_pwrite_state {
+	struct rushes_read write;
+	struct tevent_req *req;
+	struct tevent_context *ev;
 	struct vfs_handle_struct *handle;
 	struct files_struct *fsp;
+	const void *data;
 	off_t offset;
 	size_t n;
 	ssize_t ret;
 	struct vfs_aio_state vfs_aio_state;
 };
 
-static void rushes_pwrite_done(struct tevent_req *subreq);
+static void rushes_pwrite_plain_done(struct tevent_req *subreq);
 
+/* The request is thrown away, and its buffer with it: the client is gone. */
 static int rushes_pwrite_state_destructor(struct rushes_pwrite_state *state)
+{
+	rushes_read_forget(&state->write);
+	return 0;
+}
+
+static int rushes_pwrite_plain_destructor(struct rushes_pwrite_state *state)
 {
 	rushes_changed_orphan(state->handle, state->fsp,
 			      state->offset, state->n);
 	return 0;
 }
 
-static struct tevent_req *vfs_rushes_pwrite_send(
-	struct vfs_handle_struct *handle,
-	TALLOC_CTX *mem_ctx,
-	struct tevent_context *ev,
-	struct files_struct *fsp,
-	const void *data,
-	size_t n,
-	off_t offset)
+/*
+ * To our own descriptor. Also without a daemon the change is told: there may be
+ * one when the write is done, and it may have read the old bytes.
+ */
+static void rushes_pwrite_plain(struct rushes_pwrite_state *state)
 {
-	struct tevent_req *req = NULL;
 	struct tevent_req *subreq = NULL;
-	struct rushes_pwrite_state *state = NULL;
 
-	if (rushes_session_of(handle) == NULL) {
-		return SMB_VFS_NEXT_PWRITE_SEND(mem_ctx, ev, handle, fsp,
-						data, n, offset);
+	rushes_hold_fsp(state->handle, state->fsp);
+	subreq = SMB_VFS_NEXT_PWRITE_SEND(state, state->ev, state->handle,
+					  state->fsp, state->data, state->n,
+					  state->offset);
+	if (tevent_req_nomem(subreq, state->req)) {
+		rushes_changed_fsp(state->handle, state->fsp, state->offset,
+				   state->n);
+		return;
 	}
-
-	/*
-	 * Also without a daemon: there may be one when the write is done, and
-	 * it may have read the old bytes.
-	 */
-	req = tevent_req_create(mem_ctx, &state, struct rushes_pwrite_state);
-	if (req == NULL) {
-		return NULL;
-	}
-	*state = (struct rushes_pwrite_state) {
-		.handle = handle,
-		.fsp = fsp,
-		.offset = offset,
-		.n = n,
-	};
-	subreq = SMB_VFS_NEXT_PWRITE_SEND(state, ev, handle, fsp,
-					  data, n, offset);
-	if (tevent_req_nomem(subreq, req)) {
-		return tevent_req_post(req, ev);
-	}
-	tevent_req_set_callback(subreq, rushes_pwrite_done, req);
-	talloc_set_destructor(state, rushes_pwrite_state_destructor);
-	return req;
+	tevent_req_set_callback(subreq, rushes_pwrite_plain_done, state->req);
+	talloc_set_destructor(state, rushes_pwrite_plain_destructor);
 }
 
-static void rushes_pwrite_done(struct tevent_req *subreq)
+static void rushes_pwrite_plain_done(struct tevent_req *subreq)
 {
 	struct tevent_req *req = tevent_req_callback_data(
 		subreq, struct tevent_req);
@@ -714,6 +729,86 @@ static void rushes_pwrite_done(struct tevent_req *subreq)
 		return;
 	}
 	tevent_req_done(req);
+}
+
+/* The daemon's answer, or RUSHES_PLAIN because it is gone. */
+static void rushes_pwrite_done(struct rushes_read *write, ssize_t result)
+{
+	struct rushes_pwrite_state *state = talloc_get_type_abort(
+		write, struct rushes_pwrite_state);
+	struct timespec end_time = {0};
+
+	talloc_set_destructor(state, NULL);
+	if (result == RUSHES_ABANDONED) {
+		tevent_req_error(state->req, EBADF);
+		return;
+	}
+	if (rushes_write_is_plain(result)) {
+		rushes_pwrite_plain(state);
+		return;
+	}
+	if (result < 0) {
+		tevent_req_error(state->req, -result);
+		return;
+	}
+	state->ret = result;
+	clock_gettime_mono(&end_time);
+	state->vfs_aio_state.duration = nsec_time_diff(&end_time,
+						       &write->start_time);
+	tevent_req_done(state->req);
+}
+
+static struct tevent_req *vfs_rushes_pwrite_send(
+	struct vfs_handle_struct *handle,
+	TALLOC_CTX *mem_ctx,
+	struct tevent_context *ev,
+	struct files_struct *fsp,
+	const void *data,
+	size_t n,
+	off_t offset)
+{
+	struct tevent_req *req = NULL;
+	struct rushes_pwrite_state *state = NULL;
+	struct rushes_fsp *file = NULL;
+
+	if (rushes_session_of(handle) == NULL) {
+		return SMB_VFS_NEXT_PWRITE_SEND(mem_ctx, ev, handle, fsp,
+						data, n, offset);
+	}
+	if (n > 0 && offset >= 0) {
+		file = rushes_fsp_for_write(handle, fsp);
+	}
+
+	req = tevent_req_create(mem_ctx, &state, struct rushes_pwrite_state);
+	if (req == NULL) {
+		return NULL;
+	}
+	*state = (struct rushes_pwrite_state) {
+		.write = {
+			.session = rushes_session_of(handle),
+			.file = file,
+			.done_fn = rushes_pwrite_done,
+		},
+		.req = req,
+		.ev = ev,
+		.handle = handle,
+		.fsp = fsp,
+		.data = data,
+		.offset = offset,
+		.n = n,
+	};
+	if (file != NULL &&
+	    rushes_write_start(&state->write, data, n, offset))
+	{
+		talloc_set_destructor(state, rushes_pwrite_state_destructor);
+	} else {
+		rushes_pwrite_plain(state);
+		if (!tevent_req_is_in_progress(req)) {
+			return tevent_req_post(req, ev);
+		}
+	}
+	tevent_req_defer_callback(req, ev);
+	return req;
 }
 
 static ssize_t vfs_rushes_pwrite_recv(struct tevent_req *req,
@@ -749,6 +844,7 @@ static int vfs_rushes_ftruncate(struct vfs_handle_struct *handle,
 	 * Shorter: what is behind the new end changes. Longer: what is behind
 	 * the old one. An overwrite of the whole when we cannot say.
 	 */
+	rushes_hold_fsp(handle, fsp);
 	if (session != NULL && session->client != NULL &&
 	    fstat(fsp_get_io_fd(fsp), &st) == 0)
 	{
@@ -767,15 +863,31 @@ static int vfs_rushes_fallocate(struct vfs_handle_struct *handle,
 {
 	int ret;
 
+	rushes_hold_fsp(handle, fsp);
 	ret = SMB_VFS_NEXT_FALLOCATE(handle, fsp, mode, offset, len);
 	rushes_changed_fsp(handle, fsp, offset, len);
 	return ret;
 }
 
 /*
- * Server-side copy. The bytes are moved on the descriptors themselves; that
- * their source is right needs no help, as no write stays in the cache.
+ * Server-side copy. The bytes are moved on the descriptors themselves: source
+ * and destination must have all of theirs.
  */
+
+static struct tevent_req *vfs_rushes_offload_read_send(
+	TALLOC_CTX *mem_ctx,
+	struct tevent_context *ev,
+	struct vfs_handle_struct *handle,
+	struct files_struct *fsp,
+	uint32_t fsctl,
+	uint32_t ttl,
+	off_t offset,
+	size_t to_copy)
+{
+	rushes_copy_source(handle, fsp);
+	return SMB_VFS_NEXT_OFFLOAD_READ_SEND(mem_ctx, ev, handle, fsp, fsctl,
+					      ttl, offset, to_copy);
+}
 
 struct rushes_offload_write_state {
 	struct vfs_handle_struct *handle;
@@ -821,6 +933,8 @@ static struct tevent_req *vfs_rushes_offload_write_send(
 		.dest_off = dest_off,
 		.to_copy = to_copy,
 	};
+	rushes_settle_copy_sources(handle);
+	rushes_hold_fsp(handle, dest_fsp);
 	subreq = SMB_VFS_NEXT_OFFLOAD_WRITE_SEND(handle, state, ev, fsctl,
 						 token, transfer_offset,
 						 dest_fsp, dest_off, to_copy);
@@ -870,6 +984,226 @@ static NTSTATUS vfs_rushes_offload_write_recv(struct vfs_handle_struct *handle,
 	*copied = state->copied;
 	tevent_req_received(req);
 	return NT_STATUS_OK;
+}
+
+/*
+ * Stable storage. What the daemon has is written by it, and synced with
+ * everything else of the file.
+ */
+
+struct rushes_fsync_state {
+	struct rushes_read sync;
+	struct tevent_req *req;
+	struct tevent_context *ev;
+	struct vfs_handle_struct *handle;
+	struct files_struct *fsp;
+	int ret;
+	struct vfs_aio_state vfs_aio_state;
+};
+
+static void rushes_fsync_plain_done(struct tevent_req *subreq);
+
+static int rushes_fsync_state_destructor(struct rushes_fsync_state *state)
+{
+	rushes_read_forget(&state->sync);
+	return 0;
+}
+
+static void rushes_fsync_plain(struct rushes_fsync_state *state)
+{
+	struct tevent_req *subreq = NULL;
+
+	rushes_settle_fsp(state->handle, state->fsp);
+	subreq = SMB_VFS_NEXT_FSYNC_SEND(state, state->ev, state->handle,
+					 state->fsp);
+	if (tevent_req_nomem(subreq, state->req)) {
+		return;
+	}
+	tevent_req_set_callback(subreq, rushes_fsync_plain_done, state->req);
+}
+
+static void rushes_fsync_plain_done(struct tevent_req *subreq)
+{
+	struct tevent_req *req = tevent_req_callback_data(
+		subreq, struct tevent_req);
+	struct rushes_fsync_state *state = tevent_req_data(
+		req, struct rushes_fsync_state);
+
+	state->ret = SMB_VFS_FSYNC_RECV(subreq, &state->vfs_aio_state);
+	TALLOC_FREE(subreq);
+	if (state->ret == -1) {
+		tevent_req_error(req, state->vfs_aio_state.error);
+		return;
+	}
+	tevent_req_done(req);
+}
+
+static void rushes_fsync_done(struct rushes_read *sync, ssize_t result)
+{
+	struct rushes_fsync_state *state = talloc_get_type_abort(
+		sync, struct rushes_fsync_state);
+
+	talloc_set_destructor(state, NULL);
+	if (result == RUSHES_ABANDONED) {
+		tevent_req_error(state->req, EBADF);
+		return;
+	}
+	if (result == 0) {
+		tevent_req_done(state->req);
+		return;
+	}
+	if (rushes_write_is_plain(result)) {
+		rushes_fsync_plain(state);
+		return;
+	}
+	tevent_req_error(state->req, -result);
+}
+
+static struct tevent_req *vfs_rushes_fsync_send(
+	struct vfs_handle_struct *handle,
+	TALLOC_CTX *mem_ctx,
+	struct tevent_context *ev,
+	struct files_struct *fsp)
+{
+	struct tevent_req *req = NULL;
+	struct rushes_fsync_state *state = NULL;
+	struct rushes_fsp *file = NULL;
+
+	file = rushes_fsp_for_write(handle, fsp);
+	if (file == NULL ||
+	    !rushes_has_fact(file->session, file->device, file->inode))
+	{
+		rushes_settle_fsp(handle, fsp);
+		return SMB_VFS_NEXT_FSYNC_SEND(mem_ctx, ev, handle, fsp);
+	}
+	req = tevent_req_create(mem_ctx, &state, struct rushes_fsync_state);
+	if (req == NULL) {
+		return NULL;
+	}
+	*state = (struct rushes_fsync_state) {
+		.sync = {
+			.session = file->session,
+			.file = file,
+			.done_fn = rushes_fsync_done,
+		},
+		.req = req,
+		.ev = ev,
+		.handle = handle,
+		.fsp = fsp,
+	};
+	if (rushes_sync_start(&state->sync)) {
+		talloc_set_destructor(state, rushes_fsync_state_destructor);
+	} else {
+		rushes_fsync_plain(state);
+		if (!tevent_req_is_in_progress(req)) {
+			return tevent_req_post(req, ev);
+		}
+	}
+	tevent_req_defer_callback(req, ev);
+	return req;
+}
+
+static int vfs_rushes_fsync_recv(struct tevent_req *req,
+				 struct vfs_aio_state *vfs_aio_state)
+{
+	struct rushes_fsync_state *state = talloc_get_type(
+		_tevent_req_data(req), struct rushes_fsync_state);
+
+	if (state == NULL) {
+		return SMB_VFS_FSYNC_RECV(req, vfs_aio_state);
+	}
+	if (tevent_req_is_unix_error(req, &vfs_aio_state->error)) {
+		tevent_req_received(req);
+		return -1;
+	}
+	*vfs_aio_state = state->vfs_aio_state;
+	tevent_req_received(req);
+	return 0;
+}
+
+/*
+ * What is known about a file.
+ */
+
+static int vfs_rushes_stat(struct vfs_handle_struct *handle,
+			   struct smb_filename *smb_fname)
+{
+	int ret = SMB_VFS_NEXT_STAT(handle, smb_fname);
+
+	if (ret == 0) {
+		rushes_fix_stat(handle, &smb_fname->st);
+	}
+	return ret;
+}
+
+static int vfs_rushes_lstat(struct vfs_handle_struct *handle,
+			    struct smb_filename *smb_fname)
+{
+	int ret = SMB_VFS_NEXT_LSTAT(handle, smb_fname);
+
+	if (ret == 0) {
+		rushes_fix_stat(handle, &smb_fname->st);
+	}
+	return ret;
+}
+
+static int vfs_rushes_fstat(struct vfs_handle_struct *handle,
+			    struct files_struct *fsp, SMB_STRUCT_STAT *sbuf)
+{
+	int ret = SMB_VFS_NEXT_FSTAT(handle, fsp, sbuf);
+
+	if (ret == 0) {
+		rushes_fix_stat(handle, sbuf);
+	}
+	return ret;
+}
+
+static int vfs_rushes_fstatat(struct vfs_handle_struct *handle,
+			      const struct files_struct *dirfsp,
+			      const struct smb_filename *smb_fname,
+			      SMB_STRUCT_STAT *sbuf,
+			      int flags)
+{
+	int ret = SMB_VFS_NEXT_FSTATAT(handle, dirfsp, smb_fname, sbuf, flags);
+
+	if (ret == 0) {
+		rushes_fix_stat(handle, sbuf);
+	}
+	return ret;
+}
+
+/* The daemon sets a file's time when it has written all of it. */
+static int vfs_rushes_fntimes(struct vfs_handle_struct *handle,
+			      struct files_struct *fsp,
+			      struct smb_file_time *ft)
+{
+	struct rushes_session *session = rushes_session_of(handle);
+	SMB_STRUCT_STAT *st = &fsp->fsp_name->st;
+	bool has_fact = S_ISREG(st->st_ex_mode) &&
+			rushes_has_fact(session, st->st_ex_dev, st->st_ex_ino);
+	int ret;
+
+	if (has_fact) {
+		rushes_hold_inode(session, st->st_ex_dev, st->st_ex_ino);
+	}
+	ret = SMB_VFS_NEXT_FNTIMES(handle, fsp, ft);
+	if (has_fact) {
+		rushes_changed_inode(session, st->st_ex_dev, st->st_ex_ino,
+				     0, 0);
+	}
+	return ret;
+}
+
+/* Where data and holes are, the file says when it has them. */
+static off_t vfs_rushes_lseek(struct vfs_handle_struct *handle,
+			      struct files_struct *fsp,
+			      off_t offset,
+			      int whence)
+{
+	if (whence == SEEK_DATA || whence == SEEK_HOLE || whence == SEEK_END) {
+		rushes_settle_fsp(handle, fsp);
+	}
+	return SMB_VFS_NEXT_LSEEK(handle, fsp, offset, whence);
 }
 
 /*
@@ -964,11 +1298,20 @@ static struct vfs_fn_pointers vfs_rushes_fns = {
 	.pwrite_recv_fn = vfs_rushes_pwrite_recv,
 	.sendfile_fn = vfs_rushes_sendfile,
 	.recvfile_fn = vfs_rushes_recvfile,
+	.lseek_fn = vfs_rushes_lseek,
+	.fsync_send_fn = vfs_rushes_fsync_send,
+	.fsync_recv_fn = vfs_rushes_fsync_recv,
+	.stat_fn = vfs_rushes_stat,
+	.lstat_fn = vfs_rushes_lstat,
+	.fstat_fn = vfs_rushes_fstat,
+	.fstatat_fn = vfs_rushes_fstatat,
+	.fntimes_fn = vfs_rushes_fntimes,
 	.renameat_fn = vfs_rushes_renameat,
 	.unlinkat_fn = vfs_rushes_unlinkat,
 	.ftruncate_fn = vfs_rushes_ftruncate,
 	.fallocate_fn = vfs_rushes_fallocate,
 	.linux_setlease_fn = vfs_rushes_linux_setlease,
+	.offload_read_send_fn = vfs_rushes_offload_read_send,
 	.offload_write_send_fn = vfs_rushes_offload_write_send,
 	.offload_write_recv_fn = vfs_rushes_offload_write_recv,
 };

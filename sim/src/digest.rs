@@ -340,7 +340,7 @@ impl Digest {
                     self.range(*needed);
                 }
                 Action::Sync { file } => self.all([116, u64::from(file.0)]),
-                Action::Trim { file } => self.all([117, u64::from(file.0)]),
+                Action::Trim { file, size } => self.all([117, u64::from(file.0), size.0]),
                 Action::OpenNeighbour { beside, name } => {
                     self.all([103, u64::from(beside.0)]);
                     self.text(name);

@@ -39,10 +39,16 @@ impl Daemon {
         let runtime = scratch.folder("run");
         let state = scratch.folder("state");
         let config = scratch.path().join("rushes.toml");
+        // Every test of the doors must hold either way.
+        let write = match std::env::var("RUSHES_TEST_WRITE_BUFFER") {
+            Ok(bytes) => format!("[write]\nbuffer_bytes = {bytes:?}\n"),
+            Err(_) => String::new(),
+        };
         let text = format!(
-            "[cache]\nbytes = \"{}\"\n[server]\nruntime_dir = {:?}\nstate_dir = {:?}\n{}\n\
+            "[cache]\nbytes = \"{}\"\n{}[server]\nruntime_dir = {:?}\nstate_dir = {:?}\n{}\n\
              [[share]]\nname = \"{}\"\npath = {:?}\n{}\n",
             spec.cache,
+            write,
             runtime,
             state,
             spec.server,

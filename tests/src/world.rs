@@ -12,6 +12,7 @@ use crate::smbd::{SHARE, Smbd, SmbdSpec};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// Which file system is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +149,25 @@ impl World {
             disk,
             scratch,
         })
+    }
+
+    /// Wait until a file on the disk has these bytes: what was written through a lane gets there by and by.
+    pub fn wait_for_file(&self, name: &str, bytes: &[u8]) {
+        let end = Instant::now() + Duration::from_secs(15);
+        loop {
+            let found = fs::read(self.path(name)).expect("the file is there");
+            if found == bytes {
+                return;
+            }
+            let wrong = found.iter().zip(bytes).position(|(a, b)| a != b);
+            assert!(
+                Instant::now() < end,
+                "{name} has {} bytes, expected {}; the first wrong one is {wrong:?}",
+                found.len(),
+                bytes.len()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// The running daemon.

@@ -112,11 +112,7 @@ fn random_writes_and_reads_of_three_clients_agree_with_a_model() {
             assert_eq!(wrong, None, "step {step}: first wrong byte after {offset}");
         }
     }
-    assert_eq!(
-        fs::read(world.path("clip.mov")).unwrap(),
-        model,
-        "the file itself"
-    );
+    world.wait_for_file("clip.mov", &model);
     let status = world.daemon().status();
     let count = |key: &str| status["cache"][key].as_u64().unwrap_or_default();
     assert!(count("hit_count") > 0, "nothing came from the cache");

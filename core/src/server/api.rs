@@ -284,7 +284,7 @@ pub enum Event {
         file: FileId,
         result: Result<Vec<Extent>, Errno>,
     },
-    /// Answer to [`Action::Clean`]: the file's times are right, and what we ourselves did to it has made it this version.
+    /// Answer to [`Action::Clean`] and to [`Action::Trim`]: the file's times are right, and what we ourselves did to it has made it this version.
     Settled { file: FileId, version: u64 },
     /// Answer to [`Action::Sync`].
     Synced {
@@ -508,8 +508,9 @@ pub enum Action {
     },
     /// Put all that was written of the file on stable storage.
     Sync { file: FileId },
-    /// Nobody writes to the file any more: give back what was reserved past its end.
-    Trim { file: FileId },
+    /// Nobody writes to the file any more: give back what was reserved past its end, which is here; then
+    /// [`Event::Settled`].
+    Trim { file: FileId, size: ByteCount },
     /// Open the regular file `name` in the folder of `beside` (beneath it, same mount, no symlinks).
     OpenNeighbour { beside: FileId, name: String },
     /// Say how long the file is now.

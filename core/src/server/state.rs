@@ -120,6 +120,8 @@ pub(super) struct Writing {
     pub is_listed: bool,
     /// We have written to it since we knew its version: another one says nothing of others.
     pub is_unsettled: bool,
+    /// What is being done to its times and blocks after we wrote.
+    pub settling: u32,
 }
 
 /// Who waits for stable storage.

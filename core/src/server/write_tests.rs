@@ -397,7 +397,10 @@ impl World {
             }
             Action::Sync { .. } => self.syncs += 1,
             Action::Stat { .. } => self.stats += 1,
-            Action::Trim { .. } => self.reserved_end = 0,
+            Action::Trim { .. } => {
+                self.reserved_end = 0;
+                self.settles += 1;
+            }
             Action::Wake { at } => self.wake = at,
             // (While a server comes up it has not heard of all that was left.)
             Action::Known { size, .. } if !self.is_booting => {
@@ -894,6 +897,14 @@ impl World {
                 self.reserved_end = self.reserved_end.max(end.next_multiple_of(PAGE_BYTES));
                 let result = Ok(self.extents());
                 self.step(Event::Reserved { file: FILE, result });
+            }
+            if self.settles > 0 {
+                self.settles -= 1;
+                let version = self.version;
+                self.step(Event::Settled {
+                    file: FILE,
+                    version,
+                });
             }
             if self.syncs > 0 {
                 self.syncs -= 1;

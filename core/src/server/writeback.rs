@@ -456,12 +456,15 @@ impl Server {
 
     /// The file is as we left it.
     pub(super) fn settled(&mut self, id: FileId, version: u64, actions: &mut Actions) {
-        if let Some(file) = self.files.get_mut(&id)
-            && file.writing.is_clean()
-        {
-            file.version = version;
-            file.writing.is_unsettled = false;
+        if let Some(file) = self.files.get_mut(&id) {
+            let writing = &mut file.writing;
+            writing.settling = writing.settling.saturating_sub(1);
+            if writing.settling == 0 && writing.is_clean() {
+                file.version = version;
+                file.writing.is_unsettled = false;
+            }
         }
+        self.settle_waiters(id, actions);
         self.forget_if_unused(id, actions);
     }
 
@@ -477,6 +480,7 @@ impl Server {
         file.writing.commits.clear();
         let device = file.device;
         actions.list.push(Action::Clean { file: id });
+        file.writing.settling += 1;
         if let Some(device) = self.devices.get_mut(&device) {
             device.writers.retain(|&other| other != id);
         }

@@ -222,7 +222,8 @@ impl Server {
             return Turn::Wait;
         }
         if file.way == WriteWay::Through {
-            return self.turn_through(id, &write);
+            // (He asks for a hold first.)
+            return Turn::Plain;
         }
         if file.size_stale {
             // Somebody has changed it: a write that ends in it or goes past its end is to find the end where it is.
@@ -273,7 +274,7 @@ impl Server {
         if page_count > u64::from(state.pages.page_count())
             || page_count * PAGE_BYTES > self.limits.write_buffer_bytes
         {
-            return self.turn_through(id, &write);
+            return Turn::Plain;
         }
         let first_in_line = state.waiting.front().is_none_or(|&first| first == key);
         let granted = (may_grow && first_in_line && !state.records.is_empty())
@@ -295,21 +296,6 @@ impl Server {
             record,
             runs,
         })
-    }
-
-    /// The client writes on its own descriptor: nothing that we hold of the file may be older, or come later.
-    fn turn_through(&mut self, id: FileId, write: &Write) -> Turn {
-        let Some(file) = self.files.get_mut(&id) else {
-            return Turn::Plain;
-        };
-        let writing = &mut file.writing;
-        if !writing.dirty.is_empty() || writing.grant_count > 0 || !writing.flights.is_empty() {
-            let device = file.device;
-            self.touch(device);
-            return Turn::Wait;
-        }
-        writing.holds.push((write.session, None));
-        Turn::Plain
     }
 
     /// Whether a lane may use so many bytes more: no more than twice what nobody uses, so that there is always
@@ -818,9 +804,7 @@ impl Server {
                 actions.list.push(Action::Sync { file: id });
             }
         }
-        let quiet =
-            writing.dirty.is_empty() && writing.flights.is_empty() && writing.grant_count == 0;
-        if quiet {
+        if writing.is_clean() && !writing.is_unsettled && writing.settling == 0 {
             for (holder, request) in &mut writing.holds {
                 if let Some(request) = request.take() {
                     actions.list.push(Action::Reply {
@@ -828,12 +812,6 @@ impl Server {
                         request,
                         outcome: Outcome::Done,
                     });
-                }
-            }
-            // Writes that go through wait for the same.
-            if file.way == WriteWay::Through {
-                for key in file.writing.waiting.clone() {
-                    self.advance_write(key, actions);
                 }
             }
         }
@@ -907,7 +885,9 @@ impl Server {
             && writing.waiting.is_empty();
         if done {
             writing.is_reserved = false;
-            actions.list.push(Action::Trim { file: id });
+            let size = ByteCount(file.size);
+            actions.list.push(Action::Trim { file: id, size });
+            writing.settling += 1;
             file.unmap_from(file.size.div_ceil(PAGE_BYTES) * PAGE_BYTES);
         }
     }

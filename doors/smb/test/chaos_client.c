@@ -242,7 +242,7 @@ void rushes_event_fds(const struct rushes_client *client, int fds[2])
 }
 
 struct rushes_file *rushes_open(struct rushes_client *client, int fd,
-				const char *path)
+				const char *path, uid_t uid, gid_t gid)
 {
 	struct rushes_file *file = NULL;
 	struct statx stx = {0};
@@ -549,4 +549,44 @@ void rushes_gone(struct rushes_client *client, dev_t device, ino_t inode)
 	MUST(device != 0 && inode != 0);
 	eventfd_read(client->doorbell, &rung);
 	look_alive(client);
+}
+
+/* It takes no writes: they are smbd's own, as without a lane. */
+bool rushes_takes_writes(const struct rushes_client *client)
+{
+	MUST(client->magic == CLIENT_MAGIC);
+	return false;
+}
+
+uint64_t rushes_write_send(struct rushes_file *file, const void *buffer,
+			   size_t length, uint64_t offset, void *private_data)
+{
+	MUST(!"a write without a lane");
+	return 0;
+}
+
+ssize_t rushes_write(struct rushes_file *file, const void *buffer,
+		     size_t length, uint64_t offset)
+{
+	MUST(!"a write without a lane");
+	return RUSHES_PLAIN;
+}
+
+uint64_t rushes_sync_send(struct rushes_file *file, void *private_data)
+{
+	MUST(!"a sync without a lane");
+	return 0;
+}
+
+bool rushes_hold(struct rushes_client *client, dev_t device, ino_t inode)
+{
+	MUST(!"a hold without a lane");
+	return false;
+}
+
+bool rushes_fact_of(const struct rushes_client *client, dev_t device,
+		    ino_t inode, struct rushes_fact *fact)
+{
+	MUST(client->magic == CLIENT_MAGIC);
+	return false;
 }

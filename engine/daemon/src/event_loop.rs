@@ -12,16 +12,18 @@
 use crate::config::Config;
 use crate::desk::{Desk, Question};
 use crate::device::Devices;
-use crate::files::{Files, Headers};
+use crate::files::{Chore, Files, Headers};
 use crate::foreign::{self, Counters, Foreign};
 use crate::jobs::{Done, Job};
 use crate::lag::Lag;
+use crate::lanes::Lanes;
 use crate::reports::Reports;
 use crate::sessions::Sessions;
 use crate::share::{ServedShare, Share};
 use crate::signals::Signals;
 use crate::warm::{self, Idleness};
 use crate::worker::{Urgency, Workers};
+use crate::writing::WaitingWrite;
 use rushes_control::Answer;
 use rushes_core::server::*;
 use rushes_core::units::*;
@@ -86,7 +88,13 @@ pub(crate) struct Daemon {
     actions: Actions,
     /// Reads that the ring had no room for.
     backlog: VecDeque<(IoRead, Vec<SlotIndex>)>,
-    in_flight: HashMap<IoId, (FileId, ByteRange)>,
+    pub(super) in_flight: HashMap<IoId, (FileId, ByteRange)>,
+    /// None: all writes are the clients' own.
+    pub(super) lanes: Option<Lanes>,
+    /// Writes that the ring had no room for.
+    pub(super) write_backlog: VecDeque<WaitingWrite>,
+    /// Chores that the workers had no room for.
+    pub(super) late_chores: Vec<(FileId, Chore)>,
     pub(super) to_expel: Vec<(SessionId, PeerError)>,
     pub(super) to_flush: Vec<SessionId>,
     pub(super) to_hear: Vec<SessionId>,
@@ -132,6 +140,7 @@ pub(crate) struct Parts {
     pub(crate) priority: String,
     pub(crate) notes: Vec<String>,
     pub(crate) locked: bool,
+    pub(crate) lanes: Option<Lanes>,
 }
 
 impl Daemon {
@@ -162,6 +171,9 @@ impl Daemon {
             actions: Actions::default(),
             backlog: VecDeque::new(),
             in_flight: HashMap::new(),
+            lanes: parts.lanes,
+            write_backlog: VecDeque::new(),
+            late_chores: Vec::new(),
             to_expel: Vec::new(),
             to_flush: Vec::new(),
             to_hear: Vec::new(),
@@ -284,6 +296,9 @@ impl Daemon {
             for seat in self.sessions.seats.values() {
                 seat.session.beat();
             }
+            if let Some(lanes) = &mut self.lanes {
+                lanes.give_memory_back();
+            }
         }
         if start >= self.reports.next() {
             self.changed_without_report(start);
@@ -307,6 +322,7 @@ impl Daemon {
     fn complete(&mut self, completion: Completion) {
         match completion {
             Completion::Read { user_data, result } => self.read_done(IoId(user_data), result),
+            Completion::Written { user_data, result } => self.write_done(IoId(user_data), result),
             Completion::Timer => {
                 if clock::now() >= self.core_wake {
                     self.core_wake = Instant::NEVER;
@@ -364,28 +380,60 @@ impl Daemon {
             Action::Stat { file } => self.stat(*file),
             Action::Forget { file } => self.forget(*file),
             Action::Wake { at } => self.core_wake = *at,
-            // Sessions of this version have no lane: nothing is ever granted, and so nothing of this wanted.
-            Action::SubmitWrite(_)
-            | Action::Fill { .. }
-            | Action::Zero { .. }
-            | Action::Publish { .. }
-            | Action::Spent { .. }
-            | Action::Strike { .. }
-            | Action::LaneDone { .. }
-            | Action::Known { .. }
-            | Action::Clean { .. }
-            | Action::Reserve { .. }
-            | Action::Sync { .. }
-            | Action::Trim { .. } => {
-                tracing::error!("the core wants {action:?}, but no session has a lane");
+            Action::SubmitWrite(write) => {
+                self.submit_write(*write, actions.parts_of(write.parts));
             }
+            Action::Fill { slot, offset, from } => self.fill(*slot, *offset, from),
+            Action::Zero {
+                slot,
+                offset,
+                length,
+            } => self.zero(*slot, *offset, *length),
+            Action::Publish {
+                lane,
+                record,
+                file,
+                range,
+                runs,
+                request,
+            } => self.publish((*lane, *record), *file, (*range, *runs), *request),
+            Action::Spent { lane, record } => {
+                if let Some(lanes) = &mut self.lanes {
+                    lanes.spent(*lane, *record);
+                }
+            }
+            Action::Strike { lane, record } => {
+                if let Some(lanes) = &mut self.lanes {
+                    lanes.strike(*lane, *record);
+                }
+            }
+            Action::LaneDone { lane } => {
+                if let Some(lanes) = &mut self.lanes {
+                    lanes.done(*lane);
+                }
+            }
+            Action::Known { file, size } => self.make_known(*file, size.0),
+            Action::Clean { file } => self.settle(*file),
+            Action::Reserve {
+                file,
+                needed,
+                wished_end,
+            } => self.chore(
+                *file,
+                Chore::Reserve {
+                    needed: *needed,
+                    wished_end: *wished_end,
+                },
+            ),
+            Action::Sync { file } => self.sync_file(*file),
+            Action::Trim { file, size } => self.chore(*file, Chore::Trim { size: size.0 }),
         }
     }
 
     fn reply(&mut self, id: SessionId, request: RequestId, outcome: Outcome, actions: &Actions) {
-        let Some(seat) = self.sessions.seats.get_mut(&id) else {
+        if !self.sessions.seats.contains_key(&id) {
             return;
-        };
+        }
         let body = match outcome {
             Outcome::Data {
                 slots,
@@ -398,7 +446,16 @@ impl Daemon {
             },
             Outcome::Done => ReplyBody::Done,
             Outcome::Failed(errno) => ReplyBody::Failed(errno),
-            Outcome::Plain | Outcome::Granted { .. } => ReplyBody::Plain,
+            Outcome::Plain => ReplyBody::Plain,
+            Outcome::Granted {
+                runs,
+                first_offset,
+                length,
+                record,
+            } => self.grant(id, request, record, (runs, first_offset, length)),
+        };
+        let Some(seat) = self.sessions.seats.get_mut(&id) else {
+            return;
         };
         match seat.session.reply(request, body) {
             Ok(()) if !seat.to_flush => {
@@ -429,7 +486,7 @@ impl Daemon {
                 "a read of file {} was asked for, which is not open; expected the core to know it",
                 read.file.0
             );
-            self.fail_read(read.io, Errno::BAD_HANDLE);
+            self.fail_io(read.io, Errno::BAD_HANDLE);
             return true;
         };
         let expected = file
@@ -452,13 +509,13 @@ impl Daemon {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
             Err(error) => {
                 tracing::error!("a read of {:?} could not be sent: {error}", file.path);
-                self.fail_read(read.io, Errno::INVALID);
+                self.fail_io(read.io, Errno::INVALID);
                 true
             }
         }
     }
 
-    fn fail_read(&mut self, io: IoId, errno: Errno) {
+    pub(super) fn fail_io(&mut self, io: IoId, errno: Errno) {
         self.pending.push_back(Event::IoDone {
             io,
             result: Err(errno),
@@ -472,6 +529,7 @@ impl Daemon {
                 break;
             }
         }
+        self.send_write_backlog();
         self.feed_pending();
     }
 

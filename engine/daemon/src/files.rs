@@ -6,10 +6,46 @@
 
 use crate::share::Share;
 use rushes_core::server::{FileKey, RateHint};
-use rushes_core::units::FileId;
-use std::collections::HashMap;
+use rushes_core::units::{ByteRange, FileId};
+use rushes_shm::Writer;
+use rushes_sys::space::WriteFile;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+
+/// How a file is found again by another daemon, and on whose account it is written.
+#[derive(Clone, Debug)]
+pub(crate) struct Durable {
+    pub(crate) key: FileKey,
+    pub(crate) file_system: [u8; 16],
+    /// As `name_to_handle_at` gives it.
+    pub(crate) handle_kind: i32,
+    pub(crate) handle: Box<[u8]>,
+    pub(crate) writer: Writer,
+}
+
+/// What we hold of a file that is written through lanes.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub(crate) file: WriteFile,
+    pub(crate) durable: Durable,
+    /// When a client changed it last, and we have not told the file system. Units: ns since 1970.
+    pub(crate) changed_ns: i64,
+    /// Work on its blocks and times that waits for the one under way: they are done one after the other.
+    pub(crate) chores: VecDeque<Chore>,
+    pub(crate) is_busy: bool,
+}
+
+/// Something to be done to a file that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Chore {
+    /// See `Action::Reserve`.
+    Reserve { needed: ByteRange, wished_end: u64 },
+    /// See `Action::Trim`; its length then.
+    Trim { size: u64 },
+    /// See `Action::Clean`: set its time.
+    Settle { changed_ns: i64 },
+}
 
 /// A file held open.
 #[derive(Debug)]
@@ -25,6 +61,8 @@ pub(crate) struct File {
     pub(crate) generation: u64,
     /// Changes by others are watched.
     pub(crate) watched: bool,
+    /// It may be written through lanes.
+    pub(crate) written: Option<Written>,
 }
 
 /// What headers said, so that a file that is opened again and again is looked into once.
@@ -92,6 +130,7 @@ impl Files {
             path: path.to_string(),
             generation: self.generation,
             watched: false,
+            written: None,
         };
         self.by_id.insert(id, file);
         self.by_key.insert(key, id);

@@ -2,6 +2,7 @@
 //! The loop's part for files: what workers found out about them, and what others did to them.
 
 use crate::event_loop::Daemon;
+use crate::files::{Durable, Written};
 use crate::jobs::{Done, Found, Job, is_container};
 use crate::share::Share;
 use crate::worker::Urgency;
@@ -9,6 +10,7 @@ use rushes_core::server::*;
 use rushes_core::units::*;
 use rushes_sys::clock;
 use rushes_sys::file::{FileStatus, Unserved};
+use rushes_sys::space::WriteFile;
 use rushes_sys::watch::Change;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,6 +31,19 @@ impl Daemon {
                     path,
                     result,
                 } => self.opened(session, handle, opening, &path, result),
+                Done::Chore {
+                    file,
+                    generation,
+                    key,
+                    chore,
+                    result,
+                    version,
+                } => self.chore_done((file, generation), key, chore, result, version),
+                Done::Synced {
+                    file,
+                    generation,
+                    result,
+                } => self.synced(file, generation, result),
                 Done::Neighbour {
                     beside,
                     path,
@@ -74,6 +89,7 @@ impl Daemon {
         for file in std::mem::take(&mut self.late_stats) {
             self.stat(file);
         }
+        self.push_late_chores();
     }
 
     pub(super) fn opened(
@@ -87,7 +103,7 @@ impl Daemon {
         let Some(seat) = self.sessions.seats.get(&session) else {
             return;
         };
-        if seat.handles.get(&handle) != Some(&opening) {
+        if seat.handles.get(&handle).map(|opened| opened.opening) != Some(opening) {
             // Closed meanwhile; the core knows nothing of this opening any more.
             return;
         }
@@ -167,6 +183,7 @@ impl Daemon {
         let (device, offset) = self.place(status.key.device, share);
         let fd = found.file.fd;
         let (file, _) = self.files.adopt(status.key, fd, status.size.0, share, path);
+        let way = self.may_be_written(file, found.written);
         self.watch(file);
         if status.link_count == 0 {
             // Nobody will tell of the loss of its last name any more. (Once the core knows it.)
@@ -184,7 +201,31 @@ impl Daemon {
             version: status.version,
             extents,
             hint,
-            way: WriteWay::Through,
+            way,
+        }
+    }
+
+    /// Remember how a file is written; the latest writer's account counts.
+    fn may_be_written(&mut self, id: FileId, written: Option<(WriteFile, Durable)>) -> WriteWay {
+        let Some(file) = self.files.get_mut(id) else {
+            return WriteWay::Through;
+        };
+        match (&mut file.written, written) {
+            (Some(known), Some((_, durable))) => known.durable.writer = durable.writer,
+            (known @ None, Some((opened, durable))) => {
+                *known = Some(Written {
+                    file: opened,
+                    durable,
+                    changed_ns: 0,
+                    chores: Default::default(),
+                    is_busy: false,
+                });
+            }
+            (_, None) => {}
+        }
+        match file.written {
+            Some(_) => WriteWay::Cached,
+            None => WriteWay::Through,
         }
     }
 

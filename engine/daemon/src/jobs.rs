@@ -4,15 +4,22 @@
 use crate::calibrate::{Calibration, identity_of};
 use crate::config::{Config, ConfigError, ShareConfig};
 use crate::error::ServeError;
+use crate::files::{Chore, Durable};
 use crate::share::{Share, same_file_system_elsewhere};
 use rushes_core::server::{Errno, Extent, FileKey, PAGE_BYTES, RateHint, RateSource};
 use rushes_core::units::{FileId, HandleId, SessionId};
+use rushes_shm::Writer;
 use rushes_sys::extents;
 use rushes_sys::file::{self, FileStatus, PrivateFile, Unserved};
+use rushes_sys::space::{self, WriteFile};
+use rushes_sys::watch::handle_of;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// A file that is written must be known whole, or what is mapped would be reserved again and again.
+const WRITTEN_EXTENT_COUNT_MAX: usize = 1 << 20;
 /// Extents of a file that are of use: beyond that it is scattered anyway.
 const EXTENT_COUNT_MAX: usize = 4096;
 
@@ -30,6 +37,22 @@ pub(crate) enum Job {
         fd: OwnedFd,
         /// Process of the client, for the numbers of its mounts.
         pid: i32,
+        /// Who writes to it through a lane, if somebody may.
+        writer: Option<Writer>,
+    },
+    /// Reserve, give back, set times.
+    Chore {
+        file: FileId,
+        generation: u64,
+        fd: Arc<OwnedFd>,
+        writer: Writer,
+        chore: Chore,
+    },
+    /// Put it on stable storage.
+    Sync {
+        file: FileId,
+        generation: u64,
+        fd: Arc<OwnedFd>,
     },
     /// Open a file beside one that a client opened.
     Neighbour {
@@ -73,6 +96,21 @@ pub(crate) enum Done {
         path: String,
         result: Result<Found, Unserved>,
     },
+    Chore {
+        file: FileId,
+        generation: u64,
+        key: FileKey,
+        chore: Chore,
+        /// Of a reservation where its bytes are now.
+        result: io::Result<Vec<Extent>>,
+        /// Its version after that.
+        version: u64,
+    },
+    Synced {
+        file: FileId,
+        generation: u64,
+        result: io::Result<()>,
+    },
     Neighbour {
         beside: FileId,
         /// Of the neighbour.
@@ -102,6 +140,8 @@ pub(crate) enum Done {
 
 /// A file opened for ourselves.
 pub(crate) struct Found {
+    /// To be written through a lane.
+    pub(crate) written: Option<(WriteFile, Durable)>,
     pub(crate) file: PrivateFile,
     /// On the file system's device, not the disk.
     pub(crate) extents: Vec<Extent>,
@@ -125,12 +165,48 @@ pub(crate) fn work(job: Job) -> Done {
             path,
             fd,
             pid,
+            writer,
         } => Done::Opened {
             session,
             handle,
             opening,
             path,
-            result: reopen(&share, &fd, pid).and_then(found),
+            result: reopen(&share, &fd, pid).and_then(|file| {
+                let written = writer.and_then(|writer| writable(&fd, &file, writer));
+                Ok(Found {
+                    written,
+                    ..found(file)?
+                })
+            }),
+        },
+        Job::Chore {
+            file,
+            generation,
+            fd,
+            writer,
+            chore,
+        } => {
+            let result = do_chore(&fd, writer, chore);
+            let status = file::status(&*fd);
+            Done::Chore {
+                file,
+                generation,
+                key: status
+                    .as_ref()
+                    .map_or(FileKey::default(), |found| found.key),
+                chore,
+                result,
+                version: status.map_or(0, |found| found.version),
+            }
+        }
+        Job::Sync {
+            file,
+            generation,
+            fd,
+        } => Done::Synced {
+            file,
+            generation,
+            result: space::sync(&*fd),
         },
         Job::Neighbour {
             beside,
@@ -195,6 +271,52 @@ fn reopen(share: &Share, fd: &OwnedFd, pid: i32) -> Result<PrivateFile, Unserved
     }
 }
 
+fn do_chore(fd: &OwnedFd, writer: Writer, chore: Chore) -> io::Result<Vec<Extent>> {
+    match chore {
+        Chore::Reserve { needed, wished_end } => {
+            let who = (writer.uid, writer.gid);
+            match space::reserve(fd, needed, wished_end, who, WRITTEN_EXTENT_COUNT_MAX) {
+                // No extents: the core then leaves the file to its clients.
+                Err(error)
+                    if error.raw_os_error()
+                        == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) =>
+                {
+                    Ok(Vec::new())
+                }
+                other => other,
+            }
+        }
+        Chore::Trim { size } => space::trim(fd, size).map(|()| Vec::new()),
+        Chore::Settle { changed_ns } => space::set_modified(fd, changed_ns).map(|()| Vec::new()),
+    }
+}
+
+/// Our own descriptors for writing, if the file can be written through a lane.
+fn writable(fd: &OwnedFd, file: &PrivateFile, writer: Writer) -> Option<(WriteFile, Durable)> {
+    let key = file.status.key;
+    let opened = match space::open_writing(fd, key) {
+        Ok(Ok(opened)) => opened,
+        Ok(Err(why)) => {
+            tracing::debug!("a file is written by its client: {why:?}");
+            return None;
+        }
+        Err(error) => {
+            tracing::debug!("a file is written by its client: {error}");
+            return None;
+        }
+    };
+    let handle = handle_of(fd).ok()?;
+    let (kind, handle) = handle.split_first_chunk::<4>()?;
+    let durable = Durable {
+        key,
+        file_system: space::file_system_id(fd).ok()?,
+        handle_kind: i32::from_ne_bytes(*kind),
+        handle: handle.into(),
+        writer,
+    };
+    Some((opened, durable))
+}
+
 fn neighbour(share: &Share, path: &str, key: FileKey, name: &str) -> Result<Found, Unserved> {
     if name.is_empty() || name == "." || name == ".." || name.contains('/') {
         return Err(Unserved::Failed(std::io::ErrorKind::InvalidInput.into()));
@@ -215,7 +337,11 @@ fn found(file: PrivateFile) -> Result<Found, Unserved> {
     let extents = extents::of(&*file.fd, EXTENT_COUNT_MAX)
         .map(|map| map.extents)
         .unwrap_or_default();
-    Ok(Found { file, extents })
+    Ok(Found {
+        written: None,
+        file,
+        extents,
+    })
 }
 
 /// What a container's header says of the rate. None: it says nothing, or cannot be read; then the rate is

@@ -18,6 +18,7 @@ mod findings;
 mod foreign;
 mod jobs;
 mod lag;
+mod lanes;
 mod metrics;
 mod process;
 mod reports;
@@ -29,6 +30,7 @@ mod signals;
 mod visitors;
 mod warm;
 mod worker;
+mod writing;
 
 pub use error::ServeError;
 pub use serve::serve;

@@ -70,6 +70,11 @@ impl RuntimeDir {
         self.path.join("session.sock")
     }
 
+    /// Where lanes lie; not removed with the rest, as another daemon may need what is in them.
+    pub(crate) fn lanes(&self) -> PathBuf {
+        self.path.join("lanes")
+    }
+
     pub(crate) fn control_socket(&self) -> PathBuf {
         self.path.join("control.sock")
     }

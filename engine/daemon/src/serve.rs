@@ -7,6 +7,7 @@ use crate::desk::{Addresses, Desk};
 use crate::error::ServeError;
 use crate::event_loop::{Daemon, Parts};
 use crate::jobs::{calibration_for, work};
+use crate::lanes::Lanes;
 use crate::process;
 use crate::runtime_dir::RuntimeDir;
 use crate::share::Share;
@@ -72,6 +73,10 @@ pub fn serve(config: Config) -> Result<(), ServeError> {
         metrics: &runtime.metrics_socket(),
         metrics_tcp: config.metrics_listen,
     })?;
+    let lanes = match config.write_buffer_bytes {
+        0 => None,
+        bytes => Some(Lanes::new(&runtime.lanes(), bytes).map_err(ServeError::System)?),
+    };
     // Last, so that the threads made above stay ordinary.
     let priority = take_precedence(&mut notes);
     for note in &notes {
@@ -91,6 +96,7 @@ pub fn serve(config: Config) -> Result<(), ServeError> {
         priority,
         notes,
         locked,
+        lanes,
     });
     for (share, calibration) in shares {
         daemon.add_share(share, calibration.map(|calibration| calibration.model()));
@@ -117,6 +123,7 @@ fn limits(config: &Config) -> Limits {
         slot_bytes,
         read_bytes_max: default.read_bytes_max.min(replies),
         // Half at most: no session may take a small cache from all others.
+        write_buffer_bytes: config.write_buffer_bytes,
         session_pin_bytes_max: default.session_pin_bytes_max.min(config.cache_bytes / 2),
         ..default
     }

@@ -3,14 +3,24 @@
 
 use crate::share::ServedShare;
 use rushes_core::format::door;
-use rushes_core::units::{HandleId, Instant, SessionId};
+use rushes_core::units::{HandleId, Instant, LaneId, SessionId};
 use rushes_shm::server::{Newcomer, ServerSession};
 use rushes_sys::PollId;
+use rushes_sys::space::Allows;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Doors that may be silent at once before they have said who they are.
 pub(crate) const NEWCOMER_COUNT_MAX: usize = 64;
+
+/// An open handle of a door.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenHandle {
+    /// Number of its opening.
+    pub(crate) opening: u64,
+    /// What the client's own descriptor allows.
+    pub(crate) allows: Allows,
+}
 
 /// A connected door.
 pub(crate) struct Seat {
@@ -20,8 +30,10 @@ pub(crate) struct Seat {
     pub(crate) client: String,
     pub(crate) door: u32,
     pub(crate) polls: [PollId; 2],
-    /// Open handles, each with the number of its opening.
-    pub(crate) handles: HashMap<HandleId, u64>,
+    /// Open handles.
+    pub(crate) handles: HashMap<HandleId, OpenHandle>,
+    /// Where it writes.
+    pub(crate) lane: Option<LaneId>,
     /// Answers were given since its bell was last thought of.
     pub(crate) to_flush: bool,
     /// It had more to say than one turn hears.

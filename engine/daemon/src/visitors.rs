@@ -6,13 +6,14 @@
 
 use crate::event_loop::{AGAIN, Daemon, tag};
 use crate::jobs::Job;
-use crate::sessions::{Guest, NEWCOMER_COUNT_MAX, Seat};
+use crate::sessions::{Guest, NEWCOMER_COUNT_MAX, OpenHandle, Seat};
 use crate::worker::Urgency;
 use rushes_core::server::*;
 use rushes_core::units::*;
-use rushes_shm::server::{ClientEvent, Newcomer, SessionTerms};
-use rushes_shm::{Connect, PeerError};
+use rushes_shm::server::{ClientEvent, Newcomer, ReplyBody, SessionTerms};
+use rushes_shm::{Connect, PeerError, Writer};
 use rushes_sys::clock;
+use rushes_sys::space::Allows;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -136,9 +137,10 @@ impl Daemon {
             session,
             read_bytes_max: self.limits.read_bytes_max,
             handle_count_max: self.limits.handle_count_max,
+            write_bytes_max: self.limits.write_bytes_max,
             sweeps: true,
         };
-        let served = match newcomer.welcome(terms, &self.segment) {
+        let (served, lane) = match self.welcome_with_lane(newcomer, terms) {
             Ok(served) => served,
             Err(error) => {
                 self.counts.refused += 1;
@@ -159,6 +161,9 @@ impl Daemon {
                 for poll in [socket, bell].into_iter().flatten() {
                     self.ring.poll_remove(poll);
                 }
+                if let (Some(lane), Some(lanes)) = (lane, &mut self.lanes) {
+                    lanes.done(lane);
+                }
                 self.say_once(String::from(
                     "no room to watch another session; it was dropped",
                 ));
@@ -178,6 +183,7 @@ impl Daemon {
             door: connect.door,
             polls: [socket, bell],
             handles: HashMap::new(),
+            lane: None,
             to_flush: false,
             to_hear: false,
         };
@@ -191,6 +197,7 @@ impl Daemon {
         );
         self.sessions.seats.insert(session, seat);
         self.feed(Event::SessionOpened { session, label });
+        self.lane_opened(session, lane);
         self.hear(session);
     }
 
@@ -253,7 +260,15 @@ impl Daemon {
 
     pub(super) fn client_event(&mut self, session: SessionId, event: ClientEvent) {
         match event {
-            ClientEvent::Open { handle, path, file } => self.open(session, handle, path, file),
+            ClientEvent::Open {
+                handle,
+                path,
+                file,
+                writer,
+            } => self.open(session, handle, path, (file, writer)),
+            ClientEvent::Read {
+                request, handle, ..
+            } if !self.allows(session, handle).read => self.plain(session, request),
             ClientEvent::Read {
                 request,
                 handle,
@@ -294,6 +309,59 @@ impl Daemon {
                 request,
                 key,
             }),
+            ClientEvent::WriteBegin {
+                request, handle, ..
+            } if !self.allows(session, handle).write => self.plain(session, request),
+            ClientEvent::WriteBegin {
+                request,
+                handle,
+                range,
+                sent,
+            } => self.feed(Event::WriteBegin {
+                session,
+                handle,
+                request,
+                range,
+                sent,
+            }),
+            ClientEvent::WriteEnd { request } => {
+                self.grant_ended(session);
+                self.feed(Event::WriteEnd { session, request });
+            }
+            ClientEvent::WriteAbort { request } => {
+                self.grant_ended(session);
+                self.feed(Event::WriteAbort { session, request });
+            }
+            ClientEvent::Sync { request, handle } => self.feed(Event::Sync {
+                session,
+                handle,
+                request,
+            }),
+            ClientEvent::Hold { request, key } => self.feed(Event::Hold {
+                session,
+                request,
+                key,
+            }),
+        }
+    }
+
+    /// What the descriptor behind a handle allows.
+    fn allows(&self, session: SessionId, handle: HandleId) -> Allows {
+        self.sessions
+            .seats
+            .get(&session)
+            .and_then(|seat| seat.handles.get(&handle))
+            .map_or(Allows::default(), |opened| opened.allows)
+    }
+
+    /// Let a client do it on its own descriptor.
+    fn plain(&mut self, session: SessionId, request: RequestId) {
+        if let Some(seat) = self.sessions.seats.get_mut(&session) {
+            if let Err(error) = seat.session.reply(request, ReplyBody::Plain) {
+                self.to_expel.push((session, error));
+            } else {
+                seat.session.flush();
+            }
         }
     }
 
@@ -302,13 +370,15 @@ impl Daemon {
         session: SessionId,
         handle: HandleId,
         path: PathBuf,
-        fd: OwnedFd,
+        (fd, writer): (OwnedFd, Writer),
     ) {
+        let allows = Allows::of(&fd);
+        let through_lanes = self.lanes.is_some() && allows.write;
         let opening = self.sessions.opening();
         let Some(seat) = self.sessions.seats.get_mut(&session) else {
             return;
         };
-        seat.handles.insert(handle, opening);
+        seat.handles.insert(handle, OpenHandle { opening, allows });
         let job = Job::Open {
             session,
             handle,
@@ -317,6 +387,7 @@ impl Daemon {
             path: path.to_string_lossy().into_owned(),
             fd,
             pid: seat.session.peer().pid,
+            writer: through_lanes.then_some(writer),
         };
         self.feed(Event::Opening {
             session,

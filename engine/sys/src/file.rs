@@ -93,7 +93,10 @@ impl fmt::Display for Unserved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Unserved::PathOnly => write!(f, "an O_PATH descriptor; expected one open for reading"),
-            Unserved::NotReadable => write!(f, "a descriptor that is open for neither reading nor writing"),
+            Unserved::NotReadable => write!(
+                f,
+                "a descriptor that is open for neither reading nor writing"
+            ),
             Unserved::OtherMount(mount) => {
                 write!(
                     f,

@@ -6,8 +6,8 @@ use crate::file::status;
 use rushes_core::server::{Extent, FileKey};
 use rushes_core::units::ByteRange;
 use rustix::fs::{
-    FallocateFlags, Mode, OFlags, Timespec, Timestamps, fallocate, fcntl_getfl, fstat, fsync, ftruncate,
-    futimens, open,
+    FallocateFlags, Mode, OFlags, Timespec, Timestamps, fallocate, fcntl_getfl, fstat, fsync,
+    ftruncate, futimens, open,
 };
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::io;
@@ -29,7 +29,9 @@ impl Allows {
         let Ok(flags) = fcntl_getfl(fd) else {
             return Allows::default();
         };
-        let is = |mode: &[OFlags]| !flags.contains(OFlags::PATH) && mode.contains(&(flags & OFlags::RWMODE));
+        let is = |mode: &[OFlags]| {
+            !flags.contains(OFlags::PATH) && mode.contains(&(flags & OFlags::RWMODE))
+        };
         Allows {
             read: is(&[OFlags::RDONLY, OFlags::RDWR]),
             write: is(&[OFlags::WRONLY, OFlags::RDWR]),
@@ -132,7 +134,9 @@ pub fn reserve(
         if wished > needed_end && wished - needed_end <= spare(&file)? {
             match ask(wished) {
                 Ok(()) => return Ok(()),
-                Err(rustix::io::Errno::OPNOTSUPP) => return Err(rustix::io::Errno::OPNOTSUPP.into()),
+                Err(rustix::io::Errno::OPNOTSUPP) => {
+                    return Err(rustix::io::Errno::OPNOTSUPP.into());
+                }
                 // Then what is needed: the disk may be fuller than it was, or the quota near.
                 Err(_) => {}
             }
@@ -192,6 +196,31 @@ pub fn sync(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::io::retry_on_intr(|| fsync(&file))?)
 }
 
+/// `_IOR(0x15, 0, struct fsuuid2)` of linux/fs.h (Linux 6.9).
+const FS_IOC_GETFSUUID: libc::c_ulong = 0x8011_1500;
+
+/// By what a file system is known again: its UUID, or where the kernel does not tell it, the number that statfs(2) gives.
+pub fn file_system_id(file: impl AsFd) -> io::Result<[u8; 16]> {
+    // struct fsuuid2: length, then sixteen bytes.
+    let mut uuid = [0u8; 17];
+    // SAFETY: the kernel writes at most these seventeen bytes.
+    let told = unsafe {
+        libc::ioctl(
+            file.as_fd().as_raw_fd(),
+            FS_IOC_GETFSUUID as _,
+            uuid.as_mut_ptr(),
+        )
+    };
+    let mut id = [0; 16];
+    if told == 0 && uuid[0] == 16 {
+        id.copy_from_slice(&uuid[1..]);
+        return Ok(id);
+    }
+    let found = rustix::fs::fstatvfs(file)?;
+    id[..8].copy_from_slice(&found.f_fsid.to_ne_bytes());
+    Ok(id)
+}
+
 /// The wall clock. Units: ns since 1970.
 pub fn wall_ns() -> i64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
@@ -227,9 +256,21 @@ mod tests {
         };
         assert_eq!(Allows::of(&file), both);
         let read = std::fs::File::open(&path).unwrap();
-        assert_eq!(Allows::of(&read), Allows { write: false, ..both });
+        assert_eq!(
+            Allows::of(&read),
+            Allows {
+                write: false,
+                ..both
+            }
+        );
         let write = std::fs::File::options().write(true).open(&path).unwrap();
-        assert_eq!(Allows::of(&write), Allows { read: false, ..both });
+        assert_eq!(
+            Allows::of(&write),
+            Allows {
+                read: false,
+                ..both
+            }
+        );
         let name = open(&path, OFlags::PATH, Mode::empty()).unwrap();
         assert_eq!(Allows::of(&name), Allows::default());
         std::fs::remove_file(path).unwrap();
@@ -258,7 +299,10 @@ mod tests {
         let left = file.metadata().unwrap();
         assert!(left.blocks() * 512 <= 8192, "{}", left.blocks());
         assert_eq!(left.len(), 5000);
-        assert_eq!((left.mtime(), left.mtime_nsec()), (1_234_567_890, 123_456_789));
+        assert_eq!(
+            (left.mtime(), left.mtime_nsec()),
+            (1_234_567_890, 123_456_789)
+        );
         assert!(std::fs::read(&path).unwrap() == vec![7; 5000]);
         std::fs::remove_file(path).unwrap();
     }
@@ -282,7 +326,10 @@ mod tests {
         assert!(!keeps);
         assert_eq!(capabilities(None).unwrap(), before);
         // SAFETY: as above.
-        assert_eq!(unsafe { libc::setfsuid(u32::MAX) }, rustix::process::geteuid().as_raw() as i32);
+        assert_eq!(
+            unsafe { libc::setfsuid(u32::MAX) },
+            rustix::process::geteuid().as_raw() as i32
+        );
     }
 
     #[test]
@@ -290,7 +337,10 @@ mod tests {
         let (path, file) = file("set-id");
         let key = status(&file).unwrap().key;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o6755)).unwrap();
-        assert_eq!(open_writing(&file, key).unwrap().err(), Some(NotOurs::SetId));
+        assert_eq!(
+            open_writing(&file, key).unwrap().err(),
+            Some(NotOurs::SetId)
+        );
         std::fs::remove_file(path).unwrap();
     }
 }

@@ -183,7 +183,10 @@ impl ChangeWatch {
 }
 
 /// The kernel's handle of an open file: type (4 bytes), then the handle's bytes, as events carry it.
-fn handle_of(file: impl AsFd) -> io::Result<Handle> {
+/// By what the kernel finds a file again: kind (four bytes, host order), then the handle proper.
+///
+/// Errors   EOPNOTSUPP: the file system has none.
+pub fn handle_of(file: impl AsFd) -> io::Result<Box<[u8]>> {
     let mut raw = RawHandle {
         bytes: HANDLE_BYTES_MAX as u32,
         kind: 0,

@@ -34,6 +34,10 @@ const BUFFER_BYTES_MIN: u64 = 64 << 10;
 const BUFFER_BYTES_MAX: u64 = 1 << 20;
 /// The cache table counts buffers in 32 bits; a cache of a tebibyte is also surely a typing error.
 const CACHE_BYTES_MAX: u64 = 1 << 40;
+/// Eight writers of the longest write each.
+const WRITE_BUFFER_MIN: u64 = 64 << 20;
+const WRITE_AGE_MIN_NS: u64 = 500_000_000;
+const WRITE_AGE_MAX_NS: u64 = 60_000_000_000;
 const PREROLL_MIN_NS: u64 = 100_000_000;
 const PREROLL_MAX_NS: u64 = 60_000_000_000;
 const MARGIN_MAX_PERMILLE: u64 = 500;
@@ -51,6 +55,8 @@ pub struct Config {
     pub cache_bytes: u64,
     /// `cache.buffer_bytes`: size of one buffer; a power of two.
     pub buffer_bytes: u32,
+    /// `write.buffer_bytes`: what clients wrote and disks do not have yet; 0: all writes are the clients' own.
+    pub write_buffer_bytes: u64,
     /// `server.runtime_dir`: sockets and the lock.
     pub runtime_dir: PathBuf,
     /// `server.state_dir`: calibrations.
@@ -223,8 +229,12 @@ fn read_document(
     let mut root = Section::new("", None, Some(document));
     let cache = table(reader, &mut root, "cache");
     let cache = read_cache(reader, cache);
+    let write = table(reader, &mut root, "write");
+    let (write_buffer_bytes, write_age) = read_write(reader, write);
     let server = table(reader, &mut root, "server");
     let mut server = read_server(reader, server, group_exists);
+    server.write_buffer_bytes = write_buffer_bytes;
+    server.policy.write_age = write_age;
     let shares = tables(reader, &mut root, "share");
     let shares = read_shares(reader, shares);
     if !root.has("share") {
@@ -304,6 +314,30 @@ fn tables<'a, 'i>(
     sections
 }
 
+/// `[write]`: how much clients may have written that disks do not have yet, and for how long.
+fn read_write(reader: &mut Reader<'_>, mut section: Section<'_, '_>) -> (u64, Duration) {
+    let buffer = section.size(reader, "buffer_bytes");
+    let age = section.duration(reader, "age");
+    section.finish(reader);
+    let bytes = buffer.as_ref().map_or(0, |buffer| buffer.value);
+    if let Some(buffer) = &buffer
+        && bytes != 0
+        && !(WRITE_BUFFER_MIN..=CACHE_BYTES_MAX).contains(&bytes)
+    {
+        reader.wrong(
+            &buffer.place,
+            "expected at least \"64MiB\", or 0: then every write goes to the disk at once",
+        );
+    }
+    if let Some(age) = &age
+        && !(WRITE_AGE_MIN_NS..=WRITE_AGE_MAX_NS).contains(&age.value)
+    {
+        reader.wrong(&age.place, "expected \"500ms\" to \"60s\"");
+    }
+    let default = Policy::default().write_age;
+    (bytes, age.map_or(default, |age| Duration(age.value)))
+}
+
 /// `[cache]`: how large, in which pieces.
 fn read_cache(reader: &mut Reader<'_>, mut section: Section<'_, '_>) -> (u64, u32) {
     let cache = section.size(reader, "bytes");
@@ -373,6 +407,7 @@ fn read_server(
         file: PathBuf::new(),
         cache_bytes: 0,
         buffer_bytes: 0,
+        write_buffer_bytes: 0,
         runtime_dir,
         state_dir,
         policy,

@@ -188,7 +188,7 @@ fn every_mistake_is_told_with_line_key_value_and_remedy() {
         (
             "zebra = 5\n",
             "",
-            "line 1: zebra: there is no such key; known here: cache, server, share, rule",
+            "line 1: zebra: there is no such key; known here: cache, write, server, share, rule",
         ),
         (
             "cache = 5\n",

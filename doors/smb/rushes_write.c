@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: GPL-3.0-or-later */
+/*
+ * What must be done around changes while the daemon keeps written bytes: it is
+ * asked to let go of a file before somebody changes it on its own descriptor,
+ * and knows better than the file system how long a file is.
+ */
+
+#include "includes.h"
+#include "system/filesys.h"
+#include "smbd/smbd.h"
+#include "lib/util/dlinklist.h"
+#include "rushes_door.h"
+
+struct rushes_fsp *rushes_fsp_for_write(struct vfs_handle_struct *handle,
+					struct files_struct *fsp)
+{
+	struct rushes_session *session = rushes_session_of(handle);
+	struct rushes_fsp *file = NULL;
+
+	if (session == NULL || rushes_session_for_read(session) == NULL ||
+	    !rushes_takes_writes(session->client))
+	{
+		return NULL;
+	}
+	file = rushes_fsp_for_read(handle, fsp);
+
+	/* O_APPEND writes elsewhere than it is told to. */
+	if (file == NULL || file->is_append) {
+		return NULL;
+	}
+	return file;
+}
+
+bool rushes_write_is_plain(ssize_t result)
+{
+	switch (result) {
+	case -ENOSPC:
+	case -EDQUOT:
+	case -EFBIG:
+	case -EROFS:
+		return false;
+	default:
+		return rushes_is_plain(result);
+	}
+}
+
+bool rushes_has_fact(struct rushes_session *session, dev_t device, ino_t inode)
+{
+	struct rushes_fact fact;
+
+	return session != NULL && session->client != NULL &&
+	       rushes_fact_of(session->client, device, inode, &fact);
+}
+
+void rushes_hold_inode(struct rushes_session *session, dev_t device,
+		       ino_t inode)
+{
+	int saved_errno = errno;
+
+	if (session->client != NULL && rushes_takes_writes(session->client)) {
+		rushes_hold(session->client, device, inode);
+		rushes_session_after_wait(session);
+	}
+	errno = saved_errno;
+}
+
+void rushes_hold_fsp(struct vfs_handle_struct *handle,
+		     struct files_struct *fsp)
+{
+	struct rushes_session *session = rushes_session_of(handle);
+	struct rushes_fsp *file = NULL;
+
+	if (session == NULL || session->client == NULL ||
+	    !rushes_takes_writes(session->client))
+	{
+		return;
+	}
+	file = rushes_fsp_get(handle, fsp);
+	if (file != NULL && file->is_regular) {
+		rushes_hold_inode(session, file->device, file->inode);
+	}
+}
+
+void rushes_settle_inode(struct rushes_session *session, dev_t device,
+			 ino_t inode)
+{
+	if (rushes_has_fact(session, device, inode)) {
+		rushes_hold_inode(session, device, inode);
+		rushes_changed_inode(session, device, inode, 0, 0);
+	}
+}
+
+void rushes_settle_fsp(struct vfs_handle_struct *handle,
+		       struct files_struct *fsp)
+{
+	struct rushes_session *session = rushes_session_of(handle);
+	struct rushes_fsp *file = NULL;
+
+	if (session == NULL || session->client == NULL ||
+	    !rushes_takes_writes(session->client))
+	{
+		return;
+	}
+	file = rushes_fsp_get(handle, fsp);
+	if (file != NULL && file->is_regular) {
+		rushes_settle_inode(session, file->device, file->inode);
+	}
+}
+
+void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st)
+{
+	struct rushes_session *session = rushes_session_of(handle);
+	struct rushes_fact fact;
+
+	if (session == NULL || session->client == NULL ||
+	    !S_ISREG(st->st_ex_mode) ||
+	    !rushes_fact_of(session->client, st->st_ex_dev, st->st_ex_ino,
+			    &fact))
+	{
+		return;
+	}
+	st->st_ex_size = fact.size;
+	st->st_ex_blocks = MAX(st->st_ex_blocks,
+			       (fact.size + 511) / STAT_ST_BLOCKSIZE);
+	st->st_ex_mtime = (struct timespec) {
+		.tv_sec = fact.changed_ns / RUSHES_NS_PER_S,
+		.tv_nsec = fact.changed_ns % RUSHES_NS_PER_S,
+	};
+	st->st_ex_ctime = st->st_ex_mtime;
+}
+
+void rushes_copy_source(struct vfs_handle_struct *handle,
+			struct files_struct *fsp)
+{
+	struct rushes_session *session = rushes_session_of(handle);
+	struct rushes_fsp *file = NULL;
+
+	if (session == NULL) {
+		return;
+	}
+	file = rushes_fsp_get(handle, fsp);
+	if (file != NULL && !file->is_copy_source) {
+		file->is_copy_source = true;
+		DLIST_ADD(session->copy_sources, file);
+	}
+}
+
+void rushes_settle_copy_sources(struct vfs_handle_struct *handle)
+{
+	struct rushes_session *session = rushes_session_of(handle);
+	struct rushes_fsp *file = NULL;
+
+	if (session == NULL) {
+		return;
+	}
+	for (file = session->copy_sources; file != NULL; file = file->next) {
+		rushes_settle_inode(session, file->device, file->inode);
+	}
+}

@@ -1,0 +1,491 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The lanes of all sessions, what lies in them by name, and what doors are told of files with bytes in them.
+
+use crate::files::Durable;
+use rushes_core::format::lane::{
+    FileRecord, HANDLE_BYTES_MAX, Head, PIECE_COUNT, PieceRecord, State,
+};
+use rushes_core::server::LanePart;
+use rushes_core::units::{ByteRange, FileId, LaneId, RequestId};
+use rushes_core::write::Runs;
+use rushes_shm::facts::FactsTable;
+use rushes_shm::lane::LaneFile;
+use rushes_sys::{Mapping, MemoryPart, SysError, WRITE_PART_COUNT_MAX};
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const PAGE_BYTES: u64 = rushes_core::server::PAGE_BYTES;
+
+/// A lane, and which of its records are in use for what.
+struct Lane {
+    file: LaneFile,
+    /// Record of each file with pieces, and how many these are.
+    files: HashMap<FileId, (u32, u32)>,
+    free_files: Vec<u32>,
+    next_file: u32,
+    /// File of each published piece.
+    pieces: HashMap<u32, FileId>,
+    /// Granted and not committed.
+    grant_count: u32,
+    /// Its pages were written to since their memory was given back.
+    is_used: bool,
+}
+
+/// All of them.
+pub(crate) struct Lanes {
+    folder: PathBuf,
+    page_count: u32,
+    lanes: HashMap<LaneId, Lane>,
+    next: u32,
+    epoch: u64,
+    order: u64,
+    pub(crate) facts: FactsTable,
+}
+
+impl Lanes {
+    /// None of them yet. `folder`: on tmpfs, ours alone.
+    pub(crate) fn new(folder: &Path, buffer_bytes: u64) -> Result<Lanes, SysError> {
+        std::fs::create_dir_all(folder).map_err(|error| {
+            SysError::new(
+                "make the folder of lanes",
+                folder.display().to_string(),
+                error,
+            )
+        })?;
+        Ok(Lanes {
+            folder: folder.to_path_buf(),
+            page_count: u32::try_from(buffer_bytes / PAGE_BYTES).unwrap_or(u32::MAX),
+            lanes: HashMap::new(),
+            next: 0,
+            epoch: 1,
+            order: 0,
+            facts: FactsTable::create()?,
+        })
+    }
+
+    /// A lane for a session that comes.
+    pub(crate) fn create(&mut self) -> Result<LaneId, SysError> {
+        self.next += 1;
+        let id = LaneId(self.next);
+        let head = Head {
+            lane: id.0,
+            page_count: self.page_count,
+            epoch: self.epoch,
+            secret: secret(),
+        };
+        let lane = Lane {
+            file: LaneFile::create(&self.folder, head)?,
+            files: HashMap::new(),
+            free_files: Vec::new(),
+            next_file: 0,
+            pieces: HashMap::new(),
+            grant_count: 0,
+            is_used: false,
+        };
+        self.lanes.insert(id, lane);
+        Ok(id)
+    }
+
+    pub(crate) fn file(&self, id: LaneId) -> Option<&LaneFile> {
+        self.lanes.get(&id).map(|lane| &lane.file)
+    }
+
+    /// Its records.
+    pub(crate) fn record_count() -> u32 {
+        PIECE_COUNT
+    }
+
+    /// Pages are in a session's hands, and `record` will be theirs: see that it has memory.
+    pub(crate) fn granted(&mut self, id: LaneId, record: u32) -> io::Result<()> {
+        let Some(lane) = self.lanes.get_mut(&id) else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        // Each grant that is out may bring another file.
+        let files = lane.next_file + lane.grant_count + 1;
+        lane.file.make_ready(files.max(record + 1))?;
+        lane.grant_count += 1;
+        lane.is_used = true;
+        Ok(())
+    }
+
+    /// They are not any more.
+    pub(crate) fn grant_ended(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.get_mut(&id) {
+            lane.grant_count = lane.grant_count.saturating_sub(1);
+        }
+    }
+
+    /// See `Action::Publish`. False: there is no such lane.
+    pub(crate) fn publish(
+        &mut self,
+        id: LaneId,
+        record: u32,
+        (file, durable): (FileId, &Durable),
+        (range, runs): (ByteRange, Runs),
+        request: RequestId,
+    ) -> bool {
+        self.order += 1;
+        let Some(lane) = self.lanes.get_mut(&id) else {
+            return false;
+        };
+        let name = match lane.files.get_mut(&file) {
+            Some((name, count)) => {
+                *count += 1;
+                *name
+            }
+            None => {
+                let name = lane.free_files.pop().unwrap_or_else(|| {
+                    lane.next_file += 1;
+                    lane.next_file - 1
+                });
+                lane.file.name_file(name, &durable.record());
+                lane.files.insert(file, (name, 1));
+                name
+            }
+        };
+        lane.pieces.insert(record, file);
+        lane.file.publish(
+            record,
+            &PieceRecord {
+                order: self.order,
+                request: request.0,
+                range,
+                file: name,
+                runs,
+            },
+        );
+        true
+    }
+
+    /// See `Action::Spent`.
+    pub(crate) fn spent(&mut self, id: LaneId, record: u32) {
+        if let Some(lane) = self.lanes.get(&id) {
+            lane.file.set_state(record, State::Spent);
+        }
+    }
+
+    /// See `Action::Strike`.
+    pub(crate) fn strike(&mut self, id: LaneId, record: u32) {
+        let Some(lane) = self.lanes.get_mut(&id) else {
+            return;
+        };
+        lane.file.set_state(record, State::Free);
+        let Some(file) = lane.pieces.remove(&record) else {
+            return;
+        };
+        if let Some((name, count)) = lane.files.get_mut(&file) {
+            *count -= 1;
+            if *count == 0 {
+                let name = *name;
+                lane.files.remove(&file);
+                lane.file.forget_file(name);
+                lane.free_files.push(name);
+            }
+        }
+    }
+
+    /// Bytes of these parts are about to be sent to a device.
+    pub(crate) fn submitted(&mut self, parts: &[LanePart]) {
+        for part in parts {
+            if let Some(lane) = self.lanes.get(&part.lane) {
+                lane.file.set_state(part.record, State::Submitted);
+            }
+        }
+    }
+
+    /// A lane is empty and nobody's.
+    pub(crate) fn done(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.remove(&id) {
+            lane.file.remove();
+        }
+    }
+
+    /// Lanes that nobody writes to just now and that hold nothing give their memory back.
+    pub(crate) fn give_memory_back(&mut self) {
+        for lane in self.lanes.values_mut() {
+            if lane.is_used && lane.pieces.is_empty() && lane.grant_count == 0 {
+                lane.is_used = false;
+                let pages = lane.file.head().page_count;
+                if let Err(error) = lane.file.give_memory_back(0, pages) {
+                    tracing::debug!("a lane's memory could not be given back: {error}");
+                }
+            }
+        }
+    }
+
+    /// The parts of a write as the device can take them. What two pieces share a page of is put together in a page of ours, unless it goes
+    /// through the kernel's cache.
+    pub(crate) fn memory_of(
+        &self,
+        parts: &[LanePart],
+        buffered: bool,
+    ) -> io::Result<Vec<MemoryPart>> {
+        let mut memory: Vec<MemoryPart> = Vec::with_capacity(parts.len());
+        let mut scraps: Vec<LanePart> = Vec::new();
+        let mut scrap_bytes = 0;
+        for part in parts {
+            let mut part = *part;
+            if buffered {
+                push(&mut memory, self.part(&part)?);
+                continue;
+            }
+            if scrap_bytes > 0 {
+                let taken = part.length.min(PAGE_BYTES - scrap_bytes);
+                scraps.push(LanePart {
+                    length: taken,
+                    ..part
+                });
+                scrap_bytes += taken;
+                part.offset += taken;
+                part.length -= taken;
+                if scrap_bytes == PAGE_BYTES {
+                    push(&mut memory, self.page_of(&scraps)?);
+                    scraps.clear();
+                    scrap_bytes = 0;
+                }
+            }
+            let whole = part.length / PAGE_BYTES * PAGE_BYTES;
+            if whole > 0 {
+                push(
+                    &mut memory,
+                    self.part(&LanePart {
+                        length: whole,
+                        ..part
+                    })?,
+                );
+            }
+            if part.length > whole {
+                scraps.push(LanePart {
+                    offset: part.offset + whole,
+                    length: part.length - whole,
+                    ..part
+                });
+                scrap_bytes = part.length - whole;
+            }
+        }
+        if !scraps.is_empty() {
+            return Err(io::Error::other("a direct write that ends within a page"));
+        }
+        if memory.len() > WRITE_PART_COUNT_MAX {
+            return Err(io::Error::other(format!(
+                "a write of {} parts; expected at most {WRITE_PART_COUNT_MAX}",
+                memory.len()
+            )));
+        }
+        Ok(memory)
+    }
+
+    fn part(&self, part: &LanePart) -> io::Result<MemoryPart> {
+        let lane = self.lanes.get(&part.lane).ok_or(io::ErrorKind::NotFound)?;
+        Ok(MemoryPart {
+            memory: lane.file.bytes().clone(),
+            offset: usize::try_from(part.offset).map_err(|_| io::ErrorKind::InvalidInput)?,
+            bytes: usize::try_from(part.length).map_err(|_| io::ErrorKind::InvalidInput)?,
+        })
+    }
+
+    fn page_of(&self, scraps: &[LanePart]) -> io::Result<MemoryPart> {
+        let page = Mapping::private(PAGE_BYTES as usize)?;
+        let mut at = 0;
+        for scrap in scraps {
+            let lane = self.lanes.get(&scrap.lane).ok_or(io::ErrorKind::NotFound)?;
+            let length = scrap.length as usize;
+            let count = page.read_at(lane.file.bytes_fd(), scrap.offset, at, length)?;
+            if count < length {
+                // Its session has cut it short: what it wrote is gone, by its own doing.
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            at += length;
+        }
+        Ok(MemoryPart {
+            memory: Arc::new(page),
+            offset: 0,
+            bytes: PAGE_BYTES as usize,
+        })
+    }
+}
+
+/// Join what follows its forerunner.
+fn push(memory: &mut Vec<MemoryPart>, part: MemoryPart) {
+    if let Some(last) = memory.last_mut()
+        && Arc::ptr_eq(&last.memory, &part.memory)
+        && last.offset + last.bytes == part.offset
+    {
+        last.bytes += part.bytes;
+        return;
+    }
+    memory.push(part);
+}
+
+/// A number that a door cannot guess; never 0.
+fn secret() -> u64 {
+    let mut bytes = [0; 8];
+    // Without chance any number does: who may connect is root, this keeps mistakes apart.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    u64::from_ne_bytes(bytes) | 1
+}
+
+impl Durable {
+    fn record(&self) -> FileRecord {
+        let mut handle = [0; HANDLE_BYTES_MAX];
+        let length = self.handle.len().min(HANDLE_BYTES_MAX);
+        handle[..length].copy_from_slice(&self.handle[..length]);
+        FileRecord {
+            file_system: self.file_system,
+            handle_kind: self.handle_kind,
+            handle,
+            handle_bytes: length as u32,
+            device: self.key.device,
+            inode: self.key.inode,
+            uid: self.writer.uid,
+            gid: self.writer.gid,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rushes_core::server::FileKey;
+    use rushes_core::write::PageRun;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(test: &str) -> Folder {
+            Folder(PathBuf::from(format!(
+                "/dev/shm/rushes-daemon-lanes-{test}-{}",
+                std::process::id()
+            )))
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn durable(inode: u64) -> Durable {
+        Durable {
+            key: FileKey { device: 1, inode },
+            file_system: [7; 16],
+            handle_kind: 1,
+            handle: vec![9; 12].into(),
+            writer: rushes_shm::Writer { uid: 5, gid: 6 },
+        }
+    }
+
+    fn runs(first: u32, count: u32) -> Runs {
+        Runs::from_runs(&[PageRun { first, count }]).unwrap()
+    }
+
+    #[test]
+    fn files_are_named_as_long_as_they_have_pieces() {
+        let folder = Folder::new("names");
+        let mut lanes = Lanes::new(&folder.0, 1 << 20).unwrap();
+        let id = lanes.create().unwrap();
+        let (one, two) = (durable(10), durable(20));
+        let range = ByteRange::new(0, 4096);
+        for (record, file, durable) in [(0, 1, &one), (1, 2, &two), (2, 1, &one)] {
+            lanes.granted(id, record).unwrap();
+            let file = (FileId(file), durable);
+            assert!(lanes.publish(id, record, file, (range, runs(record, 1)), RequestId(9)));
+            lanes.grant_ended(id);
+        }
+        let read = |lanes: &Lanes| {
+            let file = lanes.file(id).unwrap();
+            let pieces = file.pieces().unwrap();
+            pieces
+                .iter()
+                .map(|(_, _, piece)| file.file(piece.file).unwrap().unwrap().inode)
+                .collect::<Vec<u64>>()
+        };
+        assert_eq!(read(&lanes), [10, 20, 10]);
+        lanes.strike(id, 0);
+        assert_eq!(read(&lanes), [20, 10]);
+        lanes.strike(id, 2);
+        assert_eq!(read(&lanes), [20]);
+        // The name that became free is given to the next.
+        lanes.granted(id, 0).unwrap();
+        lanes.publish(
+            id,
+            0,
+            (FileId(3), &durable(30)),
+            (range, runs(0, 1)),
+            RequestId(10),
+        );
+        assert_eq!(read(&lanes), [20, 30]);
+        lanes.spent(id, 1);
+        lanes.strike(id, 1);
+        lanes.strike(id, 0);
+        assert!(read(&lanes).is_empty());
+        lanes.done(id);
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn pages_that_pieces_share_are_put_together() {
+        let folder = Folder::new("pages");
+        let mut lanes = Lanes::new(&folder.0, 1 << 20).unwrap();
+        let id = lanes.create().unwrap();
+        let bytes: Vec<u8> = (0..65_536u32).map(|at| (at / 256) as u8).collect();
+        let fd = lanes.file(id).unwrap().bytes_fd().try_clone().unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&std::fs::File::from(fd), &bytes, 0).unwrap();
+        let part = |offset: u64, length: u64| LanePart {
+            lane: id,
+            record: 0,
+            offset,
+            length,
+        };
+        // Two pages, a third of 1000 + 3000 + 96 bytes from three places, and a page that follows.
+        let parts = [
+            part(0, 8192 + 1000),
+            part(16_384 + 1000, 3000),
+            part(32_768 + 4000, 96 + 4096),
+        ];
+        let memory = lanes.memory_of(&parts, false).unwrap();
+        let lengths: Vec<usize> = memory.iter().map(|part| part.bytes).collect();
+        assert_eq!(lengths, [8192, 4096, 4096]);
+        assert!(memory.iter().all(|part| part.offset.is_multiple_of(4096)));
+        let expected: Vec<u8> = parts
+            .iter()
+            .flat_map(|part| &bytes[part.offset as usize..(part.offset + part.length) as usize])
+            .copied()
+            .collect();
+        let path = folder.0.join("out");
+        let segment = rushes_sys::Segment::create(rushes_sys::SegmentHome::Memfd, 1, 4096).unwrap();
+        let limits = rushes_sys::RingLimits::default();
+        let mut ring = rushes_sys::Ring::new(Arc::new(segment.0), limits).unwrap();
+        let file = Arc::new(std::os::fd::OwnedFd::from(
+            std::fs::File::create(&path).unwrap(),
+        ));
+        ring.write(rushes_sys::FileWrite {
+            file,
+            offset: 0,
+            parts: memory,
+            class: rushes_core::server::IoClass::BestEffort,
+            user_data: 4,
+        })
+        .unwrap();
+        let written = loop {
+            ring.submit_and_wait().unwrap();
+            if let Some(completion) = ring.next_completion() {
+                break completion;
+            }
+        };
+        assert_eq!(
+            written,
+            rushes_sys::Completion::Written {
+                user_data: 4,
+                result: Ok(rushes_core::units::ByteCount(expected.len() as u64))
+            }
+        );
+        assert!(std::fs::read(path).unwrap() == expected);
+        // Through the kernel's cache nothing needs to be put together.
+        assert_eq!(lanes.memory_of(&parts, true).unwrap().len(), 3);
+        assert!(lanes.memory_of(&[part(0, 100)], false).is_err());
+    }
+}

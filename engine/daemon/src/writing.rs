@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The loop's part for writes: what is published, what goes to a device, and what files need besides their bytes.
+
+use crate::event_loop::{AGAIN, Daemon};
+use crate::files::Chore;
+use crate::jobs::Job;
+use crate::lanes::Lanes;
+use crate::worker::Urgency;
+use rushes_core::server::*;
+use rushes_core::units::*;
+use rushes_core::write::Runs;
+use rushes_shm::PeerError;
+use rushes_shm::facts::FileFact;
+use rushes_shm::server::{LaneTerms, Newcomer, ReplyBody, ServerSession, SessionTerms};
+use rushes_sys::{FileWrite, space};
+
+/// A write that the ring has no room for waits with its parts.
+pub(super) type WaitingWrite = (IoWrite, Vec<LanePart>);
+
+impl Daemon {
+    // ---- Lanes of sessions ----
+
+    /// Take a session in, with a lane if writes are taken.
+    pub(super) fn welcome_with_lane(
+        &mut self,
+        newcomer: Newcomer,
+        terms: SessionTerms,
+    ) -> Result<(ServerSession, Option<LaneId>), PeerError> {
+        let made = self.lanes.as_mut().and_then(|lanes| match lanes.create() {
+            Ok(lane) => Some(lane),
+            Err(error) => {
+                tracing::warn!("a session writes by itself, it got no lane: {error}");
+                None
+            }
+        });
+        let lane_terms = made.and_then(|lane| {
+            let lanes = self.lanes.as_ref()?;
+            let file = lanes.file(lane)?;
+            Some(LaneTerms {
+                head: file.head(),
+                bytes: file.bytes_fd(),
+                facts: lanes.facts.session_fd(),
+            })
+        });
+        let served = newcomer.welcome(terms, &self.segment, lane_terms);
+        if let (Err(_), Some(lane), Some(lanes)) = (&served, made, &mut self.lanes) {
+            lanes.done(lane);
+        }
+        served.map(|served| (served, made))
+    }
+
+    /// Tell the core of a session's lane.
+    pub(super) fn lane_opened(&mut self, session: SessionId, lane: Option<LaneId>) {
+        let pages = lane.and_then(|lane| Some(self.lanes.as_ref()?.file(lane)?.head().page_count));
+        if let (Some(lane), Some(page_count)) = (lane, pages) {
+            if let Some(seat) = self.sessions.seats.get_mut(&session) {
+                seat.lane = Some(lane);
+            }
+            self.feed(Event::LaneAdded {
+                lane,
+                session: Some(session),
+                page_count,
+                record_count: Lanes::record_count(),
+            });
+        }
+    }
+
+    /// Pages were granted: see that their record will have memory. None: it has not, and the grant is void.
+    pub(super) fn grant<'a>(
+        &mut self,
+        session: SessionId,
+        request: RequestId,
+        record: u32,
+        (runs, first_offset, length): (Runs, u32, ByteCount),
+    ) -> ReplyBody<'a> {
+        let lane = self.sessions.seats.get(&session).and_then(|seat| seat.lane);
+        let ready = match (&mut self.lanes, lane) {
+            (Some(lanes), Some(lane)) => lanes.granted(lane, record),
+            _ => Err(std::io::ErrorKind::NotFound.into()),
+        };
+        match ready {
+            Ok(()) => ReplyBody::Granted {
+                runs,
+                first_offset,
+                length,
+            },
+            Err(error) => {
+                self.say_once(format!(
+                    "a write is left to its client, the lanes' folder has no room: {error}"
+                ));
+                self.pending
+                    .push_back(Event::WriteAbort { session, request });
+                ReplyBody::Failed(Errno::NO_SPACE)
+            }
+        }
+    }
+
+    pub(super) fn grant_ended(&mut self, session: SessionId) {
+        let lane = self.sessions.seats.get(&session).and_then(|seat| seat.lane);
+        if let (Some(lanes), Some(lane)) = (&mut self.lanes, lane) {
+            lanes.grant_ended(lane);
+        }
+    }
+
+    // ---- What the core wants ----
+
+    pub(super) fn publish(
+        &mut self,
+        (lane, record): (LaneId, u32),
+        file: FileId,
+        (range, runs): (ByteRange, Runs),
+        request: RequestId,
+    ) {
+        let written = self
+            .files
+            .get_mut(file)
+            .and_then(|file| file.written.as_mut());
+        let (Some(lanes), Some(written)) = (&mut self.lanes, written) else {
+            tracing::error!(
+                "a piece of file {} was published, which nobody writes",
+                file.0
+            );
+            return;
+        };
+        written.changed_ns = space::wall_ns();
+        lanes.publish(
+            lane,
+            record,
+            (file, &written.durable),
+            (range, runs),
+            request,
+        );
+    }
+
+    /// Doors see the file as its clients do.
+    pub(super) fn make_known(&mut self, id: FileId, size: u64) {
+        let Some(file) = self.files.get(id) else {
+            return;
+        };
+        let (Some(lanes), Some(written)) = (&mut self.lanes, &file.written) else {
+            return;
+        };
+        let fact = FileFact {
+            size,
+            changed_ns: written.changed_ns,
+        };
+        if !lanes.facts.set(file.key.device, file.key.inode, fact) {
+            tracing::error!(
+                "the length of {:?} cannot be told to doors: too many files are being written",
+                file.path
+            );
+        }
+    }
+
+    pub(super) fn chore(&mut self, id: FileId, chore: Chore) {
+        let Some(written) = self
+            .files
+            .get_mut(id)
+            .and_then(|file| file.written.as_mut())
+        else {
+            tracing::error!("{chore:?} for file {}, which nobody writes", id.0);
+            self.pending.push_back(match chore {
+                Chore::Reserve { .. } => Event::Reserved {
+                    file: id,
+                    result: Err(Errno::BAD_HANDLE),
+                },
+                Chore::Trim { .. } | Chore::Settle { .. } => Event::Settled {
+                    file: id,
+                    version: 0,
+                },
+            });
+            return;
+        };
+        written.chores.push_back(chore);
+        self.next_chore(id);
+    }
+
+    /// The file system knows it all: now its time of change as well.
+    pub(super) fn settle(&mut self, id: FileId) {
+        let changed_ns = self
+            .files
+            .get(id)
+            .and_then(|file| file.written.as_ref())
+            .map_or(0, |written| written.changed_ns);
+        self.chore(id, Chore::Settle { changed_ns });
+    }
+
+    fn next_chore(&mut self, id: FileId) {
+        let Some(file) = self.files.get_mut(id) else {
+            return;
+        };
+        let generation = file.generation;
+        let Some(written) = &mut file.written else {
+            return;
+        };
+        if written.is_busy {
+            return;
+        }
+        let Some(chore) = written.chores.pop_front() else {
+            return;
+        };
+        written.is_busy = true;
+        let job = Job::Chore {
+            file: id,
+            generation,
+            fd: written.file.buffered.clone(),
+            writer: written.durable.writer,
+            chore,
+        };
+        if self.workers.push(Urgency::Now, job).is_err() {
+            self.late_chores.push((id, chore));
+        }
+    }
+
+    /// Chores that the workers had no room for.
+    pub(super) fn push_late_chores(&mut self) {
+        for (id, chore) in std::mem::take(&mut self.late_chores) {
+            if let Some(written) = self
+                .files
+                .get_mut(id)
+                .and_then(|file| file.written.as_mut())
+            {
+                written.is_busy = false;
+                written.chores.push_front(chore);
+            }
+            self.next_chore(id);
+        }
+    }
+
+    pub(super) fn chore_done(
+        &mut self,
+        (id, generation): (FileId, u64),
+        key: FileKey,
+        chore: Chore,
+        result: std::io::Result<Vec<Extent>>,
+        version: u64,
+    ) {
+        let known = match self.files.same_mut(id, generation) {
+            Some(file) => {
+                if let Some(written) = &mut file.written {
+                    written.is_busy = false;
+                }
+                true
+            }
+            None => false,
+        };
+        match chore {
+            Chore::Reserve { .. } if known => {
+                let start = self.device_start(id);
+                let result = result.map_err(|error| errno_of(&error)).map(|mut extents| {
+                    for extent in &mut extents {
+                        extent.physical = extent.physical + ByteCount(start);
+                    }
+                    extents
+                });
+                self.feed(Event::Reserved { file: id, result });
+            }
+            Chore::Settle { changed_ns } => {
+                if let Err(error) = result {
+                    tracing::warn!("the time of a file that was written could not be set: {error}");
+                }
+                // Unless it was written to again meanwhile, perhaps under another number.
+                let again = self
+                    .files
+                    .by_key(key)
+                    .and_then(|file| file.written.as_ref())
+                    .is_some_and(|written| ![0, changed_ns].contains(&written.changed_ns));
+                if let (false, Some(lanes)) = (again, &mut self.lanes) {
+                    lanes.facts.clear(key.device, key.inode);
+                }
+                if known {
+                    self.feed(Event::Settled { file: id, version });
+                }
+            }
+            Chore::Trim { .. } => {
+                if let Err(error) = result {
+                    tracing::warn!("what was reserved for a file could not be given back: {error}");
+                }
+                if known {
+                    self.feed(Event::Settled { file: id, version });
+                }
+            }
+            Chore::Reserve { .. } => {}
+        }
+        self.next_chore(id);
+    }
+
+    fn device_start(&self, id: FileId) -> u64 {
+        self.files
+            .get(id)
+            .map_or(0, |file| self.place(file.key.device, &file.share).1)
+    }
+
+    pub(super) fn sync_file(&mut self, id: FileId) {
+        let Some(file) = self.files.get(id) else {
+            return;
+        };
+        let fd = match &file.written {
+            Some(written) => written.file.buffered.clone(),
+            None => file.fd.clone(),
+        };
+        let job = Job::Sync {
+            file: id,
+            generation: file.generation,
+            fd,
+        };
+        if self.workers.push(Urgency::Now, job).is_err() {
+            let result = Err(AGAIN);
+            self.pending.push_back(Event::Synced { file: id, result });
+        }
+    }
+
+    pub(super) fn synced(&mut self, id: FileId, generation: u64, result: std::io::Result<()>) {
+        if self.files.same_mut(id, generation).is_none() {
+            return;
+        }
+        let result = result.map_err(|error| errno_of(&error));
+        self.feed(Event::Synced { file: id, result });
+    }
+
+    // ---- Cache and device ----
+
+    /// Bytes of a lane that the device does not have yet, for readers.
+    pub(super) fn fill(&mut self, slot: SlotIndex, offset: u32, from: &LanePart) {
+        let lane = self.lanes.as_ref().and_then(|lanes| lanes.file(from.lane));
+        let Some(lane) = lane else {
+            return;
+        };
+        let length = u32::try_from(from.length).unwrap_or(u32::MAX);
+        let read = self
+            .segment
+            .read_into(lane.bytes_fd(), from.offset, slot, offset, length);
+        match read {
+            Ok(count) if count as u64 == from.length => {}
+            // Its session has cut its own memory short; what it wrote there is gone.
+            other => {
+                tracing::error!("bytes of a lane are gone: {other:?}");
+                self.zero(slot, offset, length);
+            }
+        }
+    }
+
+    pub(super) fn zero(&mut self, slot: SlotIndex, offset: u32, length: u32) {
+        const ZEROS: [u8; 4096] = [0; 4096];
+        let mut done = 0;
+        while done < length {
+            let bytes = (length - done).min(ZEROS.len() as u32);
+            let zeros = ZEROS.get(..bytes as usize).unwrap_or(&ZEROS);
+            if let Err(error) = self.segment.copy_in(slot, offset + done, zeros) {
+                tracing::error!("a buffer could not be cleared: {error}");
+                return;
+            }
+            done += bytes;
+        }
+    }
+
+    pub(super) fn submit_write(&mut self, write: IoWrite, parts: &[LanePart]) {
+        if !self.write_backlog.is_empty() || !self.try_write(&write, parts) {
+            self.write_backlog.push_back((write, parts.to_vec()));
+        }
+    }
+
+    /// False: the ring is full.
+    fn try_write(&mut self, write: &IoWrite, parts: &[LanePart]) -> bool {
+        let file = self.files.get(write.file);
+        let written = file.and_then(|file| file.written.as_ref());
+        let (Some(written), Some(lanes)) = (written, &mut self.lanes) else {
+            tracing::error!(
+                "a write to file {} was asked for, which nobody writes",
+                write.file.0
+            );
+            self.fail_io(write.io, Errno::BAD_HANDLE);
+            return true;
+        };
+        let fd = if write.buffered {
+            &written.file.buffered
+        } else {
+            &written.file.direct
+        };
+        let memory = match lanes.memory_of(parts, write.buffered) {
+            Ok(memory) => memory,
+            Err(error) => {
+                tracing::error!("a write could not be put together: {error}");
+                self.fail_io(write.io, Errno::IO);
+                return true;
+            }
+        };
+        lanes.submitted(parts);
+        let sent = self.ring.write(FileWrite {
+            file: fd.clone(),
+            offset: write.range.start.0,
+            parts: memory,
+            class: write.class,
+            user_data: write.io.0,
+        });
+        match sent {
+            Ok(()) => {
+                self.in_flight.insert(write.io, (write.file, write.range));
+                true
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
+            Err(error) => {
+                tracing::error!("a write could not be sent: {error}");
+                self.fail_io(write.io, Errno::INVALID);
+                true
+            }
+        }
+    }
+
+    pub(super) fn send_write_backlog(&mut self) {
+        while let Some((write, parts)) = self.write_backlog.pop_front() {
+            if !self.try_write(&write, &parts) {
+                self.write_backlog.push_front((write, parts));
+                return;
+            }
+        }
+    }
+
+    pub(super) fn write_done(&mut self, io: IoId, result: Result<ByteCount, Errno>) {
+        let about = self.in_flight.remove(&io);
+        if let (Err(errno), Some((file, range))) = (result, about) {
+            tracing::error!(
+                "writing {} bytes at {} of {:?} failed: {}; they are kept and tried again",
+                range.length.0,
+                range.start.0,
+                self.files
+                    .get(file)
+                    .map_or("a closed file", |file| &file.path),
+                std::io::Error::from_raw_os_error(errno.0 as i32)
+            );
+        }
+        self.feed(Event::IoDone { io, result });
+    }
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    match error.raw_os_error() {
+        Some(number) if number > 0 => Errno(number as u32),
+        _ => Errno::IO,
+    }
+}
