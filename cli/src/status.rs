@@ -97,6 +97,17 @@ pub(crate) fn head(status: &Status) -> String {
         cache.hit_count,
         cache.miss_count,
     );
+    let write = &status.write;
+    if write.buffer_bytes > 0 {
+        out += &format!(
+            "write buffer {}: {} in use for {} files · {} writes, {} left to their clients\n",
+            show::bytes(write.buffer_bytes),
+            show::bytes(write.used_bytes),
+            write.dirty_file_count,
+            write.write_count,
+            write.plain_count,
+        );
+    }
     let turn = &daemon.event_loop;
     out += &format!(
         "event loop ({}): turns of {} µs (median), {} (p99), {} (p99.9), {} (longest)\n",

@@ -1172,6 +1172,21 @@ static int vfs_rushes_fstatat(struct vfs_handle_struct *handle,
 	return ret;
 }
 
+static struct dirent *vfs_rushes_readdir(struct vfs_handle_struct *handle,
+					 struct files_struct *dirfsp,
+					 DIR *dirp
+					 RUSHES_READDIR_ARGS)
+{
+	SMB_STRUCT_STAT *st = RUSHES_READDIR_STAT;
+	struct dirent *entry = NULL;
+
+	entry = SMB_VFS_NEXT_READDIR(handle, dirfsp, dirp RUSHES_READDIR_PASS);
+	if (entry != NULL && st != NULL && VALID_STAT(*st)) {
+		rushes_fix_stat(handle, st);
+	}
+	return entry;
+}
+
 /* The daemon sets a file's time when it has written all of it. */
 static int vfs_rushes_fntimes(struct vfs_handle_struct *handle,
 			      struct files_struct *fsp,
@@ -1287,6 +1302,8 @@ static int vfs_rushes_linux_setlease(struct vfs_handle_struct *handle,
 static struct vfs_fn_pointers vfs_rushes_fns = {
 	.connect_fn = vfs_rushes_connect,
 	.disconnect_fn = vfs_rushes_disconnect,
+
+	.readdir_fn = vfs_rushes_readdir,
 
 	.openat_fn = vfs_rushes_openat,
 	.close_fn = vfs_rushes_close,

@@ -27,4 +27,19 @@
 #define RUSHES_RENAME_PASS
 #endif
 
+/*
+ * Until 4.17 readdir could say what stat would have said: RUSHES_READDIR_ARGS
+ * follows the other parameters, RUSHES_READDIR_PASS hands it on, and
+ * RUSHES_READDIR_STAT is it, or NULL.
+ */
+#if SMB_VFS_INTERFACE_VERSION >= 48
+#define RUSHES_READDIR_ARGS
+#define RUSHES_READDIR_PASS
+#define RUSHES_READDIR_STAT ((SMB_STRUCT_STAT *)NULL)
+#else
+#define RUSHES_READDIR_ARGS , SMB_STRUCT_STAT *sbuf
+#define RUSHES_READDIR_PASS , sbuf
+#define RUSHES_READDIR_STAT sbuf
+#endif
+
 #endif /* VFS_RUSHES_COMPAT_H */

@@ -47,9 +47,9 @@ finds() { # WHAT HEADER TABLE CODE
 }
 sed 's/^\tssize_t (\*pread_fn)/\tint (*new_data_fn)(void);\n&/' "$header" >"$scratch/h"
 finds "an entry that a new Samba brings" "$scratch/h" "$table" "$code"
-sed '/^lseek_fn /d' "$table" >"$scratch/t"
+sed '/^telldir_fn /d' "$table" >"$scratch/t"
 finds "a line that is missing" "$header" "$scratch/t" "$code"
-sed 's/^\(lseek_fn passes:\).*/\1/' "$table" >"$scratch/t"
+sed 's/^\(telldir_fn passes:\).*/\1/' "$table" >"$scratch/t"
 finds "a line without a reason" "$header" "$scratch/t" "$code"
 sed '/\.recvfile_fn = /d' "$code" >"$scratch/c"
 finds "a hook that was lost" "$header" "$table" "$scratch/c"

@@ -641,12 +641,31 @@ pub struct DeviceRecord {
     pub request_count: [u64; 2],
     /// Bytes.
     pub bytes: [ByteCount; 2],
+    /// Requests that wrote.
+    pub write_count: u64,
+    /// Their bytes.
+    pub written: ByteCount,
     /// Time it was busy.
     pub busy: Duration,
     /// Part of its time that others take, in thousandths, as admission counts it.
     pub foreign_permille: u32,
     /// What its requests take, in thousandths of what its model says.
     pub slowness_permille: u32,
+}
+
+/// What clients wrote, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteRecord {
+    /// Pages of lanes in use: granted, or acknowledged and not on their device yet.
+    pub used_bytes: ByteCount,
+    /// Files with bytes that their device does not have.
+    pub dirty_file_count: u32,
+    /// Writes that wait for room or for blocks.
+    pub waiting_count: u32,
+    /// Writes acknowledged.
+    pub write_count: u64,
+    /// Writes left to the client.
+    pub plain_count: u64,
 }
 
 /// The cache in numbers.

@@ -85,6 +85,21 @@ impl Server {
         })
     }
 
+    /// What clients wrote.
+    pub fn writes(&self) -> WriteRecord {
+        WriteRecord {
+            used_bytes: ByteCount(self.lanes.values().map(LaneState::used_bytes).sum()),
+            dirty_file_count: self
+                .files
+                .values()
+                .filter(|file| !file.writing.dirty.is_empty())
+                .count() as u32,
+            waiting_count: self.writes.iter().count() as u32,
+            write_count: self.commit_count,
+            plain_count: self.plain_write_count,
+        }
+    }
+
     /// Every device.
     pub fn devices(&self) -> Vec<DeviceRecord> {
         self.devices
@@ -103,6 +118,8 @@ impl Server {
                 ),
                 request_count: device.request_count,
                 bytes: device.bytes.map(ByteCount),
+                write_count: device.write_count,
+                written: ByteCount(device.write_bytes),
                 busy: device.busy,
                 foreign_permille: device.model.foreign_permille() as u32,
                 slowness_permille: device.model.scale_permille() as u32,

@@ -73,6 +73,8 @@ pub struct Server {
     write_flights: Slab<WriteFlight>,
     /// Commits so far, of all files.
     commit_count: u64,
+    /// Writes left to the client.
+    plain_write_count: u64,
     /// What the device that is being looked at would write next.
     next_write: Option<NextWrite>,
     /// Room in the write buffer is being given out.
@@ -128,6 +130,7 @@ impl Server {
             pieces: Slab::new(),
             write_flights: Slab::new(),
             commit_count: 0,
+            plain_write_count: 0,
             next_write: None,
             is_granting: false,
             change_count: 0,

@@ -144,6 +144,7 @@ impl Server {
             return refuse(Outcome::Failed(Errno::BAD_HANDLE), actions);
         };
         if !has_lane || matches!(entry.state, HandleState::Plain) {
+            self.plain_write_count += 1;
             return refuse(Outcome::Plain, actions);
         }
         let key = self.writes.insert(Write {
@@ -183,7 +184,10 @@ impl Server {
     fn advance_write(&mut self, key: u32, actions: &mut Actions) {
         match self.turn_of(key, actions) {
             Turn::Wait => {}
-            Turn::Plain => self.finish_write(key, Outcome::Plain, actions),
+            Turn::Plain => {
+                self.plain_write_count += 1;
+                self.finish_write(key, Outcome::Plain, actions);
+            }
             Turn::Failed(errno) => self.finish_write(key, Outcome::Failed(errno), actions),
             Turn::Granted(grant) => {
                 let Some(write) = self.writes.get(key) else {

@@ -15,6 +15,8 @@ pub struct Status {
     pub daemon: DaemonStatus,
     /// The cache segment.
     pub cache: CacheStatus,
+    /// What clients wrote and disks do not have yet.
+    pub write: WriteStatus,
     /// What is served.
     pub shares: Vec<ShareStatus>,
     /// What it lies on.
@@ -119,6 +121,25 @@ pub struct CacheStatus {
     pub locked: bool,
 }
 
+/// Writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriteStatus {
+    /// Configured size; 0: every write goes to the disk at once, by the client's own hand.
+    pub buffer_bytes: u64,
+    /// In use: granted to clients, or acknowledged and not on a disk yet.
+    pub used_bytes: u64,
+    /// An acknowledged byte is on its disk so long after at the latest, when the disk can.
+    pub age_ms: u64,
+    /// Files with bytes that their disk does not have.
+    pub dirty_file_count: u32,
+    /// Writes that wait for room or blocks.
+    pub waiting_count: u32,
+    /// Writes acknowledged.
+    pub write_count: u64,
+    /// Writes left to the client's own hand.
+    pub plain_count: u64,
+}
+
 /// A share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareStatus {
@@ -165,6 +186,10 @@ pub struct DeviceStatus {
     pub real_time_bytes: u64,
     /// Bytes read for everybody else.
     pub best_effort_bytes: u64,
+    /// Requests that wrote.
+    pub write_request_count: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
     /// Time with a request in service.
     pub busy_s: f64,
     /// What its requests take lately, in thousandths of what its model says.

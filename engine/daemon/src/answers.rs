@@ -118,6 +118,7 @@ impl Daemon {
             status_version: STATUS_VERSION,
             daemon: self.daemon_status(now),
             cache: self.cache_status(),
+            write: self.write_status(),
             shares: self.share_status(),
             devices: self.device_status(),
             sessions: self.session_status(),
@@ -188,6 +189,22 @@ impl Daemon {
         }
     }
 
+    fn write_status(&self) -> WriteStatus {
+        let writes = self.server.writes();
+        WriteStatus {
+            buffer_bytes: self
+                .lanes
+                .as_ref()
+                .map_or(0, |_| self.limits.write_buffer_bytes),
+            used_bytes: writes.used_bytes.0,
+            age_ms: self.config.policy.write_age.ms(),
+            dirty_file_count: writes.dirty_file_count,
+            waiting_count: writes.waiting_count,
+            write_count: writes.write_count,
+            plain_count: writes.plain_count,
+        }
+    }
+
     fn share_status(&self) -> Vec<ShareStatus> {
         self.shares
             .iter()
@@ -225,6 +242,8 @@ impl Daemon {
                 best_effort_request_count: record.request_count[1],
                 real_time_bytes: record.bytes[0].0,
                 best_effort_bytes: record.bytes[1].0,
+                write_request_count: record.write_count,
+                written_bytes: record.written.0,
                 busy_s: record.busy.0 as f64 / 1e9,
                 slowness_permille: record.slowness_permille,
                 foreign_permille: record.foreign_permille,

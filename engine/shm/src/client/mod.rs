@@ -20,6 +20,7 @@
 mod connect;
 #[cfg(test)]
 mod tests;
+mod write;
 
 pub use connect::{CONNECT_PATIENCE, ConnectError};
 
@@ -433,102 +434,6 @@ impl Client {
             waited_for: false,
         };
         self.send(file, &ask)
-    }
-
-    /// Start a write from `buffer`; [`Client::poll`] reports its end: all of it was acknowledged, or nothing. None: not taken,
-    /// write plainly.
-    ///
-    /// # Safety
-    /// `buffer` is valid for reading `length` bytes, and not changed, until the write is reported or cancelled, its file closed,
-    /// or the client dropped.
-    pub unsafe fn write_send(
-        &mut self,
-        file: FileHandle,
-        buffer: *const u8,
-        length: usize,
-        offset: u64,
-        private_data: usize,
-    ) -> Option<Ticket> {
-        if !self.usable() || !self.takes_write(length) {
-            return None;
-        }
-        let ask = Ask {
-            kind: Kind::Write,
-            // Never written to.
-            buffer: buffer.cast_mut(),
-            length,
-            offset,
-            private_data,
-            waited_for: false,
-        };
-        self.send(file, &ask)
-    }
-
-    /// Have what was acknowledged of a file put on stable storage; [`Client::poll`] reports when it is. None: not taken, it
-    /// is all in the file: sync that.
-    pub fn sync_send(&mut self, file: FileHandle, private_data: usize) -> Option<Ticket> {
-        if !self.usable() || self.lane.is_none() {
-            return None;
-        }
-        let ask = Ask {
-            private_data,
-            ..Ask::sync()
-        };
-        self.send(file, &ask)
-    }
-
-    /// Write and wait.
-    pub fn write(
-        &mut self,
-        file: FileHandle,
-        bytes: &[u8],
-        offset: u64,
-    ) -> Result<usize, ReadError> {
-        if !self.usable() || !self.takes_write(bytes.len()) {
-            return Err(ReadError::Plain);
-        }
-        self.ask_and_wait(
-            file,
-            &Ask {
-                kind: Kind::Write,
-                buffer: bytes.as_ptr().cast_mut(),
-                length: bytes.len(),
-                offset,
-                private_data: 0,
-                waited_for: true,
-            },
-        )
-    }
-
-    /// As [`Client::sync_send`], and wait.
-    pub fn sync(&mut self, file: FileHandle) -> Result<(), ReadError> {
-        if !self.usable() || self.lane.is_none() {
-            return Err(ReadError::Plain);
-        }
-        let ask = Ask {
-            waited_for: true,
-            ..Ask::sync()
-        };
-        self.ask_and_wait(file, &ask).map(|_| ())
-    }
-
-    /// Does the daemon take writes of this session?
-    pub fn takes_writes(&self) -> bool {
-        self.lane.is_some()
-    }
-
-    /// Is there a lane for writes, and could this one fit?
-    fn takes_write(&self, length: usize) -> bool {
-        let most = self
-            .lane
-            .as_ref()
-            .map_or(0, |_| self.write_bytes_max as usize);
-        length > 0 && length <= most
-    }
-
-    /// What to know of a file beyond what the file system says of it: its bytes are partly still with the daemon. None: nothing.
-    pub fn fact(&self, device: u64, inode: u64) -> Option<FileFact> {
-        self.lane.as_ref()?.1.of(device, inode)
     }
 
     fn send(&mut self, file: FileHandle, ask: &Ask) -> Option<Ticket> {
@@ -1073,100 +978,6 @@ impl Client {
         }
         self.unanswered -= 1;
         Ok(())
-    }
-
-    /// A reply to WRITE_BEGIN, before any of it is believed. No runs: it was not granted.
-    fn check_grant(&self, reply: &Reply, offset: u64, length: u64) -> Result<Runs, PeerError> {
-        let count = reply.slot_count as usize;
-        let pairs = reply.slots.get(..count).unwrap_or(&[]).chunks_exact(2);
-        let mut runs = Vec::with_capacity(REPLY_SLOTS_MAX / 2);
-        for pair in pairs {
-            runs.push(PageRun {
-                first: pair[0],
-                count: pair[1],
-            });
-        }
-        let lane_pages = self
-            .lane
-            .as_ref()
-            .map_or(0, |lane| lane.0.bytes() as u64 / PAGE_BYTES);
-        let into = offset % PAGE_BYTES;
-        let inside = |run: &PageRun| u64::from(run.first) + u64::from(run.count) <= lane_pages;
-        let pages: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
-        let granted = reply.errno == 0
-            && count == 2 * runs.len()
-            && runs.iter().all(inside)
-            && pages == (into + length).div_ceil(PAGE_BYTES)
-            && u64::from(reply.first_offset) == into
-            && reply.length == length;
-        let refused = count == 0 && (1..=4095).contains(&reply.errno) || reply.errno == PLAIN;
-        match Runs::from_runs(&runs) {
-            Some(runs) if granted || refused && count == 0 => Ok(runs),
-            _ => Err(broken(format!(
-                "read a grant of {} bytes from offset {} in {pages} pages, errno {}; expected {length} bytes from \
-                 offset {into} in a lane of {lane_pages} pages",
-                reply.length, reply.first_offset, reply.errno
-            ))),
-        }
-    }
-
-    /// A write got its pages, or did not.
-    fn take_grant(&mut self, key: PartKey, use_: PartUse, reply: &Reply, runs: Runs) {
-        let granted = reply.errno == 0;
-        let ticket = match use_ {
-            PartUse::WriteBegin { ticket, .. } => Some(ticket),
-            _ => None,
-        };
-        let Some((ticket, true)) = ticket.map(|ticket| (ticket, granted)) else {
-            self.drop_part(key, true);
-            if granted {
-                // Room is certain: see the file's head.
-                self.push_urgent(key, op::WRITE_ABORT);
-            }
-            if let Some(ticket) = ticket {
-                self.end_ticket(ticket, reply);
-            }
-            return;
-        };
-        self.copy_to_lane(ticket, reply.first_offset, &runs);
-        if let Some(part) = self.parts.get_mut(key) {
-            part.use_ = PartUse::WriteEnd { ticket };
-        }
-        self.end_count -= 1;
-        self.unanswered += 1;
-        self.push_urgent(key, op::WRITE_END);
-    }
-
-    fn push_urgent(&mut self, key: PartKey, op: u32) {
-        self.push(&Request {
-            id: key.data().as_ffi(),
-            op,
-            ..Request::default()
-        });
-        self.urgent = true;
-    }
-
-    fn copy_to_lane(&self, key: TicketKey, first_offset: u32, runs: &Runs) {
-        let (Some(ticket), Some((lane, _))) = (self.tickets.get(key), &self.lane) else {
-            return;
-        };
-        let mut source = ticket.buffer.cast_const();
-        let mut left = ticket.length;
-        let mut into = first_offset as usize;
-        for run in runs.as_slice() {
-            let start = run.first as usize * PAGE_BYTES as usize + into;
-            let bytes = left.min(run.count as usize * PAGE_BYTES as usize - into);
-            // SAFETY: the run lies in the mapping (`check_grant`), and `into` is less than a page; the source is the caller's buffer, valid
-            // until the write is reported or cancelled (`write_send`), of which `left` bytes remain. They do not
-            // overlap: the mapping is ours.
-            unsafe {
-                let target = lane.start().as_ptr().add(start);
-                source.copy_to_nonoverlapping(target, bytes);
-            }
-            source = source.wrapping_add(bytes);
-            left -= bytes;
-            into = 0;
-        }
     }
 
     /// What has one part has ended.
