@@ -1180,7 +1180,8 @@ static struct dirent *vfs_rushes_readdir(struct vfs_handle_struct *handle,
 	SMB_STRUCT_STAT *st = RUSHES_READDIR_STAT;
 	struct dirent *entry = NULL;
 
-	entry = SMB_VFS_NEXT_READDIR(handle, dirfsp, dirp RUSHES_READDIR_PASS);
+	entry = smb_vfs_call_readdir(handle->next, dirfsp, dirp
+				     RUSHES_READDIR_PASS);
 	if (entry != NULL && st != NULL && VALID_STAT(*st)) {
 		rushes_fix_stat(handle, st);
 	}
