@@ -242,6 +242,9 @@ pub struct WritersArgs {
     /// What each writer writes without pacing
     #[arg(long, default_value = "1GiB", value_parser = parse_pieces)]
     pub bytes: u64,
+    /// Each writer flushes its file (SMB2 FLUSH, which smbd answers with fsync) before it closes it
+    #[arg(long)]
+    pub flush: bool,
     /// Put the lateness of every written frame into the JSON
     #[arg(long)]
     pub timeline: bool,
@@ -358,6 +361,9 @@ pub struct CopyInArgs {
     /// Distance of those bytes: the allocation unit that a server tells its clients
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = parse_pieces)]
     pub extend_step: u64,
+    /// Each file is flushed (SMB2 FLUSH, which smbd answers with fsync) before it is closed
+    #[arg(long)]
+    pub flush: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: ServerArgs,
@@ -659,6 +665,7 @@ impl RecordArgs {
             stagger: self.stagger,
             grace: self.grace,
             extend: Extend::None,
+            flush: self.writers.flush,
             timeline: self.writers.timeline,
             seed: self.ground.seed,
         }
@@ -679,14 +686,16 @@ impl RecordArgs {
             no_rule,
             ..self.setup.clone()
         };
-        play_of(
+        let mut play = play_of(
             self.server,
             0,
             &players,
             &no_others(),
             &setup,
             self.ground.seed,
-        )
+        );
+        play.server.nameless = self.writers.flush;
+        play
     }
 }
 
@@ -717,6 +726,7 @@ impl MixedArgs {
             stagger: play.stagger,
             grace: play.grace,
             extend: Extend::None,
+            flush: false,
             timeline: self.timeline,
             seed: self.ground.seed,
         });
@@ -744,6 +754,7 @@ impl CopyInArgs {
                 ExtendArg::SetEof => Extend::SetEof,
                 ExtendArg::None => Extend::None,
             },
+            flush: self.flush,
             timeline: false,
             seed: self.ground.seed,
         }
@@ -764,7 +775,7 @@ impl CopyInArgs {
             &setup,
             self.ground.seed,
         );
-        play.server.nameless = self.extend == ExtendArg::SetEof;
+        play.server.nameless = self.flush || self.extend == ExtendArg::SetEof;
         play
     }
 }

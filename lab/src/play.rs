@@ -191,10 +191,11 @@ impl Play {
             };
             player.begin(t0 + delay)?;
         }
-        if let Some(record) = &self.record {
+        let begun = match &self.record {
             // They come after the players, as one more of the crowd each.
-            record.begin(stage, &mut writers, t0, self.stream_count)?;
-        }
+            Some(record) => Some(record.begin(stage, &mut writers, t0, self.stream_count)?),
+            None => None,
+        };
         for storm in &mut storms {
             storm.begin(storm_t0)?;
         }
@@ -211,9 +212,9 @@ impl Play {
         let statistics = stage.statistics()?;
         let storm_results = Crowd::<storm::Done>::gather(storms).results()?;
         let playbacks = crowd.results()?;
-        let recorded = match &self.record {
-            Some(record) => Some(record.settle(stage, writers.results()?, t0)?),
-            None => None,
+        let recorded = match (&self.record, begun) {
+            (Some(record), Some(begun)) => Some(record.settle(stage, writers.results()?, begun)?),
+            _ => None,
         };
 
         let mut report = self.describe(stage, server)?;

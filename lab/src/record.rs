@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writers at work against one server, and what came of it: in time, on the disk in time, in one piece, right.
 //!
-//! A run has four parts. Writers write. Then everything is brought to the disk (`syncfs` on the file system below: libsmbclient
-//! has no flush), which counts as the final sync. Then the server is stopped and each file read cold, past every
+//! A run has four parts. Writers write. Then everything is brought to the disk (`syncfs` on the file system below), which counts
+//! as the final sync. Then the server is stopped and each file read cold, past every
 //! cache, and compared. At last acknowledgements are compared with what the disk saw ([`crate::arrival`]).
 
 use crate::arrival::{self, Arrived, Told};
+use crate::blocks::BlockStatistics;
 use crate::client::{Client, Crowd};
 use crate::disk::Arrival;
 use crate::footage::mix;
@@ -31,7 +32,10 @@ use std::time::Duration;
 const DEVICE_LATE: Duration = Duration::from_secs(5);
 /// How long blocks are waited for that a sync did not bring to the disk.
 const MISSING_MAX: Duration = Duration::from_secs(60);
-const WATCH_EVERY: Duration = Duration::from_millis(250);
+/// Short: the final sync begins so late at worst.
+const WATCH_EVERY: Duration = Duration::from_millis(20);
+/// Between two looks for blocks that are missing: each syncs, too.
+const MISSING_EVERY: Duration = Duration::from_millis(250);
 const BEGIN_IN: Duration = Duration::from_millis(300);
 const READ_BYTES: usize = 4 << 20;
 /// Slower than that together a server without pacing has failed. Units: bytes a second.
@@ -77,10 +81,19 @@ pub struct Record {
     pub grace: Duration,
     /// What is done to a file before.
     pub extend: Extend,
+    /// Each file is flushed before it is closed.
+    pub flush: bool,
     /// Keep the lateness of every frame in the report.
     pub timeline: bool,
     /// Of the content.
     pub seed: u64,
+}
+
+/// How things stood when writers were told to begin.
+#[derive(Debug)]
+pub struct Begun {
+    at_ns: u64,
+    blocks: BlockStatistics,
 }
 
 /// What is known when the disk has everything and the server still runs.
@@ -88,17 +101,17 @@ pub struct Record {
 pub struct Performed {
     writers: Vec<writer::Done>,
     begun_ns: u64,
+    asked_ns: u64,
     synced_ns: u64,
     arrivals: Option<Vec<Arrival>>,
     report: WriteReport,
 }
 
 impl Performed {
-    /// In a mixed run server and disk are counted for all together.
+    /// In a mixed run the server is counted for all together.
     pub fn share(&mut self, all: &Report) {
         self.report.server_cpu_s = all.server_cpu_s;
         self.report.server_memory_bytes_peak = all.server_memory_bytes_peak;
-        self.report.disk_statistics = all.disk_statistics.clone();
     }
 }
 
@@ -219,19 +232,16 @@ impl Record {
         let mut writers = self.start_writers(server)?;
         stage.timing(true)?;
         stage.reset_statistics()?;
-        let blocks_before = stage.block_statistics()?;
         let begun_ns = now_ns() + BEGIN_IN.as_nanos() as u64;
-        self.begin(stage, &mut writers, begun_ns, 0)?;
+        let begun = self.begin(stage, &mut writers, begun_ns, 0)?;
         sleep_until_ns(begun_ns);
         let cpu_before = server.cpu()?;
         let crowd = Crowd::<writer::Done>::gather(writers);
         self.wait(&crowd, server, quiet)?;
-        let mut performed = self.settle(stage, crowd.results()?, begun_ns)?;
+        let mut performed = self.settle(stage, crowd.results()?, begun)?;
         let report = &mut performed.report;
         report.server_cpu_s = (server.cpu()? - cpu_before).as_secs_f64();
         report.server_memory_bytes_peak = server.memory_bytes_peak()?;
-        report.disk_statistics = stage.statistics()?;
-        report.block_statistics = blocks_before.until(&stage.block_statistics()?);
         report.settings = server.settings().clone();
         report.device_model = server
             .daemon()
@@ -255,6 +265,7 @@ impl Record {
                 frame_bytes: self.frame_bytes(),
                 period_ns: self.period_ns(),
                 extend: self.extend,
+                flush: self.flush,
                 limit_ns: self.limit().as_nanos() as u64,
             };
             writers.push(Client::start("writer", server, &job)?);
@@ -272,7 +283,11 @@ impl Record {
         writers: &mut [Client],
         t0_ns: u64,
         index: u64,
-    ) -> Result<()> {
+    ) -> Result<Begun> {
+        let begun = Begun {
+            at_ns: t0_ns,
+            blocks: stage.block_statistics()?,
+        };
         stage.watch_stamps(Some(self.key()))?;
         for (writer, index) in writers.iter_mut().zip(index..) {
             let delay = match self.start {
@@ -281,7 +296,7 @@ impl Record {
             };
             writer.begin(t0_ns + delay)?;
         }
-        Ok(())
+        Ok(begun)
     }
 
     fn wait(&self, crowd: &Crowd<writer::Done>, server: &Server, quiet: bool) -> Result<()> {
@@ -320,7 +335,7 @@ impl Record {
         &self,
         stage: &Stage,
         writers: Vec<writer::Done>,
-        begun_ns: u64,
+        begun: Begun,
     ) -> Result<Performed> {
         let asked_ns = now_ns();
         sync(stage)?;
@@ -331,7 +346,7 @@ impl Record {
             && now_ns() - asked_ns < MISSING_MAX.as_nanos() as u64
             && self.missing(&Arrived::new(log), &writers, synced_ns) > 0
         {
-            pause(WATCH_EVERY)?;
+            pause(MISSING_EVERY)?;
             sync(stage)?;
             synced_ns = now_ns();
             arrivals = stage.arrivals()?;
@@ -339,10 +354,15 @@ impl Record {
         stage.watch_stamps(None)?;
         Ok(Performed {
             writers,
-            begun_ns,
+            begun_ns: begun.at_ns,
+            asked_ns,
             synced_ns,
             arrivals,
-            report: WriteReport::default(),
+            report: WriteReport {
+                disk_statistics: stage.statistics()?,
+                block_statistics: begun.blocks.until(&stage.block_statistics()?),
+                ..WriteReport::default()
+            },
         })
     }
 
@@ -386,8 +406,11 @@ impl Record {
             .max()
             .unwrap_or(performed.begun_ns);
         self.describe(&mut report, stage);
-        report.wall_s = closed_ns.saturating_sub(performed.begun_ns) as f64 / 1e9;
-        report.final_sync_s = performed.synced_ns.saturating_sub(closed_ns) as f64 / 1e9;
+        let opened = performed.writers.iter().flat_map(|writer| &writer.files);
+        let begun_ns = opened.map(|file| file.start_ns).min();
+        let wall_ns = closed_ns.saturating_sub(begun_ns.unwrap_or(performed.begun_ns));
+        report.wall_s = wall_ns as f64 / 1e9;
+        report.final_sync_s = (performed.synced_ns - performed.asked_ns) as f64 / 1e9;
         report.writers_cpu_s = performed.writers.iter().map(|writer| writer.cpu_s).sum();
         report.errors = performed
             .writers
@@ -473,6 +496,7 @@ impl Record {
             Extend::OneByte(_) => "one-byte".to_owned(),
             Extend::SetEof => "set-eof".to_owned(),
         };
+        report.flush = self.flush;
         report.device_late_limit_s = DEVICE_LATE.as_secs_f64();
     }
 
@@ -484,6 +508,7 @@ impl Record {
             frames: self.frame_count(),
             open_ms: file.open_ms,
             extend_ms: file.extend_ms,
+            flush_ms: file.flush_ms,
             bytes: self.told(file).bytes(),
             ..FileRow::default()
         };
@@ -607,6 +632,7 @@ mod tests {
             stagger: Duration::from_millis(250),
             grace: Duration::from_secs(10),
             extend: Extend::None,
+            flush: false,
             timeline: false,
             seed: 1,
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The one request of SMB 2.1 that a copying Windows sends and no safe binding of libsmbclient can: set the end of a file.
+//! The two requests of SMB 2.1 that clients send and no safe binding of libsmbclient can: set the end of a file, and flush it.
 //!
 //! Anonymous, and so without signature or password: the share then needs `guest ok` and `force user`. Everything
 //! else that clients do goes over libsmbclient ([`crate::door`]).
@@ -17,6 +17,7 @@ const SESSION_SETUP: u16 = 1;
 const TREE_CONNECT: u16 = 3;
 const CREATE: u16 = 5;
 const CLOSE: u16 = 6;
+const FLUSH: u16 = 7;
 const SET_INFO: u16 = 17;
 
 const STATUS_PENDING: u32 = 0x0000_0103;
@@ -45,9 +46,17 @@ pub fn set_end_of_file(port: u16, share: &str, path: &str, bytes: u64) -> Result
     ]
     .concat();
     wire.must(SET_INFO, &set)?;
-    let close = [&u16s(&[24, 0])[..], &u32s(&[0]), &file].concat();
-    wire.must(CLOSE, &close)?;
-    Ok(())
+    wire.close(&file)
+}
+
+/// Bring an existing file of the share to the disk; whoever wrote it.
+///
+/// Errors   the same
+pub fn flush(port: u16, share: &str, path: &str) -> Result<()> {
+    let mut wire = Wire::connect(port, share)?;
+    let file = wire.open(path)?;
+    wire.must(FLUSH, &[&u16s(&[24, 0])[..], &u32s(&[0]), &file].concat())?;
+    wire.close(&file)
 }
 
 struct Wire {
@@ -121,6 +130,11 @@ impl Wire {
         .concat();
         let (_, body) = self.must(CREATE, &create)?;
         part(&body, 64)
+    }
+
+    fn close(&mut self, file: &[u8; 16]) -> Result<()> {
+        let close = [&u16s(&[24, 0])[..], &u32s(&[0]), file].concat();
+        self.must(CLOSE, &close).map(drop)
     }
 
     fn must(&mut self, command: u16, body: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {

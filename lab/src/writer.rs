@@ -5,7 +5,8 @@
 //! acknowledged it. `start` is when its open returned. Frames are made before the clock is waited for, so making
 //! them delays nothing. The process ends at a hard limit whatever the server does.
 //!
-//! libsmbclient has no flush: a writer closes its file, and bringing the bytes to the disk is the affair of whoever started it.
+//! libsmbclient has no flush. A writer closes its file, and bringing the bytes to the disk is the affair of whoever started it; a writer that
+//! is to flush does so over a connection of its own ([`crate::wire`]).
 
 use crate::door::{Address, Door, Opened};
 use crate::player::{cpu_s, now_ns, sleep_until_ns};
@@ -33,6 +34,8 @@ pub struct Job {
     pub period_ns: u64,
     /// How a file is made long before anything is written into it.
     pub extend: Extend,
+    /// Before it is closed, an SMB client asks for it to be on the disk.
+    pub flush: bool,
     /// When the process ends at the latest, after its beginning. Units: ns.
     pub limit_ns: u64,
 }
@@ -96,6 +99,8 @@ pub struct Recorded {
     pub extend_ms: f64,
     /// When each frame was acknowledged. Units: ns, CLOCK_MONOTONIC.
     pub acknowledged_ns: Vec<u64>,
+    /// How long its flush took.
+    pub flush_ms: f64,
     /// When its close returned; 0: never. Units: ns, CLOCK_MONOTONIC.
     pub closed_ns: u64,
 }
@@ -188,6 +193,13 @@ fn write_file(
         let now = now_ns();
         note(shared, |file| file.acknowledged_ns.push(now));
     }
+    if job.flush {
+        let asked = now_ns();
+        flush(&file, job, target)?;
+        note(shared, |file| {
+            file.flush_ms = (now_ns() - asked) as f64 / 1e6;
+        });
+    }
     drop(file);
     note(shared, |file| file.closed_ns = now_ns());
     Ok(())
@@ -217,6 +229,16 @@ fn extend(file: &mut Opened<'_>, job: &Job, target: &Target) -> Result<()> {
         (Extend::SetEof, Address::Rushes { .. }) => bail!("the lab only reads through the daemon"),
     }
     Ok(())
+}
+
+fn flush(file: &Opened<'_>, job: &Job, target: &Target) -> Result<()> {
+    match (&job.address, file) {
+        (Address::Smb { port, share, .. }, _) => {
+            wire::flush(*port, share, &target.path).context("the flush")
+        }
+        (_, Opened::Local(file)) => file.sync_all().context("the flush"),
+        _ => bail!("the lab only reads through the daemon"),
+    }
 }
 
 #[cfg(test)]

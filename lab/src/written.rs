@@ -45,6 +45,8 @@ pub struct WriteReport {
     pub stagger_ms: f64,
     /// How files were made long before: `none`, `one-byte`, `set-eof`.
     pub extend: String,
+    /// Writers flushed each file before they closed it.
+    pub flush: bool,
     /// Frames of all writers.
     pub frames: u64,
     /// Frames acknowledged past their deadline, or never; without pacing only the latter.
@@ -55,9 +57,9 @@ pub struct WriteReport {
     pub worst_lateness_ms: Option<f64>,
     /// Bytes that were acknowledged.
     pub bytes: u64,
-    /// From the first start to the last close.
+    /// From the first open to the last close.
     pub wall_s: f64,
-    /// From the last close until the disk had everything.
+    /// Final sync: asked for right after the last close (in a mixed run when players were done, too), until the disk had everything.
     pub final_sync_s: f64,
     /// Acknowledged bytes by `wall_s`.
     pub mb_per_s: f64,
@@ -130,6 +132,8 @@ pub struct FileRow {
     pub open_ms: f64,
     /// Making it long before anything was written into it. Units: ms.
     pub extend_ms: f64,
+    /// Flushing it before its close. Units: ms.
+    pub flush_ms: f64,
     /// Acknowledged bytes.
     pub bytes: u64,
     /// From its open to its close.
