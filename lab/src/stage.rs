@@ -834,7 +834,14 @@ impl Fillers {
             .map(|entry| entry.path())
             .collect();
         for (path, extents) in whole.iter().zip(extents_of(&whole)?) {
-            if let Some((physical, _)) = extents.first() {
+            // One put together from what was left here and there would open a hole in all these places.
+            let is_one_place = |first: u64| {
+                let near = |(at, _): &(u64, u64)| at.abs_diff(first) <= 4 * FILLER_BYTES;
+                extents.iter().all(near)
+            };
+            if let Some((physical, _)) = extents.first()
+                && is_one_place(*physical)
+            {
                 fillers.by_position.push((*physical, Some(path.clone())));
             }
         }
