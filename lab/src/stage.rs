@@ -567,29 +567,37 @@ impl Stage {
 
     fn lay_out(&self, author: &mut Option<Author<'_>>, quiet: bool) -> Result<()> {
         self.make_folders()?;
-        if self.plan.pieces().is_empty() {
-            self.own_everything()?;
-            rustix::fs::sync();
-            return Ok(());
-        }
-        if self.ground.file_system == FileSystem::Ext4 {
-            self.give_up_reserve()?;
-        }
         let bar = progress(self.total_bytes(), quiet);
+        match self.ground.file_system {
+            FileSystem::Ext4 if !self.plan.pieces().is_empty() => {
+                self.lay_out_evenly(author, &bar)?;
+            }
+            // Fillers do not steer xfs. Left alone it puts each folder into the next quarter of the disk, which is even enough
+            // beside writers, whose places are not chosen either.
+            FileSystem::Ext4 | FileSystem::Xfs => {
+                for piece in self.plan.pieces() {
+                    self.write_piece(piece, author, &bar)?;
+                }
+            }
+        }
+        self.own_everything()?;
+        rustix::fs::sync();
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    fn lay_out_evenly(&self, author: &mut Option<Author<'_>>, bar: &ProgressBar) -> Result<()> {
+        self.give_up_reserve()?;
         let mut fillers = Fillers::soak(&self.root)?;
         let pieces = self.plan.pieces();
         for (index, piece) in pieces.iter().enumerate() {
             let bytes = self.plan.bytes(*piece);
             let wanted = fillers.open_hole(index, pieces.len(), bytes)?;
-            self.write_piece(*piece, author, &bar)?;
+            self.write_piece(*piece, author, bar)?;
             fillers.plug()?;
             self.check_place(*piece, wanted, fillers.span)?;
         }
-        fillers.remove()?;
-        self.own_everything()?;
-        rustix::fs::sync();
-        bar.finish_and_clear();
-        Ok(())
+        fillers.remove()
     }
 
     /// ext4 keeps up to 16 MiB back for its own blocks; left free, they would lie wherever the last hole
