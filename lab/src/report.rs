@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 pub struct Report {
     /// Version of these names.
     pub report_version: u32,
-    /// `rushes`, `stock`, `stock-tuned`.
+    /// `rushes`, `stock`, `stock-tuned`, `stock-strict`, `stock-uring`, `absent`.
     pub server: String,
     /// `smb`, `local`.
     pub door: String,
