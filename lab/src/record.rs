@@ -19,7 +19,7 @@ use crate::stage::{Stage, fragments};
 use crate::take::Take;
 use crate::writer::{self, Extend, Recorded, Target};
 use crate::written::{FileRow, WriteReport, lateness_ms};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 use std::fs::File;
@@ -36,6 +36,7 @@ const MISSING_MAX: Duration = Duration::from_secs(60);
 const WATCH_EVERY: Duration = Duration::from_millis(20);
 /// Between two looks for blocks that are missing: each syncs, too.
 const MISSING_EVERY: Duration = Duration::from_millis(250);
+const SYNC_WATCH_EVERY: Duration = Duration::from_millis(50);
 const BEGIN_IN: Duration = Duration::from_millis(300);
 const READ_BYTES: usize = 4 << 20;
 /// Slower than that together a server without pacing has failed. Units: bytes a second.
@@ -587,15 +588,24 @@ pub fn sync(stage: &Stage) -> Result<()> {
     let (told, done) = mpsc::channel();
     let root = File::open(stage.root())?;
     std::thread::spawn(move || {
-        let _ = told.send(rustix::fs::syncfs(root));
+        let result = rustix::fs::syncfs(&root);
+        // Closed before anybody unmounts.
+        drop(root);
+        let _ = told.send(result);
     });
     loop {
-        match done.recv_timeout(Duration::from_millis(100)) {
+        match done.recv_timeout(SYNC_WATCH_EVERY) {
             Ok(result) => return result.context("the file system cannot be synced"),
-            Err(mpsc::RecvTimeoutError::Timeout) => go_on()?,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                anyhow::bail!("the thread that syncs is gone")
+                bail!("the thread that syncs is gone")
             }
+        }
+        if let Err(error) = go_on() {
+            // The slow disk becomes a fast one, so this ends soon; until then the file system is in use.
+            stage.timing(false)?;
+            let _ = done.recv_timeout(MISSING_MAX);
+            return Err(error);
         }
     }
 }

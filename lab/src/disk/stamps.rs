@@ -13,7 +13,7 @@ use rushes_core::units::Instant;
 use super::cache::ATOM_BYTES;
 use crate::take::read_stamp;
 
-/// Most entries of a log; 48 bytes each. A run writes some thousands a minute.
+/// Most entries of a log, 40 bytes each. Twelve recordings of 100 Mb/s make some ten thousand a minute.
 const ENTRIES_MAX: usize = 2 << 20;
 
 /// A run of pages in one request.
