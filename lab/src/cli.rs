@@ -2,11 +2,16 @@
 //! The command line: every flag of every experiment, in one place.
 
 use crate::compare::Contender;
+use crate::disk::FileSystem;
 use crate::disk::cli::DiskCommand;
+use crate::footage::PAGE_BYTES;
 use crate::play::{Play, Start};
+use crate::record::{Pace, Record};
+use crate::scatter::{Scatter, Writers};
 use crate::server::{self, Kind, Way};
-use crate::stage::Place;
-use clap::{Args, Parser, Subcommand};
+use crate::stage::{Ground, Place};
+use crate::writer::Extend;
+use clap::{ArgAction, Args, Parser, Subcommand};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,6 +29,14 @@ pub struct Cli {
 pub enum Command {
     /// Play N streams against one server and say who was late
     Play(Box<PlayArgs>),
+    /// Record N streams through one server: acknowledged in time, on the disk in time, in one piece, right
+    Record(Box<RecordArgs>),
+    /// Players, writers and copiers at once
+    Mixed(Box<MixedArgs>),
+    /// Clients that copy large files in, as fast as it goes
+    CopyIn(Box<CopyInArgs>),
+    /// Small writes anywhere in a file that exists, by clients or by fio, then everything to the disk
+    Scatter(Box<ScatterArgs>),
     /// Several servers and stream counts, interleaved and repeated, with plots
     Compare(Box<CompareArgs>),
     /// The smallest preroll that keeps N players started at once
@@ -48,6 +61,9 @@ pub enum Command {
     /// A player (started by the lab itself)
     #[command(hide = true)]
     Player,
+    /// A writer (started by the lab itself)
+    #[command(hide = true)]
+    Writer,
     /// A storm client (started by the lab itself)
     #[command(hide = true)]
     Storm,
@@ -199,10 +215,205 @@ pub struct PlayArgs {
     pub timeline: bool,
 }
 
+/// The disk of a run that writes. It is made for the run and never kept.
+#[derive(Clone, Debug, Args)]
+pub struct GroundArgs {
+    /// `table5` (a modelled disk array) or a folder on a disk of yours
+    #[arg(long, default_value = "table5")]
+    pub disk: Place,
+    /// File system of the modelled disk
+    #[arg(long, value_enum, default_value_t = FileSystem::Ext4)]
+    pub fs: FileSystem,
+    /// The modelled disk has a volatile write cache of 256 MB, as the array of the paper; `--write-back=false`: none
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set, num_args = 0..=1,
+          require_equals = true, default_missing_value = "true")]
+    pub write_back: bool,
+    /// Of all content
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// How writers record.
+#[derive(Clone, Debug, Args)]
+pub struct WritersArgs {
+    /// What is written in one call without pacing
+    #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = parse_pieces)]
+    pub write_bytes: u64,
+    /// What each writer writes without pacing
+    #[arg(long, default_value = "1GiB", value_parser = parse_pieces)]
+    pub bytes: u64,
+    /// Each writer flushes its file (SMB2 FLUSH, which smbd answers with fsync) before it closes it
+    #[arg(long)]
+    pub flush: bool,
+    /// Put the lateness of every written frame into the JSON
+    #[arg(long)]
+    pub timeline: bool,
+}
+
+/// `lab record`.
+#[derive(Clone, Debug, Args)]
+pub struct RecordArgs {
+    /// Against which server
+    #[arg(long, value_enum, default_value_t = Kind::Rushes)]
+    pub server: Kind,
+    /// How many writers
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..))]
+    pub streams: u64,
+    /// Bits a second of each, or `max`: --bytes as fast as it goes
+    #[arg(long, default_value = "100M", value_parser = parse_rate)]
+    pub bitrate: Rate,
+    /// How long each records
+    #[arg(long, default_value = "60", value_parser = parse_seconds)]
+    pub seconds: f64,
+    /// Time between a writer's open and its first deadline
+    #[arg(long, default_value = "500ms", value_parser = parse_span)]
+    pub preroll: Duration,
+    /// Frames a second
+    #[arg(long, default_value_t = 25.0)]
+    pub fps: f64,
+    /// When writers start
+    #[arg(long, value_enum, default_value_t = Start::Staggered)]
+    pub start: Start,
+    /// Between two starts
+    #[arg(long, default_value = "250ms", value_parser = parse_span)]
+    pub stagger: Duration,
+    /// How long a run that collapsed goes on
+    #[arg(long, default_value = "10s", value_parser = parse_span)]
+    pub grace: Duration,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub writers: WritersArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: ServerArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub ground: GroundArgs,
+    /// Print one JSON object and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `lab mixed`.
+#[derive(Clone, Debug, Args)]
+pub struct MixedArgs {
+    /// Against which server
+    #[arg(long, value_enum, default_value_t = Kind::Rushes)]
+    pub server: Kind,
+    /// How many play
+    #[arg(long, value_name = "R", default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..))]
+    pub readers: u64,
+    /// How many record
+    #[arg(long, value_name = "W", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
+    pub writers: u64,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub players: PlayersArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub others: OthersArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: ServerArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub ground: GroundArgs,
+    /// Print one JSON object and nothing else
+    #[arg(long)]
+    pub json: bool,
+    /// Put the lateness of every frame, played and written, into the JSON
+    #[arg(long)]
+    pub timeline: bool,
+}
+
+/// What a copying client does before it writes a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ExtendArg {
+    /// One byte at the end of each --extend-step, as the redirector of Windows does
+    OneByte,
+    /// Set the end of file
+    SetEof,
+    /// Nothing
+    None,
+}
+
+/// `lab copy-in`.
+#[derive(Clone, Debug, Args)]
+pub struct CopyInArgs {
+    /// Against which server
+    #[arg(long, value_enum, default_value_t = Kind::Rushes)]
+    pub server: Kind,
+    /// How many copy
+    #[arg(long, value_name = "K", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
+    pub clients: u64,
+    /// Files in the folder that each copies
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
+    pub files: u64,
+    /// Size of each file
+    #[arg(long, default_value = "256MiB", value_parser = parse_pieces)]
+    pub bytes: u64,
+    /// What is written in one call
+    #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = parse_pieces)]
+    pub write_bytes: u64,
+    /// What is done to each file before it is written
+    #[arg(long, value_enum, default_value_t = ExtendArg::OneByte)]
+    pub extend: ExtendArg,
+    /// Distance of those bytes: the allocation unit that a server tells its clients
+    #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = parse_pieces)]
+    pub extend_step: u64,
+    /// Each file is flushed (SMB2 FLUSH, which smbd answers with fsync) before it is closed
+    #[arg(long)]
+    pub flush: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: ServerArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub ground: GroundArgs,
+    /// Print one JSON object and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `lab scatter`.
+#[derive(Clone, Debug, Args)]
+pub struct ScatterArgs {
+    /// Against which server
+    #[arg(long, value_enum, default_value_t = Kind::Rushes)]
+    pub server: Kind,
+    /// No server: threads of fio write into the file itself, buffered
+    #[arg(long, conflicts_with = "server")]
+    pub fio: bool,
+    /// How many clients, or threads of fio
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
+    pub clients: u64,
+    /// What all together write
+    #[arg(long, default_value = "256MiB", value_parser = parse_pieces)]
+    pub bytes: u64,
+    /// Size of the file they write into
+    #[arg(long, default_value = "1GiB", value_parser = parse_pages)]
+    pub file_bytes: u64,
+    /// Smallest write; whole pages of 4 KiB
+    #[arg(long, value_name = "BYTES", default_value = "4KiB", value_parser = parse_pages)]
+    pub block_min: u64,
+    /// Largest write; whole pages of 4 KiB
+    #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = parse_pages)]
+    pub block_max: u64,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: ServerArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub ground: GroundArgs,
+    /// Print one JSON object and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `lab compare`.
 #[derive(Clone, Debug, Args)]
 pub struct CompareArgs {
-    /// Which: rushes, rushes-no-analyser, stock, stock-tuned, absent
+    /// Which: rushes, rushes-no-analyser, stock, stock-tuned, stock-strict, stock-uring, absent
     #[arg(
         long,
         value_delimiter = ',',
@@ -381,6 +592,7 @@ pub fn play_of(
             read_ahead_kib: setup.read_ahead_kib,
             model: setup.model.clone(),
             module: setup.module.clone(),
+            nameless: false,
         },
         stream_count: streams,
         bitrate: players.bitrate,
@@ -401,6 +613,203 @@ pub fn play_of(
         timeline: false,
         seed,
         real: None,
+        record: None,
+    }
+}
+
+/// How fast a writer writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rate {
+    /// Units: bits a second.
+    Bits(u64),
+    /// As fast as it goes.
+    Max,
+}
+
+impl GroundArgs {
+    /// What to put the stage on, with room for so many bytes.
+    pub fn ground(&self, room_bytes: u64) -> Ground {
+        Ground {
+            file_system: self.fs,
+            write_back: self.write_back,
+            room_bytes,
+        }
+    }
+}
+
+impl RecordArgs {
+    /// The writers.
+    pub fn record(&self) -> Record {
+        let frames_per_kilosecond = (self.fps * 1000.0).round().max(1.0) as u64;
+        let (pace, file_bytes) = match self.bitrate {
+            Rate::Bits(bitrate) => (
+                Pace::Frames {
+                    bitrate,
+                    frames_per_kilosecond,
+                },
+                Record::recording_bytes(bitrate, frames_per_kilosecond, self.seconds),
+            ),
+            Rate::Max => {
+                let write_bytes = self.writers.write_bytes;
+                (Pace::Max { write_bytes }, self.writers.bytes)
+            }
+        };
+        Record {
+            experiment: "record",
+            writer_count: self.streams,
+            files_per_writer: 1,
+            file_bytes,
+            pace,
+            preroll: self.preroll,
+            start: self.start,
+            stagger: self.stagger,
+            grace: self.grace,
+            extend: Extend::None,
+            flush: self.writers.flush,
+            timeline: self.writers.timeline,
+            seed: self.ground.seed,
+        }
+    }
+
+    /// The server and nobody who plays.
+    pub fn play(&self) -> Play {
+        let players = PlayersArgs {
+            bitrate: match self.bitrate {
+                Rate::Bits(bitrate) => bitrate,
+                Rate::Max => default_players().bitrate,
+            },
+            preroll: self.preroll,
+            ..default_players()
+        };
+        let no_rule = self.setup.no_rule || self.bitrate == Rate::Max;
+        let setup = ServerArgs {
+            no_rule,
+            ..self.setup.clone()
+        };
+        let mut play = play_of(
+            self.server,
+            0,
+            &players,
+            &no_others(),
+            &setup,
+            self.ground.seed,
+        );
+        play.server.nameless = self.writers.flush;
+        play
+    }
+}
+
+impl MixedArgs {
+    /// Players, copiers and, in it, writers; all of one rate and length.
+    pub fn play(&self) -> Play {
+        let mut play = play_of(
+            self.server,
+            self.readers,
+            &self.players,
+            &self.others,
+            &self.setup,
+            self.ground.seed,
+        );
+        play.timeline = self.timeline;
+        let (bitrate, frames_per_kilosecond) = (play.bitrate, play.frames_per_kilosecond);
+        play.record = Some(Record {
+            experiment: "record",
+            writer_count: self.writers,
+            files_per_writer: 1,
+            file_bytes: Record::recording_bytes(bitrate, frames_per_kilosecond, play.seconds),
+            pace: Pace::Frames {
+                bitrate,
+                frames_per_kilosecond,
+            },
+            preroll: play.preroll,
+            start: play.start,
+            stagger: play.stagger,
+            grace: play.grace,
+            extend: Extend::None,
+            flush: false,
+            timeline: self.timeline,
+            seed: self.ground.seed,
+        });
+        play
+    }
+}
+
+impl CopyInArgs {
+    /// The copying clients.
+    pub fn record(&self) -> Record {
+        Record {
+            experiment: "copy-in",
+            writer_count: self.clients,
+            files_per_writer: self.files,
+            file_bytes: self.bytes,
+            pace: Pace::Max {
+                write_bytes: self.write_bytes,
+            },
+            preroll: Duration::ZERO,
+            start: Start::Together,
+            stagger: Duration::ZERO,
+            grace: Duration::ZERO,
+            extend: match self.extend {
+                ExtendArg::OneByte => Extend::OneByte(self.extend_step),
+                ExtendArg::SetEof => Extend::SetEof,
+                ExtendArg::None => Extend::None,
+            },
+            flush: self.flush,
+            timeline: false,
+            seed: self.ground.seed,
+        }
+    }
+
+    /// The server and nobody who plays.
+    pub fn play(&self) -> Play {
+        let setup = ServerArgs {
+            no_rule: true,
+            ..self.setup.clone()
+        };
+        let players = default_players();
+        let mut play = play_of(
+            self.server,
+            0,
+            &players,
+            &no_others(),
+            &setup,
+            self.ground.seed,
+        );
+        play.server.nameless = self.flush || self.extend == ExtendArg::SetEof;
+        play
+    }
+}
+
+impl ScatterArgs {
+    /// The load.
+    pub fn scatter(&self) -> Scatter {
+        Scatter {
+            client_count: self.clients,
+            bytes: self.bytes,
+            blocks: (self.block_min, self.block_max),
+            seed: self.ground.seed,
+        }
+    }
+
+    /// Who brings it.
+    pub fn writers(&self) -> Writers {
+        if self.fio {
+            return Writers::Fio(self.setup.cache);
+        }
+        let setup = ServerArgs {
+            no_rule: true,
+            ..self.setup.clone()
+        };
+        let players = default_players();
+        let play = play_of(
+            self.server,
+            0,
+            &players,
+            &no_others(),
+            &setup,
+            self.ground.seed,
+        );
+        Writers::Clients(Box::new(play.server))
     }
 }
 
@@ -414,6 +823,33 @@ pub fn plan_of(play: &Play, stage: &StageArgs) -> crate::stage::Plan {
         ..play.clone()
     };
     largest.plan()
+}
+
+fn parse_rate(text: &str) -> Result<Rate, String> {
+    if text == "max" {
+        return Ok(Rate::Max);
+    }
+    match parse_amount(text)? {
+        0..8 => Err(format!(
+            "`{text}` is no rate; expected for instance 100M, or max"
+        )),
+        bits => Ok(Rate::Bits(bits)),
+    }
+}
+
+/// Something to be written: not nothing.
+fn parse_pieces(text: &str) -> Result<u64, String> {
+    match parse_amount(text)? {
+        0 => Err("nothing to write shows nothing".to_owned()),
+        bytes => Ok(bytes),
+    }
+}
+
+fn parse_pages(text: &str) -> Result<u64, String> {
+    match parse_amount(text)? {
+        bytes if bytes > 0 && bytes % PAGE_BYTES as u64 == 0 => Ok(bytes),
+        _ => Err(format!("`{text}` is not in whole pages of 4 KiB")),
+    }
 }
 
 /// `100M`, `1GiB`, `750000000`.
@@ -492,6 +928,35 @@ mod tests {
         assert_eq!(parse_span("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(parse_span("2"), Ok(Duration::from_secs(2)));
         assert!(parse_span("-1s").is_err());
+    }
+
+    fn record_args(line: &str) -> RecordArgs {
+        let words = ["rushes-lab", "record"].into_iter();
+        match Cli::try_parse_from(words.chain(line.split_whitespace())).map(|cli| cli.command) {
+            Ok(Command::Record(args)) => *args,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn recordings_are_understood() {
+        let args = record_args("--server stock-strict --streams 3 --seconds 10 --fs xfs");
+        assert!(args.ground.write_back, "the paper's array had one");
+        let record = args.record();
+        assert_eq!((record.writer_count, record.file_bytes), (3, 125_000_000));
+        let args = record_args("--bitrate max --bytes 64MiB --write-back=false");
+        assert!(!args.ground.write_back);
+        let record = args.record();
+        assert_eq!(record.bytes(), 12 * (64 << 20));
+        assert_eq!(
+            record.pace,
+            Pace::Max {
+                write_bytes: 1 << 20
+            }
+        );
+        assert!(record_args("--write-back").ground.write_back);
+        assert!(parse_rate("0").is_err() && parse_rate("fast").is_err());
+        assert!(parse_pages("5000").is_err());
     }
 
     #[test]

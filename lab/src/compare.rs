@@ -39,10 +39,12 @@ impl FromStr for Contender {
             "rushes-no-analyser" => (Kind::Rushes, false),
             "stock" => (Kind::Stock, true),
             "stock-tuned" => (Kind::StockTuned, true),
+            "stock-strict" => (Kind::StockStrict, true),
+            "stock-uring" => (Kind::StockUring, true),
             "absent" => (Kind::Absent, true),
             _ => {
                 return Err(format!(
-                    "`{text}` is no server; expected rushes, rushes-no-analyser, stock, stock-tuned or absent"
+                    "`{text}` is no server; expected rushes, rushes-no-analyser, stock, stock-tuned, stock-strict, stock-uring or absent"
                 ));
             }
         };

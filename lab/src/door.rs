@@ -197,6 +197,28 @@ impl Door {
         }
     }
 
+    /// Create or empty a file and open it for writing.
+    pub fn open_new(&self, path: &str) -> Result<Opened<'_>> {
+        let describe = || format!("{path} cannot be created");
+        match self {
+            Door::Smb(client) => {
+                let options = SmbOpenOptions::default()
+                    .write(true)
+                    .create(true)
+                    .truncate(true);
+                let file = client
+                    .open_with(format!("/{path}"), options)
+                    .with_context(describe)?;
+                Ok(Opened::Smb { file, position: 0 })
+            }
+            Door::Local(root) => {
+                let file = File::create(root.join(path)).with_context(describe)?;
+                Ok(Opened::Local(file))
+            }
+            Door::Rushes { .. } => anyhow::bail!("the lab only reads through the daemon itself"),
+        }
+    }
+
     /// Create or empty a file and write this into it.
     pub fn create(&self, path: &str, content: &[u8]) -> Result<()> {
         let describe = || format!("{path} cannot be created");
@@ -283,6 +305,16 @@ impl Opened<'_> {
             done += got;
         }
         Ok(done)
+    }
+
+    /// Make a file of the mount so long; over SMB see [`crate::wire`].
+    pub fn set_len(&mut self, bytes: u64) -> Result<()> {
+        match self {
+            Opened::Local(file) => Ok(file.set_len(bytes)?),
+            Opened::Rushes(_) | Opened::Smb { .. } => {
+                anyhow::bail!("no way through this door makes a file longer")
+            }
+        }
     }
 
     /// Write all of `content` at `offset`.

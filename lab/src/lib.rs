@@ -4,6 +4,8 @@
 //! Nothing here is imported by the server. `rushes lab …` executes the binary of this crate, so the
 //! server links neither FUSE nor libsmbclient.
 
+pub mod arrival;
+pub mod blocks;
 pub mod cgroup;
 pub mod cli;
 pub mod client;
@@ -18,11 +20,17 @@ pub mod play;
 pub mod player;
 pub mod plot;
 pub mod preroll;
+pub mod record;
 pub mod report;
 pub mod room;
+pub mod scatter;
 pub mod server;
 pub mod smbd;
 pub mod stage;
 pub mod storm;
+pub mod take;
 pub mod trials;
+pub mod wire;
 pub mod work;
+pub mod writer;
+pub mod written;

@@ -4,15 +4,17 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use rushes_lab::cli::{
-    Cli, Command, CompareArgs, DemoArgs, PlayArgs, PrerollArgs, StageArgs, TrialArgs,
-    default_players, no_others, plan_of, play_of,
+    Cli, Command, CompareArgs, CopyInArgs, DemoArgs, MixedArgs, PlayArgs, PrerollArgs, RecordArgs,
+    ScatterArgs, StageArgs, TrialArgs, default_players, no_others, plan_of, play_of,
 };
 use rushes_lab::play::Play;
+use rushes_lab::record::Record;
 use rushes_lab::room::{self, Room};
 use rushes_lab::server::Kind;
 use rushes_lab::stage::Stage;
 use rushes_lab::trials::{self, Trial};
-use rushes_lab::{compare, demo, disk, player, preroll, stage, storm, work};
+use rushes_lab::written::WriteReport;
+use rushes_lab::{compare, demo, disk, player, preroll, stage, storm, work, writer};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -40,6 +42,7 @@ fn dispatch(command: Command) -> Result<()> {
     match command {
         // Clients answer to the lab that started them, not to the keyboard.
         Command::Player => player::main(),
+        Command::Writer => writer::main(),
         Command::Storm => storm::main(),
         Command::Work => work::main(),
         // Has its own way with signals.
@@ -54,6 +57,10 @@ fn dispatch(command: Command) -> Result<()> {
 fn experiment(command: Command) -> Result<()> {
     match command {
         Command::Play(args) => play(&args),
+        Command::Record(args) => record(&args),
+        Command::Mixed(args) => play_and_record(&args),
+        Command::CopyIn(args) => copy_in(&args),
+        Command::Scatter(args) => scatter(&args),
         Command::Compare(args) => compare_servers(&args),
         Command::Preroll(args) => find_preroll(&args),
         Command::Hits(args) => hits(&args),
@@ -61,7 +68,9 @@ fn experiment(command: Command) -> Result<()> {
         Command::Absent(args) => absent(&args),
         Command::Demo(args) => show(&args),
         Command::Clean { kept } => clean(kept.as_deref()),
-        Command::Player | Command::Storm | Command::Work | Command::Disk(_) => Ok(()),
+        Command::Player | Command::Writer | Command::Storm | Command::Work | Command::Disk(_) => {
+            Ok(())
+        }
     }
 }
 
@@ -78,6 +87,73 @@ fn play(args: &PlayArgs) -> Result<()> {
     let room = Room::create()?;
     let mut stage = prepare(&room, &play, &args.stage, args.json)?;
     let report = play.run(&room, &mut stage, args.json)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    report.check()
+}
+
+fn record(args: &RecordArgs) -> Result<()> {
+    let (play, record) = (args.play(), args.record());
+    let room = Room::create()?;
+    let ground = args.ground.ground(record.bytes());
+    let mut stage =
+        Stage::prepare_to_write(&room, &args.ground.disk, &play.plan(), ground, args.json)?;
+    let report = record.run(&room, &mut stage, &play.server, args.json)?;
+    tell_written(&report, args.json)
+}
+
+fn copy_in(args: &CopyInArgs) -> Result<()> {
+    let (play, record) = (args.play(), args.record());
+    let room = Room::create()?;
+    let ground = args.ground.ground(record.bytes());
+    let mut stage =
+        Stage::prepare_to_write(&room, &args.ground.disk, &play.plan(), ground, args.json)?;
+    let report = record.run(&room, &mut stage, &play.server, args.json)?;
+    tell_written(&report, args.json)
+}
+
+fn tell_written(report: &WriteReport, json: bool) -> Result<()> {
+    if json {
+        println!("{}", serde_json::to_string(report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    report.check()
+}
+
+fn play_and_record(args: &MixedArgs) -> Result<()> {
+    let play = args.play();
+    let room = Room::create()?;
+    let room_bytes = play.record.as_ref().map_or(0, Record::bytes);
+    let ground = args.ground.ground(room_bytes);
+    let mut stage =
+        Stage::prepare_to_write(&room, &args.ground.disk, &play.plan(), ground, args.json)?;
+    let report = play.run(&room, &mut stage, args.json)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    report.check()
+}
+
+fn scatter(args: &ScatterArgs) -> Result<()> {
+    anyhow::ensure!(
+        args.block_min <= args.block_max && args.block_max * args.clients <= args.file_bytes,
+        "each of {} clients needs a place for its largest write: {} KiB, in a file of {} KiB",
+        args.clients,
+        args.block_max >> 10,
+        args.file_bytes >> 10
+    );
+    let scatter = args.scatter();
+    let plan = trials::plan(args.ground.seed, 1, args.file_bytes);
+    let room = Room::create()?;
+    let ground = args.ground.ground(0);
+    let mut stage = Stage::prepare_to_write(&room, &args.ground.disk, &plan, ground, args.json)?;
+    let report = scatter.run(&room, &mut stage, &args.writers(), args.json)?;
     if args.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {

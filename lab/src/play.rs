@@ -4,11 +4,13 @@
 use crate::client::{Client, Crowd};
 use crate::copies::{Copies, Reel, Tally};
 use crate::player::{self, Playback, now_ns, sleep_until_ns};
+use crate::record::{Performed, Record};
 use crate::report::{self, Played, Report, StreamRow, Timeline};
 use crate::room::{Room, interrupted, pause};
 use crate::server::{self, Kind, Server, Way};
 use crate::stage::{Plan, Stage};
 use crate::storm;
+use crate::writer;
 use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
@@ -78,6 +80,8 @@ pub struct Play {
     pub seed: u64,
     /// Real footage: the hashes of each stream's frames.
     pub real: Option<Arc<Vec<Vec<u64>>>>,
+    /// Those who record meanwhile.
+    pub record: Option<Record>,
 }
 
 impl Play {
@@ -122,6 +126,9 @@ impl Play {
         if !self.cold_metadata {
             stage.look_through()?;
         }
+        if let Some(record) = &self.record {
+            record.prepare(stage, &self.server)?;
+        }
         let server = Server::start(room, "server", stage, &self.server)?;
         let report =
             self.perform(room, stage, &server, quiet)
@@ -135,12 +142,28 @@ impl Play {
                 });
         stage.timing(false)?;
         server.stop(stage)?;
-        report
+        let (mut report, recorded) = report?;
+        if let (Some(record), Some(mut recorded)) = (&self.record, recorded) {
+            recorded.share(&report);
+            let recording = record.judge(stage, &self.server, recorded, quiet)?;
+            report.recording = Some(Box::new(recording));
+        }
+        Ok(report)
     }
 
-    fn perform(&self, room: &Room, stage: &Stage, server: &Server, quiet: bool) -> Result<Report> {
+    fn perform(
+        &self,
+        room: &Room,
+        stage: &Stage,
+        server: &Server,
+        quiet: bool,
+    ) -> Result<(Report, Option<Performed>)> {
         let chosen = stage.plan().chosen_streams(self.stream_count);
         let mut players = self.start_players(stage, server, &chosen)?;
+        let mut writers = match &self.record {
+            Some(record) => record.start_writers(server)?,
+            None => Vec::new(),
+        };
         let mut storms = self.start_storms(server)?;
         if self.storm_warm && self.storm_count > 0 {
             crate::door::Door::connect(server.address())?.list("archive")?;
@@ -168,6 +191,11 @@ impl Play {
             };
             player.begin(t0 + delay)?;
         }
+        let begun = match &self.record {
+            // They come after the players, as one more of the crowd each.
+            Some(record) => Some(record.begin(stage, &mut writers, t0, self.stream_count)?),
+            None => None,
+        };
         for storm in &mut storms {
             storm.begin(storm_t0)?;
         }
@@ -175,13 +203,19 @@ impl Play {
         let cpu_before = server.cpu()?;
         let copied_before = copies.as_ref().map_or(0, Copies::bytes);
         let crowd = Crowd::<Playback>::gather(players);
-        let ledger = self.wait(&crowd, server, quiet)?;
+        let writers = Crowd::<writer::Done>::gather(writers);
+        let is_done = || crowd.is_done() && writers.is_done();
+        let ledger = self.wait(&is_done, server, quiet)?;
         let wall_s = (now_ns() - t0) as f64 / 1e9;
         let cpu_s = (server.cpu()? - cpu_before).as_secs_f64();
         let tally = copies.map(Copies::stop);
         let statistics = stage.statistics()?;
         let storm_results = Crowd::<storm::Done>::gather(storms).results()?;
         let playbacks = crowd.results()?;
+        let recorded = match (&self.record, begun) {
+            (Some(record), Some(begun)) => Some(record.settle(stage, writers.results()?, begun)?),
+            _ => None,
+        };
 
         let mut report = self.describe(stage, server)?;
         report.wall_s = wall_s;
@@ -193,7 +227,7 @@ impl Play {
             report.add_copies(Tally { bytes, ..tally }, wall_s);
         }
         self.add_playbacks(&mut report, stage.plan(), t0, playbacks, ledger);
-        Ok(report)
+        Ok((report, recorded))
     }
 
     fn start_players(&self, stage: &Stage, server: &Server, chosen: &[u64]) -> Result<Vec<Client>> {
@@ -255,11 +289,11 @@ impl Play {
         Ok(storms)
     }
 
-    /// Until all players are done; meanwhile the daemon is asked what it thinks.
-    fn wait(&self, crowd: &Crowd<Playback>, server: &Server, quiet: bool) -> Result<Ledger> {
+    /// Until all players and writers are done; meanwhile the daemon is asked what it thinks.
+    fn wait(&self, is_done: &dyn Fn() -> bool, server: &Server, quiet: bool) -> Result<Ledger> {
         let bar = progress(self, quiet);
         let mut ledger = Ledger::default();
-        while !crowd.is_done() {
+        while !is_done() {
             pause(STATUS_EVERY)?;
             bar.inc(STATUS_EVERY.as_millis() as u64);
             if let Some(daemon) = server.daemon() {
@@ -372,7 +406,10 @@ fn progress(play: &Play, quiet: bool) -> ProgressBar {
     };
     let stagger = match play.start {
         Start::Together => Duration::ZERO,
-        Start::Staggered => play.stagger * play.stream_count as u32,
+        Start::Staggered => {
+            let writer_count = play.record.as_ref().map_or(0, |record| record.writer_count);
+            play.stagger * (play.stream_count + writer_count) as u32
+        }
     };
     let length = (play.seconds * 1e3) as u64 + stagger.as_millis() as u64;
     let bar = ProgressBar::with_draw_target(Some(length), target);

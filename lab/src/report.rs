@@ -4,6 +4,7 @@
 use crate::copies::Tally;
 use crate::player::Playback;
 use crate::storm;
+use crate::written::WriteReport;
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -14,7 +15,7 @@ use std::fmt::Write as _;
 pub struct Report {
     /// Version of these names.
     pub report_version: u32,
-    /// `rushes`, `stock`, `stock-tuned`.
+    /// `rushes`, `stock`, `stock-tuned`, `stock-strict`, `stock-uring`, `absent`.
     pub server: String,
     /// `smb`, `local`.
     pub door: String,
@@ -106,6 +107,9 @@ pub struct Report {
     pub status: Value,
     /// Machine and revision.
     pub environment: Value,
+    /// Of a mixed run: what those who recorded meanwhile got.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recording: Option<Box<WriteReport>>,
     /// Lateness of each frame of each player, with `--timeline`. Units: ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeline: Option<Vec<Timeline>>,
@@ -244,7 +248,9 @@ impl Report {
             self.bytes_wrong,
             self.copy_failures.len()
         );
-        Ok(())
+        self.recording
+            .as_ref()
+            .map_or(Ok(()), |recording| recording.check())
     }
 
     /// For people.
@@ -330,6 +336,9 @@ impl Report {
         )?;
         for error in self.errors.iter().chain(&self.copy_failures) {
             writeln!(out, "  {error}")?;
+        }
+        if let Some(recording) = &self.recording {
+            write!(out, "{}", recording.table())?;
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The servers that are compared: Rushes, the same smbd without it, and that one tuned.
+//! The servers that are compared: Rushes, the same smbd without it, and that one tuned for this or that.
 //!
 //! All get the same smbd, the same disk and the same memory. The rivals' page cache is bounded by a control
 //! group of `cache_bytes`; Rushes' daemon and smbd together get that and [`OWN_BYTES`] for everything that is
@@ -31,6 +31,10 @@ pub enum Kind {
     Stock,
     /// smbd with the settings that its manual and the usual guides recommend for video.
     StockTuned,
+    /// smbd that reserves a file's blocks before it writes beyond its end (`strict allocate`).
+    StockStrict,
+    /// The same through io_uring.
+    StockUring,
     /// smbd with our module, and no daemon.
     Absent,
 }
@@ -42,6 +46,8 @@ impl Kind {
             Kind::Rushes => "rushes",
             Kind::Stock => "stock",
             Kind::StockTuned => "stock-tuned",
+            Kind::StockStrict => "stock-strict",
+            Kind::StockUring => "stock-uring",
             Kind::Absent => "absent",
         }
     }
@@ -104,6 +110,8 @@ pub struct Spec {
     pub model: Option<PathBuf>,
     /// Our module; `None`: look in the usual places.
     pub module: Option<PathBuf>,
+    /// Clients without a name may come, too: [`crate::wire`] has none.
+    pub nameless: bool,
 }
 
 /// A running server.
@@ -131,7 +139,7 @@ impl Server {
         let own = match spec.kind {
             Kind::Rushes => OWN_BYTES,
             // Page cache and processes share the purse, so smbd's own memory must not shrink the cache.
-            Kind::Stock | Kind::StockTuned | Kind::Absent => OWN_BYTES / 4,
+            _ => OWN_BYTES / 4,
         };
         let cgroup = Cgroup::create(room, name, spec.cache_bytes + own)?;
         let tuned = spec.kind == Kind::StockTuned;
@@ -174,6 +182,7 @@ impl Server {
             None => Address::Local(stage.root().to_owned()),
         };
         let settings = json!({
+            "server": spec.kind.name(),
             "smbd": if smbd.is_some() { smbd::version()? } else { String::new() },
             "share_options": pairs(&smb.share),
             "global_options": pairs(&smb.global),
@@ -280,6 +289,23 @@ fn smb_spec(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<smbd:
             "TCP_NODELAY IPTOS_LOWDELAY SO_RCVBUF=2097152 SO_SNDBUF=2097152",
         ));
         global.push(option("kernel oplocks", "no"));
+    }
+    if matches!(spec.kind, Kind::StockStrict | Kind::StockUring) {
+        share.push(option("strict allocate", "yes"));
+    }
+    if spec.kind == Kind::StockUring {
+        let module = smbd::module_folder()?.join("io_uring.so");
+        ensure!(
+            module.exists(),
+            "this Samba has no module io_uring ({} is not there); install it \
+             (Debian: apt-get install samba-vfs-modules) or leave stock-uring out",
+            module.display()
+        );
+        share.push(option("vfs objects", "io_uring"));
+    }
+    if spec.nameless {
+        share.push(option("guest ok", "yes"));
+        share.push(option("force user", smbd::USER));
     }
     share.extend(spec.smb_options.iter().cloned());
     Ok(smbd::Spec {

@@ -7,7 +7,9 @@
 //!
 //! A folder of the user's own (`--disk PATH`) is used as it is; there nothing is moved or made.
 
-use crate::disk::{DiskSpec, SlowDisk};
+use crate::blocks::BlockStatistics;
+use crate::disk::timing::DiskTiming;
+use crate::disk::{Arrival, DiskSpec, FileSystem, SlowDisk};
 use crate::footage::{Clip, mix};
 use crate::room::{Room, go_on};
 use crate::smbd::USER;
@@ -17,6 +19,7 @@ use rushes_core::units::ByteCount;
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
+use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -206,6 +209,17 @@ impl std::fmt::Display for Place {
     }
 }
 
+/// What lies under the files of a modelled disk, and how much will be written beside the footage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ground {
+    /// Which file system.
+    pub file_system: FileSystem,
+    /// The disk has its volatile write cache.
+    pub write_back: bool,
+    /// Room for what runs write. Units: bytes.
+    pub room_bytes: u64,
+}
+
 /// Writes the file of a stream, where footage is not made up but real.
 pub type Author<'a> = &'a mut dyn FnMut(u64, &Path) -> Result<()>;
 
@@ -214,6 +228,7 @@ pub type Author<'a> = &'a mut dyn FnMut(u64, &Path) -> Result<()>;
 pub struct Stage {
     plan: Plan,
     place: Place,
+    ground: Ground,
     root: PathBuf,
     disk: Option<SlowDisk>,
     shelf: Option<Shelf>,
@@ -232,7 +247,22 @@ impl Stage {
     ) -> Result<Stage> {
         match place {
             Place::Folder(folder) => Stage::in_folder(folder, plan, None, quiet),
-            Place::Table5 => Stage::on_slow_disk(room, plan, keep, None, quiet),
+            Place::Table5 => Stage::on_slow_disk(room, plan, Ground::default(), keep, None, quiet),
+        }
+    }
+
+    /// The same for runs that write: on this ground, and never kept, since a disk that was written to is no longer what
+    /// its plan says.
+    pub fn prepare_to_write(
+        room: &Room,
+        place: &Place,
+        plan: &Plan,
+        ground: Ground,
+        quiet: bool,
+    ) -> Result<Stage> {
+        match place {
+            Place::Folder(folder) => Stage::in_folder(folder, plan, None, quiet),
+            Place::Table5 => Stage::on_slow_disk(room, plan, ground, None, None, quiet),
         }
     }
 
@@ -245,7 +275,9 @@ impl Stage {
     ) -> Result<Stage> {
         match place {
             Place::Folder(folder) => Stage::in_folder(folder, plan, Some(author), false),
-            Place::Table5 => Stage::on_slow_disk(room, plan, None, Some(author), false),
+            Place::Table5 => {
+                Stage::on_slow_disk(room, plan, Ground::default(), None, Some(author), false)
+            }
         }
     }
 
@@ -259,6 +291,7 @@ impl Stage {
         let stage = Stage {
             plan: plan.clone(),
             place: Place::Folder(folder.to_owned()),
+            ground: Ground::default(),
             root,
             disk: None,
             shelf: None,
@@ -278,6 +311,7 @@ impl Stage {
     fn on_slow_disk(
         room: &Room,
         plan: &Plan,
+        ground: Ground,
         keep: Option<&Path>,
         mut author: Option<Author<'_>>,
         quiet: bool,
@@ -286,14 +320,15 @@ impl Stage {
         let (disk, reuse) = match &shelf {
             Some(shelf) => shelf.disk(plan)?,
             None => {
-                ensure_memory(plan)?;
-                (SlowDisk::create(&DiskSpec::table5(DISK_BYTES))?, None)
+                ensure_memory(plan, ground.room_bytes)?;
+                (SlowDisk::create(&disk_spec(ground))?, None)
             }
         };
         disk.timing(false)?;
         let stage = Stage {
             plan: reuse.clone().unwrap_or_else(|| plan.clone()),
             place: Place::Table5,
+            ground,
             root: room.folder("stage")?,
             disk: Some(disk),
             shelf,
@@ -352,6 +387,59 @@ impl Stage {
         }
     }
 
+    /// Let the slow disk note when pages with these stamps come, and forget what it noted; `None`: no more. Other disks
+    /// cannot.
+    pub fn watch_stamps(&self, key: Option<NonZeroU64>) -> Result<()> {
+        match &self.disk {
+            Some(disk) => Ok(disk.watch_stamps(key)?),
+            None => Ok(()),
+        }
+    }
+
+    /// What it noted; `None`: the disk cannot.
+    pub fn arrivals(&self) -> Result<Option<Vec<Arrival>>> {
+        match &self.disk {
+            Some(disk) => Ok(Some(disk.arrivals()?)),
+            None => Ok(None),
+        }
+    }
+
+    /// What the kernel counted of the block device so far; nothing where there is none.
+    pub fn block_statistics(&self) -> Result<BlockStatistics> {
+        match self.device() {
+            Ok(device) => {
+                BlockStatistics::read(Path::new(device.file_name().context("a nameless device")?))
+            }
+            // A folder on tmpfs or a network.
+            Err(_) => Ok(BlockStatistics::default()),
+        }
+    }
+
+    /// `ext4`, for instance.
+    pub fn file_system_name(&self) -> String {
+        match (&self.disk, self.ground.file_system) {
+            (Some(_), FileSystem::Ext4) => "ext4".to_owned(),
+            (Some(_), FileSystem::Xfs) => "xfs".to_owned(),
+            (None, _) => find_mount(&self.root, "FSTYPE").unwrap_or_default(),
+        }
+    }
+
+    /// Whether the modelled disk has its write cache.
+    pub fn write_back(&self) -> Option<bool> {
+        self.disk.as_ref().map(|_| self.ground.write_back)
+    }
+
+    /// An empty folder that clients may write to, below the share.
+    pub fn make_folder_anew(&self, path: &str) -> Result<()> {
+        let path = self.root.join(path);
+        let cannot = || format!("{} cannot be made", path.display());
+        if path.exists() {
+            fs::remove_dir_all(&path).with_context(cannot)?;
+        }
+        fs::create_dir_all(&path).with_context(cannot)?;
+        chown_to_user(&path)
+    }
+
     /// Forget everything any cache knows of it.
     pub fn cool(&mut self) -> Result<()> {
         rustix::fs::sync();
@@ -389,11 +477,15 @@ impl Stage {
         fs::read_to_string(knob).ok()?.trim().parse().ok()
     }
 
+    fn device(&self) -> Result<PathBuf> {
+        match &self.disk {
+            Some(disk) => Ok(disk.block_device().to_owned()),
+            None => device_of(&self.root),
+        }
+    }
+
     fn queue_knob(&self, name: &str) -> Result<PathBuf> {
-        let device = match &self.disk {
-            Some(disk) => disk.block_device().to_owned(),
-            None => device_of(&self.root)?,
-        };
+        let device = self.device()?;
         let block = device.file_name().context("the device has no name")?;
         let folder = fs::canonicalize(Path::new("/sys/class/block").join(block))?;
         let own = folder.join("queue").join(name);
@@ -419,16 +511,30 @@ impl Stage {
             .context("only slow disks are formatted")?;
         // Nothing lazy: no thread of the file system may write while streams play.
         let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
-        run(Command::new("mkfs.ext4")
-            .args(["-q", "-F", "-m", "0", "-E", options])
-            .arg(disk.block_device()))
+        let mut command = match self.ground.file_system {
+            FileSystem::Ext4 => {
+                let mut command = Command::new("mkfs.ext4");
+                command.args(["-q", "-F", "-m", "0", "-E", options]);
+                command
+            }
+            FileSystem::Xfs => {
+                let mut command = Command::new("mkfs.xfs");
+                command.args(["-q", "-f", "-K"]);
+                command
+            }
+        };
+        run(command.arg(disk.block_device()))
     }
 
     fn mount(&self) -> Result<()> {
         let disk = self.disk.as_ref().context("only slow disks are mounted")?;
-        run(Command::new("mount")
+        let kind = match self.ground.file_system {
             // Nor may one read ahead all bitmaps, as it would for the first seconds after mounting.
-            .args(["-t", "ext4", "-o", "noatime,no_prefetch_block_bitmaps"])
+            FileSystem::Ext4 => ["-t", "ext4", "-o", "noatime,no_prefetch_block_bitmaps"],
+            FileSystem::Xfs => ["-t", "xfs", "-o", "noatime"],
+        };
+        run(Command::new("mount")
+            .args(kind)
             .arg(disk.block_device())
             .arg(&self.root))
     }
@@ -461,22 +567,37 @@ impl Stage {
 
     fn lay_out(&self, author: &mut Option<Author<'_>>, quiet: bool) -> Result<()> {
         self.make_folders()?;
-        self.give_up_reserve()?;
         let bar = progress(self.total_bytes(), quiet);
+        match self.ground.file_system {
+            FileSystem::Ext4 if !self.plan.pieces().is_empty() => {
+                self.lay_out_evenly(author, &bar)?;
+            }
+            // Fillers do not steer xfs. Left alone it puts each folder into the next quarter of the disk, which is even enough
+            // beside writers, whose places are not chosen either.
+            FileSystem::Ext4 | FileSystem::Xfs => {
+                for piece in self.plan.pieces() {
+                    self.write_piece(piece, author, &bar)?;
+                }
+            }
+        }
+        self.own_everything()?;
+        rustix::fs::sync();
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    fn lay_out_evenly(&self, author: &mut Option<Author<'_>>, bar: &ProgressBar) -> Result<()> {
+        self.give_up_reserve()?;
         let mut fillers = Fillers::soak(&self.root)?;
         let pieces = self.plan.pieces();
         for (index, piece) in pieces.iter().enumerate() {
             let bytes = self.plan.bytes(*piece);
             let wanted = fillers.open_hole(index, pieces.len(), bytes)?;
-            self.write_piece(*piece, author, &bar)?;
+            self.write_piece(*piece, author, bar)?;
             fillers.plug()?;
             self.check_place(*piece, wanted, fillers.span)?;
         }
-        fillers.remove()?;
-        self.own_everything()?;
-        rustix::fs::sync();
-        bar.finish_and_clear();
-        Ok(())
+        fillers.remove()
     }
 
     /// ext4 keeps up to 16 MiB back for its own blocks; left free, they would lie wherever the last hole
@@ -638,7 +759,7 @@ impl Shelf {
             ..DiskSpec::table5(DISK_BYTES)
         };
         let _ = fs::remove_file(spec.folder.join(format!("rushes-disk-{}.img", spec.name)));
-        ensure_memory(plan)?;
+        ensure_memory(plan, 0)?;
         Ok((SlowDisk::create_detached(&spec)?, None))
     }
 
@@ -650,7 +771,7 @@ impl Shelf {
 }
 
 /// A modelled disk lives in memory, and a machine that runs out of it kills whatever it likes: refuse before.
-fn ensure_memory(plan: &Plan) -> Result<()> {
+fn ensure_memory(plan: &Plan, room_bytes: u64) -> Result<()> {
     let text = fs::read_to_string("/proc/meminfo").context("/proc/meminfo cannot be read")?;
     let available = text
         .lines()
@@ -664,16 +785,25 @@ fn ensure_memory(plan: &Plan) -> Result<()> {
         * 1024;
     let pieces = plan.pieces();
     let footage: u64 = pieces.iter().map(|piece| plan.bytes(*piece)).sum();
+    let footage = footage + room_bytes;
     ensure!(
         footage + MEMORY_BESIDE_BYTES <= available,
         "the footage of this run takes {} MiB of memory, the run itself {} MiB, and {} MiB are available; \
-         prepare fewer streams, seconds or copies, or take a kept disk down \
+         prepare or write fewer streams, seconds or copies, or take a kept disk down \
          (rushes lab disk stat, rushes lab clean --kept DIR)",
         footage >> 20,
         MEMORY_BESIDE_BYTES >> 20,
         available >> 20
     );
     Ok(())
+}
+
+fn disk_spec(ground: Ground) -> DiskSpec {
+    let mut spec = DiskSpec::table5(DISK_BYTES);
+    if ground.write_back {
+        spec.timing = DiskTiming::TABLE5_WRITE_BACK;
+    }
+    spec
 }
 
 /// Take down the disk kept in a folder and forget its footage.
@@ -712,7 +842,14 @@ impl Fillers {
             .map(|entry| entry.path())
             .collect();
         for (path, extents) in whole.iter().zip(extents_of(&whole)?) {
-            if let Some((physical, _)) = extents.first() {
+            // One put together from what was left here and there would open a hole in all these places.
+            let is_one_place = |first: u64| {
+                let near = |(at, _): &(u64, u64)| at.abs_diff(first) <= 4 * FILLER_BYTES;
+                extents.iter().all(near)
+            };
+            if let Some((physical, _)) = extents.first()
+                && is_one_place(*physical)
+            {
                 fillers.by_position.push((*physical, Some(path.clone())));
             }
         }
@@ -806,6 +943,28 @@ fn extents_of(paths: &[PathBuf]) -> Result<Vec<Vec<(u64, u64)>>> {
     Ok(found)
 }
 
+/// How many fragments a file lies in, as filefrag counts: extents that follow one another on the disk are one.
+pub fn fragments(path: &Path) -> Result<u64> {
+    let out = Command::new("filefrag")
+        .arg(path)
+        .output()
+        .context("filefrag (package e2fsprogs) cannot be run")?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    parse_fragments(&text).with_context(|| {
+        format!(
+            "filefrag did not count {}: {}{text}",
+            path.display(),
+            String::from_utf8_lossy(&out.stderr)
+        )
+    })
+}
+
+/// A line such as `clip.mov: 3 extents found`.
+fn parse_fragments(text: &str) -> Option<u64> {
+    let (before, _) = text.trim_end().rsplit_once(" extent")?;
+    before.rsplit_once(' ')?.1.parse().ok()
+}
+
 /// Lines such as `   0:        0..   32767:      34816..     67583:  32768:             unwritten`.
 fn parse_filefrag(text: &str) -> Vec<(u64, u64)> {
     text.lines()
@@ -875,17 +1034,22 @@ fn chown_to_user(path: &Path) -> Result<()> {
 }
 
 fn device_of(path: &Path) -> Result<PathBuf> {
-    let out = Command::new("findmnt")
-        .args(["--noheadings", "--output", "SOURCE", "--target"])
-        .arg(path)
-        .output()?;
-    let source = String::from_utf8_lossy(&out.stdout).trim().to_owned();
+    let source = find_mount(path, "SOURCE")?;
     ensure!(
         source.starts_with("/dev/"),
         "{} lies on `{source}`, which is no block device",
         path.display()
     );
     Ok(fs::canonicalize(source)?)
+}
+
+fn find_mount(path: &Path, column: &str) -> Result<String> {
+    let out = Command::new("findmnt")
+        .args(["--noheadings", "--output", column, "--target"])
+        .arg(path)
+        .output()
+        .context("findmnt (package util-linux) cannot be run")?;
+    Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned())
 }
 
 fn progress(bytes: u64, quiet: bool) -> ProgressBar {
@@ -990,6 +1154,16 @@ mod tests {
         assert_eq!(pieces.len(), 16);
         let first = pieces.iter().position(|p| matches!(p, Piece::Copy(_)));
         assert!(first.is_some_and(|first| (1..4).contains(&first)));
+    }
+
+    #[test]
+    fn fragments_are_counted_as_filefrag_says() {
+        assert_eq!(parse_fragments("/a b/clip.mov: 1 extent found\n"), Some(1));
+        assert_eq!(
+            parse_fragments("/x/3 extents: 12 extents found\n"),
+            Some(12)
+        );
+        assert_eq!(parse_fragments("clip.mov: FIBMAP unsupported\n"), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! generation of their own.
 
 use crate::door::{Address, Door, Opened};
-use crate::footage::{Clip, Dice, PAGE_BYTES};
+use crate::footage::{Clip, Dice, PAGE_BYTES, mix};
 use crate::player::{now_ns, sleep_until_ns};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -72,6 +72,58 @@ pub enum Load {
         /// Units: s.
         seconds: f64,
     },
+    /// Write pieces of random size anywhere in a client's own share of the file.
+    Scatter {
+        /// Which and where.
+        places: Scattered,
+        /// How much in all. Units: bytes.
+        bytes: u64,
+    },
+}
+
+/// Writes of several clients that never meet: the file is cut into cells as large as the largest write, and each client
+/// has every so-many-th of them. So anybody can tell later what the file must hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scattered {
+    /// Which client.
+    pub client: u64,
+    /// Of how many.
+    pub client_count: u64,
+    /// Smallest write; whole pages. Units: bytes.
+    pub block_min: u64,
+    /// Largest, and the size of a cell. Units: bytes.
+    pub block_max: u64,
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScatteredWrite {
+    /// Units: bytes.
+    pub offset: u64,
+    /// Units: bytes.
+    pub length: u64,
+    /// Of its content.
+    pub generation: u32,
+}
+
+impl Scattered {
+    /// The client's writes, without end.
+    pub fn of(self, seed: u64, file_bytes: u64) -> impl Iterator<Item = ScatteredWrite> {
+        let mut dice = Dice::new(seed ^ mix(self.client + 1));
+        let cells = file_bytes / self.block_max;
+        let own = (cells.saturating_sub(self.client)).div_ceil(self.client_count);
+        let sizes = (self.block_max - self.block_min) / PAGE + 1;
+        (0..).map(move |index: u64| {
+            let cell = dice.below(own) * self.client_count + self.client;
+            let length = self.block_min + dice.below(sizes) * PAGE;
+            let places = (self.block_max - length) / PAGE + 1;
+            ScatteredWrite {
+                offset: cell * self.block_max + dice.below(places) * PAGE,
+                length,
+                generation: (index * self.client_count + self.client + 1) as u32,
+            }
+        })
+    }
 }
 
 /// What was done; one line of JSON on its standard output.
@@ -162,6 +214,16 @@ impl Worker {
                 for _ in 0..count {
                     let offset = dice.below(job.file_bytes / block) * block;
                     self.read(&mut file, offset, block)?;
+                }
+                Ok(())
+            }
+            Load::Scatter { places, bytes } => {
+                let mut file = door.open(&job.path, true)?;
+                for write in places.of(job.seed, job.file_bytes) {
+                    if self.bytes >= bytes {
+                        break;
+                    }
+                    self.write(&mut file, write.offset, write.length, write.generation)?;
                 }
                 Ok(())
             }
@@ -264,7 +326,8 @@ impl Worker {
     }
 }
 
-fn clip_of(clip: Clip, generation: u32) -> Clip {
+/// Content of a page that was written again so often.
+pub fn clip_of(clip: Clip, generation: u32) -> Clip {
     Clip {
         number: clip.number + u64::from(generation) * GENERATION,
         ..clip
@@ -311,6 +374,28 @@ mod tests {
         let done = work_in(room.path(), load);
         assert_eq!(done.bytes_wrong, 0);
         assert!(done.request_count > 10);
+    }
+
+    #[test]
+    fn scattered_writes_of_two_clients_never_meet() {
+        let places = |client| Scattered {
+            client,
+            client_count: 2,
+            block_min: 4096,
+            block_max: 65536,
+        };
+        let file_bytes = 9 * 65536;
+        let pages = |client: u64| -> std::collections::BTreeSet<u64> {
+            places(client)
+                .of(7, file_bytes)
+                .take(500)
+                .flat_map(|write| write.offset / PAGE..(write.offset + write.length) / PAGE)
+                .collect()
+        };
+        let (first, second) = (pages(0), pages(1));
+        assert!(first.is_disjoint(&second));
+        assert_eq!(first.union(&second).count() as u64, file_bytes / PAGE);
+        assert_eq!(places(1).of(7, file_bytes).nth(3).unwrap().generation, 8);
     }
 
     #[test]

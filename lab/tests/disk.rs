@@ -5,6 +5,7 @@
 //! virtual clock beside it. Without root or `/dev/fuse` these tests skip aloud.
 
 use std::fs::{self, File, OpenOptions};
+use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 use rushes_core::units::ByteCount;
 use rushes_lab::disk::timing::{Direction, DiskTiming};
 use rushes_lab::disk::{DiskSpec, Fault, FileSystem, SlowDisk};
+use rushes_lab::take::Take;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rushes-lab");
 const PAGE: usize = 4096;
@@ -561,4 +563,52 @@ fn measured_table_is_near_the_model() {
     let busy = number(&statistics["read"], "busy_ms") + number(&statistics["write"], "busy_ms");
     let elapsed = number(statistics, "elapsed_ms");
     assert!(busy < elapsed, "{busy} ms of work in {elapsed} ms");
+}
+
+#[test]
+fn stamped_pages_are_noted_when_they_come_with_and_without_a_cache() {
+    if !possible("stamps") {
+        return;
+    }
+    let key = NonZeroU64::new(4711);
+    for timing in [DiskTiming::TABLE5, DiskTiming::TABLE5_WRITE_BACK] {
+        let name = name_of(&format!("stamps-{}", timing.write_cache_bytes));
+        let disk = SlowDisk::create(&DiskSpec {
+            timing,
+            ..spec(name, 64)
+        })
+        .expect("the disk comes up");
+        let device = open_direct(disk.block_device());
+        let take = Take {
+            key: 4711,
+            number: 6,
+        };
+        let write = |file_offset: u64, disk_offset: u64| {
+            with_pages(2, |pages| {
+                take.fill(file_offset, pages);
+                device
+                    .write_all_at(pages, disk_offset)
+                    .expect("it takes them");
+            });
+        };
+        write(0, 1 << 20);
+        assert_eq!(disk.arrivals().expect("it tells"), [], "nobody asked");
+        disk.watch_stamps(key).expect("it listens");
+        write(40 << 12, 2 << 20);
+        disk.timing(false).expect("it listens");
+        write(80 << 12, 3 << 20);
+        let seen: Vec<_> = disk
+            .arrivals()
+            .expect("it tells")
+            .iter()
+            .map(|one| (one.number, one.page, one.count, one.whole))
+            .collect();
+        assert_eq!(seen, [(6, 40, 2, true), (6, 80, 2, true)]);
+        disk.watch_stamps(None).expect("it listens");
+        write(90 << 12, 4 << 20);
+        assert_eq!(disk.arrivals().expect("it tells").len(), 2);
+        // A disk in use goes with patience only.
+        drop(device);
+        disk.close().expect("it goes");
+    }
 }

@@ -41,12 +41,19 @@ fn every_field_of_status_is_described() {
 
 #[test]
 fn every_field_of_a_lab_report_is_described() {
-    let source = read("lab/src/report.rs");
     let described = described(&read("docs/reference/lab-json.md"));
-    for name in ["Report", "StreamRow", "Timeline"] {
+    for (file, name) in [
+        ("report", "Report"),
+        ("report", "StreamRow"),
+        ("report", "Timeline"),
+        ("written", "WriteReport"),
+        ("written", "FileRow"),
+        ("scatter", "ScatterReport"),
+    ] {
+        let source = read(&format!("lab/src/{file}.rs"));
         let start = source
             .find(&format!("pub struct {name} {{"))
-            .unwrap_or_else(|| panic!("lab/src/report.rs has no struct {name}"));
+            .unwrap_or_else(|| panic!("lab/src/{file}.rs has no struct {name}"));
         let end = source[start..]
             .find("\n}")
             .map_or(source.len(), |end| start + end);

@@ -5,6 +5,7 @@
 //! to a read is one JSON object. No command waits for the disk.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::str::FromStr;
 
 use rushes_core::units::Duration;
@@ -65,6 +66,8 @@ pub(super) enum Command {
     PowerOff(u64),
     /// `power on`: requests are served again.
     PowerOn,
+    /// `stamps on KEY`: from now on it is noted when pages stamped with this key come; `stamps off`: no more.
+    Stamps(Option<NonZeroU64>),
 }
 
 impl fmt::Display for Direction {
@@ -96,6 +99,8 @@ impl fmt::Display for Command {
             Command::Reset => f.write_str("reset"),
             Command::PowerOff(seed) => write!(f, "power off {seed}"),
             Command::PowerOn => f.write_str("power on"),
+            Command::Stamps(Some(key)) => write!(f, "stamps on {key}"),
+            Command::Stamps(None) => f.write_str("stamps off"),
         }
     }
 }
@@ -146,10 +151,12 @@ impl FromStr for Command {
             ["reset"] => Command::Reset,
             ["power", "off", seed] => Command::PowerOff(number(seed, "a seed")?),
             ["power", "on"] => Command::PowerOn,
+            ["stamps", "on", key] => Command::Stamps(Some(number(key, "a key above 0")?)),
+            ["stamps", "off"] => Command::Stamps(None),
             _ => {
                 return Err(format!(
                     "read \"{}\": expected timing on|off, fail read|write START LENGTH [COUNT], \
-                     slow FACTOR, stall MS, clear, reset, power off SEED or power on",
+                     slow FACTOR, stall MS, clear, reset, power off SEED, power on, stamps on KEY or stamps off",
                     line.trim()
                 ));
             }
@@ -227,6 +234,9 @@ pub struct Statistics {
     pub oversleep_ms_max: f64,
     /// Processor time of the serving process since it started. Units: ms.
     pub cpu_ms: f64,
+    /// Runs of stamped pages that found no room in the log of arrivals.
+    #[serde(default)]
+    pub stamps_lost_count: u64,
     /// What goes wrong on purpose now.
     pub faults: Vec<Fault>,
     /// The last command that was not understood.
@@ -254,6 +264,8 @@ mod tests {
             "reset",
             "power off 17",
             "power on",
+            "stamps on 99",
+            "stamps off",
         ] {
             let command: Command = line.parse().unwrap();
             assert_eq!(command.to_string(), line);
@@ -274,6 +286,7 @@ mod tests {
             ("stall soon", "milliseconds"),
             ("power off", "power off SEED"),
             ("power off now", "a seed"),
+            ("stamps on 0", "a key above 0"),
         ] {
             let error = line.parse::<Command>().unwrap_err();
             assert!(error.contains(expect), "{line}: {error}");

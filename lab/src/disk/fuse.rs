@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The door to the kernel: a FUSE file system of one big file and its control file.
+//! The door to the kernel: a FUSE file system of one big file, its control file and its log of stamps.
 //!
 //! Everything that knows the crate `fuser` is here, behind [`OneFile`], since its API breaks between
 //! releases. It decides nothing: replies travel with the requests and may be answered from any thread.
@@ -34,11 +34,13 @@ const UNDER_WAY_MAX: u16 = 512;
 /// Names in the mounted folder.
 pub(super) const DISK_NAME: &str = "disk";
 pub(super) const CONTROL_NAME: &str = "control";
+pub(super) const STAMPS_NAME: &str = "stamps";
 
 const ROOT: u64 = 1;
 const DISK: u64 = 2;
 const CONTROL: u64 = 3;
-/// Attributes never change, except that the control file has no size worth asking for.
+const STAMPS: u64 = 4;
+/// Attributes never change, except that the two text files have no size worth asking for.
 const FOR_EVER: Duration = Duration::from_secs(86_400);
 
 /// What is behind the door.
@@ -55,7 +57,9 @@ pub(super) trait OneFile: Send + Sync + 'static {
     fn sync(&self, reply: SyncedReply);
     /// What the control file says.
     fn describe(&self) -> Vec<u8>;
-    /// Lines written to it.
+    /// What the file of stamps says.
+    fn arrivals(&self) -> Vec<u8>;
+    /// Lines written to the control file.
     fn command(&self, text: &str) -> Result<(), String>;
 }
 
@@ -135,7 +139,7 @@ pub(super) fn mount(file: Arc<dyn OneFile>, folder: &Path) -> io::Result<Mounted
 
 struct Door {
     file: Arc<dyn OneFile>,
-    /// What a reader of the control file saw when it opened it.
+    /// What a reader of a text file saw when it opened it.
     snapshots: Mutex<Snapshots>,
 }
 
@@ -150,6 +154,7 @@ impl Door {
         let (kind, size, perm) = match inode {
             DISK => (FileType::RegularFile, self.file.size(), 0o600),
             CONTROL => (FileType::RegularFile, 0, 0o600),
+            STAMPS => (FileType::RegularFile, 0, 0o400),
             _ => (FileType::Directory, 0, 0o700),
         };
         FileAttr {
@@ -193,6 +198,7 @@ impl Filesystem for Door {
         let inode = match name.to_str() {
             Some(DISK_NAME) if parent.0 == ROOT => DISK,
             Some(CONTROL_NAME) if parent.0 == ROOT => CONTROL,
+            Some(STAMPS_NAME) if parent.0 == ROOT => STAMPS,
             _ => return reply.error(Errno::ENOENT),
         };
         reply.entry(&FOR_EVER, &self.attributes(inode), Generation(0));
@@ -233,10 +239,11 @@ impl Filesystem for Door {
     fn open(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         // Direct, whoever opens it: the page cache must not hide the disk's timing.
         let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
-        if inode.0 != CONTROL {
-            return reply.opened(FileHandle(0), flags);
-        }
-        let text = self.file.describe();
+        let text = match inode.0 {
+            CONTROL => self.file.describe(),
+            STAMPS => self.file.arrivals(),
+            _ => return reply.opened(FileHandle(0), flags),
+        };
         let mut snapshots = self.lock();
         snapshots.next += 1;
         let handle = snapshots.next;
@@ -293,6 +300,9 @@ impl Filesystem for Door {
     ) {
         if inode.0 == DISK {
             return self.file.write(offset, bytes, WrittenReply(reply));
+        }
+        if inode.0 == STAMPS {
+            return reply.error(Errno::EPERM);
         }
         match self.file.command(&String::from_utf8_lossy(bytes)) {
             Ok(()) => reply.written(bytes.len() as u32),
@@ -360,6 +370,7 @@ impl Filesystem for Door {
             (ROOT, FileType::Directory, ".."),
             (DISK, FileType::RegularFile, DISK_NAME),
             (CONTROL, FileType::RegularFile, CONTROL_NAME),
+            (STAMPS, FileType::RegularFile, STAMPS_NAME),
         ];
         for (index, (inode, kind, name)) in entries.iter().enumerate().skip(offset as usize) {
             if reply.add(INodeNo(*inode), index as u64 + 1, *kind, name) {

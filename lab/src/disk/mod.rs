@@ -3,8 +3,8 @@
 //! any machine.
 //!
 //! It is a FUSE file system with one file, a loop device over that file, and `mq-deadline`:
-//! [`timing`] is the model, [`cache`] the drive's memory, [`server`] the child process that keeps it, [`fuse`] the door to the kernel,
-//! [`setup`] what puts a disk up and takes it down, [`measure`] the proof against the paper's table.
+//! [`timing`] is the model, [`cache`] the drive's memory, [`server`] the child process that keeps it, [`stamps`] its log of when recorded
+//! pages came, [`fuse`] the door to the kernel, [`setup`] what puts a disk up and takes it down, [`measure`] the proof against the paper's table.
 
 pub mod cache;
 pub mod cli;
@@ -13,7 +13,9 @@ mod fuse;
 pub mod measure;
 mod server;
 mod setup;
+mod stamps;
 pub mod timing;
 
 pub use control::{Fault, Flow, Statistics};
 pub use setup::{DiskError, DiskSpec, FileSystem, SlowDisk, clean};
+pub use stamps::Arrival;

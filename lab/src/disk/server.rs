@@ -11,8 +11,10 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rushes_core::units::{ByteCount, Duration, Instant};
@@ -22,6 +24,7 @@ use rustix::time::{ClockId, Timespec};
 use super::cache::{Bytes, WriteCache};
 use super::control::{Command, Fault, Flow, Statistics, as_ms};
 use super::fuse::{BytesReply, Mounted, OneFile, SyncedReply, WrittenReply};
+use super::stamps::{self, Seen};
 use super::timing::{Direction, DiskTiming, Mechanics, Queue, Request};
 
 /// Granularity of holes. Units: bytes.
@@ -41,6 +44,8 @@ pub(super) struct Server {
     backing: File,
     size: ByteCount,
     timing: DiskTiming,
+    /// Pages stamped with it are noted when they come; 0: none are. Beside the lock, since bytes are looked at outside it.
+    stamp_key: AtomicU64,
     state: Mutex<State>,
     /// A request came, or a command.
     changed: Condvar,
@@ -66,6 +71,7 @@ struct State {
     stalled_until: Instant,
     /// When faults were cleared or the timing switched off last: nothing that began before waits on.
     released_at: Instant,
+    stamps: stamps::Log,
     statistics: Statistics,
     counted_since: Instant,
     answered_count: u64,
@@ -74,6 +80,8 @@ struct State {
 
 struct Waiting {
     reply: Reply,
+    /// Stamped pages of a write.
+    seen: Vec<Seen>,
     /// It will fail on purpose.
     failing: bool,
 }
@@ -82,6 +90,7 @@ struct Waiting {
 struct Stalled {
     offset: u64,
     bytes: Arc<[u8]>,
+    seen: Vec<Seen>,
     reply: WrittenReply,
 }
 
@@ -118,6 +127,7 @@ pub(super) fn mount(
         backing,
         size,
         timing,
+        stamp_key: AtomicU64::new(0),
         state: Mutex::new(State {
             timing_on: true,
             mechanics: Mechanics::new(timing, size),
@@ -131,6 +141,7 @@ pub(super) fn mount(
             faults: Vec::new(),
             stalled_until: Instant::ZERO,
             released_at: Instant::ZERO,
+            stamps: stamps::Log::default(),
             statistics: Statistics::default(),
             counted_since: now(),
             answered_count: 0,
@@ -234,6 +245,8 @@ impl State {
                 self.answered_count = 0;
                 self.oversleep = Duration::ZERO;
             }
+            Command::Stamps(Some(_)) => self.stamps = stamps::Log::default(),
+            Command::Stamps(None) => {}
             // What they do to the cache needs the backing file: see `Server::command`.
             Command::PowerOff(_) => self.powerless = true,
             Command::PowerOn => {
@@ -271,6 +284,7 @@ impl State {
         {
             let length = write.bytes.len() as u32;
             self.keep(write.offset, write.bytes);
+            self.stamps.note(&write.seen, now());
             taken.push((write.reply, length));
         }
         taken
@@ -425,6 +439,9 @@ impl Server {
             let worst = &mut state.statistics.oversleep_ms_max;
             *worst = worst.max(as_ms(over));
         }
+        if !waiting.failing && !waiting.seen.is_empty() {
+            self.lock().stamps.note(&waiting.seen, now());
+        }
         match (waiting.reply, fetched) {
             (reply, _) if waiting.failing => reply.error(&on_purpose()),
             (reply, Err(error)) => reply.error(&error),
@@ -474,16 +491,22 @@ impl Server {
     }
 
     /// Queues a request for the disk; gives it back when it may be served at once.
-    fn queue(&self, request: Request, reply: Reply) -> Option<Reply> {
+    fn queue(&self, request: Request, reply: Reply, seen: Vec<Seen>) -> Option<Reply> {
         let mut state = self.lock();
         state.wanted_at = request.arrived;
         let failing = state.powerless
             || state.takes_fault(request.direction, request.offset, request.length.0);
         if !state.timing_on && !failing {
             state.statistics.untimed_count += 1;
+            state.stamps.note(&seen, now());
             return Some(reply);
         }
-        state.queue.push(request, Waiting { reply, failing });
+        let waiting = Waiting {
+            reply,
+            seen,
+            failing,
+        };
+        state.queue.push(request, waiting);
         let waiting = state.queue.len() as u64;
         let most = &mut state.statistics.waiting_count_max;
         *most = waiting.max(*most);
@@ -519,7 +542,13 @@ impl Server {
     }
 
     /// Takes a write into the cache, or lets it wait for room there; gives it back when it is to go to the medium.
-    fn write_cached(&self, offset: u64, bytes: &[u8], reply: WrittenReply) -> Option<WrittenReply> {
+    fn write_cached(
+        &self,
+        offset: u64,
+        bytes: &[u8],
+        seen: &mut Vec<Seen>,
+        reply: WrittenReply,
+    ) -> Option<WrittenReply> {
         let length = bytes.len() as u64;
         let cached =
             self.timing.write_cache_bytes > 0 && offset.saturating_add(length) <= self.size.0;
@@ -541,6 +570,7 @@ impl Server {
         }
         if state.stalled.is_empty() && state.cache.fits(length) {
             state.keep(offset, copy);
+            state.stamps.note(seen, now());
             let wake = state.must_destage();
             drop(state);
             reply.written(length as u32);
@@ -552,6 +582,7 @@ impl Server {
         state.stalled.push_back(Stalled {
             offset,
             bytes: copy,
+            seen: std::mem::take(seen),
             reply,
         });
         drop(state);
@@ -606,7 +637,7 @@ impl OneFile for Server {
             length: ByteCount(u64::from(length)),
             arrived: now(),
         };
-        let Some(Reply::Bytes(reply)) = self.queue(request, Reply::Bytes(reply)) else {
+        let Some(Reply::Bytes(reply)) = self.queue(request, Reply::Bytes(reply), Vec::new()) else {
             return;
         };
         BUFFER.with_borrow_mut(|buffer| match self.fetch(&request, buffer) {
@@ -622,7 +653,11 @@ impl OneFile for Server {
             length: ByteCount(bytes.len() as u64),
             arrived: now(),
         };
-        let Some(reply) = self.write_cached(offset, bytes, reply) else {
+        let mut seen = match self.stamp_key.load(Ordering::Relaxed) {
+            0 => Vec::new(),
+            key => stamps::scan(key, offset, bytes),
+        };
+        let Some(reply) = self.write_cached(offset, bytes, &mut seen, reply) else {
             return;
         };
         // A write that will fail on purpose is stored all the same: after an error what is on the medium
@@ -630,7 +665,7 @@ impl OneFile for Server {
         if let Err(error) = self.store(offset, bytes) {
             return reply.error(&error);
         }
-        if let Some(Reply::Written(reply)) = self.queue(request, Reply::Written(reply)) {
+        if let Some(Reply::Written(reply)) = self.queue(request, Reply::Written(reply), seen) {
             reply.written(bytes.len() as u32);
         }
     }
@@ -676,12 +711,17 @@ impl OneFile for Server {
         statistics.faults = state.faults.clone();
         statistics.cache_bytes = state.cache.bytes();
         statistics.powerless = state.powerless;
+        statistics.stamps_lost_count = state.stamps.lost_count();
         drop(state);
         let cpu = rustix::time::clock_gettime(ClockId::ProcessCPUTime);
         statistics.cpu_ms = cpu.tv_sec as f64 * 1e3 + cpu.tv_nsec as f64 / 1e6;
         let mut text = serde_json::to_vec_pretty(&statistics).unwrap_or_default();
         text.push(b'\n');
         text
+    }
+
+    fn arrivals(&self) -> Vec<u8> {
+        self.lock().stamps.text()
     }
 
     fn command(&self, text: &str) -> Result<(), String> {
@@ -691,6 +731,10 @@ impl OneFile for Server {
             Ok(commands) => {
                 let time = now();
                 for command in commands {
+                    if let Command::Stamps(key) = command {
+                        let key = key.map_or(0, NonZeroU64::get);
+                        self.stamp_key.store(key, Ordering::Relaxed);
+                    }
                     self.obey_with_cache(&mut state, command);
                     state.obey(command, time);
                 }

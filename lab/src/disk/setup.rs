@@ -10,6 +10,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
+use std::num::NonZeroU64;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -23,7 +24,8 @@ use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 
 use super::control::{self, Fault, Statistics};
-use super::fuse::{CONTROL_NAME, DISK_NAME};
+use super::fuse::{CONTROL_NAME, DISK_NAME, STAMPS_NAME};
+use super::stamps::Arrival;
 use super::timing::DiskTiming;
 
 /// Where disks note what belongs to them, one folder each.
@@ -245,6 +247,15 @@ impl Room {
         serde_json::from_slice(&text).map_err(failed("understand", &path))
     }
 
+    fn arrivals(&self) -> Result<Vec<Arrival>, DiskError> {
+        let path = self.mount().join(STAMPS_NAME);
+        let text = fs::read_to_string(&path).map_err(failed("read", &path))?;
+        text.lines()
+            .map(str::parse)
+            .collect::<Result<_, String>>()
+            .map_err(|reason| failed("understand", &path)(io::Error::other(reason)))
+    }
+
     /// True when somebody is there who will take it down, or nobody is meant to.
     fn is_kept(&self) -> bool {
         match self.record() {
@@ -453,9 +464,10 @@ fn in_time(program: &Path) -> Command {
 }
 
 /// File systems that a slow disk can be given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum FileSystem {
     /// ext4.
+    #[default]
     Ext4,
     /// xfs.
     Xfs,
@@ -620,6 +632,17 @@ impl SlowDisk {
     /// Counts from zero again.
     pub fn reset_statistics(&self) -> Result<(), DiskError> {
         self.room.command(&[control::Command::Reset])
+    }
+
+    /// Notes from now on when pages stamped with this key come (`crate::take`); `None`: no more. What was noted before is
+    /// forgotten with each new key.
+    pub fn watch_stamps(&self, key: Option<NonZeroU64>) -> Result<(), DiskError> {
+        self.room.command(&[control::Command::Stamps(key)])
+    }
+
+    /// What was noted, in order of time.
+    pub fn arrivals(&self) -> Result<Vec<Arrival>, DiskError> {
+        self.room.arrivals()
     }
 
     /// Lets something go wrong.

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the kernel counts of a block device (`/sys/block/*/stat`), for disks that count nothing themselves.
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+/// The device's counters at one instant. Fields by number: Documentation/block/stat.rst of the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockStatistics(Vec<u64>);
+
+const READ_COUNT: usize = 0;
+const READ_SECTORS: usize = 2;
+const WRITE_COUNT: usize = 4;
+const WRITE_MERGES: usize = 5;
+const WRITE_SECTORS: usize = 6;
+/// Linux 5.5 and later.
+const FLUSH_COUNT: usize = 15;
+/// Whatever the device's own sectors are.
+const SECTOR_BYTES: u64 = 512;
+
+impl BlockStatistics {
+    /// Of the block device `name`.
+    pub fn read(name: &Path) -> Result<BlockStatistics> {
+        let path = Path::new("/sys/class/block").join(name).join("stat");
+        let text = fs::read_to_string(&path)
+            .with_context(|| format!("{} cannot be read", path.display()))?;
+        Ok(BlockStatistics::parse(&text))
+    }
+
+    fn parse(text: &str) -> BlockStatistics {
+        let words = text.split_whitespace();
+        BlockStatistics(words.map_while(|word| word.parse().ok()).collect())
+    }
+
+    /// What it did from then to `later`.
+    pub fn until(&self, later: &BlockStatistics) -> Value {
+        let passed = |field: usize| {
+            let at = |counters: &BlockStatistics| counters.0.get(field).copied();
+            Some(at(later)?.saturating_sub(at(self)?))
+        };
+        json!({
+            "read_count": passed(READ_COUNT),
+            "read_bytes": passed(READ_SECTORS).map(|count| count * SECTOR_BYTES),
+            "write_count": passed(WRITE_COUNT),
+            "write_merges": passed(WRITE_MERGES),
+            "write_bytes": passed(WRITE_SECTORS).map(|count| count * SECTOR_BYTES),
+            "flush_count": passed(FLUSH_COUNT),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_between_two_instants_are_counted() {
+        let before = BlockStatistics::parse(" 10 0 80 5 100 7 2048 9 0 1 2\n");
+        let after = BlockStatistics::parse(" 11 0 88 5 150 9 4096 9 0 1 2\n");
+        let passed = before.until(&after);
+        assert_eq!(
+            (&passed["read_count"], &passed["write_count"]),
+            (&json!(1), &json!(50))
+        );
+        assert_eq!(passed["write_bytes"], json!(1 << 20));
+        assert_eq!(passed["flush_count"], Value::Null);
+    }
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes-lab record` and its kin from end to end, small, against plain Samba on the slow disk: they write, say what they must,
+//! and leave nothing behind. How late anything is is measured elsewhere; machines that test are busy.
+
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_rushes-lab");
+const WRITERS: u64 = 2;
+const SECONDS: u64 = 2;
+
+/// False, and a word about it, where these runs cannot be made; under `make test` that is a failure.
+fn possible(test: &str) -> bool {
+    let programs = ["/usr/sbin/smbd", "/usr/bin/pdbedit", "/usr/sbin/filefrag"];
+    let possible = rustix::process::geteuid().is_root()
+        && File::open("/dev/fuse").is_ok()
+        && programs.iter().all(|program| Path::new(program).exists());
+    if !possible {
+        assert!(
+            std::env::var_os("RUSHES_TEST_ALL").is_none_or(|value| value != "1"),
+            "{test} needs root, /dev/fuse, Samba and e2fsprogs"
+        );
+        eprintln!("SKIPPED {test}: it needs root, /dev/fuse, Samba and e2fsprogs");
+    }
+    possible
+}
+
+/// Where one test's runs keep their rooms; empty again when they have tidied up.
+struct Rooms(PathBuf);
+
+impl Rooms {
+    fn new(test: &str) -> Rooms {
+        let name = format!("rushes-lab-test-{test}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).expect("a folder can be made");
+        Rooms(path)
+    }
+
+    fn start(&self, arguments: &str) -> Child {
+        Command::new(PROGRAM)
+            .args(arguments.split_whitespace())
+            .arg("--json")
+            .env("TMPDIR", &self.0)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("rushes-lab starts")
+    }
+
+    fn run(&self, arguments: &str) -> Value {
+        let child = self.start(arguments);
+        let pid = child.id();
+        let output = child.wait_with_output().expect("it ends");
+        assert!(
+            output.status.success(),
+            "{arguments}: {}\n{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        self.check_tidy(arguments, pid);
+        let text = String::from_utf8_lossy(&output.stdout);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments}: {error} in {text}"))
+    }
+
+    /// No room, mount, loop device or disk of that run is left.
+    fn check_tidy(&self, arguments: &str, pid: u32) {
+        let left: Vec<_> = fs::read_dir(&self.0)
+            .expect("it is there")
+            .flatten()
+            .collect();
+        assert!(left.is_empty(), "{arguments}: {left:?}");
+        let mounts = fs::read_to_string("/proc/self/mountinfo").expect("proc is there");
+        let room = self.0.display().to_string();
+        assert!(!mounts.contains(&room), "{arguments}: {mounts}");
+        let disk = format!("/run/rushes-lab/disks/{pid}-0");
+        assert!(!Path::new(&disk).exists(), "{arguments}: {disk}");
+    }
+}
+
+impl Drop for Rooms {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn count(report: &Value, name: &str) -> u64 {
+    report[name]
+        .as_u64()
+        .unwrap_or_else(|| panic!("{name} is {} in {report:#}", report[name]))
+}
+
+fn number(report: &Value, name: &str) -> f64 {
+    report[name]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{name} is {} in {report:#}", report[name]))
+}
+
+/// What holds for everything that writers wrote to the slow disk.
+fn check_written(report: &Value, files: u64, bytes: u64) {
+    assert_eq!(count(report, "bytes_wrong"), 0, "{report:#}");
+    assert_eq!(report["errors"], Value::Array(Vec::new()));
+    assert_eq!(count(report, "bytes"), bytes);
+    assert_eq!(
+        report["per_file"].as_array().map(Vec::len),
+        Some(files as usize)
+    );
+    // All of it is on the device at last, and the device said when.
+    assert_eq!(count(report, "device_missing_blocks"), 0);
+    assert!(number(report, "device_worst_age_s") > 0.0);
+    assert!(count(report, "device_late_blocks") * 4096 >= count(report, "device_late_bytes"));
+    assert!(count(report, "fragments_max") >= 1);
+    assert!(count(report, "fragments") >= files);
+    assert!(number(report, "final_sync_s") > 0.0);
+    assert!(number(report, "mb_per_s") > number(report, "mb_per_s_synced"));
+    assert!(count(&report["disk_statistics"], "cached_bytes") >= bytes);
+    assert!(count(&report["block_statistics"], "write_bytes") >= bytes);
+}
+
+#[test]
+fn recordings_are_judged_in_every_respect() {
+    if !possible("recordings") {
+        return;
+    }
+    let rooms = Rooms::new("record");
+    let frames = WRITERS * SECONDS * 25;
+    for flags in ["--server stock", "--server stock-strict --fs xfs --flush"] {
+        if flags.contains("xfs") && !Path::new("/usr/sbin/mkfs.xfs").exists() {
+            eprintln!("SKIPPED {flags}: it needs xfsprogs");
+            continue;
+        }
+        let report = rooms.run(&format!(
+            "record {flags} --streams {WRITERS} --seconds {SECONDS} --bitrate 20M --cache 64MiB"
+        ));
+        check_written(&report, WRITERS, frames * 100_000);
+        assert_eq!(count(&report, "frames"), frames);
+        assert!(count(&report, "late_frames") <= frames);
+        assert!(number(&report, "worst_lateness_ms") > -500.0);
+        assert_eq!(report["write_back"], true);
+    }
+}
+
+#[test]
+fn copies_are_extended_and_arrive_whole() {
+    if !possible("copies") {
+        return;
+    }
+    let rooms = Rooms::new("copy-in");
+    for extend in ["one-byte", "set-eof", "none"] {
+        let report = rooms.run(&format!(
+            "copy-in --server stock --clients {WRITERS} --files 2 --bytes 5000001 --extend {extend} --cache 64MiB"
+        ));
+        check_written(&report, 2 * WRITERS, 2 * WRITERS * 5_000_001);
+        assert_eq!(report["extend"], extend);
+        assert_eq!(report["worst_lateness_ms"], Value::Null);
+    }
+}
+
+#[test]
+fn players_and_writers_share_a_server() {
+    if !possible("mixed") {
+        return;
+    }
+    let rooms = Rooms::new("mixed");
+    let report = rooms.run(&format!(
+        "mixed --server stock --readers 1 --writers {WRITERS} --seconds {SECONDS} --bitrate 20M --cache 64MiB"
+    ));
+    assert_eq!(count(&report, "frames"), SECONDS * 25);
+    assert_eq!(count(&report, "bytes_wrong"), 0);
+    let bytes = WRITERS * SECONDS * 25 * 100_000;
+    check_written(&report["recording"], WRITERS, bytes);
+}
+
+#[test]
+fn scattered_writes_are_all_found_again() {
+    if !possible("scatter") {
+        return;
+    }
+    let rooms = Rooms::new("scatter");
+    let report = rooms
+        .run("scatter --server stock --clients 2 --bytes 4MiB --file-bytes 16MiB --cache 64MiB");
+    assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
+    assert!(count(&report, "bytes") >= 4 << 20);
+    assert!(count(&report, "device_write_count") > 0);
+    assert!(number(&report, "mb_per_s_synced") > 0.0);
+}
+
+#[test]
+fn an_interrupted_recording_puts_everything_away() {
+    if !possible("interrupt") {
+        return;
+    }
+    let rooms = Rooms::new("interrupt");
+    let child = rooms.start("record --server stock --streams 1 --seconds 60 --cache 64MiB");
+    let pid = child.id();
+    let clip = "stage/footage/take00/clip.mov";
+    let begun = Instant::now();
+    let is_recording = || {
+        fs::read_dir(&rooms.0)
+            .expect("it is there")
+            .flatten()
+            .any(|room| fs::metadata(room.path().join(clip)).is_ok_and(|file| file.len() > 0))
+    };
+    while !is_recording() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "nothing is written"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let this = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(this, rustix::process::Signal::INT).expect("it runs");
+    let output = child.wait_with_output().expect("it ends");
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("interrupted"), "{said}");
+    rooms.check_tidy("record", pid);
+}
