@@ -59,8 +59,7 @@ pub struct MessageHead {
     pub reserved: u32,
 }
 
-/// 0·16 head, 16·4 door, 20·4 lane of a former session, 24·64 share, 88·64 user, 152·64 client, 216·8 that lane's
-/// secret; names end at the first NUL.
+/// 0·16 head, 16·4 door, 20·4 zero, 24·64 share, 88·64 user, 152·64 client; names end at the first NUL.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ConnectMessage {
@@ -68,16 +67,14 @@ pub struct ConnectMessage {
     pub head: MessageHead,
     /// One of [`door`].
     pub door: u32,
-    /// The lane that this client had with a daemon that died; 0: none.
-    pub former_lane: u32,
+    /// Zero.
+    pub reserved: u32,
     /// The share's name, as the configuration knows it.
     pub share: [u8; NAME_BYTES_MAX],
     /// Who is connected.
     pub user: [u8; NAME_BYTES_MAX],
     /// From where (an address or a machine's name).
     pub client: [u8; NAME_BYTES_MAX],
-    /// What the welcome said of that lane; 0: none.
-    pub secret: u64,
 }
 
 /// Which kind of door a session serves.
@@ -109,7 +106,7 @@ pub struct WelcomeMessage {
     pub read_bytes_max: u64,
     /// Longest write in one request; longer ones are written by the client itself.
     pub write_bytes_max: u64,
-    /// What a door must know to take its lane over to another daemon.
+    /// What a door must know to ask another daemon about this lane.
     pub secret: u64,
     /// Number of the session's lane.
     pub lane: u32,
@@ -210,6 +207,9 @@ pub mod op {
     /// The file named by `device` and `inode` is about to be changed by the client in a way that leads past its bytes (truncate,
     /// copy on the server). The reply comes when the file has everything; nothing is granted of it until the session's CHANGED.
     pub const HOLD: u32 = 10;
+    /// Was request `offset` of the lane `device` with the secret `inode`, which the client had with a daemon that died, committed? An
+    /// empty reply: it was. [`super::PLAIN`]: no.
+    pub const WAS_COMMITTED: u32 = 11;
 }
 
 /// 0·8 id, 8·4 op, 12·4 handle, 16·8 offset, 24·8 length, 32·8 device, 40·8 inode, 48·8 sent, 56·8 zero.
@@ -266,7 +266,7 @@ pub const PLAIN: u32 = 0x1_0000;
 const _: () = {
     assert!(RING_ENTRIES.is_power_of_two());
     assert!(size_of::<MessageHead>() == 16);
-    assert!(size_of::<ConnectMessage>() == 224);
+    assert!(size_of::<ConnectMessage>() == 216);
     assert!(size_of::<WelcomeMessage>() == 64);
     assert!(size_of::<RefusedMessage>() == 256);
     assert!(size_of::<OpenMessage>() == 32);

@@ -154,7 +154,6 @@ pub unsafe extern "C" fn rushes_connect(
         // SAFETY: the caller gives NUL-terminated strings.
         let (path, who) = unsafe {
             let who = Connect {
-                former: None,
                 door,
                 share: text(share),
                 user: text(user),

@@ -152,8 +152,6 @@ pub struct Connect {
     pub user: String,
     /// From where.
     pub client: String,
-    /// The lane it had with a daemon that died, and its secret.
-    pub former: Option<(u32, u64)>,
 }
 
 fn name_field(name: &str) -> [u8; NAME_BYTES_MAX] {
@@ -183,13 +181,11 @@ fn name_of(field: &[u8], what: &str) -> Result<String, PeerError> {
 
 pub(crate) fn write_connect(connect: &Connect) -> Vec<u8> {
     let mut bytes = head(message::CONNECT);
-    let (lane, secret) = connect.former.unwrap_or_default();
     bytes.extend(connect.door.to_le_bytes());
-    bytes.extend(lane.to_le_bytes());
+    bytes.extend(0u32.to_le_bytes());
     for name in [&connect.share, &connect.user, &connect.client] {
         bytes.extend(name_field(name));
     }
-    bytes.extend(secret.to_le_bytes());
     bytes
 }
 
@@ -197,17 +193,18 @@ pub(crate) fn read_connect(bytes: &[u8]) -> Result<Connect, PeerError> {
     let size = size_of::<ConnectMessage>();
     let mut reader = body(bytes, message::CONNECT, "CONNECT", size)?;
     let door = whole(reader.u32())?;
-    let lane = whole(reader.u32())?;
+    let reserved = whole(reader.u32())?;
+    if reserved != 0 {
+        return Err(broken("read a CONNECT whose reserved word is not zero"));
+    }
     let share: [u8; NAME_BYTES_MAX] = whole(reader.take())?;
     let user: [u8; NAME_BYTES_MAX] = whole(reader.take())?;
     let client: [u8; NAME_BYTES_MAX] = whole(reader.take())?;
-    let secret = whole(reader.u64())?;
     Ok(Connect {
         door,
         share: name_of(&share, "share name")?,
         user: name_of(&user, "user name")?,
         client: name_of(&client, "client name")?,
-        former: (lane != 0).then_some((lane, secret)),
     })
 }
 
@@ -473,7 +470,6 @@ mod tests {
             share: "media".into(),
             user: "eva".into(),
             client: "10.0.0.7".into(),
-            former: Some((9, 1 << 40)),
         };
         let bytes = write_connect(&connect);
         assert_eq!(bytes.len(), size_of::<ConnectMessage>());
@@ -549,7 +545,7 @@ mod tests {
         };
         let good = write_connect(&Connect::default());
         check(b"", "0 bytes");
-        check(&good[..20], "20 bytes; expected 224");
+        check(&good[..20], "20 bytes; expected 216");
         check(b"GET / HTTP/1.1\r\n\r\n", "expected 0x31485352");
         let mut changed = good.clone();
         changed[4] = 9;

@@ -299,6 +299,17 @@ pub enum ClientEvent {
         /// Of which open file.
         handle: HandleId,
     },
+    /// Was a write that it gave over to a daemon that died committed? To be answered: [`ReplyBody::Done`] yes, [`ReplyBody::Plain`] no.
+    WasCommitted {
+        /// To answer by.
+        request: RequestId,
+        /// Which lane it had.
+        lane: LaneId,
+        /// What it was told of that lane.
+        secret: u64,
+        /// Under which number it gave the write over.
+        then: RequestId,
+    },
     /// It is about to change a file beside us. To be answered.
     Hold {
         /// To answer by.
@@ -716,11 +727,23 @@ impl ServerSession {
                 self.begin(request.id)?;
                 ClientEvent::Hold { request: id, key }
             }
+            op::WAS_COMMITTED => {
+                let lane = u32::try_from(request.device).map_err(|_| {
+                    broken(format!("read lane {}; expected 32 bits", request.device))
+                })?;
+                self.begin(request.id)?;
+                ClientEvent::WasCommitted {
+                    request: id,
+                    lane: LaneId(lane),
+                    secret: request.inode,
+                    then: RequestId(request.offset),
+                }
+            }
             other => {
                 return Err(broken(format!(
                     "read operation {other} in a request; expected {} to {}",
                     op::READ,
-                    op::HOLD
+                    op::WAS_COMMITTED
                 )));
             }
         };

@@ -24,7 +24,6 @@ fn who() -> Connect {
         share: "media".into(),
         user: "eva".into(),
         client: "test".into(),
-        former: None,
     }
 }
 

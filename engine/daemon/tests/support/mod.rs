@@ -180,7 +180,6 @@ pub(crate) fn who(share: &str) -> Connect {
         share: share.to_string(),
         user: String::from("tester"),
         client: String::from("here"),
-        former: None,
     }
 }
 

@@ -81,8 +81,25 @@ pub(super) struct Session {
     pub(super) data: Mapping,
     pub(super) server_bell: OwnedFd,
     pub(super) own_bell: OwnedFd,
-    /// Where to write, and what to know of files that are written.
-    pub(super) lane: Option<(Mapping, FactsView)>,
+    /// Where to write.
+    pub(super) lane: Option<Lane>,
+}
+
+/// Where to write, and what to know of files that are written.
+pub(super) struct Lane {
+    pub(super) number: u32,
+    pub(super) secret: u64,
+    pub(super) bytes: Mapping,
+    pub(super) facts: FactsView,
+    /// Its file: without a name once all that lay in it is where it belongs.
+    pub(super) file: OwnedFd,
+}
+
+impl Lane {
+    /// Nobody has anything of it to write any more.
+    pub(super) fn is_done(&self) -> bool {
+        fstat(&self.file).is_ok_and(|found| found.st_nlink == 0)
+    }
 }
 
 pub(super) fn connect(
@@ -132,8 +149,13 @@ pub(super) fn connect(
             check_file(&bytes, length, false, "lane")?;
             check_file(&known, facts::BYTES as u64, true, "table of facts")?;
             // Fits: it is the size of a file that exists.
-            let bytes = Mapping::shared(&bytes, length as usize, Access::ReadWrite)?;
-            Some((bytes, FactsView::map(&known)?))
+            Some(Lane {
+                number: welcome.lane,
+                secret: welcome.secret,
+                bytes: Mapping::shared(&bytes, length as usize, Access::ReadWrite)?,
+                facts: FactsView::map(&known)?,
+                file: bytes,
+            })
         }
         _ => None,
     };

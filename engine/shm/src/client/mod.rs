@@ -18,28 +18,29 @@
 //! so a child that lives long should exec (all descriptors are close-on-exec) or disconnect.
 
 mod connect;
+mod lost;
 #[cfg(test)]
 mod tests;
 mod write;
 
 pub use connect::{CONNECT_PATIENCE, ConnectError};
 
-use crate::facts::{FactsView, FileFact};
+use crate::facts::FileFact;
 use crate::layout::{
     Connect, PACKET_BYTES_MAX, PeerError, Writer, broken, path_is_plain, write_open,
 };
 use crate::rings::{RingMemory, Which};
-use connect::timespec;
+use connect::{Lane, timespec};
 use rushes_core::format::{
     PATH_BYTES_MAX, PLAIN, REPLY_SLOTS_MAX, RING_ENTRIES, Reply, Request, op, server_flag,
 };
 use rushes_core::server::{PAGE_BYTES, PageRun, Runs};
-use rushes_core::units::{Duration, NS_PER_S};
+use rushes_core::units::{Duration, Instant, NS_PER_S};
 use rushes_sys::{ForkGuard, Mapping, bell, clock, socket};
 use rustix::event::{PollFd, PollFlags, poll};
 use slotmap::{Key, KeyData, SlotMap, new_key_type};
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::ptr::NonNull;
 
@@ -123,8 +124,10 @@ pub struct Client {
     read_bytes_max: u64,
     write_bytes_max: u64,
     /// Where to write, if the daemon takes writes, and what to know of files that are written.
-    lane: Option<(Mapping, FactsView)>,
+    lane: Option<Lane>,
     alive: bool,
+    /// The daemon is gone, and what it acknowledged or may have acknowledged waits for another.
+    lost: bool,
     /// Why it ended, when it did.
     end: Option<PeerError>,
 
@@ -152,6 +155,8 @@ pub struct Client {
     ready: VecDeque<Finished>,
     files: HashMap<u32, FileState>,
     handle_last: u32,
+    /// Number of the last write or sync that was begun.
+    ticket_last: u64,
     /// Files whose CLOSE is to be sent.
     closing: VecDeque<u32>,
     spin: Spin,
@@ -180,6 +185,10 @@ struct TicketState {
     sent: usize,
     /// The one part of what is not a read was sent.
     is_sent: bool,
+    /// Its place among writes and syncs.
+    order: u64,
+    /// Request and lane by which it was given over to a daemon that died before it answered.
+    given: Option<(u64, u32, u64)>,
     part_count: u32,
     /// How far the bytes go: the first short part's end.
     end: usize,
@@ -260,6 +269,10 @@ enum PartUse {
     Sync {
         ticket: TicketKey,
     },
+    /// Was the write committed by the daemon before?
+    Query {
+        ticket: TicketKey,
+    },
     /// A lease that somebody waits for.
     LeaseWanted,
     /// What the wait for it gave.
@@ -271,10 +284,15 @@ enum PartUse {
     NoticeDone,
 }
 
-#[derive(Default)]
 struct FileState {
     part_count: u32,
     closed: bool,
+    /// The caller's, open until he closes the file: to name it to another daemon.
+    fd: RawFd,
+    path: Box<[u8]>,
+    writer: Writer,
+    /// What it is: by then the number may be another file's.
+    identity: (u64, u64),
 }
 
 /// What a call waits for.
@@ -312,6 +330,7 @@ impl Client {
             server_bell: session.server_bell,
             own_bell: session.own_bell,
             alive: true,
+            lost: false,
             end: None,
             request_tail: 0,
             reply_head: 0,
@@ -328,6 +347,7 @@ impl Client {
             ready: VecDeque::new(),
             files: HashMap::new(),
             handle_last: 0,
+            ticket_last: 0,
             closing: VecDeque::new(),
             spin: Spin::new(),
         })
@@ -369,7 +389,15 @@ impl Client {
         let head = write_open(handle, path.len(), writer);
         match socket::send(&self.socket, &[&head, path], &[fd.as_fd()]) {
             Ok(()) => {
-                self.files.insert(handle, FileState::default());
+                let state = FileState {
+                    part_count: 0,
+                    closed: false,
+                    fd: fd.as_fd().as_raw_fd(),
+                    path: path.into(),
+                    writer,
+                    identity: lost::identity_of(fd.as_fd()).unwrap_or_default(),
+                };
+                self.files.insert(handle, state);
                 Some(FileHandle(handle))
             }
             Err(error) => {
@@ -648,6 +676,7 @@ impl Client {
         if !self.is_open(file) || i64::try_from(end).is_err() {
             return None;
         }
+        self.ticket_last += 1;
         let key = self.tickets.insert(TicketState {
             kind: ask.kind,
             handle: file.0,
@@ -658,6 +687,8 @@ impl Client {
             waited_for: ask.waited_for,
             sent: 0,
             is_sent: false,
+            order: self.ticket_last,
+            given: None,
             part_count: 0,
             end: length,
             error: None,
@@ -693,6 +724,16 @@ impl Client {
                 continue;
             }
             let (handle, start) = (ticket.handle, ticket.sent);
+            if let Some(given) = ticket.given {
+                if !self.send_query(key, given) {
+                    return;
+                }
+                if let Some(ticket) = self.tickets.get_mut(key) {
+                    ticket.is_sent = true;
+                    ticket.part_count += 1;
+                }
+                continue;
+            }
             if ticket.kind != Kind::Read {
                 let (offset, length) = (ticket.offset, ticket.length as u64);
                 let (op, use_) = match ticket.kind {
@@ -964,6 +1005,10 @@ impl Client {
                 self.take_part(ticket, start, length as usize, reply);
                 self.end_part(key, reply.slot_count > 0);
             }
+            PartUse::Query { ticket } => {
+                self.drop_part(key, true);
+                self.queried(ticket, reply);
+            }
             PartUse::Forgotten => self.end_part(key, reply.slot_count > 0),
             // Its room for an end is used already.
             PartUse::EndForgotten => {
@@ -1107,7 +1152,11 @@ impl Client {
         }
         for part in self.parts.values_mut() {
             match part.use_ {
-                PartUse::Read { ticket, .. } | PartUse::Sync { ticket } if ticket == key => {
+                PartUse::Read { ticket, .. }
+                | PartUse::Sync { ticket }
+                | PartUse::Query { ticket }
+                    if ticket == key =>
+                {
                     part.use_ = PartUse::Forgotten;
                 }
                 PartUse::WriteBegin { ticket, offset } if ticket == key => {
@@ -1261,14 +1310,18 @@ impl Client {
         self.alive
     }
 
-    /// The session is over: whatever is under way ends Plain.
+    /// The session is over: reads that are under way end Plain; writes and syncs too, unless another daemon may know of them.
     fn die(&mut self, why: PeerError) {
         if !self.alive {
             return;
         }
         self.alive = false;
         self.end = Some(why);
+        self.lost = self.lane.is_some() && self.guard.same_process();
         self.unanswered = 0;
+        if self.lost {
+            self.keep_what_was_given();
+        }
         self.parts
             .retain(|_, part| matches!(part.use_, PartUse::Leased));
         self.unsent.clear();
@@ -1276,6 +1329,11 @@ impl Client {
         let keys: Vec<TicketKey> = self.tickets.keys().collect();
         for key in keys {
             if let Some(ticket) = self.tickets.get_mut(key) {
+                if self.lost && ticket.kind != Kind::Read && !ticket.waited_for {
+                    ticket.is_sent = false;
+                    ticket.part_count = 0;
+                    continue;
+                }
                 ticket.error = Some(ReadError::Plain);
             }
             self.finish(key);

@@ -97,7 +97,7 @@ impl Client {
 
     /// What to know of a file beyond what the file system says of it: its bytes are partly still with the daemon. None: nothing.
     pub fn fact(&self, device: u64, inode: u64) -> Option<FileFact> {
-        self.lane.as_ref()?.1.of(device, inode)
+        self.lane.as_ref()?.facts.of(device, inode)
     }
 
     // ---- Grants ----
@@ -121,7 +121,7 @@ impl Client {
         let lane_pages = self
             .lane
             .as_ref()
-            .map_or(0, |lane| lane.0.bytes() as u64 / PAGE_BYTES);
+            .map_or(0, |lane| lane.bytes.bytes() as u64 / PAGE_BYTES);
         let into = offset % PAGE_BYTES;
         let inside = |run: &PageRun| u64::from(run.first) + u64::from(run.count) <= lane_pages;
         let pages: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
@@ -179,7 +179,7 @@ impl Client {
     }
 
     fn copy_to_lane(&self, key: TicketKey, first_offset: u32, runs: &Runs) {
-        let (Some(ticket), Some((lane, _))) = (self.tickets.get(key), &self.lane) else {
+        let (Some(ticket), Some(lane)) = (self.tickets.get(key), &self.lane) else {
             return;
         };
         let mut source = ticket.buffer.cast_const();
@@ -192,7 +192,7 @@ impl Client {
             // until the write is reported or cancelled (`write_send`), of which `left` bytes remain. They do not
             // overlap: the mapping is ours.
             unsafe {
-                let target = lane.start().as_ptr().add(start);
+                let target = lane.bytes.start().as_ptr().add(start);
                 source.copy_to_nonoverlapping(target, bytes);
             }
             source = source.wrapping_add(bytes);

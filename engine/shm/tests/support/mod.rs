@@ -25,8 +25,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// How large an [`Echo`] is.
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +85,10 @@ pub struct Echo {
     facts: FactsTable,
     /// Writes granted, given up, and all asked for (each seventh is answered plain).
     pub write_counts: [u64; 3],
+    /// What it says of writes to a daemon before it.
+    pub committed: Vec<RequestId>,
+    /// It does what it is asked and does not answer any more.
+    pub mute: bool,
 }
 
 impl Echo {
@@ -100,9 +106,11 @@ impl Echo {
             read_count: 0,
             faults: Vec::new(),
             notices: Vec::new(),
-            folder: path.with_extension("lanes"),
+            folder: path.with_extension(format!("lanes{}", COUNT.fetch_add(1, Ordering::Relaxed))),
             facts: FactsTable::create().map_err(|error| error.source)?,
             write_counts: [0; 3],
+            committed: Vec::new(),
+            mute: false,
         })
     }
 
@@ -261,6 +269,9 @@ impl Echo {
                     range,
                     ..
                 } => {
+                    if self.mute {
+                        continue;
+                    }
                     self.write_counts[2] += 1;
                     let (_, pages) = state.lane.as_mut().unwrap();
                     let into = range.start.0 % 4096;
@@ -300,12 +311,23 @@ impl Echo {
                         at += bytes.len() as u64;
                     }
                     pages.give(&runs);
-                    state.session.reply(request, ReplyBody::Done)?;
+                    self.committed.push(request);
+                    if !self.mute {
+                        state.session.reply(request, ReplyBody::Done)?;
+                    }
                 }
                 ClientEvent::WriteAbort { request } => {
                     self.write_counts[1] += 1;
                     let (_, _, runs) = state.granted.remove(&request).unwrap();
                     state.lane.as_mut().unwrap().1.give(&runs);
+                }
+                ClientEvent::WasCommitted { request, then, .. } => {
+                    let body = if self.committed.contains(&then) {
+                        ReplyBody::Done
+                    } else {
+                        ReplyBody::Plain
+                    };
+                    state.session.reply(request, body)?;
                 }
                 ClientEvent::Changed { request, key, .. }
                 | ClientEvent::Gone { request, key }
@@ -465,7 +487,11 @@ pub struct Running {
 
 impl Running {
     pub fn start(path: &Path, size: EchoSize) -> Running {
-        let mut echo = Echo::new(path, size).unwrap();
+        Running::resume(Echo::new(path, size).unwrap())
+    }
+
+    /// Go on with a server that was driven by hand.
+    pub fn resume(mut echo: Echo) -> Running {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {

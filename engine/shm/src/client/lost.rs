@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A daemon that died, and the next one: what was under way is carried over.
+//!
+//! Reads end [`ReadError::Plain`] at once. Writes and syncs wait: the caller tries [`Client::reconnect`] until it succeeds, or somebody else has
+//! written what the lanes held ([`Client::is_recovered`]); then he gives up on daemons ([`Client::give_up`]) and they end Plain. A
+//! write that was given over and not answered is asked for by its old number first, so that it happens once.
+
+use super::connect::{self, ConnectError};
+use super::*;
+use rustix::fs::fstat;
+use rustix::io::FdFlags;
+
+impl Client {
+    /// The daemon is gone, and may have acknowledged what its files do not have yet: before [`Client::reconnect`] or
+    /// [`Client::is_recovered`] a file with a [`Client::fact`] must be neither read nor written plainly.
+    pub fn is_lost(&self) -> bool {
+        self.lost && self.guard.same_process()
+    }
+
+    /// All that was acknowledged is in its files: somebody has written what the lanes held.
+    pub fn is_recovered(&self) -> bool {
+        self.lane.as_ref().is_none_or(Lane::is_done)
+    }
+
+    /// No daemon is waited for any more: what is under way ends Plain.
+    pub fn give_up(&mut self) {
+        if !std::mem::take(&mut self.lost) {
+            return;
+        }
+        self.lane = None;
+        let keys: Vec<TicketKey> = self.tickets.keys().collect();
+        for key in keys {
+            if let Some(ticket) = self.tickets.get_mut(key) {
+                ticket.error = Some(ReadError::Plain);
+            }
+            self.finish(key);
+        }
+        if !self.ready.is_empty() {
+            self.ring_ourselves();
+        }
+    }
+
+    /// Go on with another daemon: files are named to it, and what waits is sent again. [`Client::event_fds`] are others then.
+    ///
+    /// Errors   nothing has changed; try again.
+    pub fn reconnect(
+        &mut self,
+        path: &Path,
+        who: &Connect,
+        patience: Duration,
+    ) -> Result<(), ConnectError> {
+        let session = connect::connect(path, who, patience)?;
+        self.slot_count = session.welcome.slot_count;
+        self.slot_bytes = session.welcome.slot_bytes;
+        self.read_bytes_max = session.welcome.read_bytes_max;
+        self.write_bytes_max = session.welcome.write_bytes_max;
+        self.socket = session.socket;
+        self.memory = session.memory;
+        self.data = session.data;
+        self.server_bell = session.server_bell;
+        self.own_bell = session.own_bell;
+        self.lane = session.lane;
+        self.alive = true;
+        self.lost = false;
+        self.end = None;
+        self.request_tail = 0;
+        self.reply_head = 0;
+        self.armed = false;
+        self.owed = false;
+        self.unrung = false;
+        self.urgent = false;
+        self.unanswered = 0;
+        self.found = false;
+        self.end_count = 0;
+        self.parts.clear();
+        self.name_files_again(clock::now() + patience);
+        self.send_again();
+        self.tell_server();
+        self.rest();
+        Ok(())
+    }
+
+    fn name_files_again(&mut self, deadline: Instant) {
+        let mut handles: Vec<u32> = self.files.keys().copied().collect();
+        handles.sort_unstable();
+        for handle in handles {
+            let named = self.name_again(handle, deadline);
+            if let Some(state) = self.files.get_mut(&handle) {
+                state.part_count = 0;
+                state.closed |= !named;
+            }
+        }
+        self.files.retain(|_, state| !state.closed);
+    }
+
+    /// False: it is not the file that it was, or the daemon takes no more.
+    fn name_again(&self, handle: u32, deadline: Instant) -> bool {
+        let Some(state) = self.files.get(&handle).filter(|state| !state.closed) else {
+            return false;
+        };
+        // SAFETY: the number is only looked at; whether it is open, and what, is asked of the kernel before anything is done with it.
+        let fd = unsafe { BorrowedFd::borrow_raw(state.fd) };
+        if identity_of(fd) != Some(state.identity) {
+            return false;
+        }
+        let head = write_open(handle, state.path.len(), state.writer);
+        loop {
+            match socket::send(&self.socket, &[&head, &state.path], &[fd]) {
+                Ok(()) => return true,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    let left = deadline.since(clock::now());
+                    let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
+                    if left == Duration::ZERO || poll(&mut fds, Some(&timespec(left))).is_err() {
+                        return false;
+                    }
+                }
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Writes whose bytes were given over are asked for by that number first.
+    pub(super) fn keep_what_was_given(&mut self) {
+        let Some((number, secret)) = self.lane.as_ref().map(|lane| (lane.number, lane.secret))
+        else {
+            return;
+        };
+        for (key, part) in &self.parts {
+            if let PartUse::WriteEnd { ticket } = part.use_
+                && let Some(ticket) = self.tickets.get_mut(ticket)
+            {
+                ticket.given = Some((key.data().as_ffi(), number, secret));
+            }
+        }
+    }
+
+    fn send_again(&mut self) {
+        let mut waiting: Vec<(u64, TicketKey)> = self
+            .tickets
+            .iter()
+            .filter(|(_, ticket)| !ticket.done)
+            .map(|(key, ticket)| (ticket.order, key))
+            .collect();
+        waiting.sort_unstable();
+        for (_, key) in waiting {
+            let handle = self.tickets.get(key).map_or(0, |ticket| ticket.handle);
+            if !self.is_open(FileHandle(handle)) {
+                if let Some(ticket) = self.tickets.get_mut(key) {
+                    ticket.error = Some(ReadError::Plain);
+                }
+                self.finish(key);
+                continue;
+            }
+            self.unsent.push_back(key);
+        }
+        self.send_parts();
+    }
+
+    /// Ask whether a daemon that died has committed a write. False: no room now.
+    pub(super) fn send_query(&mut self, ticket: TicketKey, given: (u64, u32, u64)) -> bool {
+        if !self.room_for_read() {
+            return false;
+        }
+        let handle = self.tickets.get(ticket).map_or(0, |ticket| ticket.handle);
+        let key = self.parts.insert(Part {
+            handle,
+            length: 0,
+            use_: PartUse::Query { ticket },
+        });
+        self.end_count += 1;
+        self.unanswered += 1;
+        if let Some(file) = self.files.get_mut(&handle) {
+            file.part_count += 1;
+        }
+        let (request, lane, secret) = given;
+        self.push(&Request {
+            id: key.data().as_ffi(),
+            op: op::WAS_COMMITTED,
+            offset: request,
+            device: u64::from(lane),
+            inode: secret,
+            ..Request::default()
+        });
+        true
+    }
+
+    /// The answer to that.
+    pub(super) fn queried(&mut self, key: TicketKey, reply: &Reply) {
+        let Some(ticket) = self.tickets.get_mut(key) else {
+            return;
+        };
+        ticket.part_count = 0;
+        ticket.given = None;
+        if reply.errno == 0 {
+            self.finish(key);
+        } else {
+            ticket.is_sent = false;
+            self.unsent.push_back(key);
+        }
+    }
+}
+
+/// Device and inode. None: it is not open.
+pub(super) fn identity_of(fd: BorrowedFd<'_>) -> Option<(u64, u64)> {
+    rustix::io::fcntl_getfd(fd).ok().map(|_: FdFlags| ())?;
+    let found = fstat(fd).ok()?;
+    Some((found.st_dev, found.st_ino))
+}
