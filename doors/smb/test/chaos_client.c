@@ -590,3 +590,25 @@ bool rushes_fact_of(const struct rushes_client *client, dev_t device,
 	MUST(client->magic == CLIENT_MAGIC);
 	return false;
 }
+
+bool rushes_is_lost(const struct rushes_client *client)
+{
+	MUST(client->magic == CLIENT_MAGIC);
+	return false;
+}
+
+bool rushes_reconnect(struct rushes_client *client)
+{
+	MUST(!"a client that is not lost is to be found");
+	return false;
+}
+
+bool rushes_is_recovered(const struct rushes_client *client)
+{
+	return true;
+}
+
+void rushes_give_up(struct rushes_client *client)
+{
+	MUST(!"a client that is not lost is given up");
+}

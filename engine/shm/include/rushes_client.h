@@ -182,6 +182,28 @@ bool rushes_fact_of(const struct rushes_client *client, dev_t device,
 		    ino_t inode, struct rushes_fact *fact);
 
 /*
+ * The daemon is gone, and has acknowledged what files may not have yet. Reads,
+ * writes and syncs of a file with a rushes_fact_of then wait for the next
+ * daemon, those that were started and those that are; calls that wait say
+ * RUSHES_PLAIN, and such a file must be neither read nor written plainly.
+ * Everything else is as without a daemon.
+ */
+bool rushes_is_lost(const struct rushes_client *client);
+
+/*
+ * Go on with another daemon. The caller must be uid 0. False: there is none
+ * yet. If true, rushes_event_fds are others, and rushes_poll has news.
+ */
+bool rushes_reconnect(struct rushes_client *client);
+
+/*
+ * Without another daemon: has somebody else (rushes recover) written all that
+ * was acknowledged? Then rushes_give_up: what waits ends RUSHES_PLAIN.
+ */
+bool rushes_is_recovered(const struct rushes_client *client);
+void rushes_give_up(struct rushes_client *client);
+
+/*
  * Tell the daemon that bytes of a file were changed on its own descriptor
  * (after the change, before the application is answered) and wait until no
  * reader will see older ones. length UINT64_MAX: to the end of the file.

@@ -6,7 +6,7 @@
 
 #![allow(non_camel_case_types, missing_docs, clippy::missing_safety_doc)]
 
-use crate::client::{Client, ConnectError, FileHandle, ReadError, Ticket};
+use crate::client::{CONNECT_PATIENCE, Client, ConnectError, FileHandle, ReadError, Ticket};
 use crate::layout::{Connect, Writer};
 use libc::{c_char, c_int, c_void, dev_t, gid_t, ino_t, iovec, size_t, ssize_t, uid_t};
 use rushes_core::format::REPLY_SLOTS_MAX;
@@ -15,7 +15,7 @@ use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::{Mutex, PoisonError};
 
@@ -25,6 +25,9 @@ pub const RUSHES_PLAIN: ssize_t = -65536;
 /// A session. C sees only its address.
 pub struct rushes_client {
     client: Client,
+    /// To connect again.
+    socket_path: PathBuf,
+    who: Connect,
     /// So that rushes_disconnect can free them, and that none is freed twice.
     files: HashSet<*mut rushes_file>,
     /// A call panicked: nothing of the state is trusted any more.
@@ -165,6 +168,8 @@ pub unsafe extern "C" fn rushes_connect(
         match Client::connect(path, &who) {
             Ok(client) => Ok(Box::into_raw(Box::new(rushes_client {
                 client,
+                socket_path: path.to_path_buf(),
+                who,
                 files: HashSet::new(),
                 poisoned: false,
             }))),
@@ -571,4 +576,48 @@ pub unsafe extern "C" fn rushes_fact_of(
         });
     }
     true
+}
+
+/// # Safety
+/// `client` is null or a connected client.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_is_lost(client: *const rushes_client) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { client.as_ref() }.is_some_and(|client| !client.poisoned && client.client.is_lost())
+}
+
+/// # Safety
+/// `client` is null or a connected client.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_is_recovered(client: *const rushes_client) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { client.as_ref() }.is_none_or(|client| client.client.is_recovered())
+}
+
+/// # Safety
+/// `client` is null or a connected client.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_reconnect(client: *mut rushes_client) -> bool {
+    // SAFETY: the caller's promise.
+    let Some(session) = (unsafe { client.as_mut() }) else {
+        return false;
+    };
+    session.guarded(false, |session| {
+        let (path, who) = (&session.socket_path, &session.who);
+        session.client.is_lost()
+            && session
+                .client
+                .reconnect(path, who, CONNECT_PATIENCE)
+                .is_ok()
+    })
+}
+
+/// # Safety
+/// `client` is null or a connected client.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_give_up(client: *mut rushes_client) {
+    // SAFETY: the caller's promise.
+    if let Some(session) = unsafe { client.as_mut() } {
+        session.guarded((), |session| session.client.give_up());
+    }
 }

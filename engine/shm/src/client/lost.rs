@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A daemon that died, and the next one: what was under way is carried over.
 //!
-//! Reads end [`ReadError::Plain`] at once. Writes and syncs wait: the caller tries [`Client::reconnect`] until it succeeds, or somebody else has
+//! Reads of files that have all their bytes end [`ReadError::Plain`] at once. Other reads, writes and syncs wait, and new ones with them: the caller tries [`Client::reconnect`] until it succeeds, or somebody else has
 //! written what the lanes held ([`Client::is_recovered`]); then he gives up on daemons ([`Client::give_up`]) and they end Plain. A
 //! write that was given over and not answered is asked for by its old number first, so that it happens once.
 
@@ -15,6 +15,23 @@ impl Client {
     /// [`Client::is_recovered`] a file with a [`Client::fact`] must be neither read nor written plainly.
     pub fn is_lost(&self) -> bool {
         self.lost && self.guard.same_process()
+    }
+
+    /// A file that does not have all its bytes waits for the next daemon, with what is asked of it.
+    pub(super) fn waits(&self, file: FileHandle) -> bool {
+        self.is_lost()
+            && self.files.get(&file.0).is_some_and(|state| {
+                let (device, inode) = state.identity;
+                !state.closed && self.fact(device, inode).is_some()
+            })
+    }
+
+    /// Take something that will be sent to the next daemon.
+    pub(super) fn wait_for_another(&mut self, file: FileHandle, ask: &Ask) -> Option<Ticket> {
+        let end = ask.offset.checked_add(ask.length as u64)?;
+        i64::try_from(end).ok()?;
+        let key = self.new_ticket(file, ask);
+        Some(Ticket(key.data().as_ffi()))
     }
 
     /// All that was acknowledged is in its files: somebody has written what the lanes held.

@@ -204,6 +204,15 @@ impl TicketState {
         }
     }
 
+    /// Nothing of it has been sent.
+    fn begin_again(&mut self) {
+        self.sent = 0;
+        self.is_sent = false;
+        self.part_count = 0;
+        self.end = self.length;
+        self.error = None;
+    }
+
     fn result(&self) -> Result<usize, ReadError> {
         match self.error {
             Some(error) => Err(error),
@@ -382,21 +391,27 @@ impl Client {
 
     /// The same, for a file that is written on this user's account.
     pub fn open_for(&mut self, fd: impl AsFd, path: &[u8], writer: Writer) -> Option<FileHandle> {
-        if !self.usable() || path.len() > PATH_BYTES_MAX || !path_is_plain(path) {
+        let usable = self.usable() || self.is_lost();
+        if !usable || path.len() > PATH_BYTES_MAX || !path_is_plain(path) {
             return None;
         }
         let handle = self.new_handle()?;
+        let state = FileState {
+            part_count: 0,
+            closed: false,
+            fd: fd.as_fd().as_raw_fd(),
+            path: path.into(),
+            writer,
+            identity: lost::identity_of(fd.as_fd()).unwrap_or_default(),
+        };
+        if self.is_lost() {
+            // The next daemon will be told.
+            self.files.insert(handle, state);
+            return Some(FileHandle(handle));
+        }
         let head = write_open(handle, path.len(), writer);
         match socket::send(&self.socket, &[&head, path], &[fd.as_fd()]) {
             Ok(()) => {
-                let state = FileState {
-                    part_count: 0,
-                    closed: false,
-                    fd: fd.as_fd().as_raw_fd(),
-                    path: path.into(),
-                    writer,
-                    identity: lost::identity_of(fd.as_fd()).unwrap_or_default(),
-                };
                 self.files.insert(handle, state);
                 Some(FileHandle(handle))
             }
@@ -450,9 +465,6 @@ impl Client {
         offset: u64,
         private_data: usize,
     ) -> Option<Ticket> {
-        if !self.usable() {
-            return None;
-        }
         let ask = Ask {
             kind: Kind::Read,
             buffer,
@@ -461,6 +473,12 @@ impl Client {
             private_data,
             waited_for: false,
         };
+        if self.waits(file) {
+            return self.wait_for_another(file, &ask);
+        }
+        if !self.usable() {
+            return None;
+        }
         self.send(file, &ask)
     }
 
@@ -676,24 +694,7 @@ impl Client {
         if !self.is_open(file) || i64::try_from(end).is_err() {
             return None;
         }
-        self.ticket_last += 1;
-        let key = self.tickets.insert(TicketState {
-            kind: ask.kind,
-            handle: file.0,
-            buffer: ask.buffer,
-            offset: ask.offset,
-            length,
-            private_data: ask.private_data,
-            waited_for: ask.waited_for,
-            sent: 0,
-            is_sent: false,
-            order: self.ticket_last,
-            given: None,
-            part_count: 0,
-            end: length,
-            error: None,
-            done: false,
-        });
+        let key = self.new_ticket(file, ask);
         self.unsent.push_back(key);
         self.send_parts();
         let Some(ticket) = self.tickets.get(key) else {
@@ -710,6 +711,27 @@ impl Client {
             return None;
         }
         Some(key)
+    }
+
+    fn new_ticket(&mut self, file: FileHandle, ask: &Ask) -> TicketKey {
+        self.ticket_last += 1;
+        self.tickets.insert(TicketState {
+            kind: ask.kind,
+            handle: file.0,
+            buffer: ask.buffer,
+            offset: ask.offset,
+            length: ask.length,
+            private_data: ask.private_data,
+            waited_for: ask.waited_for,
+            sent: 0,
+            is_sent: false,
+            order: self.ticket_last,
+            given: None,
+            part_count: 0,
+            end: ask.length,
+            error: None,
+            done: false,
+        })
     }
 
     /// Send what fits of the reads that wait.
@@ -1329,9 +1351,14 @@ impl Client {
         let keys: Vec<TicketKey> = self.tickets.keys().collect();
         for key in keys {
             if let Some(ticket) = self.tickets.get_mut(key) {
-                if self.lost && ticket.kind != Kind::Read && !ticket.waited_for {
-                    ticket.is_sent = false;
-                    ticket.part_count = 0;
+                let identity = self.files.get(&ticket.handle).map(|file| file.identity);
+                let kept = ticket.kind != Kind::Read
+                    || identity.is_some_and(|(device, inode)| {
+                        let lane = self.lane.as_ref();
+                        lane.is_some_and(|lane| lane.facts.of(device, inode).is_some())
+                    });
+                if self.lost && kept && !ticket.waited_for && !ticket.done {
+                    ticket.begin_again();
                     continue;
                 }
                 ticket.error = Some(ReadError::Plain);

@@ -18,7 +18,7 @@ impl Client {
         offset: u64,
         private_data: usize,
     ) -> Option<Ticket> {
-        if !self.usable() || !self.takes_write(length) {
+        if !self.takes_write(length) {
             return None;
         }
         let ask = Ask {
@@ -30,19 +30,28 @@ impl Client {
             private_data,
             waited_for: false,
         };
+        if self.waits(file) {
+            return self.wait_for_another(file, &ask);
+        }
+        if !self.usable() {
+            return None;
+        }
         self.send(file, &ask)
     }
 
     /// Have what was acknowledged of a file put on stable storage; [`Client::poll`] reports when it is. None: not taken, it
     /// is all in the file: sync that.
     pub fn sync_send(&mut self, file: FileHandle, private_data: usize) -> Option<Ticket> {
-        if !self.usable() || self.lane.is_none() {
-            return None;
-        }
         let ask = Ask {
             private_data,
             ..Ask::sync()
         };
+        if self.waits(file) {
+            return self.wait_for_another(file, &ask);
+        }
+        if !self.usable() || self.lane.is_none() {
+            return None;
+        }
         self.send(file, &ask)
     }
 
