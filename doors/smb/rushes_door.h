@@ -40,6 +40,16 @@ extern int vfs_rushes_debug_level;
 #define RUSHES_LOST_S 120
 #define RUSHES_GUARD_S 5
 
+/*
+ * A daemon that dies may have acknowledged what files do not have yet. We look
+ * for another this often; if none has come in RECOVER_S, "rushes recover" is
+ * started, as one of many who do so: one of them writes what was left. A call
+ * that cannot wait in the background fails after PATIENCE_S.
+ */
+#define RUSHES_LOOK_MS 50
+#define RUSHES_RECOVER_S 30
+#define RUSHES_PATIENCE_S 90
+
 /* What malloc may keep of freed memory; see rushes_keep_buffers. */
 #define RUSHES_KEEP_BYTES (32 * 1024 * 1024)
 
@@ -106,6 +116,15 @@ struct rushes_session {
 	/* The absence is in the log already */
 	bool absence_logged;
 
+	/* Since when a daemon that may have left something is gone; 0: none */
+	uint64_t lost_ns;
+	struct tevent_timer *look;
+
+	/* Who writes what was left, if no daemon comes: a shell's line */
+	const char *recover_command;
+	uint64_t recover_ns;
+	bool recover_started;
+
 	/* Files that a copy on the server may read from */
 	struct rushes_fsp *copy_sources;
 };
@@ -115,6 +134,14 @@ uint64_t rushes_now_ns(void);
 
 /* Look for a daemon now. Without one the session is there all the same. */
 void rushes_session_connect(struct rushes_session *session);
+
+/*
+ * The daemon is gone and may have left acknowledged bytes: wait until another
+ * has come, or somebody has written them. False: nobody did, for as long as a
+ * client waits.
+ */
+bool rushes_session_wait_found(struct rushes_session *session);
+bool rushes_session_is_lost(const struct rushes_session *session);
 
 /* For good: reads under way fail, their ground is pulled away. */
 void rushes_session_disconnect(struct rushes_session *session);
@@ -271,20 +298,21 @@ bool rushes_has_fact(struct rushes_session *session, dev_t device,
 
 /*
  * Before a file is changed on its own descriptor: wait until it has all that
- * was acknowledged. rushes_changed_* ends this. Keeps errno.
+ * was acknowledged. rushes_changed_* ends this. False, with errno set: it never
+ * will, and must be left alone.
  */
-void rushes_hold_inode(struct rushes_session *session, dev_t device,
+bool rushes_hold_inode(struct rushes_session *session, dev_t device,
 		       ino_t inode);
-void rushes_hold_fsp(struct vfs_handle_struct *handle,
+bool rushes_hold_fsp(struct vfs_handle_struct *handle,
 		     struct files_struct *fsp);
 
 /*
  * Before a file is read on its own descriptor: wait until it has all that was
  * acknowledged. Costs no system call when it has.
  */
-void rushes_settle_inode(struct rushes_session *session, dev_t device,
+bool rushes_settle_inode(struct rushes_session *session, dev_t device,
 			 ino_t inode);
-void rushes_settle_fsp(struct vfs_handle_struct *handle,
+bool rushes_settle_fsp(struct vfs_handle_struct *handle,
 		       struct files_struct *fsp);
 
 /* What stat should have said. */
@@ -293,6 +321,6 @@ void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st);
 /* A copy on the server may read from it; and: one is about to begin. */
 void rushes_copy_source(struct vfs_handle_struct *handle,
 			struct files_struct *fsp);
-void rushes_settle_copy_sources(struct vfs_handle_struct *handle);
+bool rushes_settle_copy_sources(struct vfs_handle_struct *handle);
 
 #endif /* RUSHES_DOOR_H */

@@ -205,7 +205,8 @@ void rushes_changed_inode(struct rushes_session *session,
 	 */
 	for (attempt = 0; attempt < 2; attempt++) {
 		client = rushes_session_for_write(session);
-		if (client == NULL) {
+		if (client == NULL || session->lost_ns != 0) {
+			/* The next daemon knows nothing of this file yet. */
 			return;
 		}
 		rushes_changed(client, device, inode, offset, length);

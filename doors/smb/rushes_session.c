@@ -11,6 +11,7 @@
 #include "includes.h"
 #include <malloc.h>
 #include "system/filesys.h"
+#include "system/wait.h"
 #include "smbd/smbd.h"
 #include "lib/util/dlinklist.h"
 #include "rushes_door.h"
@@ -69,6 +70,8 @@ static void rushes_session_end(struct rushes_session *session)
 
 	TALLOC_FREE(session->fdes[0]);
 	TALLOC_FREE(session->fdes[1]);
+	TALLOC_FREE(session->look);
+	session->lost_ns = 0;
 	rushes_disconnect(session->client);
 	session->client = NULL;
 	session->number += 1;
@@ -85,9 +88,28 @@ static void rushes_session_log_absence(struct rushes_session *session,
 		"one\n", session->share, session->socket_path, reason);
 }
 
+static void rushes_session_look_again(struct rushes_session *session);
+
 /* The daemon is dead. */
 static void rushes_session_lost(struct rushes_session *session)
 {
+	if (session->lost_ns != 0) {
+		return;
+	}
+	if (rushes_is_lost(session->client)) {
+		/*
+		 * It may have acknowledged what files do not have yet. What
+		 * concerns those waits in the library for another daemon.
+		 */
+		session->lost_ns = rushes_now_ns();
+		session->recover_started = false;
+		TALLOC_FREE(session->fdes[0]);
+		TALLOC_FREE(session->fdes[1]);
+		rushes_session_log_absence(session, "it went away");
+		rushes_session_look_again(session);
+		rushes_session_collect(session);
+		return;
+	}
 	rushes_session_end(session);
 	rushes_session_log_absence(session, "it went away");
 	session->retry_ns = 0;
@@ -101,7 +123,7 @@ static void rushes_session_readable(struct tevent_context *ev,
 	struct rushes_session *session = talloc_get_type_abort(
 		private_data, struct rushes_session);
 
-	if (session->client == NULL) {
+	if (session->client == NULL || session->lost_ns != 0) {
 		return;
 	}
 	rushes_session_collect(session);
@@ -152,7 +174,7 @@ static void rushes_session_guarded(struct tevent_context *ev,
 
 	/* tevent frees a timer that has fired. */
 	session->guard = NULL;
-	if (session->reads == NULL) {
+	if (session->reads == NULL || session->lost_ns != 0) {
 		return;
 	}
 	if (rushes_session_is_hung(session)) {
@@ -254,8 +276,121 @@ void rushes_session_connect(struct rushes_session *session)
 	session->absence_logged = false;
 }
 
+/* Start whoever writes what was left; one of all that are started does it. */
+static void rushes_session_recover(struct rushes_session *session)
+{
+	pid_t pid;
+
+	if (session->recover_started ||
+	    rushes_now_ns() < session->lost_ns + session->recover_ns)
+	{
+		return;
+	}
+	session->recover_started = true;
+	DBG_ERR("share %s: no daemon came back; starting \"%s\"\n",
+		session->share, session->recover_command);
+	become_root();
+	pid = fork();
+	if (pid == 0) {
+		/* Twice, so that smbd has no child that it does not know. */
+		if (fork() != 0) {
+			_exit(0);
+		}
+		setsid();
+		closefrom(3);
+		execl("/bin/sh", "sh", "-c", session->recover_command,
+		      (char *)NULL);
+		_exit(127);
+	}
+	while (pid > 0 && waitpid(pid, NULL, 0) == -1 && errno == EINTR) {
+		continue;
+	}
+	unbecome_root();
+}
+
+/* Is there another daemon, or has somebody written what was left? */
+static bool rushes_session_look(struct rushes_session *session)
+{
+	bool found;
+
+	if (session->lost_ns == 0) {
+		return true;
+	}
+	become_root();
+	found = rushes_reconnect(session->client);
+	unbecome_root();
+	if (found) {
+		session->lost_ns = 0;
+		if (!rushes_session_watch(session)) {
+			rushes_session_end(session);
+			rushes_session_refused(session, RUSHES_RETRY_S,
+					       "out of memory");
+			return true;
+		}
+		DBG_ERR("share %s: there is a daemon again\n", session->share);
+		session->absence_logged = false;
+		rushes_session_collect(session);
+		return true;
+	}
+	if (rushes_is_recovered(session->client)) {
+		session->lost_ns = 0;
+		rushes_give_up(session->client);
+		rushes_session_end(session);
+		session->retry_ns = 0;
+		return true;
+	}
+	rushes_session_recover(session);
+	return false;
+}
+
+static void rushes_session_looked(struct tevent_context *ev,
+				  struct tevent_timer *te,
+				  struct timeval now,
+				  void *private_data)
+{
+	struct rushes_session *session = talloc_get_type_abort(
+		private_data, struct rushes_session);
+
+	/* tevent frees a timer that has fired. */
+	session->look = NULL;
+	if (!rushes_session_look(session)) {
+		rushes_session_look_again(session);
+	}
+}
+
+static void rushes_session_look_again(struct rushes_session *session)
+{
+	if (session->look == NULL) {
+		session->look = tevent_add_timer(
+			session->ev, session,
+			tevent_timeval_current_ofs(0, RUSHES_LOOK_MS * 1000),
+			rushes_session_looked, session);
+	}
+}
+
+bool rushes_session_wait_found(struct rushes_session *session)
+{
+	uint64_t end_ns = rushes_now_ns() + RUSHES_PATIENCE_S * RUSHES_NS_PER_S;
+
+	while (!rushes_session_look(session)) {
+		if (rushes_now_ns() > end_ns) {
+			return false;
+		}
+		smb_msleep(RUSHES_LOOK_MS);
+	}
+	return true;
+}
+
+bool rushes_session_is_lost(const struct rushes_session *session)
+{
+	return session != NULL && session->lost_ns != 0;
+}
+
 struct rushes_client *rushes_session_for_read(struct rushes_session *session)
 {
+	if (session->lost_ns != 0) {
+		return session->client;
+	}
 	if (session->client != NULL && !rushes_alive(session->client)) {
 		rushes_session_lost(session);
 	}
@@ -297,6 +432,9 @@ struct rushes_client *rushes_session_for_write(struct rushes_session *session)
 
 void rushes_session_after_wait(struct rushes_session *session)
 {
+	if (session->client == NULL || session->lost_ns != 0) {
+		return;
+	}
 	if (session->reads != NULL) {
 		rushes_session_collect(session);
 	}

@@ -52,19 +52,49 @@ bool rushes_has_fact(struct rushes_session *session, dev_t device, ino_t inode)
 	       rushes_fact_of(session->client, device, inode, &fact);
 }
 
-void rushes_hold_inode(struct rushes_session *session, dev_t device,
+/*
+ * The daemon has bytes of it, and is gone. True: the file has them, or there is
+ * a daemon again.
+ */
+static bool rushes_wait_for_fact(struct rushes_session *session, dev_t device,
+				 ino_t inode)
+{
+	if (session->lost_ns == 0 || !rushes_has_fact(session, device, inode)) {
+		return true;
+	}
+	if (!rushes_session_wait_found(session)) {
+		errno = EIO;
+		return false;
+	}
+	return true;
+}
+
+bool rushes_hold_inode(struct rushes_session *session, dev_t device,
 		       ino_t inode)
 {
 	int saved_errno = errno;
+	bool held = false;
 
-	if (session->client != NULL && rushes_takes_writes(session->client)) {
-		rushes_hold(session->client, device, inode);
+	while (!held && session->client != NULL &&
+	       rushes_takes_writes(session->client))
+	{
+		if (session->lost_ns != 0) {
+			if (!rushes_wait_for_fact(session, device, inode)) {
+				return false;
+			}
+			if (session->lost_ns != 0) {
+				break;
+			}
+			continue;
+		}
+		held = rushes_hold(session->client, device, inode);
 		rushes_session_after_wait(session);
 	}
 	errno = saved_errno;
+	return true;
 }
 
-void rushes_hold_fsp(struct vfs_handle_struct *handle,
+bool rushes_hold_fsp(struct vfs_handle_struct *handle,
 		     struct files_struct *fsp)
 {
 	struct rushes_session *session = rushes_session_of(handle);
@@ -73,24 +103,29 @@ void rushes_hold_fsp(struct vfs_handle_struct *handle,
 	if (session == NULL || session->client == NULL ||
 	    !rushes_takes_writes(session->client))
 	{
-		return;
+		return true;
 	}
 	file = rushes_fsp_get(handle, fsp);
-	if (file != NULL && file->is_regular) {
-		rushes_hold_inode(session, file->device, file->inode);
+	if (file == NULL || !file->is_regular) {
+		return true;
 	}
+	return rushes_hold_inode(session, file->device, file->inode);
 }
 
-void rushes_settle_inode(struct rushes_session *session, dev_t device,
+bool rushes_settle_inode(struct rushes_session *session, dev_t device,
 			 ino_t inode)
 {
-	if (rushes_has_fact(session, device, inode)) {
-		rushes_hold_inode(session, device, inode);
-		rushes_changed_inode(session, device, inode, 0, 0);
+	if (!rushes_has_fact(session, device, inode)) {
+		return true;
 	}
+	if (!rushes_hold_inode(session, device, inode)) {
+		return false;
+	}
+	rushes_changed_inode(session, device, inode, 0, 0);
+	return true;
 }
 
-void rushes_settle_fsp(struct vfs_handle_struct *handle,
+bool rushes_settle_fsp(struct vfs_handle_struct *handle,
 		       struct files_struct *fsp)
 {
 	struct rushes_session *session = rushes_session_of(handle);
@@ -99,12 +134,13 @@ void rushes_settle_fsp(struct vfs_handle_struct *handle,
 	if (session == NULL || session->client == NULL ||
 	    !rushes_takes_writes(session->client))
 	{
-		return;
+		return true;
 	}
 	file = rushes_fsp_get(handle, fsp);
-	if (file != NULL && file->is_regular) {
-		rushes_settle_inode(session, file->device, file->inode);
+	if (file == NULL || !file->is_regular) {
+		return true;
 	}
+	return rushes_settle_inode(session, file->device, file->inode);
 }
 
 void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st)
@@ -145,15 +181,18 @@ void rushes_copy_source(struct vfs_handle_struct *handle,
 	}
 }
 
-void rushes_settle_copy_sources(struct vfs_handle_struct *handle)
+bool rushes_settle_copy_sources(struct vfs_handle_struct *handle)
 {
 	struct rushes_session *session = rushes_session_of(handle);
 	struct rushes_fsp *file = NULL;
 
 	if (session == NULL) {
-		return;
+		return true;
 	}
 	for (file = session->copy_sources; file != NULL; file = file->next) {
-		rushes_settle_inode(session, file->device, file->inode);
+		if (!rushes_settle_inode(session, file->device, file->inode)) {
+			return false;
+		}
 	}
+	return true;
 }

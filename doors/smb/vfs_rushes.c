@@ -43,6 +43,7 @@ __attribute__((used)) static const char vfs_rushes_built_for[] =
 int vfs_rushes_debug_level = DBGC_VFS;
 
 #define RUSHES_SOCKET_DEFAULT "/run/rushes/session.sock"
+#define RUSHES_RECOVER_DEFAULT "rushes recover"
 
 /*
  * Connecting.
@@ -82,11 +83,17 @@ static int vfs_rushes_connect(struct vfs_handle_struct *handle,
 		session, lp_parm_const_string(snum, "rushes", "share",
 					      lp_const_servicename(snum)));
 	session->user = talloc_strdup(session, user);
+	session->recover_command = talloc_strdup(
+		session, lp_parm_const_string(snum, "rushes", "recover",
+					      RUSHES_RECOVER_DEFAULT));
+	session->recover_ns = RUSHES_NS_PER_S *
+		(uint64_t)MAX(lp_parm_int(snum, "rushes", "recover after",
+					  RUSHES_RECOVER_S), 0);
 	address = tsocket_address_inet_addr_string(
 		conn->sconn->remote_address, session);
 	session->address = (address != NULL) ? address : "";
 	if (session->socket_path == NULL || session->share == NULL ||
-	    session->user == NULL)
+	    session->user == NULL || session->recover_command == NULL)
 	{
 		goto nomem;
 	}
@@ -189,7 +196,9 @@ static ssize_t vfs_rushes_pread(struct vfs_handle_struct *handle,
 		ret = rushes_read_wait(file, data, n, offset);
 	}
 	if (ret == RUSHES_PLAIN) {
-		rushes_settle_fsp(handle, fsp);
+		if (!rushes_settle_fsp(handle, fsp)) {
+			return -1;
+		}
 		return SMB_VFS_NEXT_PREAD(handle, fsp, data, n, offset);
 	}
 	if (ret < 0) {
@@ -230,7 +239,10 @@ static void rushes_pread_plain(struct rushes_pread_state *state)
 {
 	struct tevent_req *subreq = NULL;
 
-	rushes_settle_fsp(state->handle, state->fsp);
+	if (!rushes_settle_fsp(state->handle, state->fsp)) {
+		tevent_req_error(state->req, errno);
+		return;
+	}
 	subreq = SMB_VFS_NEXT_PREAD_SEND(state, state->ev, state->handle,
 					 state->fsp, state->data, state->n,
 					 state->offset);
@@ -307,9 +319,11 @@ static struct tevent_req *vfs_rushes_pread_send(
 	if (n > 0 && offset >= 0) {
 		file = rushes_fsp_for_read(handle, fsp);
 	}
-	if (file == NULL) {
+	if (file == NULL &&
+	    !rushes_session_is_lost(rushes_session_of(handle)) &&
+	    rushes_settle_fsp(handle, fsp))
+	{
 		/* Not even a request of our own; see vfs_rushes_pread_recv. */
-		rushes_settle_fsp(handle, fsp);
 		return SMB_VFS_NEXT_PREAD_SEND(mem_ctx, ev, handle, fsp,
 					       data, n, offset);
 	}
@@ -320,7 +334,7 @@ static struct tevent_req *vfs_rushes_pread_send(
 	}
 	*state = (struct rushes_pread_state) {
 		.read = {
-			.session = file->session,
+			.session = rushes_session_of(handle),
 			.file = file,
 			.done_fn = rushes_pread_done,
 		},
@@ -332,7 +346,7 @@ static struct tevent_req *vfs_rushes_pread_send(
 		.n = n,
 		.offset = offset,
 	};
-	if (rushes_read_start(&state->read, data, n, offset)) {
+	if (file != NULL && rushes_read_start(&state->read, data, n, offset)) {
 		talloc_set_destructor(state, rushes_pread_state_destructor);
 	} else {
 		rushes_pread_plain(state);
@@ -492,7 +506,9 @@ static ssize_t rushes_send_plain(struct vfs_handle_struct *handle, int fd,
 	size_t total = 0;
 	ssize_t ret = 0;
 
-	rushes_settle_fsp(handle, fsp);
+	if (!rushes_settle_fsp(handle, fsp)) {
+		return -1;
+	}
 	buffer = talloc_array(talloc_tos(), uint8_t, buffer_size);
 	if (buffer == NULL) {
 		errno = ENOMEM;
@@ -587,7 +603,9 @@ static ssize_t vfs_rushes_sendfile(struct vfs_handle_struct *handle,
 		if (file != NULL) {
 			rushes_session_after_wait(file->session);
 		}
-		rushes_settle_fsp(handle, fromfsp);
+		if (!rushes_settle_fsp(handle, fromfsp)) {
+			return -1;
+		}
 		return SMB_VFS_NEXT_SENDFILE(handle, tofd, fromfsp, header,
 					     offset, n);
 	}
@@ -627,7 +645,9 @@ static ssize_t vfs_rushes_recvfile(struct vfs_handle_struct *handle,
 {
 	ssize_t ret;
 
-	rushes_hold_fsp(handle, tofsp);
+	if (!rushes_hold_fsp(handle, tofsp)) {
+		return -1;
+	}
 	ret = SMB_VFS_NEXT_RECVFILE(handle, fromfd, tofsp, offset, n);
 	rushes_changed_fsp(handle, tofsp, offset, n);
 	return ret;
@@ -651,7 +671,9 @@ static ssize_t vfs_rushes_pwrite(struct vfs_handle_struct *handle,
 		rushes_session_after_wait(file->session);
 	}
 	if (ret == RUSHES_PLAIN) {
-		rushes_hold_fsp(handle, fsp);
+		if (!rushes_hold_fsp(handle, fsp)) {
+			return -1;
+		}
 		ret = SMB_VFS_NEXT_PWRITE(handle, fsp, data, n, offset);
 		rushes_changed_fsp(handle, fsp, offset, n);
 		return ret;
@@ -700,7 +722,10 @@ static void rushes_pwrite_plain(struct rushes_pwrite_state *state)
 {
 	struct tevent_req *subreq = NULL;
 
-	rushes_hold_fsp(state->handle, state->fsp);
+	if (!rushes_hold_fsp(state->handle, state->fsp)) {
+		tevent_req_error(state->req, errno);
+		return;
+	}
 	subreq = SMB_VFS_NEXT_PWRITE_SEND(state, state->ev, state->handle,
 					  state->fsp, state->data, state->n,
 					  state->offset);
@@ -844,7 +869,9 @@ static int vfs_rushes_ftruncate(struct vfs_handle_struct *handle,
 	 * Shorter: what is behind the new end changes. Longer: what is behind
 	 * the old one. An overwrite of the whole when we cannot say.
 	 */
-	rushes_hold_fsp(handle, fsp);
+	if (!rushes_hold_fsp(handle, fsp)) {
+		return -1;
+	}
 	if (session != NULL && session->client != NULL &&
 	    fstat(fsp_get_io_fd(fsp), &st) == 0)
 	{
@@ -863,7 +890,9 @@ static int vfs_rushes_fallocate(struct vfs_handle_struct *handle,
 {
 	int ret;
 
-	rushes_hold_fsp(handle, fsp);
+	if (!rushes_hold_fsp(handle, fsp)) {
+		return -1;
+	}
 	ret = SMB_VFS_NEXT_FALLOCATE(handle, fsp, mode, offset, len);
 	rushes_changed_fsp(handle, fsp, offset, len);
 	return ret;
@@ -933,8 +962,12 @@ static struct tevent_req *vfs_rushes_offload_write_send(
 		.dest_off = dest_off,
 		.to_copy = to_copy,
 	};
-	rushes_settle_copy_sources(handle);
-	rushes_hold_fsp(handle, dest_fsp);
+	if (!rushes_settle_copy_sources(handle) ||
+	    !rushes_hold_fsp(handle, dest_fsp))
+	{
+		tevent_req_nterror(req, NT_STATUS_IO_DEVICE_ERROR);
+		return tevent_req_post(req, ev);
+	}
 	subreq = SMB_VFS_NEXT_OFFLOAD_WRITE_SEND(handle, state, ev, fsctl,
 						 token, transfer_offset,
 						 dest_fsp, dest_off, to_copy);
@@ -1013,7 +1046,10 @@ static void rushes_fsync_plain(struct rushes_fsync_state *state)
 {
 	struct tevent_req *subreq = NULL;
 
-	rushes_settle_fsp(state->handle, state->fsp);
+	if (!rushes_settle_fsp(state->handle, state->fsp)) {
+		tevent_req_error(state->req, errno);
+		return;
+	}
 	subreq = SMB_VFS_NEXT_FSYNC_SEND(state, state->ev, state->handle,
 					 state->fsp);
 	if (tevent_req_nomem(subreq, state->req)) {
@@ -1070,10 +1106,11 @@ static struct tevent_req *vfs_rushes_fsync_send(
 	struct rushes_fsp *file = NULL;
 
 	file = rushes_fsp_for_write(handle, fsp);
-	if (file == NULL ||
-	    !rushes_has_fact(file->session, file->device, file->inode))
+	if ((file == NULL ||
+	     !rushes_has_fact(file->session, file->device, file->inode)) &&
+	    !rushes_session_is_lost(rushes_session_of(handle)) &&
+	    rushes_settle_fsp(handle, fsp))
 	{
-		rushes_settle_fsp(handle, fsp);
 		return SMB_VFS_NEXT_FSYNC_SEND(mem_ctx, ev, handle, fsp);
 	}
 	req = tevent_req_create(mem_ctx, &state, struct rushes_fsync_state);
@@ -1082,7 +1119,7 @@ static struct tevent_req *vfs_rushes_fsync_send(
 	}
 	*state = (struct rushes_fsync_state) {
 		.sync = {
-			.session = file->session,
+			.session = rushes_session_of(handle),
 			.file = file,
 			.done_fn = rushes_fsync_done,
 		},
@@ -1091,7 +1128,7 @@ static struct tevent_req *vfs_rushes_fsync_send(
 		.handle = handle,
 		.fsp = fsp,
 	};
-	if (rushes_sync_start(&state->sync)) {
+	if (file != NULL && rushes_sync_start(&state->sync)) {
 		talloc_set_destructor(state, rushes_fsync_state_destructor);
 	} else {
 		rushes_fsync_plain(state);
@@ -1199,8 +1236,10 @@ static int vfs_rushes_fntimes(struct vfs_handle_struct *handle,
 			rushes_has_fact(session, st->st_ex_dev, st->st_ex_ino);
 	int ret;
 
-	if (has_fact) {
-		rushes_hold_inode(session, st->st_ex_dev, st->st_ex_ino);
+	if (has_fact &&
+	    !rushes_hold_inode(session, st->st_ex_dev, st->st_ex_ino))
+	{
+		return -1;
 	}
 	ret = SMB_VFS_NEXT_FNTIMES(handle, fsp, ft);
 	if (has_fact) {
@@ -1217,7 +1256,9 @@ static off_t vfs_rushes_lseek(struct vfs_handle_struct *handle,
 			      int whence)
 {
 	if (whence == SEEK_DATA || whence == SEEK_HOLE || whence == SEEK_END) {
-		rushes_settle_fsp(handle, fsp);
+		if (!rushes_settle_fsp(handle, fsp)) {
+			return -1;
+		}
 	}
 	return SMB_VFS_NEXT_LSEEK(handle, fsp, offset, whence);
 }
