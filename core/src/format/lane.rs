@@ -29,6 +29,8 @@ pub const HANDLE_BYTES_MAX: usize = 128;
 
 /// Words of a record of a piece.
 pub const PIECE_WORDS: usize = 16;
+/// The word of a piece that says when it was written.
+const CHANGED_WORD: usize = 6 + RUNS_MAX;
 /// Words of a record of a file.
 pub const FILE_WORDS: usize = 32;
 /// Words of the head.
@@ -114,6 +116,8 @@ pub struct PieceRecord {
     pub file: u32,
     /// Where its bytes are, or were ([`State::Spent`]).
     pub runs: Runs,
+    /// When its client wrote it. Units: ns since 1970.
+    pub changed_ns: i64,
 }
 
 /// A file that pieces of the lane belong to.
@@ -224,6 +228,7 @@ pub fn piece_words(state: State, piece: &PieceRecord) -> [u64; PIECE_WORDS] {
     for (word, run) in words[6..6 + RUNS_MAX].iter_mut().zip(runs) {
         *word = pair(run.first, run.count);
     }
+    words[CHANGED_WORD] = piece.changed_ns as u64;
     words[0] = first_word(state, &words[1..]);
     words
 }
@@ -249,6 +254,7 @@ pub fn piece_of(words: &[u64; PIECE_WORDS]) -> Result<Option<(State, PieceRecord
         range: ByteRange::new(words[3], words[4]),
         file: words[5] as u32,
         runs: Runs::from_runs(runs).ok_or(Damage::Fields)?,
+        changed_ns: words[CHANGED_WORD] as i64,
     };
     if piece.file >= FILE_COUNT || runs.is_empty() || piece.range.length.0 == 0 {
         return Err(Damage::Fields);
@@ -311,7 +317,7 @@ pub fn file_of(words: &[u64; FILE_WORDS]) -> Result<Option<FileRecord>, Damage> 
 
 const _: () = {
     assert!(8 + HANDLE_BYTES_MAX / 8 <= FILE_WORDS);
-    assert!(6 + RUNS_MAX <= PIECE_WORDS);
+    assert!(CHANGED_WORD < PIECE_WORDS);
     assert!(DONE_PLACES >= 2 * super::RING_ENTRIES as usize);
     assert!(place::FILES == 8192 && place::BYTES == 8192 + 16_384 * (256 + 128));
 };
@@ -331,6 +337,7 @@ mod tests {
             range: ByteRange::new(4_095, 9_000),
             file: 3,
             runs: Runs::from_runs(&runs).expect("few runs"),
+            changed_ns: -77,
         }
     }
 

@@ -276,6 +276,14 @@ impl LaneFile {
         request != 0 && self.table.word64(done).load(Acquire) == request
     }
 
+    /// Ids of the requests that were committed last.
+    pub fn done(&self) -> Vec<u64> {
+        (0..DONE_PLACES)
+            .map(|place| self.table.word64(place::DONE + place * 8).load(Acquire))
+            .filter(|&request| request != 0)
+            .collect()
+    }
+
     /// Say what file pieces with this number belong to; before the first of them.
     pub fn name_file(&self, record: u32, file: &FileRecord) {
         self.store_last_first(file_place(record), &file_words(file));
@@ -403,6 +411,7 @@ mod tests {
             range: ByteRange::new(order * 100, 9000),
             file: 1,
             runs: Runs::from_runs(&[run]).expect("one run"),
+            changed_ns: 5,
         }
     }
 

@@ -11,7 +11,7 @@ use rustix::fs::{
 };
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// What a descriptor allows. Asks nobody but the kernel's table of descriptors.
@@ -85,6 +85,53 @@ pub fn open_writing(file: impl AsFd, key: FileKey) -> io::Result<Result<WriteFil
         direct: Arc::new(direct),
         buffered: Arc::new(buffered),
     }))
+}
+
+/// `struct file_handle` with room for the longest.
+#[repr(C)]
+struct RawHandle {
+    bytes: u32,
+    kind: i32,
+    handle: [u8; 128],
+}
+
+/// Find a file again by its kernel handle: read-only, as the daemon reads, and for writing. `mount`: any open descriptor of its file system.
+///
+/// Errors   ESTALE: there is no such file any more.
+pub fn open_by_handle(
+    mount: impl AsFd,
+    kind: i32,
+    handle: &[u8],
+) -> io::Result<(Arc<OwnedFd>, WriteFile)> {
+    let mut raw = RawHandle {
+        bytes: u32::try_from(handle.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
+        kind,
+        handle: [0; 128],
+    };
+    raw.handle
+        .get_mut(..handle.len())
+        .ok_or(io::ErrorKind::InvalidInput)?
+        .copy_from_slice(handle);
+    let mut open = |flags: i32| {
+        // SAFETY: the kernel reads `bytes` bytes behind the head of `raw`, which are there.
+        let fd = unsafe {
+            libc::open_by_handle_at(
+                mount.as_fd().as_raw_fd(),
+                (&raw mut raw).cast(),
+                flags | libc::O_CLOEXEC,
+            )
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        Ok(Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }))
+    };
+    let written = WriteFile {
+        direct: open(libc::O_RDWR | libc::O_DIRECT)?,
+        buffered: open(libc::O_RDWR)?,
+    };
+    Ok((open(libc::O_RDONLY | libc::O_DIRECT)?, written))
 }
 
 /// Do something on another's account: his quota counts, and neither what is reserved for root nor root's freedom from quotas
@@ -305,6 +352,35 @@ mod tests {
         );
         assert!(std::fs::read(&path).unwrap() == vec![7; 5000]);
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_file_is_found_again_by_its_handle_whatever_it_is_called() {
+        let (path, mut file) = file("handle");
+        file.write_all(b"take one").unwrap();
+        let handle = crate::watch::handle_of(&file).unwrap();
+        let (kind, bytes) = handle.split_first_chunk::<4>().unwrap();
+        let other = path.with_extension("renamed");
+        std::fs::rename(&path, &other).unwrap();
+        let folder = std::fs::File::open(std::env::temp_dir()).unwrap();
+        let kind = i32::from_ne_bytes(*kind);
+        let (read, written) = match open_by_handle(&folder, kind, bytes) {
+            Ok(found) => found,
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                std::fs::remove_file(other).unwrap();
+                crate::skip("the temporary folder's file system has no direct I/O");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let key = status(&file).unwrap().key;
+        for fd in [&read, &written.direct, &written.buffered] {
+            assert_eq!(status(&**fd).unwrap().key, key);
+        }
+        drop((read, written, file));
+        std::fs::remove_file(other).unwrap();
+        let gone = open_by_handle(&folder, kind, bytes).unwrap_err();
+        assert_eq!(gone.raw_os_error(), Some(libc::ESTALE));
     }
 
     #[test]

@@ -209,6 +209,10 @@ impl KernelRing {
         Ok(())
     }
 
+    pub(super) fn hold(&mut self, file: &OwnedFd) -> io::Result<()> {
+        self.uring.submitter().register_files(&[file.as_raw_fd()])
+    }
+
     pub(super) fn poll_add(
         &mut self,
         fd: Arc<OwnedFd>,

@@ -246,6 +246,15 @@ impl Ring {
         }
     }
 
+    /// Have the ring hold a descriptor's file open until the kernel has let go of every request of this ring, also when this
+    /// process dies before: a lock on it says that some may still be under way.
+    pub fn hold(&mut self, file: &OwnedFd) -> io::Result<()> {
+        match &mut self.backend {
+            Backend::Kernel(ring) => ring.hold(file),
+            Backend::Fake(_) => Ok(()),
+        }
+    }
+
     /// Watch a descriptor for reading and for its other end's going, until removed. It stays open
     /// (as far as its other end can see) until then.
     ///
