@@ -22,6 +22,11 @@ pub(crate) enum Command {
 Signals: SIGHUP reads the configuration again (rules, policy, new shares), SIGTERM and SIGINT stop \
 cleanly. systemd is told when the daemon is ready, reloads and stops.")]
     Serve(ServeArgs),
+    /// Write what a daemon that ended has left, when no other comes to do it
+    #[command(after_help = "\
+A daemon that starts does this by itself. Doors start it when none has come for a while. Exit code: 0 nothing is left, 2 it \
+could not be done, or a daemon is there.")]
+    Recover(RecoverArgs),
     /// Examine configuration and machine; each finding comes with its remedy
     #[command(
         after_help = "Exit code: 0 nothing in the way, 1 something is wrong, 2 it could not be examined."
@@ -64,6 +69,29 @@ cleanly. systemd is told when the daemon is ready, reloads and stops.")]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) config: ConfigArg,
+    /// What to log: error, warn, info, debug, trace, or a filter such as `info,rushes_daemon=debug`
+    #[arg(
+        long,
+        env = "RUSHES_LOG",
+        default_value = "info",
+        value_name = "FILTER"
+    )]
+    pub(crate) log: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RecoverArgs {
+    #[command(flatten)]
+    pub(crate) config: ConfigArg,
+    /// Say what is left, and write nothing
+    #[arg(long, conflicts_with = "give_up")]
+    pub(crate) list: bool,
+    /// Delete what is left in this lane: bytes that clients were told are safe are lost
+    #[arg(long, value_name = "LANE")]
+    pub(crate) give_up: Option<u32>,
+    /// With --list: print JSON
+    #[arg(long, requires = "list")]
+    pub(crate) json: bool,
     /// What to log: error, warn, info, debug, trace, or a filter such as `info,rushes_daemon=debug`
     #[arg(
         long,

@@ -8,6 +8,7 @@ mod calibrate;
 mod check;
 mod lab;
 mod man;
+mod recover;
 mod serve;
 mod show;
 mod status;
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match &cli.command {
         Command::Serve(args) => serve::run(args),
+        Command::Recover(args) => recover::run(args),
         Command::Calibrate(args) => calibrate::run(args),
         Command::Check(args) => check::run(args),
         Command::Status(args) => status::run(args),

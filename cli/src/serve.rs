@@ -15,7 +15,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
 }
 
 /// Under systemd the journal knows the time already.
-fn log_to_stderr(filter: &str) -> Result<(), String> {
+pub(crate) fn log_to_stderr(filter: &str) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         format!(
             "--log {filter:?} is no filter ({error}); expected error, warn, info, debug, trace, or \

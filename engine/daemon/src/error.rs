@@ -50,6 +50,15 @@ pub enum ServeError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// What a former daemon left cannot be read.
+    Lane {
+        /// Where it lies.
+        folder: PathBuf,
+        /// Which lane.
+        lane: u32,
+        /// What is wrong with it, as a clause.
+        what: String,
+    },
     /// The machine refuses something the daemon cannot do without.
     System(SysError),
 }
@@ -87,6 +96,12 @@ impl fmt::Display for ServeError {
                 "cannot listen on {address}: {source}; is another program there, or the path too \
                  long for a socket (107 bytes)?"
             ),
+            ServeError::Lane { folder, lane, what } => write!(
+                f,
+                "lane {lane} in {} cannot be read: {what}. It may hold what clients wrote and disks do not have; \
+                 look at it with `rushes recover --list`, give it up with `rushes recover --give-up {lane}`",
+                folder.display()
+            ),
             ServeError::System(error) => error.fmt(f),
         }
     }
@@ -99,7 +114,9 @@ impl std::error::Error for ServeError {
             ServeError::RuntimeDir { source, .. }
             | ServeError::Share { source, .. }
             | ServeError::Listen { source, .. } => Some(source),
-            ServeError::Running { .. } | ServeError::Memory { .. } => None,
+            ServeError::Running { .. } | ServeError::Memory { .. } | ServeError::Lane { .. } => {
+                None
+            }
             ServeError::System(source) => Some(source),
         }
     }

@@ -32,6 +32,8 @@ use rushes_shm::server::{Listener, ReplyBody};
 use rushes_sys::watch::ChangeWatch;
 use rushes_sys::{Completion, Ring, Segment, SlotRead, SysError, clock};
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
@@ -93,6 +95,14 @@ pub(crate) struct Daemon {
     pub(super) lanes: Option<Lanes>,
     /// Writes that the ring had no room for.
     pub(super) write_backlog: VecDeque<WaitingWrite>,
+    /// The lock of a former daemon's ring, until it is ours: no write is sent before.
+    pub(super) ring_lock: Option<File>,
+    pub(super) ring_lock_kept: Option<OwnedFd>,
+    pub(super) ring_look_at: Instant,
+    /// When a stop no longer waits for what is to be written.
+    pub(super) drain_end: Instant,
+    /// It is here to write what was left, and then to end.
+    pub(super) only_recovers: bool,
     /// Chores that the workers had no room for.
     pub(super) late_chores: Vec<(FileId, Chore)>,
     pub(super) to_expel: Vec<(SessionId, PeerError)>,
@@ -141,10 +151,13 @@ pub(crate) struct Parts {
     pub(crate) notes: Vec<String>,
     pub(crate) locked: bool,
     pub(crate) lanes: Option<Lanes>,
+    pub(crate) ring_lock: Option<File>,
+    pub(crate) only_recovers: bool,
 }
 
 impl Daemon {
     pub(crate) fn new(parts: Parts) -> Daemon {
+        let has_ring_lock = parts.ring_lock.is_some();
         Daemon {
             server: Server::new(parts.limits.clone(), parts.config.policy.clone()),
             config: Arc::new(parts.config),
@@ -174,6 +187,14 @@ impl Daemon {
             lanes: parts.lanes,
             write_backlog: VecDeque::new(),
             late_chores: Vec::new(),
+            ring_lock: parts.ring_lock,
+            ring_lock_kept: None,
+            ring_look_at: match has_ring_lock {
+                true => Instant::ZERO,
+                false => Instant::NEVER,
+            },
+            drain_end: Instant::NEVER,
+            only_recovers: parts.only_recovers,
             to_expel: Vec::new(),
             to_flush: Vec::new(),
             to_hear: Vec::new(),
@@ -264,7 +285,8 @@ impl Daemon {
                 .poll_add(changes.fd().clone(), tag::CHANGES)
                 .map_err(watch)?;
         }
-        while !self.stopping {
+        self.stopping |= self.only_recovers;
+        while !self.stopping || !self.is_done() {
             if self.to_hear.is_empty() {
                 self.ring.submit_and_wait()?;
             } else {
@@ -276,6 +298,23 @@ impl Daemon {
         }
         self.idleness.stop.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Told to stop, and nothing is left to be written; or it has taken too long.
+    fn is_done(&mut self) -> bool {
+        if self.drain_end == Instant::NEVER {
+            self.start_draining();
+        }
+        if self.is_drained() {
+            return true;
+        }
+        let late = clock::now() >= self.drain_end;
+        if late {
+            tracing::error!(
+                "what clients wrote could not all be written; it is left for the next daemon"
+            );
+        }
+        late
     }
 
     fn turn(&mut self, start: Instant) {
@@ -307,6 +346,7 @@ impl Daemon {
             self.sample_at = start + foreign::SAMPLE;
             self.sample_foreign();
         }
+        self.look_for_ring(start);
         self.send_backlog();
         self.expel_all();
         for session in std::mem::take(&mut self.to_flush) {
@@ -620,6 +660,8 @@ impl Daemon {
             .min(self.sample_at)
             .min(self.beat_at)
             .min(self.reports.next())
+            .min(self.ring_look_at)
+            .min(self.drain_end)
             .min(self.sessions.next_leave());
         self.ring.wake_at(at);
     }

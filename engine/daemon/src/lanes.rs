@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The lanes of all sessions, what lies in them by name, and what doors are told of files with bytes in them.
 
-use crate::files::Durable;
+use crate::error::ServeError;
+use crate::files::{Durable, Written};
+use crate::recovery::lane_error;
 use rushes_core::format::lane::{
-    FileRecord, HANDLE_BYTES_MAX, Head, PIECE_COUNT, PieceRecord, State,
+    Damage, FileRecord, HANDLE_BYTES_MAX, Head, PIECE_COUNT, PieceRecord, State,
 };
 use rushes_core::server::LanePart;
 use rushes_core::units::{ByteRange, FileId, LaneId, RequestId};
 use rushes_core::write::Runs;
 use rushes_shm::facts::FactsTable;
-use rushes_shm::lane::LaneFile;
+use rushes_shm::lane::{LaneFault, LaneFile, lanes_in};
 use rushes_sys::{Mapping, MemoryPart, SysError, WRITE_PART_COUNT_MAX};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +35,38 @@ struct Lane {
     is_used: bool,
 }
 
+impl Lane {
+    fn of(file: LaneFile) -> Lane {
+        Lane {
+            file,
+            files: HashMap::new(),
+            free_files: Vec::new(),
+            next_file: 0,
+            pieces: HashMap::new(),
+            grant_count: 0,
+            is_used: false,
+        }
+    }
+}
+
+/// What a daemon that died left of a lane.
+pub(crate) struct Left {
+    pub(crate) lane: LaneId,
+    pub(crate) page_count: u32,
+    pub(crate) pieces: Vec<LeftPiece>,
+}
+
+/// A write that it left.
+pub(crate) struct LeftPiece {
+    pub(crate) record: u32,
+    pub(crate) state: State,
+    pub(crate) piece: PieceRecord,
+    pub(crate) file: FileRecord,
+}
+
+/// Lanes whose sessions are gone that doors may still ask about.
+const FORMER_COUNT_MAX: usize = 1024;
+
 /// All of them.
 pub(crate) struct Lanes {
     folder: PathBuf,
@@ -41,6 +75,8 @@ pub(crate) struct Lanes {
     next: u32,
     epoch: u64,
     order: u64,
+    /// Lanes of former sessions: number, secret, and what was committed last.
+    former: VecDeque<(LaneId, u64, HashSet<u64>)>,
     pub(crate) facts: FactsTable,
 }
 
@@ -61,8 +97,120 @@ impl Lanes {
             next: 0,
             epoch: 1,
             order: 0,
+            former: VecDeque::new(),
             facts: FactsTable::create()?,
         })
+    }
+
+    /// Read what lies in the folder, and make it ours.
+    ///
+    /// Errors   a table that cannot be read: nothing is taken over then.
+    pub(crate) fn take_over(&mut self) -> Result<Vec<Left>, ServeError> {
+        let folder = self.folder.clone();
+        let found = lanes_in(&folder)
+            .map_err(|error| SysError::new("read", folder.display().to_string(), error))?;
+        let mut left = Vec::new();
+        let mut opened = Vec::new();
+        for id in found {
+            let wrong = |fault| lane_error(&folder, id, fault);
+            let Some(file) = LaneFile::open(&folder, id).map_err(wrong)? else {
+                continue;
+            };
+            let mut pieces = Vec::new();
+            for (record, state, piece) in file.pieces().map_err(wrong)? {
+                let Some(named) = file.file(piece.file).map_err(wrong)? else {
+                    let damage = Damage::Fields;
+                    let what = "file";
+                    return Err(wrong(LaneFault::Record {
+                        what,
+                        record: piece.file,
+                        damage,
+                    }));
+                };
+                self.order = self.order.max(piece.order);
+                pieces.push(LeftPiece {
+                    record,
+                    state,
+                    piece,
+                    file: named,
+                });
+            }
+            self.next = self.next.max(id.0);
+            self.epoch = self.epoch.max(file.head().epoch + 1);
+            opened.push((id, file, pieces));
+        }
+        for (id, mut file, pieces) in opened {
+            file.take_over(self.epoch);
+            self.remember(id, &file);
+            if pieces.is_empty() {
+                file.remove();
+                continue;
+            }
+            let page_count = file.head().page_count;
+            self.lanes.insert(id, Lane::of(file));
+            left.push(Left {
+                lane: id,
+                page_count,
+                pieces,
+            });
+        }
+        Ok(left)
+    }
+
+    /// A piece that was left belongs to this file now; the table calls it `name`.
+    pub(crate) fn recovered(&mut self, id: LaneId, record: u32, name: u32, file: FileId) {
+        let Some(lane) = self.lanes.get_mut(&id) else {
+            return;
+        };
+        lane.pieces.insert(record, file);
+        lane.next_file = lane.next_file.max(name + 1);
+        // A file has one name in a table; should it have two, the second goes with the lane.
+        lane.files.entry(file).or_insert((name, 0)).1 += 1;
+    }
+
+    /// A piece that was left belongs to nothing.
+    pub(crate) fn discard(&mut self, id: LaneId, record: u32) {
+        if let Some(lane) = self.lanes.get(&id) {
+            lane.file.set_state(record, State::Free);
+        }
+    }
+
+    /// Leave a lane as it is, for another time.
+    pub(crate) fn set_aside(&mut self, id: LaneId) {
+        self.lanes.remove(&id);
+    }
+
+    /// Nothing is in any of them.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    fn remember(&mut self, id: LaneId, file: &LaneFile) {
+        if self.former.len() >= FORMER_COUNT_MAX {
+            self.former.pop_front();
+        }
+        let done = file.done().into_iter().collect();
+        self.former.push_back((id, file.head().secret, done));
+    }
+
+    /// The session of a lane is gone; its door may come back and ask.
+    pub(crate) fn session_left(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.remove(&id) {
+            self.remember(id, &lane.file);
+            self.lanes.insert(id, lane);
+        }
+    }
+
+    /// Was this request of a former session committed?
+    pub(crate) fn was_committed(&self, id: LaneId, secret: u64, request: RequestId) -> bool {
+        self.former
+            .iter()
+            .any(|(lane, known, done)| *lane == id && *known == secret && done.contains(&request.0))
+    }
+
+    /// False: they only hold what was left.
+    pub(crate) fn take_writes(&self) -> bool {
+        self.page_count > 0
     }
 
     /// A lane for a session that comes.
@@ -75,16 +223,8 @@ impl Lanes {
             epoch: self.epoch,
             secret: secret(),
         };
-        let lane = Lane {
-            file: LaneFile::create(&self.folder, head)?,
-            files: HashMap::new(),
-            free_files: Vec::new(),
-            next_file: 0,
-            pieces: HashMap::new(),
-            grant_count: 0,
-            is_used: false,
-        };
-        self.lanes.insert(id, lane);
+        let file = LaneFile::create(&self.folder, head)?;
+        self.lanes.insert(id, Lane::of(file));
         Ok(id)
     }
 
@@ -122,7 +262,7 @@ impl Lanes {
         &mut self,
         id: LaneId,
         record: u32,
-        (file, durable): (FileId, &Durable),
+        (file, written): (FileId, &Written),
         (range, runs): (ByteRange, Runs),
         request: RequestId,
     ) -> bool {
@@ -140,7 +280,7 @@ impl Lanes {
                     lane.next_file += 1;
                     lane.next_file - 1
                 });
-                lane.file.name_file(name, &durable.record());
+                lane.file.name_file(name, &written.durable.record());
                 lane.files.insert(file, (name, 1));
                 name
             }
@@ -154,6 +294,7 @@ impl Lanes {
                 range,
                 file: name,
                 runs,
+                changed_ns: written.changed_ns,
             },
         );
         true
@@ -368,6 +509,20 @@ mod tests {
         }
     }
 
+    fn written(inode: u64) -> Written {
+        let null = || Arc::new(std::fs::File::open("/dev/null").unwrap().into());
+        Written {
+            file: rushes_sys::space::WriteFile {
+                direct: null(),
+                buffered: null(),
+            },
+            durable: durable(inode),
+            changed_ns: 7,
+            chores: VecDeque::new(),
+            is_busy: false,
+        }
+    }
+
     fn durable(inode: u64) -> Durable {
         Durable {
             key: FileKey { device: 1, inode },
@@ -387,7 +542,7 @@ mod tests {
         let folder = Folder::new("names");
         let mut lanes = Lanes::new(&folder.0, 1 << 20).unwrap();
         let id = lanes.create().unwrap();
-        let (one, two) = (durable(10), durable(20));
+        let (one, two) = (written(10), written(20));
         let range = ByteRange::new(0, 4096);
         for (record, file, durable) in [(0, 1, &one), (1, 2, &two), (2, 1, &one)] {
             lanes.granted(id, record).unwrap();
@@ -413,7 +568,7 @@ mod tests {
         lanes.publish(
             id,
             0,
-            (FileId(3), &durable(30)),
+            (FileId(3), &written(30)),
             (range, runs(0, 1)),
             RequestId(10),
         );

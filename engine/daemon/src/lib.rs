@@ -19,8 +19,10 @@ mod foreign;
 mod jobs;
 mod lag;
 mod lanes;
+pub mod lanes_left;
 mod metrics;
 mod process;
+mod recovery;
 mod reports;
 mod runtime_dir;
 mod serve;
@@ -33,4 +35,4 @@ mod worker;
 mod writing;
 
 pub use error::ServeError;
-pub use serve::serve;
+pub use serve::{recover, serve};

@@ -75,6 +75,11 @@ impl RuntimeDir {
         self.path.join("lanes")
     }
 
+    /// Where nobody connects: a daemon that only recovers must not be taken for one that serves.
+    pub(crate) fn recovery_socket(&self) -> PathBuf {
+        self.path.join("recovery.sock")
+    }
+
     pub(crate) fn control_socket(&self) -> PathBuf {
         self.path.join("control.sock")
     }

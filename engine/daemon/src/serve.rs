@@ -9,22 +9,46 @@ use crate::event_loop::{Daemon, Parts};
 use crate::jobs::{calibration_for, work};
 use crate::lanes::Lanes;
 use crate::process;
+use crate::recovery::ring_lock;
 use crate::runtime_dir::RuntimeDir;
 use crate::share::Share;
 use crate::signals::Signals;
 use crate::worker::Workers;
 use rushes_core::format::REPLY_SLOTS_MAX;
 use rushes_core::server::Limits;
+use rushes_shm::lane::lanes_in;
 use rushes_shm::server::Listener;
 use rushes_sys::watch::ChangeWatch;
 use rushes_sys::{Ring, RingLimits, Segment, SegmentHome, SegmentWarning, SysError, priority};
 use std::sync::Arc;
+
+/// Cache of a daemon that only writes what was left. Units: bytes.
+const RECOVER_CACHE_BYTES: u64 = 64 << 20;
 
 /// Serve until SIGTERM, SIGINT or a question says stop. Runs on the calling thread, which it puts
 /// into the real-time class if it may.
 ///
 /// Errors   everything that keeps the daemon from starting, as a sentence with its remedy.
 pub fn serve(config: Config) -> Result<(), ServeError> {
+    run(config, false)
+}
+
+/// Write what a daemon that ended has left, and end.
+///
+/// Errors   as [`serve`]; Running: a daemon is there, which does that itself.
+pub fn recover(config: Config) -> Result<(), ServeError> {
+    run(config, true)
+}
+
+fn run(mut config: Config, only_recovers: bool) -> Result<(), ServeError> {
+    if only_recovers {
+        // Nobody reads through it, and names that nobody opens need not be known.
+        config.cache_bytes = RECOVER_CACHE_BYTES;
+        config.buffer_bytes = 1 << 20;
+        config.warm_metadata = false;
+        config.write_buffer_bytes = config.write_buffer_bytes.max(RECOVER_CACHE_BYTES);
+        config.metrics_listen = None;
+    }
     process::raise_descriptor_limit();
     // Else the kernel would find out, and end somebody else.
     if let Some(total) = crate::doctor::memory_too_small_for(config.cache_bytes) {
@@ -62,11 +86,14 @@ pub fn serve(config: Config) -> Result<(), ServeError> {
         })
         .ok();
     let ring = Ring::new(segment.clone(), RingLimits::default())?;
-    let listener =
-        Listener::bind(&runtime.session_socket()).map_err(|source| ServeError::Listen {
-            address: runtime.session_socket().display().to_string(),
-            source,
-        })?;
+    let socket = match only_recovers {
+        false => runtime.session_socket(),
+        true => runtime.recovery_socket(),
+    };
+    let listener = Listener::bind(&socket).map_err(|source| ServeError::Listen {
+        address: socket.display().to_string(),
+        source,
+    })?;
     let desk = Desk::open(&Addresses {
         control: &runtime.control_socket(),
         control_group: config.control_group.as_deref().and_then(group_id),
@@ -74,8 +101,16 @@ pub fn serve(config: Config) -> Result<(), ServeError> {
         metrics_tcp: config.metrics_listen,
     })?;
     let lanes = match config.write_buffer_bytes {
+        // What a daemon with another configuration left is written all the same.
+        0 if lanes_in(&runtime.lanes()).is_ok_and(|left| !left.is_empty()) => {
+            Some(Lanes::new(&runtime.lanes(), 0).map_err(ServeError::System)?)
+        }
         0 => None,
         bytes => Some(Lanes::new(&runtime.lanes(), bytes).map_err(ServeError::System)?),
+    };
+    let ring_lock = match &lanes {
+        Some(_) => Some(ring_lock(&runtime.lanes()).map_err(ServeError::System)?),
+        None => None,
     };
     // Last, so that the threads made above stay ordinary.
     let priority = take_precedence(&mut notes);
@@ -97,11 +132,16 @@ pub fn serve(config: Config) -> Result<(), ServeError> {
         notes,
         locked,
         lanes,
+        ring_lock,
+        only_recovers,
     });
     for (share, calibration) in shares {
         daemon.add_share(share, calibration.map(|calibration| calibration.model()));
     }
-    tracing::info!("ready");
+    daemon.recover()?;
+    if !only_recovers {
+        tracing::info!("ready");
+    }
     tell_manager("READY=1");
     let ended = daemon.run();
     tell_manager("STOPPING=1");

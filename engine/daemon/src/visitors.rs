@@ -29,6 +29,9 @@ impl Daemon {
     pub(super) fn accept(&mut self) {
         // Level-triggered: whoever is left waiting is reported again.
         for _ in 0..16 {
+            if self.stopping {
+                return;
+            }
             let newcomer = match self.listener.accept() {
                 Ok(Some(newcomer)) => newcomer,
                 Ok(None) => return,
@@ -337,6 +340,23 @@ impl Daemon {
                 handle,
                 request,
             }),
+            ClientEvent::WasCommitted {
+                request,
+                lane,
+                secret,
+                then,
+            } => {
+                let committed = self
+                    .lanes
+                    .as_ref()
+                    .is_some_and(|lanes| lanes.was_committed(lane, secret, then));
+                let body = if committed {
+                    ReplyBody::Done
+                } else {
+                    ReplyBody::Plain
+                };
+                self.answer_at_once(session, request, body);
+            }
             ClientEvent::Hold { request, key } => self.feed(Event::Hold {
                 session,
                 request,
@@ -356,8 +376,12 @@ impl Daemon {
 
     /// Let a client do it on its own descriptor.
     fn plain(&mut self, session: SessionId, request: RequestId) {
+        self.answer_at_once(session, request, ReplyBody::Plain);
+    }
+
+    fn answer_at_once(&mut self, session: SessionId, request: RequestId, body: ReplyBody<'_>) {
         if let Some(seat) = self.sessions.seats.get_mut(&session) {
-            if let Err(error) = seat.session.reply(request, ReplyBody::Plain) {
+            if let Err(error) = seat.session.reply(request, body) {
                 self.to_expel.push((session, error));
             } else {
                 seat.session.flush();
@@ -433,6 +457,9 @@ impl Daemon {
                     seat.session.peer().pid
                 );
             }
+        }
+        if let (Some(lane), Some(lanes)) = (seat.lane, &mut self.lanes) {
+            lanes.session_left(lane);
         }
         drop(seat);
         self.feed(Event::SessionClosed { session: id });

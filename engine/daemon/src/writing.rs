@@ -26,7 +26,9 @@ impl Daemon {
         newcomer: Newcomer,
         terms: SessionTerms,
     ) -> Result<(ServerSession, Option<LaneId>), PeerError> {
-        let made = self.lanes.as_mut().and_then(|lanes| match lanes.create() {
+        let takes_writes = |lanes: &&mut Lanes| lanes.take_writes();
+        let lanes = self.lanes.as_mut().filter(takes_writes);
+        let made = lanes.and_then(|lanes| match lanes.create() {
             Ok(lane) => Some(lane),
             Err(error) => {
                 tracing::warn!("a session writes by itself, it got no lane: {error}");
@@ -123,13 +125,7 @@ impl Daemon {
             return;
         };
         written.changed_ns = space::wall_ns();
-        lanes.publish(
-            lane,
-            record,
-            (file, &written.durable),
-            (range, runs),
-            request,
-        );
+        lanes.publish(lane, record, (file, written), (range, runs), request);
     }
 
     /// Doors see the file as its clients do.
@@ -355,7 +351,8 @@ impl Daemon {
     }
 
     pub(super) fn submit_write(&mut self, write: IoWrite, parts: &[LanePart]) {
-        if !self.write_backlog.is_empty() || !self.try_write(&write, parts) {
+        let waits = self.ring_lock.is_some() || !self.write_backlog.is_empty();
+        if waits || !self.try_write(&write, parts) {
             self.write_backlog.push_back((write, parts.to_vec()));
         }
     }
@@ -408,6 +405,10 @@ impl Daemon {
     }
 
     pub(super) fn send_write_backlog(&mut self) {
+        if self.ring_lock.is_some() {
+            // What a former daemon sent may still land; ours must come after it.
+            return;
+        }
         while let Some((write, parts)) = self.write_backlog.pop_front() {
             if !self.try_write(&write, &parts) {
                 self.write_backlog.push_front((write, parts));

@@ -113,8 +113,21 @@ impl LaneFile {
         Ok(lane)
     }
 
+    /// Open a lane to look at it; nothing of it is changed. None: it is not finished.
+    pub fn look(folder: &Path, lane: LaneId) -> Result<Option<LaneFile>, LaneFault> {
+        LaneFile::open_with(folder, lane, || ())
+    }
+
     /// Open what another daemon left. None: it never was a lane; its files are removed.
     pub fn open(folder: &Path, lane: LaneId) -> Result<Option<LaneFile>, LaneFault> {
+        LaneFile::open_with(folder, lane, || remove(folder, lane))
+    }
+
+    fn open_with(
+        folder: &Path,
+        lane: LaneId,
+        if_none: impl Fn(),
+    ) -> Result<Option<LaneFile>, LaneFault> {
         let about = || table_path(folder, lane).display().to_string();
         let failed = |error: io::Error| SysError::new("open a lane", about(), error);
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -124,7 +137,7 @@ impl LaneFile {
             open_at(bytes_path(folder, lane)),
         );
         let (Ok(table), Ok(bytes)) = found else {
-            remove(folder, lane);
+            if_none();
             return Ok(None);
         };
         let length = rustix::fs::fstat(&table)
@@ -132,7 +145,7 @@ impl LaneFile {
             .st_size as u64;
         if length < place::BYTES as u64 {
             if length == 0 {
-                remove(folder, lane);
+                if_none();
                 return Ok(None);
             }
             return Err(LaneFault::Head(HeadFault::Damaged));
@@ -146,7 +159,7 @@ impl LaneFile {
         let mut file = LaneFile::map(folder, unread, bytes, table)?;
         let words: [u64; HEAD_WORDS] = file.load(place::HEAD);
         if words == [0; HEAD_WORDS] {
-            remove(folder, lane);
+            if_none();
             return Ok(None);
         }
         let head = head_of(words).map_err(LaneFault::Head)?;
@@ -356,6 +369,11 @@ impl LaneFile {
             self.table.word64(start).store(*first, Release);
         }
     }
+}
+
+/// Delete a lane with what is in it.
+pub fn remove_lane(folder: &Path, lane: LaneId) {
+    remove(folder, lane);
 }
 
 fn remove(folder: &Path, lane: LaneId) {
