@@ -9,7 +9,7 @@ use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
     LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
 };
-use rushes_core::format::{RING_ENTRIES, VERSION, message, op};
+use rushes_core::format::{PLAIN, RING_ENTRIES, VERSION, message, op};
 use rushes_shm::client::Client;
 use rushes_sys::{Access, Mapping, socket};
 use rustix::fs::{Mode, OFlags, open as open_fd};
@@ -290,7 +290,17 @@ fn a_read_only_descriptor_gives_no_way_to_write() {
     let modified = honest.metadata().unwrap().modified().unwrap();
     let before = world.expelled();
     // Every number an operation could have been given, and some that are far off.
-    let known = [op::READ, op::READ_END, op::CLOSE, op::CHANGED, op::GONE];
+    let known = [
+        op::READ,
+        op::READ_END,
+        op::CLOSE,
+        op::CHANGED,
+        op::GONE,
+        op::WRITE_BEGIN,
+        op::SYNC,
+        op::HOLD,
+        op::WAS_COMMITTED,
+    ];
     let numbers = (0..256)
         .chain((8..32).map(|bit| 1u32 << bit))
         .chain([u32::MAX]);
@@ -299,9 +309,17 @@ fn a_read_only_descriptor_gives_no_way_to_write() {
         let mut raw = world.raw();
         raw.open(1, &honest);
         raw.request([1, u64::from(*number) | 1 << 32, 0, 4096, 0, 0, 0, 0]);
+        // (Also to end a write that was granted nothing.)
         raw.expect_put_out(&format!("operation {number}"));
     }
     assert_eq!(world.expelled() - before, unknown.len() as u64);
+
+    // Who asks for pages to write to gets none.
+    let mut raw = world.raw();
+    raw.open(1, &honest);
+    let write = u64::from(op::WRITE_BEGIN) | 1 << 32;
+    raw.request([1, write, 0, 4096, 0, 0, 0, 0]);
+    assert_eq!(raw.reply(), (1, PLAIN, 0));
 
     // Nor by way of the memory in which the file's bytes lie.
     let mut raw = world.raw();
@@ -349,7 +367,8 @@ fn strange_descriptors_are_left_to_their_owner() {
     ];
     let mut raw = world.raw();
     let before = world.daemon.status().daemon.plain_open_count;
-    let count = cases.len() as u64;
+    // The one that is write-only is taken, and not read from.
+    let count = cases.len() as u64 - 1;
     for (handle, (what, fd)) in (10..).zip(cases) {
         raw.open(handle, &fd);
         raw.expect_plain(handle, what);

@@ -38,6 +38,8 @@ pub(crate) fn open_packet(handle: u32, path: &[u8]) -> Vec<u8> {
     let mut packet = head(message::OPEN);
     packet.extend(handle.to_le_bytes());
     packet.extend((path.len() as u32).to_le_bytes());
+    // Nobody's user and group.
+    packet.extend([0; 8]);
     packet.extend(path);
     packet
 }
