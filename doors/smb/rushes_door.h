@@ -147,16 +147,20 @@ bool rushes_session_is_lost(const struct rushes_session *session);
 void rushes_session_disconnect(struct rushes_session *session);
 
 /*
- * The daemon to read from, or NULL. Costs a comparison while there is one, a
- * clock reading while there is none.
+ * Is there a daemon that we do not know yet? Another smbd may have found it
+ * already, and written through it: asked before everything that looks at a
+ * file. Costs a comparison while there is a session, a stat of the socket while
+ * there is none.
+ */
+void rushes_session_refresh(struct rushes_session *session);
+
+/*
+ * The daemon to read from, or NULL. It may be lost: then what concerns a file
+ * with a fact waits for the next.
  */
 struct rushes_client *rushes_session_for_read(struct rushes_session *session);
 
-/*
- * The daemon that must know about a change, or NULL. A second's patience, as
- * for reads, is not allowed here: another smbd may have found a new daemon
- * already and read the old bytes through it.
- */
+/* The daemon that must know about a change, or NULL. */
 struct rushes_client *rushes_session_for_write(struct rushes_session *session);
 
 /*

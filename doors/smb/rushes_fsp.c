@@ -205,13 +205,12 @@ void rushes_changed_inode(struct rushes_session *session,
 	 */
 	for (attempt = 0; attempt < 2; attempt++) {
 		client = rushes_session_for_write(session);
-		if (client == NULL || session->lost_ns != 0) {
-			/* The next daemon knows nothing of this file yet. */
+		if (client == NULL) {
 			return;
 		}
 		rushes_changed(client, device, inode, offset, length);
 		rushes_session_after_wait(session);
-		if (session->client != NULL) {
+		if (session->client != NULL && session->lost_ns == 0) {
 			return;
 		}
 	}
@@ -289,7 +288,7 @@ void rushes_gone_inode(struct vfs_handle_struct *handle,
 		}
 		rushes_gone(client, st->st_ex_dev, st->st_ex_ino);
 		rushes_session_after_wait(session);
-		if (session->client != NULL) {
+		if (session->client != NULL && session->lost_ns == 0) {
 			break;
 		}
 	}

@@ -386,20 +386,6 @@ bool rushes_session_is_lost(const struct rushes_session *session)
 	return session != NULL && session->lost_ns != 0;
 }
 
-struct rushes_client *rushes_session_for_read(struct rushes_session *session)
-{
-	if (session->lost_ns != 0) {
-		return session->client;
-	}
-	if (session->client != NULL && !rushes_alive(session->client)) {
-		rushes_session_lost(session);
-	}
-	if (session->client == NULL && rushes_now_ns() >= session->retry_ns) {
-		rushes_session_connect(session);
-	}
-	return session->client;
-}
-
 /*
  * Is there a socket that has not turned us away? A stat of something that is
  * mostly not there: less than a microsecond.
@@ -419,15 +405,40 @@ static bool rushes_socket_is_new(struct rushes_session *session)
 	       st.st_ctim.tv_nsec != session->refused.st_ctim.tv_nsec;
 }
 
+void rushes_session_refresh(struct rushes_session *session)
+{
+	if (session->lost_ns != 0) {
+		rushes_session_look(session);
+		return;
+	}
+	if (session->client != NULL && !rushes_alive(session->client)) {
+		rushes_session_lost(session);
+		if (session->lost_ns != 0) {
+			rushes_session_look(session);
+			return;
+		}
+	}
+	if (session->client == NULL && rushes_socket_is_new(session)) {
+		rushes_session_connect(session);
+	}
+}
+
+struct rushes_client *rushes_session_for_read(struct rushes_session *session)
+{
+	rushes_session_refresh(session);
+	if (session->client == NULL && rushes_now_ns() >= session->retry_ns) {
+		rushes_session_connect(session);
+	}
+	return session->client;
+}
+
 struct rushes_client *rushes_session_for_write(struct rushes_session *session)
 {
-	struct rushes_client *client = rushes_session_for_read(session);
-
-	if (client == NULL && rushes_socket_is_new(session)) {
+	rushes_session_refresh(session);
+	if (session->client == NULL && rushes_now_ns() >= session->retry_ns) {
 		rushes_session_connect(session);
-		client = session->client;
 	}
-	return client;
+	return session->lost_ns != 0 ? NULL : session->client;
 }
 
 void rushes_session_after_wait(struct rushes_session *session)

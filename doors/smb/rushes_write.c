@@ -48,6 +48,9 @@ bool rushes_has_fact(struct rushes_session *session, dev_t device, ino_t inode)
 {
 	struct rushes_fact fact;
 
+	if (session != NULL) {
+		rushes_session_refresh(session);
+	}
 	return session != NULL && session->client != NULL &&
 	       rushes_fact_of(session->client, device, inode, &fact);
 }
@@ -75,6 +78,7 @@ bool rushes_hold_inode(struct rushes_session *session, dev_t device,
 	int saved_errno = errno;
 	bool held = false;
 
+	rushes_session_refresh(session);
 	while (!held && session->client != NULL &&
 	       rushes_takes_writes(session->client))
 	{
@@ -100,9 +104,11 @@ bool rushes_hold_fsp(struct vfs_handle_struct *handle,
 	struct rushes_session *session = rushes_session_of(handle);
 	struct rushes_fsp *file = NULL;
 
-	if (session == NULL || session->client == NULL ||
-	    !rushes_takes_writes(session->client))
-	{
+	if (session == NULL) {
+		return true;
+	}
+	rushes_session_refresh(session);
+	if (session->client == NULL || !rushes_takes_writes(session->client)) {
 		return true;
 	}
 	file = rushes_fsp_get(handle, fsp);
@@ -131,9 +137,11 @@ bool rushes_settle_fsp(struct vfs_handle_struct *handle,
 	struct rushes_session *session = rushes_session_of(handle);
 	struct rushes_fsp *file = NULL;
 
-	if (session == NULL || session->client == NULL ||
-	    !rushes_takes_writes(session->client))
-	{
+	if (session == NULL) {
+		return true;
+	}
+	rushes_session_refresh(session);
+	if (session->client == NULL || !rushes_takes_writes(session->client)) {
 		return true;
 	}
 	file = rushes_fsp_get(handle, fsp);
@@ -148,8 +156,11 @@ void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st)
 	struct rushes_session *session = rushes_session_of(handle);
 	struct rushes_fact fact;
 
-	if (session == NULL || session->client == NULL ||
-	    !S_ISREG(st->st_ex_mode) ||
+	if (session == NULL || !S_ISREG(st->st_ex_mode)) {
+		return;
+	}
+	rushes_session_refresh(session);
+	if (session->client == NULL ||
 	    !rushes_fact_of(session->client, st->st_ex_dev, st->st_ex_ino,
 			    &fact))
 	{

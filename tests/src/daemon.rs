@@ -27,6 +27,8 @@ pub struct DaemonSpec {
     pub share: PathBuf,
     /// `cache.bytes`.
     pub cache: String,
+    /// `write.buffer_bytes`; None: as the environment says.
+    pub write_buffer: Option<&'static str>,
     /// Further lines of its `[server]`.
     pub server: String,
     /// Further text of the configuration, such as rules.
@@ -40,10 +42,13 @@ impl Daemon {
         let state = scratch.folder("state");
         let config = scratch.path().join("rushes.toml");
         // Every test of the doors must hold either way.
-        let write = match std::env::var("RUSHES_TEST_WRITE_BUFFER") {
-            Ok(bytes) => format!("[write]\nbuffer_bytes = {bytes:?}\n"),
-            Err(_) => String::new(),
-        };
+        let bytes = spec
+            .write_buffer
+            .map(String::from)
+            .or_else(|| std::env::var("RUSHES_TEST_WRITE_BUFFER").ok());
+        let write = bytes.map_or(String::new(), |bytes| {
+            format!("[write]\nbuffer_bytes = {bytes:?}\n")
+        });
         let text = format!(
             "[cache]\nbytes = \"{}\"\n{}[server]\nruntime_dir = {:?}\nstate_dir = {:?}\n{}\n\
              [[share]]\nname = \"{}\"\npath = {:?}\n{}\n",

@@ -38,6 +38,8 @@ pub struct Setup {
     pub global: Vec<String>,
     /// Size of the cache, small so that recycling happens.
     pub cache: String,
+    /// What may be written and not on the disk yet; None: as the environment says.
+    pub write_buffer: Option<&'static str>,
     /// Further lines of `[server]` in rushes.toml.
     pub server: String,
     /// Further text of rushes.toml.
@@ -58,6 +60,7 @@ impl Default for Setup {
             share: Vec::new(),
             global: Vec::new(),
             cache: String::from("64MiB"),
+            write_buffer: None,
             server: String::new(),
             more: String::new(),
             daemon: true,
@@ -118,6 +121,7 @@ impl World {
                 &DaemonSpec {
                     share: disk.path().to_path_buf(),
                     cache: setup.cache.clone(),
+                    write_buffer: setup.write_buffer,
                     server: setup.server.clone(),
                     more: setup.more.clone(),
                 },

@@ -98,7 +98,7 @@ impl Lanes {
             epoch: 1,
             order: 0,
             former: VecDeque::new(),
-            facts: FactsTable::create()?,
+            facts: FactsTable::open(folder)?,
         })
     }
 

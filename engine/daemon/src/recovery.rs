@@ -19,7 +19,7 @@ use rushes_shm::lane::LaneFault;
 use rushes_sys::file::{PrivateFile, status};
 use rushes_sys::{SysError, clock, extents, space};
 use rustix::fs::{FlockOperation, flock};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -83,9 +83,6 @@ impl Daemon {
             return Ok(());
         };
         let left = lanes.take_over()?;
-        if left.is_empty() {
-            return Ok(());
-        }
         let systems = FileSystems::of(&self.shares);
         let mut pieces: Vec<(LaneId, LeftPiece)> = Vec::new();
         for lane in left {
@@ -110,6 +107,14 @@ impl Daemon {
             };
             bytes += left.piece.range.length.0;
             self.recover_piece(lane, &left, facts);
+        }
+        let dirty: HashSet<(u64, u64)> = files
+            .iter()
+            .filter(|(_, facts)| facts.is_some())
+            .map(|(file, _)| *file)
+            .collect();
+        if let Some(lanes) = &mut self.lanes {
+            lanes.facts.keep_only(&dirty);
         }
         if count > 0 {
             tracing::warn!(

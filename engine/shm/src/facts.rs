@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The facts, both ends: what doors must know of files whose bytes the file system does not have yet.
 //! The layout is `rushes_core::format::facts`.
+//!
+//! It is one file for all daemons that come after each other: a door that has not yet heard of the latest sees what it wrote all the
+//! same. It is never cut or replaced.
 
 use rushes_core::format::facts::*;
 use rushes_core::units::{Duration, Instant};
-use rushes_sys::{Access, Mapping, SysError, clock, readers_file};
-use std::collections::HashMap;
+use rushes_sys::{Access, Mapping, SysError, clock};
+use rustix::fs::{Mode, OFlags, fstat, ftruncate, open};
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::fence;
 
@@ -35,15 +40,60 @@ pub struct FactsTable {
 }
 
 impl FactsTable {
-    /// A new table. Its memory is taken as it is used.
-    pub fn create() -> Result<FactsTable, SysError> {
-        let made = |error: io::Error| SysError::new("make the facts", "", error);
-        let (table, readers) = readers_file("rushes-facts", BYTES as u64).map_err(made)?;
-        Ok(FactsTable {
+    /// The table in this folder, with what a former daemon has set; made if there is none. Its memory is taken as it is used.
+    pub fn open(folder: &Path) -> Result<FactsTable, SysError> {
+        let path = folder.join("facts");
+        let about = || path.display().to_string();
+        let failed = |error: io::Error| SysError::new("open the facts", about(), error);
+        let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file = open(&path, flags | OFlags::RDWR | OFlags::CREATE, mode)
+            .map_err(|e| failed(e.into()))?;
+        let found = fstat(&file).map_err(|e| failed(e.into()))?.st_size as u64;
+        if found < BYTES as u64 {
+            ftruncate(&file, BYTES as u64).map_err(|e| failed(e.into()))?;
+        }
+        let table = Mapping::shared(&file, BYTES, Access::ReadWrite).map_err(failed)?;
+        let readers =
+            open(&path, flags | OFlags::RDONLY, Mode::empty()).map_err(|e| failed(e.into()))?;
+        let mut facts = FactsTable {
             readers,
             table,
             places: HashMap::new(),
-        })
+        };
+        facts.take_over();
+        Ok(facts)
+    }
+
+    /// Know what a former daemon has set. One that died in the middle of a change left its entry unreadable: that is set right here.
+    fn take_over(&mut self) {
+        for start in (0..BYTES).step_by(ENTRY_WORDS * 8) {
+            let sequence = self.word(start, word::SEQUENCE).load(Relaxed);
+            if !sequence.is_multiple_of(2) {
+                // Half of it may be another file's: nobody has seen it, and its own daemon will set it again.
+                self.word(start, word::INODE).store(0, Relaxed);
+                self.word(start, word::SEQUENCE)
+                    .store(sequence.wrapping_add(1), Release);
+            }
+            let inode = self.word(start, word::INODE).load(Relaxed);
+            let device = self.word(start, word::DEVICE).load(Relaxed);
+            if inode != 0 {
+                self.places.insert((device, inode), start);
+            }
+        }
+    }
+
+    /// Forget all files but these.
+    pub fn keep_only(&mut self, files: &HashSet<(u64, u64)>) {
+        let others: Vec<(u64, u64)> = self
+            .places
+            .keys()
+            .filter(|file| !files.contains(file))
+            .copied()
+            .collect();
+        for (device, inode) in others {
+            self.clear(device, inode);
+        }
     }
 
     /// For a session, which maps it for reading: a descriptor that cannot be mapped otherwise.
@@ -154,6 +204,25 @@ impl FactsView {
 mod tests {
     use super::*;
 
+    struct Folder(std::path::PathBuf);
+
+    impl Folder {
+        fn new() -> Folder {
+            use std::sync::atomic::AtomicU32;
+            static COUNT: AtomicU32 = AtomicU32::new(0);
+            let number = COUNT.fetch_add(1, Relaxed);
+            let path = format!("/dev/shm/rushes-facts-{}-{number}", std::process::id());
+            std::fs::create_dir(&path).unwrap();
+            Folder(path.into())
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
     fn fact(size: u64) -> FileFact {
         FileFact {
             size,
@@ -163,7 +232,8 @@ mod tests {
 
     #[test]
     fn doors_see_what_was_set_until_it_is_cleared() {
-        let mut table = FactsTable::create().unwrap();
+        let folder = Folder::new();
+        let mut table = FactsTable::open(&folder.0).unwrap();
         let view = FactsView::map(table.session_fd()).unwrap();
         assert_eq!(view.of(1, 2), None);
         for inode in 1..=1000 {
@@ -185,8 +255,29 @@ mod tests {
     }
 
     #[test]
+    fn a_door_of_a_former_daemon_sees_what_the_next_one_sets() {
+        let folder = Folder::new();
+        let mut first = FactsTable::open(&folder.0).unwrap();
+        let view = FactsView::map(first.session_fd()).unwrap();
+        first.set(1, 2, fact(5));
+        first.set(1, 3, fact(6));
+        // It dies in the middle of a change.
+        let start = first.places[&(1, 3)];
+        first.word(start, word::SEQUENCE).store(99, Relaxed);
+        drop(first);
+        let mut second = FactsTable::open(&folder.0).unwrap();
+        assert_eq!(second.count(), 1);
+        assert_eq!((view.of(1, 2), view.of(1, 3)), (Some(fact(5)), None));
+        second.set(1, 3, fact(7));
+        assert_eq!(view.of(1, 3), Some(fact(7)));
+        second.keep_only(&HashSet::from([(1, 3)]));
+        assert_eq!((view.of(1, 2), view.of(1, 3)), (None, Some(fact(7))));
+    }
+
+    #[test]
     fn full_bucket_is_said() {
-        let mut table = FactsTable::create().unwrap();
+        let folder = Folder::new();
+        let mut table = FactsTable::open(&folder.0).unwrap();
         let bucket = bucket_of(1, 1);
         let same: Vec<u64> = (1..)
             .filter(|&inode| bucket_of(1, inode) == bucket)
@@ -202,7 +293,8 @@ mod tests {
 
     #[test]
     fn readers_beside_a_writer_never_see_half_a_change() {
-        let mut table = FactsTable::create().unwrap();
+        let folder = Folder::new();
+        let mut table = FactsTable::open(&folder.0).unwrap();
         let view = FactsView::map(table.session_fd()).unwrap();
         table.set(
             1,

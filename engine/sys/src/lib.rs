@@ -29,7 +29,7 @@ pub use ring::{
     Completion, FakePoll, FakeRead, FakeRing, FileWrite, MemoryPart, PollId, Ring, RingFacts,
     RingLimits, SlotRead, WRITE_PART_COUNT_MAX,
 };
-pub use segment::{Segment, SegmentHome, SegmentWarning, memory_file, readers_file};
+pub use segment::{Segment, SegmentHome, SegmentWarning, memory_file};
 
 /// Say aloud that a test is skipped, and why; it then returns.
 ///

@@ -325,18 +325,6 @@ pub fn memory_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A file in memory that we alone write to: our mapping of it, and a descriptor for everybody else, by which it can be read and
-/// mapped and nothing more.
-pub fn readers_file(name: &str, bytes: u64) -> io::Result<(Mapping, OwnedFd)> {
-    let fd = memory_file_unsealed(name, bytes)?;
-    let length = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
-    let mapping = Mapping::shared(&fd, length, Access::ReadWrite)?;
-    seal_for_readers(&fd)?;
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let readers = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    Ok((mapping, readers))
-}
-
 fn memory_file_unsealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&fd, bytes)?;

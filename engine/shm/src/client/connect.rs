@@ -147,7 +147,7 @@ pub(super) fn connect(
         (Some(bytes), Some(known)) => {
             let length = u64::from(welcome.lane_pages) * PAGE_BYTES;
             check_file(&bytes, length, false, "lane")?;
-            check_file(&known, facts::BYTES as u64, true, "table of facts")?;
+            check_file(&known, facts::BYTES as u64, false, "table of facts")?;
             // Fits: it is the size of a file that exists.
             Some(Lane {
                 number: welcome.lane,

@@ -198,6 +198,7 @@ impl Client {
             inode: secret,
             ..Request::default()
         });
+        self.urgent = true;
         true
     }
 

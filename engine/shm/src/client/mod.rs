@@ -834,6 +834,7 @@ impl Client {
             sent_ns: clock::now().0,
             ..Request::default()
         });
+        self.urgent = true;
         Some(key)
     }
 
@@ -865,6 +866,7 @@ impl Client {
 
     /// The daemon shall look at what was published.
     fn tell_server(&mut self) {
+        self.urgent = false;
         if std::mem::take(&mut self.unrung) && self.memory.must_ring(Which::Requests) {
             let _ = bell::ring(&self.server_bell);
         }
@@ -951,7 +953,7 @@ impl Client {
         }
         self.send_parts();
         self.send_closes();
-        if std::mem::take(&mut self.urgent) {
+        if self.urgent {
             self.tell_server();
         }
     }

@@ -93,6 +93,8 @@ pub struct Echo {
 
 impl Echo {
     pub fn new(path: &Path, size: EchoSize) -> io::Result<Echo> {
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = path.with_extension(format!("lanes{number}"));
         let (segment, _) = Segment::create(size.home, size.slot_count, size.slot_bytes)
             .map_err(|error| error.source)?;
         Ok(Echo {
@@ -106,8 +108,11 @@ impl Echo {
             read_count: 0,
             faults: Vec::new(),
             notices: Vec::new(),
-            folder: path.with_extension(format!("lanes{}", COUNT.fetch_add(1, Ordering::Relaxed))),
-            facts: FactsTable::create().map_err(|error| error.source)?,
+            facts: {
+                std::fs::create_dir_all(&folder)?;
+                FactsTable::open(&folder).map_err(|error| error.source)?
+            },
+            folder,
             write_counts: [0; 3],
             committed: Vec::new(),
             mute: false,
