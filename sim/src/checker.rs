@@ -360,6 +360,7 @@ impl Checker {
             | Event::Sync { .. }
             | Event::Hold { .. }
             | Event::Reserved { .. }
+            | Event::RecoveryEnded
             | Event::WriteAbort { .. }
             | Event::Settled { .. }
             | Event::Synced { .. }

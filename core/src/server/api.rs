@@ -248,6 +248,8 @@ pub enum Event {
         range: ByteRange,
         runs: Runs,
     },
+    /// All that was left has been told: lanes that hold nothing of it can go.
+    RecoveryEnded,
     /// The client wants to write.
     WriteBegin {
         session: SessionId,

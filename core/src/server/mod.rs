@@ -75,6 +75,8 @@ pub struct Server {
     commit_count: u64,
     /// Writes left to the client.
     plain_write_count: u64,
+    /// Pieces of a former daemon are being told.
+    is_recovering: bool,
     /// What the device that is being looked at would write next.
     next_write: Option<NextWrite>,
     /// Room in the write buffer is being given out.
@@ -131,6 +133,7 @@ impl Server {
             write_flights: Slab::new(),
             commit_count: 0,
             plain_write_count: 0,
+            is_recovering: false,
             next_write: None,
             is_granting: false,
             change_count: 0,
@@ -214,6 +217,7 @@ impl Server {
                 key,
             } => self.hold(session, request, key, actions),
             Event::Reserved { file, result } => self.reserved(file, result, actions),
+            Event::RecoveryEnded => self.recovery_ended(actions),
             Event::WriteAbort { session, request } => self.write_abort(session, request, actions),
             Event::Settled { file, version } => self.settled(file, version, actions),
             Event::Synced { file, result } => self.synced(file, result, actions),

@@ -250,6 +250,7 @@ impl World {
                 runs,
             });
         }
+        self.step(Event::RecoveryEnded);
         self.is_booting = false;
         self.clients.clear();
         for _ in 0..3 {
@@ -708,11 +709,7 @@ impl World {
     fn commit(&mut self, session: SessionId, request: u64, range: ByteRange, bytes: &[u8]) {
         // Before the step: its own actions may already answer readers with the new bytes.
         let before = self.published;
-        let dies_after = if self.random.one_in(60) {
-            self.random.below(6) as usize
-        } else {
-            usize::MAX
-        };
+        let dies_after = self.death();
         let start = range.start.0 as usize;
         let old = (self.flat.clone(), self.from.clone());
         if self.flat.len() < range.end() as usize {
@@ -760,7 +757,19 @@ impl World {
                 (io.io, Ok(io.range.length))
             }
         };
-        self.step(Event::IoDone { io: id, result });
+        let dies_after = self.death();
+        if !self.step_to(Event::IoDone { io: id, result }, dies_after) {
+            self.crash();
+        }
+    }
+
+    /// After how many actions of a step the driver dies; mostly not at all.
+    fn death(&mut self) -> usize {
+        if self.random.one_in(60) {
+            self.random.below(8) as usize
+        } else {
+            usize::MAX
+        }
     }
 
     fn do_read(&mut self, io: &IoRead, slots: &[SlotIndex]) -> u64 {

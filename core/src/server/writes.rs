@@ -39,6 +39,7 @@ impl Server {
         if let Some(owner) = session.and_then(|session| self.sessions.get_mut(&session)) {
             owner.lane = Some(lane);
         }
+        self.is_recovering |= session.is_none();
         self.lanes.insert(
             lane,
             LaneState {
@@ -100,8 +101,20 @@ impl Server {
         }
     }
 
-    /// A lane that nobody writes to and that holds nothing is done.
+    /// What a former daemon left is known whole.
+    pub(super) fn recovery_ended(&mut self, actions: &mut Actions) {
+        self.is_recovering = false;
+        let lanes: Vec<LaneId> = self.lanes.keys().copied().collect();
+        for lane in lanes {
+            self.lane_emptied(lane, actions);
+        }
+    }
+
+    /// A lane that nobody writes to and that holds nothing is done; but not while its pieces are still being told.
     fn lane_emptied(&mut self, lane: LaneId, actions: &mut Actions) {
+        if self.is_recovering {
+            return;
+        }
         let done = self
             .lanes
             .get(&lane)

@@ -92,6 +92,7 @@ impl Daemon {
         let started = clock::now();
         let (mut bytes, count) = (0, pieces.len());
         let mut files: HashMap<(u64, u64), Option<FileFacts>> = HashMap::new();
+        let mut found: Vec<(LaneId, LeftPiece, FileFacts)> = Vec::with_capacity(count);
         for (lane, left) in pieces {
             let identity = (left.file.device, left.file.inode);
             let facts = files
@@ -106,8 +107,14 @@ impl Daemon {
                 continue;
             };
             bytes += left.piece.range.length.0;
+            self.claim_piece(lane, &left, facts.file);
+            found.push((lane, left, facts));
+        }
+        // Only now: a piece that is struck at once must not take the name of a file from those that follow.
+        for (lane, left, facts) in found {
             self.recover_piece(lane, &left, facts);
         }
+        self.feed(Event::RecoveryEnded);
         let dirty: HashSet<(u64, u64)> = files
             .iter()
             .filter(|(_, facts)| facts.is_some())
@@ -162,8 +169,7 @@ impl Daemon {
             .collect()
     }
 
-    fn recover_piece(&mut self, lane: LaneId, left: &LeftPiece, facts: FileFacts) {
-        let id = facts.file;
+    fn claim_piece(&mut self, lane: LaneId, left: &LeftPiece, id: FileId) {
         if let Some(written) = self
             .files
             .get_mut(id)
@@ -174,6 +180,9 @@ impl Daemon {
         if let Some(lanes) = &mut self.lanes {
             lanes.recovered(lane, left.record, left.piece.file, id);
         }
+    }
+
+    fn recover_piece(&mut self, lane: LaneId, left: &LeftPiece, facts: FileFacts) {
         let runs = match left.state {
             State::Spent => Runs::default(),
             _ => left.piece.runs,
