@@ -85,6 +85,13 @@ impl Server {
         })
     }
 
+    /// True when a file has bytes that its device does not have.
+    pub fn is_dirty(&self, id: FileId) -> bool {
+        self.files
+            .get(&id)
+            .is_some_and(|file| !file.writing.is_clean())
+    }
+
     /// What clients wrote.
     pub fn writes(&self) -> WriteRecord {
         WriteRecord {

@@ -142,7 +142,11 @@ impl Files {
     }
 
     pub(crate) fn by_key(&self, key: FileKey) -> Option<&File> {
-        self.get(*self.by_key.get(&key)?)
+        self.get(self.id_of(key)?)
+    }
+
+    pub(crate) fn id_of(&self, key: FileKey) -> Option<FileId> {
+        self.by_key.get(&key).copied()
     }
 
     pub(crate) fn get_mut(&mut self, id: FileId) -> Option<&mut File> {

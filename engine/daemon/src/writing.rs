@@ -251,16 +251,15 @@ impl Daemon {
                 });
                 self.feed(Event::Reserved { file: id, result });
             }
-            Chore::Settle { changed_ns } => {
+            Chore::Settle { .. } => {
                 if let Err(error) = result {
                     tracing::warn!("the time of a file that was written could not be set: {error}");
                 }
                 // Unless it was written to again meanwhile, perhaps under another number.
                 let again = self
                     .files
-                    .by_key(key)
-                    .and_then(|file| file.written.as_ref())
-                    .is_some_and(|written| ![0, changed_ns].contains(&written.changed_ns));
+                    .id_of(key)
+                    .is_some_and(|id| self.server.is_dirty(id));
                 if let (false, Some(lanes)) = (again, &mut self.lanes) {
                     lanes.facts.clear(key.device, key.inode);
                 }
