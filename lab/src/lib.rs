@@ -17,6 +17,7 @@ pub mod footage;
 pub mod play;
 pub mod player;
 pub mod plot;
+pub mod power;
 pub mod preroll;
 pub mod report;
 pub mod room;

@@ -65,6 +65,10 @@ pub(super) enum Command {
     PowerOff(u64),
     /// `power on`: requests are served again.
     PowerOn,
+    /// `record on`, `record off`: every change from now on goes into a log as well.
+    Record(bool),
+    /// `mark N`: a word of whoever records, between what came before and what comes after.
+    Mark(u64),
 }
 
 impl fmt::Display for Direction {
@@ -96,6 +100,9 @@ impl fmt::Display for Command {
             Command::Reset => f.write_str("reset"),
             Command::PowerOff(seed) => write!(f, "power off {seed}"),
             Command::PowerOn => f.write_str("power on"),
+            Command::Record(true) => f.write_str("record on"),
+            Command::Record(false) => f.write_str("record off"),
+            Command::Mark(number) => write!(f, "mark {number}"),
         }
     }
 }
@@ -146,10 +153,13 @@ impl FromStr for Command {
             ["reset"] => Command::Reset,
             ["power", "off", seed] => Command::PowerOff(number(seed, "a seed")?),
             ["power", "on"] => Command::PowerOn,
+            ["record", "on"] => Command::Record(true),
+            ["record", "off"] => Command::Record(false),
+            ["mark", number_word] => Command::Mark(number(number_word, "a number")?),
             _ => {
                 return Err(format!(
                     "read \"{}\": expected timing on|off, fail read|write START LENGTH [COUNT], \
-                     slow FACTOR, stall MS, clear, reset, power off SEED or power on",
+                     slow FACTOR, stall MS, clear, reset, power off SEED, power on, record on|off or mark N",
                     line.trim()
                 ));
             }
@@ -254,6 +264,9 @@ mod tests {
             "reset",
             "power off 17",
             "power on",
+            "record on",
+            "record off",
+            "mark 12",
         ] {
             let command: Command = line.parse().unwrap();
             assert_eq!(command.to_string(), line);
@@ -274,6 +287,8 @@ mod tests {
             ("stall soon", "milliseconds"),
             ("power off", "power off SEED"),
             ("power off now", "a seed"),
+            ("record", "record on|off"),
+            ("mark it", "a number"),
         ] {
             let error = line.parse::<Command>().unwrap_err();
             assert!(error.contains(expect), "{line}: {error}");
