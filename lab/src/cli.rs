@@ -351,6 +351,9 @@ pub struct PowerArgs {
     /// Take recordings that were kept in this folder: the kernel's own timing makes each new one a little different
     #[arg(long, value_name = "DIR")]
     pub from: Option<PathBuf>,
+    /// Mount options to try, such as barrier=0
+    #[arg(long, value_name = "OPTIONS", default_value = "")]
+    pub mount_options: String,
     /// Let the disk lie, to see that it is found out
     #[arg(long, value_enum, default_value_t = Lie::None)]
     pub lie: Lie,

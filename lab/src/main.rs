@@ -224,6 +224,7 @@ fn cut_power(args: &PowerArgs) -> Result<()> {
     let plan = power::Plan {
         point: args.point,
         lie: args.lie,
+        mount_options: args.mount_options.clone(),
         keep: args.from.is_none().then(|| args.keep.clone()),
         from: args.from.clone(),
         ..power::Plan::new(args.fs, args.seed, args.points)

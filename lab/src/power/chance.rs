@@ -9,12 +9,12 @@ impl Chance {
     /// From a seed, and which of the streams of that seed.
     pub fn new(seed: u64, stream: u64) -> Chance {
         let mut chance = Chance(seed);
-        let mixed = chance.next() ^ stream.wrapping_mul(0xd1b5_4a32_d192_ed03);
+        let mixed = chance.number() ^ stream.wrapping_mul(0xd1b5_4a32_d192_ed03);
         Chance(mixed)
     }
 
     /// Any number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -25,7 +25,7 @@ impl Chance {
     /// One of `0..end`; 0 when that is empty.
     pub fn below(&mut self, end: u64) -> u64 {
         // The bias of a remainder is of no interest at these sizes.
-        if end == 0 { 0 } else { self.next() % end }
+        if end == 0 { 0 } else { self.number() % end }
     }
 
     /// True so many times of a hundred.

@@ -63,8 +63,8 @@ pub struct Finding {
 pub fn check(history: &History, done: usize, tree: &Tree) -> Vec<Finding> {
     let mut findings: Vec<Finding> = history
         .paths
-        .iter()
-        .filter_map(|(path, _)| wrong_at(history, done, path, tree.get(path)))
+        .keys()
+        .filter_map(|path| wrong_at(history, done, path, tree.get(path)))
         .collect();
     let wrong: BTreeSet<String> = findings.iter().map(|f| f.path.clone()).collect();
     for file in history.files.values() {

@@ -22,12 +22,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use self::chance::Chance;
 use self::check::{Finding, Node, Rule, Tree};
 use self::cut::{Cut, Lie};
-use self::mounted::{Mounted, name_of, read_tree, run};
+use self::mounted::{How, Mounted, name_of, read_tree, run};
 use self::record::{Recording, Studio};
 use self::report::{PowerReport, REPORT_VERSION, Violation};
 use self::writer::Plain;
@@ -57,6 +57,8 @@ pub struct Plan {
     pub point: Option<u64>,
     /// How the disk lies.
     pub lie: Lie,
+    /// Mount options beside the usual ones, as mount takes them; empty for none.
+    pub mount_options: String,
     /// Recordings with violations are kept here.
     pub keep: Option<PathBuf>,
     /// Recordings that were kept here are taken instead of new ones.
@@ -74,9 +76,17 @@ impl Plan {
             points,
             point: None,
             lie: Lie::None,
+            mount_options: String::new(),
             keep: None,
             from: None,
             program: None,
+        }
+    }
+
+    fn how(&self) -> How {
+        How {
+            kind: self.file_system,
+            options: self.mount_options.clone(),
         }
     }
 
@@ -88,6 +98,8 @@ impl Plan {
         match self.lie {
             Lie::None => "none",
             Lie::Flush => "flush",
+            Lie::Flushes => "flushes",
+            Lie::Superblock => "superblock",
             Lie::Misdirect => "misdirect",
         }
     }
@@ -100,6 +112,9 @@ impl Plan {
         );
         if self.lie != Lie::None {
             command.push_str(&format!(" --lie {}", self.lie_name()));
+        }
+        if !self.mount_options.is_empty() {
+            command.push_str(&format!(" --mount-options {}", self.mount_options));
         }
         if let Some(folder) = self.keep.as_ref().or(self.from.as_ref()) {
             command.push_str(&format!(" --from {}", folder.display()));
@@ -120,16 +135,19 @@ impl Plan {
             report_version: REPORT_VERSION,
             file_system: name_of(self.file_system),
             seed: self.seed,
+            mount_options: self.mount_options.clone(),
             lie: self.lie_name(),
             points: 0,
             recordings: 0,
             log_records: 0,
             log_bytes: 0,
             flushes: 0,
+            writes_kept: 0,
+            writes_torn: 0,
+            writes_lost: 0,
             files_read: 0,
             bytes_read: 0,
             fsck_points: 0,
-            boot_checks: 0,
             violations: Vec::new(),
             violation_count: 0,
             wall_s: 0.0,
@@ -147,14 +165,14 @@ pub fn cut_power(plan: &Plan, progress: &mut dyn FnMut(u64)) -> Result<PowerRepo
     let begun = Instant::now();
     let mut run = Run {
         plan,
-        scratch: Scratch::new(&room, plan.file_system)?,
-        studio: match plan.from {
-            Some(_) => None,
-            None => Some(Studio::open(
-                plan.file_system,
-                room.folder("stage")?,
-                plan.program.as_deref(),
-            )?),
+        scratch: Scratch::new(&room, plan.how())?,
+        source: match &plan.from {
+            Some(folder) => Source::Kept(folder.clone()),
+            None => {
+                let mount = room.folder("stage")?;
+                let program = plan.program.as_deref();
+                Source::Studio(Studio::open(plan.how(), mount, program)?)
+            }
         },
         recording: None,
         image: Vec::new(),
@@ -169,18 +187,28 @@ pub fn cut_power(plan: &Plan, progress: &mut dyn FnMut(u64)) -> Result<PowerRepo
         }
     }
     let Run {
-        studio, mut report, ..
+        source, mut report, ..
     } = run;
-    studio.map_or(Ok(()), Studio::close)?;
+    if let Source::Studio(studio) = source {
+        studio.close()?;
+    }
     report.wall_s = begun.elapsed().as_secs_f64();
     report.points_per_s = report.points as f64 / report.wall_s.max(1e-3);
     Ok(report)
 }
 
+/// Where recordings come from.
+enum Source {
+    /// They are made.
+    Studio(Studio),
+    /// They were kept.
+    Kept(PathBuf),
+}
+
 struct Run<'a> {
     plan: &'a Plan,
     scratch: Scratch,
-    studio: Option<Studio>,
+    source: Source,
     /// The one at work, and its number.
     recording: Option<(u64, Recording)>,
     image: Vec<u8>,
@@ -197,8 +225,8 @@ impl Run<'_> {
         let Some((_, recording)) = &self.recording else {
             return Ok(());
         };
-        let cut = Cut::random(Chance::new(self.plan.seed, point).next(), &recording.log);
-        cut.image(recording, self.plan.lie, &mut self.image);
+        let cut = Cut::random(Chance::new(self.plan.seed, point).number(), &recording.log);
+        let fate = cut.image(recording, self.plan.lie, &mut self.image);
         let fsck = point.is_multiple_of(FSCK_EVERY) || self.plan.point.is_some();
         let recovered = self.scratch.recover(&self.image, fsck)?;
         let steps_done = cut.done(&recording.log);
@@ -218,8 +246,10 @@ impl Run<'_> {
             self.report.bytes_read += bytes;
         }
         self.report.points += 1;
+        self.report.writes_kept += fate.kept;
+        self.report.writes_torn += fate.torn;
+        self.report.writes_lost += fate.lost;
         self.report.fsck_points += u64::from(fsck);
-        self.report.boot_checks += u64::from(recovered.boot_check);
         if let (false, Some(folder)) = (findings.is_empty(), &self.plan.keep) {
             recording.keep(folder, &self.plan.recording_name(number))?;
         }
@@ -240,20 +270,18 @@ impl Run<'_> {
 
     /// The recording of that number.
     fn take(&mut self, number: u64) -> Result<Recording> {
-        let seed = Chance::new(self.plan.seed, !number).next();
-        let recording = match (&self.studio, &self.plan.from) {
-            (Some(studio), _) => studio.record(seed, &|root| Box::new(Plain::new(root.to_owned()))),
-            (None, Some(folder)) => {
-                Recording::load(folder, &self.plan.recording_name(number), seed)
+        let seed = Chance::new(self.plan.seed, !number).number();
+        let recording = match &self.source {
+            Source::Studio(studio) => {
+                studio.record(seed, &|root| Box::new(Plain::new(root.to_owned())))
             }
-            (None, None) => unreachable!("without a studio recordings come from a folder"),
+            Source::Kept(folder) => {
+                let name = self.plan.recording_name(number);
+                Recording::load(folder, &name, self.plan.file_system, seed)
+            }
         }
         .with_context(|| format!("recording {number} of seed {}", self.plan.seed))?;
         let flushes = recording.log.iter().filter(|c| *c == Change::Flush).count();
-        ensure!(
-            flushes > 0,
-            "nothing was ever flushed: the file system knows no barrier"
-        );
         self.report.recordings += 1;
         self.report.log_records += recording.log.len() as u64;
         self.report.log_bytes += recording.log.as_bytes().len() as u64;
@@ -267,21 +295,19 @@ struct Recovered {
     /// `None`: it could not be mounted.
     tree: Option<Tree>,
     complaints: Vec<Finding>,
-    /// It could be mounted only after the check at boot.
-    boot_check: bool,
 }
 
 /// An image in memory and where it is mounted.
 struct Scratch {
-    file_system: FileSystem,
+    how: How,
     image: PathBuf,
     mount: PathBuf,
 }
 
 impl Scratch {
-    fn new(room: &Room, file_system: FileSystem) -> Result<Scratch> {
+    fn new(room: &Room, how: How) -> Result<Scratch> {
         Ok(Scratch {
-            file_system,
+            how,
             image: room.path().join("cut.img"),
             mount: room.folder("cut")?,
         })
@@ -300,19 +326,8 @@ impl Scratch {
         let mut recovered = Recovered {
             tree: None,
             complaints: Vec::new(),
-            boot_check: false,
         };
-        let mounted = match self.mount() {
-            // Every distribution lets e2fsck replay the journal and look at the superblock before it mounts.
-            Err(_) if self.file_system == FileSystem::Ext4 => {
-                recovered.boot_check = true;
-                // What it says is in what it exits with, and the next mount tells whether it helped.
-                let _ = Command::new("e2fsck").arg("-p").arg(&self.image).output();
-                self.mount()
-            }
-            other => other,
-        };
-        match mounted {
+        match self.mount() {
             Ok(mounted) => {
                 recovered.tree = Some(read_tree(&self.mount));
                 mounted.unmount()?;
@@ -332,11 +347,11 @@ impl Scratch {
     }
 
     fn mount(&self) -> Result<Mounted> {
-        Mounted::new(self.file_system, &self.image, &self.mount, true)
+        Mounted::new(&self.how, &self.image, &self.mount, true)
     }
 
     fn fsck(&self) -> Option<Finding> {
-        let mut command = match self.file_system {
+        let mut command = match self.how.kind {
             FileSystem::Ext4 => {
                 let mut command = Command::new("e2fsck");
                 command.arg("-fn");

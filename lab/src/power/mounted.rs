@@ -42,6 +42,15 @@ pub fn run(command: &mut Command) -> Result<String> {
     Ok(said(&output.stdout))
 }
 
+/// What is mounted, and how.
+#[derive(Clone, Debug)]
+pub struct How {
+    /// Which file system.
+    pub kind: FileSystem,
+    /// Options beside the usual ones.
+    pub options: String,
+}
+
 /// A mounted file system; unmounted when dropped.
 #[derive(Debug)]
 pub struct Mounted {
@@ -50,17 +59,20 @@ pub struct Mounted {
 
 impl Mounted {
     /// Mounts a device, or with `image` a file.
-    pub fn new(kind: FileSystem, from: &Path, point: &Path, image: bool) -> Result<Mounted> {
+    pub fn new(how: &How, from: &Path, point: &Path, image: bool) -> Result<Mounted> {
         let mut options = String::from("noatime,nosuid,nodev,noexec");
-        if kind == FileSystem::Xfs {
+        if how.kind == FileSystem::Xfs {
             // The disk that was recorded has the same one.
             options.push_str(",nouuid");
         }
         if image {
             options.push_str(",loop");
         }
+        if !how.options.is_empty() {
+            options = format!("{options},{}", how.options);
+        }
         let mut command = Command::new("mount");
-        command.args(["-t", name_of(kind), "-o", &options]);
+        command.args(["-t", name_of(how.kind), "-o", &options]);
         run(command.arg(from).arg(point))?;
         Ok(Mounted {
             point: Some(point.to_owned()),

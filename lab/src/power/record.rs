@@ -15,7 +15,7 @@ use rushes_core::units::ByteCount;
 
 use super::chance::Chance;
 use super::history::History;
-use super::mounted::{Mounted, run};
+use super::mounted::{How, Mounted, run};
 use super::script::{LANE_COUNT, Step, lane_folder, steps};
 use super::sector::{NOBODY, content};
 use super::writer::Writer;
@@ -31,6 +31,8 @@ pub type Door<'a> = &'a dyn Fn(&Path) -> Box<dyn Writer>;
 /// What was recorded.
 #[derive(Debug)]
 pub struct Recording {
+    /// What is on the disk.
+    pub file_system: FileSystem,
     /// The disk before.
     pub base: Arc<Vec<u8>>,
     /// What it was told then.
@@ -58,11 +60,16 @@ fn histories(seed: u64) -> Vec<History> {
 
 impl Recording {
     /// From what a run kept.
-    pub fn load(folder: &Path, name: &str, seed: u64) -> Result<Recording> {
+    pub fn load(
+        folder: &Path,
+        name: &str,
+        file_system: FileSystem,
+        seed: u64,
+    ) -> Result<Recording> {
         let base = folder.join(format!("{name}.base"));
         let base = fs::read(&base).with_context(|| format!("{} cannot be read", base.display()))?;
         let log = Log::read(&folder.join(format!("{name}.log")))?;
-        Recording::new(Arc::new(base), log, seed)
+        Recording::new(file_system, Arc::new(base), log, seed)
     }
 
     /// Keeps it for [`Recording::load`].
@@ -73,7 +80,7 @@ impl Recording {
         Ok(())
     }
 
-    fn new(base: Arc<Vec<u8>>, log: Log, seed: u64) -> Result<Recording> {
+    fn new(file_system: FileSystem, base: Arc<Vec<u8>>, log: Log, seed: u64) -> Result<Recording> {
         ensure!(
             log.disk_bytes() == base.len() as u64,
             "the log is of a disk of another size than the one recorded"
@@ -85,7 +92,12 @@ impl Recording {
                 ensure!(lane < lanes.len(), "the log has a mark of an unknown lane");
             }
         }
-        Ok(Recording { base, log, lanes })
+        Ok(Recording {
+            file_system,
+            base,
+            log,
+            lanes,
+        })
     }
 }
 
@@ -93,14 +105,14 @@ impl Recording {
 #[derive(Debug)]
 pub struct Studio {
     disk: SlowDisk,
-    file_system: FileSystem,
+    how: How,
     mount: PathBuf,
     base: Arc<Vec<u8>>,
 }
 
 impl Studio {
     /// Puts the disk up; `mount` is an empty folder.
-    pub fn open(file_system: FileSystem, mount: PathBuf, program: Option<&Path>) -> Result<Studio> {
+    pub fn open(how: How, mount: PathBuf, program: Option<&Path>) -> Result<Studio> {
         let spec = DiskSpec {
             program: program.map(Path::to_owned),
             ..DiskSpec::table5(ByteCount::from_mib(DISK_MIB))
@@ -109,8 +121,8 @@ impl Studio {
         disk.timing(false)?;
         let device = disk.block_device();
         write_whole(device, &content(NOBODY, 1, 0, spec.bytes))?;
-        make_file_system(file_system, device)?;
-        let mounted = Mounted::new(file_system, device, &mount, false)?;
+        make_file_system(how.kind, device)?;
+        let mounted = Mounted::new(&how, device, &mount, false)?;
         for lane in 0..LANE_COUNT {
             fs::create_dir(mount.join(lane_folder(lane)))?;
         }
@@ -118,7 +130,7 @@ impl Studio {
         let base = Arc::new(fs::read(device)?);
         Ok(Studio {
             disk,
-            file_system,
+            how,
             mount,
             base,
         })
@@ -129,7 +141,7 @@ impl Studio {
         let device = self.disk.block_device();
         write_whole(device, &self.base)?;
         self.disk.record()?;
-        let mounted = Mounted::new(self.file_system, device, &self.mount, false)?;
+        let mounted = Mounted::new(&self.how, device, &self.mount, false)?;
         let lanes = (0..LANE_COUNT)
             .map(|lane| {
                 Ok(Lane {
@@ -144,7 +156,7 @@ impl Studio {
         let path = self.disk.end_record()?;
         mounted.unmount()?;
         played?;
-        Recording::new(self.base.clone(), Log::read(&path)?, seed)
+        Recording::new(self.how.kind, self.base.clone(), Log::read(&path)?, seed)
     }
 
     /// Takes the disk down.

@@ -18,7 +18,9 @@ pub struct PowerReport {
     pub file_system: &'static str,
     /// Decides workloads and points.
     pub seed: u64,
-    /// How the disk lied, on purpose: `none`, `flush`, `misdirect`.
+    /// Mount options beside the usual ones.
+    pub mount_options: String,
+    /// How the disk lied, on purpose: `none`, `flush`, `flushes`, `superblock`, `misdirect`.
     pub lie: &'static str,
     /// Power cuts.
     pub points: u64,
@@ -30,14 +32,18 @@ pub struct PowerReport {
     pub log_bytes: u64,
     /// Flushes in all logs.
     pub flushes: u64,
+    /// Writes that were not safe when the power went and were there all the same.
+    pub writes_kept: u64,
+    /// Of which some sectors were there.
+    pub writes_torn: u64,
+    /// That were not.
+    pub writes_lost: u64,
     /// Files that were read after cuts.
     pub files_read: u64,
     /// Bytes of them.
     pub bytes_read: u64,
     /// Points after which the file system's own checker looked as well.
     pub fsck_points: u64,
-    /// Points at which the kernel refused to mount until the boot-time check had been there.
-    pub boot_checks: u64,
     /// What is wrong; the first ones.
     pub violations: Vec<Violation>,
     /// All that is wrong.
@@ -71,7 +77,8 @@ impl PowerReport {
     pub fn text(&self) -> String {
         let mut text = format!(
             "{}: {} power cuts over {} recordings ({} records, {} flushes) in {:.0} s, {:.1} a second\n\
-             {} files read ({:.1} MB); {} points checked by fsck as well; {} needed the check at boot\n",
+             of the writes that were not safe {} were kept, {} torn, {} lost\n\
+             {} files read ({:.1} MB); {} points checked by fsck as well\n",
             self.file_system,
             self.points,
             self.recordings,
@@ -79,10 +86,12 @@ impl PowerReport {
             self.flushes,
             self.wall_s,
             self.points_per_s,
+            self.writes_kept,
+            self.writes_torn,
+            self.writes_lost,
             self.files_read,
             self.bytes_read as f64 / 1e6,
             self.fsck_points,
-            self.boot_checks,
         );
         for violation in &self.violations {
             text.push_str(&violation.text());

@@ -48,7 +48,7 @@ impl Stamp {
         let stream = self.index.wrapping_mul(0x1_0000_0001) ^ self.generation;
         let mut chance = Chance::new(self.file, stream);
         for word in sector[FILLER..CHECKSUM].chunks_exact_mut(8) {
-            word.copy_from_slice(&chance.next().to_le_bytes());
+            word.copy_from_slice(&chance.number().to_le_bytes());
         }
         let sum = xxh3_64(&sector[..CHECKSUM]);
         sector[CHECKSUM..].copy_from_slice(&sum.to_le_bytes());
