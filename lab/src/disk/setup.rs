@@ -609,6 +609,11 @@ impl SlowDisk {
         &self.device
     }
 
+    /// The sparse file behind it: what is on the medium, without anybody's cache.
+    pub fn backing(&self) -> Result<PathBuf, DiskError> {
+        Ok(self.room.record()?.backing)
+    }
+
     /// The process that serves it, to tell its processor time from others'.
     pub fn server_pid(&self) -> u32 {
         self.server_pid
@@ -661,7 +666,7 @@ impl SlowDisk {
     /// Errors   the log is not whole: memory or its bound were used up
     pub fn end_record(&self) -> Result<PathBuf, DiskError> {
         self.room.command(&[control::Command::Record(false)])?;
-        Ok(log_beside(&self.room.record()?.backing))
+        Ok(log_beside(&self.backing()?))
     }
 
     /// Somebody who writes marks into the log.

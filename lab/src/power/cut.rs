@@ -48,17 +48,24 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Somewhere in the log; half of them just after something was acknowledged, where promises are youngest.
+    /// Somewhere in the log. A quarter of them just after something was acknowledged, where promises are youngest; half
+    /// of them just before a flush, where most is at stake.
     pub fn random(seed: u64, log: &Log) -> Cut {
         let mut chance = Chance::new(seed, 0);
         let mut record = chance.below(log.len() as u64 + 1) as usize;
-        if chance.percent(50) {
-            let rest = (record..log.len()).find(|&at| matches!(log.get(at), Change::Mark { .. }));
-            record = rest.map_or(log.len(), |mark| mark + 1);
+        let place = chance.below(4);
+        let is_there = |at: &usize| match log.get(*at) {
+            Change::Mark { .. } => place == 1,
+            Change::Flush => place >= 2,
+            _ => false,
+        };
+        if place > 0 {
+            let found = (record..log.len()).find(is_there);
+            record = found.map_or(log.len(), |at| at + usize::from(place == 1));
         }
         Cut {
             record,
-            kept_percent: chance.pick(&[0, 10, 50, 50, 90, 100]),
+            kept_percent: chance.pick(&[0, 10, 50, 50, 90]),
             torn_percent: chance.pick(&[0, 0, 20, 100]),
             seed: chance.number(),
         }

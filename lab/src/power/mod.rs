@@ -17,7 +17,6 @@ pub mod sector;
 pub mod writer;
 
 use std::fs;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -297,37 +296,43 @@ struct Recovered {
     complaints: Vec<Finding>,
 }
 
-/// An image in memory and where it is mounted.
+/// Where images are made and mounted.
+///
+/// Each is a file of its own: as long as anybody has a loop device open, if only to list it, the kernel keeps it attached, mount takes it for the
+/// same file again, and its page cache still has what the image before it had.
 struct Scratch {
     how: How,
-    image: PathBuf,
+    folder: PathBuf,
     mount: PathBuf,
+    count: u64,
 }
 
 impl Scratch {
     fn new(room: &Room, how: How) -> Result<Scratch> {
         Ok(Scratch {
             how,
-            image: room.path().join("cut.img"),
+            folder: room.path().to_owned(),
             mount: room.folder("cut")?,
+            count: 0,
         })
     }
 
     /// Lets the kernel recover an image, reads all of it, and asks the file system's own checker too.
-    fn recover(&self, image: &[u8], fsck: bool) -> Result<Recovered> {
-        let file = fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&self.image)?;
-        file.write_all_at(image, 0)
-            .with_context(|| format!("{} cannot be written", self.image.display()))?;
-        drop(file);
+    fn recover(&mut self, image: &[u8], fsck: bool) -> Result<Recovered> {
+        self.count += 1;
+        let path = self.folder.join(format!("cut-{}.img", self.count));
+        fs::write(&path, image).with_context(|| format!("{} cannot be written", path.display()))?;
+        let recovered = self.look_at(&path, fsck)?;
+        fs::remove_file(&path)?;
+        Ok(recovered)
+    }
+
+    fn look_at(&self, image: &Path, fsck: bool) -> Result<Recovered> {
         let mut recovered = Recovered {
             tree: None,
             complaints: Vec::new(),
         };
-        match self.mount() {
+        match Mounted::new(&self.how, image, &self.mount, true) {
             Ok(mounted) => {
                 recovered.tree = Some(read_tree(&self.mount));
                 mounted.unmount()?;
@@ -341,16 +346,12 @@ impl Scratch {
             }),
         }
         if fsck && recovered.tree.is_some() {
-            recovered.complaints.extend(self.fsck());
+            recovered.complaints.extend(self.fsck(image));
         }
         Ok(recovered)
     }
 
-    fn mount(&self) -> Result<Mounted> {
-        Mounted::new(&self.how, &self.image, &self.mount, true)
-    }
-
-    fn fsck(&self) -> Option<Finding> {
+    fn fsck(&self, image: &Path) -> Option<Finding> {
         let mut command = match self.how.kind {
             FileSystem::Ext4 => {
                 let mut command = Command::new("e2fsck");
@@ -363,7 +364,7 @@ impl Scratch {
                 command
             }
         };
-        let error = run(command.arg(&self.image)).err()?;
+        let error = run(command.arg(image)).err()?;
         Some(Finding {
             rule: Rule::Inconsistent,
             path: String::from("/"),

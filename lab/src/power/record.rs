@@ -127,7 +127,7 @@ impl Studio {
             fs::create_dir(mount.join(lane_folder(lane)))?;
         }
         mounted.unmount()?;
-        let base = Arc::new(fs::read(device)?);
+        let base = Arc::new(fs::read(disk.backing()?)?);
         Ok(Studio {
             disk,
             how,

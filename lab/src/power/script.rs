@@ -145,14 +145,19 @@ struct Author {
 impl Author {
     fn new(seed: u64, lane: u64) -> Author {
         let mut chance = Chance::new(seed, lane);
-        let usual = [8, 10, 10, 10, 4, 3, 4, 5, 9, 6, 9, 3, 1, 6, 3, 1, 3];
+        let usual = [8, 10, 10, 10, 4, 3, 4, 5, 6, 4, 6, 3, 1, 12, 2, 1, 3];
         let mut weights: Vec<u64> = usual
             .iter()
             .map(|weight| weight * chance.pick(&[0, 1, 1, 1, 3]))
             .collect();
-        // Without files, writes and syncs there is nothing to lose.
-        for kind in [0, 1, 8] {
+        // Without files and writes there is nothing to lose.
+        for kind in [0, 1] {
             weights[kind] = weights[kind].max(usual[kind]);
+        }
+        // Nor where all is synced at once: in most lanes much is under way when something is.
+        let patience = chance.pick(&[1, 4, 4]);
+        for kind in [8, 9, 14, 15] {
+            weights[kind] = (weights[kind] / patience).max(u64::from(kind == 8));
         }
         Author {
             chance,
@@ -348,7 +353,7 @@ impl Author {
         self.live
             .retain(|live| live.file == file || live.path != to);
         self.steps.push(Step::Rename { file, from, to });
-        if self.chance.percent(75) {
+        if self.chance.percent(60) {
             self.steps.push(Step::SyncFolder { path });
         }
     }
@@ -357,7 +362,7 @@ impl Author {
         let Live { file, path, .. } = self.live.swap_remove(which);
         let folder = folder_of(&path).to_owned();
         self.steps.push(Step::Unlink { file, path });
-        if self.chance.percent(50) {
+        if self.chance.percent(25) {
             self.steps.push(Step::SyncFolder { path: folder });
         }
     }
