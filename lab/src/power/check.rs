@@ -119,12 +119,12 @@ fn wrong_at(history: &History, done: usize, path: &str, node: Option<&Node>) -> 
             (Occupant::File(file), Some(Node::File(bytes))) => {
                 match content_of(&history.files[&file], done, path, bytes) {
                     None => return None,
-                    // Of several the worst says most: bytes of others before bytes that are missing.
+                    // Of several the one that comes closest says most: a size that is wrong before bytes that are another's.
                     Some(new) => {
-                        let worse = complaint
+                        let closer = complaint
                             .as_ref()
-                            .is_none_or(|old: &Finding| new.rule < old.rule);
-                        complaint = if worse { Some(new) } else { complaint };
+                            .is_none_or(|old: &Finding| new.rule > old.rule);
+                        complaint = if closer { Some(new) } else { complaint };
                     }
                 }
             }

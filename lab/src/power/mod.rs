@@ -298,8 +298,8 @@ struct Recovered {
 
 /// Where images are made and mounted.
 ///
-/// Each is a file of its own: as long as anybody has a loop device open, if only to list it, the kernel keeps it attached, mount takes it for the
-/// same file again, and its page cache still has what the image before it had.
+/// Each is a file of its own: mount may take a loop device again that somebody has kept open over the same file, and nothing that
+/// the kernel remembers of one point may reach the next.
 struct Scratch {
     how: How,
     folder: PathBuf,

@@ -5,13 +5,16 @@
 //! has not written shows them.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use rushes_core::units::ByteCount;
+use rustix::fs::OFlags;
 
 use super::chance::Chance;
 use super::history::History;
@@ -24,6 +27,9 @@ use crate::disk::{DiskSpec, FileSystem, Marker, SlowDisk};
 
 /// Small, because each point of a power cut is a copy of it; large enough for XFS with a log. Units: MiB.
 const DISK_MIB: u64 = 48;
+
+/// How long we wait for others to let go of the disk between two recordings.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How a lane gets at the file system that is mounted there.
 pub type Door<'a> = &'a dyn Fn(&Path) -> Box<dyn Writer>;
@@ -211,13 +217,28 @@ fn play_all(lanes: Vec<Lane>) -> Result<()> {
     results.into_iter().collect()
 }
 
+/// Exclusively, so that it fails as long as the device is mounted anywhere, a copied mount namespace included: what that file
+/// system remembers must not get into the next recording.
 fn write_whole(device: &Path, bytes: &[u8]) -> Result<()> {
     let write = || -> std::io::Result<()> {
-        let file: File = OpenOptions::new().write(true).open(device)?;
+        let file: File = OpenOptions::new()
+            .write(true)
+            .custom_flags(OFlags::EXCL.bits() as i32)
+            .open(device)?;
         file.write_all_at(bytes, 0)?;
         file.sync_all()
     };
-    write().with_context(|| format!("{} cannot be written", device.display()))
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match write() {
+            Err(error) if error.kind() == ErrorKind::ResourceBusy && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            result => {
+                return result.with_context(|| format!("{} cannot be written", device.display()));
+            }
+        }
+    }
 }
 
 /// With 512-byte sectors, since that is what a cut tears; and without discarding what is nobody's.
