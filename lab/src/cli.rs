@@ -8,6 +8,7 @@ use crate::footage::PAGE_BYTES;
 use crate::play::{Play, Start};
 use crate::record::{Pace, Record};
 use crate::scatter::{Scatter, Writers};
+use crate::power::cut::Lie;
 use crate::server::{self, Kind, Way};
 use crate::stage::{Ground, Place};
 use crate::writer::Extend;
@@ -49,6 +50,8 @@ pub enum Command {
     Absent(Box<TrialArgs>),
     /// Real footage, many players, copies beside them: who drops frames?
     Demo(Box<DemoArgs>),
+    /// Cut the power of a disk at many instants: is what was promised there?
+    PowerCuts(PowerArgs),
     /// Slow disks by themselves
     #[command(subcommand)]
     Disk(DiskCommand),
@@ -533,6 +536,38 @@ pub struct DemoArgs {
     #[allow(missing_docs)]
     pub setup: ServerArgs,
     /// Print the three reports as one JSON array and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `lab power-cuts`.
+#[derive(Clone, Debug, Args)]
+pub struct PowerArgs {
+    /// On which file system
+    #[arg(long)]
+    pub fs: FileSystem,
+    /// How many power cuts
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub points: u64,
+    /// Of workloads and points
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// This point only, as a violation names it
+    #[arg(long, value_name = "P", conflicts_with = "points")]
+    pub point: Option<u64>,
+    /// Recordings that show a violation are kept in this folder
+    #[arg(long, value_name = "DIR", default_value = "build/lab/power-cuts")]
+    pub keep: PathBuf,
+    /// Take recordings that were kept in this folder: the kernel's own timing makes each new one a little different
+    #[arg(long, value_name = "DIR")]
+    pub from: Option<PathBuf>,
+    /// Mount options to try, such as barrier=0
+    #[arg(long, value_name = "OPTIONS", default_value = "")]
+    pub mount_options: String,
+    /// Let the disk lie, to see that it is found out
+    #[arg(long, value_enum, default_value_t = Lie::None)]
+    pub lie: Lie,
+    /// Print one JSON object and nothing else
     #[arg(long)]
     pub json: bool,
 }

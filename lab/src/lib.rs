@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The real thing, measured: a slow disk, private servers, players that keep the time, rivals, plots.
+//! The real thing, measured: a slow disk, private servers, players that keep the time, rivals, plots, power cuts.
 //!
 //! Nothing here is imported by the server. `rushes lab …` executes the binary of this crate, so the
 //! server links neither FUSE nor libsmbclient.
@@ -19,6 +19,7 @@ pub mod footage;
 pub mod play;
 pub mod player;
 pub mod plot;
+pub mod power;
 pub mod preroll;
 pub mod record;
 pub mod report;

@@ -4,8 +4,8 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use rushes_lab::cli::{
-    Cli, Command, CompareArgs, CopyInArgs, DemoArgs, MixedArgs, PlayArgs, PrerollArgs, RecordArgs,
-    ScatterArgs, StageArgs, TrialArgs, default_players, no_others, plan_of, play_of,
+    Cli, Command, CompareArgs, CopyInArgs, DemoArgs, MixedArgs, PlayArgs, PowerArgs, PrerollArgs,
+    RecordArgs, ScatterArgs, StageArgs, TrialArgs, default_players, no_others, plan_of, play_of,
 };
 use rushes_lab::play::Play;
 use rushes_lab::record::Record;
@@ -14,7 +14,9 @@ use rushes_lab::server::Kind;
 use rushes_lab::stage::Stage;
 use rushes_lab::trials::{self, Trial};
 use rushes_lab::written::WriteReport;
-use rushes_lab::{compare, demo, disk, player, preroll, stage, storm, work, writer};
+use rushes_lab::{
+    compare, demo, disk, player, power, preroll, stage, storm, work, writer,
+};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -67,6 +69,7 @@ fn experiment(command: Command) -> Result<()> {
         Command::Mixedio(args) => mixed(&args),
         Command::Absent(args) => absent(&args),
         Command::Demo(args) => show(&args),
+        Command::PowerCuts(args) => cut_power(&args),
         Command::Clean { kept } => clean(kept.as_deref()),
         Command::Player | Command::Writer | Command::Storm | Command::Work | Command::Disk(_) => {
             Ok(())
@@ -293,6 +296,34 @@ fn show(args: &DemoArgs) -> Result<()> {
     play.copy_count = args.copies;
     play.seconds = args.seconds;
     demo::demo(args, &play)
+}
+
+fn cut_power(args: &PowerArgs) -> Result<()> {
+    let plan = power::Plan {
+        point: args.point,
+        lie: args.lie,
+        mount_options: args.mount_options.clone(),
+        keep: args.from.is_none().then(|| args.keep.clone()),
+        from: args.from.clone(),
+        ..power::Plan::new(args.fs, args.seed, args.points)
+    };
+    let bar = match args.json {
+        true => indicatif::ProgressBar::hidden(),
+        false => indicatif::ProgressBar::new(args.point.map_or(args.points, |_| 1)),
+    };
+    let report = power::cut_power(&plan, &mut |done| bar.set_position(done))?;
+    bar.finish_and_clear();
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", report.text());
+    }
+    anyhow::ensure!(
+        report.violation_count == 0,
+        "{} promises are broken",
+        report.violation_count
+    );
+    Ok(())
 }
 
 fn clean(kept: Option<&Path>) -> Result<()> {

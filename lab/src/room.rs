@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 const PREFIX: &str = "rushes-lab.";
 const CGROUPS: &str = "cgroups";
+const MEMORY: &str = "/dev/shm";
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static SERIAL: AtomicU32 = AtomicU32::new(0);
@@ -64,9 +65,18 @@ pub struct Room {
 impl Room {
     /// A fresh one in the system's temporary folder.
     pub fn create() -> Result<Room> {
+        Room::below(&std::env::temp_dir())
+    }
+
+    /// A fresh one in memory, for what is written and thrown away all the time.
+    pub fn in_memory() -> Result<Room> {
+        Room::below(Path::new(MEMORY))
+    }
+
+    fn below(folder: &Path) -> Result<Room> {
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{serial}", std::process::id());
-        let path = std::env::temp_dir().join(name);
+        let path = folder.join(name);
         if path.exists() {
             sweep(&path);
         }
@@ -114,10 +124,15 @@ impl Drop for Room {
 
 /// Put away every room whose run is gone. Returns what was removed.
 pub fn clean() -> Result<Vec<PathBuf>> {
+    let mut removed = clean_below(&std::env::temp_dir())?;
+    removed.extend(clean_below(Path::new(MEMORY))?);
+    Ok(removed)
+}
+
+fn clean_below(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut removed = Vec::new();
-    let temp = std::env::temp_dir();
     let entries =
-        fs::read_dir(&temp).with_context(|| format!("{} cannot be listed", temp.display()))?;
+        fs::read_dir(folder).with_context(|| format!("{} cannot be listed", folder.display()))?;
     for entry in entries.flatten() {
         let path = entry.path();
         if !entry.file_name().to_string_lossy().starts_with(PREFIX) || !path.is_dir() {

@@ -46,7 +46,7 @@ pub enum DiskCommand {
         name: Option<String>,
     },
     /// Tell a disk something: `timing on|off`, `fail read|write START LENGTH [COUNT]`, `slow FACTOR`,
-    /// `stall MS`, `clear`, `reset`, `power off SEED`, `power on`, `stamps on KEY`, `stamps off`.
+    /// `stall MS`, `clear`, `reset`, `power off SEED`, `power on`, `stamps on KEY`, `stamps off`, `record on|off`, `mark N`.
     Tell {
         /// Its name.
         name: String,

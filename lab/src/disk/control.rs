@@ -68,6 +68,10 @@ pub(super) enum Command {
     PowerOn,
     /// `stamps on KEY`: from now on it is noted when pages stamped with this key come; `stamps off`: no more.
     Stamps(Option<NonZeroU64>),
+    /// `record on`, `record off`: every change from now on goes into a log as well.
+    Record(bool),
+    /// `mark N`: a word of whoever records, between what came before and what comes after.
+    Mark(u64),
 }
 
 impl fmt::Display for Direction {
@@ -101,6 +105,9 @@ impl fmt::Display for Command {
             Command::PowerOn => f.write_str("power on"),
             Command::Stamps(Some(key)) => write!(f, "stamps on {key}"),
             Command::Stamps(None) => f.write_str("stamps off"),
+            Command::Record(true) => f.write_str("record on"),
+            Command::Record(false) => f.write_str("record off"),
+            Command::Mark(number) => write!(f, "mark {number}"),
         }
     }
 }
@@ -153,10 +160,13 @@ impl FromStr for Command {
             ["power", "on"] => Command::PowerOn,
             ["stamps", "on", key] => Command::Stamps(Some(number(key, "a key above 0")?)),
             ["stamps", "off"] => Command::Stamps(None),
+            ["record", "on"] => Command::Record(true),
+            ["record", "off"] => Command::Record(false),
+            ["mark", number_word] => Command::Mark(number(number_word, "a number")?),
             _ => {
                 return Err(format!(
                     "read \"{}\": expected timing on|off, fail read|write START LENGTH [COUNT], \
-                     slow FACTOR, stall MS, clear, reset, power off SEED, power on, stamps on KEY or stamps off",
+                     slow FACTOR, stall MS, clear, reset, power off SEED, power on, stamps on KEY, stamps off, record on|off or mark N",
                     line.trim()
                 ));
             }
@@ -266,6 +276,9 @@ mod tests {
             "power on",
             "stamps on 99",
             "stamps off",
+            "record on",
+            "record off",
+            "mark 12",
         ] {
             let command: Command = line.parse().unwrap();
             assert_eq!(command.to_string(), line);
@@ -287,6 +300,8 @@ mod tests {
             ("power off", "power off SEED"),
             ("power off now", "a seed"),
             ("stamps on 0", "a key above 0"),
+            ("record", "record on|off"),
+            ("mark it", "a number"),
         ] {
             let error = line.parse::<Command>().unwrap_err();
             assert!(error.contains(expect), "{line}: {error}");

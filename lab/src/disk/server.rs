@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -25,6 +25,7 @@ use super::cache::{Bytes, WriteCache};
 use super::control::{Command, Fault, Flow, Statistics, as_ms};
 use super::fuse::{BytesReply, Mounted, OneFile, SyncedReply, WrittenReply};
 use super::stamps::{self, Seen};
+use super::log::{Change, Recorder};
 use super::timing::{Direction, DiskTiming, Mechanics, Queue, Request};
 
 /// Granularity of holes. Units: bytes.
@@ -46,6 +47,10 @@ pub(super) struct Server {
     timing: DiskTiming,
     /// Pages stamped with it are noted when they come; 0: none are. Beside the lock, since bytes are looked at outside it.
     stamp_key: AtomicU64,
+    /// Where the log goes when changes are recorded.
+    log_path: PathBuf,
+    /// Before `state` when both are locked.
+    recorder: Mutex<Option<Recorder>>,
     state: Mutex<State>,
     /// A request came, or a command.
     changed: Condvar,
@@ -122,12 +127,15 @@ pub(super) fn mount(
     size: ByteCount,
     timing: DiskTiming,
     folder: &Path,
+    log_path: PathBuf,
 ) -> io::Result<Mounted> {
     let server = Arc::new(Server {
         backing,
         size,
         timing,
         stamp_key: AtomicU64::new(0),
+        log_path,
+        recorder: Mutex::new(None),
         state: Mutex::new(State {
             timing_on: true,
             mechanics: Mechanics::new(timing, size),
@@ -253,6 +261,8 @@ impl State {
                 self.powerless = false;
                 self.mechanics.rest_at(now);
             }
+            // The recorder is not part of this state: see `Server::obey_with_recorder`.
+            Command::Record(_) | Command::Mark(_) => {}
         }
     }
 
@@ -590,6 +600,50 @@ impl Server {
         None
     }
 
+    /// Does something and notes it. One lock around both, so that the log has changes in the order in which they
+    /// happened; without a recorder nobody waits for anybody.
+    fn recorded(&self, change: Change, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let mut recorder = self.recorder();
+        let Some(recorder) = recorder.as_mut() else {
+            drop(recorder);
+            return act();
+        };
+        act()?;
+        recorder.note(change);
+        Ok(())
+    }
+
+    fn recorder(&self) -> MutexGuard<'_, Option<Recorder>> {
+        self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a command does to the log.
+    fn obey_with_recorder(&self, command: Command) -> Result<(), String> {
+        match command {
+            Command::Record(true) if self.timing.write_cache_bytes > 0 => Err(String::from(
+                "this disk has a write cache, and a log is to be cut as if it had none of its own: record a disk without",
+            )),
+            Command::Record(true) => {
+                let recorder = Recorder::create(&self.log_path, self.size.0)
+                    .map_err(|error| format!("{}: {error}", self.log_path.display()))?;
+                *self.recorder() = Some(recorder);
+                Ok(())
+            }
+            Command::Record(false) => match self.recorder().take() {
+                Some(recorder) => recorder.finish(),
+                None => Ok(()),
+            },
+            Command::Mark(number) => match self.recorder().as_mut() {
+                Some(recorder) => {
+                    recorder.note(Change::Mark { number });
+                    recorder.complaint().map_or(Ok(()), Err)
+                }
+                None => Err(String::from("a mark, but nothing is recorded: record on")),
+            },
+            _ => Ok(()),
+        }
+    }
+
     /// What a command does to the cache.
     fn obey_with_cache(&self, state: &mut State, command: Command) {
         match command {
@@ -662,7 +716,9 @@ impl OneFile for Server {
         };
         // A write that will fail on purpose is stored all the same: after an error what is on the medium
         // is undefined, and whoever relies on the old bytes is wrong.
-        if let Err(error) = self.store(offset, bytes) {
+        if let Err(error) = self.recorded(Change::Write { offset, bytes }, || {
+            self.store(offset, bytes)
+        }) {
             return reply.error(&error);
         }
         if let Some(Reply::Written(reply)) = self.queue(request, Reply::Written(reply), seen) {
@@ -678,7 +734,9 @@ impl OneFile for Server {
         state.cache.forget(offset, length);
         state.statistics.discard_count += 1;
         drop(state);
-        self.punch(offset, length)
+        self.recorded(Change::Discard { offset, length }, || {
+            self.punch(offset, length)
+        })
     }
 
     fn sync(&self, reply: SyncedReply) {
@@ -691,7 +749,10 @@ impl OneFile for Server {
         }
         if state.cache.is_empty() && !state.destaging {
             drop(state);
-            return reply.synced();
+            return match self.recorded(Change::Flush, || Ok(())) {
+                Ok(()) => reply.synced(),
+                Err(error) => reply.error(&error),
+            };
         }
         let epoch = state.cache.close_epoch();
         state.flushes.push((epoch, reply));
@@ -726,6 +787,12 @@ impl OneFile for Server {
 
     fn command(&self, text: &str) -> Result<(), String> {
         let commands: Result<Vec<Command>, String> = text.lines().map(str::parse).collect();
+        let commands = commands.and_then(|commands| {
+            for &command in &commands {
+                self.obey_with_recorder(command)?;
+            }
+            Ok(commands)
+        });
         let mut state = self.lock();
         match commands {
             Ok(commands) => {

@@ -308,13 +308,20 @@ impl Room {
             }
         }
         if let Some(record) = record {
-            note(remove(fs::remove_file(&record.backing), &record.backing));
+            for file in [log_beside(&record.backing), record.backing] {
+                note(remove(fs::remove_file(&file), &file));
+            }
         }
         if !mounted_at(&self.mount()) {
             note(remove(fs::remove_dir_all(&self.folder), &self.folder));
         }
         first
     }
+}
+
+/// Where the log of a disk goes when it is recorded: to the same memory.
+fn log_beside(backing: &Path) -> PathBuf {
+    backing.with_extension("log")
 }
 
 fn remove(result: io::Result<()>, path: &Path) -> Result<(), DiskError> {
@@ -614,6 +621,11 @@ impl SlowDisk {
         &self.device
     }
 
+    /// The sparse file behind it: what is on the medium, without anybody's cache.
+    pub fn backing(&self) -> Result<PathBuf, DiskError> {
+        Ok(self.room.record()?.backing)
+    }
+
     /// The process that serves it, to tell its processor time from others'.
     pub fn server_pid(&self) -> u32 {
         self.server_pid
@@ -663,6 +675,31 @@ impl SlowDisk {
     /// Gives it back.
     pub fn power_on(&self) -> Result<(), DiskError> {
         self.room.command(&[control::Command::PowerOn])
+    }
+
+    /// Begins a log of every change ([`super::log`]); one that was there is gone.
+    ///
+    /// Errors   a disk with a write cache of its own
+    pub fn record(&self) -> Result<(), DiskError> {
+        self.room.command(&[control::Command::Record(true)])
+    }
+
+    /// Ends the log. Returns where it is, until the next one begins or the disk goes.
+    ///
+    /// Errors   the log is not whole: memory or its bound were used up
+    pub fn end_record(&self) -> Result<PathBuf, DiskError> {
+        self.room.command(&[control::Command::Record(false)])?;
+        Ok(log_beside(&self.backing()?))
+    }
+
+    /// Somebody who writes marks into the log.
+    pub fn marker(&self) -> Result<Marker, DiskError> {
+        let path = self.room.control();
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .map_err(failed("open", &path))?;
+        Ok(Marker { file })
     }
 
     /// Makes a file system on it, with the timing off meanwhile.
@@ -719,6 +756,21 @@ impl Drop for SlowDisk {
         {
             eprintln!("{error}");
         }
+    }
+}
+
+/// Writes marks into the log of a disk that is recorded.
+#[derive(Debug)]
+pub struct Marker {
+    file: fs::File,
+}
+
+impl Marker {
+    /// When this returns, the mark stands after everything that the disk had answered before it was called.
+    pub fn mark(&mut self, number: u64) -> io::Result<()> {
+        let line = control::Command::Mark(number).to_string();
+        // One write is one command.
+        self.file.write_all(line.as_bytes())
     }
 }
 
@@ -784,6 +836,7 @@ pub(super) fn serve(name: &str, detached: bool) -> Result<(), DiskError> {
         ByteCount(record.spec.bytes),
         record.spec.timing,
         &room.mount(),
+        log_beside(&record.backing),
     )
     .map_err(|error| {
         // Whoever cleaned us away meanwhile did not know of this file.

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a disk was told, in order: every write with its bytes, every flush and discard, and marks that the workload sets.
+//!
+//! From it any state can be made that a power cut may leave ([`crate::power`]). It knows nothing of time, and nothing of
+//! what the bytes mean.
+//!
+//! The file, all numbers little-endian, version 1:
+//!
+//! | offset | size | meaning |
+//! |---|---|---|
+//! | 0 | 8 | `RUSHLOG` and the version |
+//! | 8 | 8 | size of the disk in bytes |
+//!
+//! then records, each a head of 24 bytes:
+//!
+//! | offset | size | meaning |
+//! |---|---|---|
+//! | 0 | 8 | kind: 1 write, 2 zeros written, 3 discard, 4 flush, 5 mark |
+//! | 8 | 8 | offset on the disk; of a mark its number |
+//! | 16 | 8 | length in bytes; 0 for flush and mark |
+//!
+//! and after the head of a write its bytes. Zeros have none: file systems write many of them.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+const MAGIC: [u8; 8] = *b"RUSHLOG\x01";
+const HEAD_BYTES: usize = 16;
+const RECORD_BYTES: usize = 24;
+
+/// A log larger than this is broken off: it lies in memory. Units: bytes.
+const LOG_BYTES_MAX: u64 = 1 << 30;
+
+/// Something that changes a disk, or the promise that changes are safe, or a mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change<'a> {
+    /// Bytes came.
+    Write {
+        /// Where to.
+        offset: u64,
+        /// They.
+        bytes: &'a [u8],
+    },
+    /// Zeros came; so many.
+    Zeros {
+        /// Where to.
+        offset: u64,
+        /// Units: bytes.
+        length: u64,
+    },
+    /// These bytes read as zero from now on.
+    Discard {
+        /// Where.
+        offset: u64,
+        /// Units: bytes.
+        length: u64,
+    },
+    /// All before it survives a power cut.
+    Flush,
+    /// The workload said something.
+    Mark {
+        /// What.
+        number: u64,
+    },
+}
+
+impl Change<'_> {
+    /// Kind, offset, length, as the head of a record has them.
+    fn head(&self) -> [u64; 3] {
+        match *self {
+            Change::Write { offset, bytes } => [1, offset, bytes.len() as u64],
+            Change::Zeros { offset, length } => [2, offset, length],
+            Change::Discard { offset, length } => [3, offset, length],
+            Change::Flush => [4, 0, 0],
+            Change::Mark { number } => [5, number, 0],
+        }
+    }
+}
+
+/// Writes a log.
+pub(super) struct Recorder {
+    out: BufWriter<File>,
+    bytes: u64,
+    /// Why it is not whole.
+    complaint: Option<String>,
+}
+
+impl Recorder {
+    pub(super) fn create(path: &Path, disk_bytes: u64) -> io::Result<Recorder> {
+        let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
+        out.write_all(&MAGIC)?;
+        out.write_all(&disk_bytes.to_le_bytes())?;
+        Ok(Recorder {
+            out,
+            bytes: HEAD_BYTES as u64,
+            complaint: None,
+        })
+    }
+
+    /// One more. What goes wrong is told by [`Recorder::complaint`]: the disk itself did nothing wrong.
+    pub(super) fn note(&mut self, change: Change) {
+        if self.complaint.is_some() {
+            return;
+        }
+        let change = match change {
+            Change::Write { offset, bytes } if bytes.iter().all(|&byte| byte == 0) => {
+                let length = bytes.len() as u64;
+                Change::Zeros { offset, length }
+            }
+            other => other,
+        };
+        if let Err(error) = self.write(&change) {
+            self.complaint = Some(format!("the log is not whole: {error}"));
+        } else if self.bytes > LOG_BYTES_MAX {
+            self.complaint = Some(format!("the log is larger than {LOG_BYTES_MAX} bytes"));
+        }
+    }
+
+    fn write(&mut self, change: &Change) -> io::Result<()> {
+        for number in change.head() {
+            self.out.write_all(&number.to_le_bytes())?;
+        }
+        self.bytes += RECORD_BYTES as u64;
+        if let Change::Write { bytes, .. } = change {
+            self.out.write_all(bytes)?;
+            self.bytes += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    pub(super) fn complaint(&self) -> Option<String> {
+        self.complaint.clone()
+    }
+
+    pub(super) fn finish(mut self) -> Result<(), String> {
+        self.out
+            .flush()
+            .map_err(|error| format!("the log is not whole: {error}"))?;
+        self.complaint.map_or(Ok(()), Err)
+    }
+}
+
+/// A log in memory.
+#[derive(Clone, Debug)]
+pub struct Log {
+    bytes: Vec<u8>,
+    disk_bytes: u64,
+    /// Where each record begins.
+    starts: Vec<usize>,
+}
+
+impl Log {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Log, LogError> {
+        Log::parse(std::fs::read(path).map_err(LogError::Unreadable)?)
+    }
+
+    /// Understands the content of a file.
+    pub fn parse(bytes: Vec<u8>) -> Result<Log, LogError> {
+        if bytes.len() < HEAD_BYTES || bytes[..8] != MAGIC {
+            return Err(LogError::NoLog);
+        }
+        let mut log = Log {
+            disk_bytes: number_at(&bytes, 8),
+            bytes,
+            starts: Vec::new(),
+        };
+        let mut at = HEAD_BYTES;
+        while at < log.bytes.len() {
+            if at + RECORD_BYTES > log.bytes.len() {
+                return Err(LogError::Damaged { at });
+            }
+            let kind = number_at(&log.bytes, at);
+            let (offset, length) = (
+                number_at(&log.bytes, at + 8),
+                number_at(&log.bytes, at + 16),
+            );
+            let inside = match kind {
+                1..=3 => offset
+                    .checked_add(length)
+                    .is_some_and(|end| end <= log.disk_bytes),
+                4 | 5 => length == 0,
+                _ => false,
+            };
+            let next = at
+                + RECORD_BYTES
+                + if kind == 1 && inside {
+                    length as usize
+                } else {
+                    0
+                };
+            if !inside || next > log.bytes.len() {
+                return Err(LogError::Damaged { at });
+            }
+            log.starts.push(at);
+            at = next;
+        }
+        Ok(log)
+    }
+
+    /// The file that it was read from, as bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Size of the disk. Units: bytes.
+    pub fn disk_bytes(&self) -> u64 {
+        self.disk_bytes
+    }
+
+    /// How many records.
+    pub fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// True when nothing was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.starts.is_empty()
+    }
+
+    /// One record.
+    pub fn get(&self, index: usize) -> Change<'_> {
+        let at = self.starts[index];
+        let (offset, length) = (
+            number_at(&self.bytes, at + 8),
+            number_at(&self.bytes, at + 16),
+        );
+        let start = at + RECORD_BYTES;
+        match number_at(&self.bytes, at) {
+            1 => Change::Write {
+                offset,
+                bytes: &self.bytes[start..start + length as usize],
+            },
+            2 => Change::Zeros { offset, length },
+            3 => Change::Discard { offset, length },
+            4 => Change::Flush,
+            _ => Change::Mark { number: offset },
+        }
+    }
+
+    /// All, in order.
+    pub fn iter(&self) -> impl Iterator<Item = Change<'_>> {
+        (0..self.len()).map(|index| self.get(index))
+    }
+}
+
+fn number_at(bytes: &[u8], at: usize) -> u64 {
+    let mut number = [0; 8];
+    number.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(number)
+}
+
+/// Why a file is no log.
+#[derive(Debug)]
+pub enum LogError {
+    /// The file could not be read.
+    Unreadable(io::Error),
+    /// It begins otherwise, or is of another version.
+    NoLog,
+    /// A record that cannot be.
+    Damaged {
+        /// Where in the file it begins.
+        at: usize,
+    },
+}
+
+impl std::fmt::Display for LogError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            LogError::Unreadable(error) => write!(f, "the log cannot be read: {error}"),
+            LogError::NoLog => f.write_str("this is no log of a disk, or one of another version"),
+            LogError::Damaged { at } => write!(f, "the log is damaged at byte {at}"),
+        }
+    }
+}
+
+impl std::error::Error for LogError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHANGES: [Change; 6] = [
+        Change::Mark { number: 7 },
+        Change::Write {
+            offset: 512,
+            bytes: &[1, 2, 3],
+        },
+        Change::Flush,
+        Change::Write {
+            offset: 0,
+            bytes: &[0; 4096],
+        },
+        Change::Discard {
+            offset: 4096,
+            length: 8192,
+        },
+        Change::Mark { number: u64::MAX },
+    ];
+
+    fn recorded(test: &str, changes: &[Change]) -> Vec<u8> {
+        let name = format!("rushes-log-{test}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let mut recorder = Recorder::create(&path, 1 << 20).unwrap();
+        for &change in changes {
+            recorder.note(change);
+        }
+        recorder.finish().unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn log_reads_back_as_it_was_written_and_zeros_take_no_room() {
+        let bytes = recorded("whole", &CHANGES);
+        assert_eq!(bytes.len(), HEAD_BYTES + 6 * RECORD_BYTES + 3);
+        let log = Log::parse(bytes).unwrap();
+        let mut expect = CHANGES.to_vec();
+        expect[3] = Change::Zeros {
+            offset: 0,
+            length: 4096,
+        };
+        assert_eq!(log.iter().collect::<Vec<_>>(), expect);
+        assert_eq!(log.disk_bytes(), 1 << 20);
+    }
+
+    #[test]
+    fn damaged_log_is_refused_and_never_read_past_its_end() {
+        let whole = recorded("damaged", &CHANGES);
+        for end in 0..whole.len() {
+            // A cut between two records cannot be told from an earlier end.
+            if let Ok(log) = Log::parse(whole[..end].to_vec()) {
+                assert!(log.len() < CHANGES.len());
+            }
+        }
+        for (at, value) in [
+            (0, 0),
+            (HEAD_BYTES, 9),
+            (HEAD_BYTES + RECORD_BYTES + 15, 255),
+        ] {
+            let mut bytes = whole.clone();
+            bytes[at] = value;
+            assert!(Log::parse(bytes).is_err(), "byte {at}");
+        }
+    }
+}

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A power cut: what a disk has on its medium when the power goes at some record of its log.
+//!
+//! Before the last flush that was answered everything is there. Of what came after it any part may be, sector by sector, in any order:
+//! since a later write may be kept where an earlier one is lost, keeping any subset gives all orders.
+//!
+//! One thing is never torn: ext4's superblock. It is two sectors with one checksum, written in place and read before the journal is, so that
+//! no ext4 survives a disk that writes half of it (`--lie superblock` shows that). Disks with physical sectors of 4 KiB do not.
+
+use std::ops::Range;
+
+use super::chance::Chance;
+use super::record::{Recording, lane_and_step};
+use super::script::LANE_COUNT;
+use super::sector::{NOBODY, SECTOR_BYTES, Stamp};
+use crate::disk::FileSystem;
+use crate::disk::log::{Change, Log};
+
+/// Sectors of ext4's superblock, whatever the size of its blocks.
+const SUPERBLOCK: Range<u64> = 2..4;
+
+/// What a disk does that it may not. With it the checks are checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Lie {
+    /// Nothing.
+    #[default]
+    None,
+    /// The last flush before the cut was answered and was none.
+    Flush,
+    /// No flush ever was one.
+    Flushes,
+    /// Half of ext4's superblock may be new and half of it old.
+    Superblock,
+    /// Two writes of different files' content change places.
+    Misdirect,
+}
+
+/// Where the power goes, and how much is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// So many records had happened.
+    pub record: usize,
+    /// Of writes after the last flush so many in a hundred are kept.
+    pub kept_percent: u64,
+    /// So many in a hundred are torn: any of their sectors are kept.
+    pub torn_percent: u64,
+    seed: u64,
+}
+
+impl Cut {
+    /// Somewhere in the log. A quarter of them just after something was acknowledged, where promises are youngest; half
+    /// of them just before a flush, where most is at stake.
+    pub fn random(seed: u64, log: &Log) -> Cut {
+        let mut chance = Chance::new(seed, 0);
+        let mut record = chance.below(log.len() as u64 + 1) as usize;
+        let place = chance.below(4);
+        let is_there = |at: &usize| match log.get(*at) {
+            Change::Mark { .. } => place == 1,
+            Change::Flush => place >= 2,
+            _ => false,
+        };
+        if place > 0 {
+            let found = (record..log.len()).find(is_there);
+            record = found.map_or(log.len(), |at| at + usize::from(place == 1));
+        }
+        Cut {
+            record,
+            kept_percent: chance.pick(&[0, 10, 50, 50, 90]),
+            torn_percent: chance.pick(&[0, 0, 20, 100]),
+            seed: chance.number(),
+        }
+    }
+
+    /// Steps of each lane that had been acknowledged.
+    pub fn done(&self, log: &Log) -> Vec<usize> {
+        let mut done = vec![0; LANE_COUNT as usize];
+        for change in log.iter().take(self.record) {
+            if let Change::Mark { number } = change {
+                let (lane, step) = lane_and_step(number);
+                done[lane] = step + 1;
+            }
+        }
+        done
+    }
+
+    /// Records before this one are on the medium.
+    fn barrier(&self, log: &Log, lie: Lie) -> usize {
+        let forgotten = match lie {
+            Lie::None | Lie::Superblock | Lie::Misdirect => 0,
+            Lie::Flush => 1,
+            Lie::Flushes => usize::MAX,
+        };
+        (0..self.record)
+            .rev()
+            .filter(|&at| log.get(at) == Change::Flush)
+            .nth(forgotten)
+            .unwrap_or(0)
+    }
+
+    /// Makes `image` what the medium has; tells what became of the writes that were not safe.
+    pub fn image(&self, recording: &Recording, lie: Lie, image: &mut Vec<u8>) -> Fate {
+        let log = &recording.log;
+        image.clear();
+        image.extend_from_slice(&recording.base);
+        let mut chance = Chance::new(self.seed, 1);
+        let barrier = self.barrier(log, lie);
+        let swapped = match lie {
+            Lie::Misdirect => two_writes(log, self.record, &mut chance),
+            _ => None,
+        };
+        let mut fate = Fate::default();
+        let joined = recording.file_system == FileSystem::Ext4 && lie != Lie::Superblock;
+        let joined = if joined { SUPERBLOCK } else { 0..0 };
+        for at in 0..self.record {
+            let place = match swapped {
+                Some((one, other)) if at == one => offset_of(log.get(other)),
+                Some((one, other)) if at == other => offset_of(log.get(one)),
+                _ => None,
+            };
+            let change = log.get(at);
+            if at < barrier {
+                store(change, place, image, &mut |_| true);
+            } else if !matches!(change, Change::Flush | Change::Mark { .. }) {
+                fate.count(self.keep_some(&mut chance), |keep| {
+                    store(change, place, image, &mut |sector| {
+                        keep.keeps(sector, &joined)
+                    });
+                });
+            }
+        }
+        fate
+    }
+
+    fn keep_some<'a>(&self, chance: &'a mut Chance) -> Keep<'a> {
+        if chance.percent(self.torn_percent) {
+            Keep::Sectors(chance, false)
+        } else if chance.percent(self.kept_percent) {
+            Keep::Whole
+        } else {
+            Keep::Nothing
+        }
+    }
+}
+
+/// What is kept of one write.
+enum Keep<'a> {
+    Whole,
+    Nothing,
+    /// As chance has it, and what it said last.
+    Sectors(&'a mut Chance, bool),
+}
+
+impl Keep<'_> {
+    /// Asked in order, for each sector of the disk that is written. The joined ones share the fate of the first of them.
+    fn keeps(&mut self, sector: u64, joined: &Range<u64>) -> bool {
+        match self {
+            Keep::Whole => true,
+            Keep::Nothing => false,
+            Keep::Sectors(chance, last) => {
+                if !joined.contains(&sector) || sector == joined.start {
+                    *last = chance.percent(50);
+                }
+                *last
+            }
+        }
+    }
+}
+
+/// What became of the writes after the last flush.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fate {
+    /// Whole on the medium.
+    pub kept: u64,
+    /// Some of their sectors.
+    pub torn: u64,
+    /// Not at all.
+    pub lost: u64,
+}
+
+impl Fate {
+    fn count(&mut self, mut keep: Keep, act: impl FnOnce(&mut Keep)) {
+        *match keep {
+            Keep::Whole => &mut self.kept,
+            Keep::Sectors(..) => &mut self.torn,
+            Keep::Nothing => &mut self.lost,
+        } += 1;
+        act(&mut keep);
+    }
+}
+
+fn offset_of(change: Change) -> Option<u64> {
+    match change {
+        Change::Write { offset, .. } => Some(offset),
+        _ => None,
+    }
+}
+
+/// Two writes of the same length whose content is of different files.
+fn two_writes(log: &Log, end: usize, chance: &mut Chance) -> Option<(usize, usize)> {
+    let owner = |at: usize| match log.get(at) {
+        Change::Write { bytes, .. } if bytes.len() >= SECTOR_BYTES => {
+            let stamp = Stamp::of(&bytes[..SECTOR_BYTES])?;
+            (stamp.file != NOBODY).then_some((at, stamp.file, bytes.len()))
+        }
+        _ => None,
+    };
+    let writes: Vec<(usize, u64, usize)> = (0..end).filter_map(owner).collect();
+    for _ in 0..64.min(writes.len()) {
+        let (one, other) = (chance.pick(&writes), chance.pick(&writes));
+        if one.1 != other.1 && one.2 == other.2 {
+            return Some((one.0, other.0));
+        }
+    }
+    None
+}
+
+/// Writes the sectors of a change that are kept; at another place if it is misdirected.
+fn store(change: Change, place: Option<u64>, image: &mut [u8], keeps: &mut dyn FnMut(u64) -> bool) {
+    let (offset, length, bytes) = match change {
+        Change::Write { offset, bytes } => (offset, bytes.len(), Some(bytes)),
+        Change::Zeros { offset, length } | Change::Discard { offset, length } => {
+            (offset, length as usize, None)
+        }
+        Change::Flush | Change::Mark { .. } => return,
+    };
+    let start = place.unwrap_or(offset) as usize;
+    for from in (0..length).step_by(SECTOR_BYTES) {
+        let to = (from + SECTOR_BYTES).min(length);
+        if keeps(((start + from) / SECTOR_BYTES) as u64) {
+            let target = &mut image[start + from..start + to];
+            match bytes {
+                Some(bytes) => target.copy_from_slice(&bytes[from..to]),
+                None => target.fill(0),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    const BLOCK: u64 = 4096;
+    const BLOCKS: u64 = 64;
+
+    /// Two blocks, a flush, the rest of the blocks, of each sector the number of its block plus one.
+    fn recording() -> Recording {
+        let mut bytes = b"RUSHLOG\x01".to_vec();
+        bytes.extend((BLOCK * BLOCKS).to_le_bytes());
+        let mut add = |head: [u64; 3], content: &[u8]| {
+            bytes.extend(head.iter().flat_map(|number| number.to_le_bytes()));
+            bytes.extend_from_slice(content);
+        };
+        for block in 0..BLOCKS {
+            add(
+                [1, block * BLOCK, BLOCK],
+                &[block as u8 + 1; BLOCK as usize],
+            );
+            if block == 1 {
+                add([4, 0, 0], &[]);
+                add([5, (1 << 32) | 6, 0], &[]);
+            }
+        }
+        Recording {
+            base: Arc::new(vec![0; (BLOCK * BLOCKS) as usize]),
+            log: Log::parse(bytes).unwrap(),
+            file_system: FileSystem::Ext4,
+            lanes: Vec::new(),
+        }
+    }
+
+    fn cut(kept_percent: u64, torn_percent: u64) -> Cut {
+        Cut {
+            record: BLOCKS as usize + 2,
+            kept_percent,
+            torn_percent,
+            seed: 1,
+        }
+    }
+
+    /// Of each block, how many sectors are on the medium; they must be its own.
+    fn sectors(cut: Cut, lie: Lie) -> (Vec<usize>, Fate) {
+        let mut image = Vec::new();
+        let fate = cut.image(&recording(), lie, &mut image);
+        let count = |(block, bytes): (usize, &[u8])| {
+            let sectors = bytes.chunks(SECTOR_BYTES);
+            sectors
+                .filter(|sector| {
+                    assert!(sector.iter().all(|&b| b == sector[0]));
+                    assert!(sector[0] == 0 || sector[0] == block as u8 + 1);
+                    sector[0] > 0
+                })
+                .count()
+        };
+        (
+            image
+                .chunks(BLOCK as usize)
+                .enumerate()
+                .map(count)
+                .collect(),
+            fate,
+        )
+    }
+
+    #[test]
+    fn flushed_is_there_and_of_the_rest_whole_writes_or_sectors_as_chance_has_it() {
+        let (counts, fate) = sectors(cut(50, 0), Lie::None);
+        assert_eq!(counts[..2], [8, 8]);
+        assert!(counts.iter().all(|&count| count == 0 || count == 8));
+        assert!(fate.kept > 10 && fate.lost > 10 && fate.kept + fate.lost == BLOCKS - 2);
+        let (counts, fate) = sectors(cut(0, 100), Lie::None);
+        assert_eq!(counts[..2], [8, 8]);
+        assert!(counts[2..].iter().any(|&count| count > 0 && count < 8));
+        assert_eq!(fate.torn, BLOCKS - 2);
+        assert_eq!(sectors(cut(0, 0), Lie::None).0[1..3], [8, 0]);
+        assert_eq!(sectors(cut(100, 0), Lie::None).0, [8; BLOCKS as usize]);
+    }
+
+    #[test]
+    fn forgotten_flush_is_no_barrier() {
+        assert_eq!(sectors(cut(0, 0), Lie::Flush).0, [0; BLOCKS as usize]);
+        assert_eq!(sectors(cut(0, 0), Lie::Flushes).0, [0; BLOCKS as usize]);
+    }
+
+    #[test]
+    fn superblock_is_torn_only_by_a_disk_that_lies() {
+        let torn = |lie| {
+            (0..32u64).any(|seed| {
+                let cut = Cut {
+                    record: 1,
+                    seed,
+                    ..cut(0, 100)
+                };
+                let mut image = Vec::new();
+                cut.image(&recording(), lie, &mut image);
+                image[2 * SECTOR_BYTES] != image[3 * SECTOR_BYTES]
+            })
+        };
+        assert!(!torn(Lie::None));
+        assert!(torn(Lie::Superblock));
+    }
+
+    #[test]
+    fn steps_are_done_when_their_mark_is_before_the_cut() {
+        let log = recording().log;
+        assert_eq!(cut(0, 0).done(&log), [0, 7, 0]);
+        let early = Cut {
+            record: 3,
+            ..cut(0, 0)
+        };
+        assert_eq!(early.done(&log), [0, 0, 0]);
+    }
+}

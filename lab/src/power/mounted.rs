@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//! File systems that are mounted as long as somebody looks at them, and reading what is on them after a cut.
+//!
+//! An image is mounted with `mount -o loop`: the kernel then detaches the loop device with the mount, so that nothing stays
+//! behind even if we are killed and somebody else unmounts.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::mount::UnmountFlags;
+
+use super::check::{Node, Tree};
+use crate::disk::FileSystem;
+
+/// How long a busy file system is asked to go.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Its name for mount.
+pub fn name_of(kind: FileSystem) -> &'static str {
+    match kind {
+        FileSystem::Ext4 => "ext4",
+        FileSystem::Xfs => "xfs",
+    }
+}
+
+/// Runs a tool; its complaint is the error.
+pub fn run(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("{name} cannot be run"))?;
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if !output.status.success() {
+        let (out, complaint) = (said(&output.stdout), said(&output.stderr));
+        bail!("{name}: {}: {complaint} {out}", output.status);
+    }
+    Ok(said(&output.stdout))
+}
+
+/// What is mounted, and how.
+#[derive(Clone, Debug)]
+pub struct How {
+    /// Which file system.
+    pub kind: FileSystem,
+    /// Options beside the usual ones.
+    pub options: String,
+}
+
+/// A mounted file system; unmounted when dropped.
+#[derive(Debug)]
+pub struct Mounted {
+    point: Option<PathBuf>,
+}
+
+impl Mounted {
+    /// Mounts a device, or with `image` a file.
+    pub fn new(how: &How, from: &Path, point: &Path, image: bool) -> Result<Mounted> {
+        let mut options = String::from("noatime,nosuid,nodev,noexec");
+        if how.kind == FileSystem::Xfs {
+            // The disk that was recorded has the same one.
+            options.push_str(",nouuid");
+        }
+        if image {
+            options.push_str(",loop");
+        }
+        if !how.options.is_empty() {
+            options = format!("{options},{}", how.options);
+        }
+        let mut command = Command::new("mount");
+        command.args(["-t", name_of(how.kind), "-o", &options]);
+        run(command.arg(from).arg(point))?;
+        Ok(Mounted {
+            point: Some(point.to_owned()),
+        })
+    }
+
+    /// Unmounts it.
+    pub fn unmount(mut self) -> Result<()> {
+        match self.point.take() {
+            Some(point) => {
+                unmount(&point).with_context(|| format!("{} cannot be unmounted", point.display()))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Some(point) = self.point.take()
+            && unmount(&point).is_err()
+        {
+            // Whoever still holds it must not hold us.
+            let _ = rustix::mount::unmount(&point, UnmountFlags::DETACH);
+        }
+    }
+}
+
+fn unmount(point: &Path) -> io::Result<()> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match rustix::mount::unmount(point, UnmountFlags::empty()) {
+            Err(rustix::io::Errno::BUSY) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return Ok(other?),
+        }
+    }
+}
+
+/// Everything below `root`. What cannot be read is part of the answer.
+pub fn read_tree(root: &Path) -> Tree {
+    let mut tree = Tree::new();
+    read_folder(root, "", &mut tree);
+    // ext4's own.
+    if tree.get("lost+found") == Some(&Node::Folder) {
+        tree.remove("lost+found");
+    }
+    tree
+}
+
+fn read_folder(root: &Path, folder: &str, tree: &mut Tree) {
+    let mut unreadable = |error: io::Error| {
+        tree.insert(folder.to_owned(), Node::Unreadable(error.to_string()));
+    };
+    let entries = match fs::read_dir(root.join(folder)) {
+        Ok(entries) => entries,
+        Err(error) => return unreadable(error),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        match entry {
+            Ok(entry) => names.push(entry.file_name().to_string_lossy().into_owned()),
+            Err(error) => return unreadable(error),
+        }
+    }
+    for name in names {
+        let path = if folder.is_empty() {
+            name
+        } else {
+            format!("{folder}/{name}")
+        };
+        let whole = root.join(&path);
+        let node = fs::symlink_metadata(&whole).and_then(|meta| {
+            if meta.is_dir() {
+                Ok(Node::Folder)
+            } else {
+                fs::read(&whole).map(Node::File)
+            }
+        });
+        let node = node.unwrap_or_else(|error| Node::Unreadable(error.to_string()));
+        let is_folder = node == Node::Folder;
+        tree.insert(path.clone(), node);
+        if is_folder {
+            read_folder(root, &path, tree);
+        }
+    }
+}

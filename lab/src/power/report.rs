@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What `rushes lab power-cuts` says: counts, and each violation with how to see it again.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::check::Finding;
+
+/// The names of the fields; docs/reference/lab-json.md describes them.
+pub const REPORT_VERSION: u64 = 1;
+
+/// Of one run.
+#[derive(Clone, Debug, Serialize)]
+pub struct PowerReport {
+    /// Version of these names.
+    pub report_version: u64,
+    /// `ext4` or `xfs`.
+    pub file_system: &'static str,
+    /// Decides workloads and points.
+    pub seed: u64,
+    /// Mount options beside the usual ones.
+    pub mount_options: String,
+    /// How the disk lied, on purpose: `none`, `flush`, `flushes`, `superblock`, `misdirect`.
+    pub lie: &'static str,
+    /// Power cuts.
+    pub points: u64,
+    /// Workloads that were recorded.
+    pub recordings: u64,
+    /// Records of all logs.
+    pub log_records: u64,
+    /// Bytes of all logs.
+    pub log_bytes: u64,
+    /// Flushes in all logs.
+    pub flushes: u64,
+    /// Writes that were not safe when the power went and were there all the same.
+    pub writes_kept: u64,
+    /// Of which some sectors were there.
+    pub writes_torn: u64,
+    /// That were not.
+    pub writes_lost: u64,
+    /// Files that were read after cuts.
+    pub files_read: u64,
+    /// Bytes of them.
+    pub bytes_read: u64,
+    /// Points after which the file system's own checker looked as well.
+    pub fsck_points: u64,
+    /// What is wrong; the first ones.
+    pub violations: Vec<Violation>,
+    /// All that is wrong.
+    pub violation_count: u64,
+    /// Units: s.
+    pub wall_s: f64,
+    /// Power cuts a second, recording included.
+    pub points_per_s: f64,
+    /// Machine and revision.
+    pub environment: Value,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, Serialize)]
+pub struct Violation {
+    /// Number of the point.
+    pub point: u64,
+    /// Records of the log before the cut.
+    pub record: usize,
+    /// Steps of each lane that were acknowledged.
+    pub steps_done: Vec<usize>,
+    /// What was expected and what was read.
+    #[serde(flatten)]
+    pub finding: Finding,
+    /// The command that does this point again.
+    pub replay: String,
+}
+
+impl PowerReport {
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut text = format!(
+            "{}: {} power cuts over {} recordings ({} records, {} flushes) in {:.0} s, {:.1} a second\n\
+             of the writes that were not safe {} were kept, {} torn, {} lost\n\
+             {} files read ({:.1} MB); {} points checked by fsck as well\n",
+            self.file_system,
+            self.points,
+            self.recordings,
+            self.log_records,
+            self.flushes,
+            self.wall_s,
+            self.points_per_s,
+            self.writes_kept,
+            self.writes_torn,
+            self.writes_lost,
+            self.files_read,
+            self.bytes_read as f64 / 1e6,
+            self.fsck_points,
+        );
+        for violation in &self.violations {
+            text.push_str(&violation.text());
+        }
+        text.push_str(&match self.violation_count {
+            0 => String::from("no violation\n"),
+            count => format!("{count} VIOLATIONS\n"),
+        });
+        text
+    }
+}
+
+impl Violation {
+    fn text(&self) -> String {
+        format!(
+            "VIOLATION ({:?}) at point {}, record {}, after steps {:?}\n  \
+             {} (file {:#x})\n  expected {}\n  read     {}\n  again    {}\n",
+            self.finding.rule,
+            self.point,
+            self.record,
+            self.steps_done,
+            self.finding.path,
+            self.finding.file,
+            self.finding.expected,
+            self.finding.read,
+            self.replay
+        )
+    }
+}

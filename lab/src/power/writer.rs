@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who does the steps: a [`Writer`] for each lane. It returns from a step when that is acknowledged, and keeps no promise itself.
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+use rustix::fs::{Advice, FallocateFlags, OFlags};
+
+use super::script::Step;
+use super::sector::content;
+
+/// A way to the file system: what a door to be tested must do.
+pub trait Writer: Send {
+    /// Does the step of this number; returns when whoever asked for it would be told that it is done.
+    fn act(&mut self, number: usize, step: &Step) -> io::Result<()>;
+}
+
+/// Plain system calls on the mounted file system.
+#[derive(Debug)]
+pub struct Plain {
+    root: PathBuf,
+    open: HashMap<u64, File>,
+    /// Where each file is, to open it once more for direct I/O.
+    paths: HashMap<u64, PathBuf>,
+}
+
+impl Plain {
+    /// On the file system that is mounted there.
+    pub fn new(root: PathBuf) -> Plain {
+        Plain {
+            root,
+            open: HashMap::new(),
+            paths: HashMap::new(),
+        }
+    }
+
+    fn file(&self, file: u64) -> io::Result<&File> {
+        self.open
+            .get(&file)
+            .ok_or_else(|| io::Error::other(format!("file {file:#x} is not open")))
+    }
+
+    fn write_direct(&self, file: u64, bytes: &[u8], offset: u64) -> io::Result<()> {
+        const PAGE: usize = 4096;
+        let mut memory = vec![0u8; bytes.len() + PAGE];
+        let start = memory.as_ptr().align_offset(PAGE);
+        let aligned = &mut memory[start..start + bytes.len()];
+        aligned.copy_from_slice(bytes);
+        let path = self.paths.get(&file).ok_or(io::ErrorKind::NotFound)?;
+        OpenOptions::new()
+            .write(true)
+            .custom_flags(OFlags::DIRECT.bits() as i32)
+            .open(path)?
+            .write_all_at(aligned, offset)
+    }
+}
+
+impl Writer for Plain {
+    fn act(&mut self, number: usize, step: &Step) -> io::Result<()> {
+        match step {
+            Step::MakeFolder { path } => fs::create_dir(self.root.join(path))?,
+            Step::Create { file, path } => {
+                let path = self.root.join(path);
+                let new = OpenOptions::new()
+                    .read(true)
+                    .write(true)
+                    .create_new(true)
+                    .open(&path)?;
+                self.open.insert(*file, new);
+                self.paths.insert(*file, path);
+            }
+            &Step::Write {
+                file,
+                offset,
+                length,
+                direct,
+            } => {
+                let bytes = content(file, number as u64 + 1, offset, length);
+                if direct {
+                    self.write_direct(file, &bytes, offset)?;
+                } else {
+                    self.file(file)?.write_all_at(&bytes, offset)?;
+                }
+            }
+            Step::Truncate { file, size } => self.file(*file)?.set_len(*size)?,
+            &Step::Punch {
+                file,
+                offset,
+                length,
+            } => {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(self.file(file)?, flags, offset, length)?;
+            }
+            &Step::Reserve {
+                file,
+                offset,
+                length,
+            } => {
+                let flags = FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(self.file(file)?, flags, offset, length)?;
+            }
+            Step::Sync { file, data_only } if *data_only => self.file(*file)?.sync_data()?,
+            Step::Sync { file, .. } => self.file(*file)?.sync_all()?,
+            Step::SyncFolder { path } => File::open(self.root.join(path))?.sync_all()?,
+            Step::SyncAll => rustix::fs::syncfs(File::open(&self.root)?)?,
+            // Whoever does not want these pages any more has them written, and is not told when.
+            Step::LetGo { file } => {
+                rustix::fs::fadvise(self.file(*file)?, 0, None, Advice::DontNeed)?;
+            }
+            Step::Rename { file, from, to } => {
+                let to = self.root.join(to);
+                fs::rename(self.root.join(from), &to)?;
+                self.paths.insert(*file, to);
+            }
+            Step::Unlink { file, path } => {
+                fs::remove_file(self.root.join(path))?;
+                self.open.remove(file);
+            }
+        }
+        Ok(())
+    }
+}
