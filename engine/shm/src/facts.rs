@@ -171,6 +171,13 @@ impl FactsView {
         (0..WAYS).find_map(|way| self.entry(bucket + way * ENTRY_WORDS * 8, device, inode))
     }
 
+    /// True when every file system knows everything.
+    pub fn is_empty(&self) -> bool {
+        (0..BYTES)
+            .step_by(ENTRY_WORDS * 8)
+            .all(|start| self.0.word64(start + word::INODE * 8).load(Relaxed) == 0)
+    }
+
     fn entry(&self, start: usize, device: u64, inode: u64) -> Option<FileFact> {
         let load = |word: usize| self.0.word64(start + word * 8).load(Relaxed);
         let mut looks = 0;
@@ -272,6 +279,9 @@ mod tests {
         assert_eq!(view.of(1, 3), Some(fact(7)));
         second.keep_only(&HashSet::from([(1, 3)]));
         assert_eq!((view.of(1, 2), view.of(1, 3)), (None, Some(fact(7))));
+        assert!(!view.is_empty());
+        second.clear(1, 3);
+        assert!(view.is_empty());
     }
 
     #[test]

@@ -96,9 +96,10 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Nobody has anything of it to write any more.
+    /// Nobody has anything of it to write any more, nor of any other: a daemon that came and went since may have left
+    /// something, too.
     pub(super) fn is_done(&self) -> bool {
-        fstat(&self.file).is_ok_and(|found| found.st_nlink == 0)
+        fstat(&self.file).is_ok_and(|found| found.st_nlink == 0) && self.facts.is_empty()
     }
 }
 
