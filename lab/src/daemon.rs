@@ -172,6 +172,16 @@ fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Re
     for (key, value) in &spec.rushes_options {
         writeln!(text, "{key} = {value}")?;
     }
+    if spec.write_buffer_bytes > 0 {
+        writeln!(
+            text,
+            "\n[write]\nbuffer_bytes = {}",
+            spec.write_buffer_bytes
+        )?;
+        for (key, value) in &spec.write_options {
+            writeln!(text, "{key} = {value}")?;
+        }
+    }
     writeln!(
         text,
         "\n[[share]]\nname = \"{SHARE}\"\npath = \"{}\"",
