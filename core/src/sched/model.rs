@@ -126,6 +126,33 @@ impl RefinedModel {
         self.scaled(self.base.read.transfer(count))
     }
 
+    /// Positioning of a typical step of a reader, or of a writer, among `count` of them.
+    pub fn step_of(&self, writes: bool, count: usize) -> Duration {
+        if !writes {
+            return self.typical_positioning(count);
+        }
+        let step = self.base.size.0 / (count as u64).max(2);
+        self.scaled(self.base.write.positioning(step.max(1), self.base.size))
+    }
+
+    /// Time that `count` bytes take once there, read or written.
+    pub fn transfer_of(&self, writes: bool, count: u64) -> Duration {
+        if writes {
+            self.scaled(self.base.write.transfer(count))
+        } else {
+            self.transfer(count)
+        }
+    }
+
+    /// Time of a request: to get `distance` away and move `count` bytes.
+    pub fn request_of(&self, writes: bool, distance: u64, count: u64) -> Duration {
+        if writes {
+            self.write(distance, count)
+        } else {
+            self.read(distance, count)
+        }
+    }
+
     /// A request ended: by the calibration it was to take `predicted`, and took that.
     pub fn observed(&mut self, predicted: Duration, taken: Duration) {
         // Short requests teach nothing but the noise of clocks.

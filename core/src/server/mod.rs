@@ -35,6 +35,7 @@ use crate::write::Released;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
+use fetch::Claimant;
 use frames::Folder;
 use slab::Slab;
 use state::*;
@@ -98,7 +99,7 @@ pub struct Server {
     wake_at: Instant,
     // Memory used again from step to step.
     claims: Vec<Claim>,
-    claimants: Vec<StreamId>,
+    claimants: Vec<Claimant>,
     order: Order,
     released: Vec<Released>,
 }

@@ -288,6 +288,9 @@ impl Server {
             if !state.waiting.contains(&key) {
                 state.waiting.push_back(key);
             }
+            if let Some(file) = self.files.get_mut(&id) {
+                file.writing.pace.held_back(self.now);
+            }
             let device = file_device(&self.files, id);
             self.touch(device);
             return Turn::Wait;
@@ -543,6 +546,7 @@ impl Server {
         note_hidden(&mut self.pieces, &file.writing.commits, piece);
         file.writing.dirty.commit(range, piece, &mut released);
         file.writing.commits.push_back((commit, piece));
+        file.writing.pace.committed(self.now, range);
         self.change_count += 1;
         file.changed = self.change_count;
         let device = file.device;
