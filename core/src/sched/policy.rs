@@ -166,8 +166,12 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
             break;
         }
     }
+    // Nothing is spare then; who has no promise gets what keeps him alive.
     let load = Load {
         claims: &relaxed,
+        best_effort: load
+            .best_effort
+            .filter(|asked| asked.waited >= BEST_EFFORT_LAST),
         ..*load
     };
     let choice = choose_among(&load, order);

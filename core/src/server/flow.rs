@@ -459,7 +459,12 @@ impl Server {
         self.dry_run(self.now, stream.device, promised, &players)
     }
 
-    fn players(&self, device: DeviceId, promised: Promised, but: Option<StreamId>) -> Vec<Player> {
+    pub(super) fn players(
+        &self,
+        device: DeviceId,
+        promised: Promised,
+        but: Option<StreamId>,
+    ) -> Vec<Player> {
         let Some(device) = self.devices.get(&device) else {
             return Vec::new();
         };

@@ -176,6 +176,8 @@ pub(super) struct Piece {
     pub hides: u32,
     /// Newer ones that hide a part of it.
     pub hidden_by: Vec<PieceKey>,
+    /// A byte that says how long the file will be: what is written next will hide it.
+    pub is_announcement: bool,
 }
 
 impl Piece {

@@ -9,7 +9,7 @@ use super::fetch::{Claimant, Served, WRITE_FLIGHT};
 use super::state::*;
 use super::*;
 use crate::cache::{Block, PageSet};
-use crate::sched::admission::Player;
+use crate::sched::admission::{self, Player};
 use crate::write::{PieceKey, Span};
 use alloc::vec::Vec;
 
@@ -200,15 +200,41 @@ impl Server {
         waits || used > self.limits.write_buffer_bytes / 2
     }
 
-    /// When the oldest byte that the device lacks was acknowledged.
+    /// When the oldest byte that the device lacks was acknowledged. Bytes that only announce a length wait for what
+    /// will hide them, as long as that comes: each by itself would cost the device a way.
     fn oldest_dirty(&self, file: &File) -> Option<Instant> {
         let pieces = &self.pieces;
+        let comes = self.is_still_written(file);
         file.writing
             .commits
             .iter()
             .filter_map(|(commit, key)| pieces.get(key.0).filter(|piece| piece.commit == *commit))
-            .find(|piece| piece.live > 0)
+            .find(|piece| piece.live > 0 && !(comes && piece.is_announcement))
             .map(|piece| piece.committed)
+    }
+
+    /// Where its newest bytes lie.
+    fn lane_of(&self, file: &File) -> Option<&LaneState> {
+        let newest = file
+            .writing
+            .commits
+            .iter()
+            .rev()
+            .find_map(|(commit, key)| {
+                self.pieces
+                    .get(key.0)
+                    .filter(|piece| piece.commit == *commit)
+            })?;
+        self.lanes.get(&newest.lane)
+    }
+
+    /// Somebody goes on with it. (Not when records run short: announcements have one each.)
+    fn is_still_written(&self, file: &File) -> bool {
+        let short = self
+            .lane_of(file)
+            .is_none_or(|lane| lane.records.len() < lane.record_count as usize / 4);
+        let waits = !file.writing.waiting.is_empty() || file.writing.grant_count > 0;
+        (waits || file.writing.pace.rate(self.now).0 > 0) && !short
     }
 
     fn weigh_file(&self, device: &Device, id: FileId, pressed: bool) -> Option<Weighed> {
@@ -248,15 +274,56 @@ impl Server {
 
     /// It is written at a rate of its own that its device could keep. Whoever sends what he is let, or here and there,
     /// takes turns with readers that nothing is promised.
-    fn has_claim(&self, file: &File) -> bool {
+    pub(super) fn has_claim(&self, file: &File) -> bool {
         let pace = &file.writing.pace;
         let most = self
             .devices
             .get(&file.device)
             .map_or(0, |device| device.model.base.write.rate.0);
-        !file.writing.dirty.is_empty()
-            && pace.is_paced(self.now)
-            && pace.rate(self.now).0 <= most / 10 * 9
+        !file.writing.dirty.is_empty() && pace.is_paced() && pace.rate(self.now).0 <= most / 10 * 9
+    }
+
+    /// A writer without a claim has so much under way that its device will not have it in time: he waits for what he wrote
+    /// before. (What a device cannot take in `write_age` would be old when it gets there, and is less safe than its
+    /// client thinks.)
+    pub(super) fn is_behind(&self, id: FileId, bytes: u64) -> bool {
+        let Some(file) = self.files.get(&id) else {
+            return false;
+        };
+        let Some(oldest) = self.oldest_dirty(file) else {
+            return false;
+        };
+        if self.has_claim(file) {
+            return false;
+        }
+        let age = self.policy.write_age;
+        if self.now >= oldest + age {
+            return true;
+        }
+        let Some(device) = self.devices.get(&file.device) else {
+            return false;
+        };
+        let dirty: u64 = device
+            .writers
+            .iter()
+            .filter_map(|file| self.files.get(file))
+            .filter(|file| !self.has_claim(file))
+            .map(|file| file.writing.dirty.bytes())
+            .sum();
+        dirty + bytes > self.spare_bytes(file.device, age).max(2 * WRITE_VISIT)
+    }
+
+    /// What a device can write in so long for those without a claim.
+    fn spare_bytes(&self, id: DeviceId, time: Duration) -> u64 {
+        let Some(device) = self.devices.get(&id) else {
+            return 0;
+        };
+        let mut players = self.players(id, self.promised, None);
+        players.extend(self.writing_players(id));
+        let needed = admission::needed_permille(&device.model, &players).min(1000);
+        let reads = !device.demands.is_empty() || !device.background.is_empty();
+        let spare = (1000 - needed) / if reads { 2 } else { 1 };
+        device.model.base.write.rate.bytes_in(time).0 / 1000 * spare
     }
 
     /// What a writer asks of its device: a reader's claim, mirrored. It is due when its oldest byte is, or its share of
@@ -290,10 +357,7 @@ impl Server {
     fn growth_of(&self, file: &File) -> u64 {
         let used: u64 = self.lanes.values().map(LaneState::used_bytes).sum();
         let free = self.limits.write_buffer_bytes.saturating_sub(used);
-        let lane = (file.writing.commits.back())
-            .and_then(|(_, key)| self.pieces.get(key.0))
-            .and_then(|piece| self.lanes.get(&piece.lane));
-        let own = lane.map_or(0, LaneState::used_bytes);
+        let own = self.lane_of(file).map_or(0, LaneState::used_bytes);
         // As `may_grow` has it: own + growth = 2 · (free − growth).
         (2 * free).saturating_sub(own) / 3
     }
@@ -362,10 +426,11 @@ impl Server {
     /// Less than a page, of which nobody has written the rest for so long that nobody may.
     fn is_quiet(&self, file: &File, edge: ByteRange) -> bool {
         let rest = Duration(self.policy.write_age.0 / 2);
+        let comes = self.is_still_written(file);
         file.writing.dirty.spans(edge).any(|span| {
-            self.pieces
-                .get(span.piece.0)
-                .is_some_and(|piece| self.now >= piece.committed + rest)
+            self.pieces.get(span.piece.0).is_some_and(|piece| {
+                self.now >= piece.committed + rest && !(comes && piece.is_announcement)
+            })
         })
     }
 

@@ -16,6 +16,8 @@ const RESERVE_FIRST: u64 = 64 << 20;
 /// From so much on in pieces of a gigabyte, so that files that are written side by side have a few extents each.
 const RESERVE_LARGE_FROM: u64 = 32 << 20;
 const RESERVE_LARGE: u64 = 1 << 30;
+/// A single byte so far past the end announces how long a file will be.
+const ANNOUNCED_STEP: core::ops::RangeInclusive<u64> = 64 << 10..=16 << 20;
 
 /// Whether a write can have its pages now.
 enum Turn {
@@ -243,20 +245,13 @@ impl Server {
         }
         if !file.is_mapped(write.range) {
             if file.writing.reserving.is_none() {
-                file.writing.reserving = Some(write.range);
+                let (needed, wished_end) = file.to_reserve(write.range);
+                file.writing.reserving = Some(needed);
                 file.writing.is_reservation_void = false;
                 file.writing.is_reserved = true;
-                let end = write.range.end();
-                let wished_end = if end < RESERVE_FROM {
-                    end
-                } else if end < RESERVE_LARGE_FROM {
-                    end.next_multiple_of(RESERVE_FIRST)
-                } else {
-                    end.saturating_add(RESERVE_LARGE)
-                };
                 actions.list.push(Action::Reserve {
                     file: id,
-                    needed: write.range,
+                    needed,
                     wished_end,
                 });
             }
@@ -271,7 +266,9 @@ impl Server {
         else {
             return Turn::Plain;
         };
-        let may_grow = self.may_grow(lane, page_count * PAGE_BYTES);
+        let bytes = page_count * PAGE_BYTES;
+        let may_grow = self.may_grow(lane, bytes) && !self.is_behind(id, bytes);
+        let has_claim = self.files.get(&id).is_some_and(|file| self.has_claim(file));
         let Some(state) = self.lanes.get_mut(&lane) else {
             return Turn::Plain;
         };
@@ -280,7 +277,7 @@ impl Server {
         {
             return Turn::Plain;
         }
-        let first_in_line = state.waiting.front().is_none_or(|&first| first == key);
+        let first_in_line = has_claim || state.waiting.front().is_none_or(|&first| first == key);
         let granted = (may_grow && first_in_line && !state.records.is_empty())
             .then(|| state.pages.take(page_count as u32))
             .flatten();
@@ -500,6 +497,7 @@ impl Server {
             flights: 0,
             hides: 0,
             hidden_by: Vec::new(),
+            is_announcement: false,
         }));
         let mut released = core::mem::take(&mut self.released);
         if let Some(file) = self.files.get_mut(&grant.file) {
@@ -521,6 +519,10 @@ impl Server {
     /// The bytes of a grant are the file's from now on.
     fn commit(&mut self, grant: &Grant, actions: &mut Actions) {
         let (id, range) = (grant.file, grant.range);
+        let is_announcement = self
+            .files
+            .get(&id)
+            .is_some_and(|file| file.is_announcement(range));
         self.commit_count += 1;
         let commit = self.commit_count;
         let piece = PieceKey(self.pieces.insert(Piece {
@@ -534,6 +536,7 @@ impl Server {
             flights: 0,
             hides: 0,
             hidden_by: Vec::new(),
+            is_announcement,
         }));
         self.drop_blocks(id, range.start.0, range.end());
         let mut released = core::mem::take(&mut self.released);
@@ -938,6 +941,46 @@ impl File {
         if let Some(last) = self.extents.last_mut() {
             last.length.0 = last.length.0.min(end - last.logical.0);
         }
+    }
+
+    /// What is to be reserved for a write: what it needs, and up to where more is expected.
+    fn to_reserve(&self, range: ByteRange) -> (ByteRange, u64) {
+        let end = range.end();
+        if self.is_announcement(range) {
+            let start = self.mapped_to();
+            let needed = ByteRange::new(start, end.saturating_sub(start));
+            return (needed, end.saturating_add(RESERVE_LARGE));
+        }
+        let wished_end = if end < RESERVE_FROM {
+            end
+        } else if end < RESERVE_LARGE_FROM {
+            end.next_multiple_of(RESERVE_FIRST)
+        } else if self.size > end {
+            // Somebody has said how long it will be.
+            self.size
+        } else {
+            end.saturating_add(RESERVE_LARGE)
+        };
+        (range, wished_end)
+    }
+
+    /// A copying Windows makes a file as long as it will be before it writes to it: a byte at a time, an allocation
+    /// unit further each. What lies between will be written, too.
+    fn is_announcement(&self, range: ByteRange) -> bool {
+        let ahead = range.start.0.saturating_sub(self.size);
+        range.length.0 == 1 && range.start.0 >= self.size && ANNOUNCED_STEP.contains(&(ahead + 1))
+    }
+
+    /// The first byte that has no block.
+    fn mapped_to(&self) -> u64 {
+        let mut at = 0;
+        for extent in &self.extents {
+            if extent.logical.0 > at {
+                break;
+            }
+            at = at.max(extent.logical.0 + extent.length.0);
+        }
+        at.min(self.writing.mapped_end)
     }
 
     /// True when every byte of `range` has a block.
