@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// statfs(2).
+const TMPFS_MAGIC: u64 = 0x0102_1994;
 const READY_MAX: Duration = Duration::from_secs(30);
 
 /// A running daemon; ended when dropped.
@@ -54,6 +56,7 @@ impl Daemon {
         // The calibration belongs to the stage, not to one run on it.
         let state = room.folder("state")?;
         fs::create_dir_all(&runtime)?;
+        in_memory(&runtime)?;
         let config_text = configuration(stage, spec, &runtime, &state)?;
         let config = room.path().join(format!("{name}.toml"));
         fs::write(&config, &config_text)?;
@@ -155,6 +158,17 @@ impl Drop for Daemon {
         }
         let _ = self.child.wait();
     }
+}
+
+/// As `/run` is: lanes lie there, and on a disk the kernel would write them down. The room takes it away again.
+fn in_memory(folder: &Path) -> Result<()> {
+    if rustix::fs::statfs(folder)?.f_type as u64 == TMPFS_MAGIC {
+        return Ok(());
+    }
+    run(Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "mode=0755", "tmpfs"])
+        .arg(folder))?;
+    Ok(())
 }
 
 fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Result<String> {
