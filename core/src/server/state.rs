@@ -100,12 +100,16 @@ pub(super) struct Writing {
     pub flights: Vec<ByteRange>,
     /// A reservation is on its way, for these bytes.
     pub reserving: Option<ByteRange>,
+    /// It is one ahead of need: nobody waits for it, and it uses the file.
+    pub is_reserving_ahead: bool,
     /// The file was changed beside us since: what the reservation found may be gone again.
     pub is_reservation_void: bool,
     /// From here on its extents may have been given back since we saw them.
     pub mapped_end: u64,
     /// What was reserved lies behind its end, perhaps.
     pub is_reserved: bool,
+    /// What was asked for ahead of need was not to be had.
+    pub is_short: bool,
     /// Who waits for stable storage, and from which commit on nothing is waited for.
     pub syncs: VecDeque<SyncWaiter>,
     /// A sync is with the driver, for so many of `syncs`.
@@ -454,6 +458,8 @@ pub(super) struct Device {
     pub mixed_calibrated: Duration,
     pub mixed_taken: Duration,
     pub mixed_count: u32,
+    /// Time that it was quicker than it can be: bytes in its memory, that it will write beside what comes.
+    pub mixed_owed: Duration,
     // For the ledger.
     pub request_count: [u64; 2],
     pub bytes: [u64; 2],
@@ -466,6 +472,8 @@ pub(super) struct Device {
 /// So long after a write requests are learned from together, and so many of them.
 const MIXED_FOR: Duration = Duration::from_s(2);
 const MIXED_SPAN: Duration = Duration::from_s(2);
+/// What a drive's memory may hold, at its own pace.
+const MIXED_OWED: Duration = Duration::from_s(4);
 
 impl Device {
     pub(super) fn new(model: DeviceModel) -> Device {
@@ -502,6 +510,7 @@ impl Device {
             mixed_calibrated: Duration::ZERO,
             mixed_taken: Duration::ZERO,
             mixed_count: 0,
+            mixed_owed: Duration::ZERO,
             request_count: [0; 2],
             bytes: [0; 2],
             write_count: 0,
@@ -576,7 +585,11 @@ impl Device {
         }
         let count = u64::from(core::mem::take(&mut self.mixed_count));
         let calibrated = core::mem::take(&mut self.mixed_calibrated);
-        let taken = core::mem::take(&mut self.mixed_taken).max(calibrated);
+        let taken = core::mem::take(&mut self.mixed_taken);
+        // What it was quicker it has still to do.
+        let owed = (self.mixed_owed + calibrated) - taken;
+        let taken = (taken - self.mixed_owed).max(calibrated);
+        self.mixed_owed = owed.min(MIXED_OWED);
         for _ in 0..count {
             self.model
                 .observed(Duration(calibrated.0 / count), Duration(taken.0 / count));

@@ -16,6 +16,9 @@ const RESERVE_FIRST: u64 = 64 << 20;
 /// From so much on in pieces of a gigabyte, so that files that are written side by side have a few extents each.
 const RESERVE_LARGE_FROM: u64 = 32 << 20;
 const RESERVE_LARGE: u64 = 1 << 30;
+/// So long ahead of a writer, and at least so much.
+const RESERVE_AHEAD: Duration = Duration::from_s(3);
+const RESERVE_AHEAD_MIN: u64 = 16 << 20;
 /// A single byte so far past the end announces how long a file will be.
 const ANNOUNCED_STEP: core::ops::RangeInclusive<u64> = 64 << 10..=16 << 20;
 
@@ -293,6 +296,7 @@ impl Server {
             return Turn::Wait;
         };
         let record = state.records.pop().unwrap_or(0);
+        self.reserve_ahead(id, write.range, actions);
         Turn::Granted(Grant {
             file: id,
             range: write.range,
@@ -300,6 +304,42 @@ impl Server {
             record,
             runs,
         })
+    }
+
+    /// Who writes on at a rate of his own finds his blocks reserved when he gets there: a file system that is busy takes
+    /// longer for that than a frame may wait.
+    fn reserve_ahead(&mut self, id: FileId, range: ByteRange, actions: &mut Actions) {
+        let now = self.now;
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let writing = &file.writing;
+        let ahead = writing.pace.rate(now).bytes_in(RESERVE_AHEAD).0;
+        let soon = range.end() + ahead.clamp(RESERVE_AHEAD_MIN, RESERVE_FIRST);
+        let grows = range.end() >= file.size.max(RESERVE_FROM / 2) && writing.pace.is_paced();
+        if !grows || writing.is_short || writing.reserving.is_some() {
+            return;
+        }
+        let mapped_to = file.mapped_to();
+        if mapped_to >= soon || mapped_to < range.end() {
+            return;
+        }
+        let needed = ByteRange::new(mapped_to, PAGE_BYTES);
+        let wished_end = if soon < RESERVE_LARGE_FROM {
+            soon.next_multiple_of(RESERVE_FIRST)
+        } else {
+            mapped_to.saturating_add(RESERVE_LARGE)
+        };
+        file.writing.reserving = Some(needed);
+        file.writing.is_reserving_ahead = true;
+        file.use_count += 1;
+        file.writing.is_reservation_void = false;
+        file.writing.is_reserved = true;
+        actions.list.push(Action::Reserve {
+            file: id,
+            needed,
+            wished_end,
+        });
     }
 
     /// Whether a lane may use so many bytes more: no more than twice what nobody uses, so that there is always
@@ -360,6 +400,7 @@ impl Server {
         };
         let asked = file.writing.reserving.take();
         let is_void = core::mem::take(&mut file.writing.is_reservation_void);
+        let is_ahead = core::mem::take(&mut file.writing.is_reserving_ahead);
         let failed = match result {
             Ok(_) if is_void => None,
             Ok(extents) => {
@@ -371,13 +412,17 @@ impl Server {
                 }
                 None
             }
-            Err(errno) => Some(errno),
+            Err(errno) => {
+                file.writing.is_short = true;
+                Some(errno)
+            }
         };
         let waiting = file.writing.waiting.clone();
         for key in waiting {
             let lacks = self.writes.get(key).is_some_and(|write| {
                 let mapped = |file: &File| file.is_mapped(write.range);
-                !self.files.get(&id).is_some_and(mapped)
+                let is_meant = asked.is_some_and(|asked| asked.overlaps(write.range));
+                is_meant && !self.files.get(&id).is_some_and(mapped)
             });
             match failed {
                 // Whoever lacks no block does not need what could not be had.
@@ -386,6 +431,10 @@ impl Server {
                 }
                 _ => self.advance_write(key, actions),
             }
+        }
+        self.trim_if_left(id, actions);
+        if is_ahead {
+            self.release(id, actions);
         }
     }
 
@@ -893,9 +942,11 @@ impl Server {
             && !others
             && writing.dirty.is_empty()
             && writing.grant_count == 0
+            && writing.reserving.is_none()
             && writing.waiting.is_empty();
         if done {
             writing.is_reserved = false;
+            writing.is_short = false;
             let size = ByteCount(file.size);
             actions.list.push(Action::Trim { file: id, size });
             writing.settling += 1;
