@@ -434,3 +434,108 @@ fn signed(later: Instant, earlier: Instant) -> i64 {
     let span = i128::from(later.0) - i128::from(earlier.0);
     span.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sched::{DeviceModel, ServiceModel};
+    use alloc::vec;
+
+    const NOW: Instant = Instant(1_000_000_000_000);
+    const RATE: BytesPerSecond = BytesPerSecond(12_500_000);
+
+    fn model() -> RefinedModel {
+        let row = |ms: u64, rate: u64| ServiceModel {
+            fixed: Duration::from_us(ms * 400),
+            span: Duration::from_us(ms * 1130),
+            rate: BytesPerSecond(rate),
+        };
+        RefinedModel::new(DeviceModel {
+            read: row(15, 172_000_000),
+            write: row(14, 145_000_000),
+            size: ByteCount(40_000_000_000),
+        })
+    }
+
+    fn reader(due_ms: u64, room: u64) -> Claim {
+        Claim {
+            writes: false,
+            deadline: NOW + Duration::from_ms(due_ms),
+            rate: RATE,
+            physical: 1 << 30,
+            room,
+            cap: 64 << 20,
+            left: u64::MAX,
+        }
+    }
+
+    fn writer(due_ms: u64, room: u64) -> Claim {
+        Claim {
+            writes: true,
+            physical: 20 << 30,
+            cap: 50_000_000,
+            ..reader(due_ms, room)
+        }
+    }
+
+    fn chosen(claims: &[Claim], best_effort: Option<BestEffortClaim>) -> Choice {
+        let model = model();
+        let load = Load {
+            model: &model,
+            free_at: NOW,
+            head: 0,
+            claims,
+            visiting: None,
+            visit_given: 0,
+            chunk: 4 << 20,
+            best_effort,
+        };
+        choose(&load, &mut Order::default())
+    }
+
+    #[test]
+    fn who_is_due_first_goes_first_whether_he_reads_or_writes() {
+        let visit = 40 << 20;
+        let claims = [reader(3000, visit), writer(500, visit)];
+        assert_eq!(chosen(&claims, None), Choice::Stream(1));
+        let claims = [reader(500, visit), writer(3000, visit)];
+        assert_eq!(chosen(&claims, None), Choice::Stream(0));
+    }
+
+    #[test]
+    fn a_writer_that_is_late_already_takes_nothing_from_a_contract() {
+        // As it stands the writer is the first, and with his visit the reader would be late.
+        let mut late = writer(0, 40 << 20);
+        late.deadline = NOW.before(Duration::from_s(3));
+        assert_eq!(
+            chosen(&[reader(80, 40 << 20), late], None),
+            Choice::Stream(0)
+        );
+        // When the reader can wait for him he goes.
+        assert_eq!(
+            chosen(&[reader(5000, 1 << 20), late], None),
+            Choice::Stream(1)
+        );
+    }
+
+    #[test]
+    fn while_writers_are_late_best_effort_gets_only_what_keeps_it_alive() {
+        let mut claims = vec![reader(4000, 8 << 20)];
+        let mut late = writer(0, 40 << 20);
+        late.deadline = NOW.before(Duration::from_s(1));
+        claims.push(late);
+        let asked = |waited| BestEffortClaim {
+            cost: Duration::from_ms(30),
+            waited,
+            continues: false,
+        };
+        assert_eq!(
+            chosen(&claims, Some(asked(Duration::from_ms(1200)))),
+            Choice::Stream(1)
+        );
+        assert_eq!(
+            chosen(&claims, Some(asked(Duration::from_ms(1600)))),
+            Choice::BestEffort
+        );
+    }
+}

@@ -316,7 +316,7 @@ impl Server {
         let writing = &file.writing;
         let ahead = writing.pace.rate(now).bytes_in(RESERVE_AHEAD).0;
         let soon = range.end() + ahead.clamp(RESERVE_AHEAD_MIN, RESERVE_FIRST);
-        let grows = range.end() >= file.size.max(RESERVE_FROM / 2) && writing.pace.is_paced();
+        let grows = range.end() >= file.size.max(RESERVE_FROM / 4) && writing.pace.is_paced();
         if !grows || writing.is_short || writing.reserving.is_some() {
             return;
         }
