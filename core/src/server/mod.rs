@@ -17,6 +17,8 @@ mod flow;
 mod frames;
 mod ledger;
 mod reads;
+#[cfg(test)]
+mod reserve_tests;
 mod slab;
 mod state;
 #[cfg(test)]

@@ -210,6 +210,11 @@ impl LaneState {
         u64::from(self.pages.page_count() - self.pages.free_count()) * PAGE_BYTES
     }
 
+    /// What its memory takes. Units: bytes.
+    pub(super) fn touched_bytes(&self) -> u64 {
+        u64::from(self.pages.touched_count()) * PAGE_BYTES
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.records.len() as u32 == self.record_count
     }
@@ -575,6 +580,7 @@ impl Device {
             self.mixed_count = 0;
             self.mixed_calibrated = Duration::ZERO;
             self.mixed_taken = Duration::ZERO;
+            self.mixed_owed = Duration::ZERO;
             return self.model.observed(calibrated, taken);
         }
         self.mixed_calibrated += calibrated;

@@ -214,7 +214,7 @@ impl Server {
     }
 
     /// Where its newest bytes lie.
-    fn lane_of(&self, file: &File) -> Option<&LaneState> {
+    fn lane_of(&self, file: &File) -> Option<(LaneId, &LaneState)> {
         let newest = file
             .writing
             .commits
@@ -225,14 +225,14 @@ impl Server {
                     .get(key.0)
                     .filter(|piece| piece.commit == *commit)
             })?;
-        self.lanes.get(&newest.lane)
+        Some((newest.lane, self.lanes.get(&newest.lane)?))
     }
 
     /// Somebody goes on with it. (Not when records run short: announcements have one each.)
     fn is_still_written(&self, file: &File) -> bool {
         let short = self
             .lane_of(file)
-            .is_none_or(|lane| lane.records.len() < lane.record_count as usize / 4);
+            .is_none_or(|(_, lane)| lane.records.len() < lane.record_count as usize / 4);
         let waits = !file.writing.waiting.is_empty() || file.writing.grant_count > 0;
         (waits || file.writing.pace.rate(self.now).0 > 0) && !short
     }
@@ -355,9 +355,11 @@ impl Server {
 
     /// What its writers may still add before they have to wait. Units: bytes.
     fn growth_of(&self, file: &File) -> u64 {
-        let used: u64 = self.lanes.values().map(LaneState::used_bytes).sum();
-        let free = self.limits.write_buffer_bytes.saturating_sub(used);
-        let own = self.lane_of(file).map_or(0, LaneState::used_bytes);
+        let Some((lane, state)) = self.lane_of(file) else {
+            return 0;
+        };
+        let free = self.free_for(lane);
+        let own = state.used_bytes();
         // As `may_grow` has it: own + growth = 2 · (free − growth).
         (2 * free).saturating_sub(own) / 3
     }

@@ -345,11 +345,23 @@ impl Server {
     /// Whether a lane may use so many bytes more: no more than twice what nobody uses, so that there is always
     /// room for who comes next, and who writes faster than his device is slowed by his own backlog alone.
     fn may_grow(&self, lane: LaneId, bytes: u64) -> bool {
-        let used: u64 = self.lanes.values().map(LaneState::used_bytes).sum();
         let own = self.lanes.get(&lane).map_or(0, LaneState::used_bytes);
-        let free = self.limits.write_buffer_bytes.saturating_sub(used);
+        let free = self.free_for(lane);
         // One write at a time always: it may be longer than what the rule gives.
         bytes <= free && (own == 0 || own + bytes <= 2 * (free - bytes))
+    }
+
+    /// What of the write buffer a lane may still take: what no other has memory of, less what is in use of its own. Units: bytes.
+    pub(super) fn free_for(&self, lane: LaneId) -> u64 {
+        let taken: u64 = self
+            .lanes
+            .iter()
+            .map(|(id, state)| match *id == lane {
+                true => state.used_bytes(),
+                false => state.touched_bytes(),
+            })
+            .sum();
+        self.limits.write_buffer_bytes.saturating_sub(taken)
     }
 
     /// Answer a write and forget it.

@@ -74,6 +74,8 @@ pub struct Lane {
     words: Vec<u64>,
     page_count: u32,
     free: u32,
+    /// Pages up to here have memory: they were in use since the lane was last empty.
+    touched: u32,
 }
 
 impl Lane {
@@ -89,6 +91,7 @@ impl Lane {
             words,
             page_count,
             free: page_count,
+            touched: 0,
         }
     }
 
@@ -102,9 +105,13 @@ impl Lane {
         self.free
     }
 
+    /// Pages that have memory. A page keeps it when it is given back, until all of them are.
+    pub fn touched_count(&self) -> u32 {
+        self.touched
+    }
+
     /// Take `count` pages: in one run when there is one, else in as few as there are. None, and nothing is taken, when
-    /// [`RUNS_MAX`] runs do not suffice. The first that fit, so that a lane has no more memory than it once needed at a
-    /// time: a page keeps its memory when it is given back.
+    /// [`RUNS_MAX`] runs do not suffice. The first that fit, so that a lane has no more memory than it once needed at a time.
     pub fn take(&mut self, count: u32) -> Option<Runs> {
         if count == 0 || count > self.free {
             return None;
@@ -147,6 +154,9 @@ impl Lane {
             self.mark(*run, false);
             self.free += run.count;
         }
+        if self.free == self.page_count {
+            self.touched = 0;
+        }
     }
 
     fn is_used(&self, page: u32) -> bool {
@@ -157,6 +167,9 @@ impl Lane {
 
     fn mark(&mut self, run: PageRun, used: bool) {
         let end = run.first + run.count;
+        if used {
+            self.touched = self.touched.max(end);
+        }
         let mut page = run.first;
         while page < end {
             let bit = page % 64;
@@ -262,6 +275,7 @@ mod tests {
         assert_eq!(lane.take(20).expect("pages").as_slice(), [run(80, 20)]);
         assert_eq!(lane.free_count(), 0);
         assert_eq!(lane.take(0), None);
+        assert_eq!(lane.touched_count(), 100);
     }
 
     #[test]
