@@ -127,7 +127,6 @@ impl Door {
                     share: share.clone(),
                     user: "lab".to_owned(),
                     client: "lab".to_owned(),
-                    former: None,
                 };
                 let session = Client::connect(socket, &who)
                     .map_err(|error| anyhow!("the daemon refused us: {error:?}"))?;

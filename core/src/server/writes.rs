@@ -270,8 +270,8 @@ impl Server {
             return Turn::Plain;
         };
         let bytes = page_count * PAGE_BYTES;
-        let may_grow = self.may_grow(lane, bytes) && !self.is_behind(id, bytes);
         let has_claim = self.files.get(&id).is_some_and(|file| self.has_claim(file));
+        let may_grow = self.may_grow(lane, bytes, has_claim) && !self.is_behind(id, bytes);
         let Some(state) = self.lanes.get_mut(&lane) else {
             return Turn::Plain;
         };
@@ -344,11 +344,12 @@ impl Server {
 
     /// Whether a lane may use so many bytes more: no more than twice what nobody uses, so that there is always
     /// room for who comes next, and who writes faster than his device is slowed by his own backlog alone.
-    fn may_grow(&self, lane: LaneId, bytes: u64) -> bool {
+    fn may_grow(&self, lane: LaneId, bytes: u64, has_claim: bool) -> bool {
         let own = self.lanes.get(&lane).map_or(0, LaneState::used_bytes);
         let free = self.free_for(lane);
-        // One write at a time always: it may be longer than what the rule gives.
-        bytes <= free && (own == 0 || own + bytes <= 2 * (free - bytes))
+        // One write at a time always: it may be longer than what the rule gives. And who has a rate of his own takes what
+        // there is: his backlog is the device's doing, and held back he would be taken for a copy.
+        bytes <= free && (has_claim || own == 0 || own + bytes <= 2 * (free - bytes))
     }
 
     /// What of the write buffer a lane may still take: what no other has memory of, less what is in use of its own. Units: bytes.
