@@ -231,6 +231,12 @@ pub struct GroundArgs {
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set, num_args = 0..=1,
           require_equals = true, default_missing_value = "true")]
     pub write_back: bool,
+    /// What Rushes may hold for writers beside its cache, 0: its daemon takes no writes. Rivals get as much more page cache
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_amount)]
+    pub write_buffer: u64,
+    /// A line for [write] in rushes.toml, such as 'age="2s"'; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_pair)]
+    pub write_option: Vec<(String, String)>,
     /// Of all content
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -628,6 +634,8 @@ pub fn play_of(
             model: setup.model.clone(),
             module: setup.module.clone(),
             nameless: false,
+            write_buffer_bytes: 0,
+            write_options: Vec::new(),
         },
         stream_count: streams,
         bitrate: players.bitrate,
@@ -662,6 +670,12 @@ pub enum Rate {
 }
 
 impl GroundArgs {
+    /// What the server is given for writers.
+    fn buffer(&self, server: &mut server::Spec) {
+        server.write_buffer_bytes = self.write_buffer;
+        server.write_options.clone_from(&self.write_option);
+    }
+
     /// What to put the stage on, with room for so many bytes.
     pub fn ground(&self, room_bytes: u64) -> Ground {
         Ground {
@@ -730,6 +744,7 @@ impl RecordArgs {
             self.ground.seed,
         );
         play.server.nameless = self.writers.flush;
+        self.ground.buffer(&mut play.server);
         play
     }
 }
@@ -746,6 +761,7 @@ impl MixedArgs {
             self.ground.seed,
         );
         play.timeline = self.timeline;
+        self.ground.buffer(&mut play.server);
         let (bitrate, frames_per_kilosecond) = (play.bitrate, play.frames_per_kilosecond);
         play.record = Some(Record {
             experiment: "record",
@@ -811,6 +827,7 @@ impl CopyInArgs {
             self.ground.seed,
         );
         play.server.nameless = self.flush || self.extend == ExtendArg::SetEof;
+        self.ground.buffer(&mut play.server);
         play
     }
 }
@@ -829,14 +846,14 @@ impl ScatterArgs {
     /// Who brings it.
     pub fn writers(&self) -> Writers {
         if self.fio {
-            return Writers::Fio(self.setup.cache);
+            return Writers::Fio(self.setup.cache + self.ground.write_buffer);
         }
         let setup = ServerArgs {
             no_rule: true,
             ..self.setup.clone()
         };
         let players = default_players();
-        let play = play_of(
+        let mut play = play_of(
             self.server,
             0,
             &players,
@@ -844,6 +861,7 @@ impl ScatterArgs {
             &setup,
             self.ground.seed,
         );
+        self.ground.buffer(&mut play.server);
         Writers::Clients(Box::new(play.server))
     }
 }

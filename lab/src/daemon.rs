@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// statfs(2).
+const TMPFS_MAGIC: u64 = 0x0102_1994;
 const READY_MAX: Duration = Duration::from_secs(30);
 
 /// A running daemon; ended when dropped.
@@ -54,6 +56,7 @@ impl Daemon {
         // The calibration belongs to the stage, not to one run on it.
         let state = room.folder("state")?;
         fs::create_dir_all(&runtime)?;
+        in_memory(&runtime)?;
         let config_text = configuration(stage, spec, &runtime, &state)?;
         let config = room.path().join(format!("{name}.toml"));
         fs::write(&config, &config_text)?;
@@ -157,6 +160,17 @@ impl Drop for Daemon {
     }
 }
 
+/// As `/run` is: lanes lie there, and on a disk the kernel would write them down. The room takes it away again.
+fn in_memory(folder: &Path) -> Result<()> {
+    if rustix::fs::statfs(folder)?.f_type as u64 == TMPFS_MAGIC {
+        return Ok(());
+    }
+    run(Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "mode=0755", "tmpfs"])
+        .arg(folder))?;
+    Ok(())
+}
+
 fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Result<String> {
     let mut text = String::new();
     writeln!(text, "[cache]\nbytes = {}\n", spec.cache_bytes)?;
@@ -171,6 +185,16 @@ fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Re
     writeln!(text, "warm_metadata = false")?;
     for (key, value) in &spec.rushes_options {
         writeln!(text, "{key} = {value}")?;
+    }
+    if spec.write_buffer_bytes > 0 {
+        writeln!(
+            text,
+            "\n[write]\nbuffer_bytes = {}",
+            spec.write_buffer_bytes
+        )?;
+        for (key, value) in &spec.write_options {
+            writeln!(text, "{key} = {value}")?;
+        }
     }
     writeln!(
         text,

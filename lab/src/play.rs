@@ -100,7 +100,7 @@ impl Play {
             frame_count: self.frame_count(),
             sequence: self.sequence,
             copy_count: self.copy_count * REELS_PER_COPIER,
-            copy_bytes: self.server.cache_bytes + REEL_BYTES_OVER_CACHE,
+            copy_bytes: self.server.data_bytes() + REEL_BYTES_OVER_CACHE,
             entry_count: if self.storm_count > 0 {
                 self.entry_count
             } else {
@@ -318,7 +318,7 @@ impl Play {
                 Start::Staggered => "staggered".to_owned(),
                 Start::Together => "together".to_owned(),
             },
-            cache_bytes_max: self.server.cache_bytes,
+            cache_bytes_max: self.server.data_bytes(),
             stagger_ms: self.stagger.as_secs_f64() * 1e3,
             bitrate: self.bitrate,
             seconds: self.seconds,

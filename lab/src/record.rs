@@ -395,7 +395,7 @@ impl Record {
         let mut report = performed.report;
         report.server = spec.kind.name().to_owned();
         report.door = spec.way.name().to_owned();
-        report.cache_bytes_max = spec.cache_bytes;
+        report.cache_bytes_max = spec.data_bytes();
         let closed_ns = performed
             .writers
             .iter()

@@ -182,7 +182,7 @@ impl Scatter {
         let (mut report, done) = performed?;
         spec.kind.name().clone_into(&mut report.server);
         spec.way.name().clone_into(&mut report.door);
-        report.cache_bytes_max = spec.cache_bytes;
+        report.cache_bytes_max = spec.data_bytes();
         stage.cool()?;
         report.bytes_wrong = Some(self.wrong_bytes(stage, &done, quiet)?);
         Ok(report)

@@ -2,7 +2,7 @@
 //! The servers that are compared: Rushes, the same smbd without it, and that one tuned for this or that.
 //!
 //! All get the same smbd, the same disk and the same memory. The rivals' page cache is bounded by a control
-//! group of `cache_bytes`; Rushes' daemon and smbd together get that and [`OWN_BYTES`] for everything that is
+//! group of `data_bytes`; Rushes' daemon and smbd together get that and [`OWN_BYTES`] for everything that is
 //! not cache.
 
 use crate::cgroup::Cgroup;
@@ -104,6 +104,8 @@ pub struct Spec {
     pub smb_options: Vec<(String, String)>,
     /// Further lines of `[server]` in rushes.toml.
     pub rushes_options: Vec<(String, String)>,
+    /// Further lines of `[write]` in rushes.toml.
+    pub write_options: Vec<(String, String)>,
     /// Read-ahead of the device for this run. Units: KiB.
     pub read_ahead_kib: Option<u64>,
     /// A device model measured before; `None`: measure in set-up.
@@ -112,6 +114,15 @@ pub struct Spec {
     pub module: Option<PathBuf>,
     /// Clients without a name may come, too: [`crate::wire`] has none.
     pub nameless: bool,
+    /// What Rushes may hold for writers; a rival's cache is so much larger. 0: clients write by themselves. Units: bytes.
+    pub write_buffer_bytes: u64,
+}
+
+impl Spec {
+    /// Memory for bytes of files, read or written. Units: bytes.
+    pub fn data_bytes(&self) -> u64 {
+        self.cache_bytes + self.write_buffer_bytes
+    }
 }
 
 /// A running server.
@@ -141,7 +152,7 @@ impl Server {
             // Page cache and processes share the purse, so smbd's own memory must not shrink the cache.
             _ => OWN_BYTES / 4,
         };
-        let cgroup = Cgroup::create(room, name, spec.cache_bytes + own)?;
+        let cgroup = Cgroup::create(room, name, spec.data_bytes() + own)?;
         let tuned = spec.kind == Kind::StockTuned;
         let read_ahead = spec
             .read_ahead_kib
@@ -187,7 +198,7 @@ impl Server {
             "share_options": pairs(&smb.share),
             "global_options": pairs(&smb.global),
             "read_ahead_kib": stage.read_ahead(),
-            "memory_bytes_max": spec.cache_bytes + own,
+            "memory_bytes_max": spec.data_bytes() + own,
             "rushes_toml": daemon.as_ref().map(Daemon::config_text),
         });
         Ok(Server {

@@ -19,6 +19,7 @@ pub mod others;
 pub mod player;
 pub mod prng;
 pub mod queue;
+pub mod recording;
 pub mod run;
 pub mod scenario;
 pub mod swarm;

@@ -4,6 +4,7 @@
 
 use clap::{Parser, Subcommand};
 use rushes_sim::admission::Admission;
+use rushes_sim::recording::Recording;
 use rushes_sim::run::{Replay, Run};
 use rushes_sim::table5::Table5;
 use std::process::ExitCode;
@@ -25,6 +26,8 @@ enum What {
     Admission(Admission),
     /// The lab's figures on the disk of rt-Samba's Table 5.
     Table5(Table5),
+    /// Recordings on the same disk.
+    Record(Recording),
 }
 
 fn main() -> ExitCode {
@@ -32,6 +35,10 @@ fn main() -> ExitCode {
         What::Run(run) => run.run(),
         What::Replay(replay) => replay.run(),
         What::Admission(admission) => Ok(admission.print()),
+        What::Record(recording) => {
+            recording.print();
+            Ok(true)
+        }
         What::Table5(table5) => {
             table5.print();
             Ok(true)

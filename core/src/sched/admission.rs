@@ -66,13 +66,15 @@ const HORIZON: Duration = Duration::from_s(12);
 
 /// The long run, in thousandths of the device's time that `players` need.
 pub fn needed_permille(model: &RefinedModel, players: &[Player]) -> u64 {
-    let positioning = model.typical_positioning(players.len());
     let mut needed_ns: u64 = 0;
     let mut visits_milli: u64 = 0;
     let mut most_visits_milli: u64 = 0;
+    // Of readers and writers the dearer.
+    let mut positioning = Duration::ZERO;
     for player in players {
         let rate = player.claim.rate;
-        needed_ns = needed_ns.saturating_add(model.transfer(rate.0).0);
+        needed_ns = needed_ns.saturating_add(model.transfer_of(player.claim.writes, rate.0).0);
+        positioning = positioning.max(model.step_of(player.claim.writes, players.len()));
         // A visit can be what the buffers hold less what must stay in them while the others are visited.
         let visit = (player.claim.cap * 7 / 10).max(1);
         let visits_per_s_milli = rate.0.saturating_mul(1000) / visit;
@@ -156,7 +158,7 @@ fn play(
                 let claim = &mut claims[index];
                 let bytes = device.chunk.min(claim.room.max(1));
                 let distance = claim.physical.abs_diff(head);
-                at = at + dearer(device.model.read(distance, bytes));
+                at = at + dearer(device.model.request_of(claim.writes, distance, bytes));
                 if at > claim.deadline {
                     return Err(Refusal::Start {
                         late_by: at.since(claim.deadline),

@@ -12,20 +12,24 @@ use super::RefinedModel;
 use crate::units::*;
 use alloc::vec::Vec;
 
-/// One stream's claim on the device.
+/// One stream's claim on the device: a reader's, or a writer's, which is the same mirrored. A reader's buffers are
+/// emptied by its player and filled by the device, a writer's are filled by its client and emptied by the
+/// device; full is to the one what empty is to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// When the first byte not yet asked of the device must be there.
+    /// It writes.
+    pub writes: bool,
+    /// When the first byte not yet asked of the device must be there (of a writer: the oldest not yet given to it).
     pub deadline: Instant,
-    /// How fast it is consumed.
+    /// How fast it is consumed, or written.
     pub rate: BytesPerSecond,
     /// Where that byte lies on the device.
     pub physical: u64,
-    /// How much more its buffers can take now. Units: bytes.
+    /// How much more its buffers can take now; of a writer: what is dirty. Units: bytes.
     pub room: u64,
-    /// How much its buffers can take in all. Units: bytes.
+    /// How much its buffers can take in all; of a writer: what may be dirty. Units: bytes.
     pub cap: u64,
-    /// How much is left of what it reads. Units: bytes.
+    /// How much is left of what it reads or writes. Units: bytes.
     pub left: u64,
 }
 
@@ -38,7 +42,7 @@ pub struct Load<'a> {
     pub free_at: Instant,
     /// Where its last request ends.
     pub head: u64,
-    /// Streams under contract.
+    /// Streams under contract, and writers.
     pub claims: &'a [Claim],
     /// Whose visit is going on: index into `claims`.
     pub visiting: Option<usize>,
@@ -79,6 +83,8 @@ pub struct Order {
     by_deadline: Vec<u32>,
     /// For each place in `by_deadline`: by how much all up to here could be delayed.
     slack: Vec<i64>,
+    /// The claims with writers' deadlines put off.
+    relaxed: Vec<Claim>,
 }
 
 /// Best effort gets a request through at least this often, when no deadline forbids it.
@@ -99,15 +105,17 @@ const RESERVE_PERCENT: u64 = 40;
 /// Size of a visit at which `claims` could go round for ever, for a stream of `rate`: what it
 /// consumes in the time that one round of all of them takes, with a fifth to spare.
 fn round_time(load: &Load<'_>) -> Duration {
-    let count = load.claims.len() as u64;
+    let count = load.claims.len();
+    let writers = load.claims.iter().filter(|claim| claim.writes).count();
     let positioning = load
         .model
-        .typical_positioning(load.claims.len())
-        .times(count);
+        .step_of(false, count)
+        .times((count - writers) as u64)
+        + load.model.step_of(true, count).times(writers as u64);
     let per_second: u64 = load
         .claims
         .iter()
-        .map(|claim| load.model.transfer(claim.rate.0).0)
+        .map(|claim| load.model.transfer_of(claim.writes, claim.rate.0).0)
         .fold(0, u64::saturating_add);
     let idle = NS_PER_S.saturating_sub(per_second);
     if idle == 0 {
@@ -117,10 +125,153 @@ fn round_time(load: &Load<'_>) -> Duration {
     Duration(ns.min(u128::from(u64::MAX)) as u64)
 }
 
+/// By how much writers' deadlines are put off, when not everybody can be in time: the first that is enough, or the last.
+/// What was promised to readers is kept whoever writes; and among themselves writers keep their order.
+const RELAXATIONS: [Duration; 7] = [
+    Duration::from_ms(500),
+    Duration::from_s(1),
+    Duration::from_s(2),
+    Duration::from_s(4),
+    Duration::from_s(8),
+    Duration::from_s(30),
+    Duration::from_s(3600),
+];
+
 /// Choose who goes next. Total: any claims, in any state.
 ///
 /// Cost: O(n log n) in the number of claims; allocates only while `order` grows.
 pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
+    if !load.claims.iter().any(|claim| claim.writes) {
+        return choose_among(load, order);
+    }
+    if slack_of_all(load, order) >= 0 {
+        return choose_among(load, order);
+    }
+    let mut relaxed = core::mem::take(&mut order.relaxed);
+    for relaxation in RELAXATIONS {
+        relaxed.clear();
+        relaxed.extend(load.claims.iter().map(|claim| Claim {
+            deadline: if claim.writes {
+                claim.deadline + relaxation
+            } else {
+                claim.deadline
+            },
+            ..*claim
+        }));
+        let load = Load {
+            claims: &relaxed,
+            ..*load
+        };
+        if slack_of_all(&load, order) >= 0 {
+            break;
+        }
+    }
+    // Nothing is spare then; who has no promise gets what keeps him alive.
+    let load = Load {
+        claims: &relaxed,
+        best_effort: load
+            .best_effort
+            .filter(|asked| asked.waited >= BEST_EFFORT_LAST),
+        ..*load
+    };
+    let choice = choose_among(&load, order);
+    order.relaxed = relaxed;
+    choice
+}
+
+/// By how much all could be delayed, when they are visited as long as they can go round for ever with. Negative: not
+/// everybody will be in time.
+fn slack_of_all(load: &Load<'_>, order: &mut Order) -> i64 {
+    let visits = Visits::of(load);
+    sort_by_deadline(load.claims, order);
+    visits.fill_slack(load, 0, order)
+}
+
+fn sort_by_deadline(claims: &[Claim], order: &mut Order) {
+    order.by_deadline.clear();
+    order.by_deadline.extend(0..claims.len() as u32);
+    order
+        .by_deadline
+        .sort_unstable_by_key(|&index| (claims[index as usize].deadline, index));
+}
+
+/// How long visits are.
+#[derive(Clone, Copy, Debug)]
+struct Visits {
+    /// One round of all of them, in the long run.
+    round: Duration,
+    count: usize,
+    chunk: u64,
+}
+
+impl Visits {
+    fn of(load: &Load<'_>) -> Visits {
+        Visits {
+            round: round_time(load),
+            count: load.claims.len(),
+            chunk: load.chunk,
+        }
+    }
+
+    /// What a visit must give so that all of them can go round for ever.
+    fn needed_bytes(&self, claim: &Claim) -> u64 {
+        let round_bytes = claim.rate.bytes_in(self.round).0.max(self.chunk);
+        round_bytes.min(claim.cap * 7 / 10).min(claim.left).max(1)
+    }
+
+    /// What a visit gives in the time of starting: a part of what is needed in the long run.
+    fn part_bytes(&self, claim: &Claim, halvings: u32) -> u64 {
+        let needed = self.needed_bytes(claim);
+        (needed >> halvings).max(self.chunk.min(needed))
+    }
+
+    fn part_time(&self, load: &Load<'_>, claim: &Claim, halvings: u32) -> Duration {
+        let bytes = self
+            .part_bytes(claim, halvings)
+            .min(claim.room.max(self.chunk));
+        load.model.step_of(claim.writes, self.count) + load.model.transfer_of(claim.writes, bytes)
+    }
+
+    /// What a visit should give: positioning is then a small part of it.
+    fn efficient_bytes(&self, load: &Load<'_>, claim: &Claim) -> u64 {
+        let time = load
+            .model
+            .step_of(claim.writes, self.count)
+            .times(POSITIONING_PART - 1);
+        let model = match claim.writes {
+            true => &load.model.base.write,
+            false => &load.model.base.read,
+        };
+        model.rate.bytes_in(time).0.max(self.chunk)
+    }
+
+    /// By how much the claims could be delayed, each place with those before it; the least of all.
+    fn fill_slack(&self, load: &Load<'_>, halvings: u32, order: &mut Order) -> i64 {
+        order.slack.clear();
+        let mut start = load.free_at;
+        let mut least = i64::MAX;
+        for &index in &order.by_deadline {
+            let claim = &load.claims[index as usize];
+            // A stream without room (its buffers full, its reader idle) asks nothing of the device, and nothing
+            // done here could serve it.
+            if claim.room > 0 {
+                let first = self.chunk.min(claim.room);
+                let needed = start
+                    + load.model.step_of(claim.writes, self.count)
+                    + load.model.transfer_of(claim.writes, first);
+                least = least.min(signed(claim.deadline, needed));
+                start = start
+                    + self
+                        .part_time(load, claim, halvings)
+                        .min(Duration::from_s(3600));
+            }
+            order.slack.push(least);
+        }
+        least
+    }
+}
+
+fn choose_among(load: &Load<'_>, order: &mut Order) -> Choice {
     let claims = load.claims;
     if claims.is_empty() {
         return match load.best_effort {
@@ -128,73 +279,29 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
             None => Choice::Nobody,
         };
     }
-    let round = round_time(load);
-    let efficient_time = load
-        .model
-        .typical_positioning(claims.len())
-        .times(POSITIONING_PART - 1);
-    let efficient = load
-        .model
-        .base
-        .read
-        .rate
-        .bytes_in(efficient_time)
-        .0
-        .max(load.chunk);
-    // What a visit must give so that all of them can go round for ever, and what it should give.
-    let needed_bytes = |claim: &Claim| -> u64 {
-        let round_bytes = claim.rate.bytes_in(round).0.max(load.chunk);
-        round_bytes.min(claim.cap * 7 / 10).min(claim.left).max(1)
-    };
-    let positioning = load.model.typical_positioning(claims.len());
+    let visits = Visits::of(load);
+    let round = visits.round;
     let chunk_time = load.model.transfer(load.chunk);
-    order.by_deadline.clear();
-    order.by_deadline.extend(0..claims.len() as u32);
-    order
-        .by_deadline
-        .sort_unstable_by_key(|&index| (claims[index as usize].deadline, index));
-    // What a visit gives in the time of starting: a part of what is needed in the long run.
-    let part_bytes = |claim: &Claim, halvings: u32| -> u64 {
-        let needed = needed_bytes(claim);
-        (needed >> halvings).max(load.chunk.min(needed))
-    };
-    let part_time = |claim: &Claim, halvings: u32| {
-        let bytes = part_bytes(claim, halvings).min(claim.room.max(load.chunk));
-        positioning + load.model.transfer(bytes)
-    };
-    let mut fill_slack = |halvings: u32| -> i64 {
-        order.slack.clear();
-        let mut start = load.free_at;
-        let mut least = i64::MAX;
-        for &index in &order.by_deadline {
-            let claim = &claims[index as usize];
-            // A stream without room (its buffers full, its reader idle) asks nothing of the device, and nothing
-            // done here could serve it.
-            if claim.room > 0 {
-                let needed = start + positioning + chunk_time.min(load.model.transfer(claim.room));
-                least = least.min(signed(claim.deadline, needed));
-                start = start + part_time(claim, halvings).min(Duration::from_s(3600));
-            }
-            order.slack.push(least);
-        }
-        least
-    };
+    sort_by_deadline(claims, order);
     // Visits as long as all of them can go round for ever with; while many start at once shorter ones, if
     // those are in time. When not even they are, long ones again: short ones would only cost more.
     // Who waits for very long gets in when one request of each of the others is in time.
     let pressing = load
         .best_effort
         .filter(|asked| asked.waited >= BEST_EFFORT_LAST)
-        .is_some_and(|asked| fill_slack(HALVINGS_MAX) >= (asked.cost + chunk_time).0 as i64);
+        .is_some_and(|asked| {
+            visits.fill_slack(load, HALVINGS_MAX, order) >= (asked.cost + chunk_time).0 as i64
+        });
     if pressing {
         return Choice::BestEffort;
     }
-    let slack_of_all = fill_slack(0);
+    let slack_of_all = visits.fill_slack(load, 0, order);
     let mut halvings = 0;
     if slack_of_all < 0 {
-        let shorter = (1..=HALVINGS_MAX).find(|&halvings| fill_slack(halvings) >= 0);
+        let shorter =
+            (1..=HALVINGS_MAX).find(|&halvings| visits.fill_slack(load, halvings, order) >= 0);
         halvings = shorter.unwrap_or_else(|| {
-            fill_slack(0);
+            visits.fill_slack(load, 0, order);
             0
         });
     }
@@ -205,13 +312,16 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
     // counted on to need stays the same, so that the dry run of admission holds whoever waits.
     let wished_bytes = |claim: &Claim| -> u64 {
         if !well_off {
-            return part_bytes(claim, halvings);
+            return visits.part_bytes(claim, halvings);
         }
+        let efficient = visits.efficient_bytes(load, claim);
         let wished = match load.best_effort {
             Some(_) => efficient.max(claim.cap / 2),
             None => efficient,
         };
-        needed_bytes(claim).max(wished.min(claim.cap * 7 / 10).min(claim.left))
+        visits
+            .needed_bytes(claim)
+            .max(wished.min(claim.cap * 7 / 10).min(claim.left))
     };
     // The stream that has the device keeps it while everybody before it in deadline can wait a chunk.
     if let Some(index) = load.visiting
@@ -230,7 +340,7 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
             order.slack[place - 1]
         };
         // Who is lost already is not saved by shorter visits; who can still be saved is.
-        let lost = before < 0 && load.visit_given < part_bytes(claim, halvings);
+        let lost = before < 0 && load.visit_given < visits.part_bytes(claim, halvings);
         if before >= chunk_time.0 as i64 || lost {
             return Choice::Stream(index);
         }
@@ -263,7 +373,7 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
         } else {
             order.slack[place - 1]
         };
-        if before < part_time(claim, halvings).0 as i64 {
+        if before < visits.part_time(load, claim, halvings).0 as i64 {
             continue;
         }
         let distance = claim.physical.abs_diff(load.head);
@@ -323,4 +433,109 @@ fn best_effort_may_go(
 fn signed(later: Instant, earlier: Instant) -> i64 {
     let span = i128::from(later.0) - i128::from(earlier.0);
     span.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sched::{DeviceModel, ServiceModel};
+    use alloc::vec;
+
+    const NOW: Instant = Instant(1_000_000_000_000);
+    const RATE: BytesPerSecond = BytesPerSecond(12_500_000);
+
+    fn model() -> RefinedModel {
+        let row = |ms: u64, rate: u64| ServiceModel {
+            fixed: Duration::from_us(ms * 400),
+            span: Duration::from_us(ms * 1130),
+            rate: BytesPerSecond(rate),
+        };
+        RefinedModel::new(DeviceModel {
+            read: row(15, 172_000_000),
+            write: row(14, 145_000_000),
+            size: ByteCount(40_000_000_000),
+        })
+    }
+
+    fn reader(due_ms: u64, room: u64) -> Claim {
+        Claim {
+            writes: false,
+            deadline: NOW + Duration::from_ms(due_ms),
+            rate: RATE,
+            physical: 1 << 30,
+            room,
+            cap: 64 << 20,
+            left: u64::MAX,
+        }
+    }
+
+    fn writer(due_ms: u64, room: u64) -> Claim {
+        Claim {
+            writes: true,
+            physical: 20 << 30,
+            cap: 50_000_000,
+            ..reader(due_ms, room)
+        }
+    }
+
+    fn chosen(claims: &[Claim], best_effort: Option<BestEffortClaim>) -> Choice {
+        let model = model();
+        let load = Load {
+            model: &model,
+            free_at: NOW,
+            head: 0,
+            claims,
+            visiting: None,
+            visit_given: 0,
+            chunk: 4 << 20,
+            best_effort,
+        };
+        choose(&load, &mut Order::default())
+    }
+
+    #[test]
+    fn who_is_due_first_goes_first_whether_he_reads_or_writes() {
+        let visit = 40 << 20;
+        let claims = [reader(3000, visit), writer(500, visit)];
+        assert_eq!(chosen(&claims, None), Choice::Stream(1));
+        let claims = [reader(500, visit), writer(3000, visit)];
+        assert_eq!(chosen(&claims, None), Choice::Stream(0));
+    }
+
+    #[test]
+    fn a_writer_that_is_late_already_takes_nothing_from_a_contract() {
+        // As it stands the writer is the first, and with his visit the reader would be late.
+        let mut late = writer(0, 40 << 20);
+        late.deadline = NOW.before(Duration::from_s(3));
+        assert_eq!(
+            chosen(&[reader(80, 40 << 20), late], None),
+            Choice::Stream(0)
+        );
+        // When the reader can wait for him he goes.
+        assert_eq!(
+            chosen(&[reader(5000, 1 << 20), late], None),
+            Choice::Stream(1)
+        );
+    }
+
+    #[test]
+    fn while_writers_are_late_best_effort_gets_only_what_keeps_it_alive() {
+        let mut claims = vec![reader(4000, 8 << 20)];
+        let mut late = writer(0, 40 << 20);
+        late.deadline = NOW.before(Duration::from_s(1));
+        claims.push(late);
+        let asked = |waited| BestEffortClaim {
+            cost: Duration::from_ms(30),
+            waited,
+            continues: false,
+        };
+        assert_eq!(
+            chosen(&claims, Some(asked(Duration::from_ms(1200)))),
+            Choice::Stream(1)
+        );
+        assert_eq!(
+            chosen(&claims, Some(asked(Duration::from_ms(1600)))),
+            Choice::BestEffort
+        );
+    }
 }

@@ -2,6 +2,7 @@
 //! What goes to the devices: the next request of each, whenever it can take one.
 
 use super::state::*;
+use super::writeback::NextWrite;
 use super::*;
 use crate::cache::{Block, PageSet};
 use crate::sched::{BestEffortClaim, Choice, Load, choose};
@@ -15,6 +16,35 @@ const BACKGROUND_VISIT: u64 = 16 << 20;
 const DEMAND_PATIENCE: Duration = Duration::from_ms(200);
 /// Demands looked at for the nearest.
 const DEMANDS_WEIGHED: usize = 64;
+
+/// A turn of writers or of readers, when nothing is promised to either and both want the device.
+const BEST_EFFORT_TURN: Duration = Duration::from_ms(200);
+
+/// Whose turn it is, of those that nothing is promised.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    /// Index into the device's demands.
+    Demand(usize),
+    Background(StreamId),
+    Write(NextWrite),
+}
+
+/// A claim, and what is sent for it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Claimant {
+    Reader(StreamId),
+    Writer(NextWrite),
+}
+
+impl Claimant {
+    fn is(&self, visitor: Visitor) -> bool {
+        match (self, visitor) {
+            (Claimant::Reader(own), Visitor::Reader(id)) => *own == id,
+            (Claimant::Writer(own), Visitor::Writer(id)) => own.file == id,
+            _ => false,
+        }
+    }
+}
 
 /// In an [`IoId`]: it names a write.
 pub(super) const WRITE_FLIGHT: u64 = 1 << 31;
@@ -42,7 +72,7 @@ impl Server {
             let Some(device) = self.devices.get(&id) else {
                 return;
             };
-            if device.starved {
+            if device.starved && device.writers.is_empty() {
                 return;
             }
             if !self.has_room(device) {
@@ -55,13 +85,19 @@ impl Server {
             let choice = self.choose_on(id);
             let progressed = match choice {
                 Choice::Stream(index) => match self.claimants.get(index).copied() {
-                    Some(stream) => self.fetch_stream(id, stream, actions),
+                    Some(Claimant::Reader(stream)) => self.fetch_stream(id, stream, actions),
+                    Some(Claimant::Writer(write)) => {
+                        self.send_write(id, &write, true, actions);
+                        true
+                    }
                     None => false,
                 },
                 Choice::BestEffort => self.fetch_best_effort(id, actions),
                 Choice::Nobody => {
                     let waiting = self.devices.get(&id).is_some_and(|device| {
-                        !device.demands.is_empty() || !device.background.is_empty()
+                        !device.demands.is_empty()
+                            || !device.background.is_empty()
+                            || !device.writers.is_empty()
                     });
                     if waiting {
                         self.block(id);
@@ -95,6 +131,8 @@ impl Server {
         let mut claims = core::mem::take(&mut self.claims);
         let mut claimants = core::mem::take(&mut self.claimants);
         let mut order = core::mem::take(&mut self.order);
+        self.weigh_writers(id, &mut claims, &mut claimants);
+        let writer_count = claims.len();
         let best_effort = self.best_effort_claim(id);
         // A promised read that its stream's fetching will not come to (a hole: evicted, changed, failed once)
         // goes at once; there are few of them.
@@ -106,15 +144,19 @@ impl Server {
         });
         let mut choice = Choice::Nobody;
         if let Some(device) = self.devices.get(&id) {
-            for &stream_id in &device.contracts {
+            let starved = device.starved;
+            for &stream_id in device.contracts.iter().filter(|_| !starved) {
                 if let Some(stream) = self.streams.get(stream_id.0)
                     && let Some(claim) = self.claim(stream, self.promised)
                     && claim.left > 0
                 {
                     claims.push(claim);
-                    claimants.push(stream_id);
+                    claimants.push(Claimant::Reader(stream_id));
                 }
             }
+            // (Of equals readers are first, and a world without writers is as it was.)
+            claims.rotate_left(writer_count);
+            claimants.rotate_left(writer_count);
             let load = Load {
                 model: &device.model,
                 free_at: device.free_at(self.now),
@@ -122,7 +164,7 @@ impl Server {
                 claims: &claims,
                 visiting: device
                     .visiting
-                    .and_then(|visiting| claimants.iter().position(|&id| id == visiting)),
+                    .and_then(|visiting| claimants.iter().position(|who| who.is(visiting))),
                 visit_given: device.visit_given,
                 chunk: self.limits.chunk_bytes_max,
                 best_effort,
@@ -160,9 +202,9 @@ impl Server {
         let before = stream.fetched;
         let run = self.fetch_run(file, range, IoClass::RealTime, deadline, Some(id), actions);
         if let Some(device) = self.devices.get_mut(&device_id)
-            && device.visiting != Some(id)
+            && device.visiting != Some(Visitor::Reader(id))
         {
-            device.visiting = Some(id);
+            device.visiting = Some(Visitor::Reader(id));
             device.visit_given = 0;
         }
         let Some(stream) = self.streams.get_mut(id.0) else {
@@ -331,32 +373,53 @@ impl Server {
         }
     }
 
-    fn best_effort_claim(&mut self, id: DeviceId) -> Option<BestEffortClaim> {
-        self.weigh_write(id);
-        let device = self.devices.get(&id)?;
-        if let Some(write) = self.next_write
-            && (write.is_urgent
-                || self.pick_demand(device).is_none() && self.pick_background(device).is_none())
-        {
-            let distance = write.physical.abs_diff(device.head);
-            let waited = self.now.since(device.best_effort_served);
-            return Some(BestEffortClaim {
-                cost: device.model.write(distance, write.range.length.0),
-                waited: if write.is_overdue {
-                    Duration::MAX
-                } else {
-                    waited
-                },
-                continues: distance == 0,
-            });
+    /// Who has the next turn of those that nothing is promised.
+    fn best_effort_turn(&self, device: &Device) -> Option<Turn> {
+        let reads = if device.starved {
+            None
+        } else {
+            self.pick_demand(device)
+                .map(Turn::Demand)
+                .or_else(|| self.pick_background(device).map(Turn::Background))
+        };
+        let promised = matches!(reads, Some(Turn::Demand(index))
+            if device.demands.get(index).is_some_and(|demand| demand.due != Instant::NEVER));
+        match (reads, self.next_write) {
+            (Some(reads), _) if promised => Some(reads),
+            (Some(reads), Some(write)) if write.is_wanted => {
+                // Both want it: each for so long that getting there costs little.
+                let over = device.turn_given >= BEST_EFFORT_TURN;
+                let writes = device.writers_turn != over;
+                Some(if writes { Turn::Write(write) } else { reads })
+            }
+            (None, Some(write)) => Some(Turn::Write(write)),
+            (reads, _) => reads,
         }
-        let (range_start, bytes, file) = match self.pick_demand(device) {
-            Some(index) => {
+    }
+
+    fn best_effort_claim(&mut self, id: DeviceId) -> Option<BestEffortClaim> {
+        let device = self.devices.get(&id)?;
+        let waited = self.now.since(device.best_effort_served);
+        let (range_start, bytes, file) = match self.best_effort_turn(device)? {
+            Turn::Write(write) => {
+                let distance = write.physical.abs_diff(device.head);
+                return Some(BestEffortClaim {
+                    cost: device.model.write(distance, write.range.length.0),
+                    // What is written only because nobody wants the device has no patience to lose.
+                    waited: if write.is_wanted {
+                        waited
+                    } else {
+                        Duration::ZERO
+                    },
+                    continues: distance == 0,
+                });
+            }
+            Turn::Demand(index) => {
                 let demand = device.demands.get(index)?;
                 (demand.range.start.0, demand.range.length.0, demand.file)
             }
-            None => {
-                let stream = self.streams.get(self.pick_background(device)?.0)?;
+            Turn::Background(stream) => {
+                let stream = self.streams.get(stream.0)?;
                 (
                     stream.origin.saturating_add(stream.fetched),
                     self.limits.chunk_bytes_max,
@@ -371,7 +434,7 @@ impl Server {
             .read(distance, bytes.min(self.limits.chunk_bytes_max));
         Some(BestEffortClaim {
             cost,
-            waited: self.now.since(device.best_effort_served),
+            waited,
             continues: distance == 0,
         })
     }
@@ -445,59 +508,68 @@ impl Server {
         let Some(device) = self.devices.get(&id) else {
             return false;
         };
+        let turn = self.best_effort_turn(device);
+        match turn {
+            Some(Turn::Write(write)) => {
+                self.send_write(id, &write, false, actions);
+                true
+            }
+            Some(Turn::Demand(index)) => self.fetch_demand(id, index, actions),
+            Some(Turn::Background(stream)) => self.fetch_background(id, stream, actions),
+            None => false,
+        }
+    }
+
+    fn fetch_demand(&mut self, id: DeviceId, index: usize, actions: &mut Actions) -> bool {
         let now = self.now;
-        let promised = device
-            .demands
-            .iter()
-            .any(|demand| demand.due != Instant::NEVER);
-        if let Some(write) = self.next_write
-            && !promised
-            && (write.is_urgent
-                || self.pick_demand(device).is_none() && self.pick_background(device).is_none())
-        {
-            self.send_write(id, &write, actions);
-            return true;
-        }
-        if let Some(index) = self.pick_demand(device) {
-            let Some(demand) = device.demands.get(index).copied() else {
-                return false;
-            };
-            let class = if demand.due == Instant::NEVER {
-                IoClass::BestEffort
-            } else {
-                IoClass::RealTime
-            };
-            let chunk = self.limits.chunk_bytes_max;
-            let run_range = ByteRange::new(demand.range.start.0, demand.range.length.0.min(chunk));
-            let run = self.fetch_run(demand.file, run_range, class, demand.due, None, actions);
-            let Some(device) = self.devices.get_mut(&id) else {
-                return false;
-            };
-            device.visiting = None;
-            return match run {
-                Run::Covered(end) | Run::Sent(end) => {
-                    device.best_effort_served = now;
-                    if end >= demand.range.end() {
-                        device.demands.remove(index);
-                    } else if let Some(rest) = device.demands.get_mut(index) {
-                        rest.range = ByteRange::new(end, demand.range.end() - end);
-                    }
-                    true
-                }
-                Run::Starved => {
-                    self.starve(id);
-                    false
-                }
-                // Whoever waits for it is looked at again when that request ends.
-                Run::Busy => {
-                    device.demands.remove(index);
-                    true
-                }
-            };
-        }
-        let Some(stream_id) = self.pick_background(device) else {
+        let demand = self
+            .devices
+            .get(&id)
+            .and_then(|device| device.demands.get(index).copied());
+        let Some(demand) = demand else {
             return false;
         };
+        let class = if demand.due == Instant::NEVER {
+            IoClass::BestEffort
+        } else {
+            IoClass::RealTime
+        };
+        let chunk = self.limits.chunk_bytes_max;
+        let run_range = ByteRange::new(demand.range.start.0, demand.range.length.0.min(chunk));
+        let run = self.fetch_run(demand.file, run_range, class, demand.due, None, actions);
+        let Some(device) = self.devices.get_mut(&id) else {
+            return false;
+        };
+        device.visiting = None;
+        match run {
+            Run::Covered(end) | Run::Sent(end) => {
+                device.best_effort_served = now;
+                if end >= demand.range.end() {
+                    device.demands.remove(index);
+                } else if let Some(rest) = device.demands.get_mut(index) {
+                    rest.range = ByteRange::new(end, demand.range.end() - end);
+                }
+                true
+            }
+            Run::Starved => {
+                self.starve(id);
+                false
+            }
+            // Whoever waits for it is looked at again when that request ends.
+            Run::Busy => {
+                device.demands.remove(index);
+                true
+            }
+        }
+    }
+
+    fn fetch_background(
+        &mut self,
+        id: DeviceId,
+        stream_id: StreamId,
+        actions: &mut Actions,
+    ) -> bool {
+        let now = self.now;
         let Some(stream) = self.streams.get(stream_id.0) else {
             return false;
         };
@@ -749,6 +821,9 @@ impl Server {
         device.flight_cost += cost;
         device.flight_deadlines.push(deadline);
         let kind = usize::from(class != IoClass::RealTime);
+        if kind == 1 {
+            device.turn_taken(false, cost);
+        }
         device.request_count[kind] += 1;
         device.bytes[kind] += range.length.0;
 
@@ -920,6 +995,7 @@ impl Server {
             cost: flight.cost,
             calibrated: flight.calibrated,
             deadline: flight.deadline,
+            wrote: false,
         };
         self.device_served(flight.device, &served);
     }
@@ -942,12 +1018,13 @@ impl Server {
         }
         // Of several requests a device that positions takes the nearest first: each by itself took anything,
         // together they took what they took.
+        let wrote = flight.wrote;
         device.batch_calibrated += flight.calibrated;
         device.batch_taken += taken;
         if device.flight_count == 0 || !device.positions() {
             let taken = core::mem::take(&mut device.batch_taken);
             let calibrated = core::mem::take(&mut device.batch_calibrated);
-            device.model.observed(calibrated, taken);
+            device.learn(now, calibrated, taken, wrote);
         }
     }
 }
@@ -959,6 +1036,7 @@ pub(super) struct Served {
     pub cost: Duration,
     pub calibrated: Duration,
     pub deadline: Instant,
+    pub wrote: bool,
 }
 
 /// Whether the pump should go on: a request was sent, or the stream moved over bytes that were there.

@@ -455,10 +455,16 @@ impl Server {
         let mut players = self.players(stream.device, promised, Some(id));
         let newcomer = self.player(id, promised);
         players.extend(newcomer);
+        players.extend(self.writing_players(stream.device));
         self.dry_run(self.now, stream.device, promised, &players)
     }
 
-    fn players(&self, device: DeviceId, promised: Promised, but: Option<StreamId>) -> Vec<Player> {
+    pub(super) fn players(
+        &self,
+        device: DeviceId,
+        promised: Promised,
+        but: Option<StreamId>,
+    ) -> Vec<Player> {
         let Some(device) = self.devices.get(&device) else {
             return Vec::new();
         };
@@ -531,7 +537,7 @@ impl Server {
         let rate = stream.rate.map_or(0, |(rate, _)| rate.0);
         if let Some(device) = self.devices.get_mut(&stream.device) {
             device.contracts.retain(|&other| other != id);
-            if device.visiting == Some(id) {
+            if device.visiting == Some(Visitor::Reader(id)) {
                 device.visiting = None;
             }
         }
@@ -752,12 +758,14 @@ impl Server {
         let promised = self.promised_with(rate.0, count);
         let mut players = self.players(device, promised, None);
         let cap = self.cap_for(rate.0, promised);
+        players.extend(self.writing_players(device));
         // Questions are about streams that start one after another, as people do, a second apart.
         for nth in 0..count {
             let start = now + Duration::from_s(nth);
             let lead = self.policy.preroll - SAFETY;
             players.push(Player {
                 claim: Claim {
+                    writes: false,
                     deadline: start + lead,
                     rate,
                     physical: size / count * nth,
@@ -784,6 +792,7 @@ impl Server {
         let level = stream.fetched.saturating_sub(stream.consumed);
         let (offset, left) = self.next_place(stream, file);
         Some(Claim {
+            writes: false,
             deadline: stream.deadline(self.now, self.policy.preroll),
             rate,
             physical: offset,

@@ -17,6 +17,8 @@ mod flow;
 mod frames;
 mod ledger;
 mod reads;
+#[cfg(test)]
+mod reserve_tests;
 mod slab;
 mod state;
 #[cfg(test)]
@@ -35,6 +37,7 @@ use crate::write::Released;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
+use fetch::Claimant;
 use frames::Folder;
 use slab::Slab;
 use state::*;
@@ -100,7 +103,7 @@ pub struct Server {
     wake_at: Instant,
     // Memory used again from step to step.
     claims: Vec<Claim>,
-    claimants: Vec<StreamId>,
+    claimants: Vec<Claimant>,
     order: Order,
     released: Vec<Released>,
 }

@@ -7,7 +7,7 @@ use super::frames::Frames;
 use crate::sched::{RefinedModel, admission};
 use crate::stream::{Cadence, CursorIndex, Recogniser};
 use crate::units::*;
-use crate::write::{DirtyMap, Lane, PieceKey, Runs, Span};
+use crate::write::{DirtyMap, Lane, Pace, PieceKey, Runs, Span};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -100,12 +100,16 @@ pub(super) struct Writing {
     pub flights: Vec<ByteRange>,
     /// A reservation is on its way, for these bytes.
     pub reserving: Option<ByteRange>,
+    /// It is one ahead of need: nobody waits for it, and it uses the file.
+    pub is_reserving_ahead: bool,
     /// The file was changed beside us since: what the reservation found may be gone again.
     pub is_reservation_void: bool,
     /// From here on its extents may have been given back since we saw them.
     pub mapped_end: u64,
     /// What was reserved lies behind its end, perhaps.
     pub is_reserved: bool,
+    /// What was asked for ahead of need was not to be had.
+    pub is_short: bool,
     /// Who waits for stable storage, and from which commit on nothing is waited for.
     pub syncs: VecDeque<SyncWaiter>,
     /// A sync is with the driver, for so many of `syncs`.
@@ -122,6 +126,8 @@ pub(super) struct Writing {
     pub is_unsettled: bool,
     /// What is being done to its times and blocks after we wrote.
     pub settling: u32,
+    /// How fast it is being written.
+    pub pace: Pace,
 }
 
 /// Who waits for stable storage.
@@ -174,6 +180,8 @@ pub(super) struct Piece {
     pub hides: u32,
     /// Newer ones that hide a part of it.
     pub hidden_by: Vec<PieceKey>,
+    /// A byte that says how long the file will be: what is written next will hide it.
+    pub is_announcement: bool,
 }
 
 impl Piece {
@@ -200,6 +208,11 @@ impl LaneState {
     /// Units: bytes.
     pub(super) fn used_bytes(&self) -> u64 {
         u64::from(self.pages.page_count() - self.pages.free_count()) * PAGE_BYTES
+    }
+
+    /// What its memory takes. Units: bytes.
+    pub(super) fn touched_bytes(&self) -> u64 {
+        u64::from(self.pages.touched_count()) * PAGE_BYTES
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -389,6 +402,15 @@ pub(super) struct Stream {
     pub hit_count: u64,
 }
 
+/// Who has a claim on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Visitor {
+    /// A reader under contract.
+    Reader(StreamId),
+    /// A file that is written at a rate of its own.
+    Writer(FileId),
+}
+
 /// A device and its queue.
 #[derive(Clone, Debug)]
 pub(super) struct Device {
@@ -407,8 +429,8 @@ pub(super) struct Device {
     pub batch_calibrated: Duration,
     pub batch_taken: Duration,
     pub contracts: Vec<StreamId>,
-    /// The contract whose visit goes on.
-    pub visiting: Option<StreamId>,
+    /// Whose visit goes on, of those that have a claim.
+    pub visiting: Option<Visitor>,
     /// What it got in this visit.
     pub visit_given: u64,
     /// Best-effort streams that fetch ahead.
@@ -433,6 +455,16 @@ pub(super) struct Device {
     pub write_goes_on: Option<(FileId, u64)>,
     /// Written in this visit. Units: bytes.
     pub write_given: u64,
+    /// Of those without a promise, writers have their turn now, and so much of it they or the readers had.
+    pub writers_turn: bool,
+    pub turn_given: Duration,
+    /// Requests are learned from together until then, since some of them write; what ended, by the calibration and in truth.
+    pub mixed_until: Instant,
+    pub mixed_calibrated: Duration,
+    pub mixed_taken: Duration,
+    pub mixed_count: u32,
+    /// Time that it was quicker than it can be: bytes in its memory, that it will write beside what comes.
+    pub mixed_owed: Duration,
     // For the ledger.
     pub request_count: [u64; 2],
     pub bytes: [u64; 2],
@@ -441,6 +473,12 @@ pub(super) struct Device {
     pub write_bytes: u64,
     pub busy: Duration,
 }
+
+/// So long after a write requests are learned from together, and so many of them.
+const MIXED_FOR: Duration = Duration::from_s(2);
+const MIXED_SPAN: Duration = Duration::from_s(2);
+/// What a drive's memory may hold, at its own pace.
+const MIXED_OWED: Duration = Duration::from_s(4);
 
 impl Device {
     pub(super) fn new(model: DeviceModel) -> Device {
@@ -471,6 +509,13 @@ impl Device {
             writers: VecDeque::new(),
             write_goes_on: None,
             write_given: 0,
+            writers_turn: false,
+            turn_given: Duration::ZERO,
+            mixed_until: Instant::ZERO,
+            mixed_calibrated: Duration::ZERO,
+            mixed_taken: Duration::ZERO,
+            mixed_count: 0,
+            mixed_owed: Duration::ZERO,
             request_count: [0; 2],
             bytes: [0; 2],
             write_count: 0,
@@ -497,6 +542,63 @@ impl Device {
             head: self.head,
             chunk: limits.chunk_bytes_max,
             margin_permille: policy.margin_permille,
+        }
+    }
+
+    /// A claim was served; as long as it is the same one, that is one visit.
+    pub(super) fn visited(&mut self, who: Visitor, bytes: u64) {
+        if self.visiting != Some(who) {
+            self.visiting = Some(who);
+            self.visit_given = 0;
+        }
+        self.visit_given += bytes;
+    }
+
+    /// Who has no promise was sent a request.
+    pub(super) fn turn_taken(&mut self, writes: bool, cost: Duration) {
+        if self.writers_turn != writes {
+            self.writers_turn = writes;
+            self.turn_given = Duration::ZERO;
+        }
+        self.turn_given += cost;
+    }
+
+    /// A request took its time, or a few together. A drive that writes into a memory of its own first is quick then and slow
+    /// afterwards, when it brings that to the medium beside somebody else's requests: only together they say what it can.
+    /// (And not that it is quicker than it is: what it has in that memory it has still to do.)
+    pub(super) fn learn(
+        &mut self,
+        now: Instant,
+        calibrated: Duration,
+        taken: Duration,
+        wrote: bool,
+    ) {
+        if wrote {
+            self.mixed_until = now + MIXED_FOR;
+        }
+        if now >= self.mixed_until {
+            self.mixed_count = 0;
+            self.mixed_calibrated = Duration::ZERO;
+            self.mixed_taken = Duration::ZERO;
+            self.mixed_owed = Duration::ZERO;
+            return self.model.observed(calibrated, taken);
+        }
+        self.mixed_calibrated += calibrated;
+        self.mixed_taken += taken;
+        self.mixed_count += 1;
+        if self.mixed_calibrated < MIXED_SPAN {
+            return;
+        }
+        let count = u64::from(core::mem::take(&mut self.mixed_count));
+        let calibrated = core::mem::take(&mut self.mixed_calibrated);
+        let taken = core::mem::take(&mut self.mixed_taken);
+        // What it was quicker it has still to do.
+        let owed = (self.mixed_owed + calibrated) - taken;
+        let taken = (taken - self.mixed_owed).max(calibrated);
+        self.mixed_owed = owed.min(MIXED_OWED);
+        for _ in 0..count {
+            self.model
+                .observed(Duration(calibrated.0 / count), Duration(taken.0 / count));
         }
     }
 

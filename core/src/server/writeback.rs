@@ -5,10 +5,11 @@
 //! a page at either end of a dirty run waits until its neighbour bytes come, and goes through the kernel's cache when they do
 //! not come in time.
 
-use super::fetch::{Served, WRITE_FLIGHT};
+use super::fetch::{Claimant, Served, WRITE_FLIGHT};
 use super::state::*;
 use super::*;
 use crate::cache::{Block, PageSet};
+use crate::sched::admission::{self, Player};
 use crate::write::{PieceKey, Span};
 use alloc::vec::Vec;
 
@@ -28,10 +29,17 @@ pub(super) struct NextWrite {
     pub physical: u64,
     /// When it should be on the device.
     pub due: Instant,
-    /// It goes before reads that nobody was promised.
-    pub is_urgent: bool,
-    /// It is due.
-    pub is_overdue: bool,
+    /// It takes turns with reads that nobody was promised. (Else: when nobody else wants the device.)
+    pub is_wanted: bool,
+}
+
+/// A file with dirty bytes, as its device sees it.
+struct Weighed {
+    next: NextWrite,
+    /// When the oldest byte that the device lacks was acknowledged.
+    oldest: Instant,
+    /// There is no use in waiting for more of it.
+    is_ripe: bool,
 }
 
 impl Writing {
@@ -142,37 +150,47 @@ impl Server {
 
     // ---- Writing ----
 
-    /// Find out what the device would write next.
-    pub(super) fn weigh_write(&mut self, id: DeviceId) {
+    /// Find out what the device would write next: writers that have a rate of their own get claims, like readers; of all
+    /// others the one whose turn it is.
+    pub(super) fn weigh_writers(
+        &mut self,
+        id: DeviceId,
+        claims: &mut Vec<Claim>,
+        claimants: &mut Vec<Claimant>,
+    ) {
         self.next_write = None;
-        let writers: Vec<FileId> = match self.devices.get(&id) {
-            Some(device) if !device.writers.is_empty() => device.writers.iter().copied().collect(),
-            _ => return,
+        let Some(device) = self.devices.get(&id) else {
+            return;
         };
+        if device.writers.is_empty() {
+            return;
+        }
         let pressed = self.is_pressed();
-        let mut best: Option<((bool, bool, u64), NextWrite)> = None;
-        let mut later = Instant::NEVER;
-        for file in writers {
-            let Some(next) = self.weigh_file(id, file, pressed, &mut later) else {
+        let mut best: Option<((bool, bool, bool, u64), NextWrite)> = None;
+        for &file in &device.writers {
+            let Some(weighed) = self.weigh_file(device, file, pressed) else {
                 continue;
             };
-            let Some(device) = self.devices.get(&id) else {
-                return;
-            };
+            if let Some(claim) = self.writing_claim(file, weighed.oldest, weighed.next.physical) {
+                claims.push(claim);
+                claimants.push(Claimant::Writer(weighed.next));
+            }
+            if !weighed.is_ripe {
+                continue;
+            }
+            let next = weighed.next;
             let goes_on = device.write_goes_on == Some((file, next.range.start.0))
                 && device.write_given < WRITE_VISIT;
-            // Who is at it goes on; then who is due; then the nearest ahead.
+            // Who is at it goes on; then who is waited for, then who is due; then the nearest ahead.
+            let is_overdue = self.now >= next.due;
             let ahead = next.physical.wrapping_sub(device.head);
-            let rank = if next.is_overdue { next.due.0 } else { ahead };
-            let key = (!goes_on, !next.is_overdue, rank);
+            let rank = if is_overdue { next.due.0 } else { ahead };
+            let key = (!next.is_wanted, !goes_on, !is_overdue, rank);
             if best.as_ref().is_none_or(|(other, _)| key < *other) {
                 best = Some((key, next));
             }
         }
         self.next_write = best.map(|(_, next)| next);
-        if self.next_write.is_none() && later != Instant::NEVER {
-            self.block(id);
-        }
     }
 
     /// The write buffer is more than half in use: there is no use in waiting.
@@ -182,64 +200,194 @@ impl Server {
         waits || used > self.limits.write_buffer_bytes / 2
     }
 
-    fn weigh_file(
-        &mut self,
-        device: DeviceId,
-        id: FileId,
-        pressed: bool,
-        later: &mut Instant,
-    ) -> Option<NextWrite> {
-        let oldest = self.oldest_commit(id)?;
-        let now = self.now;
-        let file = self.files.get(&id)?;
-        let committed = file
+    /// When the oldest byte that the device lacks was acknowledged. Bytes that only announce a length wait for what
+    /// will hide them, as long as that comes: each by itself would cost the device a way.
+    fn oldest_dirty(&self, file: &File) -> Option<Instant> {
+        let pieces = &self.pieces;
+        let comes = self.is_still_written(file);
+        file.writing
+            .commits
+            .iter()
+            .filter_map(|(commit, key)| pieces.get(key.0).filter(|piece| piece.commit == *commit))
+            .find(|piece| piece.live > 0 && !(comes && piece.is_announcement))
+            .map(|piece| piece.committed)
+    }
+
+    /// Where its newest bytes lie.
+    fn lane_of(&self, file: &File) -> Option<(LaneId, &LaneState)> {
+        let newest = file
             .writing
             .commits
             .iter()
-            .find(|(commit, _)| *commit == oldest)
-            .and_then(|(_, key)| self.pieces.get(key.0))
-            .map_or(now, |piece| piece.committed);
-        if let Some((_, again)) = file.writing.failed
-            && now < again
-        {
-            *later = (*later).min(again);
+            .rev()
+            .find_map(|(commit, key)| {
+                self.pieces
+                    .get(key.0)
+                    .filter(|piece| piece.commit == *commit)
+            })?;
+        Some((newest.lane, self.lanes.get(&newest.lane)?))
+    }
+
+    /// Somebody goes on with it. (Not when records run short: announcements have one each.)
+    fn is_still_written(&self, file: &File) -> bool {
+        let short = self
+            .lane_of(file)
+            .is_none_or(|(_, lane)| lane.records.len() < lane.record_count as usize / 4);
+        let waits = !file.writing.waiting.is_empty() || file.writing.grant_count > 0;
+        (waits || file.writing.pace.rate(self.now).0 > 0) && !short
+    }
+
+    fn weigh_file(&self, device: &Device, id: FileId, pressed: bool) -> Option<Weighed> {
+        let now = self.now;
+        let file = self.files.get(&id)?;
+        let oldest = self.oldest_dirty(file)?;
+        if file.writing.failed.is_some_and(|(_, again)| now < again) {
             return None;
         }
         let age = self.policy.write_age;
-        let due = committed + age;
-        let wanted = file.writing.is_wanted() || file.way == WriteWay::Through;
-        let is_overdue = now >= due;
-        let is_urgent = wanted || pressed || now >= committed + Duration(age.0 / 2);
-        let rested = now >= committed + WRITE_REST.max(Duration::ZERO);
-        if !is_urgent && !rested && file.writing.dirty.bytes() < WRITE_VISIT {
-            *later = (*later).min(committed + WRITE_REST);
-            return None;
-        }
-        let goes_on = match self.devices.get(&device)?.write_goes_on {
+        let asked = file.writing.is_wanted() || file.way == WriteWay::Through;
+        let goes_on = match device.write_goes_on {
             Some((same, offset)) if same == id => offset,
             _ => 0,
         };
-        let edges = wanted || now >= committed + Duration(age.0 / 2);
-        let found = self
-            .next_range(file, goes_on, edges)
-            .or_else(|| self.next_range(file, 0, edges));
-        let Some((range, buffered)) = found else {
-            *later = (*later).min(committed + Duration(age.0 / 2));
-            return None;
-        };
-        Some(NextWrite {
-            file: id,
-            range,
-            buffered,
-            physical: file.place(range.start.0).0,
-            due,
-            is_urgent,
-            is_overdue,
+        let (range, buffered) = self
+            .next_range(file, goes_on, asked)
+            .or_else(|| self.next_range(file, 0, asked))?;
+        let has_claim = self.has_claim(file);
+        let much = file.writing.dirty.bytes() >= WRITE_VISIT;
+        let soon = pressed || much || now >= oldest + Duration(age.0 / 2);
+        Some(Weighed {
+            oldest,
+            next: NextWrite {
+                file: id,
+                range,
+                buffered,
+                physical: file.place(range.start.0).0,
+                due: oldest + age,
+                is_wanted: asked || soon && !has_claim,
+            },
+            is_ripe: asked || soon || now >= oldest + WRITE_REST,
         })
     }
 
+    // ---- Claims ----
+
+    /// It is written at a rate of its own that its device could keep. Whoever sends what he is let, or here and there,
+    /// takes turns with readers that nothing is promised.
+    pub(super) fn has_claim(&self, file: &File) -> bool {
+        let pace = &file.writing.pace;
+        let most = self
+            .devices
+            .get(&file.device)
+            .map_or(0, |device| device.model.base.write.rate.0);
+        !file.writing.dirty.is_empty() && pace.is_paced() && pace.rate(self.now).0 <= most / 10 * 9
+    }
+
+    /// A writer without a claim has so much under way that its device will not have it in time: he waits for what he wrote
+    /// before. (What a device cannot take in `write_age` would be old when it gets there, and is less safe than its
+    /// client thinks.)
+    pub(super) fn is_behind(&self, id: FileId, bytes: u64) -> bool {
+        let Some(file) = self.files.get(&id) else {
+            return false;
+        };
+        let Some(oldest) = self.oldest_dirty(file) else {
+            return false;
+        };
+        if self.has_claim(file) {
+            return false;
+        }
+        let age = self.policy.write_age;
+        if self.now >= oldest + age {
+            return true;
+        }
+        let Some(device) = self.devices.get(&file.device) else {
+            return false;
+        };
+        let dirty: u64 = device
+            .writers
+            .iter()
+            .filter_map(|file| self.files.get(file))
+            .filter(|file| !self.has_claim(file))
+            .map(|file| file.writing.dirty.bytes())
+            .sum();
+        dirty + bytes > self.spare_bytes(file.device, age).max(2 * WRITE_VISIT)
+    }
+
+    /// What a device can write in so long for those without a claim.
+    fn spare_bytes(&self, id: DeviceId, time: Duration) -> u64 {
+        let Some(device) = self.devices.get(&id) else {
+            return 0;
+        };
+        let mut players = self.players(id, self.promised, None);
+        players.extend(self.writing_players(id));
+        let needed = admission::needed_permille(&device.model, &players).min(1000);
+        let reads = !device.demands.is_empty() || !device.background.is_empty();
+        let spare = (1000 - needed) / if reads { 2 } else { 1 };
+        device.model.base.write.rate.bytes_in(time).0 / 1000 * spare
+    }
+
+    /// What a writer asks of its device: a reader's claim, mirrored. It is due when its oldest byte is, or its share of
+    /// the buffer is full.
+    fn writing_claim(&self, id: FileId, oldest: Instant, physical: u64) -> Option<Claim> {
+        let file = self.files.get(&id).filter(|file| self.has_claim(file))?;
+        let age = self.policy.write_age;
+        let now = self.now;
+        let writing = &file.writing;
+        let under_way: u64 = writing.flights.iter().map(|range| range.length.0).sum();
+        let dirty = writing.dirty.bytes().saturating_sub(under_way);
+        let written = writing.pace.rate(now).0;
+        // What it will be, when nothing comes any more.
+        let drained = u128::from(dirty) * u128::from(NS_PER_S) / u128::from(age.0.max(1));
+        let rate = BytesPerSecond(written.max(drained as u64).max(1));
+        let growth = self.growth_of(file);
+        let full = now + rate.time_for(ByteCount(growth));
+        let cap = rate.bytes_in(age).0.min(dirty.saturating_add(growth));
+        Some(Claim {
+            writes: true,
+            deadline: (oldest + age).min(full),
+            rate,
+            physical,
+            room: dirty,
+            cap: cap.max(1),
+            left: if written == 0 { dirty } else { u64::MAX },
+        })
+    }
+
+    /// What its writers may still add before they have to wait. Units: bytes.
+    fn growth_of(&self, file: &File) -> u64 {
+        let Some((lane, state)) = self.lane_of(file) else {
+            return 0;
+        };
+        let free = self.free_for(lane);
+        let own = state.used_bytes();
+        // As `may_grow` has it: own + growth = 2 · (free − growth).
+        (2 * free).saturating_sub(own) / 3
+    }
+
+    /// Writers as the dry run of admission sees them: those that will go on.
+    pub(super) fn writing_players(&self, id: DeviceId) -> Vec<Player> {
+        let Some(device) = self.devices.get(&id) else {
+            return Vec::new();
+        };
+        let player = |&id: &FileId| {
+            let file = self.files.get(&id)?;
+            if !file.writing.pace.is_known(self.now) {
+                return None;
+            }
+            let oldest = self.oldest_dirty(file)?;
+            let place = file.writing.dirty.next_run(0)?.start.0;
+            let claim = self.writing_claim(id, oldest, file.place(place).0)?;
+            Some(Player {
+                claim,
+                lead: Duration::ZERO,
+                first_read: ByteCount(0),
+            })
+        };
+        device.writers.iter().filter_map(player).collect()
+    }
+
     /// The first range from `offset` on that can go to the device now.
-    fn next_range(&self, file: &File, offset: u64, edges: bool) -> Option<(ByteRange, bool)> {
+    fn next_range(&self, file: &File, offset: u64, asked: bool) -> Option<(ByteRange, bool)> {
         let chunk = self.limits.chunk_bytes_max / PAGE_BYTES * PAGE_BYTES;
         let mut from = offset;
         while let Some(run) = file.writing.dirty.next_run(from) {
@@ -254,13 +402,11 @@ impl Server {
                     return Some((free, false));
                 }
             }
-            if edges {
-                let head = (start, end.min(whole_start));
-                let tail = (whole_end.max(start), end);
-                for (edge_start, edge_end) in [head, tail] {
-                    if edge_start >= edge_end {
-                        continue;
-                    }
+            let head = (start, end.min(whole_start));
+            let tail = (whole_end.max(start), end);
+            for (edge_start, edge_end) in [head, tail] {
+                let edge = ByteRange::new(edge_start, edge_end.saturating_sub(edge_start));
+                if edge.length.0 > 0 && (asked || self.is_quiet(file, edge)) {
                     // Nothing of the same page may be under way: which of them would be last nobody could say.
                     let page = edge_start / PAGE_BYTES * PAGE_BYTES;
                     let around = ByteRange::new(page, PAGE_BYTES);
@@ -270,7 +416,7 @@ impl Server {
                         .iter()
                         .any(|busy| busy.overlaps(around))
                     {
-                        return Some((ByteRange::new(edge_start, edge_end - edge_start), true));
+                        return Some((edge, true));
                     }
                 }
             }
@@ -279,8 +425,25 @@ impl Server {
         None
     }
 
-    /// Send the device a write.
-    pub(super) fn send_write(&mut self, id: DeviceId, next: &NextWrite, actions: &mut Actions) {
+    /// Less than a page, of which nobody has written the rest for so long that nobody may.
+    fn is_quiet(&self, file: &File, edge: ByteRange) -> bool {
+        let rest = Duration(self.policy.write_age.0 / 2);
+        let comes = self.is_still_written(file);
+        file.writing.dirty.spans(edge).any(|span| {
+            self.pieces.get(span.piece.0).is_some_and(|piece| {
+                self.now >= piece.committed + rest && !(comes && piece.is_announcement)
+            })
+        })
+    }
+
+    /// Send the device a write; of a claim, or without.
+    pub(super) fn send_write(
+        &mut self,
+        id: DeviceId,
+        next: &NextWrite,
+        is_claimed: bool,
+        actions: &mut Actions,
+    ) {
         let now = self.now;
         self.next_write = None;
         let Some(file) = self.files.get_mut(&next.file) else {
@@ -319,8 +482,13 @@ impl Server {
         device.flight_deadlines.push(next.due);
         device.write_count += 1;
         device.write_bytes += bytes;
-        device.visiting = None;
-        device.best_effort_served = now;
+        if is_claimed {
+            device.visited(Visitor::Writer(next.file), bytes);
+        } else {
+            device.visiting = None;
+            device.best_effort_served = now;
+            device.turn_taken(true, cost);
+        }
         if device.write_goes_on != Some((next.file, next.range.start.0))
             || device.write_given >= WRITE_VISIT
         {
@@ -374,6 +542,7 @@ impl Server {
             cost: flight.cost,
             calibrated: flight.calibrated,
             deadline: flight.deadline,
+            wrote: true,
         };
         self.device_served(flight.device, &served);
         let id = flight.file;

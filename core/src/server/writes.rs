@@ -16,6 +16,11 @@ const RESERVE_FIRST: u64 = 64 << 20;
 /// From so much on in pieces of a gigabyte, so that files that are written side by side have a few extents each.
 const RESERVE_LARGE_FROM: u64 = 32 << 20;
 const RESERVE_LARGE: u64 = 1 << 30;
+/// So long ahead of a writer, and at least so much.
+const RESERVE_AHEAD: Duration = Duration::from_s(3);
+const RESERVE_AHEAD_MIN: u64 = 16 << 20;
+/// A single byte so far past the end announces how long a file will be.
+const ANNOUNCED_STEP: core::ops::RangeInclusive<u64> = 64 << 10..=16 << 20;
 
 /// Whether a write can have its pages now.
 enum Turn {
@@ -256,20 +261,13 @@ impl Server {
         }
         if !file.is_mapped(write.range) {
             if file.writing.reserving.is_none() {
-                file.writing.reserving = Some(write.range);
+                let (needed, wished_end) = file.to_reserve(write.range);
+                file.writing.reserving = Some(needed);
                 file.writing.is_reservation_void = false;
                 file.writing.is_reserved = true;
-                let end = write.range.end();
-                let wished_end = if end < RESERVE_FROM {
-                    end
-                } else if end < RESERVE_LARGE_FROM {
-                    end.next_multiple_of(RESERVE_FIRST)
-                } else {
-                    end.saturating_add(RESERVE_LARGE)
-                };
                 actions.list.push(Action::Reserve {
                     file: id,
-                    needed: write.range,
+                    needed,
                     wished_end,
                 });
             }
@@ -284,7 +282,9 @@ impl Server {
         else {
             return Turn::Plain;
         };
-        let may_grow = self.may_grow(lane, page_count * PAGE_BYTES);
+        let bytes = page_count * PAGE_BYTES;
+        let has_claim = self.files.get(&id).is_some_and(|file| self.has_claim(file));
+        let may_grow = self.may_grow(lane, bytes, has_claim) && !self.is_behind(id, bytes);
         let Some(state) = self.lanes.get_mut(&lane) else {
             return Turn::Plain;
         };
@@ -293,7 +293,7 @@ impl Server {
         {
             return Turn::Plain;
         }
-        let first_in_line = state.waiting.front().is_none_or(|&first| first == key);
+        let first_in_line = has_claim || state.waiting.front().is_none_or(|&first| first == key);
         let granted = (may_grow && first_in_line && !state.records.is_empty())
             .then(|| state.pages.take(page_count as u32))
             .flatten();
@@ -301,11 +301,15 @@ impl Server {
             if !state.waiting.contains(&key) {
                 state.waiting.push_back(key);
             }
+            if let Some(file) = self.files.get_mut(&id) {
+                file.writing.pace.held_back(self.now);
+            }
             let device = file_device(&self.files, id);
             self.touch(device);
             return Turn::Wait;
         };
         let record = state.records.pop().unwrap_or(0);
+        self.reserve_ahead(id, write.range, actions);
         Turn::Granted(Grant {
             file: id,
             range: write.range,
@@ -315,14 +319,63 @@ impl Server {
         })
     }
 
+    /// Who writes on at a rate of his own finds his blocks reserved when he gets there: a file system that is busy takes
+    /// longer for that than a frame may wait.
+    fn reserve_ahead(&mut self, id: FileId, range: ByteRange, actions: &mut Actions) {
+        let now = self.now;
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let writing = &file.writing;
+        let ahead = writing.pace.rate(now).bytes_in(RESERVE_AHEAD).0;
+        let soon = range.end() + ahead.clamp(RESERVE_AHEAD_MIN, RESERVE_FIRST);
+        let grows = range.end() >= file.size.max(RESERVE_FROM / 4) && writing.pace.is_paced();
+        if !grows || writing.is_short || writing.reserving.is_some() {
+            return;
+        }
+        let mapped_to = file.mapped_to();
+        if mapped_to >= soon || mapped_to < range.end() {
+            return;
+        }
+        let needed = ByteRange::new(mapped_to, PAGE_BYTES);
+        let wished_end = if soon < RESERVE_LARGE_FROM {
+            soon.next_multiple_of(RESERVE_FIRST)
+        } else {
+            mapped_to.saturating_add(RESERVE_LARGE)
+        };
+        file.writing.reserving = Some(needed);
+        file.writing.is_reserving_ahead = true;
+        file.use_count += 1;
+        file.writing.is_reservation_void = false;
+        file.writing.is_reserved = true;
+        actions.list.push(Action::Reserve {
+            file: id,
+            needed,
+            wished_end,
+        });
+    }
+
     /// Whether a lane may use so many bytes more: no more than twice what nobody uses, so that there is always
     /// room for who comes next, and who writes faster than his device is slowed by his own backlog alone.
-    fn may_grow(&self, lane: LaneId, bytes: u64) -> bool {
-        let used: u64 = self.lanes.values().map(LaneState::used_bytes).sum();
+    fn may_grow(&self, lane: LaneId, bytes: u64, has_claim: bool) -> bool {
         let own = self.lanes.get(&lane).map_or(0, LaneState::used_bytes);
-        let free = self.limits.write_buffer_bytes.saturating_sub(used);
-        // One write at a time always: it may be longer than what the rule gives.
-        bytes <= free && (own == 0 || own + bytes <= 2 * (free - bytes))
+        let free = self.free_for(lane);
+        // One write at a time always: it may be longer than what the rule gives. And who has a rate of his own takes what
+        // there is: his backlog is the device's doing, and held back he would be taken for a copy.
+        bytes <= free && (has_claim || own == 0 || own + bytes <= 2 * (free - bytes))
+    }
+
+    /// What of the write buffer a lane may still take: what no other has memory of, less what is in use of its own. Units: bytes.
+    pub(super) fn free_for(&self, lane: LaneId) -> u64 {
+        let taken: u64 = self
+            .lanes
+            .iter()
+            .map(|(id, state)| match *id == lane {
+                true => state.used_bytes(),
+                false => state.touched_bytes(),
+            })
+            .sum();
+        self.limits.write_buffer_bytes.saturating_sub(taken)
     }
 
     /// Answer a write and forget it.
@@ -373,6 +426,7 @@ impl Server {
         };
         let asked = file.writing.reserving.take();
         let is_void = core::mem::take(&mut file.writing.is_reservation_void);
+        let is_ahead = core::mem::take(&mut file.writing.is_reserving_ahead);
         let failed = match result {
             Ok(_) if is_void => None,
             Ok(extents) => {
@@ -384,13 +438,17 @@ impl Server {
                 }
                 None
             }
-            Err(errno) => Some(errno),
+            Err(errno) => {
+                file.writing.is_short = true;
+                Some(errno)
+            }
         };
         let waiting = file.writing.waiting.clone();
         for key in waiting {
             let lacks = self.writes.get(key).is_some_and(|write| {
                 let mapped = |file: &File| file.is_mapped(write.range);
-                !self.files.get(&id).is_some_and(mapped)
+                let is_meant = asked.is_some_and(|asked| asked.overlaps(write.range));
+                is_meant && !self.files.get(&id).is_some_and(mapped)
             });
             match failed {
                 // Whoever lacks no block does not need what could not be had.
@@ -399,6 +457,10 @@ impl Server {
                 }
                 _ => self.advance_write(key, actions),
             }
+        }
+        self.trim_if_left(id, actions);
+        if is_ahead {
+            self.release(id, actions);
         }
     }
 
@@ -510,6 +572,7 @@ impl Server {
             flights: 0,
             hides: 0,
             hidden_by: Vec::new(),
+            is_announcement: false,
         }));
         let mut released = core::mem::take(&mut self.released);
         if let Some(file) = self.files.get_mut(&grant.file) {
@@ -531,6 +594,10 @@ impl Server {
     /// The bytes of a grant are the file's from now on.
     fn commit(&mut self, grant: &Grant, actions: &mut Actions) {
         let (id, range) = (grant.file, grant.range);
+        let is_announcement = self
+            .files
+            .get(&id)
+            .is_some_and(|file| file.is_announcement(range));
         self.commit_count += 1;
         let commit = self.commit_count;
         let piece = PieceKey(self.pieces.insert(Piece {
@@ -544,6 +611,7 @@ impl Server {
             flights: 0,
             hides: 0,
             hidden_by: Vec::new(),
+            is_announcement,
         }));
         self.drop_blocks(id, range.start.0, range.end());
         let mut released = core::mem::take(&mut self.released);
@@ -556,6 +624,7 @@ impl Server {
         note_hidden(&mut self.pieces, &file.writing.commits, piece);
         file.writing.dirty.commit(range, piece, &mut released);
         file.writing.commits.push_back((commit, piece));
+        file.writing.pace.committed(self.now, range);
         self.change_count += 1;
         file.changed = self.change_count;
         let device = file.device;
@@ -899,9 +968,11 @@ impl Server {
             && !others
             && writing.dirty.is_empty()
             && writing.grant_count == 0
+            && writing.reserving.is_none()
             && writing.waiting.is_empty();
         if done {
             writing.is_reserved = false;
+            writing.is_short = false;
             let size = ByteCount(file.size);
             actions.list.push(Action::Trim { file: id, size });
             writing.settling += 1;
@@ -947,6 +1018,46 @@ impl File {
         if let Some(last) = self.extents.last_mut() {
             last.length.0 = last.length.0.min(end - last.logical.0);
         }
+    }
+
+    /// What is to be reserved for a write: what it needs, and up to where more is expected.
+    fn to_reserve(&self, range: ByteRange) -> (ByteRange, u64) {
+        let end = range.end();
+        if self.is_announcement(range) {
+            let start = self.mapped_to();
+            let needed = ByteRange::new(start, end.saturating_sub(start));
+            return (needed, end.saturating_add(RESERVE_LARGE));
+        }
+        let wished_end = if end < RESERVE_FROM {
+            end
+        } else if end < RESERVE_LARGE_FROM {
+            end.next_multiple_of(RESERVE_FIRST)
+        } else if self.size > end {
+            // Somebody has said how long it will be.
+            self.size
+        } else {
+            end.saturating_add(RESERVE_LARGE)
+        };
+        (range, wished_end)
+    }
+
+    /// A copying Windows makes a file as long as it will be before it writes to it: a byte at a time, an allocation
+    /// unit further each. What lies between will be written, too.
+    fn is_announcement(&self, range: ByteRange) -> bool {
+        let ahead = range.start.0.saturating_sub(self.size);
+        range.length.0 == 1 && range.start.0 >= self.size && ANNOUNCED_STEP.contains(&(ahead + 1))
+    }
+
+    /// The first byte that has no block.
+    fn mapped_to(&self) -> u64 {
+        let mut at = 0;
+        for extent in &self.extents {
+            if extent.logical.0 > at {
+                break;
+            }
+            at = at.max(extent.logical.0 + extent.length.0);
+        }
+        at.min(self.writing.mapped_end)
     }
 
     /// True when every byte of `range` has a block.

@@ -74,8 +74,8 @@ pub struct Lane {
     words: Vec<u64>,
     page_count: u32,
     free: u32,
-    /// Where the search goes on: writes of a stream then lie behind each other, and what is freed in order is found in order.
-    next: u32,
+    /// Pages up to here have memory: they were in use since the lane was last empty.
+    touched: u32,
 }
 
 impl Lane {
@@ -91,7 +91,7 @@ impl Lane {
             words,
             page_count,
             free: page_count,
-            next: 0,
+            touched: 0,
         }
     }
 
@@ -105,22 +105,24 @@ impl Lane {
         self.free
     }
 
+    /// Pages that have memory. A page keeps it when it is given back, until all of them are.
+    pub fn touched_count(&self) -> u32 {
+        self.touched
+    }
+
     /// Take `count` pages: in one run when there is one, else in as few as there are. None, and nothing is taken, when
-    /// [`RUNS_MAX`] runs do not suffice.
+    /// [`RUNS_MAX`] runs do not suffice. The first that fit, so that a lane has no more memory than it once needed at a time.
     pub fn take(&mut self, count: u32) -> Option<Runs> {
         if count == 0 || count > self.free {
             return None;
         }
-        let whole = self
-            .find_run(self.next, self.page_count, count)
-            .or_else(|| self.find_run(0, self.page_count, count));
+        let whole = self.find_run(count);
         let runs = match whole {
             Some(first) => Runs::from_runs(&[PageRun { first, count }])?,
             None => self.longest_runs(count)?,
         };
         for run in runs.as_slice() {
             self.mark(*run, true);
-            self.next = (run.first + run.count) % self.page_count.max(1);
         }
         self.free -= count;
         Some(runs)
@@ -152,6 +154,9 @@ impl Lane {
             self.mark(*run, false);
             self.free += run.count;
         }
+        if self.free == self.page_count {
+            self.touched = 0;
+        }
     }
 
     fn is_used(&self, page: u32) -> bool {
@@ -162,6 +167,9 @@ impl Lane {
 
     fn mark(&mut self, run: PageRun, used: bool) {
         let end = run.first + run.count;
+        if used {
+            self.touched = self.touched.max(end);
+        }
         let mut page = run.first;
         while page < end {
             let bit = page % 64;
@@ -201,12 +209,9 @@ impl Lane {
         None
     }
 
-    fn find_run(&self, from: u32, to: u32, count: u32) -> Option<u32> {
-        let mut page = from;
+    fn find_run(&self, count: u32) -> Option<u32> {
+        let mut page = 0;
         while let Some((first, length)) = self.free_run(page, count) {
-            if first >= to {
-                return None;
-            }
             if length >= count {
                 return Some(first);
             }
@@ -257,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_of_a_stream_lie_behind_each_other_and_go_round() {
+    fn writes_of_a_stream_lie_behind_each_other_as_low_as_they_can() {
         let mut lane = Lane::new(100);
         let first = lane.take(40).expect("pages");
         let second = lane.take(40).expect("pages");
@@ -265,10 +270,12 @@ mod tests {
         assert_eq!(second.as_slice(), [run(40, 40)]);
         assert_eq!(lane.take(21), None);
         lane.give(&first);
+        assert_eq!(lane.take(20).expect("pages").as_slice(), [run(0, 20)]);
+        assert_eq!(lane.take(20).expect("pages").as_slice(), [run(20, 20)]);
         assert_eq!(lane.take(20).expect("pages").as_slice(), [run(80, 20)]);
-        assert_eq!(lane.take(40).expect("pages").as_slice(), [run(0, 40)]);
         assert_eq!(lane.free_count(), 0);
         assert_eq!(lane.take(0), None);
+        assert_eq!(lane.touched_count(), 100);
     }
 
     #[test]

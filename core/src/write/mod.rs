@@ -6,6 +6,8 @@
 
 mod lane;
 mod map;
+mod pace;
 
 pub use lane::{Lane, PageRun, RUNS_MAX, Runs};
 pub use map::{DirtyMap, PieceKey, Released, Span};
+pub use pace::Pace;

@@ -177,8 +177,9 @@ pub fn reserve(
     };
     let needed_end = needed.end();
     as_user(uid, gid, || {
-        let wished = wished_end.max(needed_end);
-        if wished > needed_end && wished - needed_end <= spare(&file)? {
+        let most = needed_end.saturating_add(spare(&file)?);
+        let wished = wished_end.max(needed_end).min(most);
+        if wished > needed_end {
             match ask(wished) {
                 Ok(()) => return Ok(()),
                 Err(rustix::io::Errno::OPNOTSUPP) => {
@@ -193,10 +194,10 @@ pub fn reserve(
     Ok(extents::of(&file, extent_count_max)?.extents)
 }
 
-/// What may be reserved ahead: a 64th of what the file system has left.
+/// What may be reserved ahead: a 16th of what the file system has left. Units: bytes.
 fn spare(file: impl AsFd) -> io::Result<u64> {
     let found = rustix::fs::fstatvfs(file)?;
-    Ok(found.f_bavail.saturating_mul(found.f_frsize) / 64)
+    Ok(found.f_bavail / 16 * found.f_frsize)
 }
 
 /// Give back what was reserved past the end of a file that is `size` long, and leave its times as they were. Not if it is

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How a file is being written: how fast, whether from front to back, and whether its writer was held back.
+//!
+//! Not why: a camera that sends what it records and a copy that sends what it is let look alike for as long as there is room. The
+//! copy is known by having waited for room; then its rate says nothing but what it was given.
+
+use crate::units::*;
+
+/// Commits are counted so long before they say how fast.
+const SPAN: Duration = Duration::from_s(1);
+/// Nothing for so long: what comes then is another recording.
+const SILENCE: Duration = Duration::from_s(2);
+/// A writer who waited for room is taken to be one who would write as fast as he is let, for so long.
+const HELD_BACK: Duration = Duration::from_s(5);
+/// Commits of late that went on where the one before ended, in thousandths, from which on it is a stream.
+const STREAM_PERMILLE: u64 = 500;
+/// A client that has several writes under way sends them in any order; so far from where the last one ended is still the same place.
+const NEAR_BYTES: u64 = 8 << 20;
+
+/// What is known of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Of the span that is being counted.
+    began: Instant,
+    bytes: u64,
+    /// The span before; 0: there was none.
+    rate: u64,
+    last: Instant,
+    last_end: u64,
+    in_order_permille: u64,
+    held_back_until: Instant,
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace {
+            began: Instant::NEVER,
+            bytes: 0,
+            rate: 0,
+            last: Instant::ZERO,
+            last_end: 0,
+            in_order_permille: 1000,
+            held_back_until: Instant::ZERO,
+        }
+    }
+}
+
+impl Pace {
+    /// A write was acknowledged.
+    pub fn committed(&mut self, now: Instant, range: ByteRange) {
+        if self.began == Instant::NEVER || now.since(self.last) >= SILENCE {
+            *self = Pace {
+                began: now,
+                last_end: range.start.0,
+                held_back_until: self.held_back_until,
+                ..Pace::default()
+            };
+        }
+        let near = range.start.0.abs_diff(self.last_end) <= NEAR_BYTES;
+        let in_order = if near { 1000 } else { 0 };
+        self.in_order_permille = (self.in_order_permille * 7 + in_order) / 8;
+        self.last = now;
+        self.last_end = range.end();
+        self.bytes += range.length.0;
+        let counted = now.since(self.began);
+        if counted >= SPAN {
+            let rate = per_second(self.bytes, counted);
+            self.rate = if self.rate == 0 {
+                rate
+            } else {
+                self.rate / 2 + rate / 2
+            };
+            self.began = now;
+            self.bytes = 0;
+        }
+    }
+
+    /// A write of it waits for room.
+    pub fn held_back(&mut self, now: Instant) {
+        self.held_back_until = now + HELD_BACK;
+    }
+
+    /// Bytes a second; nothing when nobody has written lately.
+    pub fn rate(&self, now: Instant) -> BytesPerSecond {
+        if self.began == Instant::NEVER || now.since(self.last) >= SILENCE {
+            return BytesPerSecond(0);
+        }
+        if self.rate > 0 {
+            return BytesPerSecond(self.rate);
+        }
+        BytesPerSecond(per_second(
+            self.bytes,
+            now.since(self.began).max(Duration(SPAN.0 / 4)),
+        ))
+    }
+
+    /// So much was seen of it that its rate can be counted on.
+    pub fn is_known(&self, now: Instant) -> bool {
+        self.rate > 0 && now.since(self.last) < SILENCE
+    }
+
+    /// It is written from front to back, at a rate of its own. (Of whom nothing came since he was held back, nothing
+    /// new is known.)
+    pub fn is_paced(&self) -> bool {
+        self.in_order_permille >= STREAM_PERMILLE && self.last >= self.held_back_until
+    }
+}
+
+fn per_second(bytes: u64, time: Duration) -> u64 {
+    let rate = u128::from(bytes) * u128::from(NS_PER_S) / u128::from(time.0.max(1));
+    u64::try_from(rate).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Instant {
+        Instant(1) + Duration::from_ms(ms)
+    }
+
+    #[test]
+    fn a_camera_is_known_by_its_rate_and_ends_with_its_last_frame() {
+        let mut pace = Pace::default();
+        for frame in 0..100 {
+            pace.committed(at(40 * frame), ByteRange::new(500_000 * frame, 500_000));
+        }
+        let now = at(4000);
+        let rate = pace.rate(now).0;
+        assert!(rate.abs_diff(12_500_000) < 600_000, "{rate}");
+        assert!(pace.is_paced() && pace.is_known(now));
+        assert_eq!(pace.rate(at(6500)).0, 0);
+        assert!(!pace.is_known(at(6500)));
+    }
+
+    #[test]
+    fn who_was_held_back_or_writes_anywhere_has_no_pace_of_his_own() {
+        let mut pace = Pace::default();
+        pace.committed(at(0), ByteRange::new(0, 1 << 20));
+        assert!(pace.is_paced());
+        pace.held_back(at(10));
+        pace.committed(at(1000), ByteRange::new(1 << 20, 1 << 20));
+        assert!(!pace.is_paced());
+        pace.committed(at(6000), ByteRange::new(2 << 20, 1 << 20));
+        assert!(pace.is_paced());
+        for step in 0..20 {
+            pace.committed(
+                at(6000 + step),
+                ByteRange::new(((step * 37) % 97) << 25, 4096),
+            );
+        }
+        assert!(!pace.is_paced());
+    }
+}

@@ -1,0 +1,887 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Recordings on the lab's disk, in the simulator: `rushes lab record` and `mixed` without Samba and without waiting.
+//!
+//! A small world of its own, beside [`crate::world`]: it has lanes and a file system that gives blocks, and no faults and no
+//! bytes (that every byte comes where it belongs is for the random test in `core/src/server/write_tests.rs`). Readers play, writers
+//! record at a rate, copies read and copies write as fast as they are let. The disk is rt-Samba's Table 5, 14 ms for a write's
+//! positioning.
+
+use crate::disk;
+use crate::queue::Queue;
+use clap::Args;
+use rushes_core::server::*;
+use rushes_core::units::*;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+const DISK: DeviceId = DeviceId(1);
+const HANDLE: HandleId = HandleId(1);
+const PREROLL: Duration = Duration::from_ms(500);
+/// From here on acknowledged bytes that the disk lacks are late.
+const DEVICE_LATE: Duration = Duration::from_s(5);
+/// A turn of the daemon and of the door, each way.
+const TURN: Duration = Duration::from_us(150);
+/// A worker that asks the file system for blocks.
+const RESERVING: Duration = Duration::from_ms(3);
+const RECORDS: u32 = 16_384;
+const COPY_BYTES: u64 = 1 << 20;
+
+/// Who is there.
+#[derive(Clone, Debug, Args)]
+pub struct Recording {
+    /// Players under contract.
+    #[arg(long, default_value_t = 0)]
+    pub readers: u64,
+    /// Writers at that rate.
+    #[arg(long, default_value_t = 11)]
+    pub writers: u64,
+    /// Writers that begin when half of the time is over.
+    #[arg(long, default_value_t = 0)]
+    pub late_writers: u64,
+    /// Clients that read as fast as they are let.
+    #[arg(long, default_value_t = 0)]
+    pub copies: u64,
+    /// Clients that write a file as fast as they are let.
+    #[arg(long, default_value_t = 0)]
+    pub copies_in: u64,
+    /// They say first how long a file will be, a byte a MiB, as Windows does.
+    #[arg(long)]
+    pub announce: bool,
+    /// Size of their files. Units: MiB.
+    #[arg(long, default_value_t = 1024)]
+    pub copy_in_mib: u64,
+    /// How long players play and writers write.
+    #[arg(long, default_value_t = 60)]
+    pub seconds: u64,
+    /// Units: Mb/s.
+    #[arg(long, default_value_t = 100)]
+    pub bitrate: u64,
+    /// Write buffer. Units: MiB.
+    #[arg(long, default_value_t = 1024)]
+    pub buffer: u64,
+    /// True times of the disk, in hundredths of what the server is told.
+    #[arg(long, default_value_t = 100)]
+    pub truth_percent: u64,
+    /// Players do not begin before this.
+    #[arg(long, default_value_t = 0)]
+    pub readers_from: u64,
+}
+
+impl Default for Recording {
+    fn default() -> Recording {
+        Recording {
+            readers: 0,
+            writers: 0,
+            late_writers: 0,
+            copies: 0,
+            copies_in: 0,
+            announce: false,
+            copy_in_mib: 1024,
+            seconds: 60,
+            bitrate: 100,
+            buffer: 1024,
+            truth_percent: 100,
+            readers_from: 0,
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Recorded {
+    /// Players with a contract from their first read on.
+    pub readers_admitted: u64,
+    /// Frames of theirs that came late.
+    pub late_reads: u64,
+    /// Of those with a contract.
+    pub late_reads_admitted: u64,
+    /// Frames that were acknowledged late.
+    pub late_writes: u64,
+    /// The worst of both. Units: ms.
+    pub worst_ms: f64,
+    /// Longest wait for a first frame under contract. Units: ms.
+    pub first_frame_ms: f64,
+    /// Bytes that reached the disk more than 5 s after their acknowledgement.
+    pub device_late_bytes: u64,
+    /// The longest of those times.
+    pub device_worst_s: f64,
+    /// Most that was dirty at once. Units: bytes.
+    pub dirty_bytes_max: u64,
+    /// From the last acknowledgement until the disk had everything.
+    pub final_sync_s: f64,
+    /// What copies read, and what they wrote, while there was work. Units: MB/s.
+    pub copy_mb_per_s: f64,
+    /// Units: MB/s.
+    pub copy_in_mb_per_s: f64,
+    /// The longest that a copy stood still. Units: ms.
+    pub copy_wait_ms: f64,
+    /// Most extents of a file.
+    pub fragments_max: u64,
+    /// Requests to the disk, and their mean size. Units: MB.
+    pub writes: u64,
+    /// Units: MB.
+    pub write_mb_mean: f64,
+    /// Part of the time that the disk positioned.
+    pub positioning: f64,
+    /// Writes that were left to their clients.
+    pub plain: u64,
+    /// Bytes acknowledged that the disk never got.
+    pub missing_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Read,
+    Write,
+    Copy,
+    CopyIn,
+}
+
+struct Client {
+    role: Role,
+    session: SessionId,
+    file: FileId,
+    begin: Instant,
+    period: Duration,
+    frame_bytes: u64,
+    frame_count: u64,
+    next: u64,
+    /// Bytes that it still writes to announce its length.
+    to_announce: u64,
+    /// When each frame was answered.
+    answered: Vec<Instant>,
+    late: u64,
+    last_answer: Instant,
+}
+
+#[derive(Clone, Debug, Default)]
+struct OneFile {
+    extents: Vec<Extent>,
+    written: u64,
+    size: u64,
+}
+
+enum What {
+    Begin(usize),
+    Frame(usize),
+    Commit(usize),
+    Event(Box<Event>),
+    Served,
+    Timer,
+}
+
+enum Job {
+    Read(IoRead),
+    Write(IoWrite),
+}
+
+struct World {
+    now: Instant,
+    queue: Queue<What>,
+    server: Server,
+    lane_pages: u32,
+    rate: BytesPerSecond,
+    clients: Vec<Client>,
+    files: BTreeMap<FileId, OneFile>,
+    /// Gaps of the disk that nobody has: start and end.
+    free: Vec<(u64, u64)>,
+    pending: Vec<Job>,
+    serving: Option<Job>,
+    head: u64,
+    truth_percent: u64,
+    wake: Instant,
+    positioning: Duration,
+    out: Recorded,
+    written: u64,
+    worst: Duration,
+    device_worst: Duration,
+    last_ack: Instant,
+    last_written: Instant,
+    ends: Instant,
+}
+
+fn model() -> DeviceModel {
+    let read = disk::table5().read;
+    DeviceModel {
+        read,
+        write: ServiceModel {
+            fixed: Duration(14_000_000 * 40 / 100),
+            span: Duration(14_000_000 * 113 / 100),
+            rate: BytesPerSecond(145_000_000),
+        },
+        size: disk::table5().size,
+    }
+}
+
+impl Recording {
+    /// Plays it.
+    pub fn run(&self) -> Recorded {
+        let mut world = self.build();
+        let end = world.ends + Duration::from_s(600);
+        while world.now < end {
+            let Some((at, what)) = world.queue.pop() else {
+                break;
+            };
+            world.now = at;
+            world.happen(what);
+            let used = world.server.writes().used_bytes.0;
+            world.out.dirty_bytes_max = world.out.dirty_bytes_max.max(used);
+            if world.is_over() {
+                break;
+            }
+        }
+        world.judge(self)
+    }
+
+    /// Plays it and prints what came of it.
+    pub fn print(&self) {
+        let result = self.run();
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&result).unwrap_or_default()
+        );
+    }
+
+    fn build(&self) -> World {
+        let limits = Limits {
+            write_buffer_bytes: self.buffer << 20,
+            ..Limits::default()
+        };
+        let mut world = World {
+            now: Instant(1),
+            queue: Queue::default(),
+            lane_pages: (limits.write_buffer_bytes / PAGE_BYTES) as u32,
+            rate: BytesPerSecond::from_bits(self.bitrate * 1_000_000),
+            server: Server::new(limits, Policy::default()),
+            clients: Vec::new(),
+            files: BTreeMap::new(),
+            free: Vec::new(),
+            pending: Vec::new(),
+            serving: None,
+            head: 0,
+            truth_percent: self.truth_percent,
+            wake: Instant::NEVER,
+            positioning: Duration::ZERO,
+            out: Recorded::default(),
+            written: 0,
+            worst: Duration::ZERO,
+            device_worst: Duration::ZERO,
+            last_ack: Instant(1),
+            last_written: Instant(1),
+            ends: Instant(1) + Duration::from_s(self.seconds),
+        };
+        world.step(Event::DeviceAdded {
+            device: DISK,
+            model: model(),
+        });
+        let roles = [
+            (Role::Read, self.readers),
+            (Role::Write, self.writers + self.late_writers),
+            (Role::Copy, self.copies),
+            (Role::CopyIn, self.copies_in),
+        ];
+        let played = self.readers + self.copies;
+        let size = model().size.0;
+        // What is read lies in the first half, evenly; what is written takes the rest.
+        let gap = size / 2 / played.max(1);
+        world
+            .free
+            .push((if played > 0 { size / 2 } else { 0 }, size));
+        for (role, count) in roles {
+            for nth in 0..count {
+                self.add(&mut world, role, nth, gap);
+            }
+        }
+        world
+    }
+
+    fn add(&self, world: &mut World, role: Role, nth: u64, gap: u64) {
+        let index = world.clients.len();
+        let rate = BytesPerSecond::from_bits(self.bitrate * 1_000_000);
+        let period = Duration::from_ms(40);
+        let paced = matches!(role, Role::Read | Role::Write);
+        let frame_bytes = if paced {
+            rate.bytes_in(period).0
+        } else {
+            COPY_BYTES
+        };
+        let file = FileId(index as u32 + 1);
+        let mut one = OneFile::default();
+        let mut delay = Duration::from_ms(250 * nth);
+        let frame_count = match role {
+            Role::Read | Role::Copy => {
+                one.size = gap / frame_bytes * frame_bytes;
+                one.extents.push(Extent {
+                    logical: ByteOffset(0),
+                    physical: ByteOffset(index as u64 * gap),
+                    length: ByteCount(one.size.next_multiple_of(PAGE_BYTES)),
+                });
+                if role == Role::Read {
+                    delay += Duration::from_s(self.readers_from);
+                    (self.seconds - self.readers_from) * NS_PER_S / period.0
+                } else {
+                    one.size / frame_bytes
+                }
+            }
+            Role::Write => {
+                let mut seconds = self.seconds;
+                if nth >= self.writers {
+                    delay += Duration::from_s(self.seconds / 2);
+                    seconds /= 2;
+                }
+                seconds * NS_PER_S / period.0
+            }
+            Role::CopyIn => (self.copy_in_mib << 20) / frame_bytes,
+        };
+        world.files.insert(file, one);
+        let begin = world.now + delay;
+        world.clients.push(Client {
+            role,
+            session: SessionId(index as u32 + 1),
+            file,
+            begin,
+            period: if paced { period } else { Duration::ZERO },
+            frame_bytes,
+            frame_count,
+            next: 0,
+            to_announce: if role == Role::CopyIn && self.announce {
+                frame_count
+            } else {
+                0
+            },
+            answered: Vec::new(),
+            late: 0,
+            last_answer: begin,
+        });
+        world.queue.push(begin, What::Begin(index));
+    }
+}
+
+impl World {
+    fn step(&mut self, event: Event) {
+        let mut actions = Actions::default();
+        self.server.step(self.now, event, &mut actions);
+        let list = std::mem::take(&mut actions.list);
+        for action in list {
+            self.act(action);
+        }
+        self.serve();
+    }
+
+    fn later(&mut self, delay: Duration, event: Event) {
+        self.queue
+            .push(self.now + delay, What::Event(Box::new(event)));
+    }
+
+    fn happen(&mut self, what: What) {
+        match what {
+            What::Begin(index) => self.begin(index),
+            What::Frame(index) => self.frame(index),
+            What::Commit(index) => {
+                let client = &self.clients[index];
+                let (session, request) = (client.session, RequestId(client.next));
+                self.step(Event::WriteEnd { session, request });
+            }
+            What::Event(event) => self.step(*event),
+            What::Served => self.served(),
+            What::Timer => {
+                if self.now >= self.wake {
+                    self.wake = Instant::NEVER;
+                    self.step(Event::Timer);
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, index: usize) {
+        let (session, file, role) = {
+            let client = &self.clients[index];
+            (client.session, client.file, client.role)
+        };
+        let label = SessionLabel {
+            client: format!("client{index}"),
+            ..SessionLabel::default()
+        };
+        self.step(Event::SessionOpened { session, label });
+        if matches!(role, Role::Write | Role::CopyIn) {
+            self.step(Event::LaneAdded {
+                lane: LaneId(session.0),
+                session: Some(session),
+                page_count: self.lane_pages,
+                record_count: RECORDS,
+            });
+        }
+        self.step(Event::Opening {
+            session,
+            handle: HANDLE,
+            path: format!("f{index}.mov"),
+        });
+        let one = &self.files[&file];
+        let facts = FileFacts {
+            file,
+            key: FileKey {
+                device: 1,
+                inode: u64::from(file.0),
+            },
+            device: DISK,
+            size: ByteCount(one.size),
+            version: 1,
+            extents: one.extents.clone(),
+            hint: (role == Role::Read).then_some(RateHint::Rate(self.rate, RateSource::Rule)),
+            way: WriteWay::Cached,
+        };
+        self.step(Event::Opened {
+            session,
+            handle: HANDLE,
+            facts: Ok(facts),
+        });
+        self.queue.push(self.now, What::Frame(index));
+    }
+
+    /// A client's next frame.
+    fn frame(&mut self, index: usize) {
+        let client = &self.clients[index];
+        if client.next >= client.frame_count {
+            return;
+        }
+        let range = match client.to_announce {
+            0 => ByteRange::new(client.next * client.frame_bytes, client.frame_bytes),
+            left => ByteRange::new((client.frame_count - left + 1) * client.frame_bytes - 1, 1),
+        };
+        let (session, request, sent) = (client.session, RequestId(client.next), self.now);
+        let handle = HANDLE;
+        let event = match client.role {
+            Role::Read | Role::Copy => Event::Read {
+                session,
+                handle,
+                request,
+                range,
+                sent,
+            },
+            Role::Write | Role::CopyIn => Event::WriteBegin {
+                session,
+                handle,
+                request,
+                range,
+                sent,
+            },
+        };
+        self.step(event);
+    }
+
+    fn answered(&mut self, index: usize) {
+        let (now, ends) = (self.now, self.ends);
+        let client = &mut self.clients[index];
+        if client.to_announce > 0 {
+            client.to_announce -= 1;
+            self.queue.push(now + TURN, What::Frame(index));
+            return;
+        }
+        let due = client.begin + PREROLL + client.period.times(client.next);
+        if client.period > Duration::ZERO && now > due {
+            client.late += 1;
+            self.worst = self.worst.max(now.since(due));
+        }
+        if matches!(client.role, Role::Copy | Role::CopyIn) && client.answered.len() > 8 {
+            let wait = now.since(client.last_answer).0 as f64 / 1e6;
+            self.out.copy_wait_ms = self.out.copy_wait_ms.max(wait);
+        }
+        if client.next == 0 && client.role == Role::Read {
+            let first = now.since(client.begin).0 as f64 / 1e6;
+            self.out.first_frame_ms = self.out.first_frame_ms.max(first);
+        }
+        client.last_answer = now;
+        client.answered.push(now);
+        client.next += 1;
+        if matches!(client.role, Role::Write | Role::CopyIn) {
+            self.last_ack = now;
+        }
+        if client.role == Role::Copy && now >= ends {
+            client.frame_count = client.next;
+        }
+        let next = (client.begin + client.period.times(client.next)).max(now + TURN);
+        if client.next < client.frame_count {
+            self.queue.push(next, What::Frame(index));
+        } else {
+            let session = client.session;
+            self.later(
+                TURN,
+                Event::Closed {
+                    session,
+                    handle: HANDLE,
+                },
+            );
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Reply {
+                session,
+                request,
+                outcome,
+            } => {
+                let index = session.0 as usize - 1;
+                match outcome {
+                    Outcome::Data { .. } => {
+                        self.later(TURN, Event::ReadEnd { session, request });
+                        self.answered(index);
+                    }
+                    Outcome::Granted { .. } => {
+                        self.queue.push(self.now + TURN, What::Commit(index));
+                    }
+                    Outcome::Done => self.answered(index),
+                    Outcome::Plain | Outcome::Failed(_) => {
+                        self.out.plain += 1;
+                        self.answered(index);
+                    }
+                }
+            }
+            Action::Submit(io) => self.pending.push(Job::Read(io)),
+            Action::SubmitWrite(io) => self.pending.push(Job::Write(io)),
+            Action::Reserve {
+                file,
+                needed,
+                wished_end,
+            } => {
+                let extents = self.reserve(file, needed, wished_end);
+                self.later(
+                    RESERVING,
+                    Event::Reserved {
+                        file,
+                        result: Ok(extents),
+                    },
+                );
+            }
+            Action::Clean { file } => self.later(TURN, Event::Settled { file, version: 1 }),
+            Action::Trim { file, size } => {
+                self.trim(file, size.0);
+                self.later(TURN, Event::Settled { file, version: 1 });
+            }
+            Action::Sync { file } => {
+                let result = Ok(());
+                self.later(TURN, Event::Synced { file, result });
+            }
+            Action::Stat { file } => {
+                let size = ByteCount(self.files[&file].size);
+                let version = 1;
+                self.later(
+                    TURN,
+                    Event::Stat {
+                        file,
+                        size,
+                        version,
+                    },
+                );
+            }
+            Action::Wake { at } => {
+                self.wake = at;
+                self.queue.push(at, What::Timer);
+            }
+            _ => {}
+        }
+    }
+
+    // ---- The file system ----
+
+    /// Blocks up to `wished_end`: behind the file's last ones as far as they are free, else where there is most room.
+    fn reserve(&mut self, file: FileId, needed: ByteRange, wished_end: u64) -> Vec<Extent> {
+        let Some(one) = self.files.get_mut(&file) else {
+            return Vec::new();
+        };
+        let end = wished_end.max(needed.end()).next_multiple_of(PAGE_BYTES);
+        let mut at = needed.start.0 / PAGE_BYTES * PAGE_BYTES;
+        while at < end {
+            let after = one.extents.partition_point(|extent| extent.logical.0 <= at);
+            let before = after.checked_sub(1).map(|index| one.extents[index]);
+            let mapped = before.map_or(0, |last| last.logical.0 + last.length.0);
+            if mapped > at {
+                at = mapped;
+                continue;
+            }
+            let stop = one
+                .extents
+                .get(after)
+                .map_or(end, |next| next.logical.0.min(end));
+            let goal = before.map(|last| last.physical.0 + last.length.0);
+            let here = goal.and_then(|goal| self.free.iter().position(|free| free.0 == goal));
+            let first = |least: u64| self.free.iter().position(|free| free.1 - free.0 >= least);
+            let Some(index) = here.or_else(|| first(stop - at)).or_else(|| first(1)) else {
+                break;
+            };
+            let (from, to) = self.free[index];
+            let length = (stop - at).min(to - from);
+            let joins = before.is_some_and(|last| {
+                last.physical.0 + last.length.0 == from && last.logical.0 + last.length.0 == at
+            });
+            if joins {
+                one.extents[after - 1].length.0 += length;
+            } else {
+                one.extents.insert(
+                    after,
+                    Extent {
+                        logical: ByteOffset(at),
+                        physical: ByteOffset(from),
+                        length: ByteCount(length),
+                    },
+                );
+            }
+            self.free[index].0 += length;
+            self.free.retain(|free| free.0 < free.1);
+            at += length;
+        }
+        one.extents.clone()
+    }
+
+    fn trim(&mut self, file: FileId, size: u64) {
+        let end = size.next_multiple_of(PAGE_BYTES);
+        if let Some(one) = self.files.get_mut(&file) {
+            one.extents.retain(|extent| extent.logical.0 < end);
+            if let Some(last) = one.extents.last_mut() {
+                last.length.0 = last.length.0.min(end - last.logical.0);
+            }
+        }
+    }
+
+    fn place(&self, file: FileId, offset: u64) -> u64 {
+        let extents = &self.files[&file].extents;
+        let after = extents.partition_point(|extent| extent.logical.0 <= offset);
+        after
+            .checked_sub(1)
+            .and_then(|at| extents.get(at))
+            .map_or(offset, |extent| {
+                extent.physical.0 + (offset - extent.logical.0)
+            })
+    }
+
+    // ---- The disk ----
+
+    /// It takes the nearest ahead.
+    fn serve(&mut self) {
+        if self.serving.is_some() || self.pending.is_empty() {
+            return;
+        }
+        let place = |job: &Job| match job {
+            Job::Read(io) => self.place(io.file, io.range.start.0),
+            Job::Write(io) => self.place(io.file, io.range.start.0),
+        };
+        let nearest = (0..self.pending.len())
+            .min_by_key(|&at| place(&self.pending[at]).wrapping_sub(self.head))
+            .unwrap_or(0);
+        let at = place(&self.pending[nearest]);
+        let job = self.pending.remove(nearest);
+        let (model, bytes) = match &job {
+            Job::Read(io) => (model().read, io.range.length.0),
+            Job::Write(io) => (model().write, io.range.length.0),
+        };
+        let distance = at.abs_diff(self.head);
+        let positioning = model.positioning(distance, disk::table5().size);
+        self.positioning += positioning;
+        let time = positioning + model.transfer(bytes);
+        self.head = at + bytes;
+        self.serving = Some(job);
+        let time = Duration(time.0 / 100 * self.truth_percent);
+        self.queue.push(self.now + time, What::Served);
+    }
+
+    fn served(&mut self) {
+        let Some(job) = self.serving.take() else {
+            return;
+        };
+        let (io, length) = match &job {
+            Job::Read(io) => (io.io, io.range.length),
+            Job::Write(io) => {
+                self.arrived(io);
+                (io.io, io.range.length)
+            }
+        };
+        // (The event loop's turn: the disk has nothing to do meanwhile.)
+        self.later(
+            TURN,
+            Event::IoDone {
+                io,
+                result: Ok(length),
+            },
+        );
+        self.serve();
+    }
+
+    fn arrived(&mut self, io: &IoWrite) {
+        self.out.writes += 1;
+        self.written += io.range.length.0;
+        self.last_written = self.now;
+        if let Some(one) = self.files.get_mut(&io.file) {
+            one.written += io.range.length.0;
+            one.size = one.size.max(io.range.end());
+        }
+        let client = &self.clients[io.file.0 as usize - 1];
+        let frames =
+            io.range.start.0 / client.frame_bytes..io.range.end().div_ceil(client.frame_bytes);
+        for frame in frames {
+            let Some(&acknowledged) = client.answered.get(frame as usize) else {
+                continue;
+            };
+            let age = self.now.since(acknowledged);
+            self.device_worst = self.device_worst.max(age);
+            if age > DEVICE_LATE && client.role == Role::Write {
+                self.out.device_late_bytes += client.frame_bytes;
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let done = self
+            .clients
+            .iter()
+            .all(|client| client.next >= client.frame_count);
+        done && self.serving.is_none()
+            && self.pending.is_empty()
+            && self.server.writes().dirty_file_count == 0
+    }
+
+    fn judge(mut self, asked: &Recording) -> Recorded {
+        let records = self.server.streams(self.now);
+        let seconds = self.now.since(Instant(1)).0 as f64 / 1e9;
+        for (index, client) in self.clients.iter().enumerate() {
+            let bytes = (client.answered.len() as u64 * client.frame_bytes) as f64 / 1e6;
+            let missing = client.frame_count - client.next;
+            match client.role {
+                Role::Read => {
+                    let label = format!("client{index}");
+                    let admitted = records.iter().any(|record| {
+                        record.label.client == label
+                            && record.due_count > 0
+                            && record.refusal.is_none()
+                    });
+                    self.out.readers_admitted += u64::from(admitted);
+                    self.out.late_reads += client.late + missing;
+                    if admitted {
+                        self.out.late_reads_admitted += client.late + missing;
+                    }
+                }
+                Role::Write => self.out.late_writes += client.late + missing,
+                Role::Copy => self.out.copy_mb_per_s += bytes / asked.seconds as f64,
+                Role::CopyIn => self.out.copy_in_mb_per_s += bytes / seconds,
+            }
+            if matches!(client.role, Role::Write | Role::CopyIn) {
+                let one = &self.files[&client.file];
+                self.out.fragments_max = self.out.fragments_max.max(one.extents.len() as u64);
+                let wrote = client.answered.len() as u64 * client.frame_bytes;
+                self.out.missing_bytes += wrote.saturating_sub(one.written);
+            }
+        }
+        self.out.worst_ms = self.worst.0 as f64 / 1e6;
+        self.out.device_worst_s = self.device_worst.0 as f64 / 1e9;
+        self.out.final_sync_s = self.last_written.since(self.last_ack).0 as f64 / 1e9;
+        self.out.write_mb_mean = self.written as f64 / 1e6 / self.out.writes.max(1) as f64;
+        self.out.positioning = self.positioning.0 as f64 / 1e9 / seconds;
+        self.out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_of_a_gigabyte_side_by_side_have_two_fragments_each() {
+        for announce in [false, true] {
+            let out = Recording {
+                writers: 0,
+                copies_in: 12,
+                announce,
+                seconds: 60,
+                ..Recording::default()
+            }
+            .run();
+            assert!(out.fragments_max <= 2, "{out:?}");
+            assert!(out.copy_in_mb_per_s > 130.0, "{out:?}");
+            assert_eq!((out.plain, out.missing_bytes), (0, 0), "{out:?}");
+        }
+    }
+
+    #[test]
+    fn copies_in_and_out_slow_each_other_and_nobody_else() {
+        let out = Recording {
+            readers: 6,
+            writers: 3,
+            copies: 1,
+            copies_in: 2,
+            copy_in_mib: 512,
+            seconds: 60,
+            ..Recording::default()
+        }
+        .run();
+        assert_eq!(out.readers_admitted, 6, "{out:?}");
+        assert_eq!((out.late_reads, out.late_writes), (0, 0), "{out:?}");
+        assert_eq!(out.device_late_bytes, 0, "{out:?}");
+        assert!(
+            out.copy_mb_per_s > 5.0 && out.copy_in_mb_per_s > 5.0,
+            "{out:?}"
+        );
+    }
+
+    #[test]
+    fn writers_that_come_later_hurt_no_contract() {
+        let out = Recording {
+            readers: 8,
+            writers: 0,
+            late_writers: 8,
+            seconds: 60,
+            ..Recording::default()
+        }
+        .run();
+        assert_eq!((out.readers_admitted, out.late_reads), (8, 0), "{out:?}");
+        assert!(out.late_writes > 0, "somebody has to wait: {out:?}");
+        assert_eq!(out.missing_bytes, 0, "{out:?}");
+    }
+
+    #[test]
+    fn readers_are_not_promised_what_writers_take() {
+        let out = Recording {
+            readers: 8,
+            writers: 8,
+            readers_from: 10,
+            seconds: 60,
+            ..Recording::default()
+        }
+        .run();
+        assert!((2..8).contains(&out.readers_admitted), "{out:?}");
+        assert_eq!(
+            (out.late_reads_admitted, out.late_writes),
+            (0, 0),
+            "{out:?}"
+        );
+        assert_eq!(out.device_late_bytes, 0, "{out:?}");
+    }
+
+    #[test]
+    fn eleven_recordings_are_in_time_on_the_disk_too() {
+        let out = Recording {
+            writers: 11,
+            seconds: 180,
+            ..Recording::default()
+        }
+        .run();
+        assert_eq!((out.late_writes, out.device_late_bytes), (0, 0), "{out:?}");
+        assert!(out.dirty_bytes_max <= 1 << 30, "{out:?}");
+        assert_eq!((out.plain, out.missing_bytes), (0, 0), "{out:?}");
+        assert!(out.final_sync_s < 5.0, "{out:?}");
+    }
+
+    #[test]
+    fn players_recordings_and_a_copy_share_a_disk() {
+        let out = Recording {
+            readers: 6,
+            writers: 5,
+            copies: 1,
+            seconds: 60,
+            ..Recording::default()
+        }
+        .run();
+        assert_eq!(out.readers_admitted, 6, "{out:?}");
+        assert_eq!((out.late_reads, out.late_writes), (0, 0), "{out:?}");
+        assert_eq!(out.device_late_bytes, 0, "{out:?}");
+        assert!(out.copy_mb_per_s > 1.0, "{out:?}");
+    }
+}
