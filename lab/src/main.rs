@@ -14,9 +14,7 @@ use rushes_lab::server::Kind;
 use rushes_lab::stage::Stage;
 use rushes_lab::trials::{self, Trial};
 use rushes_lab::written::WriteReport;
-use rushes_lab::{
-    compare, demo, disk, player, power, preroll, stage, storm, work, writer,
-};
+use rushes_lab::{compare, demo, disk, player, power, preroll, stage, storm, work, writer};
 use std::path::Path;
 use std::process::ExitCode;
 

@@ -89,7 +89,7 @@ impl Server {
     pub fn is_dirty(&self, id: FileId) -> bool {
         self.files
             .get(&id)
-            .is_some_and(|file| !file.writing.is_clean())
+            .is_some_and(|file| !file.writing.dirty.is_empty() || !file.writing.flights.is_empty())
     }
 
     /// What clients wrote.

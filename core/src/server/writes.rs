@@ -645,14 +645,18 @@ impl Server {
         self.retry_waiting(id, actions);
     }
 
-    /// Tell observers what a file with dirty bytes looks like, unless its length is being found out.
+    /// Tell observers what a file with dirty bytes looks like. Also while its length is being found out: that it has bytes which the
+    /// file system has not must never be unknown.
     pub(super) fn make_known(&mut self, id: FileId, actions: &mut Actions) {
-        if let Some(file) = self.files.get(&id)
-            && !file.size_stale
+        if let Some(file) = self.files.get_mut(&id)
             && !file.writing.dirty.is_empty()
         {
-            let size = ByteCount(file.size);
+            let size = ByteCount(file.size.max(file.writing.dirty.end()));
             actions.list.push(Action::Known { file: id, size });
+            if file.size_stale && file.stat.is_none() {
+                file.stat = Some(Asked::default());
+                actions.list.push(Action::Stat { file: id });
+            }
         }
     }
 

@@ -403,8 +403,9 @@ mod tests {
         assert!(!keeps);
         assert_eq!(capabilities(None).unwrap(), before);
         // SAFETY: as above.
+        let now = unsafe { libc::setfsuid(u32::MAX) };
         assert_eq!(
-            unsafe { libc::setfsuid(u32::MAX) },
+            now,
             rustix::process::geteuid().as_raw() as i32
         );
     }

@@ -24,8 +24,8 @@ use rustix::time::{ClockId, Timespec};
 use super::cache::{Bytes, WriteCache};
 use super::control::{Command, Fault, Flow, Statistics, as_ms};
 use super::fuse::{BytesReply, Mounted, OneFile, SyncedReply, WrittenReply};
-use super::stamps::{self, Seen};
 use super::log::{Change, Recorder};
+use super::stamps::{self, Seen};
 use super::timing::{Direction, DiskTiming, Mechanics, Queue, Request};
 
 /// Granularity of holes. Units: bytes.
