@@ -95,7 +95,7 @@ fn writes_go_through_lanes_and_reach_the_disk_by_themselves() {
 
 #[test]
 fn a_daemon_that_is_killed_again_and_again_loses_nothing_and_nobody_sees_an_error() {
-    kills(50, 3);
+    kills(50, 1);
 }
 
 fn kills(count: usize, hand_count: usize) {

@@ -668,6 +668,8 @@ pub struct WriteRecord {
     pub write_count: u64,
     /// Writes left to the client.
     pub plain_count: u64,
+    /// Pieces of a former daemon that contradict each other, and are left where they are.
+    pub unclaimed_count: u64,
 }
 
 /// The cache in numbers.

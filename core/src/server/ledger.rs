@@ -104,6 +104,7 @@ impl Server {
             waiting_count: self.writes.iter().count() as u32,
             write_count: self.commit_count,
             plain_count: self.plain_write_count,
+            unclaimed_count: self.unclaimed_count,
         }
     }
 

@@ -78,6 +78,8 @@ pub struct Server {
     commit_count: u64,
     /// Writes left to the client.
     plain_write_count: u64,
+    /// What a former daemon left and made no sense.
+    unclaimed_count: u64,
     /// Pieces of a former daemon are being told.
     is_recovering: bool,
     /// What the device that is being looked at would write next.
@@ -136,6 +138,7 @@ impl Server {
             write_flights: Slab::new(),
             commit_count: 0,
             plain_write_count: 0,
+            unclaimed_count: 0,
             is_recovering: false,
             next_write: None,
             is_granting: false,

@@ -533,6 +533,7 @@ impl Server {
             && self.lanes.get_mut(&lane).is_some_and(|state| {
                 let known = state.records.contains(&record);
                 let claimed = known && state.pages.claim(&runs);
+                self.unclaimed_count += u64::from(!claimed);
                 if claimed {
                     state.records.retain(|&free| free != record);
                 }

@@ -115,6 +115,15 @@ impl Daemon {
             self.recover_piece(lane, &left, facts);
         }
         self.feed(Event::RecoveryEnded);
+        let unclaimed = self.server.writes().unclaimed_count;
+        if unclaimed > 0 {
+            let note = format!(
+                "{unclaimed} writes that a former daemon left contradict others: they are left where they are; \
+                 look at them with: rushes recover --list"
+            );
+            tracing::error!("{note}");
+            self.notes.push(note);
+        }
         let dirty: HashSet<(u64, u64)> = files
             .iter()
             .filter(|(_, facts)| facts.is_some())

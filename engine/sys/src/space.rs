@@ -404,10 +404,7 @@ mod tests {
         assert_eq!(capabilities(None).unwrap(), before);
         // SAFETY: as above.
         let now = unsafe { libc::setfsuid(u32::MAX) };
-        assert_eq!(
-            now,
-            rustix::process::geteuid().as_raw() as i32
-        );
+        assert_eq!(now, rustix::process::geteuid().as_raw() as i32);
     }
 
     #[test]
