@@ -116,6 +116,12 @@ struct rushes_session {
 	/* The absence is in the log already */
 	bool absence_logged;
 
+	/*
+	 * Answers are being handed out: whoever gets one must not end the
+	 * session, or have others handed out, beneath us.
+	 */
+	bool is_collecting;
+
 	/* Since when a daemon that may have left something is gone; 0: none */
 	uint64_t lost_ns;
 	struct tevent_timer *look;

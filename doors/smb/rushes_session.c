@@ -47,6 +47,10 @@ static void rushes_session_collect(struct rushes_session *session)
 	int count = 0;
 	int i;
 
+	if (session->is_collecting) {
+		return;
+	}
+	session->is_collecting = true;
 	do {
 		count = rushes_poll(session->client, done, ARRAY_SIZE(done));
 		for (i = 0; i < count; i++) {
@@ -55,6 +59,7 @@ static void rushes_session_collect(struct rushes_session *session)
 				done[i].result);
 		}
 	} while (count == ARRAY_SIZE(done));
+	session->is_collecting = false;
 }
 
 /* End the session; outstanding reads go on as plain I/O. */
@@ -316,6 +321,9 @@ static bool rushes_session_look(struct rushes_session *session)
 	if (session->lost_ns == 0) {
 		return true;
 	}
+	if (session->is_collecting) {
+		return false;
+	}
 	become_root();
 	found = rushes_reconnect(session->client);
 	unbecome_root();
@@ -407,6 +415,9 @@ static bool rushes_socket_is_new(struct rushes_session *session)
 
 void rushes_session_refresh(struct rushes_session *session)
 {
+	if (session->is_collecting) {
+		return;
+	}
 	if (session->lost_ns != 0) {
 		rushes_session_look(session);
 		return;
@@ -443,7 +454,9 @@ struct rushes_client *rushes_session_for_write(struct rushes_session *session)
 
 void rushes_session_after_wait(struct rushes_session *session)
 {
-	if (session->client == NULL || session->lost_ns != 0) {
+	if (session->client == NULL || session->lost_ns != 0 ||
+	    session->is_collecting)
+	{
 		return;
 	}
 	if (session->reads != NULL) {

@@ -65,7 +65,7 @@ static bool rushes_wait_for_fact(struct rushes_session *session, dev_t device,
 	if (session->lost_ns == 0 || !rushes_has_fact(session, device, inode)) {
 		return true;
 	}
-	if (!rushes_session_wait_found(session)) {
+	if (session->is_collecting || !rushes_session_wait_found(session)) {
 		errno = EIO;
 		return false;
 	}
@@ -93,6 +93,11 @@ bool rushes_hold_inode(struct rushes_session *session, dev_t device,
 		}
 		held = rushes_hold(session->client, device, inode);
 		rushes_session_after_wait(session);
+		if (!held && session->is_collecting) {
+			/* The session ends when all answers are handed out. */
+			errno = EIO;
+			return !rushes_has_fact(session, device, inode);
+		}
 	}
 	errno = saved_errno;
 	return true;
