@@ -445,11 +445,9 @@ struct rushes_client *rushes_session_for_read(struct rushes_session *session)
 
 struct rushes_client *rushes_session_for_write(struct rushes_session *session)
 {
-	rushes_session_refresh(session);
-	if (session->client == NULL && rushes_now_ns() >= session->retry_ns) {
-		rushes_session_connect(session);
-	}
-	return session->lost_ns != 0 ? NULL : session->client;
+	struct rushes_client *client = rushes_session_for_read(session);
+
+	return session->lost_ns != 0 ? NULL : client;
 }
 
 void rushes_session_after_wait(struct rushes_session *session)

@@ -103,24 +103,31 @@ bool rushes_hold_inode(struct rushes_session *session, dev_t device,
 	return true;
 }
 
-bool rushes_hold_fsp(struct vfs_handle_struct *handle,
-		     struct files_struct *fsp)
+/* NULL: the daemon can have no bytes of it that it does not have itself. */
+static struct rushes_fsp *rushes_fsp_of_writer(struct vfs_handle_struct *handle,
+					       struct files_struct *fsp)
 {
 	struct rushes_session *session = rushes_session_of(handle);
 	struct rushes_fsp *file = NULL;
 
 	if (session == NULL) {
-		return true;
+		return NULL;
 	}
 	rushes_session_refresh(session);
 	if (session->client == NULL || !rushes_takes_writes(session->client)) {
-		return true;
+		return NULL;
 	}
 	file = rushes_fsp_get(handle, fsp);
-	if (file == NULL || !file->is_regular) {
-		return true;
-	}
-	return rushes_hold_inode(session, file->device, file->inode);
+	return (file != NULL && file->is_regular) ? file : NULL;
+}
+
+bool rushes_hold_fsp(struct vfs_handle_struct *handle,
+		     struct files_struct *fsp)
+{
+	struct rushes_fsp *file = rushes_fsp_of_writer(handle, fsp);
+
+	return file == NULL ||
+	       rushes_hold_inode(file->session, file->device, file->inode);
 }
 
 bool rushes_settle_inode(struct rushes_session *session, dev_t device,
@@ -139,21 +146,10 @@ bool rushes_settle_inode(struct rushes_session *session, dev_t device,
 bool rushes_settle_fsp(struct vfs_handle_struct *handle,
 		       struct files_struct *fsp)
 {
-	struct rushes_session *session = rushes_session_of(handle);
-	struct rushes_fsp *file = NULL;
+	struct rushes_fsp *file = rushes_fsp_of_writer(handle, fsp);
 
-	if (session == NULL) {
-		return true;
-	}
-	rushes_session_refresh(session);
-	if (session->client == NULL || !rushes_takes_writes(session->client)) {
-		return true;
-	}
-	file = rushes_fsp_get(handle, fsp);
-	if (file == NULL || !file->is_regular) {
-		return true;
-	}
-	return rushes_settle_inode(session, file->device, file->inode);
+	return file == NULL ||
+	       rushes_settle_inode(file->session, file->device, file->inode);
 }
 
 void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st)

@@ -12,7 +12,7 @@ use rushes_core::write::Runs;
 use rushes_shm::PeerError;
 use rushes_shm::facts::FileFact;
 use rushes_shm::server::{LaneTerms, Newcomer, ReplyBody, ServerSession, SessionTerms};
-use rushes_sys::{FileWrite, space};
+use rushes_sys::{FileWrite, errno_of, space};
 
 /// A write that the ring has no room for waits with its parts.
 pub(super) type WaitingWrite = (IoWrite, Vec<LanePart>);
@@ -430,12 +430,5 @@ impl Daemon {
             );
         }
         self.feed(Event::IoDone { io, result });
-    }
-}
-
-fn errno_of(error: &std::io::Error) -> Errno {
-    match error.raw_os_error() {
-        Some(number) if number > 0 => Errno(number as u32),
-        _ => Errno::IO,
     }
 }

@@ -37,7 +37,7 @@ impl SysError {
 }
 
 /// The number in an [`io::Error`]; [`Errno::IO`] when it has none.
-pub(crate) fn errno_of(error: &io::Error) -> Errno {
+pub fn errno_of(error: &io::Error) -> Errno {
     match error.raw_os_error().and_then(|n| u32::try_from(n).ok()) {
         Some(n) if n != 0 => Errno(n),
         _ => Errno::IO,

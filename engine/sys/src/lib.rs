@@ -22,7 +22,7 @@ pub mod socket;
 pub mod space;
 pub mod watch;
 
-pub use error::SysError;
+pub use error::{SysError, errno_of};
 pub use fork::ForkGuard;
 pub use map::{Access, Mapping};
 pub use ring::{

@@ -3,6 +3,7 @@
 
 use crate::extents;
 use crate::file::status;
+use crate::watch::{HANDLE_BYTES_MAX, RawHandle};
 use rushes_core::server::{Extent, FileKey};
 use rushes_core::units::ByteRange;
 use rustix::fs::{
@@ -87,14 +88,6 @@ pub fn open_writing(file: impl AsFd, key: FileKey) -> io::Result<Result<WriteFil
     }))
 }
 
-/// `struct file_handle` with room for the longest.
-#[repr(C)]
-struct RawHandle {
-    bytes: u32,
-    kind: i32,
-    handle: [u8; 128],
-}
-
 /// Find a file again by its kernel handle: read-only, as the daemon reads, and for writing. `mount`: any open descriptor of its file system.
 ///
 /// Errors   ESTALE: there is no such file any more.
@@ -106,7 +99,7 @@ pub fn open_by_handle(
     let mut raw = RawHandle {
         bytes: u32::try_from(handle.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
         kind,
-        handle: [0; 128],
+        handle: [0; HANDLE_BYTES_MAX],
     };
     raw.handle
         .get_mut(..handle.len())
@@ -211,29 +204,24 @@ pub fn trim(file: impl AsFd, size: u64) -> io::Result<()> {
     // No call gives back what lies behind the end and nothing else. Between the look above and this one are microseconds in which somebody
     // else would have to lengthen the file that was just recorded.
     ftruncate(&file, size)?;
-    let times = Timestamps {
-        last_access: Timespec {
-            tv_sec: 0,
-            tv_nsec: libc::UTIME_OMIT as _,
-        },
-        last_modification: Timespec {
-            tv_sec: before.st_mtime,
-            tv_nsec: before.st_mtime_nsec as _,
-        },
-    };
-    Ok(futimens(&file, &times)?)
+    set_modification(file, before.st_mtime, before.st_mtime_nsec as _)
 }
 
 /// Set when a file was modified. Units: ns since 1970.
 pub fn set_modified(file: impl AsFd, at_ns: i64) -> io::Result<()> {
+    let nanoseconds = at_ns.rem_euclid(1_000_000_000);
+    set_modification(file, at_ns.div_euclid(1_000_000_000), nanoseconds as _)
+}
+
+fn set_modification(file: impl AsFd, seconds: i64, nanoseconds: i64) -> io::Result<()> {
     let times = Timestamps {
         last_access: Timespec {
             tv_sec: 0,
             tv_nsec: libc::UTIME_OMIT as _,
         },
         last_modification: Timespec {
-            tv_sec: at_ns.div_euclid(1_000_000_000),
-            tv_nsec: at_ns.rem_euclid(1_000_000_000) as _,
+            tv_sec: seconds,
+            tv_nsec: nanoseconds as _,
         },
     };
     Ok(futimens(&file, &times)?)

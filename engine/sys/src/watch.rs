@@ -46,13 +46,14 @@ pub struct ChangeWatch {
 }
 
 /// As name_to_handle_at(2) bounds it (MAX_HANDLE_SZ).
-const HANDLE_BYTES_MAX: usize = 128;
+pub(crate) const HANDLE_BYTES_MAX: usize = 128;
 
+/// `struct file_handle` with room for the longest.
 #[repr(C)]
-struct RawHandle {
-    bytes: u32,
-    kind: i32,
-    handle: [u8; HANDLE_BYTES_MAX],
+pub(crate) struct RawHandle {
+    pub(crate) bytes: u32,
+    pub(crate) kind: i32,
+    pub(crate) handle: [u8; HANDLE_BYTES_MAX],
 }
 
 impl ChangeWatch {
