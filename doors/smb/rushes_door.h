@@ -27,8 +27,16 @@ extern int vfs_rushes_debug_level;
 #define RUSHES_RETRY_NS (RUSHES_RETRY_S * RUSHES_NS_PER_S)
 #define RUSHES_OFFER_NS_MAX (64 * RUSHES_NS_PER_S)
 
-/* No more than one part in this of our time goes into looking for a daemon. */
+/*
+ * A daemon gets so long to let us in. If it does not, no more than one part in
+ * RETRY_SHARE of our time goes into asking again, or one attempt in RETRY_S_MAX.
+ * Before something is changed behind its back it gets SILENT_MS: what is deaf
+ * for so long knows of it, and reads all anew (STALL in engine/daemon).
+ */
+#define RUSHES_CONNECT_MS 50
 #define RUSHES_RETRY_SHARE 100
+#define RUSHES_RETRY_S_MAX 60
+#define RUSHES_SILENT_MS 5000
 
 /*
  * A daemon that leaves a read alone for so long and whose heart does not beat
@@ -107,6 +115,18 @@ struct rushes_session {
 	/* The daemon's, when the guard last looked */
 	uint32_t heartbeat;
 
+	/* There is one, and it did not let us in in time */
+	bool is_silent;
+
+	/* Not to be waited for longer than usual before; the same clock */
+	uint64_t patient_ns;
+
+	/*
+	 * What is known of files beyond what file systems say, with a daemon or
+	 * without one; NULL: nothing
+	 */
+	struct rushes_facts *facts;
+
 	/* Do not look for a daemon before; CLOCK_MONOTONIC_COARSE */
 	uint64_t retry_ns;
 
@@ -126,6 +146,12 @@ struct rushes_session {
 	uint64_t lost_ns;
 	struct tevent_timer *look;
 
+	/* Do not look for another before */
+	uint64_t look_ns;
+
+	/* Without a client: since when a daemon is sought; 0: it is not */
+	uint64_t missed_ns;
+
 	/* Who writes what was left, if no daemon comes: a shell's line */
 	const char *recover_command;
 	uint64_t recover_ns;
@@ -141,12 +167,14 @@ uint64_t rushes_now_ns(void);
 /* Look for a daemon now. Without one the session is there all the same. */
 void rushes_session_connect(struct rushes_session *session);
 
+/* A daemon that lives, as far as we know. */
+bool rushes_session_has_daemon(const struct rushes_session *session);
+
 /*
- * The daemon is gone and may have left acknowledged bytes: wait until another
- * has come, or somebody has written them. False: nobody did, for as long as a
- * client waits.
+ * A file lacks bytes that some daemon has acknowledged, and there is none: look
+ * for one now, and see that somebody writes them if none comes.
  */
-bool rushes_session_wait_found(struct rushes_session *session);
+void rushes_session_seek(struct rushes_session *session);
 bool rushes_session_is_lost(const struct rushes_session *session);
 
 /* For good: reads under way fail, their ground is pulled away. */

@@ -16,6 +16,8 @@
 #include "lib/util/dlinklist.h"
 #include "rushes_door.h"
 
+static const char RUSHES_GONE[] = "it went away";
+
 uint64_t rushes_now_ns(void)
 {
 	struct timespec now = {0};
@@ -95,8 +97,9 @@ static void rushes_session_log_absence(struct rushes_session *session,
 
 static void rushes_session_look_again(struct rushes_session *session);
 
-/* The daemon is dead. */
-static void rushes_session_lost(struct rushes_session *session)
+/* The daemon is dead, or as good as that. */
+static void rushes_session_lost(struct rushes_session *session,
+				const char *reason)
 {
 	if (session->lost_ns != 0) {
 		return;
@@ -110,13 +113,13 @@ static void rushes_session_lost(struct rushes_session *session)
 		session->recover_started = false;
 		TALLOC_FREE(session->fdes[0]);
 		TALLOC_FREE(session->fdes[1]);
-		rushes_session_log_absence(session, "it went away");
+		rushes_session_log_absence(session, reason);
 		rushes_session_look_again(session);
 		rushes_session_collect(session);
 		return;
 	}
 	rushes_session_end(session);
-	rushes_session_log_absence(session, "it went away");
+	rushes_session_log_absence(session, reason);
 	session->retry_ns = 0;
 }
 
@@ -133,7 +136,7 @@ static void rushes_session_readable(struct tevent_context *ev,
 	}
 	rushes_session_collect(session);
 	if (!rushes_alive(session->client)) {
-		rushes_session_lost(session);
+		rushes_session_lost(session, RUSHES_GONE);
 	}
 }
 
@@ -183,8 +186,12 @@ static void rushes_session_guarded(struct tevent_context *ev,
 		return;
 	}
 	if (rushes_session_is_hung(session)) {
-		rushes_session_end(session);
-		rushes_session_refused(session, RUSHES_HUNG_S, "it is hung");
+		rushes_lose(session->client);
+		rushes_session_lost(session, "it is hung");
+		if (session->client == NULL) {
+			rushes_session_refused(session, RUSHES_HUNG_S,
+					       "it is hung");
+		}
 		return;
 	}
 	rushes_session_guard(session);
@@ -243,7 +250,36 @@ static void rushes_keep_buffers(void)
 	mallopt(M_TRIM_THRESHOLD, RUSHES_KEEP_BYTES);
 }
 
-void rushes_session_connect(struct rushes_session *session)
+/* Root: what daemons have let be known, as one of them may have begun to. */
+static void rushes_session_learn(struct rushes_session *session)
+{
+	struct rushes_facts *facts = rushes_facts_open(session->socket_path);
+
+	if (facts != NULL) {
+		rushes_facts_close(session->facts);
+		session->facts = facts;
+	}
+}
+
+/* There is a session: with what it needs? */
+static bool rushes_session_is_whole(struct rushes_session *session)
+{
+	if ((session->facts != NULL || !rushes_takes_writes(session->client)) &&
+	    rushes_session_watch(session))
+	{
+		session->absence_logged = false;
+		session->is_silent = false;
+		session->missed_ns = 0;
+		session->recover_started = false;
+		return true;
+	}
+	rushes_session_end(session);
+	rushes_session_refused(session, RUSHES_RETRY_S, "out of memory");
+	return false;
+}
+
+static void rushes_session_try(struct rushes_session *session,
+			       uint32_t patience_ms)
 {
 	const char *reason = NULL;
 	uint64_t started_ns = rushes_now_ns();
@@ -256,38 +292,42 @@ void rushes_session_connect(struct rushes_session *session)
 					 session->share,
 					 session->user,
 					 session->address,
+					 patience_ms,
 					 &reason);
+	session->is_silent = session->client == NULL && errno == ETIMEDOUT;
+	rushes_session_learn(session);
 	spent_ns = rushes_now_ns() - started_ns;
 	if (session->client == NULL) {
-		rushes_session_refused(session,
-				       RUSHES_RETRY_S + spent_ns *
-				       RUSHES_RETRY_SHARE / RUSHES_NS_PER_S,
-				       reason);
+		rushes_session_refused(
+			session,
+			MIN(RUSHES_RETRY_S + spent_ns * RUSHES_RETRY_SHARE /
+						     RUSHES_NS_PER_S,
+			    RUSHES_RETRY_S_MAX),
+			reason);
 	}
 	unbecome_root();
 
-	if (session->client == NULL) {
-		return;
-	}
-	if (!rushes_session_watch(session)) {
-		rushes_session_end(session);
-		rushes_session_refused(session, RUSHES_RETRY_S,
-				       "out of memory");
+	if (session->client == NULL || !rushes_session_is_whole(session)) {
 		return;
 	}
 	rushes_keep_buffers();
 	DBG_NOTICE("share %s: session with the daemon at %s\n",
 		   session->share, session->socket_path);
-	session->absence_logged = false;
+}
+
+void rushes_session_connect(struct rushes_session *session)
+{
+	rushes_session_try(session, RUSHES_CONNECT_MS);
 }
 
 /* Start whoever writes what was left; one of all that are started does it. */
-static void rushes_session_recover(struct rushes_session *session)
+static void rushes_session_recover(struct rushes_session *session,
+				   uint64_t since_ns)
 {
 	pid_t pid;
 
 	if (session->recover_started ||
-	    rushes_now_ns() < session->lost_ns + session->recover_ns)
+	    rushes_now_ns() < since_ns + session->recover_ns)
 	{
 		return;
 	}
@@ -324,19 +364,23 @@ static bool rushes_session_look(struct rushes_session *session)
 	if (session->is_collecting) {
 		return false;
 	}
+	if (rushes_now_ns() < session->look_ns) {
+		return false;
+	}
 	become_root();
 	found = rushes_reconnect(session->client);
+	if (!found && errno == ETIMEDOUT) {
+		/* One that is hung costs us its patience each time. */
+		session->look_ns = rushes_now_ns() + RUSHES_NS_PER_S;
+	}
+	rushes_session_learn(session);
 	unbecome_root();
 	if (found) {
 		session->lost_ns = 0;
-		if (!rushes_session_watch(session)) {
-			rushes_session_end(session);
-			rushes_session_refused(session, RUSHES_RETRY_S,
-					       "out of memory");
+		if (!rushes_session_is_whole(session)) {
 			return true;
 		}
 		DBG_ERR("share %s: there is a daemon again\n", session->share);
-		session->absence_logged = false;
 		rushes_session_collect(session);
 		return true;
 	}
@@ -347,7 +391,7 @@ static bool rushes_session_look(struct rushes_session *session)
 		session->retry_ns = 0;
 		return true;
 	}
-	rushes_session_recover(session);
+	rushes_session_recover(session, session->lost_ns);
 	return false;
 }
 
@@ -376,17 +420,29 @@ static void rushes_session_look_again(struct rushes_session *session)
 	}
 }
 
-bool rushes_session_wait_found(struct rushes_session *session)
+bool rushes_session_has_daemon(const struct rushes_session *session)
 {
-	uint64_t end_ns = rushes_now_ns() + RUSHES_PATIENCE_S * RUSHES_NS_PER_S;
+	return session->client != NULL && session->lost_ns == 0;
+}
 
-	while (!rushes_session_look(session)) {
-		if (rushes_now_ns() > end_ns) {
-			return false;
-		}
-		smb_msleep(RUSHES_LOOK_MS);
+void rushes_session_seek(struct rushes_session *session)
+{
+	if (session->is_collecting) {
+		return;
 	}
-	return true;
+	if (session->lost_ns != 0) {
+		rushes_session_look(session);
+		return;
+	}
+	if (session->client == NULL) {
+		rushes_session_connect(session);
+	}
+	if (session->client == NULL) {
+		if (session->missed_ns == 0) {
+			session->missed_ns = rushes_now_ns();
+		}
+		rushes_session_recover(session, session->missed_ns);
+	}
 }
 
 bool rushes_session_is_lost(const struct rushes_session *session)
@@ -423,7 +479,7 @@ void rushes_session_refresh(struct rushes_session *session)
 		return;
 	}
 	if (session->client != NULL && !rushes_alive(session->client)) {
-		rushes_session_lost(session);
+		rushes_session_lost(session, RUSHES_GONE);
 		if (session->lost_ns != 0) {
 			rushes_session_look(session);
 			return;
@@ -445,9 +501,20 @@ struct rushes_client *rushes_session_for_read(struct rushes_session *session)
 
 struct rushes_client *rushes_session_for_write(struct rushes_session *session)
 {
-	struct rushes_client *client = rushes_session_for_read(session);
-
-	return session->lost_ns != 0 ? NULL : client;
+	rushes_session_for_read(session);
+	if (session->client == NULL && session->is_silent &&
+	    rushes_now_ns() >= session->patient_ns)
+	{
+		/*
+		 * Somebody is there, and others may read through him: changes
+		 * behind his back only when he must know himself that he was
+		 * deaf.
+		 */
+		session->patient_ns = rushes_now_ns() +
+				      RUSHES_RETRY_S_MAX * RUSHES_NS_PER_S;
+		rushes_session_try(session, RUSHES_SILENT_MS);
+	}
+	return rushes_session_has_daemon(session) ? session->client : NULL;
 }
 
 void rushes_session_after_wait(struct rushes_session *session)
@@ -461,7 +528,7 @@ void rushes_session_after_wait(struct rushes_session *session)
 		rushes_session_collect(session);
 	}
 	if (!rushes_alive(session->client)) {
-		rushes_session_lost(session);
+		rushes_session_lost(session, RUSHES_GONE);
 	}
 }
 
@@ -480,6 +547,8 @@ void rushes_session_disconnect(struct rushes_session *session)
 	if (session->client != NULL) {
 		rushes_session_end(session);
 	}
+	rushes_facts_close(session->facts);
+	session->facts = NULL;
 }
 
 /* The daemon has taken it, or not. */

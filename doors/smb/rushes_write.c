@@ -48,26 +48,30 @@ bool rushes_has_fact(struct rushes_session *session, dev_t device, ino_t inode)
 {
 	struct rushes_fact fact;
 
-	if (session != NULL) {
-		rushes_session_refresh(session);
+	if (session == NULL) {
+		return false;
 	}
-	return session != NULL && session->client != NULL &&
-	       rushes_fact_of(session->client, device, inode, &fact);
+	rushes_session_refresh(session);
+	return rushes_fact_of(session->facts, device, inode, &fact);
 }
 
-/*
- * The daemon has bytes of it, and is gone. True: the file has them, or there is
- * a daemon again.
- */
+/* True: the file has all its bytes, or there is a daemon to be asked for them. */
 static bool rushes_wait_for_fact(struct rushes_session *session, dev_t device,
 				 ino_t inode)
 {
-	if (session->lost_ns == 0 || !rushes_has_fact(session, device, inode)) {
-		return true;
-	}
-	if (session->is_collecting || !rushes_session_wait_found(session)) {
-		errno = EIO;
-		return false;
+	uint64_t end_ns = rushes_now_ns() + RUSHES_PATIENCE_S * RUSHES_NS_PER_S;
+
+	while (!rushes_session_has_daemon(session) &&
+	       rushes_has_fact(session, device, inode))
+	{
+		if (session->is_collecting || rushes_now_ns() > end_ns) {
+			errno = EIO;
+			return false;
+		}
+		rushes_session_seek(session);
+		if (!rushes_session_has_daemon(session)) {
+			smb_msleep(RUSHES_LOOK_MS);
+		}
 	}
 	return true;
 }
@@ -78,18 +82,13 @@ bool rushes_hold_inode(struct rushes_session *session, dev_t device,
 	int saved_errno = errno;
 	bool held = false;
 
-	rushes_session_refresh(session);
-	while (!held && session->client != NULL &&
-	       rushes_takes_writes(session->client))
-	{
-		if (session->lost_ns != 0) {
-			if (!rushes_wait_for_fact(session, device, inode)) {
-				return false;
-			}
-			if (session->lost_ns != 0) {
-				break;
-			}
-			continue;
+	rushes_session_for_write(session);
+	while (!held && session->facts != NULL) {
+		if (!rushes_wait_for_fact(session, device, inode)) {
+			return false;
+		}
+		if (!rushes_session_has_daemon(session)) {
+			break;
 		}
 		held = rushes_hold(session->client, device, inode);
 		rushes_session_after_wait(session);
@@ -103,7 +102,7 @@ bool rushes_hold_inode(struct rushes_session *session, dev_t device,
 	return true;
 }
 
-/* NULL: the daemon can have no bytes of it that it does not have itself. */
+/* NULL: no daemon can have bytes of it that it does not have itself. */
 static struct rushes_fsp *rushes_fsp_of_writer(struct vfs_handle_struct *handle,
 					       struct files_struct *fsp)
 {
@@ -114,7 +113,7 @@ static struct rushes_fsp *rushes_fsp_of_writer(struct vfs_handle_struct *handle,
 		return NULL;
 	}
 	rushes_session_refresh(session);
-	if (session->client == NULL || !rushes_takes_writes(session->client)) {
+	if (session->facts == NULL) {
 		return NULL;
 	}
 	file = rushes_fsp_get(handle, fsp);
@@ -161,8 +160,7 @@ void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st)
 		return;
 	}
 	rushes_session_refresh(session);
-	if (session->client == NULL ||
-	    !rushes_fact_of(session->client, st->st_ex_dev, st->st_ex_ino,
+	if (!rushes_fact_of(session->facts, st->st_ex_dev, st->st_ex_ino,
 			    &fact))
 	{
 		return;

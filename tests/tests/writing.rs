@@ -30,33 +30,76 @@ impl Random {
     }
 }
 
-/// A client writes or reads something at random, and what it reads is what the model has.
-fn act(random: &mut Random, step: u64, hand: &mut Hand, file: Held, model: &mut Vec<u8>) {
-    let offset = random.below(6_000_000);
-    let length = match random.below(3) {
-        0 => random.below(100) + 1,
-        1 => random.below(10_000) + 1,
-        _ => random.below(1_000_000) + 1,
-    } as usize;
-    if random.below(2) == 0 {
-        let bytes = pattern::bytes(1000 + step, offset, length.min(300_000));
-        let end = offset as usize + bytes.len();
-        if model.len() < end {
-            model.resize(end, 0);
+/// What a file must look like, and how it came to.
+struct Model {
+    bytes: Vec<u8>,
+    /// Step, offset and length of each write.
+    writes: Vec<(u64, u64, usize)>,
+}
+
+impl Model {
+    fn of(bytes: Vec<u8>) -> Model {
+        Model {
+            bytes,
+            writes: Vec::new(),
         }
-        model[offset as usize..end].copy_from_slice(&bytes);
-        hand.write(file, offset, &bytes);
-    } else {
+    }
+
+    /// A client writes or reads something at random, and what it reads is what the model has.
+    fn act(&mut self, random: &mut Random, step: u64, hand: &mut Hand, file: Held) {
+        let offset = random.below(6_000_000);
+        let length = match random.below(3) {
+            0 => random.below(100) + 1,
+            1 => random.below(10_000) + 1,
+            _ => random.below(1_000_000) + 1,
+        } as usize;
+        if random.below(2) == 0 {
+            let bytes = pattern::bytes(1000 + step, offset, length.min(300_000));
+            let end = offset as usize + bytes.len();
+            if self.bytes.len() < end {
+                self.bytes.resize(end, 0);
+            }
+            self.bytes[offset as usize..end].copy_from_slice(&bytes);
+            self.writes.push((step, offset, bytes.len()));
+            hand.write(file, offset, &bytes);
+            return;
+        }
         let found = hand.read(file, offset, length);
-        let start = (offset as usize).min(model.len());
-        let expected = &model[start..(start + length).min(model.len())];
-        assert_eq!(
-            found.len(),
-            expected.len(),
-            "step {step}: length at {offset}"
-        );
-        let wrong = found.iter().zip(expected).position(|(a, b)| a != b);
-        assert_eq!(wrong, None, "step {step}: first wrong byte after {offset}");
+        if let Some(fault) = self.fault(offset, length, &found) {
+            std::thread::sleep(Duration::from_secs(2));
+            let again = hand.read(file, offset, length);
+            let after = self.fault(offset, length, &again);
+            panic!("step {step}: {fault}; two seconds later: {after:?}");
+        }
+    }
+
+    /// What is wrong with bytes that were read.
+    fn fault(&self, offset: u64, length: usize, found: &[u8]) -> Option<String> {
+        let start = (offset as usize).min(self.bytes.len());
+        let expected = &self.bytes[start..(start + length).min(self.bytes.len())];
+        if found.len() != expected.len() {
+            let (read, wanted) = (found.len(), expected.len());
+            return Some(format!("read {read} bytes at {offset}, expected {wanted}"));
+        }
+        let wrong = found.iter().zip(expected).position(|(a, b)| a != b)?;
+        let at = offset + wrong as u64;
+        let covering =
+            |&&(_, from, length): &&(u64, u64, usize)| (from..from + length as u64).contains(&at);
+        let writes: Vec<u64> = self
+            .writes
+            .iter()
+            .filter(covering)
+            .map(|(step, _, _)| *step)
+            .collect();
+        let tail = &found[wrong..found.len().min(wrong + 16)];
+        let shown = writes
+            .iter()
+            .find(|step| tail == &pattern::bytes(1000 + *step, at, tail.len())[..]);
+        let count = writes.len();
+        let last = &writes[count.saturating_sub(5)..];
+        Some(format!(
+            "wrong from {at} on (read {offset}+{length}); written by steps {last:?}, shown is that of {shown:?}"
+        ))
     }
 }
 
@@ -95,7 +138,17 @@ fn writes_go_through_lanes_and_reach_the_disk_by_themselves() {
 
 #[test]
 fn a_daemon_that_is_killed_again_and_again_loses_nothing_and_nobody_sees_an_error() {
-    kills(50, 1);
+    kills(number_from("RUSHES_TEST_KILLS").unwrap_or(50), 1);
+}
+
+#[test]
+fn three_clients_of_one_file_see_one_another_while_the_daemon_is_killed() {
+    kills(number_from("RUSHES_TEST_KILLS").unwrap_or(50), 3);
+}
+
+fn number_from(variable: &str) -> Option<usize> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().expect("a number"))
 }
 
 fn kills(count: usize, hand_count: usize) {
@@ -103,7 +156,7 @@ fn kills(count: usize, hand_count: usize) {
         return;
     };
     world.put("clip.mov", 1, 5_000_000);
-    let mut model = pattern::bytes(1, 0, 5_000_000);
+    let mut model = Model::of(pattern::bytes(1, 0, 5_000_000));
     let mut random = Random(77);
     let mut hands: Vec<(Hand, Held)> = (0..hand_count)
         .map(|_| {
@@ -129,7 +182,7 @@ fn kills(count: usize, hand_count: usize) {
         while !done.load(Ordering::Relaxed) || step < 100 {
             let (hand, file) = &mut hands[random.below(hand_count as u64) as usize];
             let begun = Instant::now();
-            act(&mut random, step, hand, *file, &mut model);
+            model.act(&mut random, step, hand, *file);
             longest = longest.max(begun.elapsed());
             step += 1;
         }
@@ -140,7 +193,7 @@ fn kills(count: usize, hand_count: usize) {
         hand.close(*file);
     }
     world.daemon = Some(daemon);
-    world.wait_for_file("clip.mov", &model);
+    world.wait_for_file("clip.mov", &model.bytes);
     world
         .daemon()
         .wait_for("nothing is left to be written", |status| {

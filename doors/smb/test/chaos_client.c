@@ -167,7 +167,8 @@ static void forget_all(void)
 
 struct rushes_client *rushes_connect(const char *socket_path, uint32_t door,
 				     const char *share, const char *user,
-				     const char *address, const char **reason)
+				     const char *address, uint32_t patience_ms,
+				     const char **reason)
 {
 	struct rushes_client *client = calloc(1, sizeof(*client));
 	char path[4096 + 16];
@@ -177,7 +178,9 @@ struct rushes_client *rushes_connect(const char *socket_path, uint32_t door,
 	MUST(door == RUSHES_DOOR_SMB);
 	MUST(share[0] != '\0' && user[0] != '\0' && address != NULL);
 	*reason = "chaos";
+	MUST(patience_ms > 0 && patience_ms <= 5000);
 	if (client == NULL || stat(socket_path, &client->socket) == -1) {
+		errno = ECONNREFUSED;
 		free(client);
 		return NULL;
 	}
@@ -584,11 +587,29 @@ bool rushes_hold(struct rushes_client *client, dev_t device, ino_t inode)
 	return false;
 }
 
-bool rushes_fact_of(const struct rushes_client *client, dev_t device,
+struct rushes_facts *rushes_facts_open(const char *socket_path)
+{
+	MUST(geteuid() == 0);
+	MUST(socket_path[0] != '\0');
+	return NULL;
+}
+
+void rushes_facts_close(struct rushes_facts *facts)
+{
+	MUST(facts == NULL);
+}
+
+bool rushes_fact_of(const struct rushes_facts *facts, dev_t device,
 		    ino_t inode, struct rushes_fact *fact)
 {
-	MUST(client->magic == CLIENT_MAGIC);
+	MUST(facts == NULL);
 	return false;
+}
+
+void rushes_lose(struct rushes_client *client)
+{
+	MUST(client->magic == CLIENT_MAGIC);
+	client->is_dead = true;
 }
 
 bool rushes_is_lost(const struct rushes_client *client)

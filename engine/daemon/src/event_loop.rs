@@ -43,6 +43,9 @@ use std::sync::mpsc::SyncSender;
 const SWEEP: Duration = Duration::from_ms(5);
 /// How often doors are told that we live.
 const BEAT: Duration = Duration::from_s(1);
+/// Standing still for longer is no matter of a busy machine. Less than RUSHES_SILENT_MS of doors/smb: a door that takes us for
+/// hung must be known to have been able to.
+const STALL: Duration = Duration::from_s(3);
 /// EAGAIN: now is a bad moment, later may be a better one.
 pub(super) const AGAIN: Errno = Errno(11);
 /// Reasons for not serving a file that are logged once each; more are only counted.
@@ -68,7 +71,8 @@ pub(crate) struct Daemon {
     pub(super) server: Server,
     pub(super) segment: Arc<Segment>,
     pub(super) ring: Ring,
-    pub(super) listener: Listener,
+    /// None: it only recovers.
+    pub(super) listener: Option<Listener>,
     pub(super) desk: Desk,
     pub(super) signals: Signals,
     pub(super) workers: Workers<Job, Done>,
@@ -110,6 +114,8 @@ pub(crate) struct Daemon {
     pub(super) to_hear: Vec<SessionId>,
     core_wake: Instant,
     sweep_at: Instant,
+    /// When the next turn comes at the latest.
+    due: Instant,
     /// What others do on each device, and when it is looked at next.
     foreign: HashMap<DeviceId, Foreign>,
     sample_at: Instant,
@@ -142,7 +148,6 @@ pub(crate) struct Parts {
     pub(crate) limits: Limits,
     pub(crate) segment: Arc<Segment>,
     pub(crate) ring: Ring,
-    pub(crate) listener: Listener,
     pub(crate) desk: Desk,
     pub(crate) signals: Signals,
     pub(crate) workers: Workers<Job, Done>,
@@ -164,7 +169,7 @@ impl Daemon {
             limits: parts.limits,
             segment: parts.segment,
             ring: parts.ring,
-            listener: parts.listener,
+            listener: None,
             desk: parts.desk,
             signals: parts.signals,
             workers: parts.workers,
@@ -200,6 +205,7 @@ impl Daemon {
             to_hear: Vec::new(),
             core_wake: Instant::NEVER,
             sweep_at: Instant::NEVER,
+            due: Instant::NEVER,
             foreign: HashMap::new(),
             sample_at: Instant::ZERO,
             beat_at: Instant::NEVER,
@@ -266,12 +272,19 @@ impl Daemon {
         self.shares.push(Arc::new(ServedShare { share, device }));
     }
 
+    /// Let doors in from now on.
+    pub(crate) fn listen(&mut self, listener: Listener) {
+        self.listener = Some(listener);
+    }
+
     /// Watch everything, then serve until told to stop.
     pub(crate) fn run(&mut self) -> Result<(), SysError> {
         let watch = |source| SysError::new("watch descriptors", "event loop", source);
-        self.ring
-            .poll_add(self.listener.fd().clone(), tag::LISTENER)
-            .map_err(watch)?;
+        if let Some(listener) = &self.listener {
+            self.ring
+                .poll_add(listener.fd().clone(), tag::LISTENER)
+                .map_err(watch)?;
+        }
         self.ring
             .bell_add(self.workers.bell().clone(), tag::WORKERS)
             .map_err(watch)?;
@@ -318,6 +331,10 @@ impl Daemon {
     }
 
     fn turn(&mut self, start: Instant) {
+        let late = start.since(self.due);
+        if late > STALL {
+            self.stood_still(late);
+        }
         while let Some(completion) = self.ring.next_completion() {
             self.complete(completion);
         }
@@ -357,6 +374,16 @@ impl Daemon {
         }
         self.guests_leave(start);
         self.set_timer(start);
+    }
+
+    /// We were stopped, or starved. A door that heard nothing from us has taken us for hung and may have changed any file.
+    fn stood_still(&mut self, span: Duration) {
+        let note = format!(
+            "the daemon stood still for {} ms; what it has cached is read again",
+            span.ms()
+        );
+        tracing::error!("{note}");
+        self.everything_may_have_changed();
     }
 
     fn complete(&mut self, completion: Completion) {
@@ -663,6 +690,7 @@ impl Daemon {
             .min(self.ring_look_at)
             .min(self.drain_end)
             .min(self.sessions.next_leave());
+        self.due = at;
         self.ring.wake_at(at);
     }
 

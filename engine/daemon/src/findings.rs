@@ -316,12 +316,14 @@ impl Daemon {
                     }
                 }
                 Change::Attributes { key } => self.look_for_names(key),
-                Change::Overflow => {
-                    for key in self.files.keys() {
-                        self.feed(Event::ForeignChange { key });
-                    }
-                }
+                Change::Overflow => self.everything_may_have_changed(),
             }
+        }
+    }
+
+    pub(super) fn everything_may_have_changed(&mut self) {
+        for key in self.files.keys() {
+            self.feed(Event::ForeignChange { key });
         }
     }
 }

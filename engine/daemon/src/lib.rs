@@ -16,6 +16,7 @@ mod event_loop;
 mod files;
 mod findings;
 mod foreign;
+mod hung;
 mod jobs;
 mod lag;
 mod lanes;

@@ -286,6 +286,8 @@ impl Daemon {
     /// Put everybody out and write what there is.
     pub(super) fn start_draining(&mut self) {
         self.drain_end = clock::now() + DRAIN_MAX;
+        // Who comes now is told that nobody is here, and not kept waiting.
+        self.listener = None;
         if self.is_drained() {
             return;
         }

@@ -3,6 +3,7 @@
 
 use crate::error::ServeError;
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::Pid;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -49,11 +50,13 @@ impl RuntimeDir {
             .open(path.join("lock"))
             .map_err(fail)?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            let mut holder = String::new();
-            let _ = (&mut lock).take(64).read_to_string(&mut holder);
+            let holder = match RuntimeDir::holder(path) {
+                Some(pid) => format!("its lock is held by pid {}", pid.as_raw_nonzero()),
+                None => String::from("its lock is held"),
+            };
             return Err(ServeError::Running {
                 dir: path.to_path_buf(),
-                holder: format!("its lock is held by pid {}", holder.trim()),
+                holder,
             });
         }
         lock.set_len(0)
@@ -66,6 +69,14 @@ impl RuntimeDir {
         })
     }
 
+    /// The process whose this folder is, or was last.
+    pub(crate) fn holder(path: &Path) -> Option<Pid> {
+        let mut holder = String::new();
+        let lock = File::open(path.join("lock")).ok()?;
+        lock.take(64).read_to_string(&mut holder).ok()?;
+        Pid::from_raw(holder.trim().parse().ok()?)
+    }
+
     pub(crate) fn session_socket(&self) -> PathBuf {
         self.path.join("session.sock")
     }
@@ -73,11 +84,6 @@ impl RuntimeDir {
     /// Where lanes lie; not removed with the rest, as another daemon may need what is in them.
     pub(crate) fn lanes(&self) -> PathBuf {
         self.path.join("lanes")
-    }
-
-    /// Where nobody connects: a daemon that only recovers must not be taken for one that serves.
-    pub(crate) fn recovery_socket(&self) -> PathBuf {
-        self.path.join("recovery.sock")
     }
 
     pub(crate) fn control_socket(&self) -> PathBuf {

@@ -6,6 +6,7 @@ use crate::config::{Config, group_id};
 use crate::desk::{Addresses, Desk};
 use crate::error::ServeError;
 use crate::event_loop::{Daemon, Parts};
+use crate::hung::take_or_end;
 use crate::jobs::{calibration_for, work};
 use crate::lanes::Lanes;
 use crate::process;
@@ -16,6 +17,7 @@ use crate::signals::Signals;
 use crate::worker::Workers;
 use rushes_core::format::REPLY_SLOTS_MAX;
 use rushes_core::server::Limits;
+use rushes_shm::facts::FactsTable;
 use rushes_shm::lane::lanes_in;
 use rushes_shm::server::Listener;
 use rushes_sys::watch::ChangeWatch;
@@ -34,6 +36,8 @@ pub fn serve(config: Config) -> Result<(), ServeError> {
 }
 
 /// Write what a daemon that ended has left, and end.
+///
+/// A daemon that gives no answer is ended first.
 ///
 /// Errors   as [`serve`]; Running: a daemon is there, which does that itself.
 pub fn recover(config: Config) -> Result<(), ServeError> {
@@ -57,7 +61,10 @@ fn run(mut config: Config, only_recovers: bool) -> Result<(), ServeError> {
             total,
         });
     }
-    let runtime = RuntimeDir::take(&config.runtime_dir)?;
+    let runtime = match only_recovers {
+        false => RuntimeDir::take(&config.runtime_dir)?,
+        true => take_or_end(&config.runtime_dir)?,
+    };
     let shares = config
         .shares
         .iter()
@@ -86,14 +93,6 @@ fn run(mut config: Config, only_recovers: bool) -> Result<(), ServeError> {
         })
         .ok();
     let ring = Ring::new(segment.clone(), RingLimits::default())?;
-    let socket = match only_recovers {
-        false => runtime.session_socket(),
-        true => runtime.recovery_socket(),
-    };
-    let listener = Listener::bind(&socket).map_err(|source| ServeError::Listen {
-        address: socket.display().to_string(),
-        source,
-    })?;
     let desk = Desk::open(&Addresses {
         control: &runtime.control_socket(),
         control_group: config.control_group.as_deref().and_then(group_id),
@@ -105,7 +104,13 @@ fn run(mut config: Config, only_recovers: bool) -> Result<(), ServeError> {
         0 if lanes_in(&runtime.lanes()).is_ok_and(|left| !left.is_empty()) => {
             Some(Lanes::new(&runtime.lanes(), 0).map_err(ServeError::System)?)
         }
-        0 => None,
+        0 => {
+            // Doors that look for facts must not find those of a daemon that died while it cleared the last of them.
+            if let Some(facts) = FactsTable::find(&runtime.lanes()) {
+                facts.remove(&runtime.lanes());
+            }
+            None
+        }
         bytes => Some(Lanes::new(&runtime.lanes(), bytes).map_err(ServeError::System)?),
     };
     let ring_lock = match &lanes {
@@ -123,7 +128,6 @@ fn run(mut config: Config, only_recovers: bool) -> Result<(), ServeError> {
         limits,
         segment,
         ring,
-        listener,
         desk,
         signals,
         workers,
@@ -140,6 +144,13 @@ fn run(mut config: Config, only_recovers: bool) -> Result<(), ServeError> {
     }
     daemon.recover()?;
     if !only_recovers {
+        // Not before: a door that is kept waiting goes on without us.
+        let socket = runtime.session_socket();
+        let listener = Listener::bind(&socket).map_err(|source| ServeError::Listen {
+            address: socket.display().to_string(),
+            source,
+        })?;
+        daemon.listen(listener);
         tracing::info!("ready");
     }
     tell_manager("READY=1");

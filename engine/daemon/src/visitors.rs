@@ -32,7 +32,10 @@ impl Daemon {
             if self.stopping {
                 return;
             }
-            let newcomer = match self.listener.accept() {
+            let Some(listener) = &self.listener else {
+                return;
+            };
+            let newcomer = match listener.accept() {
                 Ok(Some(newcomer)) => newcomer,
                 Ok(None) => return,
                 Err(error) => {
@@ -346,6 +349,7 @@ impl Daemon {
                 secret,
                 then,
             } => {
+                self.end_former(lane, secret);
                 let committed = self
                     .lanes
                     .as_ref()
@@ -434,6 +438,19 @@ impl Daemon {
     pub(super) fn expel_all(&mut self) {
         while let Some((session, error)) = self.to_expel.pop() {
             self.end_session(session, &error);
+        }
+    }
+
+    /// Whoever asks about a lane has taken us for hung, and left: nothing that is still in that session's ring counts any more.
+    fn end_former(&mut self, lane: LaneId, secret: u64) {
+        let known = self.lanes.as_ref().and_then(|lanes| lanes.file(lane));
+        if known.is_none_or(|file| file.head().secret != secret) {
+            return;
+        }
+        let mut seats = self.sessions.seats.iter();
+        let former = seats.find_map(|(id, seat)| (seat.lane == Some(lane)).then_some(*id));
+        if let Some(former) = former {
+            self.end_session(former, &PeerError::Closed);
         }
     }
 

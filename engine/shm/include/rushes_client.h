@@ -25,6 +25,7 @@ extern "C" {
 
 struct rushes_client;
 struct rushes_file;
+struct rushes_facts;
 
 /* Doors, as in core/format. */
 #define RUSHES_DOOR_SMB 1
@@ -63,13 +64,15 @@ struct rushes_fact {
 };
 
 /*
- * Connect to the daemon, waiting at most 50 ms. The caller must be uid 0.
- * Returns NULL and sets *reason (static string, never NULL) when there is no
- * daemon, it refuses, or it speaks another version.
+ * Connect to the daemon, waiting at most `patience_ms`. The caller must be
+ * uid 0. Returns NULL and sets *reason (static string, never NULL) when there
+ * is no daemon, it refuses, or it speaks another version; errno is ETIMEDOUT
+ * when there is one that has not answered.
  */
 struct rushes_client *rushes_connect(const char *socket_path, uint32_t door,
 				     const char *share, const char *user,
 				     const char *address,
+				     uint32_t patience_ms,
 				     const char **reason);
 
 /*
@@ -175,11 +178,23 @@ uint64_t rushes_sync_send(struct rushes_file *file, void *private_data);
 bool rushes_hold(struct rushes_client *client, dev_t device, ino_t inode);
 
 /*
- * Length and time of change of a file of which the file system does not have
- * all bytes yet. False: it has; what it says is right. Costs no system call.
+ * What all daemons that serve at this socket, one after another, have let be
+ * known of files: also with no session, and with no daemon. The caller must be
+ * uid 0. NULL: nothing, as none of them has taken writes yet.
  */
-bool rushes_fact_of(const struct rushes_client *client, dev_t device,
+struct rushes_facts *rushes_facts_open(const char *socket_path);
+void rushes_facts_close(struct rushes_facts *facts);
+
+/*
+ * Length and time of change of a file of which the file system does not have
+ * all bytes yet. False (also for NULL): it has; what it says is right. Costs no
+ * system call.
+ */
+bool rushes_fact_of(const struct rushes_facts *facts, dev_t device,
 		    ino_t inode, struct rushes_fact *fact);
+
+/* The daemon is hung: take it for dead. */
+void rushes_lose(struct rushes_client *client);
 
 /*
  * The daemon is gone, and has acknowledged what files may not have yet. Reads,
@@ -192,7 +207,8 @@ bool rushes_is_lost(const struct rushes_client *client);
 
 /*
  * Go on with another daemon. The caller must be uid 0. False: there is none
- * yet. If true, rushes_event_fds are others, and rushes_poll has news.
+ * yet (errno as of rushes_connect). If true, rushes_event_fds are others, and
+ * rushes_poll has news.
  */
 bool rushes_reconnect(struct rushes_client *client);
 

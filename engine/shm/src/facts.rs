@@ -65,6 +65,12 @@ impl FactsTable {
         Ok(facts)
     }
 
+    /// The table in this folder, if there is one.
+    pub fn find(folder: &Path) -> Option<FactsTable> {
+        let is_there = folder.join("facts").exists();
+        is_there.then(|| FactsTable::open(folder).ok()).flatten()
+    }
+
     /// Know what a former daemon has set. One that died in the middle of a change left its entry unreadable: that is set right here.
     fn take_over(&mut self) {
         for start in (0..BYTES).step_by(ENTRY_WORDS * 8) {
@@ -81,6 +87,12 @@ impl FactsTable {
                 self.places.insert((device, inode), start);
             }
         }
+    }
+
+    /// Nobody will use it any more: no daemon after us has bytes that files do not have.
+    pub fn remove(mut self, folder: &Path) {
+        self.keep_only(&HashSet::new());
+        let _ = std::fs::remove_file(folder.join("facts"));
     }
 
     /// Forget all files but these.
@@ -160,6 +172,14 @@ impl FactsTable {
 pub struct FactsView(Mapping);
 
 impl FactsView {
+    /// Those of the daemons that serve from this runtime folder, by name: for a door that has no session. None: there never were any.
+    pub fn open(runtime_dir: &Path) -> Option<FactsView> {
+        let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::RDONLY;
+        let file = open(runtime_dir.join("lanes/facts"), flags, Mode::empty()).ok()?;
+        let is_whole = fstat(&file).is_ok_and(|found| found.st_size as u64 >= BYTES as u64);
+        FactsView::map(&file).ok().filter(|_| is_whole)
+    }
+
     /// Map it. The file was checked to be as long, and sealed against shrinking.
     pub(crate) fn map(fd: impl AsFd) -> io::Result<FactsView> {
         Ok(FactsView(Mapping::shared(fd, BYTES, Access::Read)?))

@@ -7,9 +7,11 @@
 #![allow(non_camel_case_types, missing_docs, clippy::missing_safety_doc)]
 
 use crate::client::{CONNECT_PATIENCE, Client, ConnectError, FileHandle, ReadError, Ticket};
+use crate::facts::FactsView;
 use crate::layout::{Connect, Writer};
 use libc::{c_char, c_int, c_void, dev_t, gid_t, ino_t, iovec, size_t, ssize_t, uid_t};
 use rushes_core::format::REPLY_SLOTS_MAX;
+use rushes_core::units::Duration;
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -116,7 +118,7 @@ fn reason_of(error: ConnectError) -> *const c_char {
             }
             _ => c"no daemon listens on its socket".as_ptr(),
         },
-        ConnectError::Silent => c"the daemon did not answer in 50 ms".as_ptr(),
+        ConnectError::Silent => c"the daemon did not answer in time".as_ptr(),
         ConnectError::Version { .. } => {
             c"the daemon speaks another version; install door and daemon of one release".as_ptr()
         }
@@ -125,6 +127,23 @@ fn reason_of(error: ConnectError) -> *const c_char {
             lasting(format!("the daemon's answer makes no sense: {error}"))
         }
     }
+}
+
+/// Is there somebody who might answer later?
+fn errno_of(error: &ConnectError) -> c_int {
+    match error {
+        ConnectError::Silent => libc::ETIMEDOUT,
+        // His queue is full.
+        ConnectError::NoDaemon(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            libc::ETIMEDOUT
+        }
+        _ => libc::ECONNREFUSED,
+    }
+}
+
+fn set_errno(errno: c_int) {
+    // SAFETY: the C library's own, of this thread.
+    unsafe { *libc::__errno_location() = errno };
 }
 
 /// # Safety
@@ -148,11 +167,12 @@ pub unsafe extern "C" fn rushes_connect(
     share: *const c_char,
     user: *const c_char,
     address: *const c_char,
+    patience_ms: u32,
     reason: *mut *const c_char,
 ) -> *mut rushes_client {
     let connected = catch_unwind(|| {
         if socket_path.is_null() {
-            return Err(c"no socket path was given".as_ptr());
+            return Err((c"no socket path was given".as_ptr(), libc::EINVAL));
         }
         // SAFETY: the caller gives NUL-terminated strings.
         let (path, who) = unsafe {
@@ -165,7 +185,7 @@ pub unsafe extern "C" fn rushes_connect(
             (CStr::from_ptr(socket_path), who)
         };
         let path = Path::new(OsStr::from_bytes(path.to_bytes()));
-        match Client::connect(path, &who) {
+        match Client::connect_within(path, &who, Duration::from_ms(patience_ms.into())) {
             Ok(client) => Ok(Box::into_raw(Box::new(rushes_client {
                 client,
                 socket_path: path.to_path_buf(),
@@ -173,14 +193,23 @@ pub unsafe extern "C" fn rushes_connect(
                 files: HashSet::new(),
                 poisoned: false,
             }))),
-            Err(error) => Err(reason_of(error)),
+            Err(error) => {
+                let errno = errno_of(&error);
+                Err((reason_of(error), errno))
+            }
         }
     });
-    let (client, why) = match connected {
-        Ok(Ok(client)) => (client, c"connected".as_ptr()),
+    let (client, (why, errno)) = match connected {
+        Ok(Ok(client)) => (client, (c"connected".as_ptr(), 0)),
         Ok(Err(why)) => (null_mut(), why),
-        Err(_) => (null_mut(), c"a fault of the client library".as_ptr()),
+        Err(_) => {
+            let why = c"a fault of the client library".as_ptr();
+            (null_mut(), (why, libc::EPROTO))
+        }
     };
+    if client.is_null() {
+        set_errno(errno);
+    }
     if !reason.is_null() {
         // SAFETY: the caller's promise.
         unsafe { *reason = why };
@@ -552,20 +581,47 @@ pub unsafe extern "C" fn rushes_hold(
     session.guarded(false, |session| session.client.hold(device, inode))
 }
 
+/// What is known of files beyond what file systems say of them. C sees only its address.
+pub struct rushes_facts(FactsView);
+
 /// # Safety
-/// `client` is null or a connected client; `fact` is valid for writing.
+/// `socket_path` is null or a NUL-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_facts_open(socket_path: *const c_char) -> *mut rushes_facts {
+    if socket_path.is_null() {
+        return null_mut();
+    }
+    // SAFETY: the caller's promise.
+    let path = unsafe { CStr::from_ptr(socket_path) };
+    let folder = Path::new(OsStr::from_bytes(path.to_bytes())).parent();
+    match folder.and_then(FactsView::open) {
+        Some(view) => Box::into_raw(Box::new(rushes_facts(view))),
+        None => null_mut(),
+    }
+}
+
+/// # Safety
+/// `facts` is null or of rushes_facts_open, not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_facts_close(facts: *mut rushes_facts) {
+    if !facts.is_null() {
+        // SAFETY: made by Box::into_raw, given back once.
+        drop(unsafe { Box::from_raw(facts) });
+    }
+}
+
+/// # Safety
+/// `facts` is null or of rushes_facts_open; `fact` is valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rushes_fact_of(
-    client: *const rushes_client,
+    facts: *const rushes_facts,
     device: dev_t,
     inode: ino_t,
     fact: *mut rushes_fact,
 ) -> bool {
     // SAFETY: the caller's promise.
-    let Some(session) = (unsafe { client.as_ref() }) else {
-        return false;
-    };
-    let Some(found) = session.client.fact(device, inode) else {
+    let Some(found) = (unsafe { facts.as_ref() }).and_then(|facts| facts.0.of(device, inode))
+    else {
         return false;
     };
     // SAFETY: the caller's promise.
@@ -576,6 +632,16 @@ pub unsafe extern "C" fn rushes_fact_of(
         });
     }
     true
+}
+
+/// # Safety
+/// `client` is null or a connected client.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_lose(client: *mut rushes_client) {
+    // SAFETY: the caller's promise.
+    if let Some(session) = unsafe { client.as_mut() } {
+        session.guarded((), |session| session.client.lose());
+    }
 }
 
 /// # Safety
@@ -604,11 +670,16 @@ pub unsafe extern "C" fn rushes_reconnect(client: *mut rushes_client) -> bool {
     };
     session.guarded(false, |session| {
         let (path, who) = (&session.socket_path, &session.who);
-        session.client.is_lost()
-            && session
-                .client
-                .reconnect(path, who, CONNECT_PATIENCE)
-                .is_ok()
+        if !session.client.is_lost() {
+            return false;
+        }
+        match session.client.reconnect(path, who, CONNECT_PATIENCE) {
+            Ok(()) => true,
+            Err(error) => {
+                set_errno(errno_of(&error));
+                false
+            }
+        }
     })
 }
 

@@ -86,6 +86,8 @@ fn connect(path: &Path) -> (*mut rushes_client, &'static CStr) {
             c"media".as_ptr(),
             c"eva".as_ptr(),
             null(),
+            // A machine busy with other tests may keep the server from answering soon.
+            5000,
             &mut reason,
         );
         (client, CStr::from_ptr(reason))
@@ -97,11 +99,7 @@ fn calls_do_what_the_header_says() {
     let folder = Folder::new("c-face");
     let (file, bytes) = folder.footage("clip.mov", 300_000);
     let server = Running::start(&folder.socket(), SMALL);
-    let (client, reason) = (0..100)
-        .map(|_| connect(&folder.socket()))
-        // A machine busy with other tests may keep the server from answering in 50 ms.
-        .find(|(_, reason)| *reason != c"the daemon did not answer in 50 ms")
-        .unwrap();
+    let (client, reason) = connect(&folder.socket());
     assert!(!client.is_null(), "{reason:?}");
     // SAFETY: each call is made as the header demands.
     unsafe {

@@ -42,7 +42,10 @@ pub struct Packet {
 
 /// Listen at `path` (replacing a socket left there), for root's connections only (mode 0600).
 pub fn listen_at(path: &Path) -> io::Result<OwnedFd> {
-    let address = SocketAddrUnix::new(path)?;
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let new = Path::new(&new);
+    let address = SocketAddrUnix::new(new)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     match std::fs::symlink_metadata(path) {
@@ -52,15 +55,20 @@ pub fn listen_at(path: &Path) -> io::Result<OwnedFd> {
                 let what = format!("{} is there and is no socket", path.display());
                 return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
             }
-            std::fs::remove_file(path)?;
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
     // fchmod on a socket before bind(2) gives the file its mode from its first moment (unix(7)).
     rustix::fs::fchmod(&socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
+    // Under its name from the moment on that it listens: who is turned away by a socket does not soon try the same one again.
+    match std::fs::remove_file(new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
     bind(&socket, &address)?;
     listen(&socket, 128)?;
+    std::fs::rename(new, path)?;
     Ok(socket)
 }
 

@@ -665,9 +665,6 @@ impl Client {
     /// A file is about to be changed on its own descriptor in a way that leads past its bytes: wait until it has everything that was
     /// acknowledged. Nothing is granted of it until [`Client::changed`]. False: the daemon is gone.
     pub fn hold(&mut self, device: u64, inode: u64) -> bool {
-        if self.lane.is_none() {
-            return true;
-        }
         self.notice(Request {
             op: op::HOLD,
             device,
@@ -1334,6 +1331,11 @@ impl Client {
         self.alive
     }
 
+    /// The daemon is hung, as a caller who does not wait has found: take it for dead.
+    pub fn lose(&mut self) {
+        self.die(broken("the daemon was taken for hung"));
+    }
+
     /// The session is over: reads that are under way end Plain; writes and syncs too, unless another daemon may know of them.
     fn die(&mut self, why: PeerError) {
         if !self.alive {
@@ -1343,6 +1345,10 @@ impl Client {
         self.end = Some(why);
         self.lost = self.lane.is_some() && self.guard.same_process();
         self.unanswered = 0;
+        if self.guard.same_process() {
+            // One that was only hung must not take what we have published for a session's any more.
+            let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        }
         if self.lost {
             self.keep_what_was_given();
         }

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A daemon that holds its folder and answers nobody: ended, so that somebody else can write what it has.
+
+use crate::error::ServeError;
+use crate::runtime_dir::RuntimeDir;
+use rushes_control::{Answer, Ask, Client, ControlError};
+use rushes_sys::SysError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A daemon that gives no answer for so long is hung: reading what a former one has left takes less.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// For one question, and between two.
+const ASK_PATIENCE: Duration = Duration::from_secs(6);
+const ASK_PAUSE: Duration = Duration::from_secs(1);
+/// How long a process that was killed may take to be gone. One that waits for a device takes until that answers.
+const END_PATIENCE: Timespec = Timespec {
+    tv_sec: 60,
+    tv_nsec: 0,
+};
+
+/// Take the folder, from a hung daemon if need be.
+///
+/// Errors   Running: it is not hung, or cannot be ended.
+pub(crate) fn take_or_end(path: &Path) -> Result<RuntimeDir, ServeError> {
+    let running = match RuntimeDir::take(path) {
+        Err(running @ ServeError::Running { .. }) => running,
+        taken => return taken,
+    };
+    let Some(pid) = RuntimeDir::holder(path) else {
+        return Err(running);
+    };
+    if is_answering(path) {
+        return Err(running);
+    }
+    tracing::error!(
+        "the daemon (pid {}) has given no answer for {} s; it is ended, and what it has is written",
+        pid.as_raw_nonzero(),
+        PATIENCE.as_secs()
+    );
+    let failed = |error: rustix::io::Errno| {
+        let pid = pid.as_raw_nonzero().to_string();
+        ServeError::System(SysError::new(
+            "end the hung daemon, pid",
+            pid,
+            io::Error::from(error),
+        ))
+    };
+    let process = pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
+    // It had the number before we had a hold of it, and has it still: nobody else can have got it between.
+    if RuntimeDir::holder(path) != Some(pid) {
+        return RuntimeDir::take(path);
+    }
+    pidfd_send_signal(&process, Signal::KILL).map_err(failed)?;
+    let mut ended = [PollFd::new(&process, PollFlags::IN)];
+    if poll(&mut ended, Some(&END_PATIENCE)).map_err(failed)? == 0 {
+        return Err(failed(rustix::io::Errno::TIMEDOUT));
+    }
+    RuntimeDir::take(path)
+}
+
+/// Also true when it cannot be asked: then nothing shows that it is hung.
+fn is_answering(path: &Path) -> bool {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let asked = Client::connect(&path.join("control.sock"), ASK_PATIENCE)
+            .and_then(|mut client| client.ask(&Ask::Status {}));
+        match asked {
+            // The threads that talk to people live on, and say that the loop does not.
+            Ok(Answer::Error { .. }) | Err(ControlError::Talk { .. }) => {}
+            _ => return true,
+        }
+        if Instant::now() > end {
+            return false;
+        }
+        std::thread::sleep(ASK_PAUSE);
+    }
+}
