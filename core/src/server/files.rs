@@ -281,6 +281,10 @@ impl Server {
         if file.use_count > 0 || !file.blocks.is_empty() || !file.waiting.is_empty() {
             return;
         }
+        if self.is_recovering {
+            // The next piece that is told may be of it. See recovery_ended.
+            return;
+        }
         let (key, device) = (file.key, file.device);
         self.files.remove(&id);
         // Those who asked for bytes of it are gone; what they asked would stand before the others for ever.

@@ -113,6 +113,10 @@ impl Server {
         for lane in lanes {
             self.lane_emptied(lane, actions);
         }
+        let files: Vec<FileId> = self.files.keys().copied().collect();
+        for file in files {
+            self.forget_if_unused(file, actions);
+        }
     }
 
     /// A lane that nobody writes to and that holds nothing is done; but not while its pieces are still being told.
