@@ -92,6 +92,9 @@ pub(crate) struct RecoverArgs {
     /// With --list: print JSON
     #[arg(long, requires = "list")]
     pub(crate) json: bool,
+    /// End a daemon that holds everything and has given no answer for so long
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration)]
+    pub(crate) hung_after: std::time::Duration,
     /// What to log: error, warn, info, debug, trace, or a filter such as `info,rushes_daemon=debug`
     #[arg(
         long,

@@ -26,7 +26,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
         return Ok(ExitCode::SUCCESS);
     }
     log_to_stderr(&args.log)?;
-    rushes_daemon::recover(config).map_err(|error| error.to_string())?;
+    rushes_daemon::recover(config, args.hung_after).map_err(|error| error.to_string())?;
     Ok(ExitCode::SUCCESS)
 }
 

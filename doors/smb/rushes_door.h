@@ -87,6 +87,9 @@ struct rushes_read {
 	 * foreign code.
 	 */
 	void (*done_fn)(struct rushes_read *read, ssize_t result);
+
+	/* Called from the event loop after rushes_read_defer: may wait */
+	void (*plain_fn)(struct rushes_read *read);
 };
 
 /*
@@ -136,12 +139,6 @@ struct rushes_session {
 	/* The absence is in the log already */
 	bool absence_logged;
 
-	/*
-	 * Answers are being handed out: whoever gets one must not end the
-	 * session, or have others handed out, beneath us.
-	 */
-	bool is_collecting;
-
 	/* Since when a daemon that may have left something is gone; 0: none */
 	uint64_t lost_ns;
 	struct tevent_timer *look;
@@ -155,6 +152,9 @@ struct rushes_session {
 	/* Who writes what was left, if no daemon comes: a shell's line */
 	const char *recover_command;
 	uint64_t recover_ns;
+
+	/* Without a heartbeat for so long a daemon is taken for dead */
+	uint64_t hung_ns;
 	bool recover_started;
 
 	/* Files that a copy on the server may read from */
@@ -216,6 +216,13 @@ bool rushes_read_start(struct rushes_read *read, void *data, size_t n,
 bool rushes_write_start(struct rushes_read *read, const void *data, size_t n,
 			off_t offset);
 bool rushes_sync_start(struct rushes_read *read);
+
+/*
+ * For done_fn, in which nothing may wait: have plain_fn called soon, unless the
+ * read is freed before. It is a talloc chunk of its own, or the head of one.
+ * False: out of memory.
+ */
+bool rushes_read_defer(struct rushes_read *read, struct tevent_context *ev);
 
 /* Its buffer is going away: done_fn will not be called. */
 void rushes_read_forget(struct rushes_read *read);

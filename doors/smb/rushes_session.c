@@ -49,10 +49,6 @@ static void rushes_session_collect(struct rushes_session *session)
 	int count = 0;
 	int i;
 
-	if (session->is_collecting) {
-		return;
-	}
-	session->is_collecting = true;
 	do {
 		count = rushes_poll(session->client, done, ARRAY_SIZE(done));
 		for (i = 0; i < count; i++) {
@@ -61,7 +57,6 @@ static void rushes_session_collect(struct rushes_session *session)
 				done[i].result);
 		}
 	} while (count == ARRAY_SIZE(done));
-	session->is_collecting = false;
 }
 
 /* End the session; outstanding reads go on as plain I/O. */
@@ -166,8 +161,8 @@ static bool rushes_session_is_hung(struct rushes_session *session)
 	session->heartbeat = heartbeat;
 	clock_gettime_mono(&now);
 	waited_ns = nsec_time_diff(&now, &session->reads->start_time);
-	return waited_ns > (beats ? RUSHES_LOST_S : RUSHES_HUNG_S) *
-				   (int64_t)RUSHES_NS_PER_S;
+	return waited_ns > (beats ? RUSHES_LOST_S * (int64_t)RUSHES_NS_PER_S
+				  : (int64_t)session->hung_ns);
 }
 
 static void rushes_session_guard(struct rushes_session *session);
@@ -208,7 +203,9 @@ static void rushes_session_guard(struct rushes_session *session)
 	}
 	session->guard = tevent_add_timer(
 		session->ev, session,
-		tevent_timeval_current_ofs(RUSHES_GUARD_S, 0),
+		tevent_timeval_current_ofs(
+			MIN(RUSHES_GUARD_S,
+			    session->hung_ns / RUSHES_NS_PER_S + 1), 0),
 		rushes_session_guarded, session);
 }
 
@@ -361,9 +358,6 @@ static bool rushes_session_look(struct rushes_session *session)
 	if (session->lost_ns == 0) {
 		return true;
 	}
-	if (session->is_collecting) {
-		return false;
-	}
 	if (rushes_now_ns() < session->look_ns) {
 		return false;
 	}
@@ -427,9 +421,6 @@ bool rushes_session_has_daemon(const struct rushes_session *session)
 
 void rushes_session_seek(struct rushes_session *session)
 {
-	if (session->is_collecting) {
-		return;
-	}
 	if (session->lost_ns != 0) {
 		rushes_session_look(session);
 		return;
@@ -471,9 +462,6 @@ static bool rushes_socket_is_new(struct rushes_session *session)
 
 void rushes_session_refresh(struct rushes_session *session)
 {
-	if (session->is_collecting) {
-		return;
-	}
 	if (session->lost_ns != 0) {
 		rushes_session_look(session);
 		return;
@@ -519,9 +507,7 @@ struct rushes_client *rushes_session_for_write(struct rushes_session *session)
 
 void rushes_session_after_wait(struct rushes_session *session)
 {
-	if (session->client == NULL || session->lost_ns != 0 ||
-	    session->is_collecting)
-	{
+	if (session->client == NULL || session->lost_ns != 0) {
 		return;
 	}
 	if (session->reads != NULL) {
@@ -587,6 +573,27 @@ bool rushes_sync_start(struct rushes_read *read)
 	clock_gettime_mono(&read->start_time);
 	read->ticket = rushes_sync_send(read->file->file, read);
 	return rushes_started(read);
+}
+
+static void rushes_read_deferred(struct tevent_context *ev,
+				 struct tevent_immediate *im,
+				 void *private_data)
+{
+	struct rushes_read *read = (struct rushes_read *)private_data;
+
+	TALLOC_FREE(im);
+	read->plain_fn(read);
+}
+
+bool rushes_read_defer(struct rushes_read *read, struct tevent_context *ev)
+{
+	struct tevent_immediate *im = tevent_create_immediate(read);
+
+	if (im == NULL) {
+		return false;
+	}
+	tevent_schedule_immediate(im, ev, rushes_read_deferred, read);
+	return true;
 }
 
 void rushes_read_forget(struct rushes_read *read)

@@ -64,7 +64,7 @@ static bool rushes_wait_for_fact(struct rushes_session *session, dev_t device,
 	while (!rushes_session_has_daemon(session) &&
 	       rushes_has_fact(session, device, inode))
 	{
-		if (session->is_collecting || rushes_now_ns() > end_ns) {
+		if (rushes_now_ns() > end_ns) {
 			errno = EIO;
 			return false;
 		}
@@ -92,11 +92,6 @@ bool rushes_hold_inode(struct rushes_session *session, dev_t device,
 		}
 		held = rushes_hold(session->client, device, inode);
 		rushes_session_after_wait(session);
-		if (!held && session->is_collecting) {
-			/* The session ends when all answers are handed out. */
-			errno = EIO;
-			return !rushes_has_fact(session, device, inode);
-		}
 	}
 	errno = saved_errno;
 	return true;

@@ -89,6 +89,9 @@ static int vfs_rushes_connect(struct vfs_handle_struct *handle,
 	session->recover_ns = RUSHES_NS_PER_S *
 		(uint64_t)MAX(lp_parm_int(snum, "rushes", "recover after",
 					  RUSHES_RECOVER_S), 0);
+	session->hung_ns = RUSHES_NS_PER_S *
+		(uint64_t)MAX(lp_parm_int(snum, "rushes", "hung after",
+					  RUSHES_HUNG_S), 0);
 	address = tsocket_address_inet_addr_string(
 		conn->sconn->remote_address, session);
 	session->address = (address != NULL) ? address : "";
@@ -268,6 +271,12 @@ static void rushes_pread_plain_done(struct tevent_req *subreq)
 	tevent_req_done(req);
 }
 
+static void rushes_pread_deferred(struct rushes_read *read)
+{
+	rushes_pread_plain(talloc_get_type_abort(read,
+						 struct rushes_pread_state));
+}
+
 /*
  * The daemon's answer, or RUSHES_PLAIN because it is gone. Callbacks of the
  * request are deferred to the event loop.
@@ -285,7 +294,9 @@ static void rushes_pread_done(struct rushes_read *read, ssize_t result)
 	}
 	if (rushes_is_plain(result)) {
 		rushes_fsp_declined(read->file);
-		rushes_pread_plain(state);
+		if (!rushes_read_defer(read, state->ev)) {
+			tevent_req_oom(state->req);
+		}
 		return;
 	}
 	if (result < 0) {
@@ -337,6 +348,7 @@ static struct tevent_req *vfs_rushes_pread_send(
 			.session = rushes_session_of(handle),
 			.file = file,
 			.done_fn = rushes_pread_done,
+			.plain_fn = rushes_pread_deferred,
 		},
 		.req = req,
 		.ev = ev,
@@ -756,6 +768,12 @@ static void rushes_pwrite_plain_done(struct tevent_req *subreq)
 	tevent_req_done(req);
 }
 
+static void rushes_pwrite_deferred(struct rushes_read *write)
+{
+	rushes_pwrite_plain(talloc_get_type_abort(write,
+						  struct rushes_pwrite_state));
+}
+
 /* The daemon's answer, or RUSHES_PLAIN because it is gone. */
 static void rushes_pwrite_done(struct rushes_read *write, ssize_t result)
 {
@@ -769,7 +787,9 @@ static void rushes_pwrite_done(struct rushes_read *write, ssize_t result)
 		return;
 	}
 	if (rushes_write_is_plain(result)) {
-		rushes_pwrite_plain(state);
+		if (!rushes_read_defer(write, state->ev)) {
+			tevent_req_oom(state->req);
+		}
 		return;
 	}
 	if (result < 0) {
@@ -813,6 +833,7 @@ static struct tevent_req *vfs_rushes_pwrite_send(
 			.session = rushes_session_of(handle),
 			.file = file,
 			.done_fn = rushes_pwrite_done,
+			.plain_fn = rushes_pwrite_deferred,
 		},
 		.req = req,
 		.ev = ev,
@@ -1074,6 +1095,12 @@ static void rushes_fsync_plain_done(struct tevent_req *subreq)
 	tevent_req_done(req);
 }
 
+static void rushes_fsync_deferred(struct rushes_read *sync)
+{
+	rushes_fsync_plain(talloc_get_type_abort(sync,
+						 struct rushes_fsync_state));
+}
+
 static void rushes_fsync_done(struct rushes_read *sync, ssize_t result)
 {
 	struct rushes_fsync_state *state = talloc_get_type_abort(
@@ -1089,7 +1116,9 @@ static void rushes_fsync_done(struct rushes_read *sync, ssize_t result)
 		return;
 	}
 	if (rushes_write_is_plain(result)) {
-		rushes_fsync_plain(state);
+		if (!rushes_read_defer(sync, state->ev)) {
+			tevent_req_oom(state->req);
+		}
 		return;
 	}
 	tevent_req_error(state->req, -result);
@@ -1122,6 +1151,7 @@ static struct tevent_req *vfs_rushes_fsync_send(
 			.session = rushes_session_of(handle),
 			.file = file,
 			.done_fn = rushes_fsync_done,
+			.plain_fn = rushes_fsync_deferred,
 		},
 		.req = req,
 		.ev = ev,

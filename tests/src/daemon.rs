@@ -83,6 +83,12 @@ impl Daemon {
         self.child.wait().expect("it is our child");
     }
 
+    /// Stop it (SIGSTOP): it is there and does nothing.
+    pub fn stop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("it is our child");
+    }
+
     /// Start it again with the same configuration, after [`Daemon::kill`].
     pub fn start_again(&mut self) {
         let folder = self.log.parent().expect("the log is in the scratch folder");

@@ -5,7 +5,7 @@
 
 use crate::daemon::{Daemon, DaemonSpec};
 use crate::disk::Disk;
-use crate::needs::{Need, all_there};
+use crate::needs::{Need, all_there, path_of};
 use crate::pattern;
 use crate::scratch::Scratch;
 use crate::smbd::{SHARE, Smbd, SmbdSpec};
@@ -135,6 +135,12 @@ impl World {
             "rushes:socket = {}",
             Daemon::session_socket(&scratch).display()
         ));
+        share.push(format!(
+            "rushes:recover = {} recover --config {} --hung-after 2s",
+            path_of("rushes").display(),
+            scratch.path().join("rushes.toml").display()
+        ));
+        share.push(String::from("rushes:recover after = 1"));
         if let Some(name) = setup.plain_share {
             share.extend([format!("[{name}]"), format!("copy = {SHARE}")]);
             share.push(String::from("vfs objects ="));

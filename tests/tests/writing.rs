@@ -146,6 +146,65 @@ fn three_clients_of_one_file_see_one_another_while_the_daemon_is_killed() {
     kills(number_from("RUSHES_TEST_KILLS").unwrap_or(50), 3);
 }
 
+/// Three megabytes that no disk has yet, a client that has written them, and another.
+fn written(setup: &Setup) -> Option<(World, Hand, Hand, Held)> {
+    let world = World::build(setup)?;
+    let mut hand = Hand::connect(HAND, world.smbd.port());
+    let mut other = Hand::connect(HAND, world.smbd.port());
+    let file = hand.create("take.mov");
+    hand.write(file, 0, &pattern::bytes(5, 0, 3_000_000));
+    let reading = other.open("take.mov");
+    Some((world, hand, other, reading))
+}
+
+/// Both clients go on as if nothing had been, and the disk gets everything.
+fn go_on(world: &World, hand: &mut Hand, other: &mut Hand, reading: Held) {
+    let back = other.read(reading, 0, 3_000_000);
+    assert_eq!(back.len(), 3_000_000);
+    pattern::check(5, 0, &back, "what nobody but a daemon that is gone had");
+    let file = hand.open_rw("take.mov");
+    hand.write(file, 3_000_000, &pattern::bytes(5, 3_000_000, 1_000_000));
+    assert_eq!(other.size("take.mov"), 4_000_000);
+    world.wait_for_file("take.mov", &pattern::bytes(5, 0, 4_000_000));
+}
+
+#[test]
+fn without_another_daemon_somebody_writes_what_the_last_one_had_and_clients_go_on() {
+    let Some((mut world, mut hand, mut other, reading)) = written(&setup()) else {
+        return;
+    };
+    world.daemon().kill();
+    go_on(&world, &mut hand, &mut other, reading);
+    world.daemon().start_again();
+    hand.unlink("take.mov");
+}
+
+#[test]
+fn a_smbd_that_has_never_seen_a_daemon_waits_for_what_one_had() {
+    let Some((mut world, mut hand, other, _)) = written(&setup()) else {
+        return;
+    };
+    other.kill();
+    world.daemon().kill();
+    let mut newcomer = Hand::connect(HAND, world.smbd.port());
+    let reading = newcomer.open("take.mov");
+    go_on(&world, &mut hand, &mut newcomer, reading);
+}
+
+#[test]
+fn a_hung_daemon_is_ended_and_what_it_had_is_written() {
+    let setup = Setup {
+        share: vec![String::from("rushes:hung after = 2")],
+        ..setup()
+    };
+    let Some((mut world, mut hand, mut other, reading)) = written(&setup) else {
+        return;
+    };
+    world.daemon().stop();
+    go_on(&world, &mut hand, &mut other, reading);
+    assert!(!world.daemon().is_alive(), "it still has what it had");
+}
+
 fn number_from(variable: &str) -> Option<usize> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().expect("a number"))

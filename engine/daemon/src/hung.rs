@@ -11,8 +11,6 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A daemon that gives no answer for so long is hung: reading what a former one has left takes less.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// For one question, and between two.
 const ASK_PATIENCE: Duration = Duration::from_secs(6);
 const ASK_PAUSE: Duration = Duration::from_secs(1);
@@ -22,10 +20,10 @@ const END_PATIENCE: Timespec = Timespec {
     tv_nsec: 0,
 };
 
-/// Take the folder, from a hung daemon if need be.
+/// Take the folder, if need be from a daemon that gives no answer for `patience`.
 ///
 /// Errors   Running: it is not hung, or cannot be ended.
-pub(crate) fn take_or_end(path: &Path) -> Result<RuntimeDir, ServeError> {
+pub(crate) fn take_or_end(path: &Path, patience: Duration) -> Result<RuntimeDir, ServeError> {
     let running = match RuntimeDir::take(path) {
         Err(running @ ServeError::Running { .. }) => running,
         taken => return taken,
@@ -33,13 +31,13 @@ pub(crate) fn take_or_end(path: &Path) -> Result<RuntimeDir, ServeError> {
     let Some(pid) = RuntimeDir::holder(path) else {
         return Err(running);
     };
-    if is_answering(path) {
+    if is_answering(path, patience) {
         return Err(running);
     }
     tracing::error!(
         "the daemon (pid {}) has given no answer for {} s; it is ended, and what it has is written",
         pid.as_raw_nonzero(),
-        PATIENCE.as_secs()
+        patience.as_secs()
     );
     let failed = |error: rustix::io::Errno| {
         let pid = pid.as_raw_nonzero().to_string();
@@ -63,10 +61,10 @@ pub(crate) fn take_or_end(path: &Path) -> Result<RuntimeDir, ServeError> {
 }
 
 /// Also true when it cannot be asked: then nothing shows that it is hung.
-fn is_answering(path: &Path) -> bool {
-    let end = Instant::now() + PATIENCE;
+fn is_answering(path: &Path, patience: Duration) -> bool {
+    let end = Instant::now() + patience;
     loop {
-        let asked = Client::connect(&path.join("control.sock"), ASK_PATIENCE)
+        let asked = Client::connect(&path.join("control.sock"), ASK_PATIENCE.min(patience))
             .and_then(|mut client| client.ask(&Ask::Status {}));
         match asked {
             // The threads that talk to people live on, and say that the loop does not.

@@ -23,6 +23,7 @@ use rushes_shm::server::Listener;
 use rushes_sys::watch::ChangeWatch;
 use rushes_sys::{Ring, RingLimits, Segment, SegmentHome, SegmentWarning, SysError, priority};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Cache of a daemon that only writes what was left. Units: bytes.
 const RECOVER_CACHE_BYTES: u64 = 64 << 20;
@@ -32,19 +33,21 @@ const RECOVER_CACHE_BYTES: u64 = 64 << 20;
 ///
 /// Errors   everything that keeps the daemon from starting, as a sentence with its remedy.
 pub fn serve(config: Config) -> Result<(), ServeError> {
-    run(config, false)
+    run(config, None)
 }
 
 /// Write what a daemon that ended has left, and end.
 ///
-/// A daemon that gives no answer is ended first.
+/// A daemon that gives no answer for `patience` is ended first.
 ///
 /// Errors   as [`serve`]; Running: a daemon is there, which does that itself.
-pub fn recover(config: Config) -> Result<(), ServeError> {
-    run(config, true)
+pub fn recover(config: Config, patience: Duration) -> Result<(), ServeError> {
+    run(config, Some(patience))
 }
 
-fn run(mut config: Config, only_recovers: bool) -> Result<(), ServeError> {
+/// `hung_after`: it only recovers.
+fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeError> {
+    let only_recovers = hung_after.is_some();
     if only_recovers {
         // Nobody reads through it, and names that nobody opens need not be known.
         config.cache_bytes = RECOVER_CACHE_BYTES;
@@ -61,9 +64,9 @@ fn run(mut config: Config, only_recovers: bool) -> Result<(), ServeError> {
             total,
         });
     }
-    let runtime = match only_recovers {
-        false => RuntimeDir::take(&config.runtime_dir)?,
-        true => take_or_end(&config.runtime_dir)?,
+    let runtime = match hung_after {
+        None => RuntimeDir::take(&config.runtime_dir)?,
+        Some(patience) => take_or_end(&config.runtime_dir, patience)?,
     };
     let shares = config
         .shares
