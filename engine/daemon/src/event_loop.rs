@@ -299,6 +299,8 @@ impl Daemon {
                 .map_err(watch)?;
         }
         self.stopping |= self.only_recovers;
+        // What recovery has brought waits for a timer that nobody has set yet.
+        self.set_timer(clock::now());
         while !self.stopping || !self.is_done() {
             if self.to_hear.is_empty() {
                 self.ring.submit_and_wait()?;
