@@ -4,6 +4,7 @@
 use rushes_tests::hand::{Hand, Held};
 use rushes_tests::pattern;
 use rushes_tests::world::{Setup, World};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -189,6 +190,33 @@ fn a_smbd_that_has_never_seen_a_daemon_waits_for_what_one_had() {
     let mut newcomer = Hand::connect(HAND, world.smbd.port());
     let reading = newcomer.open("take.mov");
     go_on(&world, &mut hand, &mut newcomer, reading);
+}
+
+#[test]
+fn a_daemon_whose_lanes_were_taken_over_ends_at_once() {
+    let Some((mut world, mut hand, mut other, reading)) = written(&setup()) else {
+        return;
+    };
+    let lanes = world.scratch.folder("run").join("lanes");
+    // The word of a table's head that says its epoch; see docs/reference/session.md.
+    const EPOCH_AT: u64 = 4 * 8;
+    for entry in std::fs::read_dir(&lanes).expect("lanes").flatten() {
+        if entry.path().extension().is_some_and(|end| end == "table") {
+            let table = std::fs::File::options().write(true).open(entry.path());
+            let raised =
+                table.and_then(|table| table.write_all_at(&99_u64.to_le_bytes(), EPOCH_AT));
+            raised.expect("our own daemon's");
+        }
+    }
+    let end = Instant::now() + Duration::from_secs(20);
+    while world.daemon().is_alive() {
+        assert!(Instant::now() < end, "it goes on with another's lanes");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let log = world.daemon().log();
+    assert!(log.contains("another has taken over"), "{log}");
+    world.daemon().start_again();
+    go_on(&world, &mut hand, &mut other, reading);
 }
 
 #[test]

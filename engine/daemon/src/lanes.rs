@@ -257,6 +257,23 @@ impl Lanes {
         }
     }
 
+    /// A lane whose epoch is not ours was taken over. Whoever did that took us for dead: nothing of ours may reach a file or a
+    /// client any more, so this does not return.
+    fn end_if_superseded(&self, id: LaneId) {
+        let Some(lane) = self.lanes.get(&id) else {
+            return;
+        };
+        let found = lane.file.epoch();
+        if found != self.epoch {
+            tracing::error!(
+                "lane {} is of epoch {found}, and this daemon of epoch {}: another has taken over; this one ends at once",
+                id.0,
+                self.epoch
+            );
+            std::process::exit(1);
+        }
+    }
+
     /// See `Action::Publish`. False: there is no such lane.
     pub(crate) fn publish(
         &mut self,
@@ -266,6 +283,7 @@ impl Lanes {
         (range, runs): (ByteRange, Runs),
         request: RequestId,
     ) -> bool {
+        self.end_if_superseded(id);
         self.order += 1;
         let Some(lane) = self.lanes.get_mut(&id) else {
             return false;
@@ -330,6 +348,7 @@ impl Lanes {
     /// Bytes of these parts are about to be sent to a device.
     pub(crate) fn submitted(&mut self, parts: &[LanePart]) {
         for part in parts {
+            self.end_if_superseded(part.lane);
             if let Some(lane) = self.lanes.get(&part.lane) {
                 lane.file.set_state(part.record, State::Submitted);
             }
