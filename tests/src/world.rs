@@ -140,7 +140,6 @@ impl World {
             path_of("rushes").display(),
             scratch.path().join("rushes.toml").display()
         ));
-        share.push(String::from("rushes:recover after = 1"));
         if let Some(name) = setup.plain_share {
             share.extend([format!("[{name}]"), format!("copy = {SHARE}")]);
             share.push(String::from("vfs objects ="));

@@ -147,6 +147,17 @@ fn three_clients_of_one_file_see_one_another_while_the_daemon_is_killed() {
     kills(number_from("RUSHES_TEST_KILLS").unwrap_or(50), 3);
 }
 
+/// Smbd soon takes a daemon for hung, and soon sees to what one left.
+fn impatient() -> Setup {
+    Setup {
+        share: vec![
+            String::from("rushes:hung after = 2"),
+            String::from("rushes:recover after = 1"),
+        ],
+        ..setup()
+    }
+}
+
 /// Three megabytes that no disk has yet, a client that has written them, and another.
 fn written(setup: &Setup) -> Option<(World, Hand, Hand, Held)> {
     let world = World::build(setup)?;
@@ -171,7 +182,7 @@ fn go_on(world: &World, hand: &mut Hand, other: &mut Hand, reading: Held) {
 
 #[test]
 fn without_another_daemon_somebody_writes_what_the_last_one_had_and_clients_go_on() {
-    let Some((mut world, mut hand, mut other, reading)) = written(&setup()) else {
+    let Some((mut world, mut hand, mut other, reading)) = written(&impatient()) else {
         return;
     };
     world.daemon().kill();
@@ -182,7 +193,7 @@ fn without_another_daemon_somebody_writes_what_the_last_one_had_and_clients_go_o
 
 #[test]
 fn a_smbd_that_has_never_seen_a_daemon_waits_for_what_one_had() {
-    let Some((mut world, mut hand, other, _)) = written(&setup()) else {
+    let Some((mut world, mut hand, other, _)) = written(&impatient()) else {
         return;
     };
     other.kill();
@@ -221,11 +232,7 @@ fn a_daemon_whose_lanes_were_taken_over_ends_at_once() {
 
 #[test]
 fn a_hung_daemon_is_ended_and_what_it_had_is_written() {
-    let setup = Setup {
-        share: vec![String::from("rushes:hung after = 2")],
-        ..setup()
-    };
-    let Some((mut world, mut hand, mut other, reading)) = written(&setup) else {
+    let Some((mut world, mut hand, mut other, reading)) = written(&impatient()) else {
         return;
     };
     world.daemon().stop();

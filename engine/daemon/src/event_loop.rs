@@ -692,7 +692,7 @@ impl Daemon {
             .min(self.ring_look_at)
             .min(self.drain_end)
             .min(self.sessions.next_leave());
-        self.due = at;
+        self.due = at.max(now);
         self.ring.wake_at(at);
     }
 

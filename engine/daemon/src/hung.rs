@@ -2,7 +2,7 @@
 //! A daemon that holds its folder and answers nobody: ended, so that somebody else can write what it has.
 
 use crate::error::ServeError;
-use crate::runtime_dir::RuntimeDir;
+use crate::runtime_dir::{Purpose, RuntimeDir};
 use rushes_control::{Answer, Ask, Client, ControlError};
 use rushes_sys::SysError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -24,11 +24,11 @@ const END_PATIENCE: Timespec = Timespec {
 ///
 /// Errors   Running: it is not hung, or cannot be ended.
 pub(crate) fn take_or_end(path: &Path, patience: Duration) -> Result<RuntimeDir, ServeError> {
-    let running = match RuntimeDir::take(path) {
+    let running = match RuntimeDir::take(path, Purpose::Recover) {
         Err(running @ ServeError::Running { .. }) => running,
         taken => return taken,
     };
-    let Some(pid) = RuntimeDir::holder(path) else {
+    let Some((pid, Purpose::Serve)) = RuntimeDir::holder(path) else {
         return Err(running);
     };
     if is_answering(path, patience) {
@@ -49,15 +49,15 @@ pub(crate) fn take_or_end(path: &Path, patience: Duration) -> Result<RuntimeDir,
     };
     let process = pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
     // It had the number before we had a hold of it, and has it still: nobody else can have got it between.
-    if RuntimeDir::holder(path) != Some(pid) {
-        return RuntimeDir::take(path);
+    if RuntimeDir::holder(path) != Some((pid, Purpose::Serve)) {
+        return RuntimeDir::take(path, Purpose::Recover);
     }
     pidfd_send_signal(&process, Signal::KILL).map_err(failed)?;
     let mut ended = [PollFd::new(&process, PollFlags::IN)];
     if poll(&mut ended, Some(&END_PATIENCE)).map_err(failed)? == 0 {
         return Err(failed(rustix::io::Errno::TIMEDOUT));
     }
-    RuntimeDir::take(path)
+    RuntimeDir::take(path, Purpose::Recover)
 }
 
 /// Also true when it cannot be asked: then nothing shows that it is hung.

@@ -4,7 +4,7 @@
 use crate::config::Config;
 use crate::error::ServeError;
 use crate::recovery::lane_error;
-use crate::runtime_dir::RuntimeDir;
+use crate::runtime_dir::{Purpose, RuntimeDir};
 use rushes_core::units::LaneId;
 use rushes_shm::lane::{LaneFile, lanes_in, remove_lane};
 use rushes_sys::SysError;
@@ -106,7 +106,7 @@ fn look(folder: &std::path::Path, id: LaneId) -> Result<Option<LaneLeft>, ServeE
 ///
 /// Errors   Running: a daemon is there, whose it is.
 pub fn give_up(config: &Config, lane: u32) -> Result<(), ServeError> {
-    let _ours = RuntimeDir::take(&config.runtime_dir)?;
+    let _ours = RuntimeDir::take(&config.runtime_dir, Purpose::Recover)?;
     let folder = config.runtime_dir.join("lanes");
     let known = lanes_in(&folder)
         .unwrap_or_default()

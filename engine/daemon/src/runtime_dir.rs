@@ -8,6 +8,30 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a process may hold the lock and not have said what for.
+const NAME_PATIENCE: Duration = Duration::from_secs(1);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What somebody does with the folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Everything.
+    Serve,
+    /// Only what a former daemon left.
+    Recover,
+}
+
+impl Purpose {
+    fn mark(self) -> &'static str {
+        match self {
+            Purpose::Serve => "",
+            Purpose::Recover => " recovers",
+        }
+    }
+}
 
 /// The folder, ours as long as this lives.
 #[derive(Debug)]
@@ -17,11 +41,40 @@ pub(crate) struct RuntimeDir {
 }
 
 impl RuntimeDir {
+    /// As [`RuntimeDir::take`], to serve from it: whoever only writes what a former daemon left is waited for.
+    pub(crate) fn take_to_serve(path: &Path) -> Result<RuntimeDir, ServeError> {
+        let begun = Instant::now();
+        let mut is_told = false;
+        loop {
+            match RuntimeDir::take(path, Purpose::Serve) {
+                Err(ServeError::Running { dir, holder }) => {
+                    let wait = match RuntimeDir::holder(path) {
+                        Some((_, Purpose::Recover)) => true,
+                        Some((_, Purpose::Serve)) => false,
+                        // It has not said yet what it is.
+                        None => begun.elapsed() < NAME_PATIENCE,
+                    };
+                    if !wait {
+                        return Err(ServeError::Running { dir, holder });
+                    }
+                    if !is_told && begun.elapsed() >= NAME_PATIENCE {
+                        tracing::info!(
+                            "what a former daemon left is being written ({holder}): waiting for that"
+                        );
+                        is_told = true;
+                    }
+                    std::thread::sleep(LOOK);
+                }
+                taken => return taken,
+            }
+        }
+    }
+
     /// Make the folder if need be, and take it.
     ///
     /// Errors   Running: another daemon has it; RuntimeDir: it cannot be made, or others could put
     ///          things into it.
-    pub(crate) fn take(path: &Path) -> Result<RuntimeDir, ServeError> {
+    pub(crate) fn take(path: &Path, purpose: Purpose) -> Result<RuntimeDir, ServeError> {
         let fail = |source: io::Error| ServeError::RuntimeDir {
             dir: path.to_path_buf(),
             source,
@@ -51,7 +104,7 @@ impl RuntimeDir {
             .map_err(fail)?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             let holder = match RuntimeDir::holder(path) {
-                Some(pid) => format!("its lock is held by pid {}", pid.as_raw_nonzero()),
+                Some((pid, _)) => format!("its lock is held by pid {}", pid.as_raw_nonzero()),
                 None => String::from("its lock is held"),
             };
             return Err(ServeError::Running {
@@ -61,7 +114,7 @@ impl RuntimeDir {
         }
         lock.set_len(0)
             .and_then(|()| lock.rewind())
-            .and_then(|()| writeln!(lock, "{}", std::process::id()))
+            .and_then(|()| writeln!(lock, "{}{}", std::process::id(), purpose.mark()))
             .map_err(fail)?;
         Ok(RuntimeDir {
             path: path.to_path_buf(),
@@ -70,11 +123,15 @@ impl RuntimeDir {
     }
 
     /// The process whose this folder is, or was last.
-    pub(crate) fn holder(path: &Path) -> Option<Pid> {
+    pub(crate) fn holder(path: &Path) -> Option<(Pid, Purpose)> {
         let mut holder = String::new();
         let lock = File::open(path.join("lock")).ok()?;
         lock.take(64).read_to_string(&mut holder).ok()?;
-        Pid::from_raw(holder.trim().parse().ok()?)
+        let (pid, purpose) = match holder.strip_suffix(" recovers\n") {
+            Some(pid) => (pid, Purpose::Recover),
+            None => (holder.strip_suffix('\n')?, Purpose::Serve),
+        };
+        Some((Pid::from_raw(pid.parse().ok()?)?, purpose))
     }
 
     pub(crate) fn session_socket(&self) -> PathBuf {
@@ -111,8 +168,8 @@ mod tests {
     #[test]
     fn a_folder_belongs_to_one_daemon_and_to_nobody_else() {
         let path = std::env::temp_dir().join(format!("rushes-run-{}", std::process::id()));
-        let first = RuntimeDir::take(&path).unwrap();
-        let second = RuntimeDir::take(&path).unwrap_err().to_string();
+        let first = RuntimeDir::take_to_serve(&path).unwrap();
+        let second = RuntimeDir::take_to_serve(&path).unwrap_err().to_string();
         assert!(
             second.contains(&format!("pid {}", std::process::id())) && second.contains("stop it"),
             "{second}"
@@ -120,12 +177,23 @@ mod tests {
         drop(first);
         // A program that another test starts has our lock until it has closed what it inherited.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
-        while let Err(error) = RuntimeDir::take(&path) {
+        while let Err(error) = RuntimeDir::take_to_serve(&path) {
             assert!(std::time::Instant::now() < end, "{error}");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
+        // Who only recovers is waited for.
+        let recovers = RuntimeDir::take(&path, Purpose::Recover).unwrap();
+        let found =
+            RuntimeDir::holder(&path).map(|(pid, purpose)| (pid.as_raw_nonzero().get(), purpose));
+        assert_eq!(found, Some((std::process::id() as i32, Purpose::Recover)));
+        let waiting = path.clone();
+        let thread = std::thread::spawn(move || RuntimeDir::take_to_serve(&waiting).map(drop));
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!thread.is_finished());
+        drop(recovers);
+        thread.join().unwrap().unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
-        let open = RuntimeDir::take(&path).unwrap_err().to_string();
+        let open = RuntimeDir::take_to_serve(&path).unwrap_err().to_string();
         assert!(open.contains("mode 777"), "{open}");
         std::fs::remove_dir_all(&path).unwrap();
     }

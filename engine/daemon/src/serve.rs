@@ -65,7 +65,7 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
         });
     }
     let runtime = match hung_after {
-        None => RuntimeDir::take(&config.runtime_dir)?,
+        None => RuntimeDir::take_to_serve(&config.runtime_dir)?,
         Some(patience) => take_or_end(&config.runtime_dir, patience)?,
     };
     let shares = config
