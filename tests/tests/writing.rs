@@ -139,12 +139,12 @@ fn writes_go_through_lanes_and_reach_the_disk_by_themselves() {
 
 #[test]
 fn a_daemon_that_is_killed_again_and_again_loses_nothing_and_nobody_sees_an_error() {
-    kills(number_from("RUSHES_TEST_KILLS").unwrap_or(50), 1);
+    kills(1);
 }
 
 #[test]
 fn three_clients_of_one_file_see_one_another_while_the_daemon_is_killed() {
-    kills(number_from("RUSHES_TEST_KILLS").unwrap_or(50), 3);
+    kills(3);
 }
 
 /// Smbd soon takes a daemon for hung, and soon sees to what one left.
@@ -245,7 +245,8 @@ fn number_from(variable: &str) -> Option<usize> {
     Some(text.parse().expect("a number"))
 }
 
-fn kills(count: usize, hand_count: usize) {
+fn kills(hand_count: usize) {
+    let count = number_from("RUSHES_TEST_KILLS").unwrap_or(50);
     let Some(mut world) = World::build(&setup()) else {
         return;
     };
@@ -281,7 +282,10 @@ fn kills(count: usize, hand_count: usize) {
             step += 1;
         }
         killer.join().expect("the killer");
-        println!("{step} steps, {count} kills, longest pause {longest:?}");
+        println!(
+            "{hand_count} clients, {step} steps, {count} kills, longest pause {} ms",
+            longest.as_millis()
+        );
     });
     for (hand, file) in &mut hands {
         hand.close(*file);
