@@ -80,10 +80,12 @@ pub fn setup(write_buffer: &'static str) -> Setup {
         write_buffer: Some(write_buffer),
         // The analyser would leave scattered reads to the kernel's cache; here ours is on trial.
         server: String::from("analyser = false"),
-        global: smb2::GLOBAL.map(String::from).to_vec(),
-        share: [smb2::SHARE_LINE, "allocation roundup size = 0"]
+        global: vec![String::from(smb2::GLOBAL)],
+        share: smb2::SHARE_LINES
+            .into_iter()
+            .chain(["allocation roundup size = 0"])
             .map(String::from)
-            .to_vec(),
+            .collect(),
         ..Setup::default()
     }
 }
@@ -390,7 +392,10 @@ impl<'a> Worker<'a> {
             self.clients[client].zero(self.handle(file, client), offset, offset + length),
         )?;
         let size = self.size(file);
-        let (start, end) = (offset.min(size) as usize, (offset + length).min(size) as usize);
+        let (start, end) = (
+            offset.min(size) as usize,
+            (offset + length).min(size) as usize,
+        );
         self.changed(file)[start..end].fill(0);
         Ok(())
     }
@@ -416,13 +421,22 @@ impl<'a> Worker<'a> {
 
     /// After it the file on the disk is what it should be, seen from beside the door.
     fn flush(&mut self, file: usize, client: usize) -> Step {
-        self.said(format!("{}: client {client} flushes", self.files[file].name));
+        self.said(format!(
+            "{}: client {client} flushes",
+            self.files[file].name
+        ));
         must(
             "flush",
             self.clients[client].flush(self.handle(file, client)),
         )?;
         let found = fs::read(self.path(file)).map_err(|error| format!("on the disk: {error}"))?;
-        self.compare(file, 0, &found, found.len() as u64, "on the disk after a flush")?;
+        self.compare(
+            file,
+            0,
+            &found,
+            found.len() as u64,
+            "on the disk after a flush",
+        )?;
         if found.len() as u64 != self.size(file) {
             return Err(format!(
                 "on the disk after a flush: {} bytes, expected {}",
@@ -609,7 +623,9 @@ impl<'a> Worker<'a> {
             let bytes = self.random.below(self.size_max);
             self.clients[client].open_sized(name, how, bytes)
         } else {
-            self.clients[client].open(name, how).map(|(handle, _)| handle)
+            self.clients[client]
+                .open(name, how)
+                .map(|(handle, _)| handle)
         };
         self.files[file].handles[client] = Some(must("open", opened)?);
         Ok(())
@@ -704,7 +720,13 @@ impl<'a> Worker<'a> {
             "read",
             self.clients[client].read(self.handle(file, client), offset, length as usize),
         )?;
-        self.compare(file, offset, &found, length, &format!("client {client} reads"))
+        self.compare(
+            file,
+            offset,
+            &found,
+            length,
+            &format!("client {client} reads"),
+        )
     }
 
     fn compare(&self, file: usize, offset: u64, found: &[u8], asked: u64, who: &str) -> Step {
@@ -724,7 +746,10 @@ impl<'a> Worker<'a> {
             ));
         };
         let count = found.iter().zip(expected).filter(|(a, b)| a != b).count();
-        let zeros = found.iter().zip(expected).filter(|(a, b)| a != b && **a == 0);
+        let zeros = found
+            .iter()
+            .zip(expected)
+            .filter(|(a, b)| a != b && **a == 0);
         Err(format!(
             "{who} {}: byte {} of {} is {:#04x}, expected {:#04x}; {count} wrong in {} bytes at {offset}, {} of them zero",
             self.files[file].name,
@@ -788,7 +813,8 @@ impl<'a> Worker<'a> {
         if self.history.len() == HISTORY_MAX {
             self.history.pop_front();
         }
-        self.history.push_back(format!("{:6} {sentence}", self.step));
+        self.history
+            .push_back(format!("{:6} {sentence}", self.step));
     }
 
     fn tell(&self, plan: &Plan, error: &str) -> String {

@@ -2,7 +2,7 @@
 //! `make fsx`: a million random operations through a real smbd and a daemon that keeps written bytes.
 //!
 //! `smb-fsx [--operations N] [--seed N] [--workers N] [--only WORKER] [--clients N] [--buffer BYTES]
-//! [--share LINE]... [--kill MS]`
+//! [--share LINE]... [--global LINE]... [--kill MS]`
 
 use rushes_tests::fsx::{self, Plan};
 use rushes_tests::world::{Setup, World};
@@ -29,6 +29,7 @@ fn main() -> ExitCode {
     let Some(mut world) = World::build(&asked.setup) else {
         return ExitCode::from(3);
     };
+
     let begun = Instant::now();
     let mut daemon = world.daemon.take().expect("it runs with a daemon");
     let done = AtomicBool::new(false);
@@ -94,6 +95,7 @@ fn read(mut words: impl Iterator<Item = String>) -> Result<Asked, String> {
             "--clients" => asked.plan.clients = number()?.max(1) as usize,
             "--buffer" => asked.setup.write_buffer = Some(value.leak()),
             "--share" => asked.setup.share.push(value),
+            "--global" => asked.setup.global.push(value),
             "--kill" => asked.kill = Some(Duration::from_millis(number()?)),
             _ => return Err(format!("unknown option {word}")),
         }
