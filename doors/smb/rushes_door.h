@@ -265,7 +265,15 @@ bool rushes_is_plain(ssize_t result);
  * Telling the daemon what was changed. All of these are called after the
  * change, keep errno, and are called for failed changes too: part of the
  * bytes may have been written.
+ *
+ * A length says that all of these bytes were written, so that the file is as
+ * long at least and has blocks there. UINT64_MAX: nobody knows, from there on.
  */
+static inline uint64_t rushes_changed_length(size_t n, ssize_t written)
+{
+	return (written >= 0 && (size_t)written == n) ? n : UINT64_MAX;
+}
+
 void rushes_changed_inode(struct rushes_session *session,
 			  dev_t device, ino_t inode,
 			  uint64_t offset, uint64_t length);

@@ -460,6 +460,10 @@ impl<'a> Worker<'a> {
             must("close", self.clients[client].close(handle))?;
             self.said(format!("{name} is made"));
         }
+        // Another smbd that has it open learns of a new name by and by only, and looks for the old one until then.
+        for other in (0..self.clients.len()).filter(|&other| other != client) {
+            self.close(file, other)?;
+        }
         self.said(format!(
             "{}: client {client} renames it to {name}",
             self.files[file].name
@@ -469,7 +473,7 @@ impl<'a> Worker<'a> {
             self.clients[client].rename(self.handle(file, client), &name),
         )?;
         self.files[file].name = name;
-        Ok(())
+        self.open_all(file, Disposition::Open)
     }
 
     fn delete(&mut self, file: usize, client: usize) -> Step {

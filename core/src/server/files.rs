@@ -281,6 +281,10 @@ impl Server {
         if file.use_count > 0 || !file.blocks.is_empty() || !file.waiting.is_empty() {
             return;
         }
+        // Who is about to change it waits for what is still being done to it, and others for him.
+        if !file.writing.holds.is_empty() || file.writing.settling > 0 {
+            return;
+        }
         let (key, device) = (file.key, file.device);
         self.files.remove(&id);
         // Those who asked for bytes of it are gone; what they asked would stand before the others for ever.

@@ -628,7 +628,8 @@ impl Server {
         if let Some(file) = self.files.get_mut(&id) {
             let writing = &mut file.writing;
             writing.settling = writing.settling.saturating_sub(1);
-            if writing.settling == 0 && writing.is_clean() {
+            // (A grant writes nothing yet, and may be given back.)
+            if writing.settling == 0 && writing.dirty.is_empty() && writing.flights.is_empty() {
                 file.version = version;
                 file.writing.is_unsettled = false;
             }
