@@ -130,9 +130,6 @@ struct rushes_session {
 	const char *recover_command;
 	uint64_t recover_ns;
 	bool recover_started;
-
-	/* Files that a copy on the server may read from */
-	struct rushes_fsp *copy_sources;
 };
 
 /* CLOCK_MONOTONIC_COARSE: read in a few ns, good to some milliseconds. */
@@ -199,7 +196,7 @@ struct rushes_read *rushes_read_of(const struct rushes_fsp *file);
  * What we know about an open file: the fsp's extension.
  */
 struct rushes_fsp {
-	/* In the session's copy_sources */
+	/* Among the sources of copies; see rushes_copy_source */
 	struct rushes_fsp *prev, *next;
 	bool is_copy_source;
 
@@ -336,9 +333,13 @@ bool rushes_settle_fsp(struct vfs_handle_struct *handle,
 /* What stat should have said. */
 void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st);
 
-/* A copy on the server may read from it; and: one is about to begin. */
+/*
+ * A copy on the server may read from it; it is closed; and: a copy is about to
+ * begin. It may go from one share to another, so all sessions' sources count.
+ */
 void rushes_copy_source(struct vfs_handle_struct *handle,
 			struct files_struct *fsp);
-bool rushes_settle_copy_sources(struct vfs_handle_struct *handle);
+void rushes_copy_source_closed(struct rushes_fsp *file);
+bool rushes_settle_copy_sources(void);
 
 #endif /* RUSHES_DOOR_H */

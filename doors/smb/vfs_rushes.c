@@ -967,7 +967,7 @@ static struct tevent_req *vfs_rushes_offload_write_send(
 		.dest_off = dest_off,
 		.to_copy = to_copy,
 	};
-	if (!rushes_settle_copy_sources(handle) ||
+	if (!rushes_settle_copy_sources() ||
 	    !rushes_hold_fsp(handle, dest_fsp))
 	{
 		tevent_req_nterror(req, NT_STATUS_IO_DEVICE_ERROR);

@@ -124,7 +124,13 @@ pub fn run(port: u16, folder: &Path, plan: &Plan) -> Result<Report, String> {
         }
         let failed: Vec<String> = running
             .into_iter()
-            .filter_map(|worker| worker.join().expect("a worker says what is wrong").err())
+            .filter_map(|worker| {
+                // (One that panicked has said why: no answer came.)
+                let ended = worker.join();
+                ended
+                    .unwrap_or_else(|_| Err(String::from("fsx: a worker had no answer")))
+                    .err()
+            })
             .collect();
         done.store(true, Ordering::Relaxed);
         failed

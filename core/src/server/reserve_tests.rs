@@ -274,3 +274,31 @@ fn a_grant_that_is_given_back_keeps_nobody_from_changing_the_file() {
     });
     assert!(writer.hold());
 }
+
+/// The door's fsx hung on it: the bytes waited for what would hide them, that for the holder, and he for the bytes.
+#[test]
+fn bytes_that_announce_a_length_are_written_for_who_waits_for_them() {
+    const OTHER: SessionId = SessionId(2);
+    let mut writer = Writer::new();
+    for unit in 1..=2u64 {
+        if !writer.begin(ByteRange::new((unit << 20) - 1, 1)) {
+            writer.reserve_all();
+        }
+        writer.end();
+    }
+    writer.step(Event::SessionOpened {
+        session: OTHER,
+        label: SessionLabel::default(),
+    });
+    let hold = RequestId(1000);
+    writer.step(Event::Hold {
+        session: OTHER,
+        request: hold,
+        key: KEY,
+    });
+    assert!(!writer.begin(ByteRange::new(0, 1000)), "it is held");
+    writer.now = writer.now + Duration::from_s(1);
+    writer.step(Event::Timer);
+    writer.settle();
+    assert!(writer.done.contains(&hold));
+}
