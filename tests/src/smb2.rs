@@ -95,7 +95,8 @@ impl Connection {
             while let Ok(answer) = next_answer(&mut incoming) {
                 hand_out(&told, answer);
             }
-            // Whoever still waits sees its channel closed.
+            // Who asks from now on cannot send, and whoever still waits sees its channel closed.
+            let _ = incoming.shutdown(std::net::Shutdown::Both);
             lock(&told).clear();
         });
         let mut connection = Connection {
@@ -241,12 +242,18 @@ impl Connection {
         }
     }
 
+    /// Write all of it, by a server that may end meanwhile.
+    pub fn try_write(&self, file: Handle, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let answer = self.exchange(9, &write_body(file, offset, bytes))?;
+        match status_of(&answer) {
+            0 => Ok(()),
+            status => Err(said(Status(status))),
+        }
+    }
+
     /// Write all of it.
     pub fn write(&self, file: Handle, offset: u64, bytes: &[u8]) -> Result<(), Status> {
-        let mut body = Bytes::new(49);
-        body.u16(112).u32(bytes.len() as u32).u64(offset);
-        body.raw(&file.0).u32(0).u32(0).u32(0).u32(0).raw(bytes);
-        let answer = self.ask(9, &body.0)?;
+        let answer = self.ask(9, &write_body(file, offset, bytes))?;
         let count = u32_at(&answer, HEADER + 4) as usize;
         assert_eq!(count, bytes.len(), "a write was cut short");
         Ok(())
@@ -448,6 +455,13 @@ impl Drop for Connection {
         // The reading thread ends with it.
         let _ = lock(&self.out).0.shutdown(std::net::Shutdown::Both);
     }
+}
+
+fn write_body(file: Handle, offset: u64, bytes: &[u8]) -> Vec<u8> {
+    let mut body = Bytes::new(49);
+    body.u16(112).u32(bytes.len() as u32).u64(offset);
+    body.raw(&file.0).u32(0).u32(0).u32(0).u32(0).raw(bytes);
+    body.0
 }
 
 fn next_answer(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
