@@ -31,6 +31,8 @@ const MORE_PROCESSING: u32 = 0xC000_0016;
 
 /// "disk full"
 pub const DISK_FULL: u32 = 0xC000_007F;
+/// A limit of a user or a folder.
+pub const QUOTA_EXCEEDED: u32 = 0xC000_0044;
 
 /// What a server says instead of doing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,13 +5,14 @@
 use rushes_tests::disk::run;
 use rushes_tests::fsx;
 use rushes_tests::pattern;
-use rushes_tests::smb2::{Connection, DISK_FULL, Disposition, Status};
+use rushes_tests::smb2::{Connection, DISK_FULL, Disposition, QUOTA_EXCEEDED, Status};
 use rushes_tests::smbd::SHARE;
 use rushes_tests::world::{Backing, Setup, World};
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const BLOCK: usize = 65_536;
 
@@ -222,4 +223,125 @@ fn a_second_daemon_on_one_runtime_folder_leaves_the_first_alone() {
     assert!(world.daemon().is_alive());
     let found = fs::read(world.path("a.mov")).expect("the file is there");
     assert_eq!(found.len(), 2 * BLOCK);
+}
+
+/// Part of a file, written through the daemon, and its neighbour that shares the rest or is packed.
+fn a_file_that_is_not_its_own(mkfs: &'static [&'static str], compressed: bool) {
+    let Some(mut world) = world(Backing::Small(mkfs)) else {
+        return;
+    };
+    const LENGTH: usize = 3_000_000;
+    if compressed {
+        // Whatever is made in the folder from now on is packed.
+        run(Command::new("chattr").arg("+c").arg(world.disk.path()));
+    }
+    let text = vec![b'x'; LENGTH];
+    let path = world.path("take.mov");
+    fs::write(&path, &text).expect("the disk has room");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("our own disk");
+    if !compressed {
+        run(Command::new("cp")
+            .args(["--reflink=always"])
+            .arg(&path)
+            .arg(world.path("copy.mov")));
+    }
+    world.disk.make_cold();
+    let client = client(&world);
+    let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
+    let mut model = text.clone();
+    for (turn, at) in [0, 70_001, 1_500_000, LENGTH - 10, 70_500, LENGTH]
+        .into_iter()
+        .enumerate()
+    {
+        let bytes = pattern::bytes(turn as u64 + 9, at as u64, 50_000);
+        client.write(file, at as u64, &bytes).expect("written");
+        model.resize(model.len().max(at + bytes.len()), 0);
+        model[at..at + bytes.len()].copy_from_slice(&bytes);
+        let back = client.read(file, at as u64, BLOCK).expect("read");
+        assert!(back == model[at..model.len().min(at + BLOCK)]);
+        if turn == 3 {
+            client.flush(file).expect("flushed");
+        }
+    }
+    client.close(file).expect("closed");
+    everything_is_written(&mut world);
+    world.wait_for_file("take.mov", &model);
+    if !compressed {
+        let copy = fs::read(world.path("copy.mov")).expect("the file is there");
+        assert!(copy == text, "who shared its blocks keeps his bytes");
+    }
+}
+
+#[test]
+fn who_shares_blocks_on_xfs_keeps_his_bytes() {
+    a_file_that_is_not_its_own(&["mkfs.xfs", "-q", "-f", "-m", "reflink=1"], false);
+}
+
+#[test]
+fn who_shares_blocks_on_btrfs_keeps_his_bytes() {
+    a_file_that_is_not_its_own(&["mkfs.btrfs", "-q", "-f"], false);
+}
+
+#[test]
+fn a_packed_file_on_btrfs_is_written() {
+    a_file_that_is_not_its_own(&["mkfs.btrfs", "-q", "-f"], true);
+}
+
+#[test]
+fn a_device_that_stalls_for_half_a_minute_costs_patience_alone() {
+    let Some(mut world) = world(Backing::Slow) else {
+        return;
+    };
+    world.put("take.mov", 1, 4 << 20);
+    let client = client(&world);
+    let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
+    let bytes = pattern::bytes(2, 0, BLOCK);
+    client.write(file, 0, &bytes).expect("before the stall");
+    world.disk.tell("timing on");
+    world.disk.tell("stall 30000");
+    let begun = Instant::now();
+    client
+        .write(file, 1 << 20, &bytes)
+        .expect("it is in memory");
+    assert!(begun.elapsed() < Duration::from_secs(5), "no disk is asked");
+    client.flush(file).expect("late, and true");
+    assert!(begun.elapsed() > Duration::from_secs(20), "it was stalled");
+    everything_is_written(&mut world);
+    let found = fs::read(world.path("take.mov")).expect("the file is there");
+    assert!(found[..BLOCK] == bytes && found[1 << 20..][..BLOCK] == bytes);
+    client.close(file).expect("closed");
+}
+
+#[test]
+fn a_quota_is_told_before_bytes_are_acknowledged() {
+    // Limits of a kind that this kernel keeps: of a subvolume. Users' limits of ext4 need CONFIG_QFMT_V2.
+    let Some(mut world) = world(Backing::Small(&["mkfs.btrfs", "-q", "-f"])) else {
+        return;
+    };
+    let btrfs = |words: &[&str]| {
+        run(Command::new("btrfs").args(words).arg(world.disk.path()));
+    };
+    btrfs(&["quota", "enable"]);
+    btrfs(&["qgroup", "limit", "20M"]);
+    let client = client(&world);
+    let (file, _) = client.open("a.mov", Disposition::OpenIf).expect("made");
+    let mut written = 0;
+    let refused = loop {
+        let bytes = pattern::bytes(5, written, BLOCK);
+        match client.write(file, written, &bytes) {
+            Ok(()) => written += BLOCK as u64,
+            Err(status) => break status,
+        }
+        assert!(written < 64 << 20, "no limit is kept");
+    };
+    assert!(
+        matches!(refused.0, DISK_FULL | QUOTA_EXCEEDED),
+        "{refused:?}"
+    );
+    client.flush(file).expect("what was acknowledged fits");
+    client.close(file).expect("closed");
+    everything_is_written(&mut world);
+    let found = fs::read(world.path("a.mov")).expect("the file is there");
+    assert_eq!(found.len() as u64, written);
+    pattern::check(5, 0, &found, "within the limit");
 }
