@@ -2,7 +2,9 @@
 //! `make fsx`: a million random operations through a real smbd and a daemon that keeps written bytes.
 //!
 //! `smb-fsx [--operations N] [--seed N] [--workers N] [--only WORKER] [--clients N] [--buffer BYTES]
-//! [--share LINE]... [--global LINE]... [--kill MS]`
+//! [--share LINE]... [--global LINE]... [--modules NAMES] [--kill MS]`
+//!
+//! `--modules ""` is Samba alone: whether the model or our module is to blame.
 
 use rushes_tests::fsx::{self, Plan};
 use rushes_tests::world::{Setup, World};
@@ -96,6 +98,7 @@ fn read(mut words: impl Iterator<Item = String>) -> Result<Asked, String> {
             "--buffer" => asked.setup.write_buffer = Some(value.leak()),
             "--share" => asked.setup.share.push(value),
             "--global" => asked.setup.global.push(value),
+            "--modules" => asked.setup.modules = value,
             "--kill" => asked.kill = Some(Duration::from_millis(number()?)),
             _ => return Err(format!("unknown option {word}")),
         }
