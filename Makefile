@@ -107,6 +107,10 @@ test-smb: ## Samba-specific tests: every VFS entry accounted for, smbtorture as 
 		[ -e "$$script" ] || continue; found=1; echo "-- $$script"; "$$script"; done; \
 	[ $$found = 1 ] || { echo "test-smb: no script in tests/smb" >&2; exit 1; }
 
+.PHONY: fsx
+fsx: build ## A million random operations over SMB, beside a model. FSX="--seed 7 --operations 5000" says it otherwise
+	"$(BIN)/smb-fsx" $(FSX)
+
 test-doors: ## End to end through the real doors, one at a time
 	$(CARGO) test --locked --no-fail-fast -p rushes-tests -- --test-threads=1
 

@@ -156,9 +156,6 @@ struct rushes_session {
 	/* Without a heartbeat for so long a daemon is taken for dead */
 	uint64_t hung_ns;
 	bool recover_started;
-
-	/* Files that a copy on the server may read from */
-	struct rushes_fsp *copy_sources;
 };
 
 /* CLOCK_MONOTONIC_COARSE: read in a few ns, good to some milliseconds. */
@@ -234,7 +231,7 @@ struct rushes_read *rushes_read_of(const struct rushes_fsp *file);
  * What we know about an open file: the fsp's extension.
  */
 struct rushes_fsp {
-	/* In the session's copy_sources */
+	/* Among the sources of copies; see rushes_copy_source */
 	struct rushes_fsp *prev, *next;
 	bool is_copy_source;
 
@@ -300,7 +297,15 @@ bool rushes_is_plain(ssize_t result);
  * Telling the daemon what was changed. All of these are called after the
  * change, keep errno, and are called for failed changes too: part of the
  * bytes may have been written.
+ *
+ * A length says that all of these bytes were written, so that the file is as
+ * long at least and has blocks there. UINT64_MAX: nobody knows, from there on.
  */
+static inline uint64_t rushes_changed_length(size_t n, ssize_t written)
+{
+	return (written >= 0 && (size_t)written == n) ? n : UINT64_MAX;
+}
+
 void rushes_changed_inode(struct rushes_session *session,
 			  dev_t device, ino_t inode,
 			  uint64_t offset, uint64_t length);
@@ -363,9 +368,13 @@ bool rushes_settle_fsp(struct vfs_handle_struct *handle,
 /* What stat should have said. */
 void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st);
 
-/* A copy on the server may read from it; and: one is about to begin. */
+/*
+ * A copy on the server may read from it; it is closed; and: a copy is about to
+ * begin. It may go from one share to another, so all sessions' sources count.
+ */
 void rushes_copy_source(struct vfs_handle_struct *handle,
 			struct files_struct *fsp);
-bool rushes_settle_copy_sources(struct vfs_handle_struct *handle);
+void rushes_copy_source_closed(struct rushes_fsp *file);
+bool rushes_settle_copy_sources(void);
 
 #endif /* RUSHES_DOOR_H */

@@ -14,7 +14,6 @@
 #include "includes.h"
 #include "system/filesys.h"
 #include "smbd/smbd.h"
-#include "lib/util/dlinklist.h"
 #include "rushes_door.h"
 
 struct rushes_session *rushes_session_of(struct vfs_handle_struct *handle)
@@ -52,9 +51,7 @@ static void rushes_fsp_destroy(void *p_data)
 	struct rushes_fsp *file = (struct rushes_fsp *)p_data;
 
 	rushes_fsp_unname(file);
-	if (file->is_copy_source) {
-		DLIST_REMOVE(file->session->copy_sources, file);
-	}
+	rushes_copy_source_closed(file);
 }
 
 static void rushes_fsp_identify(struct rushes_fsp *file)

@@ -170,32 +170,39 @@ void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st)
 	st->st_ex_ctime = st->st_ex_mtime;
 }
 
+static struct rushes_fsp *rushes_copy_sources;
+
 void rushes_copy_source(struct vfs_handle_struct *handle,
 			struct files_struct *fsp)
 {
-	struct rushes_session *session = rushes_session_of(handle);
 	struct rushes_fsp *file = NULL;
 
-	if (session == NULL) {
+	if (rushes_session_of(handle) == NULL) {
 		return;
 	}
 	file = rushes_fsp_get(handle, fsp);
 	if (file != NULL && !file->is_copy_source) {
 		file->is_copy_source = true;
-		DLIST_ADD(session->copy_sources, file);
+		DLIST_ADD(rushes_copy_sources, file);
 	}
 }
 
-bool rushes_settle_copy_sources(struct vfs_handle_struct *handle)
+void rushes_copy_source_closed(struct rushes_fsp *file)
 {
-	struct rushes_session *session = rushes_session_of(handle);
+	if (file->is_copy_source) {
+		DLIST_REMOVE(rushes_copy_sources, file);
+		file->is_copy_source = false;
+	}
+}
+
+bool rushes_settle_copy_sources(void)
+{
 	struct rushes_fsp *file = NULL;
 
-	if (session == NULL) {
-		return true;
-	}
-	for (file = session->copy_sources; file != NULL; file = file->next) {
-		if (!rushes_settle_inode(session, file->device, file->inode)) {
+	for (file = rushes_copy_sources; file != NULL; file = file->next) {
+		if (!rushes_settle_inode(file->session, file->device,
+					 file->inode))
+		{
 			return false;
 		}
 	}

@@ -661,7 +661,8 @@ static ssize_t vfs_rushes_recvfile(struct vfs_handle_struct *handle,
 		return -1;
 	}
 	ret = SMB_VFS_NEXT_RECVFILE(handle, fromfd, tofsp, offset, n);
-	rushes_changed_fsp(handle, tofsp, offset, n);
+	rushes_changed_fsp(handle, tofsp, offset,
+			   rushes_changed_length(n, ret));
 	return ret;
 }
 
@@ -687,7 +688,8 @@ static ssize_t vfs_rushes_pwrite(struct vfs_handle_struct *handle,
 			return -1;
 		}
 		ret = SMB_VFS_NEXT_PWRITE(handle, fsp, data, n, offset);
-		rushes_changed_fsp(handle, fsp, offset, n);
+		rushes_changed_fsp(handle, fsp, offset,
+				   rushes_changed_length(n, ret));
 		return ret;
 	}
 	if (ret < 0) {
@@ -722,7 +724,7 @@ static int rushes_pwrite_state_destructor(struct rushes_pwrite_state *state)
 static int rushes_pwrite_plain_destructor(struct rushes_pwrite_state *state)
 {
 	rushes_changed_orphan(state->handle, state->fsp,
-			      state->offset, state->n);
+			      state->offset, UINT64_MAX);
 	return 0;
 }
 
@@ -743,7 +745,7 @@ static void rushes_pwrite_plain(struct rushes_pwrite_state *state)
 					  state->offset);
 	if (tevent_req_nomem(subreq, state->req)) {
 		rushes_changed_fsp(state->handle, state->fsp, state->offset,
-				   state->n);
+				   0);
 		return;
 	}
 	tevent_req_set_callback(subreq, rushes_pwrite_plain_done, state->req);
@@ -760,7 +762,8 @@ static void rushes_pwrite_plain_done(struct tevent_req *subreq)
 	state->ret = SMB_VFS_PWRITE_RECV(subreq, &state->vfs_aio_state);
 	TALLOC_FREE(subreq);
 	talloc_set_destructor(state, NULL);
-	rushes_changed_fsp(state->handle, state->fsp, state->offset, state->n);
+	rushes_changed_fsp(state->handle, state->fsp, state->offset,
+			   rushes_changed_length(state->n, state->ret));
 	if (state->ret == -1) {
 		tevent_req_error(req, state->vfs_aio_state.error);
 		return;
@@ -915,7 +918,9 @@ static int vfs_rushes_fallocate(struct vfs_handle_struct *handle,
 		return -1;
 	}
 	ret = SMB_VFS_NEXT_FALLOCATE(handle, fsp, mode, offset, len);
-	rushes_changed_fsp(handle, fsp, offset, len);
+
+	/* It may take blocks away, and need not make the file longer. */
+	rushes_changed_fsp(handle, fsp, offset, UINT64_MAX);
 	return ret;
 }
 
@@ -953,7 +958,7 @@ static int rushes_offload_write_state_destructor(
 	struct rushes_offload_write_state *state)
 {
 	rushes_changed_orphan(state->handle, state->dest_fsp,
-			      state->dest_off, state->to_copy);
+			      state->dest_off, UINT64_MAX);
 	return 0;
 }
 
@@ -983,7 +988,7 @@ static struct tevent_req *vfs_rushes_offload_write_send(
 		.dest_off = dest_off,
 		.to_copy = to_copy,
 	};
-	if (!rushes_settle_copy_sources(handle) ||
+	if (!rushes_settle_copy_sources() ||
 	    !rushes_hold_fsp(handle, dest_fsp))
 	{
 		tevent_req_nterror(req, NT_STATUS_IO_DEVICE_ERROR);
@@ -1013,9 +1018,12 @@ static void rushes_offload_write_done(struct tevent_req *subreq)
 	TALLOC_FREE(subreq);
 	talloc_set_destructor(state, NULL);
 
-	/* A failed copy may have copied something. */
+	/*
+	 * A failed copy may have copied something; and one that shares blocks
+	 * instead of copying gives the file others.
+	 */
 	rushes_changed_fsp(state->handle, state->dest_fsp,
-			   state->dest_off, state->to_copy);
+			   state->dest_off, UINT64_MAX);
 	if (tevent_req_nterror(req, status)) {
 		return;
 	}
@@ -1339,6 +1347,32 @@ static int vfs_rushes_renameat(struct vfs_handle_struct *handle,
 }
 
 /*
+ * A client whose connection is lost may come back for its file, and gets it if
+ * stat says then what it says now, ctime and blocks included. So what the
+ * daemon would still do to it is done before: bytes written, room given back.
+ */
+static NTSTATUS vfs_rushes_durable_disconnect(struct vfs_handle_struct *handle,
+					      struct files_struct *fsp,
+					      const DATA_BLOB old_cookie,
+					      TALLOC_CTX *mem_ctx,
+					      DATA_BLOB *new_cookie)
+{
+	struct rushes_fsp *file = NULL;
+
+	if (rushes_session_of(handle) != NULL) {
+		file = rushes_fsp_get(handle, fsp);
+	}
+	if (file != NULL && file->is_regular) {
+		rushes_fsp_unname(file);
+		if (rushes_hold_fsp(handle, fsp)) {
+			rushes_changed_fsp(handle, fsp, 0, 0);
+		}
+	}
+	return SMB_VFS_NEXT_DURABLE_DISCONNECT(handle, fsp, old_cookie,
+					       mem_ctx, new_cookie);
+}
+
+/*
  * "kernel oplocks = yes". A lease on our descriptor is broken by every other
  * open of the file, and the daemon's is one: while smbd holds a lease it reads
  * by itself. (A descriptor that the daemon already has may keep smbd from
@@ -1400,6 +1434,7 @@ static struct vfs_fn_pointers vfs_rushes_fns = {
 	.ftruncate_fn = vfs_rushes_ftruncate,
 	.fallocate_fn = vfs_rushes_fallocate,
 	.linux_setlease_fn = vfs_rushes_linux_setlease,
+	.durable_disconnect_fn = vfs_rushes_durable_disconnect,
 	.offload_read_send_fn = vfs_rushes_offload_read_send,
 	.offload_write_send_fn = vfs_rushes_offload_write_send,
 	.offload_write_recv_fn = vfs_rushes_offload_write_recv,

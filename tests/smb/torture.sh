@@ -13,7 +13,9 @@
 #
 # Compared with stock: the module without a daemon ("absent"), with a client
 # library that is as nasty as it may be ("chaos", doors/smb/test), and with a
-# daemon where the program `rushes` is built ("present"). A suite with a difference is run again, twice: what
+# daemon where the program `rushes` is built: one that reads ahead ("present")
+# and one that also keeps what is written ("writing"). VARIANTS names those that
+# are wanted, if not all. A suite with a difference is run again, twice: what
 # then agrees was noise and is reported as such, the rest is a failure.
 
 # shellcheck source=lib/smbd.bash
@@ -72,23 +74,42 @@ share() { # NAME VFS-OBJECTS [LINE...]
 	printf '\t%s\n' "$@"
 }
 
-variants=(stock absent)
+wanted=" ${VARIANTS:-absent chaos present writing} "
+variants=(stock)
 smbd_start stock < <(share stock "acl_xattr streams_xattr")
-smbd_start absent < <(share absent "acl_xattr streams_xattr rushes" \
-	"rushes:socket = $scratch/no-daemon.sock")
-chaos_start
-variants+=(chaos)
-smbd_start chaos < <(share chaos "acl_xattr streams_xattr rushes" \
-	"rushes:socket = $chaos_socket")
-if has_daemon; then
-	variants+=(present)
-	share_folder "$scratch/share-present"
-	daemon_start torture "$scratch/share-present"
-	smbd_start present < <(share present "acl_xattr streams_xattr rushes" \
-		"rushes:socket = $session_socket")
-else
-	say "no program rushes with a daemon: compared without it"
+
+# variant NAME SOCKET: the module, with what listens there
+variant() {
+	variants+=("$1")
+	smbd_start "$1" < <(share "$1" "acl_xattr streams_xattr rushes" \
+		"rushes:socket = $2")
+}
+
+# variant_with_daemon NAME WRITE-BUFFER
+variant_with_daemon() {
+	share_folder "$scratch/share-$1"
+	daemon_start "$1" "$2" torture "$scratch/share-$1"
+	variant "$1" "$session_socket"
+}
+
+if [[ $wanted == *" absent "* ]]; then
+	variant absent "$scratch/no-daemon.sock"
 fi
+if [[ $wanted == *" chaos "* ]]; then
+	chaos_start
+	variant chaos "$chaos_socket"
+fi
+if ! has_daemon; then
+	say "no program rushes with a daemon: compared without it"
+else
+	if [[ $wanted == *" present "* ]]; then
+		variant_with_daemon present ""
+	fi
+	if [[ $wanted == *" writing "* ]]; then
+		variant_with_daemon writing 64MiB
+	fi
+fi
+((${#variants[@]} > 1)) || die "nothing to compare with: VARIANTS=$VARIANTS"
 
 # run VARIANT SUITE: "TEST RESULT" lines, sorted, in $scratch/VARIANT/results
 run() {
@@ -174,7 +195,7 @@ for suite in "${suites[@]}"; do
 	say "$suite: $count tests, stock passes $success, $verdict ($((SECONDS - start)) s)"
 done
 no_panic
-daemon_is_well
+daemons_are_well
 
 ((failed == 0)) || die "$failed suites differ from stock"
 ((passed * 2 > compared)) || die "stock passed only $passed of $compared tests:" \

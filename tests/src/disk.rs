@@ -19,12 +19,17 @@ pub struct Disk {
 impl Disk {
     /// Make and mount an ext4 of this size.
     pub fn ext4(scratch: &Scratch, bytes: u64) -> Disk {
+        Disk::made(scratch, &["mkfs.ext4", "-q", "-F", "-m", "0"], bytes)
+    }
+
+    /// Make and mount what this command makes of an image of this size.
+    pub fn made(scratch: &Scratch, mkfs: &[&str], bytes: u64) -> Disk {
         let image = scratch.path().join("disk.img");
         File::create(&image)
             .and_then(|file| file.set_len(bytes))
             .expect("the temporary folder takes a sparse image");
-        run(Command::new("mkfs.ext4")
-            .args(["-q", "-F", "-m", "0"])
+        run(Command::new(needs::path_of(mkfs[0]))
+            .args(&mkfs[1..])
             .arg(&image));
         let mount = scratch.folder("disk");
         run(Command::new("mount")

@@ -6,11 +6,13 @@
 
 pub mod daemon;
 pub mod disk;
+pub mod fsx;
 pub mod hand;
 pub mod needs;
 pub mod pattern;
 pub mod rust_text;
 pub mod scratch;
+pub mod smb2;
 pub mod smbd;
 pub mod tree;
 pub mod wire;

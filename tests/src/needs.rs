@@ -25,11 +25,12 @@ pub fn program(name: &str) -> Option<PathBuf> {
 
 /// The target folder this test was built into, then the usual one.
 fn target_folders() -> Vec<PathBuf> {
-    let own = std::env::current_exe().ok().and_then(|exe| {
-        // …/target/debug/deps/test-0123
-        Some(exe.parent()?.parent()?.parent()?.to_path_buf())
-    });
-    own.into_iter()
+    // …/target/release/smb-fsx or …/target/debug/deps/test-0123
+    let exe = std::env::current_exe().unwrap_or_default();
+    exe.ancestors()
+        .skip(2)
+        .take(2)
+        .map(Path::to_path_buf)
         .chain([crate::tree::root().join("target")])
         .collect()
 }

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 pub enum Backing {
     /// ext4 over a loop device.
     Ext4,
+    /// What this command makes, small, over a loop device.
+    Small(&'static [&'static str]),
     /// ext4 on the lab's slow disk, which fails and stalls when it is told.
     Slow,
     /// No direct I/O.
@@ -98,6 +100,9 @@ impl World {
         if setup.modules.contains("rushes") {
             needs.push(Need::Module);
         }
+        if let Backing::Small(mkfs) = setup.backing {
+            needs.push(Need::Program(mkfs[0]));
+        }
         if setup.backing == Backing::Slow {
             needs.push(Need::Program("rushes-lab"));
             needs.push(Need::Program("filefrag"));
@@ -108,6 +113,7 @@ impl World {
         let scratch = Scratch::new();
         let disk = match setup.backing {
             Backing::Ext4 => Disk::ext4(&scratch, 1 << 30),
+            Backing::Small(mkfs) => Disk::made(&scratch, mkfs, 320 << 20),
             Backing::Slow => Disk::slow(&scratch, 1 << 30),
             Backing::Tmpfs => Disk::tmpfs(&scratch, 256 << 20),
         };

@@ -293,7 +293,8 @@ pub enum Event {
         file: FileId,
         result: Result<(), Errno>,
     },
-    /// Bytes of a file were changed beside the cache, by a client who waits for the reply.
+    /// Bytes of a file were changed beside the cache, by a client who waits for the reply. All of the range was written, so that
+    /// the file is as long at least; one to the end of all files may have changed its length and blocks as well.
     Changed {
         session: SessionId,
         request: RequestId,

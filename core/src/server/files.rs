@@ -281,6 +281,10 @@ impl Server {
         if file.use_count > 0 || !file.blocks.is_empty() || !file.waiting.is_empty() {
             return;
         }
+        // Who is about to change it waits for what is still being done to it, and others for him.
+        if !file.writing.holds.is_empty() || file.writing.settling > 0 {
+            return;
+        }
         if self.is_recovering {
             // The next piece that is told may be of it. See recovery_ended.
             return;

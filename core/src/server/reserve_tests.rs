@@ -10,6 +10,10 @@ const SESSION: SessionId = SessionId(1);
 const HANDLE: HandleId = HandleId(1);
 const FILE: FileId = FileId(7);
 const DISK: DeviceId = DeviceId(1);
+const KEY: FileKey = FileKey {
+    device: 1,
+    inode: 7,
+};
 
 struct Writer {
     server: Server,
@@ -20,6 +24,11 @@ struct Writer {
     mapped: u64,
     granted: u64,
     is_granted: bool,
+    /// Times and blocks that are being set.
+    settles: u32,
+    /// Requests that were answered with "done".
+    done: Vec<RequestId>,
+    is_forgotten: bool,
 }
 
 impl Writer {
@@ -37,6 +46,9 @@ impl Writer {
             mapped: 0,
             granted: 0,
             is_granted: false,
+            settles: 0,
+            done: Vec::new(),
+            is_forgotten: false,
         };
         writer.step(Event::DeviceAdded {
             device: DISK,
@@ -66,10 +78,7 @@ impl Writer {
             handle: HANDLE,
             facts: Ok(FileFacts {
                 file: FILE,
-                key: FileKey {
-                    device: 1,
-                    inode: 7,
-                },
+                key: KEY,
                 device: DISK,
                 size: ByteCount(0),
                 version: 1,
@@ -101,8 +110,36 @@ impl Writer {
                     let result = Ok(io.range.length);
                     self.step(Event::IoDone { io: io.io, result });
                 }
+                Action::Reply {
+                    request,
+                    outcome: Outcome::Done,
+                    ..
+                } => self.done.push(request),
+                Action::Clean { .. } | Action::Trim { .. } => self.settles += 1,
+                Action::Forget { .. } => self.is_forgotten = true,
                 _ => {}
             }
+        }
+    }
+
+    /// Somebody is about to change the file on his own descriptor. True: he may.
+    fn hold(&mut self) -> bool {
+        self.next += 1;
+        self.step(Event::Hold {
+            session: SESSION,
+            request: RequestId(self.next),
+            key: KEY,
+        });
+        self.settle();
+        self.done.contains(&RequestId(self.next))
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..core::mem::take(&mut self.settles) {
+            self.step(Event::Settled {
+                file: FILE,
+                version: 2,
+            });
         }
     }
 
@@ -190,4 +227,78 @@ fn one_byte_far_away_announces_nothing() {
     let mut writer = Writer::new();
     writer.begin(ByteRange::new(10 << 30, 1));
     assert_eq!(writer.asked[0].0, ByteRange::new(10 << 30, 1));
+}
+
+/// The door's fsx hung on it: a file that is closed, written back and held at once was forgotten before it was settled.
+#[test]
+fn who_is_about_to_change_a_file_that_nobody_has_open_gets_to_do_so() {
+    let mut writer = Writer::new();
+    writer.begin(ByteRange::new(0, 100));
+    writer.reserve_all();
+    writer.end();
+    writer.step(Event::Closed {
+        session: SESSION,
+        handle: HANDLE,
+    });
+    assert!(writer.hold());
+    assert!(!writer.is_forgotten, "its next writer has to wait");
+    writer.step(Event::Changed {
+        session: SESSION,
+        request: RequestId(1000),
+        key: KEY,
+        range: ByteRange::new(0, 0),
+    });
+    assert!(writer.is_forgotten);
+}
+
+#[test]
+fn a_grant_that_is_given_back_keeps_nobody_from_changing_the_file() {
+    let mut writer = Writer::new();
+    writer.begin(ByteRange::new(0, 100));
+    writer.reserve_all();
+    writer.end();
+    // All of it reaches the disk, and while its time is being set the next grant is made, and given back.
+    let sync = writer.next + 1;
+    writer.next = sync;
+    writer.step(Event::Sync {
+        session: SESSION,
+        handle: HANDLE,
+        request: RequestId(sync),
+    });
+    assert!(writer.settles > 0);
+    assert!(writer.begin(ByteRange::new(0, 50)));
+    writer.settle();
+    writer.step(Event::WriteAbort {
+        session: SESSION,
+        request: RequestId(writer.next),
+    });
+    assert!(writer.hold());
+}
+
+/// The door's fsx hung on it: the bytes waited for what would hide them, that for the holder, and he for the bytes.
+#[test]
+fn bytes_that_announce_a_length_are_written_for_who_waits_for_them() {
+    const OTHER: SessionId = SessionId(2);
+    let mut writer = Writer::new();
+    for unit in 1..=2u64 {
+        if !writer.begin(ByteRange::new((unit << 20) - 1, 1)) {
+            writer.reserve_all();
+        }
+        writer.end();
+    }
+    writer.step(Event::SessionOpened {
+        session: OTHER,
+        label: SessionLabel::default(),
+    });
+    let hold = RequestId(1000);
+    writer.step(Event::Hold {
+        session: OTHER,
+        request: hold,
+        key: KEY,
+    });
+    assert!(!writer.begin(ByteRange::new(0, 1000)), "it is held");
+    writer.now = writer.now + Duration::from_s(1);
+    writer.step(Event::Timer);
+    writer.settle();
+    assert!(writer.done.contains(&hold));
 }

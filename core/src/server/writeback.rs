@@ -203,13 +203,22 @@ impl Server {
     /// When the oldest byte that the device lacks was acknowledged. Bytes that only announce a length wait for what
     /// will hide them, as long as that comes: each by itself would cost the device a way.
     fn oldest_dirty(&self, file: &File) -> Option<Instant> {
-        let pieces = &self.pieces;
         let comes = self.is_still_written(file);
+        self.oldest_where(file, |piece| !(comes && piece.is_announcement))
+    }
+
+    /// The same of all bytes.
+    fn oldest_of_all(&self, file: &File) -> Option<Instant> {
+        self.oldest_where(file, |_| true)
+    }
+
+    fn oldest_where(&self, file: &File, counts: impl Fn(&Piece) -> bool) -> Option<Instant> {
+        let pieces = &self.pieces;
         file.writing
             .commits
             .iter()
             .filter_map(|(commit, key)| pieces.get(key.0).filter(|piece| piece.commit == *commit))
-            .find(|piece| piece.live > 0 && !(comes && piece.is_announcement))
+            .find(|piece| piece.live > 0 && counts(piece))
             .map(|piece| piece.committed)
     }
 
@@ -240,12 +249,16 @@ impl Server {
     fn weigh_file(&self, device: &Device, id: FileId, pressed: bool) -> Option<Weighed> {
         let now = self.now;
         let file = self.files.get(&id)?;
-        let oldest = self.oldest_dirty(file)?;
+        let asked = file.writing.is_wanted() || file.way == WriteWay::Through;
+        // Who waits for all of it waits for bytes that announce, too: what will hide them may itself be waiting for him.
+        let oldest = match asked {
+            true => self.oldest_of_all(file),
+            false => self.oldest_dirty(file),
+        }?;
         if file.writing.failed.is_some_and(|(_, again)| now < again) {
             return None;
         }
         let age = self.policy.write_age;
-        let asked = file.writing.is_wanted() || file.way == WriteWay::Through;
         let goes_on = match device.write_goes_on {
             Some((same, offset)) if same == id => offset,
             _ => 0,
@@ -628,7 +641,8 @@ impl Server {
         if let Some(file) = self.files.get_mut(&id) {
             let writing = &mut file.writing;
             writing.settling = writing.settling.saturating_sub(1);
-            if writing.settling == 0 && writing.is_clean() {
+            // (A grant writes nothing yet, and may be given back.)
+            if writing.settling == 0 && writing.dirty.is_empty() && writing.flights.is_empty() {
                 file.version = version;
                 file.writing.is_unsettled = false;
             }

@@ -858,6 +858,7 @@ impl Server {
     fn hold_released(&mut self, id: FileId, actions: &mut Actions) {
         self.settle_waiters(id, actions);
         self.advance_writes(id, actions);
+        self.forget_if_unused(id, actions);
     }
 
     /// Every write that waits for a file is looked at again.

@@ -191,69 +191,84 @@ share_folder() {
 target=${CARGO_TARGET_DIR:-$root/target}
 rushes=$target/release/rushes
 session_socket=
-daemon_pid=
-daemon_folder=
+declare -A daemon_pid_of daemon_folder_of
 
 has_daemon() {
 	[[ -x $rushes ]] && "$rushes" serve --help >/dev/null 2>&1
 }
 
-# daemon_start SHARE FOLDER [SHARE FOLDER]...: sets session_socket.
+# daemon_start NAME WRITE-BUFFER SHARE FOLDER [SHARE FOLDER]...: sets
+# session_socket. A write buffer of "" is none.
 daemon_start() {
-	daemon_folder=$scratch/daemon
-	mkdir -p "$daemon_folder"
+	local name=$1 folder=$scratch/daemon-$1
+	mkdir -p "$folder"
 	{
+		printf '[cache]\nbytes = "64MiB"\n'
+		if [[ -n $2 ]]; then
+			printf '[write]\nbuffer_bytes = "%s"\n' "$2"
+		fi
 		cat <<-TOML
-		[cache]
-		bytes = "64MiB"
 		[server]
-		runtime_dir = "$daemon_folder/run"
-		state_dir = "$daemon_folder/state"
+		runtime_dir = "$folder/run"
+		state_dir = "$folder/state"
 		TOML
+		shift 2
 		while (($# >= 2)); do
 			printf '[[share]]\nname = "%s"\npath = "%s"\n' "$1" "$2"
 			shift 2
 		done
-	} >"$daemon_folder/rushes.toml"
-	session_socket=$daemon_folder/run/session.sock
-	daemon_run
+	} >"$folder/rushes.toml"
+	session_socket=$folder/run/session.sock
+	daemon_folder_of[$name]=$folder
+	daemon_run "$name"
 }
 
 # Start it (again) with the configuration it has.
 daemon_run() {
-	local tries
-	setsid "$rushes" serve --config "$daemon_folder/rushes.toml" \
-		</dev/null >>"$daemon_folder/log" 2>&1 &
-	daemon_pid=$!
-	group_pids+=("$daemon_pid")
+	local folder=${daemon_folder_of[$1]} tries
+	setsid "$rushes" serve --config "$folder/rushes.toml" \
+		</dev/null >>"$folder/log" 2>&1 &
+	daemon_pid_of[$1]=$!
+	group_pids+=("$!")
 	for ((tries = 0; tries < 200; tries++)); do
 		[[ -S $session_socket ]] && return 0
-		kill -0 "$daemon_pid" 2>/dev/null || break
+		kill -0 "$!" 2>/dev/null || break
 		sleep 0.05
 	done
-	cat "$daemon_folder/log" >&2
+	cat "$folder/log" >&2
 	die "rushes serve did not make $session_socket"
 }
 
-# If it was started: it lives, and reads went through it.
+# All that were started live, and reads (and writes) went through them.
+daemons_are_well() {
+	local name
+	for name in "${!daemon_pid_of[@]}"; do
+		daemon_is_well "$name"
+	done
+}
+
 daemon_is_well() {
-	local reads without
-	[[ -z $daemon_pid ]] && return 0
-	if ! kill -0 "$daemon_pid" 2>/dev/null; then
-		tail -n 40 "$daemon_folder/log" >&2
-		die "the daemon died"
+	local name=$1 folder=${daemon_folder_of[$1]} reads writes without
+	if ! kill -0 "${daemon_pid_of[$1]}" 2>/dev/null; then
+		tail -n 40 "$folder/log" >&2
+		die "the daemon '$name' died"
 	fi
-	reads=$("$rushes" status --runtime-dir "$daemon_folder/run" --json |
+	read -r reads writes < <("$rushes" status --runtime-dir "$folder/run" --json |
 		/usr/bin/python3 -c 'import json, sys
-cache = json.load(sys.stdin)["cache"]
-print(cache["hit_count"] + cache["miss_count"])') ||
-		die "the daemon does not tell its status"
-	((reads > 0)) || die "no read went through the daemon: this compared nothing"
+status = json.load(sys.stdin)
+cache = status["cache"]
+print(cache["hit_count"] + cache["miss_count"], status["write"]["write_count"])') ||
+		die "the daemon '$name' does not tell its status"
+	((reads > 0)) || die "no read went through the daemon '$name': this compared nothing"
+	if grep -q '^buffer_bytes' "$folder/rushes.toml"; then
+		((writes > 0)) || die "no write went through the daemon '$name': this compared nothing"
+	fi
 	# A machine under load may take longer than a door waits; more is a fault.
 	without=$(grep -rsh 'plain I/O until' "${log_of[@]}" |
-		grep -cF "$session_socket" || true)
-	((without <= 10)) || die "$without sessions did without the daemon"
-	say "the daemon answered $reads reads ($without sessions began without it)"
+		grep -cF "$folder/run/session.sock" || true)
+	((without <= 10)) || die "$without sessions did without the daemon '$name'"
+	say "the daemon '$name' answered $reads reads, $writes writes" \
+		"($without sessions began without it)"
 }
 
 # ---- a module that is given a hard time ----

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `make fsx`: a million random operations through a real smbd and a daemon that keeps written bytes.
+//!
+//! `smb-fsx [--operations N] [--seed N] [--workers N] [--only WORKER] [--clients N] [--buffer BYTES]
+//! [--share LINE]... [--global LINE]... [--modules NAMES] [--kill MS]`
+//!
+//! `--modules ""` is Samba alone: whether the model or our module is to blame.
+
+use rushes_tests::fsx::{self, Plan};
+use rushes_tests::world::{Setup, World};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// What stands on the command line.
+struct Asked {
+    plan: Plan,
+    setup: Setup,
+    /// Kill the daemon this often.
+    kill: Option<Duration>,
+}
+
+fn main() -> ExitCode {
+    let asked = match read(std::env::args().skip(1)) {
+        Ok(asked) => asked,
+        Err(error) => {
+            eprintln!("smb-fsx: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let Some(mut world) = World::build(&asked.setup) else {
+        return ExitCode::from(3);
+    };
+
+    let begun = Instant::now();
+    let mut daemon = world.daemon.take().expect("it runs with a daemon");
+    let done = AtomicBool::new(false);
+    let result = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let Some(pause) = asked.kill else { return };
+            while !done.load(Ordering::Relaxed) {
+                std::thread::sleep(pause);
+                daemon.kill();
+                daemon.start_again();
+            }
+        });
+        let result = fsx::run(world.smbd.port(), world.disk.path(), &asked.plan);
+        done.store(true, Ordering::Relaxed);
+        result
+    });
+    world.daemon = Some(daemon);
+    match result {
+        Ok(report) => {
+            let seconds = begun.elapsed().as_secs_f64();
+            for (kind, count) in &report.kinds {
+                println!("fsx: {count:8} {kind}");
+            }
+            println!("fsx: daemon: {}", world.daemon().status()["write"]);
+            println!(
+                "fsx: {} operations of seed {} in {seconds:.0} s, no divergence",
+                report.operations, asked.plan.seed
+            );
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            eprintln!("fsx: DIVERGED after {:.0} s", begun.elapsed().as_secs_f64());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn read(mut words: impl Iterator<Item = String>) -> Result<Asked, String> {
+    let mut asked = Asked {
+        plan: Plan {
+            seed: 1,
+            operations: 1_000_000,
+            workers: 16,
+            only: None,
+            clients: 2,
+            quiet: false,
+        },
+        setup: fsx::setup("64MiB"),
+        kill: None,
+    };
+    while let Some(word) = words.next() {
+        let value = words.next().ok_or(format!("{word} lacks a value"))?;
+        let number = || {
+            let wrong = |error| format!("{word} {value}: {error}");
+            value.parse::<u64>().map_err(wrong)
+        };
+        match word.as_str() {
+            "--operations" => asked.plan.operations = number()?,
+            "--seed" => asked.plan.seed = number()?,
+            "--workers" => asked.plan.workers = number()?.max(1),
+            "--only" => asked.plan.only = Some(number()?),
+            "--clients" => asked.plan.clients = number()?.max(1) as usize,
+            "--buffer" => asked.setup.write_buffer = Some(value.leak()),
+            "--share" => asked.setup.share.push(value),
+            "--global" => asked.setup.global.push(value),
+            "--modules" => asked.setup.modules = value,
+            "--kill" => asked.kill = Some(Duration::from_millis(number()?)),
+            _ => return Err(format!("unknown option {word}")),
+        }
+    }
+    Ok(asked)
+}

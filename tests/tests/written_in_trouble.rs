@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a client was told is written stays true when the disk is full, a device fails, or who wrote it is
+//! killed; and what cannot be kept is said before it is acknowledged.
+
+use rushes_tests::disk::run;
+use rushes_tests::fsx;
+use rushes_tests::pattern;
+use rushes_tests::smb2::{Connection, DISK_FULL, Disposition, QUOTA_EXCEEDED, Status};
+use rushes_tests::smbd::SHARE;
+use rushes_tests::world::{Backing, Setup, World};
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const BLOCK: usize = 65_536;
+
+fn world(backing: Backing) -> Option<World> {
+    World::build(&Setup {
+        backing,
+        ..fsx::setup("64MiB")
+    })
+}
+
+fn client(world: &World) -> Connection {
+    Connection::connect(world.smbd.port(), SHARE).expect("smbd lets guests in")
+}
+
+/// Bytes that anybody may still write, and that nobody but root may.
+fn room(world: &World) -> (u64, u64) {
+    let output = Command::new("stat")
+        .args(["-f", "-c", "%S %f %a"])
+        .arg(world.disk.path())
+        .output()
+        .expect("coreutils");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let numbers: Vec<u64> = text
+        .split_whitespace()
+        .filter_map(|number| number.parse().ok())
+        .collect();
+    let [block, free, available] = numbers.as_slice() else {
+        panic!("stat -f says {text:?}");
+    };
+    (block * available, block * (free - available))
+}
+
+fn everything_is_written(world: &mut World) {
+    world
+        .daemon()
+        .wait_for("nothing is left to be written", |status| {
+            status["write"]["used_bytes"] == 0
+        });
+}
+
+/// Several files side by side until the disk is full; then there is room again.
+fn a_full_disk(mkfs: &'static [&'static str]) {
+    let Some(mut world) = world(Backing::Small(mkfs)) else {
+        return;
+    };
+    let filler = world.path("filler");
+    let (available, reserve) = room(&world);
+    run(Command::new("fallocate")
+        .arg("-l")
+        .arg((available - (24 << 20)).to_string())
+        .arg(&filler));
+    let client = client(&world);
+    let names = ["a.mov", "b.mov", "c.mov"];
+    let mut written = [0_u64; 3];
+    for (index, name) in names.iter().enumerate() {
+        let (file, _) = client.open(name, Disposition::OpenIf).expect("made");
+        // The last one takes what is left.
+        let most = if index == 2 { u64::MAX } else { 4 << 20 };
+        while written[index] < most {
+            let bytes = pattern::bytes(index as u64, written[index], BLOCK);
+            match client.write(file, written[index], &bytes) {
+                Ok(()) => written[index] += BLOCK as u64,
+                Err(status) => {
+                    assert_eq!(status, Status(DISK_FULL), "{name} at {}", written[index]);
+                    assert_eq!(index, 2, "{written:?}");
+                    break;
+                }
+            }
+            assert!(written[index] < 64 << 20, "the disk is never full");
+        }
+        client
+            .flush(file)
+            .expect("what was acknowledged has its room");
+        client.close(file).expect("closed");
+    }
+    everything_is_written(&mut world);
+    assert!(written[2] > 1 << 20, "full too early: {written:?}");
+    let (_, left) = room(&world);
+    assert!(
+        left >= reserve / 2,
+        "of {reserve} bytes reserved for root {left} are left"
+    );
+    for (index, name) in names.iter().enumerate() {
+        let found = fs::read(world.path(name)).expect("the file is there");
+        assert_eq!(found.len() as u64, written[index], "{name}");
+        pattern::check(index as u64, 0, &found, name);
+    }
+    fs::remove_file(&filler).expect("our own disk");
+    let (file, _) = client.open("c.mov", Disposition::Open).expect("opened");
+    client
+        .write(file, written[2], &[7; 1000])
+        .expect("there is room again");
+    client.close(file).expect("closed");
+}
+
+#[test]
+fn a_full_ext4_is_told_before_bytes_are_acknowledged_and_roots_reserve_stays() {
+    a_full_disk(&["mkfs.ext4", "-q", "-F", "-m", "10"]);
+}
+
+#[test]
+fn a_full_xfs_is_told_before_bytes_are_acknowledged() {
+    a_full_disk(&["mkfs.xfs", "-q", "-f"]);
+}
+
+#[test]
+fn a_full_btrfs_is_told_before_bytes_are_acknowledged() {
+    a_full_disk(&["mkfs.btrfs", "-q", "-f"]);
+}
+
+#[test]
+fn what_a_killed_smbd_had_acknowledged_is_written() {
+    let Some(mut world) = world(Backing::Ext4) else {
+        return;
+    };
+    const FILES: usize = 8;
+    let client = client(&world);
+    let acknowledged: Vec<AtomicU64> = (0..FILES).map(|_| AtomicU64::new(0)).collect();
+    std::thread::scope(|scope| {
+        for (index, acknowledged) in acknowledged.iter().enumerate() {
+            let client = &client;
+            scope.spawn(move || {
+                let name = format!("{index}.mov");
+                let (file, _) = client.open(&name, Disposition::OpenIf).expect("made");
+                for at in (0_u64..).step_by(BLOCK) {
+                    let bytes = pattern::bytes(index as u64, at, BLOCK);
+                    if client.try_write(file, at, &bytes).is_err() {
+                        return;
+                    }
+                    acknowledged.store(at + BLOCK as u64, Ordering::Relaxed);
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(700));
+        let status = world.daemon().status();
+        let pid = status["sessions"][0]["pid"].as_u64().expect("one session");
+        run(Command::new("kill").args(["-KILL", &pid.to_string()]));
+    });
+    everything_is_written(&mut world);
+    let mut sum = 0;
+    for (index, acknowledged) in acknowledged.iter().enumerate() {
+        let acknowledged = acknowledged.load(Ordering::Relaxed);
+        let name = format!("{index}.mov");
+        let found = fs::read(world.path(&name)).expect("the file is there");
+        assert!(
+            found.len() as u64 >= acknowledged,
+            "{name}: {} of {acknowledged}",
+            found.len()
+        );
+        pattern::check(index as u64, 0, &found, &name);
+        sum += acknowledged;
+    }
+    assert!(sum > 1 << 20, "hardly anything was written: {sum}");
+    world.daemon().wait_for("the session is gone", |status| {
+        status["sessions"].as_array().is_some_and(Vec::is_empty)
+    });
+}
+
+#[test]
+fn a_device_that_fails_is_told_once_and_gets_the_bytes_when_it_works_again() {
+    let Some(mut world) = world(Backing::Slow) else {
+        return;
+    };
+    world.put("take.mov", 1, 4 << 20);
+    let place = world.disk.physical(&world.path("take.mov"), 1 << 20) & !4095;
+    let client = client(&world);
+    let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
+    world.disk.tell(&format!("fail write {place} 65536"));
+    let bytes = pattern::bytes(2, 1 << 20, BLOCK);
+    client
+        .write(file, 1 << 20, &bytes)
+        .expect("it is in memory");
+    assert!(client.flush(file).is_err(), "the device has failed");
+    // Whoever reads it gets what was written, not what the device has.
+    assert_eq!(client.read(file, 1 << 20, BLOCK), Ok(bytes.clone()));
+    let log = world.daemon().log();
+    assert!(log.contains("take.mov"), "it is told loudly:\n{log}");
+    world.disk.tell("clear");
+    everything_is_written(&mut world);
+    client.flush(file).expect("it was told once");
+    let found = fs::read(world.path("take.mov")).expect("the file is there");
+    assert!(found[1 << 20..(1 << 20) + BLOCK] == bytes);
+    client.close(file).expect("closed");
+}
+
+#[test]
+fn a_second_daemon_on_one_runtime_folder_leaves_the_first_alone() {
+    let Some(mut world) = world(Backing::Ext4) else {
+        return;
+    };
+    let client = client(&world);
+    let (file, _) = client.open("a.mov", Disposition::OpenIf).expect("made");
+    client.write(file, 0, &[1; BLOCK]).expect("written");
+    let log = world.scratch.path().join("second.log");
+    let status = Command::new(rushes_tests::needs::path_of("rushes"))
+        .args(["serve", "--config"])
+        .arg(world.scratch.path().join("rushes.toml"))
+        .stderr(File::create(&log).expect("scratch is writable"))
+        .status()
+        .expect("rushes was built");
+    assert!(!status.success());
+    let said = fs::read_to_string(&log).expect("its own log");
+    assert!(said.contains("another daemon serves from"), "{said}");
+    client
+        .write(file, BLOCK as u64, &[2; BLOCK])
+        .expect("written");
+    client.flush(file).expect("flushed");
+    assert!(world.daemon().is_alive());
+    let found = fs::read(world.path("a.mov")).expect("the file is there");
+    assert_eq!(found.len(), 2 * BLOCK);
+}
+
+/// Part of a file, written through the daemon, and its neighbour that shares the rest or is packed.
+fn a_file_that_is_not_its_own(mkfs: &'static [&'static str], compressed: bool) {
+    let Some(mut world) = world(Backing::Small(mkfs)) else {
+        return;
+    };
+    const LENGTH: usize = 3_000_000;
+    if compressed {
+        // Whatever is made in the folder from now on is packed.
+        run(Command::new("chattr").arg("+c").arg(world.disk.path()));
+    }
+    let text = vec![b'x'; LENGTH];
+    let path = world.path("take.mov");
+    fs::write(&path, &text).expect("the disk has room");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("our own disk");
+    if !compressed {
+        run(Command::new("cp")
+            .args(["--reflink=always"])
+            .arg(&path)
+            .arg(world.path("copy.mov")));
+    }
+    world.disk.make_cold();
+    let client = client(&world);
+    let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
+    let mut model = text.clone();
+    for (turn, at) in [0, 70_001, 1_500_000, LENGTH - 10, 70_500, LENGTH]
+        .into_iter()
+        .enumerate()
+    {
+        let bytes = pattern::bytes(turn as u64 + 9, at as u64, 50_000);
+        client.write(file, at as u64, &bytes).expect("written");
+        model.resize(model.len().max(at + bytes.len()), 0);
+        model[at..at + bytes.len()].copy_from_slice(&bytes);
+        let back = client.read(file, at as u64, BLOCK).expect("read");
+        assert!(back == model[at..model.len().min(at + BLOCK)]);
+        if turn == 3 {
+            client.flush(file).expect("flushed");
+        }
+    }
+    client.close(file).expect("closed");
+    everything_is_written(&mut world);
+    world.wait_for_file("take.mov", &model);
+    if !compressed {
+        let copy = fs::read(world.path("copy.mov")).expect("the file is there");
+        assert!(copy == text, "who shared its blocks keeps his bytes");
+    }
+}
+
+#[test]
+fn who_shares_blocks_on_xfs_keeps_his_bytes() {
+    a_file_that_is_not_its_own(&["mkfs.xfs", "-q", "-f", "-m", "reflink=1"], false);
+}
+
+#[test]
+fn who_shares_blocks_on_btrfs_keeps_his_bytes() {
+    a_file_that_is_not_its_own(&["mkfs.btrfs", "-q", "-f"], false);
+}
+
+#[test]
+fn a_packed_file_on_btrfs_is_written() {
+    a_file_that_is_not_its_own(&["mkfs.btrfs", "-q", "-f"], true);
+}
+
+#[test]
+fn a_device_that_stalls_for_half_a_minute_costs_patience_alone() {
+    let Some(mut world) = world(Backing::Slow) else {
+        return;
+    };
+    world.put("take.mov", 1, 4 << 20);
+    let client = client(&world);
+    let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
+    let bytes = pattern::bytes(2, 0, BLOCK);
+    client.write(file, 0, &bytes).expect("before the stall");
+    world.disk.tell("timing on");
+    world.disk.tell("stall 30000");
+    let begun = Instant::now();
+    client
+        .write(file, 1 << 20, &bytes)
+        .expect("it is in memory");
+    assert!(begun.elapsed() < Duration::from_secs(5), "no disk is asked");
+    client.flush(file).expect("late, and true");
+    assert!(begun.elapsed() > Duration::from_secs(20), "it was stalled");
+    everything_is_written(&mut world);
+    let found = fs::read(world.path("take.mov")).expect("the file is there");
+    assert!(found[..BLOCK] == bytes && found[1 << 20..][..BLOCK] == bytes);
+    client.close(file).expect("closed");
+}
+
+#[test]
+fn a_quota_is_told_before_bytes_are_acknowledged() {
+    // Limits of a kind that this kernel keeps: of a subvolume. Users' limits of ext4 need CONFIG_QFMT_V2.
+    let Some(mut world) = world(Backing::Small(&["mkfs.btrfs", "-q", "-f"])) else {
+        return;
+    };
+    let btrfs = |words: &[&str]| {
+        run(Command::new("btrfs").args(words).arg(world.disk.path()));
+    };
+    btrfs(&["quota", "enable"]);
+    btrfs(&["qgroup", "limit", "20M"]);
+    let client = client(&world);
+    let (file, _) = client.open("a.mov", Disposition::OpenIf).expect("made");
+    let mut written = 0;
+    let refused = loop {
+        let bytes = pattern::bytes(5, written, BLOCK);
+        match client.write(file, written, &bytes) {
+            Ok(()) => written += BLOCK as u64,
+            Err(status) => break status,
+        }
+        assert!(written < 64 << 20, "no limit is kept");
+    };
+    assert!(
+        matches!(refused.0, DISK_FULL | QUOTA_EXCEEDED),
+        "{refused:?}"
+    );
+    client.flush(file).expect("what was acknowledged fits");
+    client.close(file).expect("closed");
+    everything_is_written(&mut world);
+    let found = fs::read(world.path("a.mov")).expect("the file is there");
+    assert_eq!(found.len() as u64, written);
+    pattern::check(5, 0, &found, "within the limit");
+}
