@@ -55,7 +55,7 @@ extern int vfs_rushes_debug_level;
  * that cannot wait in the background fails after PATIENCE_S.
  */
 #define RUSHES_LOOK_MS 50
-#define RUSHES_RECOVER_S 30
+#define RUSHES_RECOVER_S 5
 #define RUSHES_PATIENCE_S 90
 
 /* What malloc may keep of freed memory; see rushes_keep_buffers. */

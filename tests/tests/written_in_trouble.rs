@@ -313,6 +313,49 @@ fn a_device_that_stalls_for_half_a_minute_costs_patience_alone() {
 }
 
 #[test]
+fn what_a_device_still_has_of_a_killed_daemon_never_lands_on_newer_bytes() {
+    let Some(mut world) = world(Backing::Slow) else {
+        return;
+    };
+    const LENGTH: usize = 4 << 20;
+    world.put("take.mov", 1, LENGTH);
+    let mut model = pattern::bytes(1, 0, LENGTH);
+    let client = client(&world);
+    let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
+    let mut write = |seed: u64, from: usize, to: usize| {
+        for at in (from..to).step_by(BLOCK) {
+            let bytes = pattern::bytes(seed, at as u64, BLOCK.min(to - at));
+            model[at..at + bytes.len()].copy_from_slice(&bytes);
+            client.write(file, at as u64, &bytes).expect("in memory");
+        }
+    };
+    write(2, 0, 2 << 20);
+    world.disk.tell("timing on");
+    world.disk.tell("stall 6000");
+    let mut daemon = world.daemon.take().expect("a daemon");
+    std::thread::scope(|scope| {
+        // Has the older bytes sent to the device, which sits on them.
+        let flush = scope.spawn(|| client.flush(file));
+        std::thread::sleep(Duration::from_millis(300));
+        write(3, 5_000, 1 << 20);
+        let begun = Instant::now();
+        daemon.kill();
+        daemon.start_again();
+        write(4, 100_000, 300_000);
+        let back = client.read(file, 0, BLOCK).expect("read");
+        assert!(back == model[..BLOCK], "it is in memory");
+        assert!(begun.elapsed() < Duration::from_secs(4), "no disk is asked");
+        assert_eq!(flush.join().expect("no panic"), Ok(()));
+    });
+    world.daemon = Some(daemon);
+    everything_is_written(&mut world);
+    let found = fs::read(world.path("take.mov")).expect("the file is there");
+    let wrong = found.iter().zip(&model).position(|(a, b)| a != b);
+    assert_eq!((found.len(), wrong), (LENGTH, None));
+    client.close(file).expect("closed");
+}
+
+#[test]
 fn a_quota_is_told_before_bytes_are_acknowledged() {
     // Limits of a kind that this kernel keeps: of a subvolume. Users' limits of ext4 need CONFIG_QFMT_V2.
     let Some(mut world) = world(Backing::Small(&["mkfs.btrfs", "-q", "-f"])) else {
