@@ -408,6 +408,12 @@ pub struct ScatterArgs {
     /// Largest write; whole pages of 4 KiB
     #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = parse_pages)]
     pub block_max: u64,
+    /// Nobody has read the file before
+    #[arg(long)]
+    pub cold: bool,
+    /// Rushes goes over no gap
+    #[arg(long)]
+    pub no_coalesce: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: ServerArgs,
@@ -636,6 +642,7 @@ pub fn play_of(
             nameless: false,
             write_buffer_bytes: 0,
             write_options: Vec::new(),
+            share_options: Vec::new(),
         },
         stream_count: streams,
         bitrate: players.bitrate,
@@ -840,6 +847,7 @@ impl ScatterArgs {
             bytes: self.bytes,
             blocks: (self.block_min, self.block_max),
             seed: self.ground.seed,
+            is_warm: !self.cold,
         }
     }
 
@@ -862,6 +870,11 @@ impl ScatterArgs {
             self.ground.seed,
         );
         self.ground.buffer(&mut play.server);
+        let switch = ("coalesce".to_owned(), (!self.no_coalesce).to_string());
+        play.server.rushes_options.push(switch);
+        // Nobody else is at this disk.
+        let alone = ("exclusive".to_owned(), "true".to_owned());
+        play.server.share_options.push(alone);
         Writers::Clients(Box::new(play.server))
     }
 }

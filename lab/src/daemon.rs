@@ -201,6 +201,9 @@ fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Re
         "\n[[share]]\nname = \"{SHARE}\"\npath = \"{}\"",
         stage.root().display()
     )?;
+    for (key, value) in &spec.share_options {
+        writeln!(text, "{key} = {value}")?;
+    }
     if let Some(frames) = spec.frames_per_kilosecond {
         writeln!(
             text,

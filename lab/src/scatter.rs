@@ -27,6 +27,8 @@ use std::time::Duration;
 
 const BEGIN_IN: Duration = Duration::from_millis(300);
 const WATCH_EVERY: Duration = Duration::from_millis(100);
+/// A file that was written to: until nobody has to set its times any more (smbd does after 2 s).
+const SETTLES_IN: Duration = Duration::from_secs(4);
 const PAGE: u64 = PAGE_BYTES as u64;
 /// The stage's only file.
 const FILE: u64 = 0;
@@ -51,6 +53,8 @@ pub struct Scatter {
     pub blocks: (u64, u64),
     /// Of places and sizes.
     pub seed: u64,
+    /// The file has been read once through the door before (by fio: into the kernel's cache).
+    pub is_warm: bool,
 }
 
 /// One JSON object. Fields may be added, never renamed or given another unit.
@@ -72,6 +76,8 @@ pub struct ScatterReport {
     pub write_back: Option<bool>,
     /// Clients, or threads.
     pub clients: u64,
+    /// The file had been read before, through the same door.
+    pub warm: bool,
     /// Of the file that existed. Units: bytes.
     pub file_bytes: u64,
     /// Smallest write.
@@ -92,6 +98,8 @@ pub struct ScatterReport {
     pub mb_per_s_synced: f64,
     /// Write requests that the block device was sent.
     pub device_write_count: Option<u64>,
+    /// Of the bytes that were written, what the disk had already: gaps that the server went over; null of others.
+    pub bytes_bridged: Option<u64>,
     /// 99 of 100 acknowledgements took no longer (of the slowest client).
     pub response_ms_p99: f64,
     /// Bytes that differ from what was written, read cold from the file system below; null of fio.
@@ -140,6 +148,8 @@ impl Scatter {
         report.file_system = stage.file_system_name();
         report.write_back = stage.write_back();
         report.clients = self.client_count;
+        report.warm = self.is_warm;
+        report.bytes_bridged = bridged(&report.status);
         report.file_bytes = file_bytes(stage);
         (report.block_bytes_min, report.block_bytes_max) = self.blocks;
         report.mb_per_s = report.bytes as f64 / 1e6 / report.wall_s.max(1e-9);
@@ -188,8 +198,50 @@ impl Scatter {
         Ok(report)
     }
 
+    /// Somebody has written to the file and read all of it before. (The first write to a file has smbd set an attribute of it,
+    /// which looks like a stranger's change to who opens it next: what was cached of it would be dropped.)
+    fn warm(&self, stage: &Stage, server: &Server) -> Result<()> {
+        let first_write = Load::Scatter {
+            places: self.scattered(0),
+            bytes: 1,
+        };
+        self.alone(stage, server, first_write)?;
+        sync(stage)?;
+        pause(SETTLES_IN)?;
+        let reading = Load::SequentialRead {
+            block: 1 << 20,
+            rounds: 1,
+        };
+        self.alone(stage, server, reading)
+    }
+
+    /// One client does that.
+    fn alone(&self, stage: &Stage, server: &Server, load: Load) -> Result<()> {
+        let clip = stage.plan().copy_clip(FILE);
+        let job = work::Job {
+            address: server.address().clone(),
+            path: Plan::copy_path(FILE),
+            clip: (clip.seed, clip.number),
+            file_bytes: file_bytes(stage),
+            load,
+            seed: self.seed,
+        };
+        let mut client = Client::start("work", server, &job)?;
+        client.wait_ready()?;
+        client.begin(now_ns())?;
+        let crowd = Crowd::<work::Done>::gather(vec![client]);
+        while !crowd.is_done() {
+            pause(WATCH_EVERY)?;
+        }
+        crowd.results()?;
+        Ok(())
+    }
+
     fn perform(&self, stage: &Stage, server: &Server) -> Result<(ScatterReport, Vec<work::Done>)> {
         let clip = stage.plan().copy_clip(FILE);
+        if self.is_warm {
+            self.warm(stage, server)?;
+        }
         let mut clients = Vec::new();
         for client in 0..self.client_count {
             let job = work::Job {
@@ -314,12 +366,16 @@ impl Scatter {
                 "--thread",
                 "--fallocate=none",
                 "--group_reporting",
-                // Warm pages would be a help that no client of a server has.
-                "--invalidate=1",
                 "--output-format=json",
             ]
             .map(str::to_owned),
         );
+        // Warm pages would be a help that clients of a server that is cold do not have.
+        let cache = match self.is_warm {
+            true => "--pre_read=1",
+            false => "--invalidate=1",
+        };
+        arguments.push(cache.to_owned());
         let (least, most) = self.blocks;
         arguments.extend([
             format!("--bsrange={least}-{most}"),
@@ -348,6 +404,14 @@ impl Scatter {
         let path: PathBuf = stage.root().join(Plan::copy_path(FILE));
         wrong_pages(&path, stage.plan().copy_clip(FILE), &generations, quiet)
     }
+}
+
+fn bridged(status: &Value) -> Option<u64> {
+    let devices = status["devices"].as_array()?;
+    let each = devices
+        .iter()
+        .filter_map(|device| device["write_bridged_bytes"].as_u64());
+    Some(each.sum())
 }
 
 fn file_bytes(stage: &Stage) -> u64 {
@@ -432,8 +496,9 @@ impl ScatterReport {
         );
         let _ = writeln!(
             out,
-            "  the device was sent {} writes; wrong bytes {}; server CPU {:.2} s",
+            "  the device was sent {} writes, {} bytes of gaps in them; wrong bytes {}; server CPU {:.2} s",
             show(self.device_write_count),
+            show(self.bytes_bridged),
             show(self.bytes_wrong),
             self.server_cpu_s
         );
@@ -455,6 +520,7 @@ mod tests {
             bytes: 256 << 20,
             blocks: (4096, 65536),
             seed: 3,
+            is_warm: false,
         };
         let arguments = scatter.fio_arguments(Path::new("/stage/clip.mov"), 1 << 30);
         assert_eq!(arguments[0], "--filename=/stage/clip.mov");

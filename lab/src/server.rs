@@ -106,6 +106,8 @@ pub struct Spec {
     pub rushes_options: Vec<(String, String)>,
     /// Further lines of `[write]` in rushes.toml.
     pub write_options: Vec<(String, String)>,
+    /// Further lines of the `[[share]]` in rushes.toml.
+    pub share_options: Vec<(String, String)>,
     /// Read-ahead of the device for this run. Units: KiB.
     pub read_ahead_kib: Option<u64>,
     /// A device model measured before; `None`: measure in set-up.

@@ -6,7 +6,7 @@
 
 use rushes_core::server::{
     Action, Actions, Event, FileFacts, IoClass, LanePart, Outcome, RateHint, RateSource, Runs,
-    SlotRun,
+    SlotRun, WritePart,
 };
 use rushes_core::units::*;
 
@@ -234,9 +234,24 @@ impl Digest {
         }
     }
 
-    fn parts(&mut self, parts: &[LanePart]) {
+    fn lane_part(&mut self, part: &LanePart) {
+        self.all([u64::from(part.lane.0), part.offset, part.length]);
+    }
+
+    fn parts(&mut self, parts: &[WritePart]) {
         for part in parts {
-            self.all([u64::from(part.lane.0), part.offset, part.length]);
+            match part {
+                WritePart::Lane(part) => self.lane_part(part),
+                WritePart::Slot {
+                    slot,
+                    offset,
+                    length,
+                } => self.all([
+                    1 << 32 | u64::from(slot.0),
+                    (*offset).into(),
+                    (*length).into(),
+                ]),
+            }
         }
     }
 
@@ -293,7 +308,7 @@ impl Digest {
                 }
                 Action::Fill { slot, offset, from } => {
                     self.all([108, u64::from(slot.0), u64::from(*offset)]);
-                    self.parts(&[*from]);
+                    self.lane_part(from);
                 }
                 Action::Zero {
                     slot,

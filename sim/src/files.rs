@@ -207,6 +207,7 @@ impl Files {
             },
             hint: file.hint,
             way: WriteWay::Through,
+            is_exclusive: false,
         }
     }
 

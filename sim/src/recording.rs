@@ -3,10 +3,11 @@
 //!
 //! A small world of its own, beside [`crate::world`]: it has lanes and a file system that gives blocks, and no faults and no
 //! bytes (that every byte comes where it belongs is for the random test in `core/src/server/write_tests.rs`). Readers play, writers
-//! record at a rate, copies read and copies write as fast as they are let. The disk is rt-Samba's Table 5, 14 ms for a write's
+//! record at a rate, copies read and copies write as fast as they are let, scatterers write here and there in one file that they have read. The disk is rt-Samba's Table 5, 14 ms for a write's
 //! positioning.
 
 use crate::disk;
+use crate::prng::Prng;
 use crate::queue::Queue;
 use clap::Args;
 use rushes_core::server::*;
@@ -25,6 +26,8 @@ const TURN: Duration = Duration::from_us(150);
 const RESERVING: Duration = Duration::from_ms(3);
 const RECORDS: u32 = 16_384;
 const COPY_BYTES: u64 = 1 << 20;
+/// What scatterers write at once, at most; whole pages.
+const SCATTER_PAGES_MAX: u64 = 16;
 
 /// Who is there.
 #[derive(Clone, Debug, Args)]
@@ -50,6 +53,15 @@ pub struct Recording {
     /// Size of their files. Units: MiB.
     #[arg(long, default_value_t = 1024)]
     pub copy_in_mib: u64,
+    /// Clients that write up to 64 KiB anywhere in one file, as much together as it is long, when they have read it.
+    #[arg(long, default_value_t = 0)]
+    pub scatterers: u64,
+    /// Size of that file. Units: MiB.
+    #[arg(long, default_value_t = 256)]
+    pub scatter_mib: u64,
+    /// The server goes over no gap.
+    #[arg(long)]
+    pub no_coalesce: bool,
     /// How long players play and writers write.
     #[arg(long, default_value_t = 60)]
     pub seconds: u64,
@@ -77,6 +89,9 @@ impl Default for Recording {
             copies_in: 0,
             announce: false,
             copy_in_mib: 1024,
+            scatterers: 0,
+            scatter_mib: 256,
+            no_coalesce: false,
             seconds: 60,
             bitrate: 100,
             buffer: 1024,
@@ -113,6 +128,10 @@ pub struct Recorded {
     pub copy_mb_per_s: f64,
     /// Units: MB/s.
     pub copy_in_mb_per_s: f64,
+    /// What scatterers had on the disk, from the first of their writes until it had all of them. Units: MB/s.
+    pub scatter_mb_per_s: f64,
+    /// Of what was written, what the disk had already. Units: bytes.
+    pub bridged_bytes: u64,
     /// The longest that a copy stood still. Units: ms.
     pub copy_wait_ms: f64,
     /// Most extents of a file.
@@ -135,6 +154,7 @@ enum Role {
     Write,
     Copy,
     CopyIn,
+    Scatter,
 }
 
 struct Client {
@@ -148,6 +168,8 @@ struct Client {
     next: u64,
     /// Bytes that it still writes to announce its length.
     to_announce: u64,
+    /// Requests of its that only read, before it writes.
+    to_read: u64,
     /// When each frame was answered.
     answered: Vec<Instant>,
     late: u64,
@@ -179,6 +201,9 @@ struct World {
     now: Instant,
     queue: Queue<What>,
     server: Server,
+    random: Prng,
+    scattered: u64,
+    scatter_begins: Instant,
     lane_pages: u32,
     rate: BytesPerSecond,
     clients: Vec<Client>,
@@ -252,7 +277,16 @@ impl Recording {
             queue: Queue::default(),
             lane_pages: (limits.write_buffer_bytes / PAGE_BYTES) as u32,
             rate: BytesPerSecond::from_bits(self.bitrate * 1_000_000),
-            server: Server::new(limits, Policy::default()),
+            server: Server::new(
+                limits,
+                Policy {
+                    coalesce: !self.no_coalesce,
+                    ..Policy::default()
+                },
+            ),
+            random: Prng::new(1),
+            scattered: 0,
+            scatter_begins: Instant::NEVER,
             clients: Vec::new(),
             files: BTreeMap::new(),
             free: Vec::new(),
@@ -279,6 +313,7 @@ impl Recording {
             (Role::Write, self.writers + self.late_writers),
             (Role::Copy, self.copies),
             (Role::CopyIn, self.copies_in),
+            (Role::Scatter, self.scatterers),
         ];
         let played = self.readers + self.copies;
         let size = model().size.0;
@@ -305,9 +340,17 @@ impl Recording {
         } else {
             COPY_BYTES
         };
-        let file = FileId(index as u32 + 1);
+        let shared = match role {
+            Role::Scatter => nth,
+            _ => 0,
+        };
+        let file = FileId((index as u64 - shared) as u32 + 1);
         let mut one = OneFile::default();
-        let mut delay = Duration::from_ms(250 * nth);
+        let mut delay = match role {
+            Role::Scatter => Duration::ZERO,
+            _ => Duration::from_ms(250 * nth),
+        };
+        let mut to_read = 0;
         let frame_count = match role {
             Role::Read | Role::Copy => {
                 one.size = gap / frame_bytes * frame_bytes;
@@ -332,8 +375,26 @@ impl Recording {
                 seconds * NS_PER_S / period.0
             }
             Role::CopyIn => (self.copy_in_mib << 20) / frame_bytes,
+            Role::Scatter => {
+                // All read it, each his own part.
+                to_read = (self.scatter_mib << 20) / COPY_BYTES / self.scatterers;
+                let mean = (SCATTER_PAGES_MAX + 1) * PAGE_BYTES / 2;
+                one.size = to_read * COPY_BYTES * self.scatterers;
+                to_read + one.size / self.scatterers / mean
+            }
         };
-        world.files.insert(file, one);
+        if role == Role::Scatter && nth == 0 {
+            let (start, _) = world.free[0];
+            one.extents.push(Extent {
+                logical: ByteOffset(0),
+                physical: ByteOffset(start),
+                length: ByteCount(one.size),
+            });
+            world.free[0].0 += one.size;
+        }
+        if shared == 0 {
+            world.files.insert(file, one);
+        }
         let begin = world.now + delay;
         world.clients.push(Client {
             role,
@@ -349,6 +410,7 @@ impl Recording {
             } else {
                 0
             },
+            to_read,
             answered: Vec::new(),
             late: 0,
             last_answer: begin,
@@ -403,14 +465,12 @@ impl World {
             ..SessionLabel::default()
         };
         self.step(Event::SessionOpened { session, label });
-        if matches!(role, Role::Write | Role::CopyIn) {
-            self.step(Event::LaneAdded {
-                lane: LaneId(session.0),
-                session: Some(session),
-                page_count: self.lane_pages,
-                record_count: RECORDS,
-            });
-        }
+        self.step(Event::LaneAdded {
+            lane: LaneId(session.0),
+            session: Some(session),
+            page_count: self.lane_pages,
+            record_count: RECORDS,
+        });
         self.step(Event::Opening {
             session,
             handle: HANDLE,
@@ -429,6 +489,7 @@ impl World {
             extents: one.extents.clone(),
             hint: (role == Role::Read).then_some(RateHint::Rate(self.rate, RateSource::Rule)),
             way: WriteWay::Cached,
+            is_exclusive: role == Role::Scatter,
         };
         self.step(Event::Opened {
             session,
@@ -450,7 +511,23 @@ impl World {
         };
         let (session, request, sent) = (client.session, RequestId(client.next), self.now);
         let handle = HANDLE;
-        let event = match client.role {
+        let (role, reads) = (client.role, client.next < client.to_read);
+        let range = match role {
+            Role::Scatter if reads => {
+                let part = u64::from(session.0 - client.file.0) * client.to_read;
+                ByteRange::new((part + client.next) * COPY_BYTES, COPY_BYTES)
+            }
+            Role::Scatter => self.anywhere(index),
+            _ => range,
+        };
+        let event = match role {
+            Role::Scatter if reads => Event::Read {
+                session,
+                handle,
+                request,
+                range,
+                sent,
+            },
             Role::Read | Role::Copy => Event::Read {
                 session,
                 handle,
@@ -458,7 +535,7 @@ impl World {
                 range,
                 sent,
             },
-            Role::Write | Role::CopyIn => Event::WriteBegin {
+            Role::Write | Role::CopyIn | Role::Scatter => Event::WriteBegin {
                 session,
                 handle,
                 request,
@@ -467,6 +544,16 @@ impl World {
             },
         };
         self.step(event);
+    }
+
+    /// A few pages of a scatterer's file.
+    fn anywhere(&mut self, index: usize) -> ByteRange {
+        let pages = self.files[&self.clients[index].file].size / PAGE_BYTES;
+        let count = 1 + self.random.below(SCATTER_PAGES_MAX);
+        let first = self.random.below(pages - count + 1);
+        self.scattered += count * PAGE_BYTES;
+        self.scatter_begins = self.scatter_begins.min(self.now);
+        ByteRange::new(first * PAGE_BYTES, count * PAGE_BYTES)
     }
 
     fn answered(&mut self, index: usize) {
@@ -493,7 +580,7 @@ impl World {
         client.last_answer = now;
         client.answered.push(now);
         client.next += 1;
-        if matches!(client.role, Role::Write | Role::CopyIn) {
+        if matches!(client.role, Role::Write | Role::CopyIn | Role::Scatter) {
             self.last_ack = now;
         }
         if client.role == Role::Copy && now >= ends {
@@ -715,6 +802,9 @@ impl World {
             one.size = one.size.max(io.range.end());
         }
         let client = &self.clients[io.file.0 as usize - 1];
+        if client.role == Role::Scatter {
+            return;
+        }
         let frames =
             io.range.start.0 / client.frame_bytes..io.range.end().div_ceil(client.frame_bytes);
         for frame in frames {
@@ -762,6 +852,7 @@ impl World {
                 Role::Write => self.out.late_writes += client.late + missing,
                 Role::Copy => self.out.copy_mb_per_s += bytes / asked.seconds as f64,
                 Role::CopyIn => self.out.copy_in_mb_per_s += bytes / seconds,
+                Role::Scatter => self.out.missing_bytes += missing,
             }
             if matches!(client.role, Role::Write | Role::CopyIn) {
                 let one = &self.files[&client.file];
@@ -770,6 +861,12 @@ impl World {
                 self.out.missing_bytes += wrote.saturating_sub(one.written);
             }
         }
+        if self.scattered > 0 {
+            let took = self.last_written.since(self.scatter_begins).0 as f64 / 1e9;
+            self.out.scatter_mb_per_s = self.scattered as f64 / 1e6 / took;
+        }
+        let devices = self.server.devices();
+        self.out.bridged_bytes = devices.iter().map(|device| device.write_bridged.0).sum();
         self.out.worst_ms = self.worst.0 as f64 / 1e6;
         self.out.device_worst_s = self.device_worst.0 as f64 / 1e9;
         self.out.final_sync_s = self.last_written.since(self.last_ack).0 as f64 / 1e9;
@@ -798,6 +895,43 @@ mod tests {
             assert!(out.copy_in_mb_per_s > 130.0, "{out:?}");
             assert_eq!((out.plain, out.missing_bytes), (0, 0), "{out:?}");
         }
+    }
+
+    #[test]
+    fn small_writes_over_a_cached_file_become_few_requests() {
+        let scattered = |no_coalesce| {
+            Recording {
+                writers: 0,
+                scatterers: 8,
+                no_coalesce,
+                ..Recording::default()
+            }
+            .run()
+        };
+        let (with, without) = (scattered(false), scattered(true));
+        assert_eq!((with.plain, with.missing_bytes), (0, 0), "{with:?}");
+        assert_eq!(without.bridged_bytes, 0, "{without:?}");
+        assert!(with.writes * 4 <= without.writes, "{with:?} {without:?}");
+        assert!(
+            with.scatter_mb_per_s >= 1.38 * without.scatter_mb_per_s,
+            "{with:?} {without:?}"
+        );
+    }
+
+    #[test]
+    fn gaps_that_are_bridged_make_no_promise_late() {
+        let out = Recording {
+            readers: 6,
+            writers: 2,
+            scatterers: 4,
+            seconds: 60,
+            ..Recording::default()
+        }
+        .run();
+        assert!(out.bridged_bytes > 0, "{out:?}");
+        assert_eq!(out.readers_admitted, 6, "{out:?}");
+        assert_eq!((out.late_reads, out.late_writes), (0, 0), "{out:?}");
+        assert_eq!(out.device_late_bytes, 0, "{out:?}");
     }
 
     #[test]

@@ -322,14 +322,14 @@ fn what_a_device_still_has_of_a_killed_daemon_never_lands_on_newer_bytes() {
     let mut model = pattern::bytes(1, 0, LENGTH);
     let client = client(&world);
     let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
-    let mut write = |seed: u64, from: usize, to: usize| {
+    let write = |model: &mut [u8], seed: u64, from: usize, to: usize| {
         for at in (from..to).step_by(BLOCK) {
             let bytes = pattern::bytes(seed, at as u64, BLOCK.min(to - at));
             model[at..at + bytes.len()].copy_from_slice(&bytes);
             client.write(file, at as u64, &bytes).expect("in memory");
         }
     };
-    write(2, 0, 2 << 20);
+    write(&mut model, 2, 0, 2 << 20);
     world.disk.tell("timing on");
     world.disk.tell("stall 6000");
     let mut daemon = world.daemon.take().expect("a daemon");
@@ -337,11 +337,11 @@ fn what_a_device_still_has_of_a_killed_daemon_never_lands_on_newer_bytes() {
         // Has the older bytes sent to the device, which sits on them.
         let flush = scope.spawn(|| client.flush(file));
         std::thread::sleep(Duration::from_millis(300));
-        write(3, 5_000, 1 << 20);
+        write(&mut model, 3, 5_000, 1 << 20);
         let begun = Instant::now();
         daemon.kill();
         daemon.start_again();
-        write(4, 100_000, 300_000);
+        write(&mut model, 4, 100_000, 300_000);
         let back = client.read(file, 0, BLOCK).expect("read");
         assert!(back == model[..BLOCK], "it is in memory");
         assert!(begun.elapsed() < Duration::from_secs(4), "no disk is asked");

@@ -54,6 +54,8 @@ impl ServiceModel {
 pub struct RefinedModel {
     /// As calibrated.
     pub base: DeviceModel,
+    /// What was measured of writes, be it of the drive's memory.
+    measured_write: ServiceModel,
     /// Observed over predicted, in millionths; smoothed over about 64 requests.
     scale_ppm: u64,
     /// Part of the device's time that others take, in thousandths.
@@ -85,9 +87,11 @@ impl RefinedModel {
         // long run that measurement did not see, and reading is the better guess.
         let is_memory = base.write.rate.0 / 5 * 4 > base.read.rate.0;
         let write = if is_memory { base.read } else { base.write };
+        let measured_write = base.write;
         let base = DeviceModel { write, ..base };
         RefinedModel {
             base,
+            measured_write,
             scale_ppm: 1_000_000,
             foreign_permille: 0,
             foreign_average: 0,
@@ -147,6 +151,18 @@ impl RefinedModel {
         } else {
             self.transfer(count)
         }
+    }
+
+    /// What one request more costs, a gap away from the one before, its bytes left out.
+    ///
+    /// A drive that takes writes into a memory orders them there: the way to the next is short, and mostly what lies between
+    /// passes below the head meanwhile. What is left is to hand it over, and that was measured.
+    pub fn another(&self, writes: bool, gap: u64) -> Duration {
+        let model = match writes {
+            true => &self.measured_write,
+            false => &self.base.read,
+        };
+        self.scaled(model.positioning(gap, self.base.size))
     }
 
     /// Time of a request: to get `distance` away and move `count` bytes.
@@ -282,6 +298,9 @@ mod tests {
         };
         let model = RefinedModel::new(quick);
         assert_eq!(model.write(1 << 30, 4 << 20), model.read(1 << 30, 4 << 20));
+        // But to hand it one more costs what it costs, and not a way.
+        assert_eq!(model.another(true, 1 << 20), Duration::from_us(130));
+        assert!(model.another(false, 1 << 20) > Duration::from_ms(6));
         quick.write.rate = BytesPerSecond(145_000_000);
         assert_eq!(RefinedModel::new(quick).base.write, quick.write);
     }

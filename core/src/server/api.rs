@@ -68,6 +68,8 @@ pub struct Policy {
     pub contracts_from_header: bool,
     /// An acknowledged byte is on its device so long after at the latest, when the device can.
     pub write_age: Duration,
+    /// False: no gap is bridged, neither reading nor writing (for ablation).
+    pub coalesce: bool,
 }
 
 impl Default for Policy {
@@ -79,6 +81,7 @@ impl Default for Policy {
             contracts_from_cadence: true,
             contracts_from_header: true,
             write_age: Duration::from_s(4),
+            coalesce: true,
         }
     }
 }
@@ -152,6 +155,8 @@ pub struct FileFacts {
     pub hint: Option<RateHint>,
     /// How it may be written.
     pub way: WriteWay,
+    /// Nobody writes to it but clients of ours: no other program, through no other door.
+    pub is_exclusive: bool,
 }
 
 /// Who is behind a session, for the ledger.
@@ -396,6 +401,32 @@ pub struct LanePart {
     pub length: u64,
 }
 
+/// Bytes of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WritePart {
+    /// What the device does not have yet.
+    Lane(LanePart),
+    /// What lies between, out of a buffer: the device has it already.
+    Slot {
+        /// Which buffer. Nobody changes it until the write has ended.
+        slot: SlotIndex,
+        /// Where in it they begin. Units: bytes.
+        offset: u32,
+        /// How many.
+        length: u32,
+    },
+}
+
+impl WritePart {
+    /// Units: bytes.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            WritePart::Lane(part) => part.length,
+            WritePart::Slot { length, .. } => u64::from(*length),
+        }
+    }
+}
+
 /// A run of parts in [`Actions::parts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartRun {
@@ -416,7 +447,7 @@ pub struct IoWrite {
     pub device: DeviceId,
     /// Which bytes. Starts and ends on a page, unless `buffered`.
     pub range: ByteRange,
-    /// What: bytes of lanes, one behind the other, as many as the range has.
+    /// What, one behind the other, as many bytes as the range has.
     pub parts: PartRun,
     /// Less than a page at its start or end: through the kernel's cache, which knows the rest of the page.
     pub buffered: bool,
@@ -532,7 +563,7 @@ pub struct Actions {
     /// What [`SlotRun`]s point into.
     pub slots: Vec<SlotIndex>,
     /// What [`PartRun`]s point into.
-    pub parts: Vec<LanePart>,
+    pub parts: Vec<WritePart>,
 }
 
 impl Actions {
@@ -544,7 +575,7 @@ impl Actions {
     }
 
     /// The parts of a run.
-    pub fn parts_of(&self, run: PartRun) -> &[LanePart] {
+    pub fn parts_of(&self, run: PartRun) -> &[WritePart] {
         let start = run.start as usize;
         self.parts
             .get(start..start.saturating_add(run.count as usize))
@@ -648,6 +679,12 @@ pub struct DeviceRecord {
     pub write_count: u64,
     /// Their bytes.
     pub written: ByteCount,
+    /// Of `written`, what the device had already: it lay between what was to be written.
+    pub write_bridged: ByteCount,
+    /// Of `bytes`, what nobody had asked for: it lay between what was wanted.
+    pub read_bridged: ByteCount,
+    /// How often it was sent something, one request or several at once.
+    pub batch_count: u64,
     /// Time it was busy.
     pub busy: Duration,
     /// Part of its time that others take, in thousandths, as admission counts it.

@@ -15,7 +15,7 @@ const BACKGROUND_VISIT: u64 = 16 << 20;
 /// A demand that has waited this long goes before nearer ones.
 const DEMAND_PATIENCE: Duration = Duration::from_ms(200);
 /// Demands looked at for the nearest.
-const DEMANDS_WEIGHED: usize = 64;
+pub(super) const DEMANDS_WEIGHED: usize = 64;
 
 /// A turn of writers or of readers, when nothing is promised to either and both want the device.
 const BEST_EFFORT_TURN: Duration = Duration::from_ms(200);
@@ -65,6 +65,16 @@ enum Run {
 impl Server {
     /// Send the device what it should have next.
     pub(super) fn pump(&mut self, id: DeviceId, actions: &mut Actions) {
+        let before = self.devices.get(&id).map(Device::sent_count);
+        self.send_all(id, actions);
+        if let Some(device) = self.devices.get_mut(&id)
+            && before != Some(device.sent_count())
+        {
+            device.batch_count += 1;
+        }
+    }
+
+    fn send_all(&mut self, id: DeviceId, actions: &mut Actions) {
         self.shed(id);
         // Every turn sends a request or moves a stream or a demand on, so this bound is never met;
         // it is here because a loop without a bound is a hung server.
@@ -219,7 +229,9 @@ impl Server {
                     Flow::Reverse | Flow::Strided { .. } => 0,
                 };
                 stream.fetched = before + done;
+                let bridged = stream.read_over(range, done);
                 if let Some(device) = self.devices.get_mut(&device_id) {
+                    device.read_bridged += bridged;
                     device.visit_given += done;
                 }
                 run_is_progress(&run, done)
@@ -265,8 +277,12 @@ impl Server {
             Flow::Strided { stride, piece } => {
                 let steps = stream.fetched / piece.max(1);
                 let start = strided_offset(stream.origin, stride, steps)?;
-                let end = start.saturating_add(piece).min(file.size);
-                (start < end).then(|| (stream.file, ByteRange::new(start, end - start), piece))
+                let there = file.place(start).1.min(file.size.saturating_sub(start));
+                let at_once = self.strides_at_once(file, stride, piece, bytes.min(there));
+                let way = stride.unsigned_abs().saturating_mul(at_once - 1);
+                let end = start.saturating_add(way + piece).min(file.size);
+                let worth = piece * at_once;
+                (start < end).then(|| (stream.file, ByteRange::new(start, end - start), worth))
             }
             Flow::Frames => self.frame_piece(stream, bytes),
         }
@@ -416,7 +432,8 @@ impl Server {
             }
             Turn::Demand(index) => {
                 let demand = device.demands.get(index)?;
-                (demand.range.start.0, demand.range.length.0, demand.file)
+                let range = self.with_those_behind(device, demand).0;
+                (range.start.0, range.length.0, demand.file)
             }
             Turn::Background(stream) => {
                 let stream = self.streams.get(stream.0)?;
@@ -522,11 +539,11 @@ impl Server {
 
     fn fetch_demand(&mut self, id: DeviceId, index: usize, actions: &mut Actions) -> bool {
         let now = self.now;
-        let demand = self
-            .devices
-            .get(&id)
-            .and_then(|device| device.demands.get(index).copied());
-        let Some(demand) = demand else {
+        let found = self.devices.get(&id).and_then(|device| {
+            let demand = device.demands.get(index).copied()?;
+            Some((demand, self.with_those_behind(device, &demand)))
+        });
+        let Some((demand, (range, bridged))) = found else {
             return false;
         };
         let class = if demand.due == Instant::NEVER {
@@ -535,7 +552,7 @@ impl Server {
             IoClass::RealTime
         };
         let chunk = self.limits.chunk_bytes_max;
-        let run_range = ByteRange::new(demand.range.start.0, demand.range.length.0.min(chunk));
+        let run_range = ByteRange::new(range.start.0, range.length.0.min(chunk));
         let run = self.fetch_run(demand.file, run_range, class, demand.due, None, actions);
         let Some(device) = self.devices.get_mut(&id) else {
             return false;
@@ -544,11 +561,19 @@ impl Server {
         match run {
             Run::Covered(end) | Run::Sent(end) => {
                 device.best_effort_served = now;
+                if end >= range.end() {
+                    device.read_bridged += bridged;
+                }
+                let is_done = |other: &Demand| {
+                    let inside = other.range.start >= range.start && other.range.end() <= end;
+                    other.file == demand.file && inside && end > demand.range.end()
+                };
                 if end >= demand.range.end() {
                     device.demands.remove(index);
                 } else if let Some(rest) = device.demands.get_mut(index) {
                     rest.range = ByteRange::new(end, demand.range.end() - end);
                 }
+                device.demands.retain(|other| !is_done(other));
                 true
             }
             Run::Starved => {
@@ -599,6 +624,7 @@ impl Server {
                     Flow::Reverse | Flow::Strided { .. } => 0,
                 };
                 stream.fetched += done;
+                device.read_bridged += stream.read_over(range, done);
                 device.best_effort_served = now;
                 // The visit goes on with this one until it has had its share.
                 if device.background.front() != Some(&stream_id) {
@@ -768,6 +794,12 @@ impl Server {
         let end = match stream.flow {
             Flow::Forward => stop.saturating_sub(stream.origin),
             Flow::Frames => stream.frame_end(),
+            // Until he has come to the last piece that begins in it.
+            Flow::Strided { stride, piece } if stride > 0 => {
+                let way = stop.saturating_sub(stream.origin).saturating_sub(1);
+                let last = way / stride.unsigned_abs() * piece;
+                last.max(stream.fetched).saturating_add(1)
+            }
             Flow::Reverse | Flow::Strided { .. } => stream.fetched.saturating_add(1),
         };
         if end <= stream.consumed.saturating_sub(stream.read_bytes) {

@@ -224,6 +224,7 @@ impl Server {
             use_count: 0,
             gone: false,
             way: facts.way,
+            is_exclusive: facts.is_exclusive,
             writing: Writing {
                 native_size: facts.size.0,
                 mapped_end: u64::MAX,
@@ -243,6 +244,8 @@ impl Server {
         }
         file.version = facts.version;
         file.way = facts.way;
+        // Once somebody else was seen to write, it stays so as long as the file is known.
+        file.is_exclusive &= facts.is_exclusive;
         // What was acknowledged and is not written yet lies past the end that the file system knows.
         let length = facts.size.0.max(file.writing.dirty.end());
         let writes = !self.lanes.is_empty();
@@ -361,6 +364,9 @@ impl Server {
             if entry.voided_count > VOIDED_MAX {
                 self.finish_read(read, Outcome::Plain, actions);
             }
+        }
+        if let Some(file) = self.keys.get(&key).and_then(|id| self.files.get_mut(id)) {
+            file.is_exclusive = false;
         }
         self.changed(key, ByteRange::new(0, u64::MAX), actions);
         if let Some(&id) = self.keys.get(&key) {

@@ -11,6 +11,9 @@
 //! acknowledged, `writeback` what becomes of it then; `ledger` what is told.
 
 mod api;
+mod bridge;
+#[cfg(test)]
+mod bridge_tests;
 mod fetch;
 mod files;
 mod flow;

@@ -85,6 +85,7 @@ impl Writer {
                 extents: Vec::new(),
                 hint: None,
                 way: WriteWay::Cached,
+                is_exclusive: false,
             }),
         });
         writer

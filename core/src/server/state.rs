@@ -81,6 +81,8 @@ pub(super) struct File {
     pub gone: bool,
     /// How it may be written.
     pub way: WriteWay,
+    /// Nobody but clients of ours writes to it, as far as anybody has said or shown.
+    pub is_exclusive: bool,
     pub writing: Writing,
 }
 
@@ -122,6 +124,8 @@ pub(super) struct Writing {
     pub untold: Option<Errno>,
     /// It is in its device's list of writers.
     pub is_listed: bool,
+    /// A request over a gap has failed: each goes by itself then, and says itself what it lacks.
+    pub is_unbridgeable: bool,
     /// We have written to it since we knew its version: another one says nothing of others.
     pub is_unsettled: bool,
     /// What is being done to its times and blocks after we wrote.
@@ -229,6 +233,8 @@ pub(super) struct WriteFlight {
     pub file: FileId,
     pub range: ByteRange,
     pub spans: Vec<Span>,
+    /// Buffers that it writes from.
+    pub pins: Vec<SlotIndex>,
     pub cost: Duration,
     pub deadline: Instant,
     pub calibrated: Duration,
@@ -471,6 +477,11 @@ pub(super) struct Device {
     /// Requests that wrote, and their bytes.
     pub write_count: u64,
     pub write_bytes: u64,
+    /// What of `bytes`, of both kinds, and of `write_bytes` lay between what was wanted.
+    pub read_bridged: u64,
+    pub write_bridged: u64,
+    /// Turns in which it was sent something.
+    pub batch_count: u64,
     pub busy: Duration,
 }
 
@@ -520,6 +531,9 @@ impl Device {
             bytes: [0; 2],
             write_count: 0,
             write_bytes: 0,
+            read_bridged: 0,
+            write_bridged: 0,
+            batch_count: 0,
             busy: Duration::ZERO,
         }
     }
@@ -527,6 +541,11 @@ impl Device {
     /// False: it is flash, where order costs nothing.
     pub(super) fn positions(&self) -> bool {
         self.model.base.read.fixed >= Duration::from_ms(1)
+    }
+
+    /// Requests so far.
+    pub(super) fn sent_count(&self) -> u64 {
+        self.request_count.iter().sum::<u64>() + self.write_count
     }
 
     /// As the dry run of admission sees it.

@@ -51,6 +51,7 @@ fn facts(file: u32, size: u64) -> FileFacts {
         }],
         hint: None,
         way: WriteWay::Through,
+        is_exclusive: false,
     }
 }
 

@@ -42,7 +42,8 @@ struct LaneMemory {
 
 enum Io {
     Read(IoRead, Vec<SlotIndex>),
-    Write(IoWrite, Vec<LanePart>),
+    /// With its bytes as they were when it was sent.
+    Write(IoWrite, Vec<WritePart>, Vec<u8>),
 }
 
 /// What a client is doing.
@@ -104,6 +105,9 @@ struct World {
     /// The device fails to write now and then.
     failing: bool,
     way: WriteWay,
+    is_exclusive: bool,
+    /// Small writes here and there, over a file that is read much.
+    is_scattered: bool,
     is_booting: bool,
     /// For the books of the test itself.
     counts: Counts,
@@ -119,6 +123,8 @@ struct Counts {
     crashes: u64,
     recovered: u64,
     device_writes: u64,
+    bridged_writes: u64,
+    strange: u64,
     spent: u64,
 }
 
@@ -152,6 +158,8 @@ impl World {
         let length = random.below(200_000) as usize;
         let native: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
         let failing = random.one_in(4);
+        let is_exclusive = !random.one_in(4);
+        let is_scattered = random.one_in(2);
         let mut world = World {
             server: Server::new(limits(), Policy::default()),
             now: Instant(1),
@@ -176,6 +184,8 @@ impl World {
             next_session: 1,
             failing,
             way: WriteWay::Cached,
+            is_exclusive,
+            is_scattered,
             is_booting: false,
             counts: Counts::default(),
             random,
@@ -194,6 +204,7 @@ impl World {
             extents: self.extents(),
             hint: None,
             way: self.way,
+            is_exclusive: self.is_exclusive,
         }
     }
 
@@ -317,6 +328,45 @@ impl World {
         &memory.bytes[part.offset as usize..(part.offset + part.length) as usize]
     }
 
+    fn bytes_of(&self, parts: &[WritePart]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for part in parts {
+            bytes.extend_from_slice(match *part {
+                WritePart::Lane(part) => self.lane_bytes(&part),
+                WritePart::Slot {
+                    slot,
+                    offset,
+                    length,
+                } => {
+                    let at = slot.0 as usize * SLOT + offset as usize;
+                    &self.slots[at..at + length as usize]
+                }
+            });
+        }
+        bytes
+    }
+
+    /// What is written over a gap is what the file has there by now; and only where nobody else can have written.
+    fn check_gaps(&mut self, io: &IoWrite, parts: &[WritePart], bytes: &[u8]) {
+        let mut at = io.range.start.0;
+        let mut is_bridged = false;
+        for part in parts {
+            let end = at + part.bytes();
+            if let WritePart::Slot { .. } = part {
+                is_bridged = true;
+                assert!(self.is_exclusive, "a gap in a file that others write to");
+                assert!(!io.buffered && end <= self.native.len() as u64);
+                let into = (at - io.range.start.0) as usize..(end - io.range.start.0) as usize;
+                assert!(
+                    bytes[into] == self.flat[at as usize..end as usize],
+                    "{at}..{end} is not what the file has there"
+                );
+            }
+            at = end;
+        }
+        self.counts.bridged_writes += u64::from(is_bridged);
+    }
+
     fn act(&mut self, action: Action, actions: &Actions) {
         match action {
             Action::Reply {
@@ -330,13 +380,15 @@ impl World {
             }
             Action::SubmitWrite(io) => {
                 let parts = actions.parts_of(io.parts).to_vec();
-                let total: u64 = parts.iter().map(|part| part.length).sum();
+                let total: u64 = parts.iter().map(WritePart::bytes).sum();
                 assert_eq!(total, io.range.length.0, "as many bytes as the range has");
+                let bytes = self.bytes_of(&parts);
+                self.check_gaps(&io, &parts, &bytes);
                 let whole = io.range.start.0.is_multiple_of(PAGE_BYTES)
                     && io.range.end().is_multiple_of(PAGE_BYTES);
                 assert!(whole || io.buffered, "{io:?}");
                 for other in &self.ios {
-                    if let Io::Write(other, _) = other {
+                    if let Io::Write(other, ..) = other {
                         let page = |range: ByteRange| {
                             let start = range.start.0 / PAGE_BYTES * PAGE_BYTES;
                             ByteRange::new(start, range.end().next_multiple_of(PAGE_BYTES) - start)
@@ -348,7 +400,7 @@ impl World {
                     }
                 }
                 self.counts.device_writes += 1;
-                self.ios.push(Io::Write(io, parts));
+                self.ios.push(Io::Write(io, parts, bytes));
             }
             Action::Fill { slot, offset, from } => {
                 let bytes = self.lane_bytes(&from).to_vec();
@@ -629,6 +681,15 @@ impl World {
         ByteRange::new(start, 1 + self.random.below(most))
     }
 
+    /// Whole pages mostly, as databases write.
+    fn pages(&mut self) -> ByteRange {
+        if self.random.one_in(5) {
+            return self.range(200_000, 6_000);
+        }
+        let start = self.random.below(50) * PAGE_BYTES;
+        ByteRange::new(start, (1 + self.random.below(2)) * PAGE_BYTES)
+    }
+
     /// One client does something.
     fn act_client(&mut self) {
         let index = self.random.below(self.clients.len() as u64) as usize;
@@ -648,7 +709,9 @@ impl World {
         }
         match self.random.below(12) {
             0..=4 => {
-                let range = if self.random.one_in(2) {
+                let range = if self.is_scattered && !self.random.one_in(8) {
+                    self.pages()
+                } else if self.random.one_in(2) {
                     ByteRange::new(self.flat.len() as u64, 1 + self.random.below(60_000))
                 } else {
                     self.range(200_000, 30_000)
@@ -758,9 +821,9 @@ impl World {
         let io = self.ios.swap_remove(index);
         let (id, result) = match &io {
             Io::Read(io, slots) => (io.io, Ok(ByteCount(self.do_read(io, slots)))),
-            Io::Write(io, _) if self.failing && self.random.one_in(6) => (io.io, Err(Errno::IO)),
-            Io::Write(io, parts) => {
-                self.do_write(io, parts);
+            Io::Write(io, ..) if self.failing && self.random.one_in(6) => (io.io, Err(Errno::IO)),
+            Io::Write(io, parts, bytes) => {
+                self.do_write(io, parts, bytes);
                 (io.io, Ok(io.range.length))
             }
         };
@@ -796,17 +859,51 @@ impl World {
             .saturating_sub(io.range.start.0)
     }
 
-    fn do_write(&mut self, io: &IoWrite, parts: &[LanePart]) {
-        let mut at = io.range.start.0 as usize;
-        for part in parts {
-            let bytes = self.lane_bytes(part).to_vec();
-            if self.native.len() < at + bytes.len() {
-                self.native.resize(at + bytes.len(), 0);
-            }
-            self.native[at..at + bytes.len()].copy_from_slice(&bytes);
-            at += bytes.len();
+    fn do_write(&mut self, io: &IoWrite, parts: &[WritePart], bytes: &[u8]) {
+        assert!(
+            self.bytes_of(parts) == bytes,
+            "bytes that the device reads were changed: {io:?}"
+        );
+        let at = io.range.start.0 as usize;
+        if self.native.len() < at + bytes.len() {
+            self.native.resize(at + bytes.len(), 0);
         }
+        self.native[at..at + bytes.len()].copy_from_slice(bytes);
         self.version += 1;
+    }
+
+    /// Somebody beside us writes where nothing of ours is on its way.
+    fn write_strangely(&mut self) {
+        let range = self.range(200_000, 9_000);
+        let is_ours = |own: ByteRange| own.overlaps(range);
+        let busy = self.ios.iter().any(|io| match io {
+            Io::Read(..) => false,
+            Io::Write(io, ..) => is_ours(io.range),
+        });
+        let doing = self.clients.iter().any(|client| match &client.2 {
+            Doing::Writing { range, .. } | Doing::Granted { range, .. } => is_ours(*range),
+            _ => false,
+        });
+        let mut records = self.lanes.values().flat_map(|lane| lane.records.values());
+        if busy || doing || records.any(|record| is_ours(record.1)) {
+            return;
+        }
+        if self.is_exclusive || range.end() > self.native.len() as u64 {
+            return;
+        }
+        let seed = self.random.below(256) as u8;
+        let bytes = vec![seed; range.length.0 as usize];
+        let place = range.start.0 as usize..range.end() as usize;
+        self.native[place.clone()].copy_from_slice(&bytes);
+        self.flat[place].copy_from_slice(&bytes);
+        self.version += 1;
+        self.counts.strange += 1;
+        for client in &mut self.clients {
+            if let Doing::Reading { since, .. } = &mut client.2 {
+                since.push((range.start.0, bytes.clone()));
+            }
+        }
+        self.step(Event::ForeignChange { key: KEY });
     }
 
     /// The daemon and every client die. What was under way may have been done, in any order.
@@ -815,10 +912,10 @@ impl World {
         let mut ios = core::mem::take(&mut self.ios);
         while !ios.is_empty() {
             let io = ios.swap_remove(self.random.below(ios.len() as u64) as usize);
-            if let Io::Write(io, parts) = &io
+            if let Io::Write(io, parts, bytes) = &io
                 && self.random.one_in(2)
             {
-                self.do_write(io, parts);
+                self.do_write(io, parts, bytes);
             }
         }
         self.boot();
@@ -839,7 +936,9 @@ impl World {
         }
         match self.random.below(40) {
             0..=15 => self.act_client(),
-            16..=32 => self.end_io(),
+            // (A device that is behind, so that dirty bytes gather.)
+            16..=31 if self.is_scattered && self.random.one_in(2) => {}
+            16..=31 => self.end_io(),
             34 | 35 if !self.reserves.is_empty() => {
                 let end = self.reserves.remove(0);
                 self.reserved_end = self.reserved_end.max(end.next_multiple_of(PAGE_BYTES));
@@ -870,6 +969,7 @@ impl World {
                     version,
                 });
             }
+            32 if self.random.one_in(4) => self.write_strangely(),
             39 if self.random.one_in(30) => self.crash(),
             39 if self.random.one_in(10) => self.leave(),
             _ => {}
@@ -980,12 +1080,15 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
         sum.recovered += world.counts.recovered;
         sum.device_writes += world.counts.device_writes;
         sum.spent += world.counts.spent;
+        sum.bridged_writes += world.counts.bridged_writes;
+        sum.strange += world.counts.strange;
     }
     // The test does what its name says.
     assert!(sum.reads > 300 && sum.writes > 300, "{sum:?}");
     assert!(sum.syncs > 30 && sum.holds > 10, "{sum:?}");
     assert!(sum.crashes > 30 && sum.recovered > 30, "{sum:?}");
     assert!(sum.spent > 20, "{sum:?}");
+    assert!(sum.bridged_writes > 60 && sum.strange > 20, "{sum:?}");
 }
 
 /// A piece was being written when the one over it was overwritten, too: of the middle one only its record is left. Told in this order, the

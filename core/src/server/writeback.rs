@@ -119,7 +119,9 @@ impl Server {
         let Some(file) = self.files.get(&id) else {
             return;
         };
-        if file.writing.dirty.is_empty() && file.size <= file.writing.native_size {
+        // (Nothing is ours, and where it ends is being found out: what the device gave is all there is to know.)
+        let is_known_longer = !file.size_stale && file.size > file.writing.native_size;
+        if file.writing.dirty.is_empty() && !is_known_longer {
             return;
         }
         let start = base + u64::from(first) * PAGE_BYTES;
@@ -266,6 +268,10 @@ impl Server {
         let (range, buffered) = self
             .next_range(file, goes_on, asked)
             .or_else(|| self.next_range(file, 0, asked))?;
+        let range = match buffered {
+            true => range,
+            false => self.lengthened(device, file, range),
+        };
         let has_claim = self.has_claim(file);
         let much = file.writing.dirty.bytes() >= WRITE_VISIT;
         let soon = pressed || much || now >= oldest + Duration(age.0 / 2);
@@ -459,20 +465,17 @@ impl Server {
     ) {
         let now = self.now;
         self.next_write = None;
+        if !next.buffered {
+            self.keep_written(next.file, next.range, actions);
+        }
+        let start = actions.parts.len() as u32;
+        let gathered = self.gather(next.file, next.range, next.buffered, actions);
         let Some(file) = self.files.get_mut(&next.file) else {
             return;
         };
-        let spans: Vec<Span> = file.writing.dirty.spans(next.range).collect();
         file.writing.flights.push(next.range);
         file.writing.is_unsettled = true;
         file.use_count += 1;
-        let start = actions.parts.len() as u32;
-        for span in &spans {
-            if let Some(piece) = self.pieces.get_mut(span.piece.0) {
-                piece.flights += 1;
-                actions.parts.extend(parts_of(piece, span));
-            }
-        }
         let parts = PartRun {
             start,
             count: actions.parts.len() as u32 - start,
@@ -495,6 +498,7 @@ impl Server {
         device.flight_deadlines.push(next.due);
         device.write_count += 1;
         device.write_bytes += bytes;
+        device.write_bridged += gathered.bridged;
         if is_claimed {
             device.visited(Visitor::Writer(next.file), bytes);
         } else {
@@ -516,7 +520,8 @@ impl Server {
             device: id,
             file: next.file,
             range: next.range,
-            spans,
+            spans: gathered.spans,
+            pins: gathered.pins,
             cost,
             deadline: next.due,
             calibrated,
@@ -559,6 +564,7 @@ impl Server {
         };
         self.device_served(flight.device, &served);
         let id = flight.file;
+        self.let_go(&flight.pins);
         let mut released = core::mem::take(&mut self.released);
         if let Some(file) = self.files.get_mut(&id) {
             let flights = &mut file.writing.flights;
@@ -570,6 +576,8 @@ impl Server {
             match result {
                 Ok(count) if count.0 >= flight.range.length.0 => file.writing.failed = None,
                 Ok(_) => {}
+                // It may be the gap's fault, which nobody asked for.
+                Err(_) if !flight.pins.is_empty() => file.writing.is_unbridgeable = true,
                 Err(errno) => {
                     file.writing.failed = Some((errno, self.now + TRY_AGAIN));
                     file.writing.untold = Some(errno);
@@ -673,7 +681,7 @@ impl Server {
 }
 
 /// The first run of `start .. stop` that no request under way has a part in.
-fn without(flights: &[ByteRange], start: u64, stop: u64) -> Option<ByteRange> {
+pub(super) fn without(flights: &[ByteRange], start: u64, stop: u64) -> Option<ByteRange> {
     let mut start = start;
     let mut stop = stop;
     loop {
@@ -693,7 +701,7 @@ fn without(flights: &[ByteRange], start: u64, stop: u64) -> Option<ByteRange> {
 }
 
 /// Where in its lane the bytes of a span lie.
-fn parts_of<'a>(piece: &'a Piece, span: &Span) -> impl Iterator<Item = LanePart> + 'a {
+pub(super) fn parts_of<'a>(piece: &'a Piece, span: &Span) -> impl Iterator<Item = LanePart> + 'a {
     let mut at = piece.range.start.0 % PAGE_BYTES + span.at;
     let mut left = span.range.length.0;
     core::iter::from_fn(move || {

@@ -94,6 +94,8 @@ pub struct PolicyStatus {
     pub contracts_from_cadence: bool,
     /// Contracts from container headers.
     pub contracts_from_header: bool,
+    /// Gaps are bridged where that is cheaper.
+    pub coalesce: bool,
     /// Rules in force.
     pub rule_count: u32,
 }
@@ -190,6 +192,12 @@ pub struct DeviceStatus {
     pub write_request_count: u64,
     /// Bytes written.
     pub written_bytes: u64,
+    /// Of `written_bytes`, what the device had already: gaps between what was to be written.
+    pub write_bridged_bytes: u64,
+    /// Of the bytes read, what nobody had asked for: gaps between what was wanted.
+    pub read_bridged_bytes: u64,
+    /// Turns in which it was sent one request, or several at once.
+    pub batch_count: u64,
     /// Time with a request in service.
     pub busy_s: f64,
     /// What its requests take lately, in thousandths of what its model says.

@@ -162,6 +162,7 @@ impl Daemon {
                 analyser: policy.analyser,
                 contracts_from_cadence: policy.contracts_from_cadence,
                 contracts_from_header: policy.contracts_from_header,
+                coalesce: policy.coalesce,
                 rule_count: self.config.rules.len() as u32,
             },
             notes,
@@ -244,6 +245,9 @@ impl Daemon {
                 best_effort_bytes: record.bytes[1].0,
                 write_request_count: record.write_count,
                 written_bytes: record.written.0,
+                write_bridged_bytes: record.write_bridged.0,
+                read_bridged_bytes: record.read_bridged.0,
+                batch_count: record.batch_count,
                 busy_s: record.busy.0 as f64 / 1e9,
                 slowness_permille: record.slowness_permille,
                 foreign_permille: record.foreign_permille,
@@ -400,6 +404,10 @@ impl Daemon {
                     "the folder of share {:?} stays {} until the daemon is restarted",
                     old.name,
                     old.path.display()
+                )),
+                Some(new) if new.exclusive != old.exclusive => notes.push(format!(
+                    "share {:?} stays exclusive = {} until the daemon is restarted",
+                    old.name, old.exclusive
                 )),
                 Some(_) => {}
             }

@@ -173,6 +173,7 @@ mod tests {
             Share::open(&ShareConfig {
                 name: name.to_string(),
                 path,
+                exclusive: false,
             })
             .unwrap()
         };

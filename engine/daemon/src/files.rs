@@ -194,6 +194,7 @@ mod tests {
             Share::open(&ShareConfig {
                 name: String::from("s"),
                 path: folder,
+                exclusive: false,
             })
             .unwrap(),
         );

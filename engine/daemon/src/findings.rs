@@ -202,6 +202,7 @@ impl Daemon {
             extents,
             hint,
             way,
+            is_exclusive: share.config.exclusive,
         }
     }
 

@@ -7,12 +7,12 @@ use crate::recovery::lane_error;
 use rushes_core::format::lane::{
     Damage, FileRecord, HANDLE_BYTES_MAX, Head, PIECE_COUNT, PieceRecord, State,
 };
-use rushes_core::server::LanePart;
+use rushes_core::server::{LanePart, WritePart};
 use rushes_core::units::{ByteRange, FileId, LaneId, RequestId};
 use rushes_core::write::Runs;
 use rushes_shm::facts::FactsTable;
 use rushes_shm::lane::{LaneFault, LaneFile, lanes_in};
-use rushes_sys::{Mapping, MemoryPart, SysError, WRITE_PART_COUNT_MAX};
+use rushes_sys::{Mapping, MemoryPart, Segment, SysError, WRITE_PART_COUNT_MAX};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -346,8 +346,11 @@ impl Lanes {
     }
 
     /// Bytes of these parts are about to be sent to a device.
-    pub(crate) fn submitted(&mut self, parts: &[LanePart]) {
+    pub(crate) fn submitted(&mut self, parts: &[WritePart]) {
         for part in parts {
+            let WritePart::Lane(part) = part else {
+                continue;
+            };
             self.end_if_superseded(part.lane);
             if let Some(lane) = self.lanes.get(&part.lane) {
                 lane.file.set_state(part.record, State::Submitted);
@@ -379,14 +382,28 @@ impl Lanes {
     /// through the kernel's cache.
     pub(crate) fn memory_of(
         &self,
-        parts: &[LanePart],
+        segment: &Segment,
+        parts: &[WritePart],
         buffered: bool,
     ) -> io::Result<Vec<MemoryPart>> {
         let mut memory: Vec<MemoryPart> = Vec::with_capacity(parts.len());
         let mut scraps: Vec<LanePart> = Vec::new();
         let mut scrap_bytes = 0;
         for part in parts {
-            let mut part = *part;
+            let mut part = match *part {
+                WritePart::Lane(part) => part,
+                WritePart::Slot {
+                    slot,
+                    offset,
+                    length,
+                } => {
+                    if !scraps.is_empty() {
+                        return Err(io::Error::other("a buffer's bytes amid a page of a lane"));
+                    }
+                    push(&mut memory, segment.part(slot, offset, length)?);
+                    continue;
+                }
+            };
             if buffered {
                 push(&mut memory, self.part(&part)?);
                 continue;
@@ -509,6 +526,7 @@ impl Durable {
 mod tests {
     use super::*;
     use rushes_core::server::FileKey;
+    use rushes_core::units::SlotIndex;
     use rushes_core::write::PageRun;
 
     struct Folder(PathBuf);
@@ -608,31 +626,43 @@ mod tests {
         let bytes: Vec<u8> = (0..65_536u32).map(|at| (at / 256) as u8).collect();
         let fd = lanes.file(id).unwrap().bytes_fd().try_clone().unwrap();
         std::os::unix::fs::FileExt::write_all_at(&std::fs::File::from(fd), &bytes, 0).unwrap();
-        let part = |offset: u64, length: u64| LanePart {
-            lane: id,
-            record: 0,
+        let part = |offset: u64, length: u64| {
+            WritePart::Lane(LanePart {
+                lane: id,
+                record: 0,
+                offset,
+                length,
+            })
+        };
+        let slot = |offset: u32, length: u32| WritePart::Slot {
+            slot: SlotIndex(1),
             offset,
             length,
         };
-        // Two pages, a third of 1000 + 3000 + 96 bytes from three places, and a page that follows.
+        // Two pages, a third of 1000 + 3000 + 96 bytes from three places, a page that follows, and a gap's.
         let parts = [
             part(0, 8192 + 1000),
             part(16_384 + 1000, 3000),
             part(32_768 + 4000, 96 + 4096),
+            slot(4096, 4096),
         ];
-        let memory = lanes.memory_of(&parts, false).unwrap();
+        let segment = Segment::create(rushes_sys::SegmentHome::Memfd, 2, 8192).unwrap();
+        let segment = Arc::new(segment.0);
+        segment.copy_in(SlotIndex(1), 4096, &[0xC5; 4096]).unwrap();
+        let memory = lanes.memory_of(&segment, &parts, false).unwrap();
         let lengths: Vec<usize> = memory.iter().map(|part| part.bytes).collect();
-        assert_eq!(lengths, [8192, 4096, 4096]);
+        assert_eq!(lengths, [8192, 4096, 4096, 4096]);
         assert!(memory.iter().all(|part| part.offset.is_multiple_of(4096)));
-        let expected: Vec<u8> = parts
-            .iter()
-            .flat_map(|part| &bytes[part.offset as usize..(part.offset + part.length) as usize])
-            .copied()
-            .collect();
+        let bytes_of = |part: &WritePart| match part {
+            WritePart::Lane(part) => {
+                bytes[part.offset as usize..(part.offset + part.length) as usize].to_vec()
+            }
+            WritePart::Slot { length, .. } => vec![0xC5; *length as usize],
+        };
+        let expected: Vec<u8> = parts.iter().flat_map(bytes_of).collect();
         let path = folder.0.join("out");
-        let segment = rushes_sys::Segment::create(rushes_sys::SegmentHome::Memfd, 1, 4096).unwrap();
         let limits = rushes_sys::RingLimits::default();
-        let mut ring = rushes_sys::Ring::new(Arc::new(segment.0), limits).unwrap();
+        let mut ring = rushes_sys::Ring::new(Arc::clone(&segment), limits).unwrap();
         let file = Arc::new(std::os::fd::OwnedFd::from(
             std::fs::File::create(&path).unwrap(),
         ));
@@ -659,7 +689,10 @@ mod tests {
         );
         assert!(std::fs::read(path).unwrap() == expected);
         // Through the kernel's cache nothing needs to be put together.
-        assert_eq!(lanes.memory_of(&parts, true).unwrap().len(), 3);
-        assert!(lanes.memory_of(&[part(0, 100)], false).is_err());
+        assert_eq!(lanes.memory_of(&segment, &parts, true).unwrap().len(), 4);
+        let wrong = |parts: &[WritePart]| lanes.memory_of(&segment, parts, false).is_err();
+        assert!(wrong(&[part(0, 100)]));
+        assert!(wrong(&[part(0, 100), slot(0, 4096), part(100, 3996)]));
+        assert!(wrong(&[slot(8192, 4096)]) && wrong(&[slot(4096, 8192)]));
     }
 }

@@ -339,6 +339,52 @@ impl Snapshot {
             by_class(&|device| device.real_time_bytes as f64, &|device| {
                 device.best_effort_bytes as f64
             }),
+        )?;
+        self.coalescing(encoder, each)
+    }
+
+    fn coalescing<'a>(
+        &'a self,
+        encoder: &mut DescriptorEncoder<'_>,
+        each: impl Fn(&dyn Fn(&rushes_control::DeviceStatus) -> f64) -> Rows<'a, f64>,
+    ) -> fmt::Result {
+        counters(
+            encoder,
+            "device_write_requests",
+            "Requests that wrote to a device",
+            None,
+            each(&|device| device.write_request_count as f64),
+        )?;
+        counters(
+            encoder,
+            "device_written",
+            "Bytes written to a device",
+            Some(&Unit::Bytes),
+            each(&|device| device.written_bytes as f64),
+        )?;
+        counters(
+            encoder,
+            "device_batches",
+            "Turns in which a device was sent one request, or several at once",
+            None,
+            each(&|device| device.batch_count as f64),
+        )?;
+        let mut bridged: Rows<'_, f64> = Vec::new();
+        for device in &self.status.devices {
+            for (direction, bytes) in [
+                ("read", device.read_bridged_bytes),
+                ("write", device.write_bridged_bytes),
+            ] {
+                let labels = vec![("device", device.name.as_str()), ("direction", direction)];
+                bridged.push((labels, bytes as f64));
+            }
+        }
+        counters(
+            encoder,
+            "device_bridged",
+            "Bytes of gaps that were read or written since another request would have cost more",
+            Some(&Unit::Bytes),
+            bridged,
         )
     }
 
@@ -439,6 +485,10 @@ mod tests {
         status.devices.push(DeviceStatus {
             name: String::from("md0"),
             busy_s: 1.5,
+            write_request_count: 3,
+            written_bytes: 70_000,
+            write_bridged_bytes: 4096,
+            batch_count: 2,
             ..DeviceStatus::default()
         });
         status.streams = vec![stream(1, 10, 0), stream(2, 5, 1)];
@@ -458,6 +508,11 @@ mod tests {
             "rushes_stream_read_bytes_total 1800.0",
             "rushes_device_busy_seconds_total{device=\"md0\"} 1.5",
             "rushes_device_requests_total{device=\"md0\",class=\"real_time\"} 0.0",
+            "rushes_device_write_requests_total{device=\"md0\"} 3.0",
+            "rushes_device_written_bytes_total{device=\"md0\"} 70000.0",
+            "rushes_device_batches_total{device=\"md0\"} 2.0",
+            "rushes_device_bridged_bytes_total{device=\"md0\",direction=\"write\"} 4096.0",
+            "rushes_device_bridged_bytes_total{device=\"md0\",direction=\"read\"} 0.0",
             "# EOF",
         ] {
             assert!(text.contains(line), "{line:?} is missing in\n{text}");

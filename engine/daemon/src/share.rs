@@ -182,6 +182,7 @@ mod tests {
         let share = Share::open(&ShareConfig {
             name: String::from("s"),
             path: path.clone(),
+            exclusive: false,
         })
         .unwrap();
         let key = file::status(std::fs::File::open(path.join("a/b/1.dpx")).unwrap())
@@ -261,6 +262,7 @@ mod tests {
         let error = Share::open(&ShareConfig {
             name: String::from("media"),
             path: "/nonexistent/media".into(),
+            exclusive: false,
         })
         .unwrap_err();
         let text = error.to_string();

@@ -151,6 +151,7 @@ mod tests {
         let share = Share::open(&ShareConfig {
             name: String::from("s"),
             path: path.clone(),
+            exclusive: false,
         })
         .unwrap();
         let idleness = Arc::new(Idleness::default());

@@ -15,7 +15,7 @@ use rushes_shm::server::{LaneTerms, Newcomer, ReplyBody, ServerSession, SessionT
 use rushes_sys::{FileWrite, errno_of, space};
 
 /// A write that the ring has no room for waits with its parts.
-pub(super) type WaitingWrite = (IoWrite, Vec<LanePart>);
+pub(super) type WaitingWrite = (IoWrite, Vec<WritePart>);
 
 impl Daemon {
     // ---- Lanes of sessions ----
@@ -349,7 +349,7 @@ impl Daemon {
         }
     }
 
-    pub(super) fn submit_write(&mut self, write: IoWrite, parts: &[LanePart]) {
+    pub(super) fn submit_write(&mut self, write: IoWrite, parts: &[WritePart]) {
         let waits = self.ring_lock.is_some() || !self.write_backlog.is_empty();
         if waits || !self.try_write(&write, parts) {
             self.write_backlog.push_back((write, parts.to_vec()));
@@ -357,7 +357,7 @@ impl Daemon {
     }
 
     /// False: the ring is full.
-    fn try_write(&mut self, write: &IoWrite, parts: &[LanePart]) -> bool {
+    fn try_write(&mut self, write: &IoWrite, parts: &[WritePart]) -> bool {
         let file = self.files.get(write.file);
         let written = file.and_then(|file| file.written.as_ref());
         let (Some(written), Some(lanes)) = (written, &mut self.lanes) else {
@@ -373,7 +373,7 @@ impl Daemon {
         } else {
             &written.file.direct
         };
-        let memory = match lanes.memory_of(parts, write.buffered) {
+        let memory = match lanes.memory_of(&self.segment, parts, write.buffered) {
             Ok(memory) => memory,
             Err(error) => {
                 tracing::error!("a write could not be put together: {error}");

@@ -11,7 +11,7 @@
 //! has a mount option of its own. So [`SegmentHome::Anonymous`] makes a tmpfs that is mounted nowhere and
 //! dies with its last descriptor.
 
-use crate::{Access, Mapping, SysError};
+use crate::{Access, Mapping, MemoryPart, SysError};
 use rushes_core::units::SlotIndex;
 use rustix::fs::{
     FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags, fallocate,
@@ -26,6 +26,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Where a segment lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +74,7 @@ pub struct Segment {
     fd: OwnedFd,
     /// A read-only view of the file system it lies in, for sessions.
     readers: Option<OwnedFd>,
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     slot_count: u32,
     slot_bytes: u32,
 }
@@ -119,6 +120,7 @@ impl Segment {
         let map_bytes = usize::try_from(bytes)
             .map_err(|_| SysError::new("map the cache", about(), io::ErrorKind::OutOfMemory))?;
         let mapping = Mapping::shared(&fd, map_bytes, Access::ReadWrite)
+            .map(Arc::new)
             .map_err(|error| SysError::new("map the cache", about(), error))?;
         if sealed {
             seal_for_readers(&fd)
@@ -230,6 +232,20 @@ impl Segment {
         assert!(position < self.mapping.bytes());
         // SAFETY: inside the mapping (asserted).
         unsafe { self.mapping.start().add(position) }
+    }
+
+    /// Bytes of a slot, for a write out of it. Nobody may change them until it has ended.
+    ///
+    /// Errors   InvalidInput: the slot has no such bytes.
+    pub fn part(&self, slot: SlotIndex, offset: u32, bytes: u32) -> io::Result<MemoryPart> {
+        if self.room(slot, offset)? < bytes {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(MemoryPart {
+            memory: Arc::clone(&self.mapping),
+            offset: slot.0 as usize * self.slot_bytes as usize + offset as usize,
+            bytes: bytes as usize,
+        })
     }
 
     /// All of it.

@@ -61,7 +61,7 @@ pub struct Config {
     pub runtime_dir: PathBuf,
     /// `server.state_dir`: calibrations.
     pub state_dir: PathBuf,
-    /// `server.preroll`, `margin`, `analyser`, `contracts_from_cadence`, `contracts_from_header`.
+    /// `server.preroll`, `margin`, `analyser`, `contracts_from_cadence`, `contracts_from_header`, `coalesce`.
     pub policy: Policy,
     /// `server.warm_metadata`: look names and extents up while disks are idle.
     pub warm_metadata: bool,
@@ -82,6 +82,8 @@ pub struct ShareConfig {
     pub name: String,
     /// Its folder.
     pub path: PathBuf,
+    /// Nobody writes to its files but through doors of ours.
+    pub exclusive: bool,
 }
 
 /// Which files are read at which rate.
@@ -450,6 +452,7 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
     let analyser = section.boolean(reader, "analyser");
     let cadence = section.boolean(reader, "contracts_from_cadence");
     let header = section.boolean(reader, "contracts_from_header");
+    let coalesce = section.boolean(reader, "coalesce");
     if let Some(analyser) = &analyser
         && !analyser.value
     {
@@ -476,6 +479,7 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
         contracts_from_header: header.map_or(default.contracts_from_header, |f| f.value),
         // Not to be set yet: no door writes through a lane.
         write_age: default.write_age,
+        coalesce: coalesce.map_or(default.coalesce, |found| found.value),
     }
 }
 
@@ -525,6 +529,7 @@ fn read_shares(reader: &mut Reader<'_>, sections: Vec<Section<'_, '_>>) -> Vec<F
             "the full path of the share's folder, beginning with / and without ..",
             |value| plain_absolute(value.as_str()?),
         );
+        let exclusive = section.boolean(reader, "exclusive");
         for key in ["name", "path"] {
             if !section.has(key) {
                 reader.wrong(&place, format!("has no {key}; a share needs name and path"));
@@ -539,6 +544,7 @@ fn read_shares(reader: &mut Reader<'_>, sections: Vec<Section<'_, '_>>) -> Vec<F
             value: ShareConfig {
                 name: name.value,
                 path: path.value,
+                exclusive: exclusive.is_some_and(|found| found.value),
             },
             place,
         });

@@ -73,6 +73,7 @@ fn every_key_is_read() {
         analyser = true
         contracts_from_cadence = false
         contracts_from_header = false
+        coalesce = false
         warm_metadata = false
         control_group = "video"
         metrics_listen = "127.0.0.1:9464"
@@ -82,6 +83,7 @@ fn every_key_is_read() {
         [[share]]
         name = "archive"
         path = "/srv/media2"
+        exclusive = true
         [[rule]]
         match = "**/*.dpx"
         share = "ARCHIVE"
@@ -97,7 +99,9 @@ fn every_key_is_read() {
     assert_eq!(config.runtime_dir, Path::new("/run/rushes2"));
     assert_eq!(config.policy.preroll, Duration::from_ms(250));
     assert_eq!(config.policy.margin_permille, 55);
-    assert!(!config.warm_metadata);
+    assert!(!config.warm_metadata && !config.policy.coalesce);
+    let exclusive = config.shares.iter().map(|share| share.exclusive);
+    assert!(exclusive.eq([false, true]));
     assert!(!config.policy.contracts_from_cadence && !config.policy.contracts_from_header);
     assert_eq!(config.control_group.as_deref(), Some("video"));
     assert_eq!(config.metrics_listen.map(|a| a.port()), Some(9464));

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Gaps that cost less than another request: read through, or written with what they hold already.
+//!
+//! The trick is that a write needs no second copy of what lies between. A page of the cache is what the device has, with what
+//! is not written yet laid over it; a page that is valid can be written as it is. What must never happen is that such
+//! a page, on its way, passes something newer. Ours cannot pass it: a commit makes the buffer an orphan (the flight has it pinned),
+//! and its write-back waits, since the flight's range has the gap in it. Whoever writes beside us could; so gaps are written only in
+//! files that are ours alone (docs/decisions/0018). What is not done here: choosing who goes next.
+
+use super::fetch::DEMANDS_WEIGHED;
+use super::state::*;
+use super::writeback::{parts_of, without};
+use super::*;
+use crate::cache::PageSet;
+use crate::write::Span;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+/// What a write takes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Gathered {
+    pub spans: Vec<Span>,
+    /// Buffers that it writes from, each once.
+    pub pins: Vec<SlotIndex>,
+    /// What the device has already. Units: bytes.
+    pub bridged: u64,
+}
+
+impl Device {
+    /// Going over a gap costs this device less than another request behind it would.
+    pub(super) fn bridges(&self, writes: bool, gap: u64) -> bool {
+        self.model.transfer_of(writes, gap) < self.model.another(writes, gap)
+    }
+}
+
+impl Stream {
+    /// What of `range`, which has brought it on by `done`, it did not ask for. Units: bytes.
+    pub(super) fn read_over(&self, range: ByteRange, done: u64) -> u64 {
+        match self.flow {
+            Flow::Strided { .. } if done > 0 => range.length.0.saturating_sub(done),
+            _ => 0,
+        }
+    }
+}
+
+impl Server {
+    // ---- Writing ----
+
+    /// What lies between dirty bytes of this file may be written with them: nobody else can have put anything newer there.
+    /// (A session without a lane writes by itself and says so afterwards; a holder does once he has his answer, and until then
+    /// waits for all of it to be written.)
+    fn may_bridge(&self, file: &File) -> bool {
+        let is_answered = |(_, request): &(SessionId, Option<RequestId>)| request.is_none();
+        self.policy.coalesce
+            && file.is_exclusive
+            && !file.size_stale
+            && !file.writing.is_unbridgeable
+            && !file.writing.holds.iter().any(is_answered)
+            && self.sessions.values().all(|session| session.lane.is_some())
+    }
+
+    /// A request for `first` of a file, lengthened by what is dirty behind it as long as going over what lies between
+    /// costs less than another request. Never past a chunk, so that nobody waits longer for the device than without; nor past
+    /// what the file system knows of the file, nor from one extent to the next.
+    pub(super) fn lengthened(&self, device: &Device, file: &File, first: ByteRange) -> ByteRange {
+        let start = first.start.0;
+        let chunk = self.limits.chunk_bytes_max / PAGE_BYTES * PAGE_BYTES;
+        if first.length.0 >= chunk || !self.may_bridge(file) {
+            return first;
+        }
+        let contiguous = match file.is_mapped(first) {
+            true => file.place(start).1,
+            false => 0,
+        };
+        let end_max = (start + chunk.min(contiguous))
+            .min(file.writing.native_size)
+            .min(file.writing.mapped_end)
+            / PAGE_BYTES
+            * PAGE_BYTES;
+        let mut end = first.end();
+        while let Some(next) = next_whole(file, ByteRange::new(end, end_max.saturating_sub(end))) {
+            let gap = ByteRange::new(end, next.start.0 - end);
+            let all = ByteRange::new(end, next.end() - end);
+            let worth = gap.length.0 == 0
+                || device.bridges(true, gap.length.0) && self.is_cached(file, gap);
+            if !worth || without(&file.writing.flights, end, next.end()) != Some(all) {
+                break;
+            }
+            end = next.end();
+        }
+        ByteRange::new(start, end - start)
+    }
+
+    /// Every page of `range` (whole pages) is in the cache.
+    fn is_cached(&self, file: &File, range: ByteRange) -> bool {
+        pages_of(range, self.slot_bytes()).all(|(number, pages)| {
+            let pages = PageSet::run(pages.start, pages.end);
+            file.blocks
+                .get(&number)
+                .is_some_and(|&slot| self.cache.valid(slot).contains(pages))
+        })
+    }
+
+    /// Put together what is to be written of `range`: dirty bytes out of their lanes, everything else out of the cache, where it
+    /// stays until [`Server::let_go`].
+    pub(super) fn gather(
+        &mut self,
+        id: FileId,
+        range: ByteRange,
+        buffered: bool,
+        actions: &mut Actions,
+    ) -> Gathered {
+        let mut gathered = Gathered::default();
+        let slot_bytes = self.slot_bytes();
+        let Some(file) = self.files.get(&id) else {
+            return gathered;
+        };
+        gathered.spans = file.writing.dirty.spans(range).collect();
+        let mut at = range.start.0;
+        while at < range.end() {
+            let left = ByteRange::new(at, range.end() - at);
+            let whole = match buffered {
+                true => left,
+                false => next_whole(file, left).unwrap_or(ByteRange::new(range.end(), 0)),
+            };
+            let gap = ByteRange::new(at, whole.start.0 - at);
+            gathered.bridged += gap.length.0;
+            for (number, pages) in pages_of(gap, slot_bytes) {
+                let Some(&slot) = file.blocks.get(&number) else {
+                    continue;
+                };
+                actions.parts.push(WritePart::Slot {
+                    slot,
+                    offset: pages.start * PAGE_BYTES as u32,
+                    length: (pages.end - pages.start) * PAGE_BYTES as u32,
+                });
+                if gathered.pins.last() != Some(&slot) {
+                    self.cache.pin(slot);
+                    gathered.pins.push(slot);
+                }
+            }
+            for span in file.writing.dirty.spans(whole) {
+                if let Some(piece) = self.pieces.get(span.piece.0) {
+                    let parts = parts_of(piece, &span).map(WritePart::Lane);
+                    actions.parts.extend(parts);
+                }
+            }
+            at = whole.end();
+        }
+        for span in &gathered.spans {
+            if let Some(piece) = self.pieces.get_mut(span.piece.0) {
+                piece.flights += 1;
+            }
+        }
+        gathered
+    }
+
+    /// A write has ended: its buffers are the cache's again.
+    pub(super) fn let_go(&mut self, pins: &[SlotIndex]) {
+        for &slot in pins {
+            self.cache.unpin(slot);
+        }
+    }
+
+    /// What is about to be written goes into buffers that are there for what lies around it: else a file that is written here and
+    /// there would be less and less in the cache, and its gaps dearer with each turn.
+    pub(super) fn keep_written(&mut self, id: FileId, range: ByteRange, actions: &mut Actions) {
+        let slot_bytes = self.slot_bytes();
+        let is_scattered = range.length.0 < self.limits.chunk_bytes_max / PAGE_BYTES * PAGE_BYTES;
+        let Some(file) = self.files.get(&id) else {
+            return;
+        };
+        if !is_scattered || !self.may_bridge(file) {
+            return;
+        }
+        let known: Vec<ByteRange> = pages_of(range, slot_bytes)
+            .filter(|(number, _)| file.blocks.contains_key(number))
+            .map(|(number, pages)| {
+                let start = number * slot_bytes + u64::from(pages.start) * PAGE_BYTES;
+                ByteRange::new(start, u64::from(pages.end - pages.start) * PAGE_BYTES)
+            })
+            .collect();
+        for part in known {
+            // (All of it has its buffer, so there is nothing that could be short.)
+            self.compose(id, part, None, actions);
+        }
+    }
+}
+
+impl Server {
+    // ---- Reading ----
+
+    /// What is read for a demand: with those behind it that cost less on the way than by themselves; and how much of it nobody
+    /// has asked for. Who was promised something is not made to wait for others.
+    pub(super) fn with_those_behind(&self, device: &Device, first: &Demand) -> (ByteRange, u64) {
+        let (start, mut end) = (first.range.start.0, first.range.end());
+        let chunk = self.limits.chunk_bytes_max;
+        let file = self.files.get(&first.file);
+        let contiguous = file.map_or(0, |file| file.place(start).1);
+        let end_max = start.saturating_add(chunk.min(contiguous));
+        let mut bridged = 0;
+        if self.policy.coalesce && first.due == Instant::NEVER {
+            let next_after = |end: u64| {
+                device
+                    .demands
+                    .iter()
+                    .take(DEMANDS_WEIGHED)
+                    .filter(|other| other.file == first.file && other.due == Instant::NEVER)
+                    .filter(|other| other.range.start.0 >= start && other.range.end() > end)
+                    .min_by_key(|other| other.range.start)
+            };
+            while let Some(next) = next_after(end) {
+                let gap = next.range.start.0.saturating_sub(end);
+                if next.range.end() > end_max || gap > 0 && !device.bridges(false, gap) {
+                    break;
+                }
+                bridged += gap;
+                end = next.range.end();
+            }
+        }
+        (ByteRange::new(start, end - start), bridged)
+    }
+
+    /// How many pieces of a strided stream are read at once, the gaps between them with them. Units: bytes.
+    pub(super) fn strides_at_once(&self, file: &File, stride: i64, piece: u64, bytes: u64) -> u64 {
+        let Some(gap) = u64::try_from(stride)
+            .ok()
+            .and_then(|stride| stride.checked_sub(piece))
+        else {
+            return 1;
+        };
+        let bridges = self
+            .devices
+            .get(&file.device)
+            .is_some_and(|device| device.bridges(false, gap));
+        match self.policy.coalesce && bridges {
+            true => bytes.saturating_sub(piece) / (piece + gap).max(1) + 1,
+            false => 1,
+        }
+    }
+}
+
+/// The first run of whole pages in `range` of which every byte is dirty. (`range`: whole pages.)
+fn next_whole(file: &File, range: ByteRange) -> Option<ByteRange> {
+    let mut from = range.start.0;
+    while from < range.end() {
+        let run = file.writing.dirty.next_run(from)?;
+        let start = run.start.0.max(range.start.0).div_ceil(PAGE_BYTES) * PAGE_BYTES;
+        let end = run.end().min(range.end()) / PAGE_BYTES * PAGE_BYTES;
+        if start < end {
+            return Some(ByteRange::new(start, end - start));
+        }
+        from = run.end();
+    }
+    None
+}
+
+/// The blocks that `range` (whole pages) has a part in, with their pages.
+fn pages_of(range: ByteRange, slot_bytes: u64) -> impl Iterator<Item = (u64, Range<u32>)> {
+    let numbers = range.start.0 / slot_bytes..range.end().div_ceil(slot_bytes);
+    let pages_in = move |number: u64| {
+        let base = number * slot_bytes;
+        let start = range.start.0.max(base) - base;
+        let end = range.end().min(base + slot_bytes) - base;
+        (start / PAGE_BYTES) as u32..(end / PAGE_BYTES) as u32
+    };
+    numbers
+        .map(move |number| (number, pages_in(number)))
+        .filter(|(_, pages)| !pages.is_empty())
+}
