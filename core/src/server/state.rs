@@ -621,6 +621,15 @@ impl Device {
         }
     }
 
+    /// What a drive with a memory of its own has taken and has still to bring to the medium, as time that requests to come will lose.
+    pub(super) fn owes(&self, now: Instant) -> Duration {
+        if now >= self.mixed_until {
+            return Duration::ZERO;
+        }
+        let owed = (self.mixed_owed + self.mixed_calibrated) - self.mixed_taken;
+        owed.min(MIXED_OWED)
+    }
+
     /// Whether what is with it would be in time if one more request of `bytes` went before all of it: a device orders its
     /// queue by position, and whoever waits in it is overtaken for as long as others come. What is late
     /// already is not waited for.

@@ -17,6 +17,9 @@ use alloc::vec::Vec;
 const WRITE_VISIT: u64 = 32 << 20;
 /// A device with nothing else to do begins to write what has rested so long.
 const WRITE_REST: Duration = Duration::from_ms(500);
+/// A writer who was held back has a claim as before, if he keeps to what he wrote before and that is no more than one part in so many of
+/// what his device can: whoever wants more might be a copy that was not held back yet, and takes the room of all others.
+const KEPT_PART: u64 = 6;
 /// After a device failed to write.
 const TRY_AGAIN: Duration = Duration::from_s(1);
 
@@ -299,7 +302,11 @@ impl Server {
             .devices
             .get(&file.device)
             .map_or(0, |device| device.model.base.write.rate.0);
-        !file.writing.dirty.is_empty() && pace.is_paced() && pace.rate(self.now).0 <= most / 10 * 9
+        let known = pace.is_paced() && pace.rate(self.now).0 <= most / 10 * 9;
+        let kept = pace
+            .own_rate()
+            .is_some_and(|rate| rate.0 <= most / KEPT_PART);
+        !file.writing.dirty.is_empty() && (known || kept)
     }
 
     /// A writer without a claim has so much under way that its device will not have it in time: he waits for what he wrote
@@ -354,7 +361,11 @@ impl Server {
         let writing = &file.writing;
         let under_way: u64 = writing.flights.iter().map(|range| range.length.0).sum();
         let dirty = writing.dirty.bytes().saturating_sub(under_way);
-        let written = writing.pace.rate(now).0;
+        let pace = &writing.pace;
+        let written = match pace.own_rate() {
+            Some(own) if !pace.is_paced() => own.0,
+            _ => pace.rate(now).0,
+        };
         // What it will be, when nothing comes any more.
         let drained = u128::from(dirty) * u128::from(NS_PER_S) / u128::from(age.0.max(1));
         let rate = BytesPerSecond(written.max(drained as u64).max(1));

@@ -2,7 +2,8 @@
 //! How a file is being written: how fast, whether from front to back, and whether its writer was held back.
 //!
 //! Not why: a camera that sends what it records and a copy that sends what it is let look alike for as long as there is room. The
-//! copy is known by having waited for room; then its rate says nothing but what it was given.
+//! copy is known by having waited for room; then its rate says nothing but what it was given. Unless he keeps to the rate that he had
+//! before: a camera whose disk was slow for a while has written no more than that when it catches up, a copy goes on as it is let.
 
 use crate::units::*;
 
@@ -17,6 +18,9 @@ const STREAM_PERMILLE: u64 = 500;
 /// A client that has several writes under way sends them in any order; so far from where the last one ended is still the same place.
 const NEAR_BYTES: u64 = 8 << 20;
 
+/// What may have gathered on the way to us.
+const OWN_SLACK: Duration = Duration::from_s(2);
+
 /// What is known of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
@@ -29,6 +33,11 @@ pub struct Pace {
     last_end: u64,
     in_order_permille: u64,
     held_back_until: Instant,
+    /// The rate he had before he was ever held back; 0: not known. Units: bytes a second.
+    own_rate: u64,
+    own_began: Instant,
+    /// Written since then.
+    own_bytes: u64,
 }
 
 impl Default for Pace {
@@ -41,6 +50,9 @@ impl Default for Pace {
             last_end: 0,
             in_order_permille: 1000,
             held_back_until: Instant::ZERO,
+            own_rate: 0,
+            own_began: Instant::NEVER,
+            own_bytes: 0,
         }
     }
 }
@@ -49,12 +61,20 @@ impl Pace {
     /// A write was acknowledged.
     pub fn committed(&mut self, now: Instant, range: ByteRange) {
         if self.began == Instant::NEVER || now.since(self.last) >= SILENCE {
+            let former = *self;
             *self = Pace {
                 began: now,
                 last_end: range.start.0,
-                held_back_until: self.held_back_until,
+                held_back_until: former.held_back_until,
+                own_began: now,
                 ..Pace::default()
             };
+            if former.waits() {
+                // He was not silent, he was not let.
+                self.own_rate = former.own_rate;
+                self.own_began = former.own_began;
+                self.own_bytes = former.own_bytes;
+            }
         }
         let near = range.start.0.abs_diff(self.last_end) <= NEAR_BYTES;
         let in_order = if near { 1000 } else { 0 };
@@ -62,9 +82,13 @@ impl Pace {
         self.last = now;
         self.last_end = range.end();
         self.bytes += range.length.0;
+        self.own_bytes = self.own_bytes.saturating_add(range.length.0);
         let counted = now.since(self.began);
         if counted >= SPAN {
             let rate = per_second(self.bytes, counted);
+            if self.own_rate == 0 && !self.waits() {
+                self.own_rate = rate;
+            }
             self.rate = if self.rate == 0 {
                 rate
             } else {
@@ -102,7 +126,24 @@ impl Pace {
     /// It is written from front to back, at a rate of its own. (Of whom nothing came since he was held back, nothing
     /// new is known.)
     pub fn is_paced(&self) -> bool {
-        self.in_order_permille >= STREAM_PERMILLE && self.last >= self.held_back_until
+        self.in_order_permille >= STREAM_PERMILLE && !self.waits()
+    }
+
+    /// The rate he had before he was held back, if all that he has written since fits it, from front to back. Nothing: it does not, or is
+    /// not known.
+    pub fn own_rate(&self) -> Option<BytesPerSecond> {
+        let rate = BytesPerSecond(self.own_rate);
+        let time = self.last.since(self.own_began) + OWN_SLACK;
+        let most = rate.bytes_in(time).0 / 20 * 21;
+        let keeps = self.own_rate > 0
+            && self.in_order_permille >= STREAM_PERMILLE
+            && self.own_bytes <= most;
+        keeps.then_some(rate)
+    }
+
+    /// He was held back, and nobody knows what he would do by himself.
+    fn waits(&self) -> bool {
+        self.last < self.held_back_until
     }
 }
 
@@ -150,5 +191,26 @@ mod tests {
             );
         }
         assert!(!pace.is_paced());
+    }
+
+    #[test]
+    fn a_camera_that_was_held_back_keeps_its_rate_and_a_copy_has_none() {
+        let rate_after = |frames_a_second: u64, caught_up: u64| {
+            let mut pace = Pace::default();
+            for frame in 0..3 * frames_a_second {
+                let range = ByteRange::new(500_000 * frame, 500_000);
+                pace.committed(at(1000 * frame / frames_a_second), range);
+            }
+            pace.held_back(at(3000));
+            // Four seconds in which it was not let, then much at once.
+            for frame in 0..caught_up {
+                let place = 500_000 * (3 * frames_a_second + frame);
+                pace.committed(at(7000 + frame), ByteRange::new(place, 500_000));
+            }
+            assert!(!pace.is_paced());
+            pace.own_rate().map(|rate| rate.0 / 1_000_000)
+        };
+        assert_eq!(rate_after(25, 150), Some(13));
+        assert_eq!(rate_after(25, 400), None);
     }
 }
