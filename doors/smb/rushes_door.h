@@ -365,6 +365,14 @@ bool rushes_settle_inode(struct rushes_session *session, dev_t device,
 bool rushes_settle_fsp(struct vfs_handle_struct *handle,
 		       struct files_struct *fsp);
 
+/*
+ * Before a file's time of change is set: a daemon that has bytes of it will not
+ * set another. Does not wait for the bytes. False, with errno set: nobody can
+ * be told.
+ */
+bool rushes_time_inode(struct rushes_session *session, dev_t device,
+		       ino_t inode, struct timespec changed);
+
 /* What stat should have said. */
 void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st);
 

@@ -97,6 +97,26 @@ bool rushes_hold_inode(struct rushes_session *session, dev_t device,
 	return true;
 }
 
+bool rushes_time_inode(struct rushes_session *session, dev_t device,
+		       ino_t inode, struct timespec changed)
+{
+	int64_t changed_ns = (int64_t)changed.tv_sec * RUSHES_NS_PER_S +
+			     changed.tv_nsec;
+	bool told = false;
+
+	while (!told && rushes_has_fact(session, device, inode)) {
+		if (!rushes_wait_for_fact(session, device, inode)) {
+			return false;
+		}
+		if (!rushes_session_has_daemon(session)) {
+			break;
+		}
+		told = rushes_timed(session->client, device, inode, changed_ns);
+		rushes_session_after_wait(session);
+	}
+	return true;
+}
+
 /* NULL: no daemon can have bytes of it that it does not have itself. */
 static struct rushes_fsp *rushes_fsp_of_writer(struct vfs_handle_struct *handle,
 					       struct files_struct *fsp)

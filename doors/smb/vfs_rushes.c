@@ -1268,23 +1268,15 @@ static int vfs_rushes_fntimes(struct vfs_handle_struct *handle,
 			      struct files_struct *fsp,
 			      struct smb_file_time *ft)
 {
-	struct rushes_session *session = rushes_session_of(handle);
 	SMB_STRUCT_STAT *st = &fsp->fsp_name->st;
-	bool has_fact = S_ISREG(st->st_ex_mode) &&
-			rushes_has_fact(session, st->st_ex_dev, st->st_ex_ino);
-	int ret;
 
-	if (has_fact &&
-	    !rushes_hold_inode(session, st->st_ex_dev, st->st_ex_ino))
+	if (S_ISREG(st->st_ex_mode) && !is_omit_timespec(&ft->mtime) &&
+	    !rushes_time_inode(rushes_session_of(handle), st->st_ex_dev,
+			       st->st_ex_ino, ft->mtime))
 	{
 		return -1;
 	}
-	ret = SMB_VFS_NEXT_FNTIMES(handle, fsp, ft);
-	if (has_fact) {
-		rushes_changed_inode(session, st->st_ex_dev, st->st_ex_ino,
-				     0, 0);
-	}
-	return ret;
+	return SMB_VFS_NEXT_FNTIMES(handle, fsp, ft);
 }
 
 /* Where data and holes are, the file says when it has them. */

@@ -5,13 +5,13 @@
 //! `engine/shm`). A layout never changes within a version; [`VERSION`] is compared at the
 //! handshake and a mismatch means plain I/O, never a guess.
 //!
-//! History: 1 first layout; 2 writes: lanes, facts, WRITE_BEGIN to HOLD, the user's ids in OPEN.
+//! History: 1 first layout; 2 writes: lanes, facts, WRITE_BEGIN to HOLD, the user's ids in OPEN; 3 TIMED.
 
 pub mod facts;
 pub mod lane;
 
 /// Version of every layout in this file.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// First four bytes of every message on the session socket: "RSH1".
 pub const MAGIC: u32 = 0x3148_5352;
@@ -210,6 +210,9 @@ pub mod op {
     /// Was request `offset` of the lane `device` with the secret `inode`, which the client had with a daemon that died, committed? An
     /// empty reply: it was. [`super::PLAIN`]: no.
     pub const WAS_COMMITTED: u32 = 11;
+    /// The client is about to set the time of change of the file named by `device` and `inode` to `offset`, ns since 1970 as i64 in two's
+    /// complement. Reply, empty, when nobody sets another, but for writes that come after it.
+    pub const TIMED: u32 = 12;
 }
 
 /// 0·8 id, 8·4 op, 12·4 handle, 16·8 offset, 24·8 length, 32·8 device, 40·8 inode, 48·8 sent, 56·8 zero.

@@ -361,6 +361,14 @@ impl Daemon {
                 };
                 self.answer_at_once(session, request, body);
             }
+            ClientEvent::Timed {
+                request,
+                key,
+                changed_ns,
+            } => {
+                self.timed(key, changed_ns);
+                self.answer_at_once(session, request, ReplyBody::Done);
+            }
             ClientEvent::Hold { request, key } => self.feed(Event::Hold {
                 session,
                 request,

@@ -148,6 +148,21 @@ impl Daemon {
         }
     }
 
+    /// A client sets the time of a file that may have bytes here: the one that it gets when they are written.
+    pub(super) fn timed(&mut self, key: FileKey, changed_ns: i64) {
+        let Some(id) = self.files.id_of(key) else {
+            return;
+        };
+        let written = self
+            .files
+            .get_mut(id)
+            .and_then(|file| file.written.as_mut());
+        if let (Some(written), Some(lanes)) = (written, &mut self.lanes) {
+            written.changed_ns = changed_ns;
+            lanes.facts.set_time(key.device, key.inode, changed_ns);
+        }
+    }
+
     pub(super) fn chore(&mut self, id: FileId, chore: Chore) {
         let Some(written) = self
             .files
@@ -251,6 +266,10 @@ impl Daemon {
                 });
                 self.feed(Event::Reserved { file: id, result });
             }
+            Chore::Settle { changed_ns } if self.was_timed(id, generation, changed_ns) => {
+                // Another time was set meanwhile, and ours came over it.
+                self.settle(id);
+            }
             Chore::Settle { .. } => {
                 if let Err(error) = result {
                     tracing::warn!("the time of a file that was written could not be set: {error}");
@@ -278,6 +297,14 @@ impl Daemon {
             Chore::Reserve { .. } => {}
         }
         self.next_chore(id);
+    }
+
+    /// The file has another time by now, and nothing else that would set it.
+    fn was_timed(&self, id: FileId, generation: u64, changed_ns: i64) -> bool {
+        let file = self.files.get(id);
+        let file = file.filter(|file| file.generation == generation);
+        let written = file.and_then(|file| file.written.as_ref());
+        written.is_some_and(|written| written.changed_ns != changed_ns) && !self.server.is_dirty(id)
     }
 
     fn device_start(&self, id: FileId) -> u64 {

@@ -178,6 +178,14 @@ uint64_t rushes_sync_send(struct rushes_file *file, void *private_data);
 bool rushes_hold(struct rushes_client *client, dev_t device, ino_t inode);
 
 /*
+ * The time of change of a file is about to be set, since 1970, on its own
+ * descriptor: wait until no daemon sets another, but for writes that come
+ * after this. False: the daemon is gone.
+ */
+bool rushes_timed(struct rushes_client *client, dev_t device, ino_t inode,
+		  int64_t changed_ns);
+
+/*
  * What all daemons that serve at this socket, one after another, have let be
  * known of files: also with no session, and with no daemon. The caller must be
  * uid 0. NULL: nothing, as none of them has taken writes yet.

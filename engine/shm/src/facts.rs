@@ -144,6 +144,16 @@ impl FactsTable {
         true
     }
 
+    /// Say when a file was changed, if anything is said of it.
+    pub fn set_time(&mut self, device: u64, inode: u64, changed_ns: i64) {
+        if let Some(&start) = self.places.get(&(device, inode)) {
+            self.change(start, |table| {
+                let changed = changed_ns as u64;
+                table.word(start, word::CHANGED).store(changed, Relaxed);
+            });
+        }
+    }
+
     /// The file system knows it all.
     pub fn clear(&mut self, device: u64, inode: u64) {
         if let Some(start) = self.places.remove(&(device, inode)) {

@@ -581,6 +581,24 @@ pub unsafe extern "C" fn rushes_hold(
     session.guarded(false, |session| session.client.hold(device, inode))
 }
 
+/// # Safety
+/// `client` is null or a connected client.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_timed(
+    client: *mut rushes_client,
+    device: dev_t,
+    inode: ino_t,
+    changed_ns: i64,
+) -> bool {
+    // SAFETY: the caller's promise.
+    let Some(session) = (unsafe { client.as_mut() }) else {
+        return false;
+    };
+    session.guarded(false, |session| {
+        session.client.timed(device, inode, changed_ns)
+    })
+}
+
 /// What is known of files beyond what file systems say of them. C sees only its address.
 pub struct rushes_facts(FactsView);
 

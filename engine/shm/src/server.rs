@@ -310,6 +310,15 @@ pub enum ClientEvent {
         /// Under which number it gave the write over.
         then: RequestId,
     },
+    /// Somebody sets the time of change of a file.
+    Timed {
+        /// To be answered.
+        request: RequestId,
+        /// Which file.
+        key: FileKey,
+        /// To this. Units: ns since 1970.
+        changed_ns: i64,
+    },
     /// It is about to change a file beside us. To be answered.
     Hold {
         /// To answer by.
@@ -727,6 +736,14 @@ impl ServerSession {
                 self.begin(request.id)?;
                 ClientEvent::Hold { request: id, key }
             }
+            op::TIMED => {
+                self.begin(request.id)?;
+                ClientEvent::Timed {
+                    request: id,
+                    key,
+                    changed_ns: request.offset as i64,
+                }
+            }
             op::WAS_COMMITTED => {
                 let lane = u32::try_from(request.device).map_err(|_| {
                     broken(format!("read lane {}; expected 32 bits", request.device))
@@ -743,7 +760,7 @@ impl ServerSession {
                 return Err(broken(format!(
                     "read operation {other} in a request; expected {} to {}",
                     op::READ,
-                    op::WAS_COMMITTED
+                    op::TIMED
                 )));
             }
         };

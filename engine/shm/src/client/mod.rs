@@ -673,6 +673,18 @@ impl Client {
         })
     }
 
+    /// The time of change of a file is about to be set to this, on its own descriptor: nobody is to set an older one. Units: ns since
+    /// 1970. False: the daemon is gone.
+    pub fn timed(&mut self, device: u64, inode: u64, changed_ns: i64) -> bool {
+        self.notice(Request {
+            op: op::TIMED,
+            device,
+            inode,
+            offset: changed_ns as u64,
+            ..Request::default()
+        })
+    }
+
     /// The same for a file that lost a name.
     pub fn gone(&mut self, device: u64, inode: u64) {
         self.notice(Request {

@@ -265,7 +265,7 @@ impl Echo {
                     self.free
                         .extend(state.pinned.remove(&request).unwrap_or_default());
                 }
-                ClientEvent::Sync { request, .. } => {
+                ClientEvent::Sync { request, .. } | ClientEvent::Timed { request, .. } => {
                     state.session.reply(request, ReplyBody::Done)?;
                 }
                 ClientEvent::WriteBegin {
