@@ -101,6 +101,11 @@ impl RefinedModel {
         }
     }
 
+    /// The drive takes writes into a memory of its own.
+    pub fn has_memory(&self) -> bool {
+        self.measured_write != self.base.write
+    }
+
     /// Time a read will take: to get `distance` away and move `count` bytes.
     pub fn read(&self, distance: u64, count: u64) -> Duration {
         self.scaled(self.calibrated_read(distance, count))

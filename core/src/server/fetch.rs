@@ -416,13 +416,13 @@ impl Server {
     fn best_effort_claim(&mut self, id: DeviceId) -> Option<BestEffortClaim> {
         let device = self.devices.get(&id)?;
         let waited = self.now.since(device.best_effort_served);
-        // Who has no promise waits until the drive has done what it only seems to have done.
+        // Who reads without a promise waits until the drive has done what it only seems to have done.
         let owed = device.owes(self.now);
         let (range_start, bytes, file) = match self.best_effort_turn(device)? {
             Turn::Write(write) => {
                 let distance = write.physical.abs_diff(device.head);
                 return Some(BestEffortClaim {
-                    cost: device.model.write(distance, write.range.length.0) + owed,
+                    cost: device.model.write(distance, write.range.length.0),
                     // What is written only because nobody wants the device has no patience to lose.
                     waited: if write.is_wanted {
                         waited

@@ -623,7 +623,8 @@ impl Device {
 
     /// What a drive with a memory of its own has taken and has still to bring to the medium, as time that requests to come will lose.
     pub(super) fn owes(&self, now: Instant) -> Duration {
-        if now >= self.mixed_until {
+        // (One without such a memory is merely faster than was thought.)
+        if now >= self.mixed_until || !self.model.has_memory() {
             return Duration::ZERO;
         }
         let owed = (self.mixed_owed + self.mixed_calibrated) - self.mixed_taken;
