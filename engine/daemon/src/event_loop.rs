@@ -260,6 +260,12 @@ impl Daemon {
             share.file_system,
             self.devices.get(device).map_or("?", |known| &known.name)
         );
+        let (way, reason) = share.way(self.config.write_buffer_bytes);
+        tracing::info!(
+            "share {:?}: what clients write goes by way of {} ({reason})",
+            share.config.name,
+            way.name()
+        );
         let share = Arc::new(share);
         if self.config.warm_metadata
             && let Err(error) = warm::start(share.clone(), self.idleness.clone())

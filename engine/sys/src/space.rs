@@ -7,8 +7,8 @@ use crate::watch::{HANDLE_BYTES_MAX, RawHandle};
 use rushes_core::server::{Extent, FileKey};
 use rushes_core::units::ByteRange;
 use rustix::fs::{
-    FallocateFlags, Mode, OFlags, Timespec, Timestamps, fallocate, fcntl_getfl, fstat, fsync,
-    ftruncate, futimens, open,
+    AtFlags, FallocateFlags, Mode, OFlags, Timespec, Timestamps, fallocate, fcntl_getfl, fstat,
+    fsync, ftruncate, futimens, open, openat, unlinkat,
 };
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::io;
@@ -86,6 +86,87 @@ pub fn open_writing(file: impl AsFd, key: FileKey) -> io::Result<Result<WriteFil
         direct: Arc::new(direct),
         buffered: Arc::new(buffered),
     }))
+}
+
+/// Whether blocks of a file system can be had before the bytes that go into them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reserves {
+    /// The kernel reserves them (fallocate), and tells where they are.
+    Extents,
+    /// It does not; why not.
+    Never(&'static str),
+    /// It could not be tried; why not.
+    Untried(String),
+}
+
+impl Reserves {
+    /// Find out by trying, in a file without a name below `folder`. Waits for the file system.
+    ///
+    /// The calls are those that a written file gets, and the kernel's own: the C library's posix_fallocate writes zeros where the
+    /// kernel refuses, so it would say yes everywhere.
+    pub fn of(folder: impl AsFd) -> Reserves {
+        match unnamed(&folder) {
+            Ok(file) => try_reserving(&file),
+            Err(error) => Reserves::Untried(error.to_string()),
+        }
+    }
+}
+
+/// What is tried. Units: bytes.
+const TRIAL_BYTES: u64 = 1 << 16;
+
+fn try_reserving(file: &OwnedFd) -> Reserves {
+    let untried = |error: io::Error| Reserves::Untried(error.to_string());
+    let key = match status(file) {
+        Ok(found) => found.key,
+        Err(error) => return untried(error),
+    };
+    match open_writing(file, key) {
+        Ok(Ok(_)) => {}
+        Ok(Err(NotOurs::Buffered)) => return Reserves::Never("it has no direct I/O"),
+        Ok(Err(NotOurs::Moves | NotOurs::SetId)) => {
+            return Reserves::Never("bytes move when they are written");
+        }
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            return Reserves::Never("it does not tell where blocks are");
+        }
+        Err(error) => return untried(error),
+    }
+    match fallocate(file, FallocateFlags::KEEP_SIZE, 0, TRIAL_BYTES) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+            return Reserves::Never("it has no fallocate");
+        }
+        Err(error) => return untried(error.into()),
+    }
+    let mapped: u64 = match extents::of(file, usize::MAX) {
+        Ok(map) => map.extents.iter().map(|extent| extent.length.0).sum(),
+        Err(_) => 0,
+    };
+    if mapped < TRIAL_BYTES {
+        return Reserves::Never("it does not tell where blocks are");
+    }
+    match crate::watch::handle_of(file) {
+        Ok(_) => Reserves::Extents,
+        Err(_) => Reserves::Never("it cannot find a file again by its handle"),
+    }
+}
+
+/// A file that has no name; where the file system makes none, one that loses its name at once.
+fn unnamed(folder: impl AsFd) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let private = Mode::RUSR | Mode::WUSR;
+    match openat(&folder, ".", flags | OFlags::TMPFILE, private) {
+        Ok(file) => return Ok(file),
+        // EISDIR: a kernel module that does not know the flag.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let name = format!(".rushes-trial-{}", std::process::id());
+    let made = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+    let file = openat(&folder, name.as_str(), made, private)?;
+    unlinkat(&folder, name.as_str(), AtFlags::empty())?;
+    Ok(file)
 }
 
 /// Find a file again by its kernel handle: read-only, as the daemon reads, and for writing. `mount`: any open descriptor of its file system.
@@ -270,6 +351,7 @@ mod tests {
     use super::*;
     use std::io::Write;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::path::PathBuf;
 
     fn file(name: &str) -> (std::path::PathBuf, std::fs::File) {
         let path = std::env::temp_dir().join(format!("rushes-space-{name}-{}", std::process::id()));
@@ -393,6 +475,22 @@ mod tests {
         // SAFETY: as above.
         let now = unsafe { libc::setfsuid(u32::MAX) };
         assert_eq!(now, rustix::process::geteuid().as_raw() as i32);
+    }
+
+    #[test]
+    fn what_a_file_system_reserves_is_found_out_without_a_trace() {
+        let path = PathBuf::from(format!(
+            "/dev/shm/rushes-space-trial-{}",
+            std::process::id()
+        ));
+        std::fs::create_dir(&path).unwrap();
+        let folder = std::fs::File::open(&path).unwrap();
+        // tmpfs has fallocate, but no places; older ones have no direct I/O either.
+        assert!(matches!(Reserves::of(&folder), Reserves::Never(_)));
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
+        std::fs::remove_dir(&path).unwrap();
+        let nowhere = std::fs::File::open("/proc/self").unwrap();
+        assert!(matches!(Reserves::of(&nowhere), Reserves::Untried(_)));
     }
 
     #[test]
