@@ -4,7 +4,7 @@
 use crate::args::StatusArgs;
 use crate::ask::{ask, print_json, say, unexpected};
 use crate::show::{self, Table};
-use rushes_control::{Answer, Ask, GuiltyStatus, Status, StreamStatus};
+use rushes_control::{Answer, Ask, GuiltyStatus, ShareStatus, Status, StreamStatus};
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &StatusArgs) -> Result<ExitCode, String> {

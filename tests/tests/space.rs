@@ -2,14 +2,18 @@
 //! Blocks before bytes: which way a share goes and how one knows it, what a daemon that is killed leaves
 //! reserved, and what clients see of all that.
 
+use rushes_tests::disk::run;
 use rushes_tests::fsx;
 use rushes_tests::needs;
 use rushes_tests::pattern;
-use rushes_tests::smb2::{Connection, Disposition};
+use rushes_tests::smb2::{Connection, Disposition, Handle};
 use rushes_tests::smbd::SHARE;
 use rushes_tests::world::{Backing, Setup, World};
 use serde_json::Value;
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 const BLOCK: usize = 65_536;
 
@@ -102,4 +106,179 @@ fn a_file_system_without_fallocate_is_written_through_and_says_so() {
 #[test]
 fn a_file_system_without_places_is_written_through_and_says_so() {
     check_way(Backing::Tmpfs, "through", "tmpfs: it has no direct I/O");
+}
+
+/// A file's own bookkeeping takes blocks too, and its last one is not full.
+const SLACK: u64 = 64 << 10;
+
+/// Bytes that a file takes on its disk.
+fn taken(world: &World, name: &str) -> u64 {
+    let found = std::fs::metadata(world.path(name)).expect("the file is there");
+    found.blocks() * 512
+}
+
+/// Wait until the file takes what its size needs, and no more.
+fn wait_for_trim(world: &World, name: &str) {
+    let size = std::fs::metadata(world.path(name)).expect("there").len();
+    let end = Instant::now() + Duration::from_secs(40);
+    while taken(world, name) > size + SLACK {
+        assert!(
+            Instant::now() < end,
+            "{} bytes on the disk for {size}:\n{}",
+            taken(world, name),
+            std::fs::read_to_string(world.scratch.path().join("daemon.log")).unwrap_or_default()
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+const LENGTH: usize = 6 << 20;
+
+/// A file with all its bytes on the disk and much more reserved, still open.
+fn reserved(client: &Connection, world: &mut World, name: &str) -> Handle {
+    let (file, _) = client.open(name, Disposition::OpenIf).expect("made");
+    for at in (0..LENGTH).step_by(BLOCK) {
+        let bytes = pattern::bytes(5, at as u64, BLOCK);
+        client.write(file, at as u64, &bytes).expect("written");
+    }
+    client.flush(file).expect("flushed");
+    world
+        .daemon()
+        .wait_for("nothing is left to be written", |status| {
+            status["write"]["used_bytes"] == 0
+        });
+    let taken = taken(world, name);
+    assert!(taken > 2 * LENGTH as u64, "only {taken} bytes are reserved");
+    file
+}
+
+fn check_bytes(world: &World, name: &str) {
+    let found = std::fs::read(world.path(name)).expect("the file is there");
+    assert_eq!(found.len(), LENGTH);
+    pattern::check(5, 0, &found, name);
+}
+
+#[test]
+fn the_last_close_gives_back_what_was_reserved() {
+    let Some(mut world) = world(Backing::Ext4) else {
+        return;
+    };
+    let client = client(&world);
+    let file = reserved(&client, &mut world, "take.mov");
+    client.close(file).expect("closed");
+    wait_for_trim(&world, "take.mov");
+    check_bytes(&world, "take.mov");
+}
+
+#[test]
+fn what_a_killed_daemon_reserved_is_given_back_when_its_writer_closes() {
+    let Some(mut world) = world(Backing::Ext4) else {
+        return;
+    };
+    let client = client(&world);
+    let file = reserved(&client, &mut world, "take.mov");
+    world.daemon().kill();
+    world.daemon().start_again();
+    // Its writer has it open: who cuts it now could cut off what he writes.
+    client
+        .write(file, 0, &pattern::bytes(5, 0, BLOCK))
+        .expect("written");
+    assert!(taken(&world, "take.mov") > 2 * LENGTH as u64);
+    client.close(file).expect("closed");
+    wait_for_trim(&world, "take.mov");
+    check_bytes(&world, "take.mov");
+}
+
+#[test]
+fn what_a_killed_daemon_reserved_is_given_back_by_the_next_when_nobody_has_it_open() {
+    let Some(mut world) = world(Backing::Ext4) else {
+        return;
+    };
+    let client = client(&world);
+    let file = reserved(&client, &mut world, "take.mov");
+    world.daemon().kill();
+    client.close(file).expect("closed");
+    world.daemon().start_again();
+    wait_for_trim(&world, "take.mov");
+    check_bytes(&world, "take.mov");
+}
+
+#[test]
+fn what_a_killed_daemon_reserved_is_given_back_by_recover_alone() {
+    let Some(mut world) = world(Backing::Ext4) else {
+        return;
+    };
+    let client = client(&world);
+    let file = reserved(&client, &mut world, "take.mov");
+    let other = reserved(&client, &mut world, "other.mov");
+    world.daemon().kill();
+    client.close(file).expect("closed");
+    rushes(&world, &["recover"]);
+    let needed = LENGTH as u64 + SLACK;
+    assert!(
+        taken(&world, "take.mov") <= needed,
+        "not given back before its end"
+    );
+    assert!(taken(&world, "other.mov") > 2 * needed, "it is open");
+    client.close(other).expect("closed");
+    rushes(&world, &["recover"]);
+    assert!(taken(&world, "other.mov") <= needed);
+    check_bytes(&world, "take.mov");
+    check_bytes(&world, "other.mov");
+}
+
+#[test]
+fn what_a_killed_smbd_leaves_reserved_is_given_back() {
+    let Some(mut world) = world(Backing::Ext4) else {
+        return;
+    };
+    let client = client(&world);
+    reserved(&client, &mut world, "take.mov");
+    let status = world.daemon().status();
+    let pid = status["sessions"][0]["pid"].as_u64().expect("one session");
+    run(Command::new("kill").args(["-KILL", &pid.to_string()]));
+    wait_for_trim(&world, "take.mov");
+    check_bytes(&world, "take.mov");
+}
+
+/// A daemon that is stopped leaves files to clients that go on writing by themselves.
+#[test]
+fn nothing_is_cut_off_while_daemons_come_and_go() {
+    let Some(mut world) = world(Backing::Ext4) else {
+        return;
+    };
+    let client = client(&world);
+    let (file, _) = client.open("take.mov", Disposition::OpenIf).expect("made");
+    let mut daemon = world.daemon.take().expect("a daemon");
+    let done = AtomicBool::new(false);
+    let mut length = 0;
+    std::thread::scope(|scope| {
+        let killer = scope.spawn(|| {
+            for turn in 0..6 {
+                std::thread::sleep(Duration::from_millis(700));
+                if turn % 2 == 0 {
+                    daemon.end();
+                } else {
+                    daemon.kill();
+                }
+                std::thread::sleep(Duration::from_millis(300));
+                daemon.start_again();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        while !done.load(Ordering::Relaxed) {
+            if length < 600 << 20 {
+                let bytes = pattern::bytes(5, length, BLOCK);
+                client.write(file, length, &bytes).expect("written");
+                length += BLOCK as u64;
+            }
+        }
+        killer.join().expect("the killer");
+    });
+    client.close(file).expect("closed");
+    world.daemon = Some(daemon);
+    wait_for_trim(&world, "take.mov");
+    let found = std::fs::read(world.path("take.mov")).expect("the file is there");
+    assert_eq!(found.len() as u64, length);
+    pattern::check(5, 0, &found, "take.mov");
 }

@@ -82,6 +82,7 @@ impl Daemon {
                         self.feed(Event::Hint { file, hint });
                     }
                 }
+                Done::GaveBack(attempts) => self.given_back(attempts),
                 Done::Reloaded(result) => self.reloaded(result),
             }
         }
@@ -132,11 +133,15 @@ impl Daemon {
                 Err(unserved.errno())
             }
         };
+        let opened = facts.as_ref().ok().map(|facts| facts.file);
         self.feed(Event::Opened {
             session,
             handle,
             facts,
         });
+        if let Some(file) = opened {
+            self.resume_reserve(file);
+        }
         if let Some((file, version)) = probe {
             self.probe(file, version);
         }

@@ -5,7 +5,9 @@ use crate::calibrate::{Calibration, identity_of};
 use crate::config::{Config, ConfigError, ShareConfig};
 use crate::error::ServeError;
 use crate::files::{Chore, Durable};
+use crate::reserved::{Attempts, give_back};
 use crate::share::{Share, same_file_system_elsewhere};
+use rushes_core::format::lane::FileRecord;
 use rushes_core::server::{Errno, Extent, FileKey, PAGE_BYTES, RateHint, RateSource};
 use rushes_core::units::{FileId, HandleId, SessionId};
 use rushes_shm::Writer;
@@ -80,6 +82,11 @@ pub(crate) enum Job {
         fd: Arc<OwnedFd>,
         size: u64,
     },
+    /// Give back blocks that were left reserved.
+    GiveBack {
+        shares: Vec<Arc<Share>>,
+        left: Vec<(u32, FileRecord)>,
+    },
     /// Read the configuration again, and open shares that are new in it.
     Reload {
         file: PathBuf,
@@ -135,6 +142,7 @@ pub(crate) enum Done {
         version: u64,
         hint: Option<RateHint>,
     },
+    GaveBack(Attempts),
     Reloaded(Result<Box<Reloaded>, ConfigError>),
 }
 
@@ -256,6 +264,7 @@ pub(crate) fn work(job: Job) -> Done {
             version,
             hint: probe_header(&fd, size),
         },
+        Job::GiveBack { shares, left } => Done::GaveBack(give_back(&shares, &left)),
         Job::Reload { file, known } => Done::Reloaded(reload(&file, &known).map(Box::new)),
     }
 }

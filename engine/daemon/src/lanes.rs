@@ -4,6 +4,7 @@
 use crate::error::ServeError;
 use crate::files::{Durable, Written};
 use crate::recovery::lane_error;
+use crate::reserved::Reserved;
 use rushes_core::format::lane::{
     Damage, FileRecord, HANDLE_BYTES_MAX, Head, PIECE_COUNT, PieceRecord, State,
 };
@@ -78,6 +79,7 @@ pub(crate) struct Lanes {
     /// Lanes of former sessions: number, secret, and what was committed last.
     former: VecDeque<(LaneId, u64, HashSet<u64>)>,
     pub(crate) facts: FactsTable,
+    pub(crate) reserved: Reserved,
 }
 
 impl Lanes {
@@ -99,6 +101,7 @@ impl Lanes {
             order: 0,
             former: VecDeque::new(),
             facts: FactsTable::open(folder)?,
+            reserved: Reserved::open(folder)?,
         })
     }
 
@@ -488,7 +491,7 @@ fn secret() -> u64 {
 }
 
 impl Durable {
-    fn record(&self) -> FileRecord {
+    pub(crate) fn record(&self) -> FileRecord {
         let mut handle = [0; HANDLE_BYTES_MAX];
         let length = self.handle.len().min(HANDLE_BYTES_MAX);
         handle[..length].copy_from_slice(&self.handle[..length]);

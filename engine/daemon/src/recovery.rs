@@ -131,7 +131,12 @@ impl Daemon {
             .collect();
         if let Some(lanes) = &mut self.lanes {
             lanes.facts.keep_only(&dirty);
+            for &(device, inode) in &dirty {
+                // Given back when all of it is written, and nobody has it open through us.
+                lanes.reserved.resume(FileKey { device, inode });
+            }
         }
+        self.give_left_back(started);
         if count > 0 {
             tracing::warn!(
                 "a daemon that ended left {count} writes of {} files, {} MB, in lanes; they are being written ({} ms)",
@@ -281,6 +286,7 @@ impl Daemon {
         self.lanes
             .as_ref()
             .is_none_or(|lanes| lanes.is_empty() && lanes.facts.count() == 0)
+            && !self.is_giving_back
     }
 
     /// Put everybody out and write what there is.

@@ -177,6 +177,15 @@ pub fn open_by_handle(
     kind: i32,
     handle: &[u8],
 ) -> io::Result<(Arc<OwnedFd>, WriteFile)> {
+    let open = |flags: i32| open_raw(&mount, (kind, handle), flags).map(Arc::new);
+    let written = WriteFile {
+        direct: open(libc::O_RDWR | libc::O_DIRECT)?,
+        buffered: open(libc::O_RDWR)?,
+    };
+    Ok((open(libc::O_RDONLY | libc::O_DIRECT)?, written))
+}
+
+fn open_raw(mount: impl AsFd, (kind, handle): (i32, &[u8]), flags: i32) -> io::Result<OwnedFd> {
     let mut raw = RawHandle {
         bytes: u32::try_from(handle.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
         kind,
@@ -186,26 +195,81 @@ pub fn open_by_handle(
         .get_mut(..handle.len())
         .ok_or(io::ErrorKind::InvalidInput)?
         .copy_from_slice(handle);
-    let mut open = |flags: i32| {
-        // SAFETY: the kernel reads `bytes` bytes behind the head of `raw`, which are there.
-        let fd = unsafe {
-            libc::open_by_handle_at(
-                mount.as_fd().as_raw_fd(),
-                (&raw mut raw).cast(),
-                flags | libc::O_CLOEXEC,
-            )
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
+    // SAFETY: the kernel reads `bytes` bytes behind the head of `raw`, which are there.
+    let fd = unsafe {
+        libc::open_by_handle_at(
+            mount.as_fd().as_raw_fd(),
+            (&raw mut raw).cast(),
+            flags | libc::O_CLOEXEC,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// What became of blocks that a former daemon reserved for a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GivenBack {
+    /// Nothing of the file lies behind its end any more.
+    Done,
+    /// There is no such file any more.
+    Gone,
+    /// Somebody has it open, and might be writing to it.
+    Busy,
+}
+
+/// Give back what lies behind the end of a file that nobody has open, by its kernel handle. `mount`: any open descriptor of its file
+/// system.
+///
+/// Only a lease makes that safe: giving back is cutting, and who lengthens the file at the same moment would lose bytes. While it
+/// is held whoever opens the file waits.
+///
+/// Errors   the file system, or it knows no leases.
+pub fn give_back(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<GivenBack> {
+    let file = match open_raw(mount, (kind, handle), libc::O_RDWR | libc::O_NONBLOCK) {
+        Ok(file) => file,
+        Err(error) => {
+            return match error.raw_os_error() {
+                Some(libc::ESTALE) => Ok(GivenBack::Gone),
+                Some(libc::EAGAIN | libc::ETXTBSY) => Ok(GivenBack::Busy),
+                _ => Err(error),
+            };
         }
-        // SAFETY: a new descriptor that nobody else owns.
-        Ok(Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }))
     };
-    let written = WriteFile {
-        direct: open(libc::O_RDWR | libc::O_DIRECT)?,
-        buffered: open(libc::O_RDWR)?,
+    let owner = fstat(&file)?;
+    // A lease is for a file's owner (or CAP_LEASE).
+    match as_user(owner.st_uid, owner.st_gid, || lease(&file))? {
+        Ok(()) => {}
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return Ok(GivenBack::Busy),
+        Err(error) => return Err(error),
+    }
+    // Now, not before: until the lease somebody could write. It goes with the descriptor.
+    trim(&file, fstat(&file)?.st_size as u64)?;
+    Ok(GivenBack::Done)
+}
+
+/// `F_SETSIG` of fcntl(2), which the libc crate lacks.
+const F_SETSIG: libc::c_int = 10;
+
+/// Have a file for ourselves: nobody else has it open, and who opens it waits until we have closed it.
+///
+/// Errors   EAGAIN: somebody has it open.
+fn lease(file: &OwnedFd) -> io::Result<()> {
+    // Who waits is told to us by a signal, and the usual one, SIGIO, would end us. This one is ignored.
+    // SAFETY: these calls take numbers and change the descriptor alone.
+    let result = unsafe {
+        match libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) {
+            0 => libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK),
+            failed => failed,
+        }
     };
-    Ok((open(libc::O_RDONLY | libc::O_DIRECT)?, written))
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Do something on another's account: his quota counts, and neither what is reserved for root nor root's freedom from quotas
@@ -452,6 +516,69 @@ mod tests {
         std::fs::remove_file(other).unwrap();
         let gone = open_by_handle(&folder, kind, bytes).unwrap_err();
         assert_eq!(gone.raw_os_error(), Some(libc::ESTALE));
+    }
+
+    #[test]
+    fn blocks_behind_the_end_are_given_back_when_nobody_has_the_file_open() {
+        let (path, mut file) = file("give-back");
+        file.write_all(&[7; 5000]).unwrap();
+        if fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 1 << 20).is_err() {
+            crate::skip("the temporary folder's file system has no fallocate");
+            return;
+        }
+        let blocks = || std::fs::metadata(&path).unwrap().blocks() * 512;
+        assert!(blocks() >= 1 << 20);
+        let handle = crate::watch::handle_of(&file).unwrap();
+        let (kind, bytes) = handle.split_first_chunk::<4>().unwrap();
+        let kind = i32::from_ne_bytes(*kind);
+        let folder = std::fs::File::open(std::env::temp_dir()).unwrap();
+        let attempt = || give_back(&folder, kind, bytes);
+        match attempt() {
+            Ok(found) => assert_eq!(found, GivenBack::Busy, "we have it open"),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                std::fs::remove_file(path).unwrap();
+                crate::skip("the temporary folder's file system has no leases");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        drop(file);
+        let reader = std::fs::File::open(&path).unwrap();
+        assert_eq!(attempt().unwrap(), GivenBack::Busy, "somebody reads it");
+        drop(reader);
+        assert!(blocks() >= 1 << 20);
+        assert_eq!(attempt().unwrap(), GivenBack::Done);
+        assert!(blocks() <= 8192, "{}", blocks());
+        assert!(std::fs::read(&path).unwrap() == vec![7; 5000]);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(attempt().unwrap(), GivenBack::Gone);
+    }
+
+    #[test]
+    fn who_opens_a_file_under_a_lease_waits_and_its_holder_lives() {
+        let (path, file) = file("lease");
+        let file = OwnedFd::from(file);
+        if let Err(error) = lease(&file) {
+            std::fs::remove_file(path).unwrap();
+            crate::skip(&format!(
+                "the temporary folder's file system has no leases: {error}"
+            ));
+            return;
+        }
+        let opened = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let opener = scope.spawn(|| {
+                let file = std::fs::File::open(&path).unwrap();
+                opened.store(true, std::sync::atomic::Ordering::SeqCst);
+                drop(file);
+            });
+            let nonblocking = open(&path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty());
+            assert_eq!(nonblocking.err(), Some(rustix::io::Errno::AGAIN));
+            assert!(!opened.load(std::sync::atomic::Ordering::SeqCst));
+            drop(file);
+            opener.join().unwrap();
+        });
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
