@@ -282,3 +282,76 @@ fn nothing_is_cut_off_while_daemons_come_and_go() {
     assert_eq!(found.len() as u64, length);
     pattern::check(5, 0, &found, "take.mov");
 }
+
+/// The setup of a share in which an allocation size that a client asks for is one.
+fn strict() -> Option<World> {
+    let mut setup = fsx::setup("64MiB");
+    setup.share.push(String::from("strict allocate = yes"));
+    World::build(&setup)
+}
+
+#[test]
+fn clients_see_what_a_file_needs_and_not_what_is_reserved_for_it() {
+    let Some(mut world) = world(Backing::Ext4) else {
+        return;
+    };
+    let client = client(&world);
+    let other = self::client(&world);
+    let file = reserved(&client, &mut world, "take.mov");
+    let size = LENGTH as u64;
+    let check = |when: &str| {
+        for (who, client) in [("writer", &client), ("other", &other)] {
+            let listed = client.list("take.mov").expect("listed").expect("there");
+            let told = (listed.allocated, listed.size);
+            assert_eq!(told, (size, size), "{when}, {who} lists");
+        }
+        let info = client.info(file).expect("known");
+        assert_eq!((info.allocated, info.size), (size, size), "{when}");
+    };
+    check("written back");
+    assert!(taken(&world, "take.mov") > 2 * size);
+    // Also while bytes are on their way, and without a daemon.
+    client
+        .write(file, 0, &pattern::bytes(5, 0, BLOCK))
+        .expect("written");
+    check("dirty");
+    client.flush(file).expect("flushed");
+    world.daemon().kill();
+    check("its daemon killed");
+    assert!(taken(&world, "take.mov") > 2 * size);
+    client.close(file).expect("closed");
+    world.daemon().start_again();
+    wait_for_trim(&world, "take.mov");
+    let listed = other.list("take.mov").expect("listed").expect("there");
+    assert!(listed.allocated <= size + SLACK, "{listed:?}");
+}
+
+#[test]
+fn clients_see_the_allocation_that_they_asked_for() {
+    let Some(mut world) = strict() else {
+        return;
+    };
+    let client = client(&world);
+    const ASKED: u64 = 24 << 20;
+    let (file, _) = client.open("take.mov", Disposition::OpenIf).expect("made");
+    client.set_allocation(file, ASKED).expect("there is room");
+    for at in (0..LENGTH).step_by(BLOCK) {
+        let bytes = pattern::bytes(5, at as u64, BLOCK);
+        client.write(file, at as u64, &bytes).expect("written");
+    }
+    client.flush(file).expect("flushed");
+    world
+        .daemon()
+        .wait_for("nothing is left to be written", |status| {
+            status["write"]["used_bytes"] == 0
+        });
+    let info = client.info(file).expect("known");
+    assert_eq!(info.size, LENGTH as u64);
+    assert!(
+        (ASKED..=ASKED + SLACK).contains(&info.allocated),
+        "{info:?}"
+    );
+    // As on NTFS, what nobody has written by the last close is nobody's.
+    client.close(file).expect("closed");
+    wait_for_trim(&world, "take.mov");
+}

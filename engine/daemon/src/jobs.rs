@@ -110,6 +110,8 @@ pub(crate) enum Done {
         chore: Chore,
         /// Of a reservation where its bytes are now.
         result: io::Result<Vec<Extent>>,
+        /// What it took on its disk before. Units: bytes.
+        taken_before: u64,
         /// Its version after that.
         version: u64,
     },
@@ -194,6 +196,7 @@ pub(crate) fn work(job: Job) -> Done {
             writer,
             chore,
         } => {
+            let taken_before = space::taken(&*fd);
             let result = do_chore(&fd, writer, chore);
             let status = file::status(&*fd);
             Done::Chore {
@@ -204,6 +207,7 @@ pub(crate) fn work(job: Job) -> Done {
                     .map_or(FileKey::default(), |found| found.key),
                 chore,
                 result,
+                taken_before,
                 version: status.map_or(0, |found| found.version),
             }
         }

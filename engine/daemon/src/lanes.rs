@@ -8,7 +8,7 @@ use crate::reserved::Reserved;
 use rushes_core::format::lane::{
     Damage, FileRecord, HANDLE_BYTES_MAX, Head, PIECE_COUNT, PieceRecord, State,
 };
-use rushes_core::server::LanePart;
+use rushes_core::server::{FileKey, LanePart};
 use rushes_core::units::{ByteRange, FileId, LaneId, RequestId};
 use rushes_core::write::Runs;
 use rushes_shm::facts::FactsTable;
@@ -358,6 +358,12 @@ impl Lanes {
         }
     }
 
+    /// Blocks behind the end of a file of ours are given back: no door need hide them any more.
+    pub(crate) fn reserve_ended(&mut self, key: FileKey) {
+        self.reserved.end(key);
+        self.facts.clear_reserved(key.device, key.inode);
+    }
+
     /// A lane is empty and nobody's.
     pub(crate) fn done(&mut self, id: LaneId) {
         if let Some(lane) = self.lanes.remove(&id) {
@@ -511,7 +517,6 @@ impl Durable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rushes_core::server::FileKey;
     use rushes_core::write::PageRun;
 
     struct Folder(PathBuf);

@@ -10,6 +10,7 @@ use crate::files::Durable;
 use crate::jobs::Found;
 use crate::lanes::{Lanes, Left, LeftPiece};
 use crate::share::{ServedShare, Share};
+use rushes_core::format::facts::reserved_mark;
 use rushes_core::format::lane::{FileRecord, HeadFault, State};
 use rushes_core::server::*;
 use rushes_core::units::*;
@@ -130,7 +131,11 @@ impl Daemon {
             .map(|(file, _)| *file)
             .collect();
         if let Some(lanes) = &mut self.lanes {
-            lanes.facts.keep_only(&dirty);
+            let mark = |key: FileKey| (reserved_mark(key.device), key.inode);
+            let marks = lanes.reserved.keys().map(mark);
+            lanes
+                .facts
+                .keep_only(&dirty.iter().copied().chain(marks).collect());
             for &(device, inode) in &dirty {
                 // Given back when all of it is written, and nobody has it open through us.
                 lanes.reserved.resume(FileKey { device, inode });

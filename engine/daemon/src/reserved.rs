@@ -175,11 +175,14 @@ impl Reserved {
         record.is_some_and(|record| self.left.remove(record).is_some())
     }
 
-    /// One that was left was given back. Unless we have come to see to it meanwhile.
-    fn end_left(&mut self, record: u32) {
-        if let Some(file) = self.left.get(&record) {
-            self.end(key_of(file));
-        }
+    /// One that was left. None: we have come to see to it meanwhile.
+    fn left_key(&self, record: u32) -> Option<FileKey> {
+        self.left.get(&record).map(key_of)
+    }
+
+    /// All of them.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = FileKey> {
+        self.records.keys().copied()
     }
 
     fn strike_or_say(&mut self, record: u32) {
@@ -280,8 +283,10 @@ impl Daemon {
             match result {
                 Ok(Some(GivenBack::Done | GivenBack::Gone)) => {
                     done_count += 1;
-                    if let Some(lanes) = &mut self.lanes {
-                        lanes.reserved.end_left(record);
+                    if let Some(lanes) = &mut self.lanes
+                        && let Some(key) = lanes.reserved.left_key(record)
+                    {
+                        lanes.reserve_ended(key);
                     }
                 }
                 Ok(Some(GivenBack::Busy)) => busy_count += 1,
@@ -376,8 +381,8 @@ mod tests {
         assert_eq!(next.next, 3);
         assert!(next.resume(durable(10).key) && !next.resume(durable(10).key));
         // Given back by a worker that was sent before.
-        next.end_left(0);
-        next.end_left(2);
+        assert_eq!(next.left_key(0), None);
+        next.end(next.left_key(2).unwrap());
         assert_eq!(left_inodes(&next), [0; 0]);
         assert!(next.leave(&durable(10)) && !next.leave(&durable(12)));
         assert_eq!(left_inodes(&next), [10]);

@@ -167,11 +167,16 @@ impl Daemon {
             });
             return;
         };
-        if let (Chore::Reserve { .. }, Some(lanes)) = (chore, &mut self.lanes)
-            && let Err(error) = lanes.reserved.begin(&written.durable)
-        {
-            // Not worth refusing a write for.
-            tracing::debug!("what a crash leaves reserved for a file will stay: {error}");
+        if let (Chore::Reserve { needed, wished_end }, Some(lanes)) = (chore, &mut self.lanes) {
+            if let Err(error) = lanes.reserved.begin(&written.durable) {
+                // Not worth refusing a write for.
+                tracing::debug!("what a crash leaves reserved for a file will stay: {error}");
+            }
+            // Small files have nothing of ours behind their end: there a client sees what he asked for.
+            if wished_end > needed.end() {
+                let FileKey { device, inode } = written.durable.key;
+                lanes.facts.set_reserved(device, inode);
+            }
         }
         written.chores.push_back(chore);
         self.next_chore(id);
@@ -278,7 +283,7 @@ impl Daemon {
             }
             Chore::Trim { .. } => {
                 match (result, &mut self.lanes) {
-                    (Ok(_), Some(lanes)) if !reserves_again => lanes.reserved.end(key),
+                    (Ok(_), Some(lanes)) if !reserves_again => lanes.reserve_ended(key),
                     (Ok(_), _) => {}
                     (Err(error), _) => tracing::warn!(
                         "what was reserved for a file could not be given back: {error}"

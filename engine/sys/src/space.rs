@@ -332,6 +332,11 @@ pub fn reserve(
     Ok(extents::of(&file, extent_count_max)?.extents)
 }
 
+/// What a file takes on its disk; 0 when that cannot be told. Units: bytes.
+pub fn taken(file: impl AsFd) -> u64 {
+    fstat(file).map_or(0, |found| found.st_blocks as u64 * 512)
+}
+
 /// What may be reserved ahead: a 16th of what the file system has left. Units: bytes.
 fn spare(file: impl AsFd) -> io::Result<u64> {
     let found = rustix::fs::fstatvfs(file)?;
