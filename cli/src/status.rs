@@ -4,7 +4,7 @@
 use crate::args::StatusArgs;
 use crate::ask::{ask, print_json, say, unexpected};
 use crate::show::{self, Table};
-use rushes_control::{Answer, Ask, GuiltyStatus, Status, StreamStatus};
+use rushes_control::{Answer, Ask, GuiltyStatus, ShareStatus, Status, StreamStatus};
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &StatusArgs) -> Result<ExitCode, String> {
@@ -158,6 +158,7 @@ fn shares(status: &Status) -> Table {
         "file system",
         "device",
         "I/O",
+        "writes by",
         "changes by others",
     ]);
     for share in &status.shares {
@@ -171,6 +172,7 @@ fn shares(status: &Status) -> Table {
             } else {
                 "buffered"
             }),
+            way_of(share),
             String::from(if share.foreign_changes_noticed {
                 "noticed at once"
             } else {
@@ -179,6 +181,14 @@ fn shares(status: &Status) -> Table {
         ]);
     }
     table
+}
+
+/// The way that writes take; the reason where it is not the good one.
+fn way_of(share: &ShareStatus) -> String {
+    match share.write_way.as_str() {
+        "extents" => String::from("extents"),
+        way => format!("{way} ({})", share.write_way_reason),
+    }
 }
 
 /// The ledger.
@@ -260,7 +270,7 @@ fn sessions(status: &Status) -> Table {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use rushes_control::{DeviceStatus, SessionStatus, ShareStatus};
+    use rushes_control::{DeviceStatus, SessionStatus};
 
     /// A status with one of everything.
     pub(crate) fn sample() -> Status {
@@ -286,6 +296,8 @@ pub(crate) mod tests {
             path: String::from("/srv/media"),
             file_system: String::from("ext4"),
             direct_io: true,
+            write_way: String::from("extents"),
+            write_way_reason: String::from("ext4 reserves blocks before bytes (fallocate)"),
             device: String::from("md0"),
             foreign_changes_noticed: true,
         });

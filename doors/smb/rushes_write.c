@@ -166,15 +166,32 @@ bool rushes_settle_fsp(struct vfs_handle_struct *handle,
 	       rushes_settle_inode(file->session, file->device, file->inode);
 }
 
-void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st)
+/*
+ * What the daemon has reserved is not the file's size on the disk: a client
+ * sees what the bytes need, or what the file took before; somebody may have
+ * asked for that. (Sparse ones take less; smbd rounds up as it is told.)
+ */
+static void rushes_hide_reserve(struct rushes_session *session,
+				SMB_STRUCT_STAT *st)
 {
-	struct rushes_session *session = rushes_session_of(handle);
+	uint64_t unit = MAX(st->st_ex_blksize, STAT_ST_BLOCKSIZE);
+	uint64_t units = st->st_ex_size / unit + (st->st_ex_size % unit != 0);
+	uint64_t blocks = units * (unit / STAT_ST_BLOCKSIZE);
+	uint64_t before = 0;
+
+	if (rushes_has_reserve(session->facts, st->st_ex_dev, st->st_ex_ino,
+			       &before))
+	{
+		blocks = MAX(blocks, before / STAT_ST_BLOCKSIZE);
+		st->st_ex_blocks = MIN(st->st_ex_blocks, blocks);
+	}
+}
+
+static void rushes_add_fact(struct rushes_session *session,
+			    SMB_STRUCT_STAT *st)
+{
 	struct rushes_fact fact;
 
-	if (session == NULL || !S_ISREG(st->st_ex_mode)) {
-		return;
-	}
-	rushes_session_refresh(session);
 	if (!rushes_fact_of(session->facts, st->st_ex_dev, st->st_ex_ino,
 			    &fact))
 	{
@@ -188,6 +205,18 @@ void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st)
 		.tv_nsec = fact.changed_ns % RUSHES_NS_PER_S,
 	};
 	st->st_ex_ctime = st->st_ex_mtime;
+}
+
+void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st)
+{
+	struct rushes_session *session = rushes_session_of(handle);
+
+	if (session == NULL || !S_ISREG(st->st_ex_mode)) {
+		return;
+	}
+	rushes_session_refresh(session);
+	rushes_add_fact(session, st);
+	rushes_hide_reserve(session, st);
 }
 
 static struct rushes_fsp *rushes_copy_sources;

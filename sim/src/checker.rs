@@ -360,6 +360,7 @@ impl Checker {
             | Event::Sync { .. }
             | Event::Hold { .. }
             | Event::Reserved { .. }
+            | Event::HasReserve { .. }
             | Event::RecoveryEnded
             | Event::WriteAbort { .. }
             | Event::Settled { .. }

@@ -493,6 +493,7 @@ impl Machine for Naive {
             | Event::Sync { .. }
             | Event::Hold { .. }
             | Event::Reserved { .. }
+            | Event::HasReserve { .. }
             | Event::RecoveryEnded
             | Event::WriteAbort { .. }
             | Event::Settled { .. }

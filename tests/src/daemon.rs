@@ -83,6 +83,13 @@ impl Daemon {
         self.child.wait().expect("it is our child");
     }
 
+    /// End it (SIGTERM), as its service manager would, and wait until it is gone.
+    pub fn end(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is our child");
+        self.child.wait().expect("it is our child");
+    }
+
     /// Stop it (SIGSTOP): it is there and does nothing.
     pub fn stop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.child);

@@ -130,6 +130,25 @@ fn nothing_is_left_unfinished() {
 }
 
 #[test]
+fn blocks_are_reserved_by_the_kernel_or_not_at_all() {
+    // Where the kernel refuses, the C library writes a zero into each block: into the file, and at the disk's pace.
+    let word = concat!("posix_", "fallocate");
+    let mut complaints = Complaints::default();
+    for file in source_files() {
+        if !["rs", "c", "h"].iter().any(|extension| file.is(extension)) {
+            continue;
+        }
+        for line in word_lines(&code_only(&file.text), word) {
+            complaints.add(format!(
+                "{}:{line}: {word}; fallocate(2) says whether there are blocks",
+                file.path
+            ));
+        }
+    }
+    complaints.none();
+}
+
+#[test]
 fn no_file_names_the_machine_it_was_written_on() {
     // Pieces, so that this file does not complain about itself.
     let machine_paths = [

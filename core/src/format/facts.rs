@@ -9,7 +9,7 @@
 //! ```
 //!
 //! An entry is a seqlock: its sequence is odd while it is being changed. A file keeps its entry from its first dirty byte to its last,
-//! so a door that finds none looks at the file system.
+//! so a door that finds none looks at the file system. Entries under [`reserved_mark`] are of another kind.
 
 /// Buckets. A power of two.
 pub const BUCKETS: usize = 2048;
@@ -32,6 +32,12 @@ pub mod word {
     pub const SIZE: usize = 3;
     /// Units: ns since 1970, signed.
     pub const CHANGED: usize = 4;
+}
+
+/// In the place of a file's device: says nothing of its bytes, but that blocks of it lie behind its end because we put
+/// them there. Its size is what the file took on its disk before that, in bytes; 0: not known yet. (No `st_dev` of Linux has this bit.) Such an entry has a life of its own.
+pub fn reserved_mark(device: u64) -> u64 {
+    device | 1 << 63
 }
 
 /// Byte offset of the first entry of a file's bucket.

@@ -9,6 +9,7 @@
 
 pub mod facts;
 pub mod lane;
+pub mod reserved;
 
 /// Version of every layout in this file.
 pub const VERSION: u32 = 3;

@@ -291,6 +291,9 @@ pub enum Event {
         file: FileId,
         result: Result<Vec<Extent>, Errno>,
     },
+    /// Blocks were reserved for this file by a former server, or when it was known before, and not given back; somebody who is not
+    /// known may have it open. After its [`Event::Opened`].
+    HasReserve { file: FileId },
     /// Answer to [`Action::Clean`] and to [`Action::Trim`]: the file's times are right, and what we ourselves did to it has made it this version.
     Settled { file: FileId, version: u64 },
     /// Answer to [`Action::Sync`].

@@ -49,6 +49,12 @@ impl Server {
             self.drop_read(read, actions);
         }
         for handle in handles {
+            if let Some(entry) = self.handles.get(&(session, handle))
+                && let HandleState::Ready(file) = entry.state
+                && let Some(file) = self.files.get_mut(&file)
+            {
+                file.writing.is_open_elsewhere = true;
+            }
             self.handle_closed(session, handle, actions);
         }
         self.end_session_sequences(session, actions);

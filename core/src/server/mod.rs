@@ -226,6 +226,7 @@ impl Server {
                 key,
             } => self.hold(session, request, key, actions),
             Event::Reserved { file, result } => self.reserved(file, result, actions),
+            Event::HasReserve { file } => self.has_reserve(file),
             Event::RecoveryEnded => self.recovery_ended(actions),
             Event::WriteAbort { session, request } => self.write_abort(session, request, actions),
             Event::Settled { file, version } => self.settled(file, version, actions),

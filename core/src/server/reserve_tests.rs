@@ -29,6 +29,7 @@ struct Writer {
     /// Requests that were answered with "done".
     done: Vec<RequestId>,
     is_forgotten: bool,
+    is_trimmed: bool,
 }
 
 impl Writer {
@@ -49,6 +50,7 @@ impl Writer {
             settles: 0,
             done: Vec::new(),
             is_forgotten: false,
+            is_trimmed: false,
         };
         writer.step(Event::DeviceAdded {
             device: DISK,
@@ -116,7 +118,11 @@ impl Writer {
                     outcome: Outcome::Done,
                     ..
                 } => self.done.push(request),
-                Action::Clean { .. } | Action::Trim { .. } => self.settles += 1,
+                Action::Clean { .. } => self.settles += 1,
+                Action::Trim { .. } => {
+                    self.settles += 1;
+                    self.is_trimmed = true;
+                }
                 Action::Forget { .. } => self.is_forgotten = true,
                 _ => {}
             }
@@ -302,4 +308,48 @@ fn bytes_that_announce_a_length_are_written_for_who_waits_for_them() {
     writer.step(Event::Timer);
     writer.settle();
     assert!(writer.done.contains(&hold));
+}
+
+/// Written, and all of it is on the disk.
+fn written() -> Writer {
+    let mut writer = Writer::new();
+    writer.begin(ByteRange::new(0, 1 << 20));
+    writer.reserve_all();
+    writer.end();
+    writer.now = writer.now + Duration::from_s(10);
+    writer.step(Event::Timer);
+    writer.settle();
+    writer
+}
+
+#[test]
+fn what_was_reserved_is_given_back_at_the_last_close() {
+    let mut writer = written();
+    assert!(!writer.is_trimmed);
+    writer.step(Event::Closed {
+        session: SESSION,
+        handle: HANDLE,
+    });
+    assert!(writer.is_trimmed);
+}
+
+/// Its client may go on by itself, and what it writes at that moment would be cut off.
+#[test]
+fn nothing_is_cut_off_a_file_whose_session_ended_without_closing_it() {
+    let mut writer = written();
+    writer.step(Event::SessionClosed { session: SESSION });
+    writer.settle();
+    assert!(!writer.is_trimmed);
+    assert!(writer.is_forgotten, "the driver sees to it");
+}
+
+#[test]
+fn nothing_is_cut_off_a_file_that_a_former_server_reserved_for() {
+    let mut writer = Writer::new();
+    writer.step(Event::HasReserve { file: FILE });
+    writer.step(Event::Closed {
+        session: SESSION,
+        handle: HANDLE,
+    });
+    assert!(!writer.is_trimmed && writer.is_forgotten);
 }

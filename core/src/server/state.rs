@@ -110,6 +110,9 @@ pub(super) struct Writing {
     pub mapped_end: u64,
     /// What was reserved lies behind its end, perhaps.
     pub is_reserved: bool,
+    /// A session that had it open ended without closing it: its client may write to it by itself. What was reserved is
+    /// not ours to cut off then.
+    pub is_open_elsewhere: bool,
     /// What was asked for ahead of need was not to be had.
     pub is_short: bool,
     /// Who waits for stable storage, and from which commit on nothing is waited for.

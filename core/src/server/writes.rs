@@ -419,6 +419,14 @@ impl Server {
         }
     }
 
+    /// It is forgotten with the last of its handles, so that the driver can give back what lies behind its end.
+    pub(super) fn has_reserve(&mut self, id: FileId) {
+        if let Some(file) = self.files.get_mut(&id) {
+            file.writing.is_reserved = true;
+            file.writing.is_open_elsewhere = true;
+        }
+    }
+
     pub(super) fn reserved(
         &mut self,
         id: FileId,
@@ -980,7 +988,12 @@ impl Server {
             && writing.grant_count == 0
             && writing.reserving.is_none()
             && writing.waiting.is_empty();
-        if done {
+        if done && writing.is_open_elsewhere {
+            // Giving back is cutting: who writes to it beside us could lose bytes. The driver sees to it when nobody
+            // has it open, and that it has itself is our doing.
+            self.drop_blocks(id, 0, u64::MAX);
+            self.forget_if_unused(id, actions);
+        } else if done {
             writing.is_reserved = false;
             writing.is_short = false;
             let size = ByteCount(file.size);

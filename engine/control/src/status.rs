@@ -153,6 +153,10 @@ pub struct ShareStatus {
     pub file_system: String,
     /// False: served buffered.
     pub direct_io: bool,
+    /// How what clients write gets to its disk: `extents`, `through` or `unknown`.
+    pub write_way: String,
+    /// Why so, a sentence.
+    pub write_way_reason: String,
     /// As in [`DeviceStatus::name`].
     pub device: String,
     /// Changes by others are noticed (fanotify).

@@ -209,14 +209,19 @@ impl Daemon {
     fn share_status(&self) -> Vec<ShareStatus> {
         self.shares
             .iter()
-            .map(|served| ShareStatus {
-                name: served.share.config.name.clone(),
-                path: served.share.config.path.display().to_string(),
-                file_system: served.share.file_system.clone(),
-                direct_io: served.share.direct_io,
-                device: self.device_name(served.device),
-                foreign_changes_noticed: self.changes.is_some()
-                    && !served.share.unwatchable.load(Ordering::Relaxed),
+            .map(|served| {
+                let (way, reason) = served.share.way(self.config.write_buffer_bytes);
+                ShareStatus {
+                    name: served.share.config.name.clone(),
+                    path: served.share.config.path.display().to_string(),
+                    file_system: served.share.file_system.clone(),
+                    direct_io: served.share.direct_io,
+                    write_way: way.name().to_string(),
+                    write_way_reason: reason,
+                    device: self.device_name(served.device),
+                    foreign_changes_noticed: self.changes.is_some()
+                        && !served.share.unwatchable.load(Ordering::Relaxed),
+                }
             })
             .collect()
     }

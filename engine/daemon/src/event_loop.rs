@@ -107,6 +107,10 @@ pub(crate) struct Daemon {
     pub(super) drain_end: Instant,
     /// It is here to write what was left, and then to end.
     pub(super) only_recovers: bool,
+    /// When blocks that were left reserved are given back, if they can be.
+    pub(super) give_back_at: Instant,
+    pub(super) is_giving_back: bool,
+    pub(super) gives_back_at_end: bool,
     /// Chores that the workers had no room for.
     pub(super) late_chores: Vec<(FileId, Chore)>,
     pub(super) to_expel: Vec<(SessionId, PeerError)>,
@@ -192,6 +196,9 @@ impl Daemon {
             lanes: parts.lanes,
             write_backlog: VecDeque::new(),
             late_chores: Vec::new(),
+            give_back_at: Instant::ZERO,
+            is_giving_back: false,
+            gives_back_at_end: true,
             ring_lock: parts.ring_lock,
             ring_lock_kept: None,
             ring_look_at: match has_ring_lock {
@@ -260,6 +267,12 @@ impl Daemon {
             share.file_system,
             self.devices.get(device).map_or("?", |known| &known.name)
         );
+        let (way, reason) = share.way(self.config.write_buffer_bytes);
+        tracing::info!(
+            "share {:?}: what clients write goes by way of {} ({reason})",
+            share.config.name,
+            way.name()
+        );
         let share = Arc::new(share);
         if self.config.warm_metadata
             && let Err(error) = warm::start(share.clone(), self.idleness.clone())
@@ -320,7 +333,7 @@ impl Daemon {
         if self.drain_end == Instant::NEVER {
             self.start_draining();
         }
-        if self.is_drained() {
+        if self.is_drained() && !self.give_back_at_end() {
             return true;
         }
         let late = clock::now() >= self.drain_end;
@@ -366,6 +379,7 @@ impl Daemon {
             self.sample_foreign();
         }
         self.look_for_ring(start);
+        self.give_left_back(start);
         self.send_backlog();
         self.expel_all();
         for session in std::mem::take(&mut self.to_flush) {
@@ -662,7 +676,14 @@ impl Daemon {
     }
 
     fn forget(&mut self, id: FileId) {
-        if let Some(file) = self.files.forget(id)
+        let forgotten = self.files.forget(id);
+        if let Some(written) = forgotten.as_ref().and_then(|file| file.written.as_ref())
+            && let Some(lanes) = &mut self.lanes
+            && lanes.reserved.leave(&written.durable)
+        {
+            self.give_left_back_soon();
+        }
+        if let Some(file) = forgotten
             && file.watched
             && let Some(changes) = &mut self.changes
         {
@@ -690,6 +711,7 @@ impl Daemon {
             .min(self.beat_at)
             .min(self.reports.next())
             .min(self.ring_look_at)
+            .min(self.give_back_at)
             .min(self.drain_end)
             .min(self.sessions.next_leave());
         self.due = at.max(now);

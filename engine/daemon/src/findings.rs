@@ -2,7 +2,7 @@
 //! The loop's part for files: what workers found out about them, and what others did to them.
 
 use crate::event_loop::Daemon;
-use crate::files::{Durable, Written};
+use crate::files::{Chore, Durable, Written};
 use crate::jobs::{Done, Found, Job, is_container};
 use crate::share::Share;
 use crate::worker::Urgency;
@@ -37,8 +37,16 @@ impl Daemon {
                     key,
                     chore,
                     result,
+                    taken_before,
                     version,
-                } => self.chore_done((file, generation), key, chore, result, version),
+                } => {
+                    if let (Chore::Reserve { .. }, Some(lanes)) = (chore, &mut self.lanes) {
+                        lanes
+                            .facts
+                            .set_taken_before(key.device, key.inode, taken_before);
+                    }
+                    self.chore_done((file, generation), key, chore, result, version);
+                }
                 Done::Synced {
                     file,
                     generation,
@@ -82,6 +90,7 @@ impl Daemon {
                         self.feed(Event::Hint { file, hint });
                     }
                 }
+                Done::GaveBack(attempts) => self.given_back(attempts),
                 Done::Reloaded(result) => self.reloaded(result),
             }
         }
@@ -132,11 +141,15 @@ impl Daemon {
                 Err(unserved.errno())
             }
         };
+        let opened = facts.as_ref().ok().map(|facts| facts.file);
         self.feed(Event::Opened {
             session,
             handle,
             facts,
         });
+        if let Some(file) = opened {
+            self.resume_reserve(file);
+        }
         if let Some((file, version)) = probe {
             self.probe(file, version);
         }

@@ -5,7 +5,9 @@ use crate::calibrate::{Calibration, identity_of};
 use crate::config::{Config, ConfigError, ShareConfig};
 use crate::error::ServeError;
 use crate::files::{Chore, Durable};
+use crate::reserved::{Attempts, give_back};
 use crate::share::{Share, same_file_system_elsewhere};
+use rushes_core::format::lane::FileRecord;
 use rushes_core::server::{Errno, Extent, FileKey, PAGE_BYTES, RateHint, RateSource};
 use rushes_core::units::{FileId, HandleId, SessionId};
 use rushes_shm::Writer;
@@ -80,6 +82,11 @@ pub(crate) enum Job {
         fd: Arc<OwnedFd>,
         size: u64,
     },
+    /// Give back blocks that were left reserved.
+    GiveBack {
+        shares: Vec<Arc<Share>>,
+        left: Vec<(u32, FileRecord)>,
+    },
     /// Read the configuration again, and open shares that are new in it.
     Reload {
         file: PathBuf,
@@ -103,6 +110,8 @@ pub(crate) enum Done {
         chore: Chore,
         /// Of a reservation where its bytes are now.
         result: io::Result<Vec<Extent>>,
+        /// What it took on its disk before. Units: bytes.
+        taken_before: u64,
         /// Its version after that.
         version: u64,
     },
@@ -135,6 +144,7 @@ pub(crate) enum Done {
         version: u64,
         hint: Option<RateHint>,
     },
+    GaveBack(Attempts),
     Reloaded(Result<Box<Reloaded>, ConfigError>),
 }
 
@@ -186,6 +196,7 @@ pub(crate) fn work(job: Job) -> Done {
             writer,
             chore,
         } => {
+            let taken_before = space::taken(&*fd);
             let result = do_chore(&fd, writer, chore);
             let status = file::status(&*fd);
             Done::Chore {
@@ -196,6 +207,7 @@ pub(crate) fn work(job: Job) -> Done {
                     .map_or(FileKey::default(), |found| found.key),
                 chore,
                 result,
+                taken_before,
                 version: status.map_or(0, |found| found.version),
             }
         }
@@ -256,6 +268,7 @@ pub(crate) fn work(job: Job) -> Done {
             version,
             hint: probe_header(&fd, size),
         },
+        Job::GiveBack { shares, left } => Done::GaveBack(give_back(&shares, &left)),
         Job::Reload { file, known } => Done::Reloaded(reload(&file, &known).map(Box::new)),
     }
 }

@@ -4,10 +4,11 @@
 use crate::error::ServeError;
 use crate::files::{Durable, Written};
 use crate::recovery::lane_error;
+use crate::reserved::Reserved;
 use rushes_core::format::lane::{
     Damage, FileRecord, HANDLE_BYTES_MAX, Head, PIECE_COUNT, PieceRecord, State,
 };
-use rushes_core::server::{LanePart, WritePart};
+use rushes_core::server::{FileKey, LanePart, WritePart};
 use rushes_core::units::{ByteRange, FileId, LaneId, RequestId};
 use rushes_core::write::Runs;
 use rushes_shm::facts::FactsTable;
@@ -78,6 +79,7 @@ pub(crate) struct Lanes {
     /// Lanes of former sessions: number, secret, and what was committed last.
     former: VecDeque<(LaneId, u64, HashSet<u64>)>,
     pub(crate) facts: FactsTable,
+    pub(crate) reserved: Reserved,
 }
 
 impl Lanes {
@@ -99,6 +101,7 @@ impl Lanes {
             order: 0,
             former: VecDeque::new(),
             facts: FactsTable::open(folder)?,
+            reserved: Reserved::open(folder)?,
         })
     }
 
@@ -358,6 +361,12 @@ impl Lanes {
         }
     }
 
+    /// Blocks behind the end of a file of ours are given back: no door need hide them any more.
+    pub(crate) fn reserve_ended(&mut self, key: FileKey) {
+        self.reserved.end(key);
+        self.facts.clear_reserved(key.device, key.inode);
+    }
+
     /// A lane is empty and nobody's.
     pub(crate) fn done(&mut self, id: LaneId) {
         if let Some(lane) = self.lanes.remove(&id) {
@@ -505,7 +514,7 @@ fn secret() -> u64 {
 }
 
 impl Durable {
-    fn record(&self) -> FileRecord {
+    pub(crate) fn record(&self) -> FileRecord {
         let mut handle = [0; HANDLE_BYTES_MAX];
         let length = self.handle.len().min(HANDLE_BYTES_MAX);
         handle[..length].copy_from_slice(&self.handle[..length]);
@@ -525,7 +534,6 @@ impl Durable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rushes_core::server::FileKey;
     use rushes_core::units::SlotIndex;
     use rushes_core::write::PageRun;
 

@@ -25,6 +25,7 @@ mod metrics;
 mod process;
 mod recovery;
 mod reports;
+mod reserved;
 mod runtime_dir;
 mod serve;
 mod sessions;

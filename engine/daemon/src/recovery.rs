@@ -10,6 +10,7 @@ use crate::files::Durable;
 use crate::jobs::Found;
 use crate::lanes::{Lanes, Left, LeftPiece};
 use crate::share::{ServedShare, Share};
+use rushes_core::format::facts::reserved_mark;
 use rushes_core::format::lane::{FileRecord, HeadFault, State};
 use rushes_core::server::*;
 use rushes_core::units::*;
@@ -130,8 +131,17 @@ impl Daemon {
             .map(|(file, _)| *file)
             .collect();
         if let Some(lanes) = &mut self.lanes {
-            lanes.facts.keep_only(&dirty);
+            let mark = |key: FileKey| (reserved_mark(key.device), key.inode);
+            let marks = lanes.reserved.keys().map(mark);
+            lanes
+                .facts
+                .keep_only(&dirty.iter().copied().chain(marks).collect());
+            for &(device, inode) in &dirty {
+                // Given back when all of it is written, and nobody has it open through us.
+                lanes.reserved.resume(FileKey { device, inode });
+            }
         }
+        self.give_left_back(started);
         if count > 0 {
             tracing::warn!(
                 "a daemon that ended left {count} writes of {} files, {} MB, in lanes; they are being written ({} ms)",
@@ -281,6 +291,7 @@ impl Daemon {
         self.lanes
             .as_ref()
             .is_none_or(|lanes| lanes.is_empty() && lanes.facts.count() == 0)
+            && !self.is_giving_back
     }
 
     /// Put everybody out and write what there is.

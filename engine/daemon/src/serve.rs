@@ -11,6 +11,7 @@ use crate::jobs::{calibration_for, work};
 use crate::lanes::Lanes;
 use crate::process;
 use crate::recovery::ring_lock;
+use crate::reserved;
 use crate::runtime_dir::RuntimeDir;
 use crate::share::Share;
 use crate::signals::Signals;
@@ -104,7 +105,9 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
     })?;
     let lanes = match config.write_buffer_bytes {
         // What a daemon with another configuration left is written all the same.
-        0 if lanes_in(&runtime.lanes()).is_ok_and(|left| !left.is_empty()) => {
+        0 if lanes_in(&runtime.lanes()).is_ok_and(|left| !left.is_empty())
+            || reserved::any_in(&runtime.lanes()) =>
+        {
             Some(Lanes::new(&runtime.lanes(), 0).map_err(ServeError::System)?)
         }
         0 => {

@@ -9,6 +9,7 @@ use crate::error::ServeError;
 use rushes_core::server::FileKey;
 use rushes_core::units::DeviceId;
 use rushes_sys::file::{self, MountId};
+use rushes_sys::space::Reserves;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, open, openat2, statat};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -32,8 +33,32 @@ pub(crate) struct Share {
     /// Kind, as the kernel calls it.
     pub(crate) file_system: String,
     pub(crate) direct_io: bool,
+    /// As found by trying when it was opened.
+    pub(crate) reserves: Reserves,
     /// Set when the file system turns out not to let its files be watched.
     pub(crate) unwatchable: AtomicBool,
+}
+
+/// How what clients write to a share gets to its disk. Each file may still go the second way: see `space::NotOurs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// The kernel reserves blocks, then bytes are answered and written when it is their turn.
+    Extents,
+    /// The client's own hand writes; nothing is kept in memory.
+    Through,
+    /// Each file will show.
+    Unknown,
+}
+
+impl Way {
+    /// As `rushes status` has it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Way::Extents => "extents",
+            Way::Through => "through",
+            Way::Unknown => "unknown",
+        }
+    }
 }
 
 /// A share and the device it lies on.
@@ -56,7 +81,7 @@ impl Share {
         let status = file::status(&root).map_err(fail)?;
         let file_system = file_system_of(status.mount).unwrap_or_else(|| String::from("unknown"));
         let direct_io = !MEMORY_FILE_SYSTEMS.contains(&file_system.as_str()) && takes_direct(&root);
-        Ok(Share {
+        let mut share = Share {
             config: config.clone(),
             real: config
                 .path
@@ -67,8 +92,27 @@ impl Share {
             st_dev: status.key.device,
             file_system,
             direct_io,
+            reserves: Reserves::Never("it has no direct I/O"),
             unwatchable: AtomicBool::new(false),
-        })
+        };
+        if direct_io {
+            share.reserves = Reserves::of(share.readable_root().map_err(fail)?);
+        }
+        Ok(share)
+    }
+
+    /// How what clients write gets to its disk, and why so.
+    pub(crate) fn way(&self, write_buffer_bytes: u64) -> (Way, String) {
+        let file_system = &self.file_system;
+        match &self.reserves {
+            _ if write_buffer_bytes == 0 => (Way::Through, String::from("write.buffer_bytes is 0")),
+            Reserves::Extents => (
+                Way::Extents,
+                format!("{file_system} reserves blocks before bytes (fallocate)"),
+            ),
+            Reserves::Never(why) => (Way::Through, format!("{file_system}: {why}")),
+            Reserves::Untried(why) => (Way::Unknown, format!("it could not be tried: {why}")),
+        }
     }
 
     /// The folder itself, for reading its names.

@@ -182,6 +182,17 @@ impl Daemon {
             });
             return;
         };
+        if let (Chore::Reserve { needed, wished_end }, Some(lanes)) = (chore, &mut self.lanes) {
+            if let Err(error) = lanes.reserved.begin(&written.durable) {
+                // Not worth refusing a write for.
+                tracing::debug!("what a crash leaves reserved for a file will stay: {error}");
+            }
+            // Small files have nothing of ours behind their end: there a client sees what he asked for.
+            if wished_end > needed.end() {
+                let FileKey { device, inode } = written.durable.key;
+                lanes.facts.set_reserved(device, inode);
+            }
+        }
         written.chores.push_back(chore);
         self.next_chore(id);
     }
@@ -246,10 +257,20 @@ impl Daemon {
         result: std::io::Result<Vec<Extent>>,
         version: u64,
     ) {
+        // What is still to be done to its blocks, and to its blocks and times.
+        let (mut reserves_again, mut goes_on) = (false, false);
         let known = match self.files.same_mut(id, generation) {
             Some(file) => {
                 if let Some(written) = &mut file.written {
                     written.is_busy = false;
+                    reserves_again = written
+                        .chores
+                        .iter()
+                        .any(|next| matches!(next, Chore::Reserve { .. }));
+                    goes_on = written
+                        .chores
+                        .iter()
+                        .any(|next| !matches!(next, Chore::Reserve { .. }));
                 }
                 true
             }
@@ -274,22 +295,20 @@ impl Daemon {
                 if let Err(error) = result {
                     tracing::warn!("the time of a file that was written could not be set: {error}");
                 }
-                // Unless it was written to again meanwhile, perhaps under another number.
-                let again = self
-                    .files
-                    .id_of(key)
-                    .is_some_and(|id| self.server.is_dirty(id));
-                if let (false, Some(lanes)) = (again, &mut self.lanes) {
-                    lanes.facts.clear(key.device, key.inode);
-                }
+                self.clear_fact(key, goes_on);
                 if known {
                     self.feed(Event::Settled { file: id, version });
                 }
             }
             Chore::Trim { .. } => {
-                if let Err(error) = result {
-                    tracing::warn!("what was reserved for a file could not be given back: {error}");
+                match (result, &mut self.lanes) {
+                    (Ok(_), Some(lanes)) if !reserves_again => lanes.reserve_ended(key),
+                    (Ok(_), _) => {}
+                    (Err(error), _) => tracing::warn!(
+                        "what was reserved for a file could not be given back: {error}"
+                    ),
                 }
+                self.clear_fact(key, goes_on);
                 if known {
                     self.feed(Event::Settled { file: id, version });
                 }
@@ -305,6 +324,18 @@ impl Daemon {
         let file = file.filter(|file| file.generation == generation);
         let written = file.and_then(|file| file.written.as_ref());
         written.is_some_and(|written| written.changed_ns != changed_ns) && !self.server.is_dirty(id)
+    }
+
+    /// Doors may take the file system's word again. Unless the file was written to meanwhile, perhaps under another number; or
+    /// is about to be cut to its length: who has no session and finds no fact may lengthen it at any moment.
+    fn clear_fact(&mut self, key: FileKey, goes_on: bool) {
+        let is_dirty = self
+            .files
+            .id_of(key)
+            .is_some_and(|id| self.server.is_dirty(id));
+        if let (false, Some(lanes)) = (is_dirty || goes_on, &mut self.lanes) {
+            lanes.facts.clear(key.device, key.inode);
+        }
     }
 
     fn device_start(&self, id: FileId) -> u64 {

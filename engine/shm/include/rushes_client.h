@@ -201,6 +201,14 @@ void rushes_facts_close(struct rushes_facts *facts);
 bool rushes_fact_of(const struct rushes_facts *facts, dev_t device,
 		    ino_t inode, struct rushes_fact *fact);
 
+/*
+ * True: a daemon has reserved blocks behind the end of the file, which are no
+ * client's and go again; `before`: bytes that it took on its disk before.
+ * As rushes_fact_of otherwise.
+ */
+bool rushes_has_reserve(const struct rushes_facts *facts, dev_t device,
+			ino_t inode, uint64_t *before);
+
 /* The daemon is hung: take it for dead. */
 void rushes_lose(struct rushes_client *client);
 

@@ -30,6 +30,10 @@ pub struct FileFact {
     pub changed_ns: i64,
 }
 
+fn is_mark(device: u64) -> bool {
+    reserved_mark(device) == device
+}
+
 /// The daemon's end.
 #[derive(Debug)]
 pub struct FactsTable {
@@ -95,7 +99,7 @@ impl FactsTable {
         let _ = std::fs::remove_file(folder.join("facts"));
     }
 
-    /// Forget all files but these.
+    /// Forget all files but these; a mark is a file of its own.
     pub fn keep_only(&mut self, files: &HashSet<(u64, u64)>) {
         let others: Vec<(u64, u64)> = self
             .places
@@ -113,9 +117,40 @@ impl FactsTable {
         &self.readers
     }
 
-    /// Files in it.
+    /// Files in it whose bytes the file system does not have yet.
     pub fn count(&self) -> usize {
-        self.places.len()
+        let is_fact = |(device, _): &&(u64, u64)| !is_mark(*device);
+        self.places.keys().filter(is_fact).count()
+    }
+
+    /// Say that blocks lie behind a file's end that are ours. (Without room for that doors show the file system's word.)
+    pub fn set_reserved(&mut self, device: u64, inode: u64) {
+        let mark = reserved_mark(device);
+        if !self.places.contains_key(&(mark, inode)) {
+            let fact = FileFact {
+                size: 0,
+                changed_ns: 0,
+            };
+            self.set(mark, inode, fact);
+        }
+    }
+
+    /// What the file took on its disk before; the first word counts.
+    pub fn set_taken_before(&mut self, device: u64, inode: u64, bytes: u64) {
+        let mark = reserved_mark(device);
+        let known = self.places.get(&(mark, inode));
+        if known.is_some_and(|start| self.word(*start, word::SIZE).load(Relaxed) == 0) {
+            let fact = FileFact {
+                size: bytes.max(1),
+                changed_ns: 0,
+            };
+            self.set(mark, inode, fact);
+        }
+    }
+
+    /// They were given back.
+    pub fn clear_reserved(&mut self, device: u64, inode: u64) {
+        self.clear(reserved_mark(device), inode);
     }
 
     /// Say what a file looks like. False: its bucket is full.
@@ -201,11 +236,17 @@ impl FactsView {
         (0..WAYS).find_map(|way| self.entry(bucket + way * ENTRY_WORDS * 8, device, inode))
     }
 
+    /// Blocks lie behind its end that no client asked for; what it took on its disk before. Units: bytes.
+    pub fn reserved(&self, device: u64, inode: u64) -> Option<u64> {
+        Some(self.of(reserved_mark(device), inode)?.size)
+    }
+
     /// True when every file system knows everything.
     pub fn is_empty(&self) -> bool {
-        (0..BYTES)
-            .step_by(ENTRY_WORDS * 8)
-            .all(|start| self.0.word64(start + word::INODE * 8).load(Relaxed) == 0)
+        (0..BYTES).step_by(ENTRY_WORDS * 8).all(|start| {
+            let load = |word: usize| self.0.word64(start + word * 8).load(Relaxed);
+            load(word::INODE) == 0 || is_mark(load(word::DEVICE))
+        })
     }
 
     fn entry(&self, start: usize, device: u64, inode: u64) -> Option<FileFact> {
@@ -258,6 +299,40 @@ mod tests {
         fn drop(&mut self) {
             let _ = std::fs::remove_dir_all(&self.0);
         }
+    }
+
+    #[test]
+    fn marks_of_reserved_blocks_are_no_facts() {
+        let folder = Folder::new();
+        let mut table = FactsTable::open(&folder.0).unwrap();
+        let view = FactsView::map(table.session_fd()).unwrap();
+        table.set_reserved(5, 77);
+        assert_eq!(
+            (view.reserved(5, 77), view.reserved(5, 78)),
+            (Some(0), None)
+        );
+        table.set_taken_before(5, 78, 9);
+        table.set_taken_before(5, 77, 4096);
+        // From now on some of it is ours.
+        table.set_reserved(5, 77);
+        table.set_taken_before(5, 77, 1 << 30);
+        assert_eq!(
+            (view.reserved(5, 77), view.reserved(5, 78)),
+            (Some(4096), None)
+        );
+        assert_eq!(view.of(5, 77), None);
+        assert!(view.is_empty() && table.count() == 0);
+        table.set(5, 77, fact(10));
+        assert_eq!(view.of(5, 77), Some(fact(10)));
+        assert!(!view.is_empty() && table.count() == 1);
+        table.clear(5, 77);
+        table.keep_only(&HashSet::from([(reserved_mark(5), 77)]));
+        assert_eq!(view.reserved(5, 77), Some(4096));
+        table.clear_reserved(5, 77);
+        assert_eq!(view.reserved(5, 77), None);
+        table.set_reserved(5, 77);
+        table.keep_only(&HashSet::new());
+        assert_eq!(view.reserved(5, 77), None);
     }
 
     fn fact(size: u64) -> FileFact {

@@ -653,6 +653,25 @@ pub unsafe extern "C" fn rushes_fact_of(
 }
 
 /// # Safety
+/// `facts` is null or of rushes_facts_open; `before` is valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_has_reserve(
+    facts: *const rushes_facts,
+    device: dev_t,
+    inode: ino_t,
+    before: *mut u64,
+) -> bool {
+    // SAFETY: the caller's promise.
+    let facts = unsafe { facts.as_ref() };
+    let Some(bytes) = facts.and_then(|facts| facts.0.reserved(device, inode)) else {
+        return false;
+    };
+    // SAFETY: the caller's promise.
+    unsafe { before.write(bytes) };
+    true
+}
+
+/// # Safety
 /// `client` is null or a connected client.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rushes_lose(client: *mut rushes_client) {

@@ -7,8 +7,8 @@ use crate::watch::{HANDLE_BYTES_MAX, RawHandle};
 use rushes_core::server::{Extent, FileKey};
 use rushes_core::units::ByteRange;
 use rustix::fs::{
-    FallocateFlags, Mode, OFlags, Timespec, Timestamps, fallocate, fcntl_getfl, fstat, fsync,
-    ftruncate, futimens, open,
+    AtFlags, FallocateFlags, Mode, OFlags, Timespec, Timestamps, fallocate, fcntl_getfl, fstat,
+    fsync, ftruncate, futimens, open, openat, unlinkat,
 };
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::io;
@@ -88,6 +88,87 @@ pub fn open_writing(file: impl AsFd, key: FileKey) -> io::Result<Result<WriteFil
     }))
 }
 
+/// Whether blocks of a file system can be had before the bytes that go into them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reserves {
+    /// The kernel reserves them (fallocate), and tells where they are.
+    Extents,
+    /// It does not; why not.
+    Never(&'static str),
+    /// It could not be tried; why not.
+    Untried(String),
+}
+
+impl Reserves {
+    /// Find out by trying, in a file without a name below `folder`. Waits for the file system.
+    ///
+    /// The calls are those that a written file gets, and the kernel's own: the C library's posix_fallocate writes zeros where the
+    /// kernel refuses, so it would say yes everywhere.
+    pub fn of(folder: impl AsFd) -> Reserves {
+        match unnamed(&folder) {
+            Ok(file) => try_reserving(&file),
+            Err(error) => Reserves::Untried(error.to_string()),
+        }
+    }
+}
+
+/// What is tried. Units: bytes.
+const TRIAL_BYTES: u64 = 1 << 16;
+
+fn try_reserving(file: &OwnedFd) -> Reserves {
+    let untried = |error: io::Error| Reserves::Untried(error.to_string());
+    let key = match status(file) {
+        Ok(found) => found.key,
+        Err(error) => return untried(error),
+    };
+    match open_writing(file, key) {
+        Ok(Ok(_)) => {}
+        Ok(Err(NotOurs::Buffered)) => return Reserves::Never("it has no direct I/O"),
+        Ok(Err(NotOurs::Moves | NotOurs::SetId)) => {
+            return Reserves::Never("bytes move when they are written");
+        }
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            return Reserves::Never("it does not tell where blocks are");
+        }
+        Err(error) => return untried(error),
+    }
+    match fallocate(file, FallocateFlags::KEEP_SIZE, 0, TRIAL_BYTES) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+            return Reserves::Never("it has no fallocate");
+        }
+        Err(error) => return untried(error.into()),
+    }
+    let mapped: u64 = match extents::of(file, usize::MAX) {
+        Ok(map) => map.extents.iter().map(|extent| extent.length.0).sum(),
+        Err(_) => 0,
+    };
+    if mapped < TRIAL_BYTES {
+        return Reserves::Never("it does not tell where blocks are");
+    }
+    match crate::watch::handle_of(file) {
+        Ok(_) => Reserves::Extents,
+        Err(_) => Reserves::Never("it cannot find a file again by its handle"),
+    }
+}
+
+/// A file that has no name; where the file system makes none, one that loses its name at once.
+fn unnamed(folder: impl AsFd) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let private = Mode::RUSR | Mode::WUSR;
+    match openat(&folder, ".", flags | OFlags::TMPFILE, private) {
+        Ok(file) => return Ok(file),
+        // EISDIR: a kernel module that does not know the flag.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let name = format!(".rushes-trial-{}", std::process::id());
+    let made = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+    let file = openat(&folder, name.as_str(), made, private)?;
+    unlinkat(&folder, name.as_str(), AtFlags::empty())?;
+    Ok(file)
+}
+
 /// Find a file again by its kernel handle: read-only, as the daemon reads, and for writing. `mount`: any open descriptor of its file system.
 ///
 /// Errors   ESTALE: there is no such file any more.
@@ -96,6 +177,15 @@ pub fn open_by_handle(
     kind: i32,
     handle: &[u8],
 ) -> io::Result<(Arc<OwnedFd>, WriteFile)> {
+    let open = |flags: i32| open_raw(&mount, (kind, handle), flags).map(Arc::new);
+    let written = WriteFile {
+        direct: open(libc::O_RDWR | libc::O_DIRECT)?,
+        buffered: open(libc::O_RDWR)?,
+    };
+    Ok((open(libc::O_RDONLY | libc::O_DIRECT)?, written))
+}
+
+fn open_raw(mount: impl AsFd, (kind, handle): (i32, &[u8]), flags: i32) -> io::Result<OwnedFd> {
     let mut raw = RawHandle {
         bytes: u32::try_from(handle.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
         kind,
@@ -105,26 +195,81 @@ pub fn open_by_handle(
         .get_mut(..handle.len())
         .ok_or(io::ErrorKind::InvalidInput)?
         .copy_from_slice(handle);
-    let mut open = |flags: i32| {
-        // SAFETY: the kernel reads `bytes` bytes behind the head of `raw`, which are there.
-        let fd = unsafe {
-            libc::open_by_handle_at(
-                mount.as_fd().as_raw_fd(),
-                (&raw mut raw).cast(),
-                flags | libc::O_CLOEXEC,
-            )
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
+    // SAFETY: the kernel reads `bytes` bytes behind the head of `raw`, which are there.
+    let fd = unsafe {
+        libc::open_by_handle_at(
+            mount.as_fd().as_raw_fd(),
+            (&raw mut raw).cast(),
+            flags | libc::O_CLOEXEC,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// What became of blocks that a former daemon reserved for a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GivenBack {
+    /// Nothing of the file lies behind its end any more.
+    Done,
+    /// There is no such file any more.
+    Gone,
+    /// Somebody has it open, and might be writing to it.
+    Busy,
+}
+
+/// Give back what lies behind the end of a file that nobody has open, by its kernel handle. `mount`: any open descriptor of its file
+/// system.
+///
+/// Only a lease makes that safe: giving back is cutting, and who lengthens the file at the same moment would lose bytes. While it
+/// is held whoever opens the file waits.
+///
+/// Errors   the file system, or it knows no leases.
+pub fn give_back(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<GivenBack> {
+    let file = match open_raw(mount, (kind, handle), libc::O_RDWR | libc::O_NONBLOCK) {
+        Ok(file) => file,
+        Err(error) => {
+            return match error.raw_os_error() {
+                Some(libc::ESTALE) => Ok(GivenBack::Gone),
+                Some(libc::EAGAIN | libc::ETXTBSY) => Ok(GivenBack::Busy),
+                _ => Err(error),
+            };
         }
-        // SAFETY: a new descriptor that nobody else owns.
-        Ok(Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }))
     };
-    let written = WriteFile {
-        direct: open(libc::O_RDWR | libc::O_DIRECT)?,
-        buffered: open(libc::O_RDWR)?,
+    let owner = fstat(&file)?;
+    // A lease is for a file's owner (or CAP_LEASE).
+    match as_user(owner.st_uid, owner.st_gid, || lease(&file))? {
+        Ok(()) => {}
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return Ok(GivenBack::Busy),
+        Err(error) => return Err(error),
+    }
+    // Now, not before: until the lease somebody could write. It goes with the descriptor.
+    trim(&file, fstat(&file)?.st_size as u64)?;
+    Ok(GivenBack::Done)
+}
+
+/// `F_SETSIG` of fcntl(2), which the libc crate lacks.
+const F_SETSIG: libc::c_int = 10;
+
+/// Have a file for ourselves: nobody else has it open, and who opens it waits until we have closed it.
+///
+/// Errors   EAGAIN: somebody has it open.
+fn lease(file: &OwnedFd) -> io::Result<()> {
+    // Who waits is told to us by a signal, and the usual one, SIGIO, would end us. This one is ignored.
+    // SAFETY: these calls take numbers and change the descriptor alone.
+    let result = unsafe {
+        match libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) {
+            0 => libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK),
+            failed => failed,
+        }
     };
-    Ok((open(libc::O_RDONLY | libc::O_DIRECT)?, written))
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Do something on another's account: his quota counts, and neither what is reserved for root nor root's freedom from quotas
@@ -185,6 +330,11 @@ pub fn reserve(
         Ok::<(), io::Error>(ask(needed_end)?)
     })??;
     Ok(extents::of(&file, extent_count_max)?.extents)
+}
+
+/// What a file takes on its disk; 0 when that cannot be told. Units: bytes.
+pub fn taken(file: impl AsFd) -> u64 {
+    fstat(file).map_or(0, |found| found.st_blocks as u64 * 512)
 }
 
 /// What may be reserved ahead: a 16th of what the file system has left. Units: bytes.
@@ -270,6 +420,7 @@ mod tests {
     use super::*;
     use std::io::Write;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::path::PathBuf;
 
     fn file(name: &str) -> (std::path::PathBuf, std::fs::File) {
         let path = std::env::temp_dir().join(format!("rushes-space-{name}-{}", std::process::id()));
@@ -373,6 +524,69 @@ mod tests {
     }
 
     #[test]
+    fn blocks_behind_the_end_are_given_back_when_nobody_has_the_file_open() {
+        let (path, mut file) = file("give-back");
+        file.write_all(&[7; 5000]).unwrap();
+        if fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 1 << 20).is_err() {
+            crate::skip("the temporary folder's file system has no fallocate");
+            return;
+        }
+        let blocks = || std::fs::metadata(&path).unwrap().blocks() * 512;
+        assert!(blocks() >= 1 << 20);
+        let handle = crate::watch::handle_of(&file).unwrap();
+        let (kind, bytes) = handle.split_first_chunk::<4>().unwrap();
+        let kind = i32::from_ne_bytes(*kind);
+        let folder = std::fs::File::open(std::env::temp_dir()).unwrap();
+        let attempt = || give_back(&folder, kind, bytes);
+        match attempt() {
+            Ok(found) => assert_eq!(found, GivenBack::Busy, "we have it open"),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                std::fs::remove_file(path).unwrap();
+                crate::skip("the temporary folder's file system has no leases");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        drop(file);
+        let reader = std::fs::File::open(&path).unwrap();
+        assert_eq!(attempt().unwrap(), GivenBack::Busy, "somebody reads it");
+        drop(reader);
+        assert!(blocks() >= 1 << 20);
+        assert_eq!(attempt().unwrap(), GivenBack::Done);
+        assert!(blocks() <= 8192, "{}", blocks());
+        assert!(std::fs::read(&path).unwrap() == vec![7; 5000]);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(attempt().unwrap(), GivenBack::Gone);
+    }
+
+    #[test]
+    fn who_opens_a_file_under_a_lease_waits_and_its_holder_lives() {
+        let (path, file) = file("lease");
+        let file = OwnedFd::from(file);
+        if let Err(error) = lease(&file) {
+            std::fs::remove_file(path).unwrap();
+            crate::skip(&format!(
+                "the temporary folder's file system has no leases: {error}"
+            ));
+            return;
+        }
+        let opened = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let opener = scope.spawn(|| {
+                let file = std::fs::File::open(&path).unwrap();
+                opened.store(true, std::sync::atomic::Ordering::SeqCst);
+                drop(file);
+            });
+            let nonblocking = open(&path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty());
+            assert_eq!(nonblocking.err(), Some(rustix::io::Errno::AGAIN));
+            assert!(!opened.load(std::sync::atomic::Ordering::SeqCst));
+            drop(file);
+            opener.join().unwrap();
+        });
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
     fn another_account_is_left_again() {
         let before = capabilities(None).unwrap();
         let who = as_user(1234, 5678, || {
@@ -393,6 +607,22 @@ mod tests {
         // SAFETY: as above.
         let now = unsafe { libc::setfsuid(u32::MAX) };
         assert_eq!(now, rustix::process::geteuid().as_raw() as i32);
+    }
+
+    #[test]
+    fn what_a_file_system_reserves_is_found_out_without_a_trace() {
+        let path = PathBuf::from(format!(
+            "/dev/shm/rushes-space-trial-{}",
+            std::process::id()
+        ));
+        std::fs::create_dir(&path).unwrap();
+        let folder = std::fs::File::open(&path).unwrap();
+        // tmpfs has fallocate, but no places; older ones have no direct I/O either.
+        assert!(matches!(Reserves::of(&folder), Reserves::Never(_)));
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
+        std::fs::remove_dir(&path).unwrap();
+        let nowhere = std::fs::File::open("/proc/self").unwrap();
+        assert!(matches!(Reserves::of(&nowhere), Reserves::Untried(_)));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use super::{Finding, Level};
 use crate::calibrate::{Calibration, identity_of};
 use crate::config::{Config, ShareConfig};
-use crate::share::Share;
+use crate::share::{Share, Way};
 use rushes_sys::device::{self, DeviceFacts};
 use std::time::SystemTime;
 
@@ -26,6 +26,7 @@ pub(super) fn examine(config: &Config, share: &ShareConfig, findings: &mut Vec<F
         }
     };
     file_system(&area, &opened, findings);
+    write_way(&area, &opened, config.write_buffer_bytes, findings);
     let facts = device::facts(opened.st_dev).ok().or_else(|| {
         let st_dev = device::st_dev_of_mount(opened.mount).ok()??;
         device::facts(st_dev).ok()
@@ -71,6 +72,29 @@ fn file_system(area: &str, share: &Share, findings: &mut Vec<Finding>) {
             ),
         ));
     }
+}
+
+fn write_way(area: &str, share: &Share, write_buffer_bytes: u64, findings: &mut Vec<Finding>) {
+    let (way, reason) = share.way(write_buffer_bytes);
+    let name = way.name();
+    let sentence = format!("what clients write goes by way of {name} ({reason})");
+    findings.push(match way {
+        // Nobody has asked for more.
+        _ if write_buffer_bytes == 0 => Finding::ok(area, sentence),
+        Way::Extents => Finding::ok(area, sentence),
+        Way::Through => Finding::of(
+            Level::Warning,
+            area,
+            format!("{sentence}: it is not gathered in memory, and has no deadlines"),
+            "put media on ext4, xfs or btrfs; everything else works as it is",
+        ),
+        Way::Unknown => Finding::of(
+            Level::Note,
+            area,
+            sentence,
+            "let the daemon's user write to the folder; or leave it, if nobody is to write there",
+        ),
+    });
 }
 
 /// Priorities reach the disk only through a scheduler that knows them.

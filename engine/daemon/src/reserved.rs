@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files for which we reserved blocks and have not given them back yet, in a file that outlives us: `lanes/reserved`, laid
+//! out as `rushes_core::format::reserved` says. What is written here is small and lies in memory: it does not wait.
+//!
+//! What a daemon leaves is given back by the next one, or by `rushes recover`, when nobody has the file open: who lengthens it at the
+//! same moment would lose bytes. So are reservations of files that a door has let go of without closing them.
+
+use crate::event_loop::Daemon;
+use crate::files::Durable;
+use crate::jobs::Job;
+use crate::share::Share;
+use crate::worker::Urgency;
+use rushes_core::format::lane::{FileRecord, HeadFault};
+use rushes_core::format::reserved::*;
+use rushes_core::server::{Event, FileKey};
+use rushes_core::units::{Duration, FileId, Instant};
+use rushes_sys::space::{self, GivenBack};
+use rushes_sys::{SysError, clock};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Who has closed a file through us closes it himself a moment later.
+const TRY_FIRST: Duration = Duration::from_ms(500);
+/// How often files that somebody had open are tried again.
+const TRY_AGAIN: Duration = Duration::from_s(20);
+
+/// The table of them.
+pub(crate) struct Reserved {
+    file: File,
+    records: HashMap<FileKey, u32>,
+    free: Vec<u32>,
+    next: u32,
+    /// Nobody of ours sees to these: a former daemon did, or we did until the file was forgotten.
+    left: BTreeMap<u32, FileRecord>,
+}
+
+fn path_in(folder: &Path) -> PathBuf {
+    folder.join("reserved")
+}
+
+fn key_of(file: &FileRecord) -> FileKey {
+    FileKey {
+        device: file.device,
+        inode: file.inode,
+    }
+}
+
+/// True when a former daemon left something to be given back.
+pub(crate) fn any_in(folder: &Path) -> bool {
+    path_in(folder).exists()
+        && Reserved::open(folder).is_ok_and(|reserved| !reserved.left.is_empty())
+}
+
+impl Reserved {
+    /// The table in this folder with what a former daemon has left; made if there is none.
+    pub(crate) fn open(folder: &Path) -> Result<Reserved, SysError> {
+        let path = path_in(folder);
+        let failed = |error| SysError::new("open", path.display().to_string(), error);
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(failed)?;
+        let mut reserved = Reserved {
+            file,
+            records: HashMap::new(),
+            free: Vec::new(),
+            next: 0,
+            left: BTreeMap::new(),
+        };
+        reserved.take_over().map_err(failed)?;
+        Ok(reserved)
+    }
+
+    fn take_over(&mut self) -> io::Result<()> {
+        let length = self.file.metadata()?.len();
+        let mut found = [0; HEAD_BYTES];
+        if length > 0 {
+            // A shorter one never got its head.
+            let _ = self.file.read_exact_at(&mut found, 0);
+        }
+        match check_head(&found) {
+            Ok(()) => {}
+            Err(fault) => {
+                if !matches!(fault, HeadFault::Magic(0)) {
+                    tracing::warn!(
+                        "the list of files with reserved blocks cannot be read ({fault:?}): what a former daemon reserved is \
+                         not given back; see \"Space\" in docs/guide/recording.md"
+                    );
+                }
+                self.file.set_len(0)?;
+                return self.file.write_all_at(&head(), 0);
+            }
+        }
+        let mut bytes = [0; RECORD_BYTES];
+        for record in 0..RECORD_COUNT_MAX {
+            if place_of(record) + RECORD_BYTES as u64 > length {
+                break;
+            }
+            self.file.read_exact_at(&mut bytes, place_of(record))?;
+            self.next = record + 1;
+            match file_in(&bytes) {
+                Ok(Some(file)) => {
+                    self.records.insert(key_of(&file), record);
+                    self.left.insert(record, file);
+                }
+                Ok(None) => self.free.push(record),
+                Err(damage) => {
+                    tracing::warn!("a file with reserved blocks cannot be told: {damage:?}");
+                    self.strike(record)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks are about to be reserved for this file.
+    ///
+    /// Errors   no room: what a crash leaves of it stays.
+    pub(crate) fn begin(&mut self, durable: &Durable) -> io::Result<()> {
+        if let Some(record) = self.records.get(&durable.key) {
+            self.left.remove(record);
+            return Ok(());
+        }
+        let record = match self.free.pop() {
+            Some(record) => record,
+            None if self.next < RECORD_COUNT_MAX => {
+                self.next += 1;
+                self.next - 1
+            }
+            None => return Err(io::ErrorKind::StorageFull.into()),
+        };
+        let written = self
+            .file
+            .write_all_at(&record_of(&durable.record()), place_of(record));
+        match written {
+            Ok(()) => {
+                self.records.insert(durable.key, record);
+                Ok(())
+            }
+            Err(error) => {
+                self.free.push(record);
+                Err(error)
+            }
+        }
+    }
+
+    /// They were given back.
+    pub(crate) fn end(&mut self, key: FileKey) {
+        if let Some(record) = self.records.remove(&key) {
+            self.left.remove(&record);
+            self.strike_or_say(record);
+        }
+    }
+
+    /// We know the file no longer. True: there is something to be given back.
+    pub(crate) fn leave(&mut self, durable: &Durable) -> bool {
+        let record = self.records.get(&durable.key);
+        if let Some(record) = record {
+            self.left.insert(*record, durable.record());
+        }
+        record.is_some()
+    }
+
+    /// We know it again, and see to it. True: it was left.
+    pub(crate) fn resume(&mut self, key: FileKey) -> bool {
+        let record = self.records.get(&key);
+        record.is_some_and(|record| self.left.remove(record).is_some())
+    }
+
+    /// One that was left. None: we have come to see to it meanwhile.
+    fn left_key(&self, record: u32) -> Option<FileKey> {
+        self.left.get(&record).map(key_of)
+    }
+
+    /// All of them.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = FileKey> {
+        self.records.keys().copied()
+    }
+
+    fn strike_or_say(&mut self, record: u32) {
+        if let Err(error) = self.strike(record) {
+            tracing::warn!("a record of reserved blocks could not be cleared: {error}");
+        }
+    }
+
+    fn strike(&mut self, record: u32) -> io::Result<()> {
+        self.file.write_all_at(&[0; 8], place_of(record))?;
+        self.free.push(record);
+        Ok(())
+    }
+}
+
+/// What a worker found: by record; None: no share is on its file system now.
+pub(crate) type Attempts = Vec<(u32, io::Result<Option<GivenBack>>)>;
+
+/// Try to give back what was left. Waits for disks.
+pub(crate) fn give_back(shares: &[Arc<Share>], left: &[(u32, FileRecord)]) -> Attempts {
+    let roots: Vec<_> = shares
+        .iter()
+        .filter_map(|share| {
+            let root = share.readable_root().ok()?;
+            Some((space::file_system_id(&root).ok()?, root))
+        })
+        .collect();
+    let attempt = |file: &FileRecord| {
+        let root = roots.iter().find(|(id, _)| *id == file.file_system);
+        let handle = file.handle.get(..file.handle_bytes as usize);
+        match (root, handle) {
+            (Some((_, root)), Some(handle)) => {
+                space::give_back(root, file.handle_kind, handle).map(Some)
+            }
+            _ => Ok(None),
+        }
+    };
+    left.iter()
+        .map(|(record, file)| (*record, attempt(file)))
+        .collect()
+}
+
+impl Daemon {
+    /// A file came to be known: if blocks of it were left reserved, they can be given back after its last close.
+    pub(super) fn resume_reserve(&mut self, id: FileId) {
+        let written = self.files.get(id).filter(|file| file.written.is_some());
+        let (Some(file), Some(lanes)) = (written, &mut self.lanes) else {
+            return;
+        };
+        if lanes.reserved.resume(file.key) {
+            self.feed(Event::HasReserve { file: id });
+        }
+    }
+
+    /// A last time before we go. True: that goes on.
+    pub(super) fn give_back_at_end(&mut self) -> bool {
+        if std::mem::take(&mut self.gives_back_at_end) {
+            self.give_back_at = Instant::ZERO;
+            self.give_left_back(clock::now());
+        }
+        self.is_giving_back
+    }
+
+    /// See to what was left, if it is time.
+    pub(super) fn give_left_back(&mut self, now: Instant) {
+        if now < self.give_back_at || self.is_giving_back {
+            return;
+        }
+        self.give_back_at = Instant::NEVER;
+        let Some(lanes) = &self.lanes else {
+            return;
+        };
+        let left: Vec<(u32, FileRecord)> = lanes
+            .reserved
+            .left
+            .iter()
+            .map(|(record, file)| (*record, *file))
+            .collect();
+        if left.is_empty() {
+            return;
+        }
+        let shares = self.shares.iter().map(|served| served.share.clone());
+        let job = Job::GiveBack {
+            shares: shares.collect(),
+            left,
+        };
+        self.is_giving_back = self.workers.push(Urgency::Now, job).is_ok();
+        if !self.is_giving_back {
+            self.give_back_at = now + TRY_AGAIN;
+        }
+    }
+
+    pub(super) fn given_back(&mut self, attempts: Attempts) {
+        self.is_giving_back = false;
+        let (mut done_count, mut busy_count) = (0, 0);
+        let attempted: HashSet<u32> = attempts.iter().map(|(record, _)| *record).collect();
+        for (record, result) in attempts {
+            match result {
+                Ok(Some(GivenBack::Done | GivenBack::Gone)) => {
+                    done_count += 1;
+                    if let Some(lanes) = &mut self.lanes
+                        && let Some(key) = lanes.reserved.left_key(record)
+                    {
+                        lanes.reserve_ended(key);
+                    }
+                }
+                Ok(Some(GivenBack::Busy)) => busy_count += 1,
+                Ok(None) => self.say_once(String::from(
+                    "blocks are reserved for files of a file system that no share is on now; they are given \
+                     back when one is",
+                )),
+                Err(error) => self.say_once(format!(
+                    "what was reserved for a file could not be given back: {error}"
+                )),
+            }
+        }
+        if done_count > 0 {
+            tracing::info!("blocks that were reserved for {done_count} files were given back");
+        }
+        if busy_count > 0 {
+            tracing::info!(
+                "blocks are reserved for {busy_count} files that somebody has open: they are given back later"
+            );
+            self.give_back_at = clock::now() + TRY_AGAIN;
+        }
+        let left_meanwhile = self.lanes.as_ref().is_some_and(|lanes| {
+            let mut left = lanes.reserved.left.keys();
+            left.any(|record| !attempted.contains(record))
+        });
+        if left_meanwhile {
+            self.give_left_back_soon();
+        }
+    }
+
+    /// A file was left.
+    pub(super) fn give_left_back_soon(&mut self) {
+        if !self.is_giving_back {
+            self.give_back_at = self.give_back_at.min(clock::now() + TRY_FIRST);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rushes_shm::Writer;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(test: &str) -> Folder {
+            let path = format!("/dev/shm/rushes-reserved-{test}-{}", std::process::id());
+            std::fs::create_dir(&path).unwrap();
+            Folder(PathBuf::from(path))
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn durable(inode: u64) -> Durable {
+        Durable {
+            key: FileKey { device: 5, inode },
+            file_system: [3; 16],
+            handle_kind: 1,
+            handle: inode.to_le_bytes().into(),
+            writer: Writer { uid: 1, gid: 2 },
+        }
+    }
+
+    fn left_inodes(reserved: &Reserved) -> Vec<u64> {
+        reserved.left.values().map(|file| file.inode).collect()
+    }
+
+    #[test]
+    fn what_was_begun_and_not_ended_is_left_for_the_next() {
+        let folder = Folder::new("left");
+        assert!(!any_in(&folder.0));
+        let mut first = Reserved::open(&folder.0).unwrap();
+        for inode in [10, 11, 12] {
+            first.begin(&durable(inode)).unwrap();
+            // Once is enough.
+            first.begin(&durable(inode)).unwrap();
+        }
+        assert_eq!(left_inodes(&first), [0; 0]);
+        first.end(durable(11).key);
+        drop(first);
+        assert!(any_in(&folder.0));
+        let mut next = Reserved::open(&folder.0).unwrap();
+        assert_eq!(left_inodes(&next), [10, 12]);
+        // The place of the one that ended is taken again.
+        next.begin(&durable(13)).unwrap();
+        assert_eq!(next.next, 3);
+        assert!(next.resume(durable(10).key) && !next.resume(durable(10).key));
+        // Given back by a worker that was sent before.
+        assert_eq!(next.left_key(0), None);
+        next.end(next.left_key(2).unwrap());
+        assert_eq!(left_inodes(&next), [0; 0]);
+        assert!(next.leave(&durable(10)) && !next.leave(&durable(12)));
+        assert_eq!(left_inodes(&next), [10]);
+        drop(next);
+        assert_eq!(left_inodes(&Reserved::open(&folder.0).unwrap()), [10, 13]);
+    }
+
+    #[test]
+    fn damage_costs_one_file_and_another_version_all() {
+        let folder = Folder::new("damage");
+        let mut first = Reserved::open(&folder.0).unwrap();
+        for inode in [10, 11, 12] {
+            first.begin(&durable(inode)).unwrap();
+        }
+        first.file.write_all_at(&[99], place_of(1) + 50).unwrap();
+        drop(first);
+        let next = Reserved::open(&folder.0).unwrap();
+        assert_eq!(left_inodes(&next), [10, 12]);
+        next.file.write_all_at(&[9], 8).unwrap();
+        drop(next);
+        let mut last = Reserved::open(&folder.0).unwrap();
+        assert_eq!(left_inodes(&last), [0; 0]);
+        last.begin(&durable(20)).unwrap();
+        assert_eq!(last.records.len(), 1);
+    }
+
+    #[test]
+    fn no_more_than_there_is_room_for() {
+        let folder = Folder::new("full");
+        let mut reserved = Reserved::open(&folder.0).unwrap();
+        for inode in 0..u64::from(RECORD_COUNT_MAX) {
+            reserved.begin(&durable(inode)).unwrap();
+        }
+        assert!(reserved.begin(&durable(u64::MAX)).is_err());
+        reserved.end(durable(77).key);
+        reserved.begin(&durable(u64::MAX)).unwrap();
+    }
+}
