@@ -277,7 +277,12 @@ fn nothing_is_cut_off_while_daemons_come_and_go() {
     });
     client.close(file).expect("closed");
     world.daemon = Some(daemon);
-    wait_for_trim(&world, "take.mov");
+    // (What was reserved is not always given back here: see docs/decisions/0016, State.)
+    world
+        .daemon()
+        .wait_for("nothing is left to be written", |status| {
+            status["write"]["used_bytes"] == 0
+        });
     let found = std::fs::read(world.path("take.mov")).expect("the file is there");
     assert_eq!(found.len() as u64, length);
     pattern::check(5, 0, &found, "take.mov");
