@@ -338,13 +338,11 @@ fn what_a_device_still_has_of_a_killed_daemon_never_lands_on_newer_bytes() {
         let flush = scope.spawn(|| client.flush(file));
         std::thread::sleep(Duration::from_millis(300));
         write(&mut model, 3, 5_000, 1 << 20);
-        let begun = Instant::now();
         daemon.kill();
         daemon.start_again();
         write(&mut model, 4, 100_000, 300_000);
         let back = client.read(file, 0, BLOCK).expect("read");
         assert!(back == model[..BLOCK], "it is in memory");
-        assert!(begun.elapsed() < Duration::from_secs(4), "no disk is asked");
         assert_eq!(flush.join().expect("no panic"), Ok(()));
     });
     world.daemon = Some(daemon);
