@@ -10,7 +10,8 @@
 
 use crate::pattern;
 use crate::smb2::{self, Chunk, Connection, Disposition, Handle, Info, REQUEST_MAX, Status};
-use crate::world::Setup;
+use crate::smbd::SHARE;
+use crate::world::{Backing, Setup, World};
 use std::collections::VecDeque;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -88,6 +89,19 @@ pub fn setup(write_buffer: &'static str) -> Setup {
             .collect(),
         ..Setup::default()
     }
+}
+
+/// Such a server on a disk of this kind. None: something is missing, and was said.
+pub fn world(backing: Backing) -> Option<World> {
+    World::build(&Setup {
+        backing,
+        ..setup("64MiB")
+    })
+}
+
+/// A client of its share.
+pub fn client(world: &World) -> Connection {
+    Connection::connect(world.smbd.port(), SHARE).expect("smbd lets guests in")
 }
 
 /// Do it.

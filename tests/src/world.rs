@@ -185,6 +185,14 @@ impl World {
         }
     }
 
+    /// Wait until disks have all that clients were told is written.
+    pub fn everything_is_written(&mut self) {
+        self.daemon()
+            .wait_for("nothing is left to be written", |status| {
+                status["write"]["used_bytes"] == 0
+            });
+    }
+
     /// The running daemon.
     pub fn daemon(&mut self) -> &mut Daemon {
         self.daemon.as_mut().expect("this test runs with a daemon")

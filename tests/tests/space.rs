@@ -3,12 +3,12 @@
 //! reserved, and what clients see of all that.
 
 use rushes_tests::disk::run;
-use rushes_tests::fsx;
+use rushes_tests::fsx::{self, client, world};
 use rushes_tests::needs;
 use rushes_tests::pattern;
 use rushes_tests::smb2::{Connection, Disposition, Handle};
 use rushes_tests::smbd::SHARE;
-use rushes_tests::world::{Backing, Setup, World};
+use rushes_tests::world::{Backing, World};
 use serde_json::Value;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
@@ -16,17 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: usize = 65_536;
-
-fn world(backing: Backing) -> Option<World> {
-    World::build(&Setup {
-        backing,
-        ..fsx::setup("64MiB")
-    })
-}
-
-fn client(world: &World) -> Connection {
-    Connection::connect(world.smbd.port(), SHARE).expect("smbd lets guests in")
-}
 
 /// `rushes ARGS` for this world.
 fn rushes(world: &World, args: &[&str]) -> String {
@@ -142,11 +131,7 @@ fn reserved(client: &Connection, world: &mut World, name: &str) -> Handle {
         client.write(file, at as u64, &bytes).expect("written");
     }
     client.flush(file).expect("flushed");
-    world
-        .daemon()
-        .wait_for("nothing is left to be written", |status| {
-            status["write"]["used_bytes"] == 0
-        });
+    world.everything_is_written();
     let taken = taken(world, name);
     assert!(taken > 2 * LENGTH as u64, "only {taken} bytes are reserved");
     file
@@ -278,11 +263,7 @@ fn nothing_is_cut_off_while_daemons_come_and_go() {
     client.close(file).expect("closed");
     world.daemon = Some(daemon);
     // (What was reserved is not always given back here: see docs/decisions/0016, State.)
-    world
-        .daemon()
-        .wait_for("nothing is left to be written", |status| {
-            status["write"]["used_bytes"] == 0
-        });
+    world.everything_is_written();
     let found = std::fs::read(world.path("take.mov")).expect("the file is there");
     assert_eq!(found.len() as u64, length);
     pattern::check(5, 0, &found, "take.mov");
@@ -301,7 +282,7 @@ fn clients_see_what_a_file_needs_and_not_what_is_reserved_for_it() {
         return;
     };
     let client = client(&world);
-    let other = self::client(&world);
+    let other = fsx::client(&world);
     let file = reserved(&client, &mut world, "take.mov");
     let size = LENGTH as u64;
     let check = |when: &str| {
@@ -345,11 +326,7 @@ fn clients_see_the_allocation_that_they_asked_for() {
         client.write(file, at as u64, &bytes).expect("written");
     }
     client.flush(file).expect("flushed");
-    world
-        .daemon()
-        .wait_for("nothing is left to be written", |status| {
-            status["write"]["used_bytes"] == 0
-        });
+    world.everything_is_written();
     let info = client.info(file).expect("known");
     assert_eq!(info.size, LENGTH as u64);
     assert!(

@@ -130,11 +130,7 @@ fn writes_go_through_lanes_and_reach_the_disk_by_themselves() {
     assert_eq!(status["write"]["plain_count"], 0, "{status}");
     world.wait_for_file("take.mov", &bytes);
     hand.close(file);
-    world
-        .daemon()
-        .wait_for("nothing is left to be written", |status| {
-            status["write"]["used_bytes"] == 0
-        });
+    world.everything_is_written();
 }
 
 #[test]
@@ -292,9 +288,5 @@ fn kills(hand_count: usize) {
     }
     world.daemon = Some(daemon);
     world.wait_for_file("clip.mov", &model.bytes);
-    world
-        .daemon()
-        .wait_for("nothing is left to be written", |status| {
-            status["write"]["used_bytes"] == 0
-        });
+    world.everything_is_written();
 }

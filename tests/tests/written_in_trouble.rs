@@ -3,11 +3,10 @@
 //! killed; and what cannot be kept is said before it is acknowledged.
 
 use rushes_tests::disk::run;
-use rushes_tests::fsx;
+use rushes_tests::fsx::{client, world};
 use rushes_tests::pattern;
-use rushes_tests::smb2::{Connection, DISK_FULL, Disposition, QUOTA_EXCEEDED, Status};
-use rushes_tests::smbd::SHARE;
-use rushes_tests::world::{Backing, Setup, World};
+use rushes_tests::smb2::{DISK_FULL, Disposition, QUOTA_EXCEEDED, Status};
+use rushes_tests::world::{Backing, World};
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -15,17 +14,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: usize = 65_536;
-
-fn world(backing: Backing) -> Option<World> {
-    World::build(&Setup {
-        backing,
-        ..fsx::setup("64MiB")
-    })
-}
-
-fn client(world: &World) -> Connection {
-    Connection::connect(world.smbd.port(), SHARE).expect("smbd lets guests in")
-}
 
 /// Bytes that anybody may still write, and that nobody but root may.
 fn room(world: &World) -> (u64, u64) {
@@ -43,14 +31,6 @@ fn room(world: &World) -> (u64, u64) {
         panic!("stat -f says {text:?}");
     };
     (block * available, block * (free - available))
-}
-
-fn everything_is_written(world: &mut World) {
-    world
-        .daemon()
-        .wait_for("nothing is left to be written", |status| {
-            status["write"]["used_bytes"] == 0
-        });
 }
 
 /// Several files side by side until the disk is full; then there is room again.
@@ -88,7 +68,7 @@ fn a_full_disk(mkfs: &'static [&'static str]) {
             .expect("what was acknowledged has its room");
         client.close(file).expect("closed");
     }
-    everything_is_written(&mut world);
+    world.everything_is_written();
     assert!(written[2] > 1 << 20, "full too early: {written:?}");
     let (_, left) = room(&world);
     assert!(
@@ -151,7 +131,7 @@ fn what_a_killed_smbd_had_acknowledged_is_written() {
         let pid = status["sessions"][0]["pid"].as_u64().expect("one session");
         run(Command::new("kill").args(["-KILL", &pid.to_string()]));
     });
-    everything_is_written(&mut world);
+    world.everything_is_written();
     let mut sum = 0;
     for (index, acknowledged) in acknowledged.iter().enumerate() {
         let acknowledged = acknowledged.load(Ordering::Relaxed);
@@ -191,7 +171,7 @@ fn a_device_that_fails_is_told_once_and_gets_the_bytes_when_it_works_again() {
     let log = world.daemon().log();
     assert!(log.contains("take.mov"), "it is told loudly:\n{log}");
     world.disk.tell("clear");
-    everything_is_written(&mut world);
+    world.everything_is_written();
     client.flush(file).expect("it was told once");
     let found = fs::read(world.path("take.mov")).expect("the file is there");
     assert!(found[1 << 20..(1 << 20) + BLOCK] == bytes);
@@ -264,7 +244,7 @@ fn a_file_that_is_not_its_own(mkfs: &'static [&'static str], compressed: bool) {
         }
     }
     client.close(file).expect("closed");
-    everything_is_written(&mut world);
+    world.everything_is_written();
     world.wait_for_file("take.mov", &model);
     if !compressed {
         let copy = fs::read(world.path("copy.mov")).expect("the file is there");
@@ -306,7 +286,7 @@ fn a_device_that_stalls_for_half_a_minute_costs_patience_alone() {
     assert!(begun.elapsed() < Duration::from_secs(5), "no disk is asked");
     client.flush(file).expect("late, and true");
     assert!(begun.elapsed() > Duration::from_secs(20), "it was stalled");
-    everything_is_written(&mut world);
+    world.everything_is_written();
     let found = fs::read(world.path("take.mov")).expect("the file is there");
     assert!(found[..BLOCK] == bytes && found[1 << 20..][..BLOCK] == bytes);
     client.close(file).expect("closed");
@@ -346,7 +326,7 @@ fn what_a_device_still_has_of_a_killed_daemon_never_lands_on_newer_bytes() {
         assert_eq!(flush.join().expect("no panic"), Ok(()));
     });
     world.daemon = Some(daemon);
-    everything_is_written(&mut world);
+    world.everything_is_written();
     let found = fs::read(world.path("take.mov")).expect("the file is there");
     let wrong = found.iter().zip(&model).position(|(a, b)| a != b);
     assert_eq!((found.len(), wrong), (LENGTH, None));
@@ -381,7 +361,7 @@ fn a_quota_is_told_before_bytes_are_acknowledged() {
     );
     client.flush(file).expect("what was acknowledged fits");
     client.close(file).expect("closed");
-    everything_is_written(&mut world);
+    world.everything_is_written();
     let found = fs::read(world.path("a.mov")).expect("the file is there");
     assert_eq!(found.len() as u64, written);
     pattern::check(5, 0, &found, "within the limit");
