@@ -365,6 +365,7 @@ impl Checker {
             | Event::WriteAbort { .. }
             | Event::Settled { .. }
             | Event::Synced { .. }
+            | Event::Flushed { .. }
             | Event::DeviceAdded { .. }
             | Event::PolicyChanged(_)
             | Event::Opened { .. }
@@ -492,6 +493,7 @@ impl Checker {
                 | Action::Clean { .. }
                 | Action::Reserve { .. }
                 | Action::Sync { .. }
+                | Action::Flush { .. }
                 | Action::Trim { .. } => {
                     self.wrong(now, || format!("{action:?}, but nobody has a lane"));
                 }

@@ -193,6 +193,9 @@ impl Digest {
                 let errno = result.err().map_or(0, |errno| errno.0);
                 self.all([26, u64::from(file.0), u64::from(errno)]);
             }
+            Event::Flushed { device, result } => {
+                self.all([31, u64::from(device.0), u64::from(result.is_ok())]);
+            }
             Event::ForeignChange { key } => self.all([12, key.inode]),
             Event::Unlinked { key } => self.all([112, key.inode]),
             Event::Stat {
@@ -357,6 +360,9 @@ impl Digest {
                     self.range(*needed);
                 }
                 Action::Sync { file } => self.all([116, u64::from(file.0)]),
+                Action::Flush { device, file } => {
+                    self.all([125, u64::from(device.0), u64::from(file.0)]);
+                }
                 Action::Trim { file, size } => self.all([117, u64::from(file.0), size.0]),
                 Action::OpenNeighbour { beside, name } => {
                     self.all([103, u64::from(beside.0)]);

@@ -498,6 +498,7 @@ impl Machine for Naive {
             | Event::WriteAbort { .. }
             | Event::Settled { .. }
             | Event::Synced { .. }
+            | Event::Flushed { .. }
             | Event::DeviceAdded { .. }
             | Event::PolicyChanged(_)
             | Event::NeighbourOpened { .. }

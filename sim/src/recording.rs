@@ -26,6 +26,20 @@ const TURN: Duration = Duration::from_us(150);
 const RESERVING: Duration = Duration::from_ms(3);
 const RECORDS: u32 = 16_384;
 const COPY_BYTES: u64 = 1 << 20;
+/// Most that a drive destages at once.
+const DESTAGE_BYTES: u64 = 4 << 20;
+/// A drive that nobody wants for so long begins to empty its memory.
+const IDLE: Duration = Duration::from_ms(100);
+/// A request that has waited so long goes first.
+const IMPATIENCE: Duration = Duration::from_ms(100);
+/// ext4 commits its journal so often.
+const COMMITS: Duration = Duration::from_s(5);
+/// What calibration sees of writes that go to a drive's memory.
+const INTO_MEMORY: ServiceModel = ServiceModel {
+    fixed: Duration::from_us(150),
+    span: Duration::ZERO,
+    rate: BytesPerSecond(1_900_000_000),
+};
 /// What scatterers write at once, at most; whole pages.
 const SCATTER_PAGES_MAX: u64 = 16;
 
@@ -77,6 +91,13 @@ pub struct Recording {
     /// Players do not begin before this.
     #[arg(long, default_value_t = 0)]
     pub readers_from: u64,
+    /// The disk takes writes into a memory of its own of this size and brings them to the medium later, as the lab's does
+    /// with 256. Units: MB.
+    #[arg(long, default_value_t = 0)]
+    pub memory: u64,
+    /// It cannot be told to bring that to the medium.
+    #[arg(long)]
+    pub no_flush: bool,
 }
 
 impl Default for Recording {
@@ -97,6 +118,8 @@ impl Default for Recording {
             buffer: 1024,
             truth_percent: 100,
             readers_from: 0,
+            memory: 0,
+            no_flush: false,
         }
     }
 }
@@ -142,8 +165,12 @@ pub struct Recorded {
     pub write_mb_mean: f64,
     /// Part of the time that the disk positioned.
     pub positioning: f64,
+    /// Part of the time that it had something to do.
+    pub busy: f64,
     /// Writes that were left to their clients.
     pub plain: u64,
+    /// How often it was told to bring what it had in its memory to the medium.
+    pub flushes: u64,
     /// Bytes acknowledged that the disk never got.
     pub missing_bytes: u64,
 }
@@ -190,11 +217,88 @@ enum What {
     Event(Box<Event>),
     Served,
     Timer,
+    /// A write is in the drive's memory.
+    Taken(IoWrite),
+    /// A run of it is on the medium.
+    Destaged,
+    /// The file system commits its journal: what is in the memory has to go to the medium.
+    Flush,
+    /// Nobody may have wanted the disk for a while.
+    Idle,
 }
 
 enum Job {
     Read(IoRead),
     Write(IoWrite),
+}
+
+/// The drive's own memory, of `lab/src/disk`: taken at once, destaged in order of position.
+#[derive(Clone, Debug, Default)]
+struct Memory {
+    /// 0: it has none. Units: bytes.
+    capacity: u64,
+    bytes: u64,
+    /// By place on the medium: how many bytes, and before which flush they came. They do not overlap.
+    runs: BTreeMap<u64, (u64, u64)>,
+    flush: u64,
+    /// The server waits for that one.
+    asked: Option<u64>,
+    /// A run of it is being written.
+    destages: bool,
+    /// When somebody last asked something of the disk.
+    wanted: Instant,
+}
+
+impl Memory {
+    fn is_pressing(&self) -> bool {
+        self.bytes >= self.capacity / 4 * 3 || self.has_of(self.flush)
+    }
+
+    /// Something is here that came before that flush.
+    fn has_of(&self, flush: u64) -> bool {
+        self.runs.values().any(|&(_, before)| before < flush)
+    }
+
+    fn put(&mut self, start: u64, bytes: u64) {
+        self.remove(start, bytes);
+        self.runs.insert(start, (bytes, self.flush));
+        self.bytes += bytes;
+    }
+
+    fn remove(&mut self, start: u64, bytes: u64) {
+        let end = start + bytes;
+        let touched: Vec<(u64, (u64, u64))> = self
+            .runs
+            .range(..end)
+            .rev()
+            .take_while(|&(&at, &(length, _))| at + length > start)
+            .map(|(&at, &run)| (at, run))
+            .collect();
+        for (at, (length, flush)) in touched {
+            self.runs.remove(&at);
+            self.bytes -= length;
+            for (from, to) in [(at, start), (end, at + length)] {
+                if from < to {
+                    self.runs.insert(from, (to - from, flush));
+                    self.bytes += to - from;
+                }
+            }
+        }
+    }
+
+    /// The next run ahead of the head, or from the start of the disk.
+    fn next_run(&self, head: u64) -> Option<(u64, u64)> {
+        let ahead = self.runs.range(head..).next();
+        let (&start, _) = ahead.or_else(|| self.runs.first_key_value())?;
+        let mut end = start;
+        for (&at, &(length, _)) in self.runs.range(start..) {
+            if at > end || end - start >= DESTAGE_BYTES {
+                break;
+            }
+            end = at + length;
+        }
+        Some((start, (end - start).min(DESTAGE_BYTES)))
+    }
 }
 
 struct World {
@@ -210,12 +314,16 @@ struct World {
     files: BTreeMap<FileId, OneFile>,
     /// Gaps of the disk that nobody has: start and end.
     free: Vec<(u64, u64)>,
-    pending: Vec<Job>,
+    /// What waits for the disk, and since when.
+    pending: Vec<(Job, Instant)>,
     serving: Option<Job>,
+    memory: Memory,
+    no_flush: bool,
     head: u64,
     truth_percent: u64,
     wake: Instant,
     positioning: Duration,
+    busy: Duration,
     out: Recorded,
     written: u64,
     worst: Duration,
@@ -292,10 +400,16 @@ impl Recording {
             free: Vec::new(),
             pending: Vec::new(),
             serving: None,
+            memory: Memory {
+                capacity: self.memory * 1_000_000,
+                ..Memory::default()
+            },
+            no_flush: self.no_flush,
             head: 0,
             truth_percent: self.truth_percent,
             wake: Instant::NEVER,
             positioning: Duration::ZERO,
+            busy: Duration::ZERO,
             out: Recorded::default(),
             written: 0,
             worst: Duration::ZERO,
@@ -304,9 +418,14 @@ impl Recording {
             last_written: Instant(1),
             ends: Instant(1) + Duration::from_s(self.seconds),
         };
+        let mut told = model();
+        if self.memory > 0 {
+            told.write = INTO_MEMORY;
+            world.queue.push(world.now + COMMITS, What::Flush);
+        }
         world.step(Event::DeviceAdded {
             device: DISK,
-            model: model(),
+            model: told,
         });
         let roles = [
             (Role::Read, self.readers),
@@ -446,6 +565,18 @@ impl World {
             }
             What::Event(event) => self.step(*event),
             What::Served => self.served(),
+            What::Taken(io) => self.taken(&io),
+            What::Destaged => {
+                self.memory.destages = false;
+                self.serve();
+                self.flushed();
+            }
+            What::Flush => {
+                self.memory.flush += 1;
+                self.queue.push(self.now + COMMITS, What::Flush);
+                self.serve();
+            }
+            What::Idle => self.serve(),
             What::Timer => {
                 if self.now >= self.wake {
                     self.wake = Instant::NEVER;
@@ -624,21 +755,15 @@ impl World {
                     }
                 }
             }
-            Action::Submit(io) => self.pending.push(Job::Read(io)),
-            Action::SubmitWrite(io) => self.pending.push(Job::Write(io)),
+            Action::Submit(io) => self.pending.push((Job::Read(io), self.now)),
+            Action::SubmitWrite(io) => self.pending.push((Job::Write(io), self.now)),
             Action::Reserve {
                 file,
                 needed,
                 wished_end,
             } => {
-                let extents = self.reserve(file, needed, wished_end);
-                self.later(
-                    RESERVING,
-                    Event::Reserved {
-                        file,
-                        result: Ok(extents),
-                    },
-                );
+                let result = Ok(self.reserve(file, needed, wished_end));
+                self.later(RESERVING, Event::Reserved { file, result });
             }
             Action::Clean { file } => self.later(TURN, Event::Settled { file, version: 1 }),
             Action::Trim { file, size } => {
@@ -648,6 +773,17 @@ impl World {
             Action::Sync { file } => {
                 let result = Ok(());
                 self.later(TURN, Event::Synced { file, result });
+            }
+            Action::Flush { .. } if self.no_flush => {
+                self.out.flushes += 1;
+                let (device, result) = (DISK, Err(Errno(95)));
+                self.later(TURN, Event::Flushed { device, result });
+            }
+            Action::Flush { .. } => {
+                self.out.flushes += 1;
+                self.memory.flush += 1;
+                self.memory.asked = Some(self.memory.flush);
+                self.serve();
             }
             Action::Stat { file } => {
                 let size = ByteCount(self.files[&file].size);
@@ -745,18 +881,40 @@ impl World {
 
     /// It takes the nearest ahead.
     fn serve(&mut self) {
-        if self.serving.is_some() || self.pending.is_empty() {
+        self.take_into_memory();
+        if self.serving.is_some() || self.memory.destages {
             return;
         }
-        let place = |job: &Job| match job {
-            Job::Read(io) => self.place(io.file, io.range.start.0),
-            Job::Write(io) => self.place(io.file, io.range.start.0),
-        };
+        let head = self.head;
+        // (A write that waits for room in the memory is not for the head.)
+        let waits = |job: &Job| self.memory.capacity > 0 && matches!(job, Job::Write(_));
         let nearest = (0..self.pending.len())
-            .min_by_key(|&at| place(&self.pending[at]).wrapping_sub(self.head))
-            .unwrap_or(0);
-        let at = place(&self.pending[nearest]);
-        let job = self.pending.remove(nearest);
+            .filter(|&at| !waits(&self.pending[at].0))
+            .map(|at| (self.place_of(&self.pending[at].0), at))
+            .min_by_key(|&(place, at)| {
+                let patient = self.now.since(self.pending[at].1) < IMPATIENCE;
+                (patient, place.wrapping_sub(head))
+            });
+        if let Some((start, bytes)) = self.memory.next_run(head) {
+            let is_idle = self.now >= self.memory.wanted + IDLE;
+            let is_nearer = nearest.is_none_or(|(place, at)| {
+                let patient = self.now.since(self.pending[at].1) < IMPATIENCE;
+                patient && start.wrapping_sub(head) < place.wrapping_sub(head)
+            });
+            let stalls = self.pending.iter().any(|(job, _)| waits(job));
+            if (is_idle && nearest.is_none())
+                || (is_nearer && (stalls || self.memory.is_pressing()))
+            {
+                return self.destage(start, bytes);
+            }
+            if nearest.is_none() {
+                self.queue.push(self.memory.wanted + IDLE, What::Idle);
+            }
+        }
+        let Some((at, nearest)) = nearest else {
+            return;
+        };
+        let (job, _) = self.pending.remove(nearest);
         let (model, bytes) = match &job {
             Job::Read(io) => (model().read, io.range.length.0),
             Job::Write(io) => (model().write, io.range.length.0),
@@ -768,7 +926,74 @@ impl World {
         self.head = at + bytes;
         self.serving = Some(job);
         let time = Duration(time.0 / 100 * self.truth_percent);
+        self.busy += time;
         self.queue.push(self.now + time, What::Served);
+    }
+
+    fn place_of(&self, job: &Job) -> u64 {
+        match job {
+            Job::Read(io) => self.place(io.file, io.range.start.0),
+            Job::Write(io) => self.place(io.file, io.range.start.0),
+        }
+    }
+
+    /// Writes that fit are as good as done.
+    fn take_into_memory(&mut self) {
+        if self.memory.capacity == 0 {
+            return;
+        }
+        let mut index = 0;
+        while let Some((job, _)) = self.pending.get(index) {
+            let Job::Write(io) = job else {
+                self.memory.wanted = self.now;
+                index += 1;
+                continue;
+            };
+            let bytes = io.range.length.0;
+            if self.memory.bytes > 0 && self.memory.bytes + bytes > self.memory.capacity {
+                break;
+            }
+            let io = *io;
+            self.pending.remove(index);
+            self.memory.wanted = self.now;
+            let start = self.place(io.file, io.range.start.0);
+            self.memory.put(start, bytes);
+            let time = INTO_MEMORY.fixed + INTO_MEMORY.transfer(bytes);
+            self.queue.push(self.now + time, What::Taken(io));
+        }
+    }
+
+    fn taken(&mut self, io: &IoWrite) {
+        self.arrived(io);
+        let (io, length) = (io.io, io.range.length);
+        let result = Ok(length);
+        self.later(TURN, Event::IoDone { io, result });
+        self.serve();
+    }
+
+    /// The server is told when all is on the medium that was there when it asked.
+    fn flushed(&mut self) {
+        let Some(asked) = self.memory.asked else {
+            return;
+        };
+        if !self.memory.has_of(asked) && !self.memory.destages {
+            self.memory.asked = None;
+            let (device, result) = (DISK, Ok(()));
+            self.later(TURN, Event::Flushed { device, result });
+        }
+    }
+
+    fn destage(&mut self, start: u64, bytes: u64) {
+        let model = model().write;
+        let positioning = model.positioning(start.abs_diff(self.head), disk::table5().size);
+        self.positioning += positioning;
+        self.memory.remove(start, bytes);
+        self.memory.destages = true;
+        self.head = start + bytes;
+        let time = positioning + model.transfer(bytes);
+        let time = Duration(time.0 / 100 * self.truth_percent);
+        self.busy += time;
+        self.queue.push(self.now + time, What::Destaged);
     }
 
     fn served(&mut self) {
@@ -871,6 +1096,7 @@ impl World {
         self.out.device_worst_s = self.device_worst.0 as f64 / 1e9;
         self.out.final_sync_s = self.last_written.since(self.last_ack).0 as f64 / 1e9;
         self.out.write_mb_mean = self.written as f64 / 1e6 / self.out.writes.max(1) as f64;
+        self.out.busy = self.busy.0 as f64 / 1e9 / seconds;
         self.out.positioning = self.positioning.0 as f64 / 1e9 / seconds;
         self.out
     }
@@ -953,6 +1179,52 @@ mod tests {
             out.copy_mb_per_s > 5.0 && out.copy_in_mb_per_s > 5.0,
             "{out:?}"
         );
+    }
+
+    #[test]
+    fn a_drive_with_a_memory_is_told_to_write_that_out_before_it_is_read_from() {
+        let out = Recording {
+            readers: 6,
+            writers: 5,
+            copies: 1,
+            memory: 256,
+            ..Recording::default()
+        }
+        .run();
+        assert_eq!(out.readers_admitted, 6, "{out:?}");
+        assert_eq!((out.late_reads, out.late_writes), (0, 0), "{out:?}");
+        assert_eq!(out.device_late_bytes, 0, "{out:?}");
+        assert!(out.copy_mb_per_s > 4.0, "{out:?}");
+        assert!((30..600).contains(&out.flushes), "{out:?}");
+    }
+
+    #[test]
+    fn a_drive_without_a_memory_or_without_readers_is_not_told_so() {
+        for (readers, memory) in [(6, 0), (0, 256)] {
+            let out = Recording {
+                readers,
+                writers: 5,
+                memory,
+                ..Recording::default()
+            }
+            .run();
+            assert_eq!(out.flushes, 0, "{out:?}");
+            assert_eq!((out.late_reads, out.late_writes), (0, 0), "{out:?}");
+        }
+    }
+
+    #[test]
+    fn a_drive_that_cannot_be_told_so_is_asked_once() {
+        let out = Recording {
+            readers: 4,
+            writers: 3,
+            memory: 256,
+            no_flush: true,
+            ..Recording::default()
+        }
+        .run();
+        assert_eq!(out.flushes, 1, "{out:?}");
+        assert_eq!((out.late_reads, out.late_writes), (0, 0), "{out:?}");
     }
 
     #[test]

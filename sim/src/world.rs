@@ -76,6 +76,8 @@ pub enum What {
     ForeignChange { file: FileIndex },
     /// Somebody's small read or write.
     Storm { disk: DeviceId },
+    /// A drive says that all it took is on its medium.
+    Flushed { device: DeviceId },
 }
 
 /// A file as the driver saw it at some moment. Much may happen before the server hears of it.
@@ -320,6 +322,10 @@ impl World {
                 self.step(Event::ForeignChange { key });
             }
             What::Storm { disk } => self.storm(disk),
+            What::Flushed { device } => {
+                let result = Ok(());
+                self.step(Event::Flushed { device, result });
+            }
             What::Sample { disk } => self.sample(disk),
         }
     }
@@ -743,6 +749,10 @@ impl World {
             }
             Action::Forget { file } => {
                 self.files.forget(*file);
+            }
+            Action::Flush { device, .. } => {
+                let at = self.now + Duration::from_ms(1);
+                self.queue.push(at, What::Flushed { device: *device });
             }
             Action::Wake { at } => {
                 let earliest = self.now + self.latency.timer;

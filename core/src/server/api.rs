@@ -301,6 +301,11 @@ pub enum Event {
         file: FileId,
         result: Result<(), Errno>,
     },
+    /// Answer to [`Action::Flush`]. An error: nothing of the kind can be asked of this device.
+    Flushed {
+        device: DeviceId,
+        result: Result<(), Errno>,
+    },
     /// Bytes of a file were changed beside the cache, by a client who waits for the reply. All of the range was written, so that
     /// the file is as long at least; one to the end of all files may have changed its length and blocks as well.
     Changed {
@@ -545,6 +550,9 @@ pub enum Action {
     },
     /// Put all that was written of the file on stable storage.
     Sync { file: FileId },
+    /// The drive shall bring what it took into a memory of its own to the medium; then [`Event::Flushed`]. Of this file
+    /// nothing is to be written: to sync it asks nothing else of the drive.
+    Flush { device: DeviceId, file: FileId },
     /// Nobody writes to the file any more: give back what was reserved past its end, which is here; then
     /// [`Event::Settled`].
     Trim { file: FileId, size: ByteCount },

@@ -85,6 +85,10 @@ impl Server {
             if device.starved && device.writers.is_empty() {
                 return;
             }
+            let flushes = device.flushing_since.is_some();
+            if flushes && self.may_wait(device, device.medium_free_at) {
+                return self.block(id);
+            }
             if !self.has_room(device) {
                 // What is waited for may become late, and is not waited for then, without anything happening.
                 if !device.positions() && device.flight_bytes < 2 * self.limits.chunk_bytes_max {
@@ -93,6 +97,13 @@ impl Server {
                 return;
             }
             let choice = self.choose_on(id);
+            if let Some(file) = self.flushes_before(id, choice) {
+                if let Some(device) = self.devices.get_mut(&id) {
+                    device.begin_flush(self.now);
+                    actions.list.push(Action::Flush { device: id, file });
+                }
+                return self.block(id);
+            }
             let progressed = match choice {
                 Choice::Stream(index) => match self.claimants.get(index).copied() {
                     Some(Claimant::Reader(stream)) => self.fetch_stream(id, stream, actions),
@@ -135,6 +146,63 @@ impl Server {
         device.flight_count == 0 || device.batch_bytes < self.limits.chunk_bytes_max
     }
 
+    /// Whether the drive is to bring to the medium what it has before this is read; a file to ask it with.
+    fn flushes_before(&self, id: DeviceId, choice: Choice) -> Option<FileId> {
+        let device = self
+            .devices
+            .get(&id)
+            .filter(|device| device.is_to_flush())?;
+        let stream_file = |id: StreamId| self.streams.get(id.0).map(|stream| stream.file);
+        let next = match choice {
+            Choice::Stream(index) => match self.claimants.get(index)? {
+                Claimant::Reader(stream) => stream_file(*stream),
+                Claimant::Writer(_) => return None,
+            },
+            Choice::BestEffort => match self.best_effort_turn(device)? {
+                Turn::Demand(index) => device.demands.get(index).map(|demand| demand.file),
+                Turn::Background(stream) => stream_file(stream),
+                Turn::Write(_) => return None,
+            },
+            Choice::Nobody => return None,
+        };
+        // (To sync one that is being written would be to wait for more than the drive.)
+        let is_clean = |id: &FileId| {
+            let file = self.files.get(id);
+            file.is_some_and(|file| file.writing.is_clean() && !file.writing.is_unsettled)
+        };
+        let others = device.contracts.iter().filter_map(|&id| stream_file(id));
+        let file = next.into_iter().chain(others).find(is_clean)?;
+        self.may_wait(device, device.medium_free_at).then_some(file)
+    }
+
+    /// Whether nobody who can still be in time is late when the device is left alone until then.
+    fn may_wait(&self, device: &Device, until: Instant) -> bool {
+        let one = device.model.read(u64::MAX, self.limits.chunk_bytes_max);
+        // (Others may be due as soon.)
+        let (soonest, needed) = (self.now + one, until.max(self.now) + one.times(4));
+        let is_saved_now = |deadline: Instant| deadline >= soonest && deadline < needed;
+        let promised = device
+            .demands
+            .iter()
+            .any(|demand| demand.due != Instant::NEVER);
+        let urgent = device.contracts.iter().any(|&id| {
+            let stream = self.streams.get(id.0);
+            let claim = stream.and_then(|stream| self.claim(stream, self.promised));
+            claim.is_some_and(|claim| {
+                claim.left > 0 && claim.room > 0 && is_saved_now(claim.deadline)
+            })
+        });
+        !promised && !urgent
+    }
+
+    pub(super) fn flushed(&mut self, id: DeviceId, is_done: bool) {
+        let now = self.now;
+        if let Some(device) = self.devices.get_mut(&id) {
+            device.end_flush(now, is_done);
+            self.touch(id);
+        }
+    }
+
     fn choose_on(&mut self, id: DeviceId) -> Choice {
         self.claims.clear();
         self.claimants.clear();
@@ -169,7 +237,7 @@ impl Server {
             claimants.rotate_left(writer_count);
             let load = Load {
                 model: &device.model,
-                free_at: device.free_at(self.now),
+                free_at: device.free_for_reads_at(self.now),
                 head: device.head,
                 claims: &claims,
                 visiting: device
@@ -417,7 +485,10 @@ impl Server {
         let device = self.devices.get(&id)?;
         let waited = self.now.since(device.best_effort_served);
         // Who reads without a promise waits until the drive has done what it only seems to have done.
-        let owed = device.owes(self.now);
+        let owed = match device.can_flush {
+            true => Duration::ZERO,
+            false => device.owes(self.now),
+        };
         let (range_start, bytes, file) = match self.best_effort_turn(device)? {
             Turn::Write(write) => {
                 let distance = write.physical.abs_diff(device.head);
@@ -848,6 +919,7 @@ impl Server {
             device.service_started = now;
             device.batch_bytes = 0;
         }
+        device.flushes_alone = false;
         device.batch_bytes += range.length.0;
         device.head = physical.saturating_add(range.length.0);
         device.flight_count += 1;
@@ -1053,6 +1125,7 @@ impl Server {
         // Of several requests a device that positions takes the nearest first: each by itself took anything,
         // together they took what they took.
         let wrote = flight.wrote;
+        device.count_for_medium(now, flight, taken);
         device.batch_calibrated += flight.calibrated;
         device.batch_taken += taken;
         if device.flight_count == 0 || !device.positions() {

@@ -474,6 +474,16 @@ pub(super) struct Device {
     pub mixed_count: u32,
     /// Time that it was quicker than it can be: bytes in its memory, that it will write beside what comes.
     pub mixed_owed: Duration,
+    /// Of a drive with a memory of its own: what that took since it was last told to flush. Units: bytes.
+    pub unflushed: u64,
+    /// When the medium will have that, as far as can be known.
+    pub medium_free_at: Instant,
+    /// It is told to, since then.
+    pub flushing_since: Option<Instant>,
+    /// Nothing else was asked of it meanwhile.
+    pub flushes_alone: bool,
+    /// It can be told to.
+    pub can_flush: bool,
     // For the ledger.
     pub request_count: [u64; 2],
     pub bytes: [u64; 2],
@@ -493,6 +503,10 @@ const MIXED_FOR: Duration = Duration::from_s(2);
 const MIXED_SPAN: Duration = Duration::from_s(2);
 /// What a drive's memory may hold, at its own pace.
 const MIXED_OWED: Duration = Duration::from_s(4);
+/// What one is believed to have in it at most.
+const OWED_MAX: Duration = Duration::from_s(2);
+/// Less than that is not worth a flush. Units: bytes.
+const FLUSH_BYTES: u64 = 4 << 20;
 
 impl Device {
     pub(super) fn new(model: DeviceModel) -> Device {
@@ -530,6 +544,11 @@ impl Device {
             mixed_taken: Duration::ZERO,
             mixed_count: 0,
             mixed_owed: Duration::ZERO,
+            unflushed: 0,
+            medium_free_at: Instant::ZERO,
+            flushing_since: None,
+            flushes_alone: false,
+            can_flush: true,
             request_count: [0; 2],
             bytes: [0; 2],
             write_count: 0,
@@ -624,14 +643,64 @@ impl Device {
         }
     }
 
-    /// What a drive with a memory of its own has taken and has still to bring to the medium, as time that requests to come will lose.
+    /// It takes writes into a memory of its own and brings them to the medium later, beside what is read then.
+    fn defers_writes(&self) -> bool {
+        self.positions() && self.model.has_memory()
+    }
+
+    /// Time that the medium still needs for what the drive has taken: whoever reads loses it.
     pub(super) fn owes(&self, now: Instant) -> Duration {
-        // (One without such a memory is merely faster than was thought.)
-        if now >= self.mixed_until || !self.model.has_memory() {
-            return Duration::ZERO;
+        self.medium_free_at.since(now)
+    }
+
+    /// Before it is read from: it would go back and forth between what is read and what it has still to write, at times of
+    /// its own choosing. Told to write all that first it does so in one go.
+    pub(super) fn is_to_flush(&self) -> bool {
+        self.can_flush && self.flushing_since.is_none() && self.unflushed >= FLUSH_BYTES
+    }
+
+    /// A request took its time; `cost` was expected.
+    pub(super) fn count_for_medium(
+        &mut self,
+        now: Instant,
+        flight: &super::fetch::Served,
+        taken: Duration,
+    ) {
+        if !self.defers_writes() {
+            return;
         }
-        let owed = (self.mixed_owed + self.mixed_calibrated) - self.mixed_taken;
-        owed.min(MIXED_OWED)
+        let began = now.before(taken);
+        if flight.wrote {
+            let done = self.medium_free_at.max(began) + flight.cost;
+            self.medium_free_at = done.min(now + OWED_MAX);
+            self.unflushed += flight.bytes;
+        } else if self.medium_free_at > began {
+            self.medium_free_at = (self.medium_free_at + taken).min(now + OWED_MAX);
+        }
+    }
+
+    pub(super) fn begin_flush(&mut self, now: Instant) {
+        self.unflushed = 0;
+        self.flushing_since = Some(now);
+        self.flushes_alone = true;
+    }
+
+    pub(super) fn end_flush(&mut self, now: Instant, is_done: bool) {
+        let taken = self
+            .flushing_since
+            .take()
+            .map_or(Duration::ZERO, |since| now.since(since));
+        if !is_done {
+            self.can_flush = false;
+            return;
+        }
+        self.medium_free_at = now;
+        if self.flushes_alone {
+            self.busy += taken;
+            if now < self.mixed_until + MIXED_SPAN {
+                self.mixed_taken += taken;
+            }
+        }
     }
 
     /// Whether what is with it would be in time if one more request of `bytes` went before all of it: a device orders its
@@ -644,6 +713,15 @@ impl Device {
             .flight_deadlines
             .iter()
             .any(|&deadline| deadline >= done && deadline < overtaken)
+    }
+
+    /// When it can turn to something else, with all written that it has taken.
+    pub(super) fn free_for_reads_at(&self, now: Instant) -> Instant {
+        let free_at = self.free_at(now);
+        if !self.can_flush {
+            return free_at;
+        }
+        free_at.max(self.medium_free_at)
     }
 
     /// When everything sent to it will be done, at least now.

@@ -501,6 +501,7 @@ impl Server {
             device.service_started = now;
             device.batch_bytes = 0;
         }
+        device.flushes_alone = false;
         device.batch_bytes += bytes;
         device.head = next.physical.saturating_add(bytes);
         device.flight_count += 1;

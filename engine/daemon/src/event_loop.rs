@@ -509,6 +509,7 @@ impl Daemon {
                 },
             ),
             Action::Sync { file } => self.sync_file(*file),
+            Action::Flush { device, file } => self.flush(*device, *file),
             Action::Trim { file, size } => self.chore(*file, Chore::Trim { size: size.0 }),
         }
     }

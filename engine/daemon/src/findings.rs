@@ -52,6 +52,7 @@ impl Daemon {
                     generation,
                     result,
                 } => self.synced(file, generation, result),
+                Done::Flushed { device, result } => self.flushed(device, result),
                 Done::Neighbour {
                     beside,
                     path,

@@ -9,7 +9,7 @@ use crate::reserved::{Attempts, give_back};
 use crate::share::{Share, same_file_system_elsewhere};
 use rushes_core::format::lane::FileRecord;
 use rushes_core::server::{Errno, Extent, FileKey, PAGE_BYTES, RateHint, RateSource};
-use rushes_core::units::{FileId, HandleId, SessionId};
+use rushes_core::units::{DeviceId, FileId, HandleId, SessionId};
 use rushes_shm::Writer;
 use rushes_sys::extents;
 use rushes_sys::file::{self, FileStatus, PrivateFile, Unserved};
@@ -56,6 +56,8 @@ pub(crate) enum Job {
         generation: u64,
         fd: Arc<OwnedFd>,
     },
+    /// Have a drive bring what it has in a memory of its own to the medium, by syncing a file that has nothing to be written.
+    Flush { device: DeviceId, fd: Arc<OwnedFd> },
     /// Open a file beside one that a client opened.
     Neighbour {
         beside: FileId,
@@ -118,6 +120,10 @@ pub(crate) enum Done {
     Synced {
         file: FileId,
         generation: u64,
+        result: io::Result<()>,
+    },
+    Flushed {
+        device: DeviceId,
         result: io::Result<()>,
     },
     Neighbour {
@@ -219,6 +225,10 @@ pub(crate) fn work(job: Job) -> Done {
             file,
             generation,
             result: space::sync(&*fd),
+        },
+        Job::Flush { device, fd } => Done::Flushed {
+            device,
+            result: space::sync_data(&*fd),
         },
         Job::Neighbour {
             beside,

@@ -10,8 +10,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Threads. Four, so that a share that hangs leaves some for the others.
-const THREAD_COUNT: usize = 4;
+/// Threads. So many that a share that hangs leaves some for the others, and drives that are told to flush as well.
+const THREAD_COUNT: usize = 8;
 /// Jobs that wait, of each kind.
 const QUEUE_COUNT_MAX: usize = 4096;
 /// Of those, at most so many are busy with what nobody waits for.

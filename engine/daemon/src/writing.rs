@@ -363,6 +363,31 @@ impl Daemon {
         }
     }
 
+    pub(super) fn flush(&mut self, device: DeviceId, file: FileId) {
+        let job = self.files.get(file).map(|file| Job::Flush {
+            device,
+            fd: file.fd.clone(),
+        });
+        let is_sent = job.is_some_and(|job| self.workers.push(Urgency::Now, job).is_ok());
+        if !is_sent {
+            // Not done, and no reason to think that it could not be.
+            let result = Ok(());
+            self.pending.push_back(Event::Flushed { device, result });
+        }
+    }
+
+    pub(super) fn flushed(&mut self, device: DeviceId, result: std::io::Result<()>) {
+        if let Err(error) = &result {
+            let name = self
+                .devices
+                .get(device)
+                .map_or("a device", |known| &known.name);
+            tracing::warn!("{name} cannot be told to write out what it has in its memory: {error}");
+        }
+        let result = result.map_err(|error| errno_of(&error));
+        self.feed(Event::Flushed { device, result });
+    }
+
     pub(super) fn synced(&mut self, id: FileId, generation: u64, result: std::io::Result<()>) {
         if self.files.same_mut(id, generation).is_none() {
             return;

@@ -7,8 +7,8 @@ use crate::watch::{HANDLE_BYTES_MAX, RawHandle};
 use rushes_core::server::{Extent, FileKey};
 use rushes_core::units::ByteRange;
 use rustix::fs::{
-    AtFlags, FallocateFlags, Mode, OFlags, Timespec, Timestamps, fallocate, fcntl_getfl, fstat,
-    fsync, ftruncate, futimens, open, openat, unlinkat,
+    AtFlags, FallocateFlags, Mode, OFlags, Timespec, Timestamps, fallocate, fcntl_getfl, fdatasync,
+    fstat, fsync, ftruncate, futimens, open, openat, unlinkat,
 };
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::io;
@@ -380,6 +380,12 @@ fn set_modification(file: impl AsFd, seconds: i64, nanoseconds: i64) -> io::Resu
 /// Put all of a file on stable storage, its length and place too. Waits for the device.
 pub fn sync(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::io::retry_on_intr(|| fsync(&file))?)
+}
+
+/// The same for its bytes and what it takes to find them. Of a file with nothing to be written it makes the drive bring what
+/// it has in a memory of its own to the medium.
+pub fn sync_data(file: impl AsFd) -> io::Result<()> {
+    Ok(rustix::io::retry_on_intr(|| fdatasync(&file))?)
 }
 
 /// `_IOR(0x15, 0, struct fsuuid2)` of linux/fs.h (Linux 6.9).
