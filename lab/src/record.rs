@@ -225,6 +225,7 @@ impl Record {
         );
         for writer in 0..self.writer_count {
             stage.make_folder_anew(&folder(writer))?;
+            stage.use_folder(&folder(writer))?;
         }
         Ok(())
     }

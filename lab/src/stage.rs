@@ -440,6 +440,17 @@ impl Stage {
         chown_to_user(&path)
     }
 
+    /// A file is written in a folder and taken away, as on a disk that is in use: the file system knows then where blocks are
+    /// free there, for whichever server.
+    pub fn use_folder(&self, path: &str) -> Result<()> {
+        let path = self.root.join(path).join(".used");
+        let cannot = || format!("{} cannot be written", path.display());
+        fs::write(&path, vec![1; 1 << 20]).with_context(cannot)?;
+        let file = fs::File::options().append(true).open(&path);
+        file.and_then(|file| file.sync_all()).with_context(cannot)?;
+        fs::remove_file(&path).with_context(cannot)
+    }
+
     /// Forget everything any cache knows of it.
     pub fn cool(&mut self) -> Result<()> {
         rustix::fs::sync();

@@ -17,6 +17,8 @@ use alloc::vec::Vec;
 const WRITE_VISIT: u64 = 32 << 20;
 /// A device with nothing else to do begins to write what has rested so long.
 const WRITE_REST: Duration = Duration::from_ms(500);
+/// A request of less is one of many small ones. Units: bytes.
+const SCATTERED_BYTES: u64 = 1 << 20;
 /// A writer who was held back has a claim as before, if he keeps to what he wrote before and that is no more than one part in so many of
 /// what his device can: whoever wants more might be a copy that was not held back yet, and takes the room of all others.
 const KEPT_PART: u64 = 6;
@@ -276,8 +278,14 @@ impl Server {
             false => self.lengthened(device, file, range),
         };
         let has_claim = self.has_claim(file);
-        let much = file.writing.dirty.bytes() >= WRITE_VISIT;
+        // What lies here and there is better written when more of it has come together.
+        // (A drive with a memory orders what it has. To one without the way costs so much that it never has nothing to do.)
+        let is_scattered = device.model.has_memory()
+            && range.length.0 < SCATTERED_BYTES
+            && self.is_still_written(file);
+        let much = file.writing.dirty.bytes() >= WRITE_VISIT && !is_scattered;
         let soon = pressed || much || now >= oldest + Duration(age.0 / 2);
+        let rests = now >= oldest + WRITE_REST && !is_scattered;
         Some(Weighed {
             oldest,
             next: NextWrite {
@@ -288,7 +296,7 @@ impl Server {
                 due: oldest + age,
                 is_wanted: asked || soon && !has_claim,
             },
-            is_ripe: asked || soon || now >= oldest + WRITE_REST,
+            is_ripe: asked || soon || rests,
         })
     }
 

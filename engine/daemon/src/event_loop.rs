@@ -275,7 +275,11 @@ impl Daemon {
         );
         let share = Arc::new(share);
         if self.config.warm_metadata
-            && let Err(error) = warm::start(share.clone(), self.idleness.clone())
+            && let Err(error) = warm::start(
+                share.clone(),
+                self.idleness.clone(),
+                self.config.write_buffer_bytes > 0,
+            )
         {
             tracing::warn!(
                 "names of share {:?} are not looked up ahead: no thread could be started: {error}",

@@ -7,6 +7,7 @@
 //! a share, at the lowest priority, that stands still while anything is read through the daemon.
 
 use crate::share::Share;
+use rushes_sys::space::{self, Reserves};
 use rushes_sys::{extents, priority};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, openat, statat};
 use std::collections::VecDeque;
@@ -23,6 +24,8 @@ const ENTRY_COUNT_MAX: u32 = 250_000;
 const EXTENTS_BYTES_MIN: u64 = 8 << 20;
 /// Extents of a file that are asked for: the kernel reads the blocks of the tree on the way.
 const EXTENT_COUNT_MAX: usize = 4096;
+/// Folders near which the file system finds out where blocks are free: some in each part of it, as folders are spread.
+const FOLDER_COUNT_MAX: u32 = 256;
 /// How often a walk that stands still looks whether it may go on.
 const STAND_STILL: Duration = Duration::from_millis(250);
 
@@ -37,8 +40,12 @@ pub(crate) struct Idleness {
     pub(crate) walking_count: AtomicU32,
 }
 
-/// Walk a share in a thread of its own.
-pub(crate) fn start(share: Arc<Share>, idleness: Arc<Idleness>) -> io::Result<()> {
+/// Walk a share in a thread of its own. `finds_blocks`: it is written to through the daemon, which reserves blocks then.
+pub(crate) fn start(
+    share: Arc<Share>,
+    idleness: Arc<Idleness>,
+    finds_blocks: bool,
+) -> io::Result<()> {
     idleness.walking_count.fetch_add(1, Ordering::Relaxed);
     let theirs = idleness.clone();
     let started = std::thread::Builder::new()
@@ -48,7 +55,7 @@ pub(crate) fn start(share: Arc<Share>, idleness: Arc<Idleness>) -> io::Result<()
             let _ = priority::nice(19);
             let _ = priority::idle_io();
             let begin = std::time::Instant::now();
-            let seen = walk(&share, &theirs);
+            let seen = walk(&share, &theirs, finds_blocks);
             theirs.walking_count.fetch_sub(1, Ordering::Relaxed);
             tracing::info!(
                 "share {:?}: {} names and {} files' extents are known after {:.1} s{}",
@@ -74,17 +81,26 @@ pub(crate) fn start(share: Arc<Share>, idleness: Arc<Idleness>) -> io::Result<()
 struct Seen {
     entry_count: u32,
     mapped_count: u32,
+    /// Folders near which blocks were looked for.
+    folder_count: u32,
 }
 
 /// Breadth first, so that what lies near the root (today's projects, mostly) comes first. What cannot be read is
 /// left out: whoever opens it is told then.
-fn walk(share: &Share, idleness: &Idleness) -> Seen {
+fn walk(share: &Share, idleness: &Idleness, finds_blocks: bool) -> Seen {
     let mut seen = Seen::default();
     let Ok(root) = share.readable_root() else {
         return seen;
     };
     let mut folders = VecDeque::from([root]);
     while let Some(folder) = folders.pop_front() {
+        if finds_blocks
+            && share.reserves == Reserves::Extents
+            && seen.folder_count < FOLDER_COUNT_MAX
+        {
+            stand_still(idleness);
+            seen.folder_count += u32::from(space::look_for_blocks(&folder).is_ok());
+        }
         let Ok(entries) = Dir::read_from(&folder) else {
             continue;
         };
@@ -93,9 +109,7 @@ fn walk(share: &Share, idleness: &Idleness) -> Seen {
             if name == c"." || name == c".." {
                 continue;
             }
-            while idleness.busy.load(Ordering::Relaxed) && !idleness.stop.load(Ordering::Relaxed) {
-                std::thread::sleep(STAND_STILL);
-            }
+            stand_still(idleness);
             if idleness.stop.load(Ordering::Relaxed) || seen.entry_count >= ENTRY_COUNT_MAX {
                 return seen;
             }
@@ -121,6 +135,13 @@ fn walk(share: &Share, idleness: &Idleness) -> Seen {
         }
     }
     seen
+}
+
+/// While somebody reads.
+fn stand_still(idleness: &Idleness) {
+    while idleness.busy.load(Ordering::Relaxed) && !idleness.stop.load(Ordering::Relaxed) {
+        std::thread::sleep(STAND_STILL);
+    }
 }
 
 /// Never through a symlink, never waiting for whoever holds a lease, never changing when it was last read.
@@ -155,12 +176,15 @@ mod tests {
         })
         .unwrap();
         let idleness = Arc::new(Idleness::default());
-        let seen = walk(&share, &idleness);
+        assert_eq!(walk(&share, &idleness, false).folder_count, 0);
+        let seen = walk(&share, &idleness, true);
         assert_eq!(seen.entry_count, 5);
         assert!(seen.mapped_count <= 1, "{seen:?}");
+        let looks = share.reserves == Reserves::Extents;
+        assert_eq!(seen.folder_count, if looks { 3 } else { 0 });
         // Busy: it stands still, and ends when told to.
         idleness.busy.store(true, Ordering::Relaxed);
-        start(Arc::new(share), idleness.clone()).unwrap();
+        start(Arc::new(share), idleness.clone(), true).unwrap();
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(idleness.walking_count.load(Ordering::Relaxed), 1);
         idleness.stop.store(true, Ordering::Relaxed);
