@@ -231,6 +231,9 @@ pub struct GroundArgs {
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set, num_args = 0..=1,
           require_equals = true, default_missing_value = "true")]
     pub write_back: bool,
+    /// Where the bytes of the modelled disk lie, if memory is too small for them: a folder of a disk that is several times as quick
+    #[arg(long, value_name = "DIR")]
+    pub disk_folder: Option<PathBuf>,
     /// What Rushes may hold for writers beside its cache, 0: its daemon takes no writes. Rivals get as much more page cache
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_amount)]
     pub write_buffer: u64,
@@ -689,6 +692,7 @@ impl GroundArgs {
             file_system: self.fs,
             write_back: self.write_back,
             room_bytes,
+            folder: self.disk_folder.clone(),
         }
     }
 }

@@ -40,6 +40,20 @@ pub fn runtime_folder(room: &Room, name: &str) -> PathBuf {
     room.path().join(format!("{name}-run"))
 }
 
+/// What writes out what the daemon called `name` left, should it die: the lab's daemon is not on anybody's path.
+pub fn recover_command(room: &Room, name: &str) -> Result<String> {
+    let (binary, config) = (find_rushes()?, config_file(room, name));
+    Ok(format!(
+        "{} recover --config {}",
+        binary.display(),
+        config.display()
+    ))
+}
+
+fn config_file(room: &Room, name: &str) -> PathBuf {
+    room.path().join(format!("{name}.toml"))
+}
+
 impl Daemon {
     /// Configure, calibrate unless a model is given, start, and wait until it answers.
     ///
@@ -58,7 +72,7 @@ impl Daemon {
         fs::create_dir_all(&runtime)?;
         in_memory(&runtime)?;
         let config_text = configuration(stage, spec, &runtime, &state)?;
-        let config = room.path().join(format!("{name}.toml"));
+        let config = config_file(room, name);
         fs::write(&config, &config_text)?;
         let model = calibrate(&binary, &config, stage, spec, &state)?;
         let log = room.path().join(format!("{name}-serve.log"));

@@ -285,6 +285,10 @@ fn smb_spec(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<smbd:
         share.push(option("vfs objects", "rushes"));
         let socket = session_socket(room, name);
         share.push(option("rushes:socket", &socket.display().to_string()));
+        share.push(option(
+            "rushes:recover",
+            &daemon::recover_command(room, name)?,
+        ));
     }
     if spec.kind == Kind::StockTuned {
         // smb.conf(5), vfs_io_uring(8), and what guides for video servers agree on.

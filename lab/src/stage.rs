@@ -210,7 +210,7 @@ impl std::fmt::Display for Place {
 }
 
 /// What lies under the files of a modelled disk, and how much will be written beside the footage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ground {
     /// Which file system.
     pub file_system: FileSystem,
@@ -218,6 +218,8 @@ pub struct Ground {
     pub write_back: bool,
     /// Room for what runs write. Units: bytes.
     pub room_bytes: u64,
+    /// Where the disk's bytes lie; else in memory.
+    pub folder: Option<PathBuf>,
 }
 
 /// Writes the file of a stream, where footage is not made up but real.
@@ -320,8 +322,11 @@ impl Stage {
         let (disk, reuse) = match &shelf {
             Some(shelf) => shelf.disk(plan)?,
             None => {
-                ensure_memory(plan, ground.room_bytes)?;
-                (SlowDisk::create(&disk_spec(ground))?, None)
+                match &ground.folder {
+                    Some(folder) => ensure_space(folder, plan, ground.room_bytes)?,
+                    None => ensure_memory(plan, ground.room_bytes)?,
+                }
+                (SlowDisk::create(&disk_spec(&ground))?, None)
             }
         };
         disk.timing(false)?;
@@ -794,9 +799,7 @@ fn ensure_memory(plan: &Plan, room_bytes: u64) -> Result<()> {
         .and_then(|kib| kib.parse::<u64>().ok())
         .context("/proc/meminfo says nothing of MemAvailable")?
         * 1024;
-    let pieces = plan.pieces();
-    let footage: u64 = pieces.iter().map(|piece| plan.bytes(*piece)).sum();
-    let footage = footage + room_bytes;
+    let footage = footage_bytes(plan) + room_bytes;
     ensure!(
         footage + MEMORY_BESIDE_BYTES <= available,
         "the footage of this run takes {} MiB of memory, the run itself {} MiB, and {} MiB are available; \
@@ -809,8 +812,34 @@ fn ensure_memory(plan: &Plan, room_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-fn disk_spec(ground: Ground) -> DiskSpec {
+fn footage_bytes(plan: &Plan) -> u64 {
+    plan.pieces().iter().map(|piece| plan.bytes(*piece)).sum()
+}
+
+/// The same where its bytes lie on a real disk.
+fn ensure_space(folder: &Path, plan: &Plan, room_bytes: u64) -> Result<()> {
+    let found = rustix::fs::statvfs(folder)
+        .with_context(|| format!("{} cannot be looked at", folder.display()))?;
+    let (footage, free) = (
+        footage_bytes(plan) + room_bytes,
+        found.f_bavail * found.f_frsize,
+    );
+    ensure!(
+        footage <= free,
+        "the footage of this run takes {} MiB, and {} has {} MiB free; write fewer streams or seconds, or name another \
+         folder with --disk-folder",
+        footage >> 20,
+        folder.display(),
+        free >> 20
+    );
+    Ok(())
+}
+
+fn disk_spec(ground: &Ground) -> DiskSpec {
     let mut spec = DiskSpec::table5(DISK_BYTES);
+    if let Some(folder) = &ground.folder {
+        spec.folder.clone_from(folder);
+    }
     if ground.write_back {
         spec.timing = DiskTiming::TABLE5_WRITE_BACK;
     }

@@ -488,6 +488,7 @@ impl Checker {
                 | Action::Publish { .. }
                 | Action::Spent { .. }
                 | Action::Strike { .. }
+                | Action::GiveMemoryBack { .. }
                 | Action::LaneDone { .. }
                 | Action::Known { .. }
                 | Action::Clean { .. }

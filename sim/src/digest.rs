@@ -348,6 +348,14 @@ impl Digest {
                 Action::Spent { lane, record } => {
                     self.all([119, u64::from(lane.0), u64::from(*record)]);
                 }
+                Action::GiveMemoryBack { lane, run } => {
+                    self.all([
+                        126,
+                        u64::from(lane.0),
+                        u64::from(run.first),
+                        u64::from(run.count),
+                    ]);
+                }
                 Action::LaneDone { lane } => self.all([113, u64::from(lane.0)]),
                 Action::Known { file, size } => self.all([114, u64::from(file.0), size.0]),
                 Action::Clean { file } => self.all([118, u64::from(file.0)]),

@@ -765,6 +765,7 @@ impl World {
             | Action::Publish { .. }
             | Action::Spent { .. }
             | Action::Strike { .. }
+            | Action::GiveMemoryBack { .. }
             | Action::LaneDone { .. }
             | Action::Known { .. }
             | Action::Clean { .. }

@@ -536,6 +536,8 @@ pub enum Action {
     Spent { lane: LaneId, record: u32 },
     /// Strike a piece from the table of its lane: it is on its device, or nobody wants it any more.
     Strike { lane: LaneId, record: u32 },
+    /// These pages of a lane are not in use and need no memory.
+    GiveMemoryBack { lane: LaneId, run: PageRun },
     /// The session that a lane belonged to is gone, and so is everything in it.
     LaneDone { lane: LaneId },
     /// The file has bytes that the file system does not have: to observers behind doors it is so long, and changed now.
@@ -696,6 +698,8 @@ pub struct DeviceRecord {
     pub read_bridged: ByteCount,
     /// How often it was sent something, one request or several at once.
     pub batch_count: u64,
+    /// How often it was told to write out what it had in a memory of its own.
+    pub flush_count: u64,
     /// Time it was busy.
     pub busy: Duration,
     /// Part of its time that others take, in thousandths, as admission counts it.

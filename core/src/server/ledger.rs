@@ -131,6 +131,7 @@ impl Server {
                 write_bridged: ByteCount(device.write_bridged),
                 read_bridged: ByteCount(device.read_bridged),
                 batch_count: device.batch_count,
+                flush_count: device.flush_count,
                 busy: device.busy,
                 foreign_permille: device.model.foreign_permille() as u32,
                 slowness_permille: device.model.scale_permille() as u32,

@@ -495,6 +495,8 @@ pub(super) struct Device {
     pub write_bridged: u64,
     /// Turns in which it was sent something.
     pub batch_count: u64,
+    /// How often it was told to flush.
+    pub flush_count: u64,
     pub busy: Duration,
 }
 
@@ -556,6 +558,7 @@ impl Device {
             read_bridged: 0,
             write_bridged: 0,
             batch_count: 0,
+            flush_count: 0,
             busy: Duration::ZERO,
         }
     }
@@ -681,6 +684,7 @@ impl Device {
 
     pub(super) fn begin_flush(&mut self, now: Instant) {
         self.unflushed = 0;
+        self.flush_count += 1;
         self.flushing_since = Some(now);
         self.flushes_alone = true;
     }

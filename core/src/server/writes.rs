@@ -288,8 +288,7 @@ impl Server {
         };
         let bytes = page_count * PAGE_BYTES;
         let has_claim = self.files.get(&id).is_some_and(|file| self.has_claim(file));
-        let may_grow = self.may_grow(lane, bytes, has_claim) && !self.is_behind(id, bytes);
-        let Some(state) = self.lanes.get_mut(&lane) else {
+        let Some(state) = self.lanes.get(&lane) else {
             return Turn::Plain;
         };
         if page_count > u64::from(state.pages.page_count())
@@ -298,9 +297,17 @@ impl Server {
             return Turn::Plain;
         }
         let first_in_line = has_claim || state.waiting.front().is_none_or(|&first| first == key);
-        let granted = (may_grow && first_in_line && !state.records.is_empty())
-            .then(|| state.pages.take(page_count as u32))
-            .flatten();
+        let may = first_in_line && !state.records.is_empty() && !self.is_behind(id, bytes);
+        let mut granted = None;
+        if may {
+            granted = self.take_pages(lane, page_count as u32, has_claim);
+        }
+        if may && granted.is_none() && self.shrink_lanes(actions) {
+            granted = self.take_pages(lane, page_count as u32, has_claim);
+        }
+        let Some(state) = self.lanes.get_mut(&lane) else {
+            return Turn::Plain;
+        };
         let Some(runs) = granted else {
             if !state.waiting.contains(&key) {
                 state.waiting.push_back(key);
@@ -367,6 +374,38 @@ impl Server {
         // One write at a time always: it may be longer than what the rule gives. And who has a rate of his own takes what
         // there is: his backlog is the device's doing, and held back he would be taken for a copy.
         bytes <= free && (has_claim || own == 0 || own + bytes <= 2 * (free - bytes))
+    }
+
+    /// Pages of a lane for a write, if it may have them.
+    fn take_pages(&mut self, lane: LaneId, count: u32, has_claim: bool) -> Option<Runs> {
+        if !self.may_grow(lane, u64::from(count) * PAGE_BYTES, has_claim) {
+            return None;
+        }
+        // Its memory may go so far: with what the others have that is the write buffer.
+        let others: u64 = self
+            .lanes
+            .iter()
+            .filter(|(id, _)| **id != lane)
+            .map(|(_, state)| state.touched_bytes())
+            .sum();
+        let end = self.limits.write_buffer_bytes.saturating_sub(others) / PAGE_BYTES;
+        let state = self.lanes.get_mut(&lane)?;
+        let end = u32::try_from(end).unwrap_or(u32::MAX);
+        state
+            .pages
+            .take(count, end.max(state.pages.touched_count()))
+    }
+
+    /// Lanes give back memory that they do not need any more. False: there is hardly any.
+    fn shrink_lanes(&mut self, actions: &mut Actions) -> bool {
+        let mut count = 0;
+        for (&lane, state) in &mut self.lanes {
+            if let Some(run) = state.pages.shrink() {
+                count += run.count;
+                actions.list.push(Action::GiveMemoryBack { lane, run });
+            }
+        }
+        count > 0
     }
 
     /// What of the write buffer a lane may still take: what no other has memory of, less what is in use of its own. Units: bytes.

@@ -105,21 +105,22 @@ impl Lane {
         self.free
     }
 
-    /// Pages that have memory. A page keeps it when it is given back, until all of them are.
+    /// Pages that have memory. A page keeps it when it is given back, until all of them are, or until [`Lane::shrink`].
     pub fn touched_count(&self) -> u32 {
         self.touched
     }
 
     /// Take `count` pages: in one run when there is one, else in as few as there are. None, and nothing is taken, when
-    /// [`RUNS_MAX`] runs do not suffice. The first that fit, so that a lane has no more memory than it once needed at a time.
-    pub fn take(&mut self, count: u32) -> Option<Runs> {
+    /// [`RUNS_MAX`] runs do not suffice. The first that fit, so that a lane has no more memory than it once needed at a time;
+    /// and none from page `end` on.
+    pub fn take(&mut self, count: u32, end: u32) -> Option<Runs> {
         if count == 0 || count > self.free {
             return None;
         }
-        let whole = self.find_run(count);
+        let whole = self.find_run(count).filter(|first| first + count <= end);
         let runs = match whole {
             Some(first) => Runs::from_runs(&[PageRun { first, count }])?,
-            None => self.longest_runs(count)?,
+            None => self.longest_runs(count, end)?,
         };
         for run in runs.as_slice() {
             self.mark(*run, true);
@@ -157,6 +158,17 @@ impl Lane {
         if self.free == self.page_count {
             self.touched = 0;
         }
+    }
+
+    /// The pages behind the last in use need no memory: which, and they are counted as having none.
+    pub fn shrink(&mut self) -> Option<PageRun> {
+        let mut end = self.touched;
+        while end > 0 && !self.is_used(end - 1) {
+            end -= 1;
+        }
+        let count = self.touched - end;
+        self.touched = end;
+        (count > 0).then_some(PageRun { first: end, count })
     }
 
     fn is_used(&self, page: u32) -> bool {
@@ -220,14 +232,16 @@ impl Lane {
         None
     }
 
-    fn longest_runs(&self, count: u32) -> Option<Runs> {
+    fn longest_runs(&self, count: u32, end: u32) -> Option<Runs> {
         let mut longest: Vec<PageRun> = Vec::with_capacity(RUNS_MAX + 1);
         let mut page = 0;
-        while let Some((first, length)) = self.free_run(page, u32::MAX) {
+        while let Some((first, length)) = self.free_run(page, u32::MAX)
+            && first < end
+        {
             page = first + length;
             longest.push(PageRun {
                 first,
-                count: length,
+                count: length.min(end - first),
             });
             if longest.len() > RUNS_MAX {
                 let shortest = (0..longest.len()).min_by_key(|&at| longest[at].count);
@@ -264,24 +278,57 @@ mod tests {
     #[test]
     fn writes_of_a_stream_lie_behind_each_other_as_low_as_they_can() {
         let mut lane = Lane::new(100);
-        let first = lane.take(40).expect("pages");
-        let second = lane.take(40).expect("pages");
+        let first = lane.take(40, u32::MAX).expect("pages");
+        let second = lane.take(40, u32::MAX).expect("pages");
         assert_eq!(first.as_slice(), [run(0, 40)]);
         assert_eq!(second.as_slice(), [run(40, 40)]);
-        assert_eq!(lane.take(21), None);
+        assert_eq!(lane.take(21, u32::MAX), None);
         lane.give(&first);
-        assert_eq!(lane.take(20).expect("pages").as_slice(), [run(0, 20)]);
-        assert_eq!(lane.take(20).expect("pages").as_slice(), [run(20, 20)]);
-        assert_eq!(lane.take(20).expect("pages").as_slice(), [run(80, 20)]);
+        assert_eq!(
+            lane.take(20, u32::MAX).expect("pages").as_slice(),
+            [run(0, 20)]
+        );
+        assert_eq!(
+            lane.take(20, u32::MAX).expect("pages").as_slice(),
+            [run(20, 20)]
+        );
+        assert_eq!(
+            lane.take(20, u32::MAX).expect("pages").as_slice(),
+            [run(80, 20)]
+        );
         assert_eq!(lane.free_count(), 0);
-        assert_eq!(lane.take(0), None);
+        assert_eq!(lane.take(0, u32::MAX), None);
         assert_eq!(lane.touched_count(), 100);
+    }
+
+    #[test]
+    fn lane_takes_nothing_beyond_and_gives_the_memory_at_its_end_back() {
+        let mut lane = Lane::new(100);
+        let first = lane.take(30, 64).expect("pages");
+        let second = lane.take(30, 64).expect("pages");
+        assert_eq!(lane.take(10, 64), None);
+        lane.give(&first);
+        // In one run there is none below the end, in two there is.
+        let split = lane.take(34, 64).expect("pages");
+        assert_eq!(split.as_slice(), [run(0, 30), run(60, 4)]);
+        lane.give(&second);
+        assert_eq!(lane.shrink(), None);
+        lane.give(&split);
+        let third = lane.take(5, 64).expect("pages");
+        assert_eq!(lane.touched_count(), 5);
+        lane.give(&third);
+        let low = lane.take(40, 64).expect("pages");
+        let high = lane.take(20, 64).expect("pages");
+        lane.give(&high);
+        assert_eq!(lane.shrink(), Some(run(40, 20)));
+        assert_eq!((lane.touched_count(), lane.shrink()), (40, None));
+        lane.give(&low);
     }
 
     #[test]
     fn torn_lane_gives_its_longest_runs_or_nothing() {
         let mut lane = Lane::new(64);
-        let singles: Vec<Runs> = (0..64).filter_map(|_| lane.take(1)).collect();
+        let singles: Vec<Runs> = (0..64).filter_map(|_| lane.take(1, u32::MAX)).collect();
         // Free: 0, 2, 4, … and a run of four.
         for (index, single) in singles.iter().enumerate() {
             if index % 2 == 0 || (33..36).contains(&index) {
@@ -289,12 +336,12 @@ mod tests {
             }
         }
         let free = lane.free_count();
-        let torn = lane.take(12).expect("eight runs suffice");
+        let torn = lane.take(12, u32::MAX).expect("eight runs suffice");
         assert_eq!(torn.as_slice()[0], run(32, 5));
         assert_eq!(torn.as_slice().len(), 8);
         assert_eq!(torn.page_count(), 12);
         lane.give(&torn);
-        assert_eq!(lane.take(13), None);
+        assert_eq!(lane.take(13, u32::MAX), None);
         assert_eq!(lane.free_count(), free);
     }
 
@@ -356,7 +403,7 @@ mod tests {
                 lane.give(&runs);
             } else if let Some(runs) = {
                 let count = random(60) + 1;
-                let runs = lane.take(count);
+                let runs = lane.take(count, u32::MAX);
                 assert!(runs.is_none_or(|runs| runs.page_count() == count));
                 runs
             } {

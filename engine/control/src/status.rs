@@ -202,6 +202,8 @@ pub struct DeviceStatus {
     pub read_bridged_bytes: u64,
     /// Turns in which it was sent one request, or several at once.
     pub batch_count: u64,
+    /// How often it was told to write out what it had in a memory of its own.
+    pub flush_count: u64,
     /// Time with a request in service.
     pub busy_s: f64,
     /// What its requests take lately, in thousandths of what its model says.

@@ -253,6 +253,7 @@ impl Daemon {
                 write_bridged_bytes: record.write_bridged.0,
                 read_bridged_bytes: record.read_bridged.0,
                 batch_count: record.batch_count,
+                flush_count: record.flush_count,
                 busy_s: record.busy.0 as f64 / 1e9,
                 slowness_permille: record.slowness_permille,
                 foreign_permille: record.foreign_permille,

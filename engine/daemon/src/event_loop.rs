@@ -494,6 +494,11 @@ impl Daemon {
                     lanes.strike(*lane, *record);
                 }
             }
+            Action::GiveMemoryBack { lane, run } => {
+                if let Some(lanes) = &self.lanes {
+                    lanes.give_back(*lane, *run);
+                }
+            }
             Action::LaneDone { lane } => {
                 if let Some(lanes) = &mut self.lanes {
                     lanes.done(*lane);

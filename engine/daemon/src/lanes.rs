@@ -8,7 +8,7 @@ use crate::reserved::Reserved;
 use rushes_core::format::lane::{
     Damage, FileRecord, HANDLE_BYTES_MAX, Head, PIECE_COUNT, PieceRecord, State,
 };
-use rushes_core::server::{FileKey, LanePart, WritePart};
+use rushes_core::server::{FileKey, LanePart, PageRun, WritePart};
 use rushes_core::units::{ByteRange, FileId, LaneId, RequestId};
 use rushes_core::write::Runs;
 use rushes_shm::facts::FactsTable;
@@ -374,6 +374,15 @@ impl Lanes {
         }
     }
 
+    /// Pages at a lane's end that are not in use give their memory back.
+    pub(crate) fn give_back(&self, id: LaneId, run: PageRun) {
+        if let Some(lane) = self.lanes.get(&id)
+            && let Err(error) = lane.file.give_memory_back(run.first, run.count)
+        {
+            tracing::warn!("lane {}: memory cannot be given back: {error}", id.0);
+        }
+    }
+
     /// Lanes that nobody writes to just now and that hold nothing give their memory back.
     pub(crate) fn give_memory_back(&mut self) {
         for lane in self.lanes.values_mut() {
@@ -535,7 +544,6 @@ impl Durable {
 mod tests {
     use super::*;
     use rushes_core::units::SlotIndex;
-    use rushes_core::write::PageRun;
 
     struct Folder(PathBuf);
 

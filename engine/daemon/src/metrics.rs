@@ -369,6 +369,13 @@ impl Snapshot {
             None,
             each(&|device| device.batch_count as f64),
         )?;
+        counters(
+            encoder,
+            "device_flushes",
+            "How often a device was told to write out what it had in a memory of its own",
+            None,
+            each(&|device| device.flush_count as f64),
+        )?;
         let mut bridged: Rows<'_, f64> = Vec::new();
         for device in &self.status.devices {
             for (direction, bytes) in [
