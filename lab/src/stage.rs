@@ -263,6 +263,9 @@ impl Stage {
         quiet: bool,
     ) -> Result<Stage> {
         match place {
+            Place::Folder(_) if ground.folder.is_some() => {
+                bail!("--disk-folder is for the modelled disk's bytes; leave out it or --disk")
+            }
             Place::Folder(folder) => Stage::in_folder(folder, plan, None, quiet),
             Place::Table5 => Stage::on_slow_disk(room, plan, ground, None, None, quiet),
         }

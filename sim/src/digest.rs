@@ -193,8 +193,8 @@ impl Digest {
                 let errno = result.err().map_or(0, |errno| errno.0);
                 self.all([26, u64::from(file.0), u64::from(errno)]);
             }
-            Event::Flushed { device, result } => {
-                self.all([31, u64::from(device.0), u64::from(result.is_ok())]);
+            Event::Flushed { device, outcome } => {
+                self.all([31, u64::from(device.0), *outcome as u64]);
             }
             Event::ForeignChange { key } => self.all([12, key.inode]),
             Event::Unlinked { key } => self.all([112, key.inode]),
@@ -368,9 +368,7 @@ impl Digest {
                     self.range(*needed);
                 }
                 Action::Sync { file } => self.all([116, u64::from(file.0)]),
-                Action::Flush { device, file } => {
-                    self.all([125, u64::from(device.0), u64::from(file.0)]);
-                }
+                Action::Flush { device } => self.all([125, u64::from(device.0)]),
                 Action::Trim { file, size } => self.all([117, u64::from(file.0), size.0]),
                 Action::OpenNeighbour { beside, name } => {
                     self.all([103, u64::from(beside.0)]);

@@ -776,14 +776,15 @@ impl World {
             }
             Action::Flush { .. } if self.no_flush => {
                 self.out.flushes += 1;
-                let (device, result) = (DISK, Err(Errno(95)));
-                self.later(TURN, Event::Flushed { device, result });
+                let (device, outcome) = (DISK, Flushed::Never);
+                self.later(TURN, Event::Flushed { device, outcome });
             }
             Action::Flush { .. } => {
                 self.out.flushes += 1;
                 self.memory.flush += 1;
                 self.memory.asked = Some(self.memory.flush);
                 self.serve();
+                self.flushed();
             }
             Action::Stat { file } => {
                 let size = ByteCount(self.files[&file].size);
@@ -969,6 +970,7 @@ impl World {
         let result = Ok(length);
         self.later(TURN, Event::IoDone { io, result });
         self.serve();
+        self.flushed();
     }
 
     /// The server is told when all is on the medium that was there when it asked.
@@ -978,8 +980,8 @@ impl World {
         };
         if !self.memory.has_of(asked) && !self.memory.destages {
             self.memory.asked = None;
-            let (device, result) = (DISK, Ok(()));
-            self.later(TURN, Event::Flushed { device, result });
+            let (device, outcome) = (DISK, Flushed::Done);
+            self.later(TURN, Event::Flushed { device, outcome });
         }
     }
 
@@ -1197,7 +1199,7 @@ mod tests {
         assert_eq!(out.readers_admitted, 6, "{out:?}");
         assert_eq!((out.late_reads, out.late_writes), (0, 0), "{out:?}");
         assert_eq!(out.device_late_bytes, 0, "{out:?}");
-        assert!(out.copy_mb_per_s > 4.0, "{out:?}");
+        assert!(out.copy_mb_per_s > 2.0, "{out:?}");
         assert!((30..600).contains(&out.flushes), "{out:?}");
     }
 
@@ -1214,6 +1216,67 @@ mod tests {
             assert_eq!(out.flushes, 0, "{out:?}");
             assert_eq!((out.late_reads, out.late_writes), (0, 0), "{out:?}");
         }
+    }
+
+    #[test]
+    fn a_drive_that_was_idle_meanwhile_answers_too() {
+        // Nobody reads for a while: what was written is on the medium long before somebody does.
+        let out = Recording {
+            readers: 4,
+            writers: 0,
+            late_writers: 0,
+            copies_in: 1,
+            copy_in_mib: 64,
+            readers_from: 5,
+            memory: 256,
+            seconds: 10,
+            ..Recording::default()
+        }
+        .run();
+        assert_eq!((out.late_reads, out.missing_bytes), (0, 0), "{out:?}");
+    }
+
+    #[test]
+    fn a_copy_beside_recordings_is_not_held_up_by_what_a_memory_owes() {
+        let out = |memory| {
+            Recording {
+                writers: 5,
+                copies_in: 1,
+                memory,
+                ..Recording::default()
+            }
+            .run()
+        };
+        let (with, without) = (out(256), out(0));
+        assert_eq!(
+            (with.late_writes, with.device_late_bytes),
+            (0, 0),
+            "{with:?}"
+        );
+        assert!(
+            with.copy_in_mb_per_s >= 0.9 * without.copy_in_mb_per_s,
+            "{with:?} {without:?}"
+        );
+    }
+
+    #[test]
+    fn small_writes_gather_for_a_drive_that_orders_them_itself() {
+        let scattered = |no_coalesce| {
+            Recording {
+                writers: 0,
+                scatterers: 8,
+                memory: 256,
+                no_coalesce,
+                ..Recording::default()
+            }
+            .run()
+        };
+        let (with, without) = (scattered(false), scattered(true));
+        assert_eq!((with.plain, with.missing_bytes), (0, 0), "{with:?}");
+        assert!(
+            with.writes * 5 <= without.writes * 4,
+            "{with:?} {without:?}"
+        );
     }
 
     #[test]

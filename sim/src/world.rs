@@ -76,8 +76,6 @@ pub enum What {
     ForeignChange { file: FileIndex },
     /// Somebody's small read or write.
     Storm { disk: DeviceId },
-    /// A drive says that all it took is on its medium.
-    Flushed { device: DeviceId },
 }
 
 /// A file as the driver saw it at some moment. Much may happen before the server hears of it.
@@ -322,10 +320,6 @@ impl World {
                 self.step(Event::ForeignChange { key });
             }
             What::Storm { disk } => self.storm(disk),
-            What::Flushed { device } => {
-                let result = Ok(());
-                self.step(Event::Flushed { device, result });
-            }
             What::Sample { disk } => self.sample(disk),
         }
     }
@@ -750,10 +744,6 @@ impl World {
             Action::Forget { file } => {
                 self.files.forget(*file);
             }
-            Action::Flush { device, .. } => {
-                let at = self.now + Duration::from_ms(1);
-                self.queue.push(at, What::Flushed { device: *device });
-            }
             Action::Wake { at } => {
                 let earliest = self.now + self.latency.timer;
                 self.wake_at = Some((*at).max(earliest));
@@ -771,6 +761,7 @@ impl World {
             | Action::Clean { .. }
             | Action::Reserve { .. }
             | Action::Sync { .. }
+            | Action::Flush { .. }
             | Action::Trim { .. } => {}
         }
     }

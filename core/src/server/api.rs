@@ -301,11 +301,8 @@ pub enum Event {
         file: FileId,
         result: Result<(), Errno>,
     },
-    /// Answer to [`Action::Flush`]. An error: nothing of the kind can be asked of this device.
-    Flushed {
-        device: DeviceId,
-        result: Result<(), Errno>,
-    },
+    /// Answer to [`Action::Flush`].
+    Flushed { device: DeviceId, outcome: Flushed },
     /// Bytes of a file were changed beside the cache, by a client who waits for the reply. All of the range was written, so that
     /// the file is as long at least; one to the end of all files may have changed its length and blocks as well.
     Changed {
@@ -494,6 +491,17 @@ pub enum Outcome {
     Plain,
 }
 
+/// What became of a flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flushed {
+    /// All that was in the drive's memory is on its medium.
+    Done,
+    /// Not now: it may be asked again.
+    Later,
+    /// Nothing of the kind can be asked of this device.
+    Never,
+}
+
 /// What to do.
 #[expect(
     missing_docs,
@@ -552,9 +560,8 @@ pub enum Action {
     },
     /// Put all that was written of the file on stable storage.
     Sync { file: FileId },
-    /// The drive shall bring what it took into a memory of its own to the medium; then [`Event::Flushed`]. Of this file
-    /// nothing is to be written: to sync it asks nothing else of the drive.
-    Flush { device: DeviceId, file: FileId },
+    /// The drive shall bring what it took into a memory of its own to the medium; then [`Event::Flushed`].
+    Flush { device: DeviceId },
     /// Nobody writes to the file any more: give back what was reserved past its end, which is here; then
     /// [`Event::Settled`].
     Trim { file: FileId, size: ByteCount },

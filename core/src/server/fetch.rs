@@ -85,8 +85,7 @@ impl Server {
             if device.starved && device.writers.is_empty() {
                 return;
             }
-            let flushes = device.flushing_since.is_some();
-            if flushes && self.may_wait(device, device.medium_free_at) {
+            if device.is_waited_for(self.now) && self.may_wait(device, device.medium_free_at) {
                 return self.block(id);
             }
             if !self.has_room(device) {
@@ -97,10 +96,10 @@ impl Server {
                 return;
             }
             let choice = self.choose_on(id);
-            if let Some(file) = self.flushes_before(id, choice) {
+            if self.flushes_before(id, choice) {
                 if let Some(device) = self.devices.get_mut(&id) {
                     device.begin_flush(self.now);
-                    actions.list.push(Action::Flush { device: id, file });
+                    actions.list.push(Action::Flush { device: id });
                 }
                 return self.block(id);
             }
@@ -146,41 +145,27 @@ impl Server {
         device.flight_count == 0 || device.batch_bytes < self.limits.chunk_bytes_max
     }
 
-    /// Whether the drive is to bring to the medium what it has before this is read; a file to ask it with.
-    fn flushes_before(&self, id: DeviceId, choice: Choice) -> Option<FileId> {
-        let device = self
-            .devices
-            .get(&id)
-            .filter(|device| device.is_to_flush())?;
-        let stream_file = |id: StreamId| self.streams.get(id.0).map(|stream| stream.file);
-        let next = match choice {
-            Choice::Stream(index) => match self.claimants.get(index)? {
-                Claimant::Reader(stream) => stream_file(*stream),
-                Claimant::Writer(_) => return None,
-            },
-            Choice::BestEffort => match self.best_effort_turn(device)? {
-                Turn::Demand(index) => device.demands.get(index).map(|demand| demand.file),
-                Turn::Background(stream) => stream_file(stream),
-                Turn::Write(_) => return None,
-            },
-            Choice::Nobody => return None,
+    /// Whether the drive is to bring to the medium what it has before this is read.
+    fn flushes_before(&self, id: DeviceId, choice: Choice) -> bool {
+        let Some(device) = self.devices.get(&id) else {
+            return false;
         };
-        // (To sync one that is being written would be to wait for more than the drive.)
-        let is_clean = |id: &FileId| {
-            let file = self.files.get(id);
-            file.is_some_and(|file| file.writing.is_clean() && !file.writing.is_unsettled)
+        let reads = match choice {
+            Choice::Stream(index) => {
+                matches!(self.claimants.get(index), Some(Claimant::Reader(_)))
+            }
+            Choice::BestEffort => !matches!(self.best_effort_turn(device), Some(Turn::Write(_))),
+            Choice::Nobody => false,
         };
-        let others = device.contracts.iter().filter_map(|&id| stream_file(id));
-        let file = next.into_iter().chain(others).find(is_clean)?;
-        self.may_wait(device, device.medium_free_at).then_some(file)
+        reads && device.is_to_flush() && self.may_wait(device, device.medium_free_at)
     }
 
     /// Whether nobody who can still be in time is late when the device is left alone until then.
     fn may_wait(&self, device: &Device, until: Instant) -> bool {
         let one = device.model.read(u64::MAX, self.limits.chunk_bytes_max);
         // (Others may be due as soon.)
-        let (soonest, needed) = (self.now + one, until.max(self.now) + one.times(4));
-        let is_saved_now = |deadline: Instant| deadline >= soonest && deadline < needed;
+        let needed = until.max(self.now) + one.times(4);
+        let is_saved_now = |deadline: Instant| deadline >= self.now && deadline < needed;
         let promised = device
             .demands
             .iter()
@@ -195,10 +180,10 @@ impl Server {
         !promised && !urgent
     }
 
-    pub(super) fn flushed(&mut self, id: DeviceId, is_done: bool) {
+    pub(super) fn flushed(&mut self, id: DeviceId, outcome: Flushed) {
         let now = self.now;
         if let Some(device) = self.devices.get_mut(&id) {
-            device.end_flush(now, is_done);
+            device.end_flush(now, outcome);
             self.touch(id);
         }
     }
@@ -237,7 +222,7 @@ impl Server {
             claimants.rotate_left(writer_count);
             let load = Load {
                 model: &device.model,
-                free_at: device.free_for_reads_at(self.now),
+                free_at: device.turns_at(self.now),
                 head: device.head,
                 claims: &claims,
                 visiting: device

@@ -231,7 +231,7 @@ impl Server {
             Event::WriteAbort { session, request } => self.write_abort(session, request, actions),
             Event::Settled { file, version } => self.settled(file, version, actions),
             Event::Synced { file, result } => self.synced(file, result, actions),
-            Event::Flushed { device, result } => self.flushed(device, result.is_ok()),
+            Event::Flushed { device, outcome } => self.flushed(device, outcome),
             Event::Changed {
                 session,
                 request,

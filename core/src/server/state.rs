@@ -503,10 +503,13 @@ pub(super) struct Device {
 /// So long after a write requests are learned from together, and so many of them.
 const MIXED_FOR: Duration = Duration::from_s(2);
 const MIXED_SPAN: Duration = Duration::from_s(2);
-/// What a drive's memory may hold, at its own pace.
+/// What of such a lot's time is carried over to the next at most.
 const MIXED_OWED: Duration = Duration::from_s(4);
-/// What one is believed to have in it at most.
-const OWED_MAX: Duration = Duration::from_s(2);
+/// What the medium is believed to have before it at most, and what of that counts for who goes next.
+const OWED_MAX: Duration = Duration::from_s(10);
+const OWED_COUNTED: Duration = Duration::from_s(2);
+/// Longer than that nobody waits for a flush.
+const FLUSH_WAIT: Duration = Duration::from_s(2);
 /// Less than that is not worth a flush. Units: bytes.
 const FLUSH_BYTES: u64 = 4 << 20;
 
@@ -647,7 +650,7 @@ impl Device {
     }
 
     /// It takes writes into a memory of its own and brings them to the medium later, beside what is read then.
-    fn defers_writes(&self) -> bool {
+    pub(super) fn defers_writes(&self) -> bool {
         self.positions() && self.model.has_memory()
     }
 
@@ -682,24 +685,35 @@ impl Device {
         }
     }
 
+    /// A flush is under way, and not for so long that it had better be forgotten.
+    pub(super) fn is_waited_for(&self, now: Instant) -> bool {
+        self.flushing_since
+            .is_some_and(|since| now.since(since) < FLUSH_WAIT)
+    }
+
     pub(super) fn begin_flush(&mut self, now: Instant) {
         self.unflushed = 0;
         self.flush_count += 1;
         self.flushing_since = Some(now);
-        self.flushes_alone = true;
+        self.flushes_alone = self.flight_count == 0;
     }
 
-    pub(super) fn end_flush(&mut self, now: Instant, is_done: bool) {
+    pub(super) fn end_flush(&mut self, now: Instant, outcome: Flushed) {
         let taken = self
             .flushing_since
             .take()
             .map_or(Duration::ZERO, |since| now.since(since));
-        if !is_done {
-            self.can_flush = false;
-            return;
+        match outcome {
+            Flushed::Done => {}
+            Flushed::Later => return,
+            Flushed::Never => {
+                self.can_flush = false;
+                return;
+            }
         }
-        self.medium_free_at = now;
+        // (What was sent meanwhile it may still have.)
         if self.flushes_alone {
+            self.medium_free_at = now;
             self.busy += taken;
             if now < self.mixed_until + MIXED_SPAN {
                 self.mixed_taken += taken;
@@ -719,13 +733,15 @@ impl Device {
             .any(|&deadline| deadline >= done && deadline < overtaken)
     }
 
-    /// When it can turn to something else, with all written that it has taken.
-    pub(super) fn free_for_reads_at(&self, now: Instant) -> Instant {
+    /// When it can turn to something else: where somebody reads, with all on the medium that it has taken.
+    pub(super) fn turns_at(&self, now: Instant) -> Instant {
         let free_at = self.free_at(now);
-        if !self.can_flush {
-            return free_at;
+        let is_read =
+            !self.contracts.is_empty() || !self.demands.is_empty() || !self.background.is_empty();
+        match self.can_flush && is_read {
+            true => free_at.max(self.medium_free_at.min(now + OWED_COUNTED)),
+            false => free_at,
         }
-        free_at.max(self.medium_free_at)
     }
 
     /// When everything sent to it will be done, at least now.

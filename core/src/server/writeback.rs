@@ -280,7 +280,7 @@ impl Server {
         let has_claim = self.has_claim(file);
         // What lies here and there is better written when more of it has come together.
         // (A drive with a memory orders what it has. To one without the way costs so much that it never has nothing to do.)
-        let is_scattered = device.model.has_memory()
+        let is_scattered = device.defers_writes()
             && range.length.0 < SCATTERED_BYTES
             && self.is_still_written(file);
         let much = file.writing.dirty.bytes() >= WRITE_VISIT && !is_scattered;
@@ -393,10 +393,12 @@ impl Server {
 
     /// What its writers may still add before they have to wait. Units: bytes.
     fn growth_of(&self, file: &File) -> u64 {
-        let Some((lane, state)) = self.lane_of(file) else {
+        let Some((_, state)) = self.lane_of(file) else {
             return 0;
         };
-        let free = self.free_for(lane);
+        // (What others have memory of and do not use they give back when it is wanted.)
+        let used: u64 = self.lanes.values().map(LaneState::used_bytes).sum();
+        let free = self.limits.write_buffer_bytes.saturating_sub(used);
         let own = state.used_bytes();
         // As `may_grow` has it: own + growth = 2 · (free − growth).
         (2 * free).saturating_sub(own) / 3

@@ -409,7 +409,7 @@ impl Server {
     }
 
     /// What of the write buffer a lane may still take: what no other has memory of, less what is in use of its own. Units: bytes.
-    pub(super) fn free_for(&self, lane: LaneId) -> u64 {
+    fn free_for(&self, lane: LaneId) -> u64 {
         let taken: u64 = self
             .lanes
             .iter()

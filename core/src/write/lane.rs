@@ -74,7 +74,7 @@ pub struct Lane {
     words: Vec<u64>,
     page_count: u32,
     free: u32,
-    /// Pages up to here have memory: they were in use since the lane was last empty.
+    /// Pages up to here have memory, or may have: one of them or one behind it was in use since the lane last shrank.
     touched: u32,
 }
 
@@ -105,7 +105,7 @@ impl Lane {
         self.free
     }
 
-    /// Pages that have memory. A page keeps it when it is given back, until all of them are, or until [`Lane::shrink`].
+    /// Pages that have memory. A page keeps it when it is given back, until [`Lane::shrink`].
     pub fn touched_count(&self) -> u32 {
         self.touched
     }
@@ -154,9 +154,6 @@ impl Lane {
         for run in runs.as_slice() {
             self.mark(*run, false);
             self.free += run.count;
-        }
-        if self.free == self.page_count {
-            self.touched = 0;
         }
     }
 

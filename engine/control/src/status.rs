@@ -204,7 +204,7 @@ pub struct DeviceStatus {
     pub batch_count: u64,
     /// How often it was told to write out what it had in a memory of its own.
     pub flush_count: u64,
-    /// Time with a request in service.
+    /// Time with a request in service, or with a flush.
     pub busy_s: f64,
     /// What its requests take lately, in thousandths of what its model says.
     pub slowness_permille: u32,

@@ -518,7 +518,7 @@ impl Daemon {
                 },
             ),
             Action::Sync { file } => self.sync_file(*file),
-            Action::Flush { device, file } => self.flush(*device, *file),
+            Action::Flush { device } => self.flush(*device),
             Action::Trim { file, size } => self.chore(*file, Chore::Trim { size: size.0 }),
         }
     }

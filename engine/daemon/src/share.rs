@@ -9,11 +9,12 @@ use crate::error::ServeError;
 use rushes_core::server::FileKey;
 use rushes_core::units::DeviceId;
 use rushes_sys::file::{self, MountId};
-use rushes_sys::space::Reserves;
+use rushes_sys::space::{self, Reserves};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, open, openat2, statat};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// File systems that answer O_DIRECT with the page cache, or not at all: their bytes are in memory.
@@ -35,6 +36,8 @@ pub(crate) struct Share {
     pub(crate) direct_io: bool,
     /// As found by trying when it was opened.
     pub(crate) reserves: Reserves,
+    /// A file without a name and without bytes: to sync it is to have the drive bring what it has in its memory to the medium.
+    pub(crate) flush_with: Option<Arc<OwnedFd>>,
     /// Set when the file system turns out not to let its files be watched.
     pub(crate) unwatchable: AtomicBool,
 }
@@ -93,10 +96,15 @@ impl Share {
             file_system,
             direct_io,
             reserves: Reserves::Never("it has no direct I/O"),
+            flush_with: None,
             unwatchable: AtomicBool::new(false),
         };
         if direct_io {
-            share.reserves = Reserves::of(share.readable_root().map_err(fail)?);
+            let root = share.readable_root().map_err(fail)?;
+            share.reserves = Reserves::of(&root);
+            if share.reserves == Reserves::Extents {
+                share.flush_with = space::unnamed(&root).ok().map(Arc::new);
+            }
         }
         Ok(share)
     }

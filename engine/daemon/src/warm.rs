@@ -4,7 +4,8 @@
 //! Opening a file that no cache knows costs a disk several small reads, each with positioning there and
 //! back. Twelve streams that start within three seconds lose a third of the disk to that. What the
 //! kernel has once looked up it keeps while memory lasts, so we look everything up in idle time: one thread
-//! a share, at the lowest priority, that stands still while anything is read through the daemon.
+//! a share, at the lowest priority, that stands still while anything is read through the daemon. Where recordings are written
+//! it also has the file system look for free blocks near the first folders, for a moment, in a file without a name.
 
 use crate::share::Share;
 use rushes_sys::space::{self, Reserves};
@@ -92,14 +93,17 @@ fn walk(share: &Share, idleness: &Idleness, finds_blocks: bool) -> Seen {
     let Ok(root) = share.readable_root() else {
         return seen;
     };
+    let mut finds_blocks = finds_blocks && share.reserves == Reserves::Extents;
     let mut folders = VecDeque::from([root]);
     while let Some(folder) = folders.pop_front() {
-        if finds_blocks
-            && share.reserves == Reserves::Extents
-            && seen.folder_count < FOLDER_COUNT_MAX
-        {
+        if finds_blocks && seen.folder_count < FOLDER_COUNT_MAX {
             stand_still(idleness);
-            seen.folder_count += u32::from(space::look_for_blocks(&folder).is_ok());
+            if idleness.stop.load(Ordering::Relaxed) {
+                return seen;
+            }
+            // (A full disk, or one that cannot be written: the next folder would say the same.)
+            finds_blocks = space::look_for_blocks(&folder).is_ok();
+            seen.folder_count += u32::from(finds_blocks);
         }
         let Ok(entries) = Dir::read_from(&folder) else {
             continue;

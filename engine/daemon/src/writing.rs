@@ -363,29 +363,38 @@ impl Daemon {
         }
     }
 
-    pub(super) fn flush(&mut self, device: DeviceId, file: FileId) {
-        let job = self.files.get(file).map(|file| Job::Flush {
-            device,
-            fd: file.fd.clone(),
-        });
-        let is_sent = job.is_some_and(|job| self.workers.push(Urgency::Now, job).is_ok());
-        if !is_sent {
-            // Not done, and no reason to think that it could not be.
-            let result = Ok(());
-            self.pending.push_back(Event::Flushed { device, result });
-        }
+    /// By syncing a file that never has anything to be written: that asks nothing else of the drive.
+    pub(super) fn flush(&mut self, device: DeviceId) {
+        let share = self
+            .shares
+            .iter()
+            .find(|served| served.device == device && served.share.flush_with.is_some());
+        let fd = share.and_then(|served| served.share.flush_with.clone());
+        let outcome = match fd {
+            None => Flushed::Never,
+            Some(fd) => match self.workers.push(Urgency::Now, Job::Flush { device, fd }) {
+                Ok(()) => return,
+                Err(_) => Flushed::Later,
+            },
+        };
+        self.pending.push_back(Event::Flushed { device, outcome });
     }
 
     pub(super) fn flushed(&mut self, device: DeviceId, result: std::io::Result<()>) {
-        if let Err(error) = &result {
-            let name = self
-                .devices
-                .get(device)
-                .map_or("a device", |known| &known.name);
-            tracing::warn!("{name} cannot be told to write out what it has in its memory: {error}");
-        }
-        let result = result.map_err(|error| errno_of(&error));
-        self.feed(Event::Flushed { device, result });
+        let outcome = match result {
+            Ok(()) => Flushed::Done,
+            Err(error) => {
+                let name = self
+                    .devices
+                    .get(device)
+                    .map_or("a device", |known| &known.name);
+                tracing::warn!(
+                    "{name} cannot be told to write out what it has in its memory: {error}"
+                );
+                Flushed::Never
+            }
+        };
+        self.feed(Event::Flushed { device, outcome });
     }
 
     pub(super) fn synced(&mut self, id: FileId, generation: u64, result: std::io::Result<()>) {

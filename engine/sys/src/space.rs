@@ -152,7 +152,6 @@ fn try_reserving(file: &OwnedFd) -> Reserves {
     }
 }
 
-/// A file that has no name; where the file system makes none, one that loses its name at once.
 /// Have the file system find out where blocks are free near `folder`, which it does when some are wanted, a page here and a
 /// page there: in a file without a name, that is gone at once. Waits for the file system.
 ///
@@ -163,7 +162,8 @@ pub fn look_for_blocks(folder: impl AsFd) -> io::Result<()> {
     Ok(fallocate(&file, FallocateFlags::KEEP_SIZE, 0, TRIAL_BYTES)?)
 }
 
-fn unnamed(folder: impl AsFd) -> io::Result<OwnedFd> {
+/// A file that has no name; where the file system makes none, one that loses its name at once.
+pub fn unnamed(folder: impl AsFd) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let private = Mode::RUSR | Mode::WUSR;
     match openat(&folder, ".", flags | OFlags::TMPFILE, private) {
