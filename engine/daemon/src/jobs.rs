@@ -15,10 +15,11 @@ use rushes_sys::extents;
 use rushes_sys::file::{self, FileStatus, PrivateFile, Unserved};
 use rushes_sys::space::{self, WriteFile};
 use rushes_sys::watch::handle_of;
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A file that is written must be known whole, or what is mapped would be reserved again and again.
 const WRITTEN_EXTENT_COUNT_MAX: usize = 1 << 20;
@@ -294,10 +295,22 @@ fn reopen(share: &Share, fd: &OwnedFd, pid: i32) -> Result<PrivateFile, Unserved
     }
 }
 
+/// Large reservations of one file system are made one by one: those made at once take turns at the same free space, and get a
+/// piece here and a piece there.
+fn turn_of(st_dev: u64) -> Arc<Mutex<()>> {
+    static TURNS: Mutex<BTreeMap<u64, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
+    let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+    turns.entry(st_dev).or_default().clone()
+}
+
 fn do_chore(fd: &OwnedFd, writer: Writer, chore: Chore) -> io::Result<Vec<Extent>> {
     match chore {
         Chore::Reserve { needed, wished_end } => {
             let who = (writer.uid, writer.gid);
+            let turn = turn_of(file::status(fd)?.key.device);
+            // (What a write needs and no more is had at once: small files wait for nobody's gigabyte.)
+            let _turn = (wished_end > needed.end())
+                .then(|| turn.lock().unwrap_or_else(PoisonError::into_inner));
             match space::reserve(fd, needed, wished_end, who, WRITTEN_EXTENT_COUNT_MAX) {
                 // No extents: the core then leaves the file to its clients.
                 Err(error)
