@@ -40,14 +40,10 @@ pub fn runtime_folder(room: &Room, name: &str) -> PathBuf {
     room.path().join(format!("{name}-run"))
 }
 
-/// What writes out what the daemon called `name` left, should it die: the lab's daemon is not on anybody's path.
-pub fn recover_command(room: &Room, name: &str) -> Result<String> {
-    let (binary, config) = (find_rushes()?, config_file(room, name));
-    Ok(format!(
-        "{} recover --config {}",
-        binary.display(),
-        config.display()
-    ))
+/// What writes out what the daemon called `name` left, should it die.
+pub fn recover_command(room: &Room, name: &str) -> String {
+    let config = config_file(room, name);
+    format!("rushes recover --config {}", config.display())
 }
 
 fn config_file(room: &Room, name: &str) -> PathBuf {

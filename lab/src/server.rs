@@ -287,7 +287,7 @@ fn smb_spec(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<smbd:
         share.push(option("rushes:socket", &socket.display().to_string()));
         share.push(option(
             "rushes:recover",
-            &daemon::recover_command(room, name)?,
+            &daemon::recover_command(room, name),
         ));
     }
     if spec.kind == Kind::StockTuned {

@@ -6,8 +6,10 @@
 //! namespace of its own (Samba refuses modules by absolute path).
 
 use crate::cgroup::Cgroup;
+use crate::daemon::find_rushes;
 use crate::room::{Room, go_on};
 use anyhow::{Context, Result, bail, ensure};
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
@@ -262,6 +264,10 @@ fn spawn(
     command.arg("-c").arg(script).arg("sh").arg(binary);
     command.args(["--foreground", "--no-process-group", "-s"]);
     command.arg(conf).arg("-l").arg(folder.join("log"));
+    if spec.module.is_some() {
+        // For what the module starts: `rushes recover`.
+        command.env("PATH", path_with_rushes()?);
+    }
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -269,6 +275,16 @@ fn spawn(
         .process_group(0)
         .spawn()
         .context("smbd cannot be started (unshare of util-linux is needed, too)")
+}
+
+/// The folder of the `rushes` that is measured, then all others.
+fn path_with_rushes() -> Result<OsString> {
+    let binary = find_rushes()?;
+    let own = binary.parent().map(Path::to_owned);
+    let all = std::env::var_os("PATH").unwrap_or_default();
+    Ok(std::env::join_paths(
+        own.into_iter().chain(std::env::split_paths(&all)),
+    )?)
 }
 
 /// A folder with all installed modules and ours among them; returns it and what it is to be mounted over.

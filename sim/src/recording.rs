@@ -98,6 +98,9 @@ pub struct Recording {
     /// It cannot be told to bring that to the medium.
     #[arg(long)]
     pub no_flush: bool,
+    /// It is told, and never says that it has.
+    #[arg(long)]
+    pub flush_hangs: bool,
 }
 
 impl Default for Recording {
@@ -120,6 +123,7 @@ impl Default for Recording {
             readers_from: 0,
             memory: 0,
             no_flush: false,
+            flush_hangs: false,
         }
     }
 }
@@ -319,6 +323,7 @@ struct World {
     serving: Option<Job>,
     memory: Memory,
     no_flush: bool,
+    flush_hangs: bool,
     head: u64,
     truth_percent: u64,
     wake: Instant,
@@ -405,6 +410,7 @@ impl Recording {
                 ..Memory::default()
             },
             no_flush: self.no_flush,
+            flush_hangs: self.flush_hangs,
             head: 0,
             truth_percent: self.truth_percent,
             wake: Instant::NEVER,
@@ -978,7 +984,7 @@ impl World {
         let Some(asked) = self.memory.asked else {
             return;
         };
-        if !self.memory.has_of(asked) && !self.memory.destages {
+        if !self.flush_hangs && !self.memory.has_of(asked) && !self.memory.destages {
             self.memory.asked = None;
             let (device, outcome) = (DISK, Flushed::Done);
             self.later(TURN, Event::Flushed { device, outcome });
@@ -1216,6 +1222,22 @@ mod tests {
             assert_eq!(out.flushes, 0, "{out:?}");
             assert_eq!((out.late_reads, out.late_writes), (0, 0), "{out:?}");
         }
+    }
+
+    #[test]
+    fn a_flush_that_never_ends_stops_nobody() {
+        let out = Recording {
+            readers: 4,
+            writers: 3,
+            copies: 1,
+            memory: 256,
+            flush_hangs: true,
+            ..Recording::default()
+        }
+        .run();
+        assert_eq!(out.flushes, 1, "{out:?}");
+        assert_eq!((out.late_reads, out.late_writes), (0, 0), "{out:?}");
+        assert_eq!(out.missing_bytes, 0, "{out:?}");
     }
 
     #[test]
