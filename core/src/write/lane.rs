@@ -311,6 +311,9 @@ mod tests {
         lane.give(&second);
         assert_eq!(lane.shrink(), None);
         lane.give(&split);
+        // Empty, and with all its memory until it is told.
+        assert_eq!(lane.touched_count(), 64);
+        assert_eq!(lane.shrink(), Some(run(0, 64)));
         let third = lane.take(5, 64).expect("pages");
         assert_eq!(lane.touched_count(), 5);
         lane.give(&third);
