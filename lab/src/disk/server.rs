@@ -34,8 +34,12 @@ const PAGE_BYTES: u64 = 4096;
 /// Longest run that goes from the write cache to the medium before anybody else gets a turn. Units: bytes.
 pub(super) const DESTAGE_BYTES: u64 = 4 << 20;
 
-/// After so long without a request the disk begins to empty its write cache.
+/// After so long without a request the disk begins to empty its write cache. (What goes into it is none: a head that has
+/// nothing else to do need not wait until there is more.)
 const IDLE: Duration = Duration::from_ms(100);
+
+/// How often a backing file on a real disk is written out.
+const KEEP_FREE: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Longest sleep that no command ends.
 const LONG: Duration = Duration::from_ms(200);
@@ -69,7 +73,11 @@ struct State {
     flushes: Vec<(u64, SyncedReply)>,
     /// A run of the cache is being written to the medium.
     destaging: bool,
-    /// When a request came last.
+    /// Since when there has been something in the cache.
+    filled_since: Option<Instant>,
+    /// Since when somebody has waited for it to become emptier.
+    pressed_since: Option<Instant>,
+    /// When somebody last wanted to read, or to write past the cache.
     wanted_at: Instant,
     powerless: bool,
     faults: Vec<Fault>,
@@ -144,6 +152,8 @@ pub(super) fn mount(
             stalled: VecDeque::new(),
             flushes: Vec::new(),
             destaging: false,
+            filled_since: None,
+            pressed_since: None,
             wanted_at: Instant::ZERO,
             powerless: false,
             faults: Vec::new(),
@@ -162,7 +172,19 @@ pub(super) fn mount(
     std::thread::Builder::new()
         .name("disk".into())
         .spawn(move || disk.work())?;
+    if !lies_in_memory(&server.backing)? {
+        let keeper = server.clone();
+        std::thread::Builder::new()
+            .name("backing".into())
+            .spawn(move || keeper.keep_memory_free())?;
+    }
     super::fuse::mount(server, folder)
+}
+
+fn lies_in_memory(backing: &File) -> io::Result<bool> {
+    /// From `linux/magic.h`.
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    Ok(rustix::fs::fstatfs(backing)?.f_type == TMPFS_MAGIC)
 }
 
 fn now() -> Instant {
@@ -271,6 +293,14 @@ impl State {
         self.cache.is_pressing() || !self.stalled.is_empty() || !self.flushes.is_empty()
     }
 
+    /// Notes since when the head has had a reason to go to the cache: to be called whenever that may have changed. It begins
+    /// then, and not when the disk's thread has woken up, or that delay would be added to every run.
+    fn note_reasons(&mut self, now: Instant) {
+        let since = |is_so: bool, since: Option<Instant>| is_so.then(|| since.unwrap_or(now));
+        self.filled_since = since(!self.cache.is_empty(), self.filled_since);
+        self.pressed_since = since(self.must_destage(), self.pressed_since);
+    }
+
     /// Flushes whose bytes are all on the medium.
     fn take_synced(&mut self) -> Vec<SyncedReply> {
         if self.destaging {
@@ -305,12 +335,26 @@ impl State {
         self.statistics.cached_count += 1;
         self.statistics.cached_bytes += bytes.len() as u64;
         self.cache.put(offset, Bytes::from(bytes));
+        self.note_reasons(now());
     }
 }
 
 impl Server {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A backing file on a real disk, which may be larger than the machine's memory, is written out as it comes, and what was
+    /// is not kept in memory: else the kernel would make room for seconds in the middle of a measurement.
+    fn keep_memory_free(&self) {
+        loop {
+            std::thread::sleep(KEEP_FREE);
+            // What cannot be written out stays in memory; who reads or writes it next is told.
+            if rustix::fs::fdatasync(&self.backing).is_ok() {
+                let advice = rustix::fs::Advice::DontNeed;
+                let _ = rustix::fs::fadvise(&self.backing, 0, None, advice);
+            }
+        }
     }
 
     /// The disk itself: for ever one request after the other.
@@ -337,6 +381,7 @@ impl Server {
         let mut state = self.lock();
         let taken = state.take_stalled();
         let synced = state.take_synced();
+        state.note_reasons(now());
         drop(state);
         for (reply, length) in taken {
             reply.written(length);
@@ -400,11 +445,16 @@ impl Server {
 
     /// The head writes a run of the cache.
     fn destage(&self, state: &mut State, offset: u64, length: u64, time: Instant) -> Work {
+        let idle_at = state.wanted_at + IDLE;
+        let since = state.pressed_since.unwrap_or_else(|| {
+            let filled = state.filled_since.unwrap_or(time);
+            filled.max(idle_at)
+        });
         let request = Request {
             direction: Direction::Write,
             offset,
             length: ByteCount(length),
-            arrived: time,
+            arrived: since.min(time),
         };
         let slow = state.slow_factor();
         let service = state.mechanics.serve(&request, slow);
@@ -413,6 +463,7 @@ impl Server {
         for (at, bytes) in state.cache.take(offset, length) {
             self.store_or_complain(at, bytes.as_slice());
         }
+        state.note_reasons(time);
         Work::Destage(service.done)
     }
 
@@ -565,7 +616,6 @@ impl Server {
         // Not under the lock: a megabyte takes its time.
         let copy: Arc<[u8]> = Arc::from(if cached { bytes } else { &[] });
         let mut state = self.lock();
-        state.wanted_at = now();
         if state.powerless {
             drop(state);
             reply.error(&on_purpose());
@@ -581,12 +631,9 @@ impl Server {
         if state.stalled.is_empty() && state.cache.fits(length) {
             state.keep(offset, copy);
             state.stamps.note(seen, now());
-            let wake = state.must_destage();
             drop(state);
             reply.written(length as u32);
-            if wake {
-                self.changed.notify_one();
-            }
+            self.changed.notify_one();
             return None;
         }
         state.stalled.push_back(Stalled {
@@ -595,6 +642,7 @@ impl Server {
             seen: std::mem::take(seen),
             reply,
         });
+        state.note_reasons(now());
         drop(state);
         self.changed.notify_one();
         None
@@ -756,6 +804,7 @@ impl OneFile for Server {
         }
         let epoch = state.cache.close_epoch();
         state.flushes.push((epoch, reply));
+        state.note_reasons(now());
         drop(state);
         self.changed.notify_one();
     }
