@@ -63,6 +63,8 @@ pub struct BestEffortClaim {
     pub waited: Duration,
     /// True when that request follows on its last one without positioning.
     pub continues: bool,
+    /// Nobody minds when it waits: it is only asked because the device might have nothing else to do.
+    pub can_rest: bool,
 }
 
 /// Who goes next.
@@ -101,6 +103,23 @@ const HALVINGS_MAX: u32 = 5;
 
 /// Share of a stream's buffers that stays filled before best effort is served, in hundredths.
 const RESERVE_PERCENT: u64 = 40;
+
+/// Writers need most of a device from so much of its time on, in thousandths.
+const CROWD_PERMILLE: u64 = 600;
+
+/// Nobody wants the device but writers, and these need most of it. Then each way counts, and what a writer has may well grow until
+/// it is due: he is visited late, and until he has nothing left. (What a drive with a memory really writes in a second is not
+/// known so well that the time of a round would say how long a visit must be.)
+fn is_crowd_of_writers(load: &Load<'_>) -> bool {
+    let needed: u64 = load
+        .claims
+        .iter()
+        .map(|claim| load.model.transfer_of(true, claim.rate.0).0)
+        .fold(0, u64::saturating_add);
+    load.best_effort.is_none_or(|asked| asked.can_rest)
+        && load.claims.iter().all(|claim| claim.writes)
+        && needed >= NS_PER_S / 1000 * CROWD_PERMILLE
+}
 
 /// Size of a visit at which `claims` could go round for ever, for a stream of `rate`: what it
 /// consumes in the time that one round of all of them takes, with a fifth to spare.
@@ -144,6 +163,11 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
     if !load.claims.iter().any(|claim| claim.writes) {
         return choose_among(load, order);
     }
+    let is_crowd = is_crowd_of_writers(load);
+    let load = &Load {
+        best_effort: load.best_effort.filter(|_| !is_crowd),
+        ..*load
+    };
     if slack_of_all(load, order) >= 0 {
         return choose_among(load, order);
     }
@@ -306,11 +330,15 @@ fn choose_among(load: &Load<'_>, order: &mut Order) -> Choice {
         });
     }
 
+    let is_crowd = is_crowd_of_writers(load);
     // What is given beyond that comes out of slack, and half a round of it is what all of them live on.
     let well_off = slack_of_all >= (round.0 / 4).min(4 * chunk_time.0) as i64;
     // With best effort waiting, rarer and larger visits leave it more. Only wished for: what everybody is
     // counted on to need stays the same, so that the dry run of admission holds whoever waits.
     let wished_bytes = |claim: &Claim| -> u64 {
+        if is_crowd {
+            return claim.cap.min(claim.left);
+        }
         if !well_off {
             return visits.part_bytes(claim, halvings);
         }
@@ -350,6 +378,20 @@ fn choose_among(load: &Load<'_>, order: &mut Order) -> Choice {
         && best_effort_may_go(load, best_effort, slack_of_all, round)
     {
         return Choice::BestEffort;
+    }
+
+    if is_crowd {
+        // Who is due first, with all he has.
+        let first = order
+            .by_deadline
+            .iter()
+            .map(|&index| index as usize)
+            .find(|&index| {
+                let claim = &claims[index];
+                let ripe = visits.efficient_bytes(load, claim).min(claim.cap / 2);
+                claim.room >= ripe.min(claim.left) || urgent(load, claim, slack_of_all, chunk_time)
+            });
+        return first.map_or(Choice::Nobody, Choice::Stream);
     }
 
     // Nearest by position among those whose whole visit leaves the earlier deadlines feasible, and who are
@@ -528,6 +570,7 @@ mod tests {
             cost: Duration::from_ms(30),
             waited,
             continues: false,
+            can_rest: false,
         };
         assert_eq!(
             chosen(&claims, Some(asked(Duration::from_ms(1200)))),

@@ -486,6 +486,7 @@ impl Server {
                         Duration::ZERO
                     },
                     continues: distance == 0,
+                    can_rest: !write.is_wanted,
                 });
             }
             Turn::Demand(index) => {
@@ -511,6 +512,7 @@ impl Server {
             cost: cost + owed,
             waited,
             continues: distance == 0,
+            can_rest: false,
         })
     }
 

@@ -202,9 +202,8 @@ impl Server {
 
     /// The write buffer is more than half in use: there is no use in waiting.
     fn is_pressed(&self) -> bool {
-        let used: u64 = self.lanes.values().map(LaneState::used_bytes).sum();
         let waits = self.lanes.values().any(|lane| !lane.waiting.is_empty());
-        waits || used > self.limits.write_buffer_bytes / 2
+        waits || self.free_bytes() < self.limits.write_buffer_bytes / 2
     }
 
     /// When the oldest byte that the device lacks was acknowledged. Bytes that only announce a length wait for what
@@ -397,8 +396,7 @@ impl Server {
             return 0;
         };
         // (What others have memory of and do not use they give back when it is wanted.)
-        let used: u64 = self.lanes.values().map(LaneState::used_bytes).sum();
-        let free = self.limits.write_buffer_bytes.saturating_sub(used);
+        let free = self.free_bytes();
         let own = state.used_bytes();
         // As `may_grow` has it: own + growth = 2 · (free − growth).
         (2 * free).saturating_sub(own) / 3

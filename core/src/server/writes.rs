@@ -19,6 +19,8 @@ const RESERVE_LARGE: u64 = 1 << 30;
 /// So long ahead of a writer, and at least so much.
 const RESERVE_AHEAD: Duration = Duration::from_s(3);
 const RESERVE_AHEAD_MIN: u64 = 16 << 20;
+/// What lanes give back at once when another one needs memory. Units: pages.
+const SHRINK_PAGES: u32 = 2048;
 /// A single byte so far past the end announces how long a file will be.
 const ANNOUNCED_STEP: core::ops::RangeInclusive<u64> = 64 << 10..=16 << 20;
 
@@ -302,7 +304,8 @@ impl Server {
         if may {
             granted = self.take_pages(lane, page_count as u32, has_claim);
         }
-        if may && granted.is_none() && self.shrink_lanes(actions) {
+        let pages = (lane, page_count as u32);
+        if may && granted.is_none() && self.shrink_others(pages, has_claim, actions) {
             granted = self.take_pages(lane, page_count as u32, has_claim);
         }
         let Some(state) = self.lanes.get_mut(&lane) else {
@@ -370,7 +373,7 @@ impl Server {
     /// room for who comes next, and who writes faster than his device is slowed by his own backlog alone.
     fn may_grow(&self, lane: LaneId, bytes: u64, has_claim: bool) -> bool {
         let own = self.lanes.get(&lane).map_or(0, LaneState::used_bytes);
-        let free = self.free_for(lane);
+        let free = self.free_bytes();
         // One write at a time always: it may be longer than what the rule gives. And who has a rate of his own takes what
         // there is: his backlog is the device's doing, and held back he would be taken for a copy.
         bytes <= free && (has_claim || own == 0 || own + bytes <= 2 * (free - bytes))
@@ -396,29 +399,41 @@ impl Server {
             .take(count, end.max(state.pages.touched_count()))
     }
 
-    /// Lanes give back memory that they do not need any more. False: there is hardly any.
-    fn shrink_lanes(&mut self, actions: &mut Actions) -> bool {
-        let mut count = 0;
-        for (&lane, state) in &mut self.lanes {
-            if let Some(run) = state.pages.shrink() {
-                count += run.count;
-                actions.list.push(Action::GiveMemoryBack { lane, run });
-            }
+    /// Other lanes give back memory that they do not use, so much that this one can have pages: who has most of it first, and no more
+    /// than is wanted, since they will want it again. False: there is no use in it.
+    fn shrink_others(
+        &mut self,
+        (lane, count): (LaneId, u32),
+        has_claim: bool,
+        actions: &mut Actions,
+    ) -> bool {
+        if !self.may_grow(lane, u64::from(count) * PAGE_BYTES, has_claim) {
+            return false;
         }
-        count > 0
+        let mut wanted = count.max(SHRINK_PAGES);
+        while wanted > 0 {
+            let most = self
+                .lanes
+                .iter_mut()
+                .filter(|(id, _)| **id != lane)
+                .max_by_key(|(_, state)| state.pages.spare_count());
+            let Some((&id, state)) = most else {
+                break;
+            };
+            let Some(run) = state.pages.shrink(wanted) else {
+                break;
+            };
+            wanted -= run.count;
+            let lane = id;
+            actions.list.push(Action::GiveMemoryBack { lane, run });
+        }
+        wanted < count.max(SHRINK_PAGES)
     }
 
-    /// What of the write buffer a lane may still take: what no other has memory of, less what is in use of its own. Units: bytes.
-    fn free_for(&self, lane: LaneId) -> u64 {
-        let taken: u64 = self
-            .lanes
-            .iter()
-            .map(|(id, state)| match *id == lane {
-                true => state.used_bytes(),
-                false => state.touched_bytes(),
-            })
-            .sum();
-        self.limits.write_buffer_bytes.saturating_sub(taken)
+    /// What of the write buffer nobody uses. Units: bytes.
+    pub(super) fn free_bytes(&self) -> u64 {
+        let used: u64 = self.lanes.values().map(LaneState::used_bytes).sum();
+        self.limits.write_buffer_bytes.saturating_sub(used)
     }
 
     /// Answer a write and forget it.

@@ -157,15 +157,21 @@ impl Lane {
         }
     }
 
-    /// The pages behind the last in use need no memory: which, and they are counted as having none.
-    pub fn shrink(&mut self) -> Option<PageRun> {
+    /// How many pages that have memory lie behind the last one in use.
+    pub fn spare_count(&self) -> u32 {
         let mut end = self.touched;
         while end > 0 && !self.is_used(end - 1) {
             end -= 1;
         }
-        let count = self.touched - end;
-        self.touched = end;
-        (count > 0).then_some(PageRun { first: end, count })
+        self.touched - end
+    }
+
+    /// Pages behind the last in use need no memory: the last of them, `most` at most. They are counted as having none.
+    pub fn shrink(&mut self, most: u32) -> Option<PageRun> {
+        let count = self.spare_count().min(most);
+        self.touched -= count;
+        let first = self.touched;
+        (count > 0).then_some(PageRun { first, count })
     }
 
     fn is_used(&self, page: u32) -> bool {
@@ -309,19 +315,19 @@ mod tests {
         let split = lane.take(34, 64).expect("pages");
         assert_eq!(split.as_slice(), [run(0, 30), run(60, 4)]);
         lane.give(&second);
-        assert_eq!(lane.shrink(), None);
+        assert_eq!(lane.shrink(u32::MAX), None);
         lane.give(&split);
         // Empty, and with all its memory until it is told.
         assert_eq!(lane.touched_count(), 64);
-        assert_eq!(lane.shrink(), Some(run(0, 64)));
+        assert_eq!(lane.shrink(u32::MAX), Some(run(0, 64)));
         let third = lane.take(5, 64).expect("pages");
         assert_eq!(lane.touched_count(), 5);
         lane.give(&third);
         let low = lane.take(40, 64).expect("pages");
         let high = lane.take(20, 64).expect("pages");
         lane.give(&high);
-        assert_eq!(lane.shrink(), Some(run(40, 20)));
-        assert_eq!((lane.touched_count(), lane.shrink()), (40, None));
+        assert_eq!(lane.shrink(u32::MAX), Some(run(40, 20)));
+        assert_eq!((lane.touched_count(), lane.shrink(u32::MAX)), (40, None));
         lane.give(&low);
     }
 
