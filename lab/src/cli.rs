@@ -227,6 +227,10 @@ pub struct GroundArgs {
     /// File system of the modelled disk
     #[arg(long, value_enum, default_value_t = FileSystem::Ext4)]
     pub fs: FileSystem,
+    /// ext4 is made as docs/guide/recording.md recommends it for media: its own tables all in one place, so that large files
+    /// are not cut in pieces by them. Else as mkfs.ext4 makes it by itself
+    #[arg(long)]
+    pub media_format: bool,
     /// The modelled disk has a volatile write cache of 256 MB, as the array of the paper; `--write-back=false`: none
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set, num_args = 0..=1,
           require_equals = true, default_missing_value = "true")]
@@ -690,6 +694,7 @@ impl GroundArgs {
     pub fn ground(&self, room_bytes: u64) -> Ground {
         Ground {
             file_system: self.fs,
+            media_format: self.media_format,
             write_back: self.write_back,
             room_bytes,
             folder: self.disk_folder.clone(),

@@ -214,6 +214,8 @@ impl std::fmt::Display for Place {
 pub struct Ground {
     /// Which file system.
     pub file_system: FileSystem,
+    /// ext4 keeps its own tables in one place.
+    pub media_format: bool,
     /// The disk has its volatile write cache.
     pub write_back: bool,
     /// Room for what runs write. Units: bytes.
@@ -426,6 +428,7 @@ impl Stage {
     /// `ext4`, for instance.
     pub fn file_system_name(&self) -> String {
         match (&self.disk, self.ground.file_system) {
+            (Some(_), FileSystem::Ext4) if self.ground.media_format => "ext4 for media".to_owned(),
             (Some(_), FileSystem::Ext4) => "ext4".to_owned(),
             (Some(_), FileSystem::Xfs) => "xfs".to_owned(),
             (None, _) => find_mount(&self.root, "FSTYPE").unwrap_or_default(),
@@ -533,7 +536,13 @@ impl Stage {
         let mut command = match self.ground.file_system {
             FileSystem::Ext4 => {
                 let mut command = Command::new("mkfs.ext4");
-                command.args(["-q", "-F", "-m", "0", "-E", options]);
+                command.args(["-q", "-F", "-m", "0"]);
+                match self.ground.media_format {
+                    true => command
+                        .args(["-T", "largefile", "-G", "8192", "-O", "sparse_super2", "-E"])
+                        .arg(format!("packed_meta_blocks=1,{options}")),
+                    false => command.args(["-E", options]),
+                };
                 command
             }
             FileSystem::Xfs => {

@@ -561,6 +561,45 @@ mod tests {
     }
 
     #[test]
+    fn a_crowd_of_writers_is_visited_by_who_is_due_first_until_he_has_nothing_left() {
+        let mut claims: Vec<Claim> = (0..11)
+            .map(|at| writer(1500 + 200 * at, 30 << 20))
+            .collect();
+        claims.reverse();
+        assert_eq!(chosen(&claims, None), Choice::Stream(10));
+        // What is only written because nobody wants the device waits.
+        let rests = BestEffortClaim {
+            cost: Duration::from_ms(40),
+            waited: Duration::ZERO,
+            continues: true,
+            can_rest: true,
+        };
+        assert_eq!(chosen(&claims, Some(rests)), Choice::Stream(10));
+        // Whoever is visited keeps the device beyond what one round needs, though others are due before him by now.
+        claims[10].deadline = NOW + Duration::from_s(4);
+        claims[10].room = 8 << 20;
+        let model = model();
+        let mut load = Load {
+            model: &model,
+            free_at: NOW,
+            head: 0,
+            claims: &claims,
+            visiting: Some(10),
+            visit_given: 45_000_000,
+            chunk: 4 << 20,
+            best_effort: None,
+        };
+        let mut order = Order::default();
+        assert_eq!(choose(&load, &mut order), Choice::Stream(10));
+        // A reader ends that.
+        let mut mixed = claims[..10].to_vec();
+        mixed.extend([reader(300, 40 << 20), claims[10]]);
+        load.claims = &mixed;
+        load.visiting = Some(11);
+        assert_ne!(choose(&load, &mut order), Choice::Stream(11));
+    }
+
+    #[test]
     fn while_writers_are_late_best_effort_gets_only_what_keeps_it_alive() {
         let mut claims = vec![reader(4000, 8 << 20)];
         let mut late = writer(0, 40 << 20);

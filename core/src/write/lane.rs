@@ -332,6 +332,18 @@ mod tests {
     }
 
     #[test]
+    fn lane_gives_back_the_end_of_what_it_does_not_need_and_no_more_than_is_wanted() {
+        let mut lane = Lane::new(100);
+        let runs = lane.take(60, 100);
+        assert_eq!(lane.spare_count(), 0);
+        lane.give(&runs.unwrap());
+        assert_eq!(lane.spare_count(), 60);
+        assert_eq!(lane.shrink(16), Some(run(44, 16)));
+        assert_eq!((lane.touched_count(), lane.spare_count()), (44, 44));
+        assert_eq!(lane.shrink(0), None);
+    }
+
+    #[test]
     fn torn_lane_gives_its_longest_runs_or_nothing() {
         let mut lane = Lane::new(64);
         let singles: Vec<Runs> = (0..64).filter_map(|_| lane.take(1, u32::MAX)).collect();
