@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +28,12 @@ RUSHES = Path(os.environ.get("RUSHES", ROOT / TARGET / "release" / "rushes"))
 
 # A folder of a real disk, for what does not fit into memory.
 DISK = os.environ.get("RUSHES_BENCH_DISK", "/var/tmp")
+
+# A run is not judged when the host of a virtual machine took more than this part of the processor time that was wanted; it is
+# made again so often, after a pause. The last one is judged whatever it was.
+STOLEN_MAX = 0.03
+TRIES = 4
+PAUSE_S = 90
 
 # What the modelled array writes in sequence: the last value of the write row that it was fitted to.
 TABLE5_MB_PER_S = 1123e6 / 8 / 1e6
@@ -52,7 +59,22 @@ class Runs:
         return self.lab(label, "play", *words, *disk)
 
     def lab(self, label, *words):
-        """One `rushes lab … --json`."""
+        """One `rushes lab … --json`; again when its machine was not there for it, and all of them are kept."""
+        for left in reversed(range(TRIES)):
+            report = self.run(label, *words)
+            wanted = report.get("machine_cpu_s", 0) + report.get("stolen_cpu_s", 0)
+            if report.get("stolen_cpu_s", 0) <= STOLEN_MAX * wanted or left == 0:
+                break
+            print(
+                f"   not judged: the machine's host took {report['stolen_cpu_s']:.1f} of"
+                f" {wanted:.1f} s of CPU; again in {PAUSE_S} s",
+                flush=True,
+            )
+            time.sleep(PAUSE_S)
+        return report
+
+    def run(self, label, *words):
+        """One run and its line."""
         command = [str(RUSHES), "lab", *map(str, words), "--json"]
         print(f"-- {label}: rushes {' '.join(command[1:])}", flush=True)
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -74,7 +96,8 @@ class Runs:
                 f" worst {report['worst_lateness_ms']:.0f} ms,"
                 f" first frame {report['first_frame_ms_max']:.0f} ms,"
                 f" copies {report['copy_mb_per_s']:.1f} MB/s,"
-                f" {report['bytes_wrong']} bytes wrong",
+                f" {report['bytes_wrong']} bytes wrong,"
+                f" {report['stolen_cpu_s']:.1f} s of CPU stolen",
                 flush=True,
             )
         return report
@@ -98,7 +121,8 @@ def show_recording(report):
         f" {'?' if late is None else late} blocks late on the device,"
         f" {report['mb_per_s_synced']:.1f} MB/s with the final sync,"
         f" at most {report['fragments_max']} fragments,"
-        f" {report['server_cpu_s']:.1f} s of CPU, {report['bytes_wrong']} bytes wrong",
+        f" {report['server_cpu_s']:.1f} s of CPU ({report['stolen_cpu_s']:.1f} s of the machine's stolen),"
+        f" {report['bytes_wrong']} bytes wrong",
         flush=True,
     )
 
@@ -366,14 +390,22 @@ def figure_fragments(runs):
     # As docs/guide/recording.md recommends; rivals have it as well.
     made["ext4-media"] = ["--fs", "ext4", "--media-format"]
     for fs, format_words in made.items():
-        cpu = {}
+        cpu, with_kernel = {}, {}
         for server in ("rushes", "stock"):
             report = runs.lab(f"{fs}-{server}", *words, *format_words, "--server", server)
             cpu[server] = report["server_cpu_s"] / (report["bytes"] / 2**30)
+            # What the kernel writes out by itself is in no server's account.
+            disk = report["disk_statistics"]["cpu_ms"] / 1e3
+            others = report["writers_cpu_s"] + disk
+            with_kernel[server] = report["machine_cpu_s"] - others
             if server == "rushes":
                 kept = kept and report["fragments_max"] <= 2 and report["bytes_wrong"] == 0
         ratio = cpu["rushes"] / cpu["stock"]
-        print(f"   {fs}: server CPU {ratio:.2f} × stock a GiB written, wanted at most 0.8")
+        whole = with_kernel["rushes"] / with_kernel["stock"]
+        print(
+            f"   {fs}: server CPU {ratio:.2f} × stock a GiB written, wanted at most 0.8;"
+            f" with what the kernel does by itself {whole:.2f} ×"
+        )
         kept = kept and ratio <= 0.8
     return verdict(kept, "twelve files of 1 GiB at once, as above")
 

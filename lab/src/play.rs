@@ -201,6 +201,7 @@ impl Play {
         }
         sleep_until_ns(t0);
         let cpu_before = server.cpu()?;
+        let machine_before = report::Processors::now();
         let copied_before = copies.as_ref().map_or(0, Copies::bytes);
         let crowd = Crowd::<Playback>::gather(players);
         let writers = Crowd::<writer::Done>::gather(writers);
@@ -208,6 +209,7 @@ impl Play {
         let ledger = self.wait(&is_done, server, quiet)?;
         let wall_s = (now_ns() - t0) as f64 / 1e9;
         let cpu_s = (server.cpu()? - cpu_before).as_secs_f64();
+        let machine = report::Processors::now().since(machine_before);
         let tally = copies.map(Copies::stop);
         let statistics = stage.statistics()?;
         let storm_results = Crowd::<storm::Done>::gather(storms).results()?;
@@ -220,6 +222,7 @@ impl Play {
         let mut report = self.describe(stage, server)?;
         report.wall_s = wall_s;
         report.server_cpu_s = cpu_s;
+        (report.machine_cpu_s, report.stolen_cpu_s) = (machine.busy_s, machine.stolen_s);
         report.disk_statistics = statistics;
         report.storm = storm_results;
         if let Some(tally) = tally {

@@ -112,6 +112,8 @@ impl Performed {
     /// In a mixed run the server is counted for all together.
     pub fn share(&mut self, all: &Report) {
         self.report.server_cpu_s = all.server_cpu_s;
+        self.report.machine_cpu_s = all.machine_cpu_s;
+        self.report.stolen_cpu_s = all.stolen_cpu_s;
         self.report.server_memory_bytes_peak = all.server_memory_bytes_peak;
     }
 }
@@ -238,11 +240,14 @@ impl Record {
         let begun = self.begin(stage, &mut writers, begun_ns, 0)?;
         sleep_until_ns(begun_ns);
         let cpu_before = server.cpu()?;
+        let machine_before = report::Processors::now();
         let crowd = Crowd::<writer::Done>::gather(writers);
         self.wait(&crowd, server, quiet)?;
         let mut performed = self.settle(stage, crowd.results()?, begun)?;
         let report = &mut performed.report;
         report.server_cpu_s = (server.cpu()? - cpu_before).as_secs_f64();
+        let machine = report::Processors::now().since(machine_before);
+        (report.machine_cpu_s, report.stolen_cpu_s) = (machine.busy_s, machine.stolen_s);
         report.server_memory_bytes_peak = server.memory_bytes_peak()?;
         report.settings = server.settings().clone();
         report.device_model = server

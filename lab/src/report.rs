@@ -75,6 +75,10 @@ pub struct Report {
     pub wall_s: f64,
     /// CPU time of all players: must be small, or the lab measures itself.
     pub players_cpu_s: f64,
+    /// CPU time of the whole machine meanwhile: server, clients, modelled disk, and what the kernel does for them by itself.
+    pub machine_cpu_s: f64,
+    /// CPU time that its host gave to others meanwhile: figures of a run with much of it are worth little.
+    pub stolen_cpu_s: f64,
     /// Longest open.
     pub open_ms_max: f64,
     /// The most memory that smbd and daemon held together, cache included.
@@ -328,10 +332,12 @@ impl Report {
         }
         writeln!(
             out,
-            "  wrong bytes {}; server CPU {:.2} s, players' {:.2} s; server memory at most {} MiB",
+            "  wrong bytes {}; server CPU {:.2} s, players' {:.2} s, machine's {:.2} s, stolen {:.2} s; server memory at most {} MiB",
             self.bytes_wrong,
             self.server_cpu_s,
             self.players_cpu_s,
+            self.machine_cpu_s,
+            self.stolen_cpu_s,
             self.server_memory_bytes_peak >> 20
         )?;
         for error in self.errors.iter().chain(&self.copy_failures) {
@@ -369,6 +375,47 @@ pub fn environment() -> Value {
     })
 }
 
+/// Processor time of the whole machine since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Processors {
+    /// Spent on anything. Units: s.
+    pub busy_s: f64,
+    /// Wanted, and given to others by the machine's host. Units: s.
+    pub stolen_s: f64,
+}
+
+impl Processors {
+    /// Until now; nothing where the kernel does not tell.
+    pub fn now() -> Processors {
+        Processors::of(&std::fs::read_to_string("/proc/stat").unwrap_or_default())
+    }
+
+    fn of(stat: &str) -> Processors {
+        /// `USER_HZ`.
+        const TICKS_PER_S: f64 = 100.0;
+        let line = stat.lines().next().unwrap_or_default();
+        let ticks: Vec<f64> = line
+            .split_whitespace()
+            .skip(1)
+            .map_while(|word| word.parse().ok())
+            .collect();
+        let at = |index: usize| ticks.get(index).copied().unwrap_or(0.0) / TICKS_PER_S;
+        // user, nice, system, idle, iowait, irq, softirq, steal: proc_stat(5).
+        Processors {
+            busy_s: at(0) + at(1) + at(2) + at(5) + at(6),
+            stolen_s: at(7),
+        }
+    }
+
+    /// What was spent since then.
+    pub fn since(self, then: Processors) -> Processors {
+        Processors {
+            busy_s: self.busy_s - then.busy_s,
+            stolen_s: self.stolen_s - then.stolen_s,
+        }
+    }
+}
+
 /// A kernel's release without what follows its numbers, which names who built it and sometimes where it runs.
 fn numbers_of(release: &str) -> &str {
     let end = release.find(|c: char| c != '.' && !c.is_ascii_digit());
@@ -378,6 +425,15 @@ fn numbers_of(release: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processor_time_is_what_the_kernel_says() {
+        let stat = "cpu  100 200 300 4000 500 60 70 800 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n";
+        let spent = Processors::of(stat);
+        assert_eq!((spent.busy_s, spent.stolen_s), (7.3, 8.0));
+        assert_eq!(spent.since(spent), Processors::default());
+        assert_eq!(Processors::of(""), Processors::default());
+    }
 
     #[test]
     fn of_a_kernel_only_its_numbers_are_told() {

@@ -85,6 +85,10 @@ pub struct WriteReport {
     pub server_cpu_s: f64,
     /// CPU time of all writers: must be small, or the lab measures itself.
     pub writers_cpu_s: f64,
+    /// CPU time of the whole machine meanwhile: server, writers, modelled disk, and what the kernel does for them by itself.
+    pub machine_cpu_s: f64,
+    /// CPU time that its host gave to others meanwhile: figures of a run with much of it are worth little.
+    pub stolen_cpu_s: f64,
     /// The most memory that smbd and daemon held together, cache included.
     pub server_memory_bytes_peak: u64,
     /// Memory that the server may use for cached data.
@@ -297,11 +301,14 @@ impl WriteReport {
         }
         writeln!(
             out,
-            "  fragments at most {}; wrong bytes {}; server CPU {:.2} s, writers' {:.2} s; server memory at most {} MiB",
+            "  fragments at most {}; wrong bytes {}; server CPU {:.2} s, writers' {:.2} s, machine's {:.2} s, stolen {:.2} s; \
+             server memory at most {} MiB",
             self.fragments_max,
             self.bytes_wrong,
             self.server_cpu_s,
             self.writers_cpu_s,
+            self.machine_cpu_s,
+            self.stolen_cpu_s,
             self.server_memory_bytes_peak >> 20
         )?;
         for error in &self.errors {
