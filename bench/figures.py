@@ -393,11 +393,12 @@ def figure_fragments(runs):
         cpu, with_kernel = {}, {}
         for server in ("rushes", "stock"):
             report = runs.lab(f"{fs}-{server}", *words, *format_words, "--server", server)
-            cpu[server] = report["server_cpu_s"] / (report["bytes"] / 2**30)
+            gib = report["bytes"] / 2**30
+            cpu[server] = report["server_cpu_s"] / gib
             # What the kernel writes out by itself is in no server's account.
             disk = report["disk_statistics"]["cpu_ms"] / 1e3
             others = report["writers_cpu_s"] + disk
-            with_kernel[server] = report["machine_cpu_s"] - others
+            with_kernel[server] = (report["machine_cpu_s"] - others) / gib
             if server == "rushes":
                 kept = kept and report["fragments_max"] <= 2 and report["bytes_wrong"] == 0
         ratio = cpu["rushes"] / cpu["stock"]

@@ -6,6 +6,7 @@ use rushes_tests::disk::Disk;
 use rushes_tests::needs::{self, Need};
 use rushes_tests::scratch::Scratch;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 const NEEDS: [Need<'_>; 4] = [
     Need::Root,
@@ -68,7 +69,10 @@ fn the_model_of_the_slow_disk_is_found_and_kept() {
     let mut found = serde_json::Value::Null;
     let mut off = Vec::new();
     for _ in 0..TRIES {
+        let start = Instant::now();
         found = json(&calibrate(disk.path(), &scratch, &["--save"]));
+        let taken = start.elapsed();
+        assert!(taken < Duration::from_secs(12), "{taken:?}");
         off = far_off(&found);
         if off.is_empty() {
             break;

@@ -107,18 +107,17 @@ const RESERVE_PERCENT: u64 = 40;
 /// Writers need most of a device from so much of its time on, in thousandths.
 const CROWD_PERMILLE: u64 = 600;
 
-/// Nobody wants the device but writers, and these need most of it. Then each way counts, and what a writer has may well grow until
-/// it is due: he is visited late, and until he has nothing left. (What a drive with a memory really writes in a second is not
-/// known so well that the time of a round would say how long a visit must be.)
+/// Nobody wants the device but writers, and these need most of it. Then each way counts: who is due first is visited until he has
+/// nothing left. (What a drive with a memory really writes in a second is not known so well that the time of a round would
+/// say how long a visit must be.)
 fn is_crowd_of_writers(load: &Load<'_>) -> bool {
-    let needed: u64 = load
+    let only_writers = load.best_effort.is_none_or(|asked| asked.can_rest)
+        && load.claims.iter().all(|claim| claim.writes);
+    let needed = load
         .claims
         .iter()
-        .map(|claim| load.model.transfer_of(true, claim.rate.0).0)
-        .fold(0, u64::saturating_add);
-    load.best_effort.is_none_or(|asked| asked.can_rest)
-        && load.claims.iter().all(|claim| claim.writes)
-        && needed >= NS_PER_S / 1000 * CROWD_PERMILLE
+        .map(|claim| load.model.transfer_of(true, claim.rate.0).0);
+    only_writers && needed.fold(0, u64::saturating_add) >= NS_PER_S / 1000 * CROWD_PERMILLE
 }
 
 /// Size of a visit at which `claims` could go round for ever, for a stream of `rate`: what it
@@ -161,7 +160,7 @@ const RELAXATIONS: [Duration; 7] = [
 /// Cost: O(n log n) in the number of claims; allocates only while `order` grows.
 pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
     if !load.claims.iter().any(|claim| claim.writes) {
-        return choose_among(load, order);
+        return choose_among(load, false, order);
     }
     let is_crowd = is_crowd_of_writers(load);
     let load = &Load {
@@ -169,7 +168,7 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
         ..*load
     };
     if slack_of_all(load, order) >= 0 {
-        return choose_among(load, order);
+        return choose_among(load, is_crowd, order);
     }
     let mut relaxed = core::mem::take(&mut order.relaxed);
     for relaxation in RELAXATIONS {
@@ -198,7 +197,7 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
             .filter(|asked| asked.waited >= BEST_EFFORT_LAST),
         ..*load
     };
-    let choice = choose_among(&load, order);
+    let choice = choose_among(&load, is_crowd, order);
     order.relaxed = relaxed;
     choice
 }
@@ -295,7 +294,7 @@ impl Visits {
     }
 }
 
-fn choose_among(load: &Load<'_>, order: &mut Order) -> Choice {
+fn choose_among(load: &Load<'_>, is_crowd: bool, order: &mut Order) -> Choice {
     let claims = load.claims;
     if claims.is_empty() {
         return match load.best_effort {
@@ -330,7 +329,6 @@ fn choose_among(load: &Load<'_>, order: &mut Order) -> Choice {
         });
     }
 
-    let is_crowd = is_crowd_of_writers(load);
     // What is given beyond that comes out of slack, and half a round of it is what all of them live on.
     let well_off = slack_of_all >= (round.0 / 4).min(4 * chunk_time.0) as i64;
     // With best effort waiting, rarer and larger visits leave it more. Only wished for: what everybody is
@@ -389,7 +387,8 @@ fn choose_among(load: &Load<'_>, order: &mut Order) -> Choice {
             .find(|&index| {
                 let claim = &claims[index];
                 let ripe = visits.efficient_bytes(load, claim).min(claim.cap / 2);
-                claim.room >= ripe.min(claim.left) || urgent(load, claim, slack_of_all, chunk_time)
+                let is_ripe = claim.room >= ripe.min(claim.left);
+                claim.room > 0 && (is_ripe || urgent(load, claim, slack_of_all, chunk_time))
             });
         return first.map_or(Choice::Nobody, Choice::Stream);
     }

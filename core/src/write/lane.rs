@@ -159,11 +159,17 @@ impl Lane {
 
     /// How many pages that have memory lie behind the last one in use.
     pub fn spare_count(&self) -> u32 {
-        let mut end = self.touched;
-        while end > 0 && !self.is_used(end - 1) {
-            end -= 1;
+        let mut index = self.touched.div_ceil(64);
+        while index > 0 {
+            index -= 1;
+            let bits = (self.touched - index * 64).min(64);
+            let word = self.words.get(index as usize).copied().unwrap_or(0);
+            let used = word & (u64::MAX >> (64 - bits));
+            if used != 0 {
+                return self.touched - (index * 64 + 64 - used.leading_zeros());
+            }
         }
-        self.touched - end
+        self.touched
     }
 
     /// Pages behind the last in use need no memory: the last of them, `most` at most. They are counted as having none.

@@ -27,6 +27,7 @@ use super::fuse::{BytesReply, Mounted, OneFile, SyncedReply, WrittenReply};
 use super::log::{Change, Recorder};
 use super::stamps::{self, Seen};
 use super::timing::{Direction, DiskTiming, Mechanics, Queue, Request};
+use crate::daemon::TMPFS_MAGIC;
 
 /// Granularity of holes. Units: bytes.
 const PAGE_BYTES: u64 = 4096;
@@ -182,9 +183,7 @@ pub(super) fn mount(
 }
 
 fn lies_in_memory(backing: &File) -> io::Result<bool> {
-    /// From `linux/magic.h`.
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    Ok(rustix::fs::fstatfs(backing)?.f_type == TMPFS_MAGIC)
+    Ok(rustix::fs::fstatfs(backing)?.f_type as u64 == TMPFS_MAGIC)
 }
 
 fn now() -> Instant {
