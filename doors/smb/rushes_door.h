@@ -28,12 +28,14 @@ extern int vfs_rushes_debug_level;
 #define RUSHES_OFFER_NS_MAX (64 * RUSHES_NS_PER_S)
 
 /*
- * A daemon gets so long to let us in. If it does not, no more than one part in
- * RETRY_SHARE of our time goes into asking again, or one attempt in RETRY_S_MAX.
+ * A daemon gets so long to let us in, one that requests wait for AWAITED. If it
+ * does not, no more than one part in RETRY_SHARE of our time goes into asking
+ * again, or one attempt in RETRY_S_MAX.
  * Before something is changed behind its back it gets SILENT_MS: what is deaf
  * for so long knows of it, and reads all anew (STALL in engine/daemon).
  */
 #define RUSHES_CONNECT_MS 50
+#define RUSHES_AWAITED_MS 500
 #define RUSHES_RETRY_SHARE 100
 #define RUSHES_RETRY_S_MAX 60
 #define RUSHES_SILENT_MS 5000
@@ -129,6 +131,9 @@ struct rushes_session {
 	 * without one; NULL: nothing
 	 */
 	struct rushes_facts *facts;
+
+	/* Changes on our own descriptors that no daemon may start beside */
+	uint32_t plain_count;
 
 	/* Do not look for a daemon before; CLOCK_MONOTONIC_COARSE */
 	uint64_t retry_ns;
@@ -253,6 +258,9 @@ struct rushes_fsp {
 	dev_t device;
 	ino_t inode;
 
+	/* Of its session's changes those that are of this file */
+	uint32_t plain_count;
+
 	/* Something that has bytes of its own on a disk */
 	bool is_regular;
 
@@ -349,12 +357,16 @@ bool rushes_has_fact(struct rushes_session *session, dev_t device,
 /*
  * Before a file is changed on its own descriptor: wait until it has all that
  * was acknowledged. rushes_changed_* ends this. False, with errno set: it never
- * will, and must be left alone.
+ * will, and must be left alone. For an fsp: nor does another daemon start to
+ * serve until then, which would not know of the change.
  */
 bool rushes_hold_inode(struct rushes_session *session, dev_t device,
 		       ino_t inode);
 bool rushes_hold_fsp(struct vfs_handle_struct *handle,
 		     struct files_struct *fsp);
+
+/* One change of a file that rushes_hold_fsp let begin is over. */
+void rushes_plain_ended(struct rushes_fsp *file);
 
 /*
  * Before a file is read on its own descriptor: wait until it has all that was

@@ -52,6 +52,9 @@ static void rushes_fsp_destroy(void *p_data)
 
 	rushes_fsp_unname(file);
 	rushes_copy_source_closed(file);
+	while (file->plain_count > 0) {
+		rushes_plain_ended(file);
+	}
 }
 
 static void rushes_fsp_identify(struct rushes_fsp *file)
@@ -221,12 +224,12 @@ void rushes_changed_fsp(struct vfs_handle_struct *handle,
 	struct rushes_fsp *file = NULL;
 	int saved_errno = errno;
 
-	if (session == NULL || rushes_session_for_write(session) == NULL) {
-		goto done;
+	if (session != NULL) {
+		file = rushes_fsp_get(handle, fsp);
 	}
-	file = rushes_fsp_get(handle, fsp);
 	if (file == NULL || !file->is_regular) {
-		goto done;
+		errno = saved_errno;
+		return;
 	}
 	if (file->is_append) {
 		offset = 0;
@@ -234,7 +237,7 @@ void rushes_changed_fsp(struct vfs_handle_struct *handle,
 	}
 	rushes_changed_inode(session, file->device, file->inode,
 			     offset, length);
-done:
+	rushes_plain_ended(file);
 	errno = saved_errno;
 }
 

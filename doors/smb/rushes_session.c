@@ -250,8 +250,13 @@ static void rushes_keep_buffers(void)
 /* Root: what daemons have let be known, as one of them may have begun to. */
 static void rushes_session_learn(struct rushes_session *session)
 {
-	struct rushes_facts *facts = rushes_facts_open(session->socket_path);
+	struct rushes_facts *facts = NULL;
 
+	/* Its lock goes with it. */
+	if (session->facts != NULL && session->plain_count > 0) {
+		return;
+	}
+	facts = rushes_facts_open(session->socket_path);
 	if (facts != NULL) {
 		rushes_facts_close(session->facts);
 		session->facts = facts;
@@ -351,21 +356,17 @@ static void rushes_session_recover(struct rushes_session *session,
 }
 
 /* Is there another daemon, or has somebody written what was left? */
-static bool rushes_session_look(struct rushes_session *session)
+static bool rushes_session_look_for(struct rushes_session *session,
+				    uint32_t patience_ms)
 {
 	bool found;
 
-	if (session->lost_ns == 0) {
-		return true;
-	}
-	if (rushes_now_ns() < session->look_ns) {
-		return false;
-	}
 	become_root();
-	found = rushes_reconnect(session->client);
-	if (!found && errno == ETIMEDOUT) {
+	found = rushes_reconnect(session->client, patience_ms);
+	session->is_silent = !found && errno == ETIMEDOUT;
+	if (session->is_silent) {
 		/* One that is hung costs us its patience each time. */
-		session->look_ns = rushes_now_ns() + RUSHES_NS_PER_S;
+		session->look_ns = rushes_now_ns() + RUSHES_NS_PER_S / 2;
 	}
 	rushes_session_learn(session);
 	unbecome_root();
@@ -387,6 +388,19 @@ static bool rushes_session_look(struct rushes_session *session)
 	}
 	rushes_session_recover(session, session->lost_ns);
 	return false;
+}
+
+static bool rushes_session_look(struct rushes_session *session)
+{
+	if (session->lost_ns == 0) {
+		return true;
+	}
+	if (rushes_now_ns() < session->look_ns) {
+		return false;
+	}
+	return rushes_session_look_for(session, session->reads != NULL
+							? RUSHES_AWAITED_MS
+							: RUSHES_CONNECT_MS);
 }
 
 static void rushes_session_looked(struct tevent_context *ev,
@@ -490,7 +504,7 @@ struct rushes_client *rushes_session_for_read(struct rushes_session *session)
 struct rushes_client *rushes_session_for_write(struct rushes_session *session)
 {
 	rushes_session_for_read(session);
-	if (session->client == NULL && session->is_silent &&
+	if (!rushes_session_has_daemon(session) && session->is_silent &&
 	    rushes_now_ns() >= session->patient_ns)
 	{
 		/*
@@ -500,7 +514,11 @@ struct rushes_client *rushes_session_for_write(struct rushes_session *session)
 		 */
 		session->patient_ns = rushes_now_ns() +
 				      RUSHES_RETRY_S_MAX * RUSHES_NS_PER_S;
-		rushes_session_try(session, RUSHES_SILENT_MS);
+		if (session->lost_ns != 0) {
+			rushes_session_look_for(session, RUSHES_SILENT_MS);
+		} else {
+			rushes_session_try(session, RUSHES_SILENT_MS);
+		}
 	}
 	return rushes_session_has_daemon(session) ? session->client : NULL;
 }
@@ -535,6 +553,7 @@ void rushes_session_disconnect(struct rushes_session *session)
 	}
 	rushes_facts_close(session->facts);
 	session->facts = NULL;
+	session->plain_count = 0;
 }
 
 /* The daemon has taken it, or not. */

@@ -135,13 +135,78 @@ static struct rushes_fsp *rushes_fsp_of_writer(struct vfs_handle_struct *handle,
 	return (file != NULL && file->is_regular) ? file : NULL;
 }
 
+static bool rushes_plain_begins(struct rushes_fsp *file)
+{
+	struct rushes_session *session = file->session;
+
+	if (session->plain_count == 0 && !rushes_plain_begin(session->facts)) {
+		return false;
+	}
+	session->plain_count += 1;
+	file->plain_count += 1;
+	return true;
+}
+
+void rushes_plain_ended(struct rushes_fsp *file)
+{
+	struct rushes_session *session = file->session;
+
+	if (file->plain_count == 0) {
+		return;
+	}
+	file->plain_count -= 1;
+	session->plain_count -= 1;
+	if (session->plain_count == 0) {
+		rushes_plain_end(session->facts);
+	}
+}
+
+/*
+ * Nobody has bytes of it that the file has not, nor will have before we are
+ * done: the daemon that lives has promised, and no other starts to serve.
+ */
+static bool rushes_hold_now(struct rushes_fsp *file)
+{
+	struct rushes_session *session = file->session;
+	struct rushes_client *client = NULL;
+	bool held;
+
+	client = rushes_session_for_write(session);
+	if (client == NULL) {
+		return !rushes_has_fact(session, file->device, file->inode);
+	}
+	held = rushes_hold(client, file->device, file->inode);
+	rushes_session_after_wait(session);
+	return held;
+}
+
 bool rushes_hold_fsp(struct vfs_handle_struct *handle,
 		     struct files_struct *fsp)
 {
 	struct rushes_fsp *file = rushes_fsp_of_writer(handle, fsp);
+	uint64_t end_ns = rushes_now_ns() + RUSHES_PATIENCE_S * RUSHES_NS_PER_S;
+	int saved_errno = errno;
 
-	return file == NULL ||
-	       rushes_hold_inode(file->session, file->device, file->inode);
+	while (file != NULL && file->session->facts != NULL) {
+		if (!rushes_wait_for_fact(file->session, file->device,
+					  file->inode))
+		{
+			return false;
+		}
+		if (rushes_plain_begins(file)) {
+			if (rushes_hold_now(file)) {
+				break;
+			}
+			rushes_plain_ended(file);
+		} else if (rushes_now_ns() > end_ns) {
+			errno = EIO;
+			return false;
+		} else {
+			smb_msleep(RUSHES_LOOK_MS);
+		}
+	}
+	errno = saved_errno;
+	return true;
 }
 
 bool rushes_settle_inode(struct rushes_session *session, dev_t device,

@@ -243,8 +243,78 @@ fn something_else_on_the_socket_means_plain_io() {
     assert!(first_bytes(&world) < Duration::from_secs(1));
 }
 
-/// Listens where the daemon would, hears one door's greeting and welcomes it in the next version. Tells when.
-fn newer_daemon(socket: &Path) -> Receiver<()> {
+/// One who holds a file open, all of which is on its disk, and the daemon is gone.
+fn orphan() -> Option<(World, Hand, rushes_tests::hand::Held)> {
+    let mut world = World::build(&Setup {
+        write_buffer: Some("64MiB"),
+        // Who comes to write what was left would take one that waits for hung.
+        share: vec![String::from("rushes:recover after = 60")],
+        ..Setup::default()
+    })?;
+    let mut hand = Hand::connect(HAND, world.smbd.port());
+    let file = hand.create("take.mov");
+    hand.write(file, 0, &pattern::bytes(5, 0, 1_000_000));
+    world.wait_for_file("take.mov", &pattern::bytes(5, 0, 1_000_000));
+    world.everything_is_written();
+    world.daemon().kill();
+    Some((world, hand, file))
+}
+
+#[test]
+fn nothing_is_changed_behind_a_daemon_that_is_only_slow_to_answer() {
+    let Some((mut world, mut hand, file)) = orphan() else {
+        return;
+    };
+    let socket = rushes_tests::daemon::Daemon::session_socket(&world.scratch);
+    std::fs::remove_file(&socket).expect("a dead daemon's");
+    // Who connects is kept waiting.
+    let deaf = listener_at(&socket);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| hand.write(file, 0, &pattern::bytes(6, 0, 1000)));
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(!writer.is_finished(), "it went behind somebody's back");
+        drop(deaf);
+        std::fs::remove_file(&socket).expect("our own");
+        world.daemon().start_again();
+    });
+    pattern::check(6, 0, &hand.read(file, 0, 1000), "what was written then");
+}
+
+#[test]
+fn a_daemon_starts_to_serve_when_no_door_changes_a_file_without_it() {
+    let Some((mut world, mut hand, file)) = orphan() else {
+        return;
+    };
+    let facts = world.scratch.folder("run").join("lanes/facts");
+    let changing = std::fs::File::open(facts).expect("a daemon was there");
+    changing.lock_shared().expect("nobody starts");
+    let daemon = world.daemon();
+    std::thread::scope(|scope| {
+        let starting = scope.spawn(|| daemon.start_again());
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(!starting.is_finished(), "it serves beside a change");
+        // Others need not wait for it.
+        hand.write(file, 0, &pattern::bytes(6, 0, 1000));
+        drop(changing);
+    });
+    pattern::check(6, 0, &hand.read(file, 0, 1000), "what was written then");
+    // One that never ends keeps nobody out for ever.
+    let facts = world.scratch.folder("run").join("lanes/facts");
+    let stuck = std::fs::File::open(facts).expect("a daemon is there");
+    stuck
+        .lock_shared()
+        .expect("a daemon that serves has no lock");
+    world.daemon().kill();
+    world.daemon().start_again();
+    let end = Instant::now() + Duration::from_secs(20);
+    while !world.daemon().log().contains("serving without waiting") {
+        assert!(Instant::now() < end, "{}", world.daemon().log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    pattern::check(6, 0, &hand.read(file, 0, 1000), "by a daemon that waited");
+}
+
+fn listener_at(socket: &Path) -> std::os::fd::OwnedFd {
     let (unix, packets) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let listener =
         socket_with(unix, packets, SocketFlags::CLOEXEC, None).expect("a socket of our own");
@@ -254,6 +324,12 @@ fn newer_daemon(socket: &Path) -> Receiver<()> {
     )
     .expect("a socket of our own");
     listen(&listener, 4).expect("a socket of our own");
+    listener
+}
+
+/// Listens where the daemon would, hears one door's greeting and welcomes it in the next version. Tells when.
+fn newer_daemon(socket: &Path) -> Receiver<()> {
+    let listener = listener_at(socket);
     let (greeted, is_greeted) = channel();
     std::thread::spawn(move || {
         let door = accept(&listener).expect("the door connects");

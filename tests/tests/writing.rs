@@ -5,7 +5,8 @@ use rushes_tests::hand::{Hand, Held};
 use rushes_tests::pattern;
 use rushes_tests::world::{Setup, World};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const HAND: &str = env!("CARGO_BIN_EXE_smb-hand");
@@ -36,13 +37,16 @@ struct Model {
     bytes: Vec<u8>,
     /// Step, offset and length of each write.
     writes: Vec<(u64, u64, usize)>,
+    /// Where the file lies.
+    path: PathBuf,
 }
 
 impl Model {
-    fn of(bytes: Vec<u8>) -> Model {
+    fn of(path: PathBuf, bytes: Vec<u8>) -> Model {
         Model {
             bytes,
             writes: Vec::new(),
+            path,
         }
     }
 
@@ -67,11 +71,23 @@ impl Model {
         }
         let found = hand.read(file, offset, length);
         if let Some(fault) = self.fault(offset, length, &found) {
+            let on_disk = self.on_disk(offset, length);
             std::thread::sleep(Duration::from_secs(2));
             let again = hand.read(file, offset, length);
             let after = self.fault(offset, length, &again);
-            panic!("step {step}: {fault}; two seconds later: {after:?}");
+            let then = self.on_disk(offset, length);
+            panic!(
+                "step {step}: {fault}; two seconds later: {after:?}; the disk itself had {on_disk:?}, and then {then:?}"
+            );
         }
+    }
+
+    /// What is wrong with what the disk itself has.
+    fn on_disk(&self, offset: u64, length: usize) -> Option<String> {
+        let bytes = std::fs::read(&self.path).expect("our own file");
+        let start = (offset as usize).min(bytes.len());
+        let end = (start + length).min(bytes.len());
+        self.fault(offset, length, &bytes[start..end])
     }
 
     /// What is wrong with bytes that were read.
@@ -241,13 +257,30 @@ fn number_from(variable: &str) -> Option<usize> {
     Some(text.parse().expect("a number"))
 }
 
+/// A step that was begun after the kill has ended: the one that was under way then, and another.
+fn wait_for_steps(steps: &AtomicU64, count: u64, done: &AtomicBool) {
+    while steps.load(Ordering::Relaxed) < count && !done.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Sets it, whatever happens.
+struct Finally<'a>(&'a AtomicBool);
+
+impl Drop for Finally<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn kills(hand_count: usize) {
     let count = number_from("RUSHES_TEST_KILLS").unwrap_or(50);
     let Some(mut world) = World::build(&setup()) else {
         return;
     };
     world.put("clip.mov", 1, 5_000_000);
-    let mut model = Model::of(pattern::bytes(1, 0, 5_000_000));
+    let path = world.path("clip.mov");
+    let mut model = Model::of(path, pattern::bytes(1, 0, 5_000_000));
     let mut random = Random(77);
     let mut hands: Vec<(Hand, Held)> = (0..hand_count)
         .map(|_| {
@@ -258,26 +291,39 @@ fn kills(hand_count: usize) {
         .collect();
     let mut daemon = world.daemon.take().expect("a daemon");
     let done = AtomicBool::new(false);
-    let mut longest = Duration::ZERO;
+    let steps = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let killer = scope.spawn(|| {
             let mut random = Random(5);
+            let mut longest = Duration::ZERO;
             for _ in 0..count {
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
                 std::thread::sleep(Duration::from_millis(20 + random.below(200)));
+                let (before, killed) = (steps.load(Ordering::Relaxed), Instant::now());
                 daemon.kill();
                 daemon.start_again();
+                // Others die before anybody has had anything of them.
+                if random.below(4) > 0 {
+                    wait_for_steps(&steps, before + 2, &done);
+                    longest = longest.max(killed.elapsed());
+                }
             }
             done.store(true, Ordering::Relaxed);
+            longest
         });
+        // Nobody waits for steps any more when one has failed.
+        let failed = Finally(&done);
         let mut step = 0;
         while !done.load(Ordering::Relaxed) || step < 100 {
             let (hand, file) = &mut hands[random.below(hand_count as u64) as usize];
-            let begun = Instant::now();
             model.act(&mut random, step, hand, *file);
-            longest = longest.max(begun.elapsed());
             step += 1;
+            steps.store(step, Ordering::Relaxed);
         }
-        killer.join().expect("the killer");
+        drop(failed);
+        let longest = killer.join().expect("the killer");
         println!(
             "{hand_count} clients, {step} steps, {count} kills, longest pause {} ms",
             longest.as_millis()

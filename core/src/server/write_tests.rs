@@ -1132,3 +1132,34 @@ fn a_file_that_is_clean_for_a_moment_of_recovery_is_not_forgotten() {
     world.settle();
     assert_eq!(world.native, vec![4; 8192]);
 }
+
+/// Two writes were under way to the device in one request when the daemon died; the newer one's record says that it is there.
+#[test]
+fn nothing_is_written_before_all_that_was_left_is_known() {
+    let mut world = World::new(3);
+    world.crash();
+    world.lanes.clear();
+    let length = 40 * PAGE_BYTES;
+    let newer = ByteRange::new(10_000, 61);
+    world.native = vec![2; length as usize];
+    world.native[10_000..10_061].fill(4);
+    world.flat = world.native.clone();
+    world.from = vec![0; length as usize];
+    let run = PageRun {
+        first: 0,
+        count: 40,
+    };
+    // (More than half of the write buffer: there is no use in waiting.)
+    let older = Runs::from_runs(&[run]).expect("one run");
+    let records = BTreeMap::from([
+        (0, (1, ByteRange::new(0, length), older)),
+        (1, (2, newer, Runs::default())),
+    ]);
+    let bytes = vec![2; (u64::from(LANE_PAGES) * PAGE_BYTES) as usize];
+    let memory = LaneMemory { bytes, records };
+    world.lanes.insert(LaneId(900), memory);
+    world.ios.clear();
+    world.boot();
+    world.settle();
+    assert_eq!(world.native, world.flat);
+}

@@ -169,7 +169,8 @@ impl Server {
         let Some(device) = self.devices.get(&id) else {
             return;
         };
-        if device.writers.is_empty() {
+        // What is told of a file next may hide bytes that have been told: they must not reach the device.
+        if device.writers.is_empty() || self.is_recovering {
             return;
         }
         let pressed = self.is_pressed();

@@ -119,6 +119,10 @@ impl Server {
         for file in files {
             self.forget_if_unused(file, actions);
         }
+        let devices: Vec<DeviceId> = self.devices.keys().copied().collect();
+        for device in devices {
+            self.touch(device);
+        }
     }
 
     /// A lane that nobody writes to and that holds nothing is done; but not while its pieces are still being told.
@@ -410,24 +414,22 @@ impl Server {
         if !self.may_grow(lane, u64::from(count) * PAGE_BYTES, has_claim) {
             return false;
         }
-        let mut wanted = count.max(SHRINK_PAGES);
+        let all = count.max(SHRINK_PAGES);
+        let mut wanted = all;
         while wanted > 0 {
             let most = self
                 .lanes
                 .iter_mut()
                 .filter(|(id, _)| **id != lane)
                 .max_by_key(|(_, state)| state.pages.spare_count());
-            let Some((&id, state)) = most else {
-                break;
-            };
-            let Some(run) = state.pages.shrink(wanted) else {
+            let given = most.and_then(|(&lane, state)| Some((lane, state.pages.shrink(wanted)?)));
+            let Some((lane, run)) = given else {
                 break;
             };
             wanted -= run.count;
-            let lane = id;
             actions.list.push(Action::GiveMemoryBack { lane, run });
         }
-        wanted < count.max(SHRINK_PAGES)
+        wanted < all
     }
 
     /// What of the write buffer nobody uses. Units: bytes.

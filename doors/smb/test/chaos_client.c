@@ -620,6 +620,17 @@ bool rushes_fact_of(const struct rushes_facts *facts, dev_t device,
 	return false;
 }
 
+bool rushes_plain_begin(const struct rushes_facts *facts)
+{
+	MUST(!"no table, and it is locked");
+	return false;
+}
+
+void rushes_plain_end(const struct rushes_facts *facts)
+{
+	MUST(!"no table, and it is unlocked");
+}
+
 void rushes_lose(struct rushes_client *client)
 {
 	MUST(client->magic == CLIENT_MAGIC);
@@ -632,7 +643,7 @@ bool rushes_is_lost(const struct rushes_client *client)
 	return false;
 }
 
-bool rushes_reconnect(struct rushes_client *client)
+bool rushes_reconnect(struct rushes_client *client, uint32_t patience_ms)
 {
 	MUST(!"a client that is not lost is to be found");
 	return false;

@@ -18,16 +18,22 @@ use crate::signals::Signals;
 use crate::worker::Workers;
 use rushes_core::format::REPLY_SLOTS_MAX;
 use rushes_core::server::Limits;
-use rushes_shm::facts::FactsTable;
+use rushes_shm::facts::{FactsTable, NoPlainChanges};
 use rushes_shm::lane::lanes_in;
 use rushes_shm::server::Listener;
 use rushes_sys::watch::ChangeWatch;
-use rushes_sys::{Ring, RingLimits, Segment, SegmentHome, SegmentWarning, SysError, priority};
+use rushes_sys::{
+    Ring, RingLimits, Segment, SegmentHome, SegmentWarning, SysError, clock, priority,
+};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Cache of a daemon that only writes what was left. Units: bytes.
 const RECOVER_CACHE_BYTES: u64 = 64 << 20;
+/// Changes that doors began while no daemon was there have so long to end before one serves. A door that is stuck in one, on a
+/// disk that does not answer, keeps nobody out for longer.
+const PLAIN_CHANGES_MAX: rushes_core::units::Duration = rushes_core::units::Duration::from_s(10);
 
 /// Serve until SIGTERM, SIGINT or a question says stop. Runs on the calling thread, which it puts
 /// into the real-time class if it may.
@@ -103,6 +109,12 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
         metrics: &runtime.metrics_socket(),
         metrics_tcp: config.metrics_listen,
     })?;
+    // Until doors find us: what they change meanwhile, we would never be told.
+    let quiet = match config.write_buffer_bytes {
+        0 => None,
+        _ if only_recovers => None,
+        _ => no_plain_changes(&runtime.lanes(), &mut notes),
+    };
     let lanes = match config.write_buffer_bytes {
         // What a daemon with another configuration left is written all the same.
         0 if lanes_in(&runtime.lanes()).is_ok_and(|left| !left.is_empty())
@@ -159,6 +171,7 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
         daemon.listen(listener);
         tracing::info!("ready");
     }
+    drop(quiet);
     tell_manager("READY=1");
     let ended = daemon.run();
     tell_manager("STOPPING=1");
@@ -166,6 +179,24 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
     drop(runtime);
     tracing::info!("stopped");
     ended.map_err(ServeError::System)
+}
+
+/// Wait until no door changes a file on its own descriptor. None: nobody could, or somebody goes on.
+fn no_plain_changes(lanes: &Path, notes: &mut Vec<String>) -> Option<NoPlainChanges> {
+    let start = clock::now();
+    let found = NoPlainChanges::wait(lanes, PLAIN_CHANGES_MAX);
+    let waited_ms = clock::now().since(start).ms();
+    if waited_ms > 100 {
+        tracing::warn!("waited {waited_ms} ms for changes that doors had begun without a daemon");
+    }
+    if found.is_none() && lanes.join("facts").exists() {
+        notes.push(format!(
+            "a change that a door began without a daemon has not ended in {} s (a disk that does not answer?): serving without waiting \
+             for it; should others write to the same file now, one of them may be lost",
+            PLAIN_CHANGES_MAX.ms() / 1000
+        ));
+    }
+    found
 }
 
 /// What the configuration makes of the bounds.

@@ -194,6 +194,15 @@ struct rushes_facts *rushes_facts_open(const char *socket_path);
 void rushes_facts_close(struct rushes_facts *facts);
 
 /*
+ * Files are changed on the caller's own descriptors from now on: no daemon
+ * starts to serve before rushes_plain_end, since it would not know of them.
+ * Once for all that are under way at a time. False: one is just starting, try
+ * again soon.
+ */
+bool rushes_plain_begin(const struct rushes_facts *facts);
+void rushes_plain_end(const struct rushes_facts *facts);
+
+/*
  * Length and time of change of a file of which the file system does not have
  * all bytes yet. False (also for NULL): it has; what it says is right. Costs no
  * system call.
@@ -222,11 +231,11 @@ void rushes_lose(struct rushes_client *client);
 bool rushes_is_lost(const struct rushes_client *client);
 
 /*
- * Go on with another daemon. The caller must be uid 0. False: there is none
- * yet (errno as of rushes_connect). If true, rushes_event_fds are others, and
- * rushes_poll has news.
+ * Go on with another daemon, that gets patience_ms to let us in. The caller
+ * must be uid 0. False: there is none yet (errno as of rushes_connect). If
+ * true, rushes_event_fds are others, and rushes_poll has news.
  */
-bool rushes_reconnect(struct rushes_client *client);
+bool rushes_reconnect(struct rushes_client *client, uint32_t patience_ms);
 
 /*
  * Without another daemon: has somebody else (rushes recover) written all that

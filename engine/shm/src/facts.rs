@@ -8,7 +8,7 @@
 use rushes_core::format::facts::*;
 use rushes_core::units::{Duration, Instant};
 use rushes_sys::{Access, Mapping, SysError, clock};
-use rustix::fs::{Mode, OFlags, fstat, ftruncate, open};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, ftruncate, open};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -212,9 +212,40 @@ impl FactsTable {
     }
 }
 
+/// While a daemon has it no door changes a file on its own descriptor.
+///
+/// A door that began such a change while there was no daemon is not known to the one that starts meanwhile: what that reads of the file it
+/// may read too early, and write back beside bytes of its own.
+#[derive(Debug)]
+pub struct NoPlainChanges {
+    /// Holds the lock.
+    _file: OwnedFd,
+}
+
+impl NoPlainChanges {
+    /// Wait until all that have begun have ended, at most so long; those that come wait until this is dropped. None: some
+    /// goes on for longer, or there is no table.
+    pub fn wait(folder: &Path, patience: Duration) -> Option<NoPlainChanges> {
+        let end = clock::now() + patience;
+        let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::RDONLY;
+        let file = open(folder.join("facts"), flags, Mode::empty()).ok()?;
+        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if clock::now() >= end {
+                return None;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        Some(NoPlainChanges { _file: file })
+    }
+}
+
 /// A door's end.
 #[derive(Debug)]
-pub struct FactsView(Mapping);
+pub struct FactsView {
+    table: Mapping,
+    /// For locks of its own. None: what a session was given, which it shares with the daemon.
+    file: Option<OwnedFd>,
+}
 
 impl FactsView {
     /// Those of the daemons that serve from this runtime folder, by name: for a door that has no session. None: there never were any.
@@ -222,12 +253,35 @@ impl FactsView {
         let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::RDONLY;
         let file = open(runtime_dir.join("lanes/facts"), flags, Mode::empty()).ok()?;
         let is_whole = fstat(&file).is_ok_and(|found| found.st_size as u64 >= BYTES as u64);
-        FactsView::map(&file).ok().filter(|_| is_whole)
+        let view = FactsView::map(&file).ok().filter(|_| is_whole)?;
+        Some(FactsView {
+            file: Some(file),
+            ..view
+        })
+    }
+
+    /// Files are changed on descriptors of the caller's own from now on: no daemon starts to serve until
+    /// [`FactsView::plain_changes_end`]. False: one is just starting; try again soon.
+    pub fn plain_changes_begin(&self) -> bool {
+        self.file
+            .as_ref()
+            .is_none_or(|file| flock(file, FlockOperation::NonBlockingLockShared).is_ok())
+    }
+
+    /// All of them have ended.
+    pub fn plain_changes_end(&self) {
+        if let Some(file) = &self.file {
+            // Cannot fail: it is an open file.
+            let _ = flock(file, FlockOperation::NonBlockingUnlock);
+        }
     }
 
     /// Map it. The file was checked to be as long, and sealed against shrinking.
     pub(crate) fn map(fd: impl AsFd) -> io::Result<FactsView> {
-        Ok(FactsView(Mapping::shared(fd, BYTES, Access::Read)?))
+        Ok(FactsView {
+            table: Mapping::shared(fd, BYTES, Access::Read)?,
+            file: None,
+        })
     }
 
     /// What a door must know of a file beyond what the file system says. None: nothing.
@@ -244,17 +298,17 @@ impl FactsView {
     /// True when every file system knows everything.
     pub fn is_empty(&self) -> bool {
         (0..BYTES).step_by(ENTRY_WORDS * 8).all(|start| {
-            let load = |word: usize| self.0.word64(start + word * 8).load(Relaxed);
+            let load = |word: usize| self.table.word64(start + word * 8).load(Relaxed);
             load(word::INODE) == 0 || is_mark(load(word::DEVICE))
         })
     }
 
     fn entry(&self, start: usize, device: u64, inode: u64) -> Option<FileFact> {
-        let load = |word: usize| self.0.word64(start + word * 8).load(Relaxed);
+        let load = |word: usize| self.table.word64(start + word * 8).load(Relaxed);
         let mut looks = 0;
         let mut begun = Instant::NEVER;
         loop {
-            let before = self.0.word64(start + word::SEQUENCE * 8).load(Acquire);
+            let before = self.table.word64(start + word::SEQUENCE * 8).load(Acquire);
             let found = load(word::DEVICE) == device && load(word::INODE) == inode && inode != 0;
             let fact = FileFact {
                 size: load(word::SIZE),
@@ -271,7 +325,8 @@ impl FactsView {
             }
             begun = begun.min(clock::now());
             if clock::now() >= begun + PATIENCE {
-                return None;
+                // Of a file it is said that something is known of it, rather than that nothing is.
+                return found.then_some(fact);
             }
             std::thread::yield_now();
         }
@@ -387,6 +442,31 @@ mod tests {
         assert!(!view.is_empty());
         second.clear(1, 3);
         assert!(view.is_empty());
+    }
+
+    #[test]
+    fn no_door_changes_files_plainly_while_a_daemon_starts_and_none_starts_while_one_does() {
+        let runtime = Folder::new();
+        let folder = runtime.0.join("lanes");
+        std::fs::create_dir(&folder).unwrap();
+        let wait = || NoPlainChanges::wait(&folder, Duration::from_ms(20));
+        assert!(wait().is_none() && FactsView::open(&runtime.0).is_none());
+        let table = FactsTable::open(&folder).unwrap();
+        let door = FactsView::open(&runtime.0).unwrap();
+        let other = FactsView::open(&runtime.0).unwrap();
+        assert!(door.plain_changes_begin() && other.plain_changes_begin());
+        assert!(wait().is_none());
+        door.plain_changes_end();
+        assert!(wait().is_none());
+        // It died in the middle of one.
+        drop(other);
+        let starting = wait().unwrap();
+        assert!(!door.plain_changes_begin());
+        drop(starting);
+        assert!(door.plain_changes_begin());
+        // What a session was given is the daemon's own.
+        let given = FactsView::map(table.session_fd()).unwrap();
+        assert!(given.plain_changes_begin());
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 #![allow(non_camel_case_types, missing_docs, clippy::missing_safety_doc)]
 
-use crate::client::{CONNECT_PATIENCE, Client, ConnectError, FileHandle, ReadError, Ticket};
+use crate::client::{Client, ConnectError, FileHandle, ReadError, Ticket};
 use crate::facts::FactsView;
 use crate::layout::{Connect, Writer};
 use libc::{c_char, c_int, c_void, dev_t, gid_t, ino_t, iovec, size_t, ssize_t, uid_t};
@@ -629,6 +629,24 @@ pub unsafe extern "C" fn rushes_facts_close(facts: *mut rushes_facts) {
 }
 
 /// # Safety
+/// `facts` is null or of rushes_facts_open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_plain_begin(facts: *const rushes_facts) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { facts.as_ref() }.is_none_or(|facts| facts.0.plain_changes_begin())
+}
+
+/// # Safety
+/// `facts` is null or of rushes_facts_open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_plain_end(facts: *const rushes_facts) {
+    // SAFETY: the caller's promise.
+    if let Some(facts) = unsafe { facts.as_ref() } {
+        facts.0.plain_changes_end();
+    }
+}
+
+/// # Safety
 /// `facts` is null or of rushes_facts_open; `fact` is valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rushes_fact_of(
@@ -700,7 +718,7 @@ pub unsafe extern "C" fn rushes_is_recovered(client: *const rushes_client) -> bo
 /// # Safety
 /// `client` is null or a connected client.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rushes_reconnect(client: *mut rushes_client) -> bool {
+pub unsafe extern "C" fn rushes_reconnect(client: *mut rushes_client, patience_ms: u32) -> bool {
     // SAFETY: the caller's promise.
     let Some(session) = (unsafe { client.as_mut() }) else {
         return false;
@@ -710,7 +728,8 @@ pub unsafe extern "C" fn rushes_reconnect(client: *mut rushes_client) -> bool {
         if !session.client.is_lost() {
             return false;
         }
-        match session.client.reconnect(path, who, CONNECT_PATIENCE) {
+        let patience = Duration::from_ms(patience_ms.into());
+        match session.client.reconnect(path, who, patience) {
             Ok(()) => true,
             Err(error) => {
                 set_errno(errno_of(&error));
