@@ -12,7 +12,7 @@ use rushes_core::server::PAGE_BYTES;
 use rushes_core::units::{Duration, Instant};
 use rushes_sys::{Access, Mapping, clock, socket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat, stat};
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,6 +20,8 @@ use std::path::Path;
 
 /// Longest that [`super::Client::connect`] takes.
 pub const CONNECT_PATIENCE: Duration = Duration::from_ms(50);
+/// How often who waits for an answer looks whether somebody else listens by now.
+const LOOK: Duration = Duration::from_ms(10);
 
 /// Why there is no session.
 #[derive(Debug)]
@@ -109,15 +111,10 @@ pub(super) fn connect(
     patience: Duration,
 ) -> Result<Session, ConnectError> {
     let deadline = clock::now() + patience;
-    let socket = socket::connect_to(path).map_err(ConnectError::NoDaemon)?;
-    socket::send(&socket, &[&write_connect(who)], &[])?;
     let mut buffer = [0; PACKET_BYTES_MAX];
-    let packet = loop {
-        if let Some(packet) = socket::receive(&socket, &mut buffer)? {
-            break packet;
-        }
-        if !wait_readable(&socket, deadline)? {
-            return Err(ConnectError::Silent);
+    let (socket, packet) = loop {
+        if let Some(answered) = greet(path, who, deadline, &mut buffer)? {
+            break answered;
         }
     };
     let Some(bytes) = buffer.get(..packet.bytes).filter(|bytes| !bytes.is_empty()) else {
@@ -177,6 +174,40 @@ pub(super) fn connect(
     })
 }
 
+/// Whoever listens there, and his answer. None: another has taken his place meanwhile. (The kernel keeps the socket of a daemon that died
+/// until its last requests are undone, and lets doors connect to it.)
+fn greet(
+    path: &Path,
+    who: &Connect,
+    deadline: Instant,
+    buffer: &mut [u8],
+) -> Result<Option<(OwnedFd, socket::Packet)>, ConnectError> {
+    let place = place_of(path);
+    let socket = socket::connect_to(path).map_err(ConnectError::NoDaemon)?;
+    socket::send(&socket, &[&write_connect(who)], &[])?;
+    loop {
+        if let Some(packet) = socket::receive(&socket, buffer)? {
+            return Ok(Some((socket, packet)));
+        }
+        if wait_readable(&socket, deadline.min(clock::now() + LOOK))? {
+            continue;
+        }
+        if clock::now() >= deadline {
+            return Err(ConnectError::Silent);
+        }
+        if place_of(path) != place {
+            return Ok(None);
+        }
+    }
+}
+
+/// What a name stands for now: an inode's number may be used again at once, its time of change tells.
+fn place_of(path: &Path) -> Option<(u64, u64, i64, i64)> {
+    let found = stat(path).ok()?;
+    let changed_ns = i64::try_from(found.st_ctime_nsec).unwrap_or_default();
+    Some((found.st_dev, found.st_ino, found.st_ctime, changed_ns))
+}
+
 /// The size of the data segment. Units: bytes.
 fn check_welcome(welcome: &WelcomeMessage) -> Result<u64, PeerError> {
     let sensible = welcome.slot_count > 0
@@ -220,6 +251,7 @@ fn wait_readable(socket: &OwnedFd, deadline: Instant) -> io::Result<bool> {
     }
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     match poll(&mut fds, Some(&timespec(left))) {
+        Ok(0) => Ok(false),
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(true),
         Err(error) => Err(error.into()),
     }

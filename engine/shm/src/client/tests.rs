@@ -55,12 +55,16 @@ impl Raw {
     }
 }
 
-/// Connect to a daemon that answers with these bytes and descriptors.
-fn connect_to(answer: Vec<u8>, fds: Vec<OwnedFd>) -> (Result<Client, ConnectError>, OwnedFd) {
+fn unused_path() -> std::path::PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = COUNT.fetch_add(1, Relaxed);
     let name = format!("rushes-client-{}-{number}", std::process::id());
-    let path = std::env::temp_dir().join(name);
+    std::env::temp_dir().join(name)
+}
+
+/// Connect to a daemon that answers with these bytes and descriptors.
+fn connect_to(answer: Vec<u8>, fds: Vec<OwnedFd>) -> (Result<Client, ConnectError>, OwnedFd) {
+    let path = unused_path();
     let listener = socket::listen_at(&path).unwrap();
     let server = std::thread::spawn(move || {
         let accepted = loop {
@@ -82,6 +86,35 @@ fn connect_to(answer: Vec<u8>, fds: Vec<OwnedFd>) -> (Result<Client, ConnectErro
     let result = Client::connect_within(&path, &Connect::default(), patience);
     let _ = std::fs::remove_file(&path);
     (result, server.join().unwrap())
+}
+
+#[test]
+fn a_door_that_a_dead_daemons_socket_keeps_waiting_finds_the_next_daemon() {
+    let path = unused_path();
+    let deaf = socket::listen_at(&path).unwrap();
+    let (at, (told, is_told)) = (path.clone(), std::sync::mpsc::channel());
+    let next = std::thread::spawn(move || {
+        // When the door waits at the other one.
+        is_told.recv().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::fs::remove_file(&at).unwrap();
+        let listener = socket::listen_at(&at).unwrap();
+        let accepted = loop {
+            if let Some(accepted) = socket::accept(&listener).unwrap() {
+                break accepted;
+            }
+            std::thread::yield_now();
+        };
+        socket::send(&accepted, &[&write_refused(13, "I am the next")], &[]).unwrap();
+        accepted
+    });
+    told.send(()).unwrap();
+    let patience = Duration::from_s(10);
+    let result = Client::connect_within(&path, &Connect::default(), patience);
+    let said = result.err().unwrap().to_string();
+    assert!(said.contains("I am the next"), "{said}");
+    std::fs::remove_file(&path).unwrap();
+    drop((next.join().unwrap(), deaf));
 }
 
 fn segment() -> Segment {
