@@ -123,8 +123,12 @@ struct rushes_session {
 	/* There is one, and it did not let us in in time */
 	bool is_silent;
 
-	/* Not to be waited for longer than usual before; the same clock */
+	/*
+	 * Not to be waited for longer than usual before, as long as this is its
+	 * socket; the same clock
+	 */
 	uint64_t patient_ns;
+	struct stat deaf;
 
 	/*
 	 * What is known of files beyond what file systems say, with a daemon or
@@ -198,6 +202,12 @@ struct rushes_client *rushes_session_for_read(struct rushes_session *session);
 
 /* The daemon that must know about a change, or NULL. */
 struct rushes_client *rushes_session_for_write(struct rushes_session *session);
+
+/*
+ * Nobody else starts to serve any more (rushes_plain_begin): is there really no
+ * daemon? Does not wait for one that is slow. False: there is, or may be.
+ */
+bool rushes_session_is_alone(struct rushes_session *session);
 
 /*
  * After every call of the client library that may have waited or failed: it

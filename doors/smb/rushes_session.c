@@ -456,10 +456,11 @@ bool rushes_session_is_lost(const struct rushes_session *session)
 }
 
 /*
- * Is there a socket that has not turned us away? A stat of something that is
+ * Is there a socket, and another one than this? A stat of something that is
  * mostly not there: less than a microsecond.
  */
-static bool rushes_socket_is_new(struct rushes_session *session)
+static bool rushes_socket_is_new(struct rushes_session *session,
+				 const struct stat *known)
 {
 	struct stat st = {0};
 
@@ -468,10 +469,10 @@ static bool rushes_socket_is_new(struct rushes_session *session)
 	}
 
 	/* An inode number may be used again at once: the times tell. */
-	return st.st_dev != session->refused.st_dev ||
-	       st.st_ino != session->refused.st_ino ||
-	       st.st_ctim.tv_sec != session->refused.st_ctim.tv_sec ||
-	       st.st_ctim.tv_nsec != session->refused.st_ctim.tv_nsec;
+	return st.st_dev != known->st_dev ||
+	       st.st_ino != known->st_ino ||
+	       st.st_ctim.tv_sec != known->st_ctim.tv_sec ||
+	       st.st_ctim.tv_nsec != known->st_ctim.tv_nsec;
 }
 
 void rushes_session_refresh(struct rushes_session *session)
@@ -487,7 +488,9 @@ void rushes_session_refresh(struct rushes_session *session)
 			return;
 		}
 	}
-	if (session->client == NULL && rushes_socket_is_new(session)) {
+	if (session->client == NULL &&
+	    rushes_socket_is_new(session, &session->refused))
+	{
 		rushes_session_connect(session);
 	}
 }
@@ -501,26 +504,58 @@ struct rushes_client *rushes_session_for_read(struct rushes_session *session)
 	return session->client;
 }
 
+static void rushes_session_ask(struct rushes_session *session,
+			       uint32_t patience_ms)
+{
+	if (session->lost_ns != 0) {
+		rushes_session_look_for(session, patience_ms);
+	} else {
+		rushes_session_try(session, patience_ms);
+	}
+}
+
+/* Whoever is there must know himself that he was deaf. */
+static bool rushes_session_is_deaf(struct rushes_session *session)
+{
+	return session->is_silent && rushes_now_ns() < session->patient_ns &&
+	       !rushes_socket_is_new(session, &session->deaf);
+}
+
 struct rushes_client *rushes_session_for_write(struct rushes_session *session)
 {
 	rushes_session_for_read(session);
 	if (!rushes_session_has_daemon(session) && session->is_silent &&
-	    rushes_now_ns() >= session->patient_ns)
+	    !rushes_session_is_deaf(session))
 	{
 		/*
-		 * Somebody is there, and others may read through him: changes
-		 * behind his back only when he must know himself that he was
-		 * deaf.
+		 * Somebody is there, and others may read through him: nothing
+		 * is changed behind his back yet.
 		 */
-		session->patient_ns = rushes_now_ns() +
-				      RUSHES_RETRY_S_MAX * RUSHES_NS_PER_S;
-		if (session->lost_ns != 0) {
-			rushes_session_look_for(session, RUSHES_SILENT_MS);
-		} else {
-			rushes_session_try(session, RUSHES_SILENT_MS);
+		rushes_session_ask(session, RUSHES_SILENT_MS);
+		if (session->is_silent) {
+			session->patient_ns = rushes_now_ns() +
+					      RUSHES_RETRY_S_MAX *
+					      RUSHES_NS_PER_S;
+			if (stat(session->socket_path, &session->deaf) == -1) {
+				session->deaf = (struct stat) {0};
+			}
 		}
 	}
 	return rushes_session_has_daemon(session) ? session->client : NULL;
+}
+
+bool rushes_session_is_alone(struct rushes_session *session)
+{
+	bool is_another = session->lost_ns != 0 ||
+			  rushes_socket_is_new(session, &session->refused);
+
+	if (!rushes_session_has_daemon(session) && is_another &&
+	    !rushes_session_is_deaf(session))
+	{
+		rushes_session_ask(session, RUSHES_CONNECT_MS);
+	}
+	return !rushes_session_has_daemon(session) &&
+	       (!session->is_silent || rushes_session_is_deaf(session));
 }
 
 void rushes_session_after_wait(struct rushes_session *session)

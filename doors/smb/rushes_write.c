@@ -168,14 +168,15 @@ void rushes_plain_ended(struct rushes_fsp *file)
 static bool rushes_hold_now(struct rushes_fsp *file)
 {
 	struct rushes_session *session = file->session;
-	struct rushes_client *client = NULL;
 	bool held;
 
-	client = rushes_session_for_write(session);
-	if (client == NULL) {
+	if (rushes_session_is_alone(session)) {
 		return !rushes_has_fact(session, file->device, file->inode);
 	}
-	held = rushes_hold(client, file->device, file->inode);
+	if (!rushes_session_has_daemon(session)) {
+		return false;
+	}
+	held = rushes_hold(session->client, file->device, file->inode);
 	rushes_session_after_wait(session);
 	return held;
 }
@@ -188,6 +189,8 @@ bool rushes_hold_fsp(struct vfs_handle_struct *handle,
 	int saved_errno = errno;
 
 	while (file != NULL && file->session->facts != NULL) {
+		/* Before the lock: a daemon that starts waits for that. */
+		rushes_session_for_write(file->session);
 		if (!rushes_wait_for_fact(file->session, file->device,
 					  file->inode))
 		{

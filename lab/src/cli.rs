@@ -227,8 +227,8 @@ pub struct GroundArgs {
     /// File system of the modelled disk
     #[arg(long, value_enum, default_value_t = FileSystem::Ext4)]
     pub fs: FileSystem,
-    /// ext4 is made as docs/guide/recording.md recommends it for media: its own tables all in one place, so that large files
-    /// are not cut in pieces by them. Else as mkfs.ext4 makes it by itself
+    /// ext4 is made and mounted as docs/guide/recording.md recommends it for media: its own tables all in one place, so that large
+    /// files are not cut in pieces by them; its journal committed every 30 s. Else as mkfs.ext4 and mount do by themselves
     #[arg(long)]
     pub media_format: bool,
     /// The modelled disk has a volatile write cache of 256 MB, as the array of the paper; `--write-back=false`: none

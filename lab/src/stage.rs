@@ -556,13 +556,16 @@ impl Stage {
 
     fn mount(&self) -> Result<()> {
         let disk = self.disk.as_ref().context("only slow disks are mounted")?;
-        let kind = match self.ground.file_system {
-            // Nor may one read ahead all bitmaps, as it would for the first seconds after mounting.
-            FileSystem::Ext4 => ["-t", "ext4", "-o", "noatime,no_prefetch_block_bitmaps"],
-            FileSystem::Xfs => ["-t", "xfs", "-o", "noatime"],
+        // Nor may one read ahead all bitmaps, as it would for the first seconds after mounting.
+        let (kind, options) = match self.ground.file_system {
+            FileSystem::Ext4 if self.ground.media_format => {
+                ("ext4", "noatime,no_prefetch_block_bitmaps,commit=30")
+            }
+            FileSystem::Ext4 => ("ext4", "noatime,no_prefetch_block_bitmaps"),
+            FileSystem::Xfs => ("xfs", "noatime"),
         };
         run(Command::new("mount")
-            .args(kind)
+            .args(["-t", kind, "-o", options])
             .arg(disk.block_device())
             .arg(&self.root))
     }
