@@ -130,6 +130,9 @@ struct rushes_session {
 	uint64_t patient_ns;
 	struct stat deaf;
 
+	/* The socket file when a daemon was last asked to let us in */
+	struct stat asked;
+
 	/*
 	 * What is known of files beyond what file systems say, with a daemon or
 	 * without one; NULL: nothing
@@ -204,8 +207,9 @@ struct rushes_client *rushes_session_for_read(struct rushes_session *session);
 struct rushes_client *rushes_session_for_write(struct rushes_session *session);
 
 /*
- * Nobody else starts to serve any more (rushes_plain_begin): is there really no
- * daemon? Does not wait for one that is slow. False: there is, or may be.
+ * Nobody else starts to serve any more (rushes_plain_begin): is there no daemon
+ * for us, or none that hears? Does not wait for one that is slow. False: there
+ * is, or may be.
  */
 bool rushes_session_is_alone(struct rushes_session *session);
 

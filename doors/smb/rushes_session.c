@@ -141,9 +141,7 @@ static void rushes_session_refused(struct rushes_session *session,
 				   const char *reason)
 {
 	session->retry_ns = rushes_now_ns() + retry_s * RUSHES_NS_PER_S;
-	if (stat(session->socket_path, &session->refused) == -1) {
-		session->refused = (struct stat) {0};
-	}
+	session->refused = session->asked;
 	rushes_session_log_absence(session, reason);
 }
 
@@ -263,6 +261,14 @@ static void rushes_session_learn(struct rushes_session *session)
 	}
 }
 
+/* Before it is asked: afterwards it may be another's already. */
+static void rushes_session_note_socket(struct rushes_session *session)
+{
+	if (stat(session->socket_path, &session->asked) == -1) {
+		session->asked = (struct stat) {0};
+	}
+}
+
 /* There is a session: with what it needs? */
 static bool rushes_session_is_whole(struct rushes_session *session)
 {
@@ -289,6 +295,7 @@ static void rushes_session_try(struct rushes_session *session,
 
 	/* The daemon asks the socket who we are: uid 0 or nobody. */
 	become_root();
+	rushes_session_note_socket(session);
 	session->client = rushes_connect(session->socket_path,
 					 RUSHES_DOOR_SMB,
 					 session->share,
@@ -362,6 +369,7 @@ static bool rushes_session_look_for(struct rushes_session *session,
 	bool found;
 
 	become_root();
+	rushes_session_note_socket(session);
 	found = rushes_reconnect(session->client, patience_ms);
 	session->is_silent = !found && errno == ETIMEDOUT;
 	if (session->is_silent) {
@@ -536,9 +544,7 @@ struct rushes_client *rushes_session_for_write(struct rushes_session *session)
 			session->patient_ns = rushes_now_ns() +
 					      RUSHES_RETRY_S_MAX *
 					      RUSHES_NS_PER_S;
-			if (stat(session->socket_path, &session->deaf) == -1) {
-				session->deaf = (struct stat) {0};
-			}
+			session->deaf = session->asked;
 		}
 	}
 	return rushes_session_has_daemon(session) ? session->client : NULL;
@@ -546,12 +552,11 @@ struct rushes_client *rushes_session_for_write(struct rushes_session *session)
 
 bool rushes_session_is_alone(struct rushes_session *session)
 {
-	bool is_another = session->lost_ns != 0 ||
+	/* One that was deaf may hear again, and serve others. */
+	bool may_answer = session->lost_ns != 0 || session->is_silent ||
 			  rushes_socket_is_new(session, &session->refused);
 
-	if (!rushes_session_has_daemon(session) && is_another &&
-	    !rushes_session_is_deaf(session))
-	{
+	if (!rushes_session_has_daemon(session) && may_answer) {
 		rushes_session_ask(session, RUSHES_CONNECT_MS);
 	}
 	return !rushes_session_has_daemon(session) &&

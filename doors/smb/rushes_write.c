@@ -139,7 +139,7 @@ static bool rushes_plain_begins(struct rushes_fsp *file)
 {
 	struct rushes_session *session = file->session;
 
-	if (session->plain_count == 0 && !rushes_plain_begin(session->facts)) {
+	if (!rushes_plain_begin(session->facts)) {
 		return false;
 	}
 	session->plain_count += 1;

@@ -998,6 +998,7 @@ static struct tevent_req *vfs_rushes_offload_write_send(
 						 token, transfer_offset,
 						 dest_fsp, dest_off, to_copy);
 	if (tevent_req_nomem(subreq, req)) {
+		rushes_changed_fsp(handle, dest_fsp, dest_off, 0);
 		return tevent_req_post(req, ev);
 	}
 	tevent_req_set_callback(subreq, rushes_offload_write_done, req);

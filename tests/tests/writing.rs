@@ -332,6 +332,10 @@ fn kills(hand_count: usize) {
     for (hand, file) in &mut hands {
         hand.close(*file);
     }
+    assert!(
+        !daemon.log().contains("serving without waiting"),
+        "a door has not let go of its lock"
+    );
     world.daemon = Some(daemon);
     world.wait_for_file("clip.mov", &model.bytes);
     world.everything_is_written();

@@ -461,6 +461,7 @@ impl World {
             Action::Sync { .. } => self.syncs += 1,
             Action::Stat { .. } => self.stats += 1,
             Action::Trim { .. } => {
+                assert!(!self.is_booting, "cut while pieces of it are still told");
                 self.reserved_end = 0;
                 self.settles += 1;
             }
@@ -471,6 +472,7 @@ impl World {
                 assert_eq!(size.0, self.flat.len() as u64, "not as long as was told");
             }
             Action::Clean { .. } => {
+                assert!(!self.is_booting, "clean while pieces of it are still told");
                 assert_eq!(self.native.len(), self.flat.len(), "clean, but not as long");
                 self.settles += 1;
             }

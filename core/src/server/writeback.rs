@@ -682,6 +682,10 @@ impl Server {
 
     /// Nothing of the file is dirty any more: what waits for that.
     pub(super) fn settle_clean(&mut self, id: FileId, actions: &mut Actions) {
+        if self.is_recovering {
+            // The next piece that is told may be of it. See recovery_ended.
+            return;
+        }
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };

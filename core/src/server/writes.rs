@@ -117,6 +117,7 @@ impl Server {
         }
         let files: Vec<FileId> = self.files.keys().copied().collect();
         for file in files {
+            self.settle_clean(file, actions);
             self.forget_if_unused(file, actions);
         }
         let devices: Vec<DeviceId> = self.devices.keys().copied().collect();
@@ -687,7 +688,8 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        if file.writing.dirty.is_empty() {
+        // (While what was left is told it may be listed and have nothing dirty for a moment.)
+        if !file.writing.is_listed {
             file.use_count += 1;
         }
         note_hidden(&mut self.pieces, &file.writing.commits, piece);

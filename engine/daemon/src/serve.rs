@@ -181,22 +181,23 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
     ended.map_err(ServeError::System)
 }
 
-/// Wait until no door changes a file on its own descriptor. None: nobody could, or somebody goes on.
+/// Wait until no door changes a file on its own descriptor. None: somebody goes on.
 fn no_plain_changes(lanes: &Path, notes: &mut Vec<String>) -> Option<NoPlainChanges> {
     let start = clock::now();
-    let found = NoPlainChanges::wait(lanes, PLAIN_CHANGES_MAX);
+    let found = std::fs::create_dir_all(lanes)
+        .and_then(|()| NoPlainChanges::wait(lanes, PLAIN_CHANGES_MAX));
     let waited_ms = clock::now().since(start).ms();
     if waited_ms > 100 {
         tracing::warn!("waited {waited_ms} ms for changes that doors had begun without a daemon");
     }
-    if found.is_none() && lanes.join("facts").exists() {
+    if let Err(error) = &found {
         notes.push(format!(
             "a change that a door began without a daemon has not ended in {} s (a disk that does not answer?): serving without waiting \
-             for it; should others write to the same file now, one of them may be lost",
+             for it; should others write to the same file now, one of them may be lost ({error})",
             PLAIN_CHANGES_MAX.ms() / 1000
         ));
     }
-    found
+    found.ok()
 }
 
 /// What the configuration makes of the bounds.

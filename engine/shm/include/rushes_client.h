@@ -194,10 +194,10 @@ struct rushes_facts *rushes_facts_open(const char *socket_path);
 void rushes_facts_close(struct rushes_facts *facts);
 
 /*
- * Files are changed on the caller's own descriptors from now on: no daemon
- * starts to serve before rushes_plain_end, since it would not know of them.
- * Once for all that are under way at a time. False: one is just starting, try
- * again soon.
+ * A file is changed on the caller's own descriptor from now on: no daemon
+ * starts to serve before rushes_plain_end, since it would not know of it. To be
+ * asked before each change; ended once, when none is under way any more. False:
+ * one is just starting, try again soon.
  */
 bool rushes_plain_begin(const struct rushes_facts *facts);
 void rushes_plain_end(const struct rushes_facts *facts);

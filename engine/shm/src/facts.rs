@@ -50,13 +50,7 @@ impl FactsTable {
         let about = || path.display().to_string();
         let failed = |error: io::Error| SysError::new("open the facts", about(), error);
         let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let mode = Mode::RUSR | Mode::WUSR;
-        let file = open(&path, flags | OFlags::RDWR | OFlags::CREATE, mode)
-            .map_err(|e| failed(e.into()))?;
-        let found = fstat(&file).map_err(|e| failed(e.into()))?.st_size as u64;
-        if found < BYTES as u64 {
-            ftruncate(&file, BYTES as u64).map_err(|e| failed(e.into()))?;
-        }
+        let file = open_file(folder, "facts", BYTES).map_err(failed)?;
         let table = Mapping::shared(&file, BYTES, Access::ReadWrite).map_err(failed)?;
         let readers =
             open(&path, flags | OFlags::RDONLY, Mode::empty()).map_err(|e| failed(e.into()))?;
@@ -75,13 +69,18 @@ impl FactsTable {
         is_there.then(|| FactsTable::open(folder).ok()).flatten()
     }
 
-    /// Know what a former daemon has set. One that died in the middle of a change left its entry unreadable: that is set right here.
+    /// Know what a former daemon has set. One that died in the middle of a change left its entry unreadable: that is set right here. It stays when
+    /// it may be of a file of this bucket: an older fact of it counts until its own daemon sets it again.
     fn take_over(&mut self) {
         for start in (0..BYTES).step_by(ENTRY_WORDS * 8) {
             let sequence = self.word(start, word::SEQUENCE).load(Relaxed);
             if !sequence.is_multiple_of(2) {
-                // Half of it may be another file's: nobody has seen it, and its own daemon will set it again.
-                self.word(start, word::INODE).store(0, Relaxed);
+                let inode = self.word(start, word::INODE).load(Relaxed);
+                let device = self.word(start, word::DEVICE).load(Relaxed);
+                let bucket = bucket_of(device, inode);
+                if !(bucket..bucket + WAYS * ENTRY_WORDS * 8).contains(&start) {
+                    self.word(start, word::INODE).store(0, Relaxed);
+                }
                 self.word(start, word::SEQUENCE)
                     .store(sequence.wrapping_add(1), Release);
             }
@@ -218,33 +217,57 @@ impl FactsTable {
 /// may read too early, and write back beside bytes of its own.
 #[derive(Debug)]
 pub struct NoPlainChanges {
-    /// Holds the lock.
-    _file: OwnedFd,
+    /// Holds the lock that doors have while they change something.
+    _changes: OwnedFd,
+    /// Holds the one that they have for a moment before they begin.
+    _gate: OwnedFd,
 }
 
 impl NoPlainChanges {
-    /// Wait until all that have begun have ended, at most so long; those that come wait until this is dropped. None: some
-    /// goes on for longer, or there is no table.
-    pub fn wait(folder: &Path, patience: Duration) -> Option<NoPlainChanges> {
+    /// Wait until all that have begun have ended, at most so long; those that come wait until this is dropped. (Two locks: who
+    /// overlaps with others for ever would never leave one alone.) Both files are made if there are none.
+    ///
+    /// Errors   TimedOut: some goes on for longer.
+    pub fn wait(folder: &Path, patience: Duration) -> io::Result<NoPlainChanges> {
         let end = clock::now() + patience;
-        let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::RDONLY;
-        let file = open(folder.join("facts"), flags, Mode::empty()).ok()?;
-        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            if clock::now() >= end {
-                return None;
+        let alone = |file: OwnedFd| {
+            while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+                if clock::now() >= end {
+                    return Err(io::Error::from(io::ErrorKind::TimedOut));
+                }
+                std::thread::sleep(std::time::Duration::from_millis(1));
             }
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-        Some(NoPlainChanges { _file: file })
+            Ok(file)
+        };
+        Ok(NoPlainChanges {
+            _gate: alone(open_file(folder, "gate", 0)?)?,
+            _changes: alone(open_file(folder, "facts", BYTES)?)?,
+        })
     }
+}
+
+/// A file of ours in the folder of lanes, made if there is none. It is never cut.
+fn open_file(folder: &Path, name: &str, bytes: usize) -> io::Result<OwnedFd> {
+    let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CREATE;
+    let file = open(folder.join(name), flags, Mode::RUSR | Mode::WUSR)?;
+    if (fstat(&file)?.st_size as u64) < bytes as u64 {
+        ftruncate(&file, bytes as u64)?;
+    }
+    Ok(file)
 }
 
 /// A door's end.
 #[derive(Debug)]
 pub struct FactsView {
     table: Mapping,
-    /// For locks of its own. None: what a session was given, which it shares with the daemon.
-    file: Option<OwnedFd>,
+    /// Of its own. None: what a session was given it shares with the daemon.
+    locks: Option<Locks>,
+}
+
+#[derive(Debug)]
+struct Locks {
+    changes: OwnedFd,
+    gate: OwnedFd,
 }
 
 impl FactsView {
@@ -254,25 +277,32 @@ impl FactsView {
         let file = open(runtime_dir.join("lanes/facts"), flags, Mode::empty()).ok()?;
         let is_whole = fstat(&file).is_ok_and(|found| found.st_size as u64 >= BYTES as u64);
         let view = FactsView::map(&file).ok().filter(|_| is_whole)?;
-        Some(FactsView {
-            file: Some(file),
-            ..view
-        })
+        let gate = open(runtime_dir.join("lanes/gate"), flags, Mode::empty()).ok();
+        let locks = gate.map(|gate| Locks {
+            changes: file,
+            gate,
+        });
+        Some(FactsView { locks, ..view })
     }
 
-    /// Files are changed on descriptors of the caller's own from now on: no daemon starts to serve until
-    /// [`FactsView::plain_changes_end`]. False: one is just starting; try again soon.
+    /// A file is changed on a descriptor of the caller's own from now on: no daemon starts to serve until
+    /// [`FactsView::plain_changes_end`]. To be asked before each change, also beside others. False: one is just starting; try
+    /// again soon.
     pub fn plain_changes_begin(&self) -> bool {
-        self.file
-            .as_ref()
-            .is_none_or(|file| flock(file, FlockOperation::NonBlockingLockShared).is_ok())
+        self.locks.as_ref().is_none_or(|locks| {
+            let shared = FlockOperation::NonBlockingLockShared;
+            let begun = flock(&locks.gate, shared).is_ok() && flock(&locks.changes, shared).is_ok();
+            // Cannot fail: it is an open file. (Had it not been locked it does no harm.)
+            let _ = flock(&locks.gate, FlockOperation::NonBlockingUnlock);
+            begun
+        })
     }
 
     /// All of them have ended.
     pub fn plain_changes_end(&self) {
-        if let Some(file) = &self.file {
+        if let Some(locks) = &self.locks {
             // Cannot fail: it is an open file.
-            let _ = flock(file, FlockOperation::NonBlockingUnlock);
+            let _ = flock(&locks.changes, FlockOperation::NonBlockingUnlock);
         }
     }
 
@@ -280,7 +310,7 @@ impl FactsView {
     pub(crate) fn map(fd: impl AsFd) -> io::Result<FactsView> {
         Ok(FactsView {
             table: Mapping::shared(fd, BYTES, Access::Read)?,
-            file: None,
+            locks: None,
         })
     }
 
@@ -433,8 +463,12 @@ mod tests {
         first.word(start, word::SEQUENCE).store(99, Relaxed);
         drop(first);
         let mut second = FactsTable::open(&folder.0).unwrap();
-        assert_eq!(second.count(), 1);
-        assert_eq!((view.of(1, 2), view.of(1, 3)), (Some(fact(5)), None));
+        // What it was before may be all that anybody was told.
+        assert_eq!(second.count(), 2);
+        assert_eq!(
+            (view.of(1, 2), view.of(1, 3)),
+            (Some(fact(5)), Some(fact(6)))
+        );
         second.set(1, 3, fact(7));
         assert_eq!(view.of(1, 3), Some(fact(7)));
         second.keep_only(&HashSet::from([(1, 3)]));
@@ -449,8 +483,10 @@ mod tests {
         let runtime = Folder::new();
         let folder = runtime.0.join("lanes");
         std::fs::create_dir(&folder).unwrap();
-        let wait = || NoPlainChanges::wait(&folder, Duration::from_ms(20));
-        assert!(wait().is_none() && FactsView::open(&runtime.0).is_none());
+        let wait = || NoPlainChanges::wait(&folder, Duration::from_ms(20)).ok();
+        assert!(FactsView::open(&runtime.0).is_none());
+        // The first daemon there ever was.
+        drop(wait().unwrap());
         let table = FactsTable::open(&folder).unwrap();
         let door = FactsView::open(&runtime.0).unwrap();
         let other = FactsView::open(&runtime.0).unwrap();
@@ -464,6 +500,16 @@ mod tests {
         assert!(!door.plain_changes_begin());
         drop(starting);
         assert!(door.plain_changes_begin());
+        // Who overlaps with himself for ever keeps nobody out: while a daemon waits none of them begins.
+        std::thread::scope(|scope| {
+            let waiting = || NoPlainChanges::wait(&folder, Duration::from_s(10)).is_ok();
+            let starts = scope.spawn(waiting);
+            while door.plain_changes_begin() {
+                std::thread::yield_now();
+            }
+            door.plain_changes_end();
+            assert!(starts.join().unwrap());
+        });
         // What a session was given is the daemon's own.
         let given = FactsView::map(table.session_fd()).unwrap();
         assert!(given.plain_changes_begin());

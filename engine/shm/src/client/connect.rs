@@ -22,6 +22,8 @@ use std::path::Path;
 pub const CONNECT_PATIENCE: Duration = Duration::from_ms(50);
 /// How often who waits for an answer looks whether somebody else listens by now.
 const LOOK: Duration = Duration::from_ms(10);
+/// How often who finds no place in a daemon's queue tries again.
+const QUEUE_LOOK: std::time::Duration = std::time::Duration::from_millis(5);
 
 /// Why there is no session.
 #[derive(Debug)]
@@ -110,10 +112,10 @@ pub(super) fn connect(
     who: &Connect,
     patience: Duration,
 ) -> Result<Session, ConnectError> {
-    let deadline = clock::now() + patience;
     let mut buffer = [0; PACKET_BYTES_MAX];
+    // (Each daemon gets that patience.)
     let (socket, packet) = loop {
-        if let Some(answered) = greet(path, who, deadline, &mut buffer)? {
+        if let Some(answered) = greet(path, who, clock::now() + patience, &mut buffer)? {
             break answered;
         }
     };
@@ -183,7 +185,15 @@ fn greet(
     buffer: &mut [u8],
 ) -> Result<Option<(OwnedFd, socket::Packet)>, ConnectError> {
     let place = place_of(path);
-    let socket = socket::connect_to(path).map_err(ConnectError::NoDaemon)?;
+    let socket = loop {
+        match socket::connect_to(path) {
+            // His queue is full.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && clock::now() < deadline => {
+                std::thread::sleep(QUEUE_LOOK);
+            }
+            connected => break connected.map_err(ConnectError::NoDaemon)?,
+        }
+    };
     socket::send(&socket, &[&write_connect(who)], &[])?;
     loop {
         if let Some(packet) = socket::receive(&socket, buffer)? {
@@ -192,11 +202,11 @@ fn greet(
         if wait_readable(&socket, deadline.min(clock::now() + LOOK))? {
             continue;
         }
-        if clock::now() >= deadline {
-            return Err(ConnectError::Silent);
-        }
         if place_of(path) != place {
             return Ok(None);
+        }
+        if clock::now() >= deadline {
+            return Err(ConnectError::Silent);
         }
     }
 }
