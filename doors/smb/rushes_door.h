@@ -371,11 +371,9 @@ bool rushes_has_fact(struct rushes_session *session, dev_t device,
 /*
  * Before a file is changed on its own descriptor: wait until it has all that
  * was acknowledged. rushes_changed_* ends this. False, with errno set: it never
- * will, and must be left alone. For an fsp: nor does another daemon start to
- * serve until then, which would not know of the change.
+ * will, and must be left alone. Nor does another daemon start to serve until
+ * then, which would not know of the change.
  */
-bool rushes_hold_inode(struct rushes_session *session, dev_t device,
-		       ino_t inode);
 bool rushes_hold_fsp(struct vfs_handle_struct *handle,
 		     struct files_struct *fsp);
 

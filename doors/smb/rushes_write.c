@@ -76,8 +76,9 @@ static bool rushes_wait_for_fact(struct rushes_session *session, dev_t device,
 	return true;
 }
 
-bool rushes_hold_inode(struct rushes_session *session, dev_t device,
-		       ino_t inode)
+/* For what only reads: a daemon that starts meanwhile does no harm. */
+static bool rushes_hold_inode(struct rushes_session *session, dev_t device,
+			      ino_t inode)
 {
 	int saved_errno = errno;
 	bool held = false;

@@ -74,18 +74,17 @@ impl FactsTable {
     fn take_over(&mut self) {
         for start in (0..BYTES).step_by(ENTRY_WORDS * 8) {
             let sequence = self.word(start, word::SEQUENCE).load(Relaxed);
+            let mut inode = self.word(start, word::INODE).load(Relaxed);
+            let device = self.word(start, word::DEVICE).load(Relaxed);
             if !sequence.is_multiple_of(2) {
-                let inode = self.word(start, word::INODE).load(Relaxed);
-                let device = self.word(start, word::DEVICE).load(Relaxed);
                 let bucket = bucket_of(device, inode);
                 if !(bucket..bucket + WAYS * ENTRY_WORDS * 8).contains(&start) {
-                    self.word(start, word::INODE).store(0, Relaxed);
+                    inode = 0;
+                    self.word(start, word::INODE).store(inode, Relaxed);
                 }
                 self.word(start, word::SEQUENCE)
                     .store(sequence.wrapping_add(1), Release);
             }
-            let inode = self.word(start, word::INODE).load(Relaxed);
-            let device = self.word(start, word::DEVICE).load(Relaxed);
             if inode != 0 {
                 self.places.insert((device, inode), start);
             }
