@@ -8,7 +8,7 @@ use rushes_core::server::{Extent, FileKey};
 use rushes_core::units::ByteRange;
 use rustix::fs::{
     AtFlags, FallocateFlags, Mode, OFlags, Timespec, Timestamps, fallocate, fcntl_getfl, fdatasync,
-    fstat, fsync, ftruncate, futimens, open, openat, unlinkat,
+    fstat, fstatfs, fsync, ftruncate, futimens, open, openat, unlinkat,
 };
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::io;
@@ -115,8 +115,19 @@ impl Reserves {
 /// What is tried. Units: bytes.
 const TRIAL_BYTES: u64 = 1 << 16;
 
+/// What `statfs` calls file systems that write to a new place each time (linux/magic.h, and bcachefs's own).
+const NEW_PLACES: [u64; 2] = [0x9123_683e, 0xca45_1a4e];
+
 fn try_reserving(file: &OwnedFd) -> Reserves {
     let untried = |error: io::Error| Reserves::Untried(error.to_string());
+    match fstatfs(file) {
+        // What was reserved is used for the first write alone, and a snapshot takes that, too.
+        Ok(found) if NEW_PLACES.contains(&(found.f_type as u64)) => {
+            return Reserves::Never("it writes to new places each time");
+        }
+        Ok(_) => {}
+        Err(error) => return untried(error.into()),
+    }
     let key = match status(file) {
         Ok(found) => found.key,
         Err(error) => return untried(error),
