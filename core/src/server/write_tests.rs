@@ -127,6 +127,7 @@ struct Counts {
     holds: u64,
     crashes: u64,
     recovered: u64,
+    died_booting: u64,
     device_writes: u64,
     bridged_writes: u64,
     strange: u64,
@@ -257,18 +258,34 @@ impl World {
                 record_count: RECORDS,
             });
         }
-        for (_, lane, record, range, runs) in left {
-            self.counts.recovered += 1;
+        // One in four dies while it comes up, and one in four of those that come then.
+        let dies_at = match self.random.one_in(4) {
+            true => self.random.below(left.len() as u64 + 2),
+            false => u64::MAX,
+        };
+        let events = left.into_iter().map(|(_, lane, record, range, runs)| {
             let facts = self.facts();
-            self.step(Event::Recovered {
+            Event::Recovered {
                 lane,
                 record,
                 facts,
                 range,
                 runs,
-            });
+            }
+        });
+        let mut events: Vec<Event> = events.collect();
+        self.counts.recovered += events.len() as u64;
+        events.push(Event::RecoveryEnded);
+        for (index, event) in events.into_iter().enumerate() {
+            let dies_after = match index as u64 == dies_at {
+                true => self.random.below(8) as usize,
+                false => usize::MAX,
+            };
+            if !self.step_to(event, dies_after) || index as u64 == dies_at {
+                self.counts.died_booting += 1;
+                return self.crash();
+            }
         }
-        self.step(Event::RecoveryEnded);
         self.is_booting = false;
         self.clients.clear();
         for _ in 0..3 {
@@ -1118,6 +1135,7 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
         sum.holds += world.counts.holds;
         sum.crashes += world.counts.crashes;
         sum.recovered += world.counts.recovered;
+        sum.died_booting += world.counts.died_booting;
         sum.device_writes += world.counts.device_writes;
         sum.spent += world.counts.spent;
         sum.given_back += world.counts.given_back;
@@ -1130,6 +1148,7 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
     assert!(sum.reads > 300 && sum.writes > 300, "{sum:?}");
     assert!(sum.syncs > 30 && sum.holds > 10, "{sum:?}");
     assert!(sum.crashes > 30 && sum.recovered > 30, "{sum:?}");
+    assert!(sum.died_booting > 20, "{sum:?}");
     assert!(sum.spent > 20 && sum.given_back > 20, "{sum:?}");
     assert!(sum.bridged_writes > 60 && sum.strange > 20, "{sum:?}");
     assert!(sum.refused > 10 && sum.syncs_refused > 10, "{sum:?}");
