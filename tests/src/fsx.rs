@@ -43,6 +43,8 @@ pub struct Plan {
     pub clients: usize,
     /// Say nothing on the way.
     pub quiet: bool,
+    /// Rises with each operation, for whoever waits for them.
+    pub steps: Arc<AtomicU64>,
 }
 
 /// What was done.
@@ -124,9 +126,9 @@ pub fn run(port: u16, folder: &Path, plan: &Plan) -> Result<Report, String> {
             .map(|&number| {
                 let mut worker = Worker::new(plan.seed, number, clients.clone(), folder);
                 let (stop, counts) = (&stop, &counts);
-                let steps = plan.operations / plan.workers;
+                let (told, steps) = (&plan.steps, plan.operations / plan.workers);
                 scope.spawn(move || {
-                    worker.work(steps, stop, counts).map_err(|error| {
+                    worker.work(steps, stop, counts, told).map_err(|error| {
                         stop.store(true, Ordering::Relaxed);
                         worker.tell(plan, &error)
                     })
@@ -247,7 +249,13 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn work(&mut self, steps: u64, stop: &AtomicBool, counts: &[AtomicU64]) -> Step {
+    fn work(
+        &mut self,
+        steps: u64,
+        stop: &AtomicBool,
+        counts: &[AtomicU64],
+        told: &AtomicU64,
+    ) -> Step {
         self.size_max = [20_000, 60_000, 200_000, 1_000_000][self.random.below(4) as usize];
         for file in 0..2 {
             self.open_all(file, Disposition::OverwriteIf)?;
@@ -263,6 +271,7 @@ impl<'a> Worker<'a> {
             self.act(kind, file, client)?;
             self.look_again(file)?;
             counts[kind].fetch_add(1, Ordering::Relaxed);
+            told.fetch_add(1, Ordering::Relaxed);
         }
         for file in 0..2 {
             self.check_all(file, 0)?;
