@@ -2,6 +2,8 @@
 //! The daemon is killed again and again while clients do what they do in a facility, all at once: they play, record, grade in place, copy, cut, rename and
 //! delete. Whatever they read is what was written, nobody sees an error, and in the end the disk has it all.
 //!
+//! Pauses are measured and printed, not judged: under this load a few of several seconds remain. Nor are times of files, which may go back.
+//!
 //! One file and one request at a time, where each byte can be followed, is in writing.rs. `RUSHES_TEST_KILLS` says how often; what
 //! clients do follows from chance and from who comes first.
 
@@ -270,10 +272,26 @@ fn anything(stage: &Stage, world: &World, steps: &Arc<AtomicU64>) {
             only: None,
             clients: 2,
             quiet: true,
+            daemon_dies: true,
             steps: Arc::clone(steps),
         };
         if let Err(divergence) = fsx::run(stage.port, world.disk.path(), &plan) {
             panic!("{divergence}");
+        }
+        forget_all(stage, world);
+    }
+}
+
+/// The names of one round come again in the next.
+fn forget_all(stage: &Stage, world: &World) {
+    let client = stage.connect();
+    let names = fs::read_dir(world.disk.path()).expect("our own disk");
+    for name in names.flatten().map(|entry| entry.file_name()) {
+        let name = name.to_string_lossy().into_owned();
+        if name.starts_with('w') {
+            let (file, _) = client.open(&name, Disposition::Open).expect("opened");
+            client.delete_on_close(file).expect("deleted");
+            client.close(file).expect("closed");
         }
     }
 }
@@ -416,8 +434,17 @@ fn kill(
             before = [0; CLIENTS];
             continue;
         }
+        let mut last = before;
         while !goes_on(before) && stage.goes_on() {
+            last = now();
             std::thread::sleep(Duration::from_millis(1));
+        }
+        if killed.elapsed() > Duration::from_secs(1) {
+            let ended: Vec<u64> = last.iter().zip(before).map(|(a, b)| a - b).collect();
+            println!(
+                "a pause of {} ms; a moment before its end the clients had ended so many steps: {ended:?}",
+                killed.elapsed().as_millis()
+            );
         }
         longest = longest.max(killed.elapsed());
     }
