@@ -71,7 +71,10 @@ enum Doing {
     },
     Syncing {
         request: u64,
-        commit: u64,
+        /// As for reading: what is on the medium by then is this, or newer.
+        then: Vec<u8>,
+        since: Vec<(u64, Vec<u8>)>,
+        lengths: Vec<u64>,
     },
     Holding {
         request: u64,
@@ -607,22 +610,16 @@ impl World {
             (
                 Doing::Syncing {
                     request: own,
-                    commit,
+                    then,
+                    since,
+                    lengths,
                 },
                 outcome,
             ) if own == request => {
                 match outcome {
                     Outcome::Done => {
                         self.counts.syncs += 1;
-                        for at in 0..self.flat.len() {
-                            if self.from[at] <= commit {
-                                assert_eq!(
-                                    self.durable.get(at),
-                                    self.flat.get(at),
-                                    "byte {at} was synced"
-                                );
-                            }
-                        }
+                        self.check_synced(&then, &since, &lengths);
                     }
                     Outcome::Failed(_) => {
                         assert!(self.failing);
@@ -653,7 +650,9 @@ impl World {
                 self.from.resize(length, self.commits);
                 self.version += 1;
                 for client in &mut self.clients {
-                    if let Doing::Reading { since, lengths, .. } = &mut client.2 {
+                    if let Doing::Reading { since, lengths, .. }
+                    | Doing::Syncing { since, lengths, .. } = &mut client.2
+                    {
                         since.push((from, vec![0; 220_000]));
                         lengths.push(length as u64);
                     }
@@ -696,13 +695,19 @@ impl World {
         );
         for (step, &byte) in got.iter().enumerate() {
             let at = range.start.0 + step as u64;
-            let allowed = then.get(at as usize).copied().unwrap_or(0) == byte
-                || since.iter().any(|(start, bytes)| {
-                    at.checked_sub(*start)
-                        .and_then(|into| bytes.get(into as usize))
-                        .is_some_and(|&written| written == byte)
-                });
+            let allowed =
+                then.get(at as usize).copied().unwrap_or(0) == byte || was_written(since, at, byte);
             assert!(allowed, "byte {at} of {range:?} reads {byte}");
+        }
+    }
+
+    fn check_synced(&self, then: &[u8], since: &[(u64, Vec<u8>)], lengths: &[u64]) {
+        for (at, &byte) in then.iter().enumerate() {
+            let allowed = match self.durable.get(at) {
+                Some(&found) => found == byte || was_written(since, at as u64, found),
+                None => lengths.iter().any(|&length| length <= at as u64),
+            };
+            assert!(allowed, "byte {at} was synced");
         }
     }
 
@@ -796,7 +801,9 @@ impl World {
             10 => {
                 self.clients[index].2 = Doing::Syncing {
                     request,
-                    commit: self.commits,
+                    then: self.flat.clone(),
+                    since: Vec::new(),
+                    lengths: Vec::new(),
                 };
                 self.step(Event::Sync {
                     session,
@@ -831,7 +838,9 @@ impl World {
         self.from[start..start + bytes.len()].fill(self.commits);
         let length = self.flat.len() as u64;
         for client in &mut self.clients {
-            if let Doing::Reading { since, lengths, .. } = &mut client.2 {
+            if let Doing::Reading { since, lengths, .. } | Doing::Syncing { since, lengths, .. } =
+                &mut client.2
+            {
                 since.push((range.start.0, bytes.to_vec()));
                 lengths.push(length);
             }
@@ -974,7 +983,7 @@ impl World {
         self.version += 1;
         self.counts.strange += 1;
         for client in &mut self.clients {
-            if let Doing::Reading { since, .. } = &mut client.2 {
+            if let Doing::Reading { since, .. } | Doing::Syncing { since, .. } = &mut client.2 {
                 since.push((range.start.0, bytes.clone()));
             }
         }
@@ -1154,6 +1163,15 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
     assert!(sum.refused > 10 && sum.syncs_refused > 10, "{sum:?}");
 }
 
+/// Whether one of these writes put that byte there.
+fn was_written(writes: &[(u64, Vec<u8>)], at: u64, byte: u8) -> bool {
+    writes.iter().any(|(start, bytes)| {
+        at.checked_sub(*start)
+            .and_then(|into| bytes.get(into as usize))
+            .is_some_and(|&written| written == byte)
+    })
+}
+
 /// A server over an empty file, with clients of whom nobody does anything by himself.
 fn quiet() -> World {
     let mut world = World::new(3);
@@ -1170,7 +1188,7 @@ impl World {
     /// Client `index` asks to write, and commits if he may.
     fn write(&mut self, index: usize, range: ByteRange) {
         let (session, request) = (self.clients[index].0, self.fresh());
-        let bytes = vec![9; range.length.0 as usize];
+        let bytes = vec![9 + index as u8; range.length.0 as usize];
         self.clients[index].2 = Doing::Writing {
             request,
             range,
@@ -1184,14 +1202,7 @@ impl World {
             sent: self.now,
         });
         if matches!(self.clients[index].2, Doing::Granted { .. }) {
-            self.commits += 1;
-            let place = range.start.0 as usize..range.end() as usize;
-            self.flat[place.clone()].copy_from_slice(&bytes);
-            self.from[place].fill(self.commits);
-            self.step(Event::WriteEnd {
-                session,
-                request: RequestId(request),
-            });
+            self.commit(session, request, range, &bytes);
         }
     }
 
@@ -1199,7 +1210,9 @@ impl World {
         let (session, request) = (self.clients[index].0, self.fresh());
         self.clients[index].2 = Doing::Syncing {
             request,
-            commit: self.commits,
+            then: self.flat.clone(),
+            since: Vec::new(),
+            lengths: Vec::new(),
         };
         self.step(Event::Sync {
             session,
@@ -1248,6 +1261,23 @@ fn a_device_that_fails_refuses_one_write_and_every_sync_until_it_has_everything(
     world.write(1, ByteRange::new(4096, 100));
     world.settle();
     assert_eq!((world.counts.syncs, world.counts.writes), (1, 5));
+}
+
+/// Bytes that wait for their page to be free are written over: neither they nor the newer ones are on the device yet.
+#[test]
+fn a_sync_waits_for_what_was_written_over_what_it_is_for() {
+    let mut world = quiet();
+    world.write(0, ByteRange::new(0, 100));
+    world.sync(0);
+    assert_eq!(world.ios.len(), 1, "its page is busy");
+    world.write(1, ByteRange::new(100, 100));
+    world.sync(1);
+    world.write(2, ByteRange::new(100, 100));
+    world.write_back(Ok(()));
+    world.end_sync();
+    assert_eq!(world.counts.syncs, 1, "the first alone");
+    world.settle();
+    assert_eq!(world.counts.syncs, 2);
 }
 
 /// Who leaves while he waits for a sync leaves the driver with one that is older than what is written next.
