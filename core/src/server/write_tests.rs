@@ -283,6 +283,7 @@ impl World {
         self.counts.recovered += events.len() as u64;
         events.push(Event::RecoveryEnded);
         for (index, event) in events.into_iter().enumerate() {
+            self.is_booting = !matches!(event, Event::RecoveryEnded);
             let dies_after = match index as u64 == dies_at {
                 true => self.random.below(8) as usize,
                 false => usize::MAX,
@@ -292,7 +293,6 @@ impl World {
                 return self.crash();
             }
         }
-        self.is_booting = false;
         self.clients.clear();
         for _ in 0..3 {
             self.join();
