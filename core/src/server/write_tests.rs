@@ -656,7 +656,7 @@ impl World {
                     if let Doing::Reading { since, lengths, .. }
                     | Doing::Syncing { since, lengths, .. } = &mut client.2
                     {
-                        since.push((from, vec![0; 220_000]));
+                        since.push((from, vec![0; 400_000]));
                         lengths.push(length as u64);
                     }
                 }
