@@ -1135,7 +1135,7 @@ impl World {
 #[test]
 fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
     let mut sum = Counts::default();
-    for seed in 0..60 {
+    for seed in 0..400 {
         let mut world = World::new(seed);
         for _ in 0..1500 {
             world.turn();
