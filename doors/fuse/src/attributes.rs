@@ -8,8 +8,8 @@ use crate::answer::Answer;
 use crate::door::Door;
 use crate::nodes::{Node, S_IFMT, S_IFREG, locked, status};
 use rustix::fs::{
-    AtFlags, Mode, Statx, Timestamps, XattrFlags, chmodat, chownat, getxattr, getxattr_query, listxattr,
-    listxattr_query, makedev, removexattr, setxattr, utimensat,
+    AtFlags, Mode, Statx, Timestamps, XattrFlags, chmodat, chownat, getxattr, getxattr_query,
+    listxattr, listxattr_query, makedev, removexattr, setxattr, utimensat,
 };
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
@@ -106,7 +106,12 @@ impl Door {
 
     pub(crate) fn attributes_of(&self, node: &Arc<Node>) -> Answer<Attributes> {
         let fd = self.nodes.descriptor(node)?;
-        Ok(Attributes::of(node.number, &status(fd)?))
+        let mut attributes = Attributes::of(node.number, &status(fd)?);
+        if locked(&node.file).nameless {
+            // The name that its stub has among the removed ones is none of the tree's.
+            attributes.link_count = 0;
+        }
+        Ok(attributes)
     }
 
     /// Owner before mode: chown takes set-id bits away, and a chmod in the same call means them.
@@ -114,7 +119,10 @@ impl Door {
         let node = self.nodes.get(number)?;
         let fd = self.nodes.descriptor(&node)?;
         if changes.user.is_some() || changes.group.is_some() {
-            let (user, group) = (changes.user.map(Uid::from_raw), changes.group.map(Gid::from_raw));
+            let (user, group) = (
+                changes.user.map(Uid::from_raw),
+                changes.group.map(Gid::from_raw),
+            );
             chownat(&fd, c"", user, group, AtFlags::EMPTY_PATH)?;
         }
         if let Some(mode) = changes.mode {
@@ -140,19 +148,39 @@ impl Door {
         let mode = u32::from(status(&fd)?.stx_mode) & 0o7777;
         let setgid = if mode & 0o010 != 0 { 0o2000 } else { 0 };
         let kept = mode & !(0o4000 | setgid);
-        if kept == mode { Ok(()) } else { set_mode(&fd, kept) }
+        if kept == mode {
+            Ok(())
+        } else {
+            set_mode(&fd, kept)
+        }
     }
 
-    pub(crate) fn set_attribute(&self, number: u64, name: &OsStr, value: &[u8], flags: u32) -> Answer<()> {
+    pub(crate) fn set_attribute(
+        &self,
+        number: u64,
+        name: &OsStr,
+        value: &[u8],
+        flags: u32,
+    ) -> Answer<()> {
         if is_ours(name) {
             return Err(Errno::PERM);
         }
         let fd = self.nodes.descriptor(&self.nodes.get(number)?)?;
-        setxattr(by_descriptor(&fd), name, value, XattrFlags::from_bits_retain(flags))
+        setxattr(
+            by_descriptor(&fd),
+            name,
+            value,
+            XattrFlags::from_bits_retain(flags),
+        )
     }
 
     /// The value; empty when `room` is 0 and only its length is asked, which comes with it.
-    pub(crate) fn attribute(&self, number: u64, name: &OsStr, room: usize) -> Answer<(usize, Vec<u8>)> {
+    pub(crate) fn attribute(
+        &self,
+        number: u64,
+        name: &OsStr,
+        room: usize,
+    ) -> Answer<(usize, Vec<u8>)> {
         if is_ours(name) {
             return Err(Errno::NODATA);
         }
@@ -179,7 +207,9 @@ impl Door {
                 Err(error) => return Err(error),
                 Ok(_) => {}
             }
-            let shown = names.split_inclusive(|byte| *byte == 0).filter(|name| !name.starts_with(OURS));
+            let shown = names
+                .split_inclusive(|byte| *byte == 0)
+                .filter(|name| !name.starts_with(OURS));
             return Ok(shown.flatten().copied().collect());
         }
     }

@@ -41,7 +41,12 @@ impl Door {
     }
 
     /// Names from `offset` on, until `take` says that it has enough.
-    pub(crate) fn list(&self, listing: &Listing, offset: u64, mut take: impl FnMut(Listed<'_>) -> Answer<bool>) -> Answer<()> {
+    pub(crate) fn list(
+        &self,
+        listing: &Listing,
+        offset: u64,
+        mut take: impl FnMut(Listed<'_>) -> Answer<bool>,
+    ) -> Answer<()> {
         let directory = locked(&listing.directory);
         seek(&*directory, SeekFrom::Start(offset))?;
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
@@ -69,7 +74,11 @@ impl Door {
     }
 
     /// The inode of a listed name. None: it went away meanwhile.
-    pub(crate) fn look_at_listed(&self, parent: u64, name: &OsStr) -> Option<(Arc<Node>, Attributes)> {
+    pub(crate) fn look_at_listed(
+        &self,
+        parent: u64,
+        name: &OsStr,
+    ) -> Option<(Arc<Node>, Attributes)> {
         let entry = self.lookup(parent, name).ok()?;
         Some((entry.node, entry.attributes))
     }
@@ -79,4 +88,3 @@ impl Door {
         fsync(directory)
     }
 }
-

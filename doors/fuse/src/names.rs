@@ -8,11 +8,11 @@
 use crate::answer::{Answer, errno};
 use crate::attributes::Attributes;
 use crate::door::Door;
-use crate::nodes::{Node, S_IFMT, S_IFREG, status};
+use crate::nodes::{Node, S_IFMT, S_IFREG, locked, status};
 use rushes_sys::thread::{ActingAs, Identity, set_own_umask};
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, readlinkat, renameat_with,
-    symlinkat, unlinkat,
+    AtFlags, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, readlinkat,
+    renameat_with, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -42,7 +42,12 @@ impl Maker {
 
 /// The inode of this name: not followed, not opened.
 fn path_at(folder: impl AsFd, name: &OsStr) -> Answer<OwnedFd> {
-    openat(folder, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+    openat(
+        folder,
+        name,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
 }
 
 impl Door {
@@ -86,17 +91,36 @@ impl Door {
     }
 
     /// Anything but a directory or a symbolic link. Device numbers as makedev(3) makes them.
-    pub(crate) fn make_node(&self, parent: u64, name: &OsStr, mode: u32, device: u64, maker: Maker) -> Answer<Entry> {
+    pub(crate) fn make_node(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        device: u64,
+        maker: Maker,
+    ) -> Answer<Entry> {
         let folder = self.folder(parent)?;
         let kind = FileType::from_raw_mode(mode);
         {
             let _acting = maker.act()?;
-            mknodat(&folder, name, kind, Mode::from_raw_mode(mode & 0o7777), device)?;
+            mknodat(
+                &folder,
+                name,
+                kind,
+                Mode::from_raw_mode(mode & 0o7777),
+                device,
+            )?;
         }
         self.entry(path_at(&folder, name)?)
     }
 
-    pub(crate) fn make_directory(&self, parent: u64, name: &OsStr, mode: u32, maker: Maker) -> Answer<Entry> {
+    pub(crate) fn make_directory(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        maker: Maker,
+    ) -> Answer<Entry> {
         let folder = self.folder(parent)?;
         {
             let _acting = maker.act()?;
@@ -105,7 +129,13 @@ impl Door {
         self.entry(path_at(&folder, name)?)
     }
 
-    pub(crate) fn make_symlink(&self, parent: u64, name: &OsStr, target: &Path, maker: Maker) -> Answer<Entry> {
+    pub(crate) fn make_symlink(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        target: &Path,
+        maker: Maker,
+    ) -> Answer<Entry> {
         let folder = self.folder(parent)?;
         {
             let _acting = maker.act()?;
@@ -115,9 +145,17 @@ impl Door {
     }
 
     /// A new regular file, open. One that is there already is opened, unless `exclusive`.
-    pub(crate) fn create(&self, parent: u64, name: &OsStr, mode: u32, exclusive: bool, maker: Maker) -> Answer<Entry> {
+    pub(crate) fn create(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        exclusive: bool,
+        maker: Maker,
+    ) -> Answer<Entry> {
         let folder = self.folder(parent)?;
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = {
             let _acting = maker.act()?;
             openat(&folder, name, flags, Mode::from_raw_mode(mode & 0o7777))
@@ -142,6 +180,7 @@ impl Door {
 
     pub(crate) fn link(&self, number: u64, parent: u64, name: &OsStr) -> Answer<Entry> {
         let (file, folder) = (self.folder(number)?, self.folder(parent)?);
+        let _links = locked(&self.links);
         linkat(&file, c"", &folder, name, AtFlags::EMPTY_PATH)?;
         self.entry(path_at(&folder, name)?)
     }
@@ -150,9 +189,7 @@ impl Door {
     pub(crate) fn unlink(&self, parent: u64, name: &OsStr) -> Answer<()> {
         let folder = self.folder(parent)?;
         let victim = path_at(&folder, name)?;
-        unlinkat(&folder, name, AtFlags::empty())?;
-        self.name_gone(victim);
-        Ok(())
+        self.remove_name(&folder, name, &victim)
     }
 
     pub(crate) fn remove_directory(&self, parent: u64, name: &OsStr) -> Answer<()> {
@@ -166,11 +203,15 @@ impl Door {
             return Err(Errno::INVAL);
         }
         let (source, target) = (self.folder(from.0)?, self.folder(to.0)?);
-        let victim = if flags.is_empty() { path_at(&target, to.1).ok() } else { None };
-        renameat_with(&source, from.1, &target, to.1, flags)?;
-        if let Some(victim) = victim {
-            self.name_gone(victim);
+        let victim = if flags.is_empty() {
+            path_at(&target, to.1).ok()
+        } else {
+            None
+        };
+        let replace = || renameat_with(&source, from.1, &target, to.1, flags);
+        match victim {
+            Some(victim) => self.replace_name(&victim, replace),
+            None => replace(),
         }
-        Ok(())
     }
 }

@@ -78,7 +78,14 @@ impl Nodes {
     ///
     /// Errors   EOPNOTSUPP where the catalogue's file system has no persistent handles
     pub(crate) fn new(tree: BorrowedFd<'_>) -> Answer<Nodes> {
-        let open = |flags| openat(tree, c".", flags | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let open = |flags| {
+            openat(
+                tree,
+                c".",
+                flags | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )
+        };
         let (path, within) = (Arc::new(open(OFlags::PATH)?), open(OFlags::RDONLY)?);
         let handle = Handle::of(&path).map_err(errno)?;
         let found = status(&path)?;
@@ -99,7 +106,11 @@ impl Nodes {
 
     /// The number that the kernel is told for an inode of the catalogue.
     pub(crate) fn number_of(&self, inode: u64) -> u64 {
-        if inode == self.tree_number { ROOT } else { inode }
+        if inode == self.tree_number {
+            ROOT
+        } else {
+            inode
+        }
     }
 
     /// The node the kernel means.
@@ -175,7 +186,9 @@ impl Nodes {
             node.recent.store(true, Ordering::Relaxed);
             return Ok(Arc::clone(fd));
         }
-        let opened = node.handle.open(self.within.as_fd(), OFlags::PATH | OFlags::NOFOLLOW);
+        let opened = node
+            .handle
+            .open(self.within.as_fd(), OFlags::PATH | OFlags::NOFOLLOW);
         let fd = match opened.map_err(errno) {
             Ok(fd) => Arc::new(fd),
             // Open and without a name: only its own descriptor leads to it.
@@ -196,8 +209,12 @@ impl Nodes {
         ring.push_back(Arc::downgrade(node));
         let mut closed = Vec::new();
         while ring.len() > DESCRIPTOR_COUNT_MAX {
-            let Some(oldest) = ring.pop_front() else { break };
-            let Some(node) = oldest.upgrade() else { continue };
+            let Some(oldest) = ring.pop_front() else {
+                break;
+            };
+            let Some(node) = oldest.upgrade() else {
+                continue;
+            };
             if node.recent.swap(false, Ordering::Relaxed) {
                 ring.push_back(oldest);
             } else {

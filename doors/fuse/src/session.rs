@@ -6,16 +6,16 @@
 
 use crate::answer::Answer;
 use crate::attributes::{Attributes, Changes};
-use crate::door::Door;
+use crate::door::{Door, raise_read_ahead};
 use crate::listing::Listing;
 use crate::names::{Entry, Maker};
 use crate::nodes::{S_IFDIR, S_IFMT, S_IFREG, locked};
 use fuser::{
-    AccessFlags, BsdFileFlags, Config, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType, Filesystem,
-    FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, MountOption, OpenFlags,
-    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, SessionACL, TimeOrNow,
-    WriteFlags,
+    AccessFlags, BsdFileFlags, Config, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType,
+    Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
+    MountOption, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, SessionACL, TimeOrNow, WriteFlags,
 };
 use rushes_sys::thread::Identity;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, major, makedev, minor};
@@ -25,6 +25,7 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Longest request that the kernel sends; the default of `fs.fuse.max_pages_limit`. Units: bytes.
@@ -46,20 +47,20 @@ const ATTRIBUTES_LIVE: Duration = Duration::from_secs(1);
 const O_EXCL: i32 = 0o200;
 
 /// A mounted pool; dropping it unmounts.
-#[derive(Debug)]
-pub struct Mounted(fuser::BackgroundSession);
+pub struct Mounted {
+    session: fuser::BackgroundSession,
+    door: Arc<Door>,
+    burier: JoinHandle<()>,
+}
 
 impl Mounted {
     /// Waits until somebody has unmounted it.
     pub fn wait(self) -> io::Result<()> {
-        self.0.join()
-    }
-
-    /// Unmount, and wait until the last request is answered.
-    ///
-    /// Errors   EBUSY while somebody uses it
-    pub fn unmount(self) -> io::Result<()> {
-        self.0.umount_and_join()
+        let ended = self.session.join();
+        self.door.closing.store(true, Ordering::Release);
+        self.burier.thread().unpark();
+        let _ = self.burier.join();
+        ended
     }
 }
 
@@ -78,11 +79,23 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
     config.n_threads = Some(THREAD_COUNT);
     config.clone_fd = true;
     let session = Session {
-        door,
+        door: Arc::clone(&door),
         listings: Mutex::default(),
         next_listing: AtomicU64::new(1),
     };
-    fuser::Session::new(session, folder, &config)?.spawn().map(Mounted)
+    let session = fuser::Session::new(session, folder, &config)?.spawn()?;
+    if let Err(error) = raise_read_ahead(folder) {
+        tracing::warn!("reading ahead stays as short as the kernel has it: {error}");
+    }
+    let burying = Arc::clone(&door);
+    let burier = std::thread::Builder::new()
+        .name("burier".to_owned())
+        .spawn(move || burying.bury_now_and_then())?;
+    Ok(Mounted {
+        session,
+        door,
+        burier,
+    })
 }
 
 struct Session {
@@ -93,7 +106,10 @@ struct Session {
 
 impl Session {
     fn listing(&self, handle: FileHandle) -> Answer<Arc<Listing>> {
-        locked(&self.listings).get(&handle.0).cloned().ok_or(rustix::io::Errno::BADF)
+        locked(&self.listings)
+            .get(&handle.0)
+            .cloned()
+            .ok_or(rustix::io::Errno::BADF)
     }
 }
 
@@ -124,7 +140,10 @@ fn encoded(device: u64) -> u32 {
 }
 
 fn decoded(device: u32) -> u64 {
-    makedev((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & 0xfff00))
+    makedev(
+        (device >> 8) & 0xfff,
+        (device & 0xff) | ((device >> 12) & 0xfff00),
+    )
 }
 
 fn translated(attributes: &Attributes) -> FileAttr {
@@ -157,7 +176,10 @@ fn timestamp(time: Option<TimeOrNow>) -> Timespec {
                 let before = before.duration();
                 let nanoseconds = i64::from(before.subsec_nanos());
                 let borrowed = i64::from(nanoseconds != 0);
-                (-(before.as_secs() as i64) - borrowed, borrowed * 1_000_000_000 - nanoseconds)
+                (
+                    -(before.as_secs() as i64) - borrowed,
+                    borrowed * 1_000_000_000 - nanoseconds,
+                )
             }
         },
     };
@@ -308,13 +330,36 @@ impl Filesystem for Session {
         reply_data(reply, self.door.read_link(ino.0));
     }
 
-    fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
-        let made = self.door.make_node(parent.0, name, mode, decoded(rdev), maker(request, umask));
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let made = self
+            .door
+            .make_node(parent.0, name, mode, decoded(rdev), maker(request, umask));
         reply_entry(reply, made);
     }
 
-    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        reply_entry(reply, self.door.make_directory(parent.0, name, mode, maker(request, umask)));
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
+        reply_entry(
+            reply,
+            self.door
+                .make_directory(parent.0, name, mode, maker(request, umask)),
+        );
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -325,8 +370,19 @@ impl Filesystem for Session {
         reply_empty(reply, self.door.remove_directory(parent.0, name));
     }
 
-    fn symlink(&self, request: &Request, parent: INodeNo, link_name: &OsStr, target: &Path, reply: ReplyEntry) {
-        reply_entry(reply, self.door.make_symlink(parent.0, link_name, target, maker(request, 0)));
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        link_name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        reply_entry(
+            reply,
+            self.door
+                .make_symlink(parent.0, link_name, target, maker(request, 0)),
+        );
     }
 
     fn rename(
@@ -339,11 +395,20 @@ impl Filesystem for Session {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let done = self.door.rename((parent.0, name), (newparent.0, newname), flags.bits());
+        let done = self
+            .door
+            .rename((parent.0, name), (newparent.0, newname), flags.bits());
         reply_empty(reply, done);
     }
 
-    fn link(&self, _request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+    fn link(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        newparent: INodeNo,
+        newname: &OsStr,
+        reply: ReplyEntry,
+    ) {
         reply_entry(reply, self.door.link(ino.0, newparent.0, newname));
     }
 
@@ -354,9 +419,21 @@ impl Filesystem for Session {
         }
     }
 
-    fn create(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, flags: i32, reply: ReplyCreate) {
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
         let exclusive = flags & O_EXCL != 0;
-        match self.door.create(parent.0, name, mode, exclusive, maker(request, umask)) {
+        match self
+            .door
+            .create(parent.0, name, mode, exclusive, maker(request, umask))
+        {
             Ok(entry) => reply.created(
                 &ATTRIBUTES_LIVE,
                 &translated(&entry.attributes),
@@ -379,7 +456,11 @@ impl Filesystem for Session {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        reply_data(reply, self.door.read(ino.0, offset, size.min(REQUEST_BYTES_MAX) as usize));
+        reply_data(
+            reply,
+            self.door
+                .read(ino.0, offset, size.min(REQUEST_BYTES_MAX) as usize),
+        );
     }
 
     fn write(
@@ -398,7 +479,14 @@ impl Filesystem for Session {
         reply_written(reply, self.door.write(ino.0, offset, data, drop_set_id));
     }
 
-    fn flush(&self, _request: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+    fn flush(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
         reply.ok();
     }
 
@@ -415,7 +503,14 @@ impl Filesystem for Session {
         reply_empty(reply, self.door.release(ino.0));
     }
 
-    fn fsync(&self, _request: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+    fn fsync(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        datasync: bool,
+        reply: ReplyEmpty,
+    ) {
         reply_empty(reply, self.door.sync(ino.0, datasync));
     }
 
@@ -430,10 +525,22 @@ impl Filesystem for Session {
         }
     }
 
-    fn readdir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+    fn readdir(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
         let done = self.listing(fh).and_then(|listing| {
             self.door.list(&listing, offset, |listed| {
-                Ok(!reply.add(INodeNo(listed.number), listed.next, listed_type(listed.kind), listed.name))
+                Ok(!reply.add(
+                    INodeNo(listed.number),
+                    listed.next,
+                    listed_type(listed.kind),
+                    listed.name,
+                ))
             })
         });
         match done {
@@ -442,11 +549,23 @@ impl Filesystem for Session {
         }
     }
 
-    fn readdirplus(&self, _request: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+    fn readdirplus(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
         let done = self.listing(fh).and_then(|listing| {
             self.door.list(&listing, offset, |listed| {
                 if listed.name == "." || listed.name == ".." {
-                    return Ok(!add_plain(&mut reply, listed.number, listed.next, listed.name));
+                    return Ok(!add_plain(
+                        &mut reply,
+                        listed.number,
+                        listed.next,
+                        listed.name,
+                    ));
                 }
                 let Some((node, attributes)) = self.door.look_at_listed(ino.0, listed.name) else {
                     return Ok(true);
@@ -472,14 +591,30 @@ impl Filesystem for Session {
         }
     }
 
-    fn releasedir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+    fn releasedir(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
         let closed = locked(&self.listings).remove(&fh.0);
         drop(closed);
         reply.ok();
     }
 
-    fn fsyncdir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        let done = self.listing(fh).and_then(|listing| self.door.sync_listing(&listing));
+    fn fsyncdir(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        let done = self
+            .listing(fh)
+            .and_then(|listing| self.door.sync_listing(&listing));
         reply_empty(reply, done);
     }
 
@@ -499,11 +634,30 @@ impl Filesystem for Session {
         }
     }
 
-    fn setxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, value: &[u8], flags: i32, _position: u32, reply: ReplyEmpty) {
-        reply_empty(reply, self.door.set_attribute(ino.0, name, value, flags as u32));
+    fn setxattr(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        reply_empty(
+            reply,
+            self.door.set_attribute(ino.0, name, value, flags as u32),
+        );
     }
 
-    fn getxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+    fn getxattr(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
         reply_value(reply, size, self.door.attribute(ino.0, name, size as usize));
     }
 
@@ -536,12 +690,33 @@ impl Filesystem for Session {
         reply.error(Errno::ENOTTY);
     }
 
-    fn fallocate(&self, request: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
+    fn fallocate(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
         let by_user = request.uid() != 0;
-        reply_empty(reply, self.door.allocate(ino.0, offset, length, mode as u32, by_user));
+        reply_empty(
+            reply,
+            self.door
+                .allocate(ino.0, offset, length, mode as u32, by_user),
+        );
     }
 
-    fn lseek(&self, _request: &Request, ino: INodeNo, _fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+    fn lseek(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
         match self.door.seek(ino.0, offset, whence) {
             Ok(at) => reply.offset(at),
             Err(error) => reply.error(number(error)),
@@ -562,7 +737,9 @@ impl Filesystem for Session {
         reply: ReplyWrite,
     ) {
         let by_user = request.uid() != 0;
-        let copied = self.door.copy((ino_in.0, offset_in), (ino_out.0, offset_out), len, by_user);
+        let copied = self
+            .door
+            .copy((ino_in.0, offset_in), (ino_out.0, offset_out), len, by_user);
         reply_written(reply, copied);
     }
 }
@@ -586,5 +763,12 @@ fn add_plain(reply: &mut ReplyDirectoryPlus, number: u64, next: u64, name: &OsSt
         blksize: 0,
         flags: 0,
     };
-    reply.add(INodeNo(number), next, name, &Duration::ZERO, &attributes, Generation(0))
+    reply.add(
+        INodeNo(number),
+        next,
+        name,
+        &Duration::ZERO,
+        &attributes,
+        Generation(0),
+    )
 }
