@@ -20,6 +20,8 @@ use std::sync::Arc;
 const COPY_BYTES_MAX: u64 = 16 << 20;
 /// At a time. Units: bytes.
 const COPY_CHUNK_BYTES: usize = 1 << 20;
+/// What a pool reserves at least where it gives bytes a place. Units: bytes.
+const BLOCK_BYTES: u64 = 4096;
 /// FALLOC_FL_… that are answered: keep the size, punch a hole, make zero.
 const KEEP_SIZE: u32 = 1;
 const PUNCH_HOLE: u32 = 2;
@@ -33,6 +35,22 @@ enum Piece {
     Done(u64),
     /// It needs a place, or another one.
     NoPlace(Option<(rushes_pool::Object, SpillReason)>),
+}
+
+/// Do it to the whole length, or to as much from the start on as there is room for, down to one block.
+///
+/// A file system may refuse a long write whole although its first block is reserved. Were that taken for a full member, two full
+/// ones would hand the same bytes to and fro for ever.
+fn less_and_less(start: u64, length: u64, mut act: impl FnMut(u64) -> Answer<u64>) -> Answer<u64> {
+    let least = (BLOCK_BYTES - start % BLOCK_BYTES).min(length);
+    let mut tried = length;
+    loop {
+        match act(tried) {
+            Ok(0) | Err(Errno::NOSPC) if tried > least => tried = (tried / 2).max(least),
+            Ok(0) => return Err(Errno::NOSPC),
+            done => return done,
+        }
+    }
 }
 
 impl Door {
@@ -106,11 +124,10 @@ impl Door {
         let (done, result) =
             self.piece_by_piece(node, file, (offset, total), |fd, located, done, length| {
                 let part = &data[done as usize..(done + length) as usize];
-                match pwrite(fd, part, located.object_offset.0) {
-                    Ok(0) => Err(Errno::NOSPC),
-                    Ok(count) => Ok(count as u64),
-                    Err(error) => Err(error),
-                }
+                less_and_less(located.object_offset.0, length, |length| {
+                    pwrite(fd, &part[..length as usize], located.object_offset.0)
+                        .map(|count| count as u64)
+                })
             });
         if done > 0 {
             self.written(file, offset + done)?;
@@ -238,7 +255,9 @@ impl Door {
         }
         let (_, result) =
             self.piece_by_piece(&node, &file, (offset, length), |fd, located, _, length| {
-                fallocate(fd, action, located.object_offset.0, length).map(|()| length)
+                less_and_less(located.object_offset.0, length, |length| {
+                    fallocate(fd, action, located.object_offset.0, length).map(|()| length)
+                })
             });
         result?;
         let end = if mode & KEEP_SIZE == 0 { end } else { 0 };
