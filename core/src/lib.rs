@@ -12,6 +12,7 @@ extern crate alloc;
 
 pub mod cache;
 pub mod format;
+pub mod pool;
 pub mod sched;
 pub mod server;
 pub mod stream;

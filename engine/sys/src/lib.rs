@@ -13,6 +13,7 @@ mod error;
 pub mod extents;
 pub mod file;
 mod fork;
+pub mod handle;
 mod map;
 pub mod notify;
 pub mod priority;
@@ -20,6 +21,7 @@ mod ring;
 mod segment;
 pub mod socket;
 pub mod space;
+pub mod thread;
 pub mod watch;
 
 pub use error::{SysError, errno_of};

@@ -1,0 +1,657 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where the bytes of a file of a pool are: its layout record, and the mark that each object carries in return.
+//!
+//! **The layout record** (`trusted.rushes.layout` of the stub). All numbers are little-endian. The record of a file with one segment
+//! has 56 bytes: as much as an ext4 inode of 256 bytes has room for, so that opening a file reads no further block.
+//!
+//! | offset | size | meaning |
+//! |---|---|---|
+//! | 0 | 3 | `RSL` |
+//! | 3 | 1 | version of the record: 1 |
+//! | 4 | 4 | CRC-32C of the whole record with these four bytes zero |
+//! | 8 | 8 | inode number of the file, the pool's own; not 0 |
+//! | 16 | 4 | generation of the file |
+//! | 20 | 2 | how many segments |
+//! | 22 | 2 | flags: none is known, so 0 |
+//! | 24 | … | the segments, in the order of the file |
+//!
+//! A segment is 20 bytes, then 12 bytes for each of its objects:
+//!
+//! | offset | size | meaning |
+//! |---|---|---|
+//! | 0 | 8 | first byte of the file that is in it; it reaches to the next segment, the last one without end |
+//! | 8 | 8 | origin: the byte of the file that is (or would be) byte 0 of its objects; not behind the first byte |
+//! | 16 | 1 | logarithm of the unit of the stripe; 0: not striped |
+//! | 17 | 1 | logarithm of the unit of the stripe over groups; 0: one stage |
+//! | 18 | 1 | groups |
+//! | 19 | 1 | members of a group |
+//! | 20 | 12 each | the objects, group by group: id (8), number of the member (2), 0 (2) |
+//!
+//! **The back-pointer** (`trusted.rushes.object` of an object), 48 bytes, with which an object says whose it is:
+//!
+//! | offset | size | meaning |
+//! |---|---|---|
+//! | 0 | 3 | `RSO` |
+//! | 3 | 1 | version: 1 |
+//! | 4 | 4 | CRC-32C of the whole with these four bytes zero |
+//! | 8 | 16 | id of the pool |
+//! | 24 | 8 | inode number of the file |
+//! | 32 | 4 | generation of the file |
+//! | 36 | 2 | how many objects the file had before it |
+//! | 38 | 2 | place in its stripe; 0 where there is none |
+//! | 40 | 8 | origin, as in the segment |
+//!
+//! What cannot have been written by this version is refused, never guessed at: [`LayoutFault`] tells damage and newer versions apart.
+
+use crate::units::{ByteCount, ByteOffset, ByteRange};
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt;
+
+/// Version of layout record and back-pointer.
+pub const VERSION: u8 = 1;
+/// Of the record before its segments. Units: bytes.
+pub const HEAD_BYTES: usize = 24;
+/// Of a segment before its objects. Units: bytes.
+pub const SEGMENT_BYTES: usize = 20;
+/// Of an object in a segment. Units: bytes.
+pub const OBJECT_BYTES: usize = 12;
+/// Of a back-pointer. Units: bytes.
+pub const BACK_POINTER_BYTES: usize = 48;
+/// Most segments of one file. A catalogue's file system may have room for fewer.
+pub const SEGMENT_COUNT_MAX: usize = 1024;
+/// Smallest and largest unit of a stripe, as logarithms: 4 KiB, 1 GiB.
+const UNIT_LOG2: core::ops::RangeInclusive<u8> = 12..=30;
+
+const LAYOUT_MAGIC: [u8; 3] = *b"RSL";
+const OBJECT_MAGIC: [u8; 3] = *b"RSO";
+
+const _: () = assert!(HEAD_BYTES + SEGMENT_BYTES + OBJECT_BYTES == 56);
+const _: () = assert!(BACK_POINTER_BYTES == 8 + 16 + 8 + 4 + 2 + 2 + 8);
+
+/// Of one pool, and of no other: 128 random bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolId(pub u128);
+
+/// A member's number in its pool. Never given to another member of that pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberNumber(pub u16);
+
+/// Names an object on its member: 64 random bits, no two alike on one member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectId(pub u64);
+
+/// Which file, for as long as the pool lives: no two files of a pool have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileIdentity {
+    /// Inode number, the pool's own.
+    pub number: u64,
+    /// Tells a number apart that was given a second time, after a catalogue was put back from a copy.
+    pub generation: u32,
+}
+
+/// A regular file on a member, which holds bytes of one file of the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Object {
+    /// On which member.
+    pub member: MemberNumber,
+    /// Under which name.
+    pub id: ObjectId,
+}
+
+/// How a segment's bytes are spread over its objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// One object has them all.
+    Single,
+    /// Unit by unit over all objects in turn.
+    Striped {
+        /// Logarithm of the unit.
+        unit_log2: u8,
+        /// Objects; 2 at least.
+        members: u8,
+    },
+    /// Unit by unit over groups, and what falls to a group unit by unit over its members.
+    StripedTwice {
+        /// Logarithm of the unit within a group.
+        unit_log2: u8,
+        /// Logarithm of the unit over groups; not smaller.
+        group_unit_log2: u8,
+        /// Groups; 2 at least.
+        groups: u8,
+        /// Objects of each group; 2 at least.
+        members: u8,
+    },
+}
+
+impl Shape {
+    /// How many objects such a segment has.
+    pub const fn object_count(self) -> usize {
+        match self {
+            Shape::Single => 1,
+            Shape::Striped { members, .. } => members as usize,
+            Shape::StripedTwice {
+                groups, members, ..
+            } => groups as usize * members as usize,
+        }
+    }
+
+    const fn bytes(self) -> [u8; 4] {
+        match self {
+            Shape::Single => [0, 0, 1, 1],
+            Shape::Striped { unit_log2, members } => [unit_log2, 0, 1, members],
+            Shape::StripedTwice {
+                unit_log2,
+                group_unit_log2,
+                groups,
+                members,
+            } => [unit_log2, group_unit_log2, groups, members],
+        }
+    }
+
+    fn of(bytes: [u8; 4]) -> Option<Shape> {
+        let shape = match bytes {
+            [0, 0, 1, 1] => Shape::Single,
+            [unit_log2, 0, 1, members] => Shape::Striped { unit_log2, members },
+            [unit_log2, group_unit_log2, groups, members] => Shape::StripedTwice {
+                unit_log2,
+                group_unit_log2,
+                groups,
+                members,
+            },
+        };
+        shape.is_sound().then_some(shape)
+    }
+
+    fn is_sound(self) -> bool {
+        match self {
+            Shape::Single => true,
+            Shape::Striped { unit_log2, members } => UNIT_LOG2.contains(&unit_log2) && members >= 2,
+            Shape::StripedTwice {
+                unit_log2,
+                group_unit_log2,
+                groups,
+                members,
+            } => {
+                UNIT_LOG2.contains(&unit_log2)
+                    && UNIT_LOG2.contains(&group_unit_log2)
+                    && group_unit_log2 >= unit_log2
+                    && groups >= 2
+                    && members >= 2
+            }
+        }
+    }
+
+    /// Which object has the byte `at` bytes behind the origin, where in it, and how many bytes follow there.
+    fn locate(self, at: u64) -> (usize, u64, u64) {
+        /// Which of `ways`, where in its stream, how far to the end of the unit.
+        fn stripe(at: u64, unit_log2: u8, ways: u8) -> (u64, u64, u64) {
+            let unit = 1u64 << unit_log2;
+            let (turn, within) = (at >> unit_log2, at & (unit - 1));
+            let way = turn % u64::from(ways);
+            let place = ((turn / u64::from(ways)) << unit_log2) + within;
+            (way, place, unit - within)
+        }
+        match self {
+            Shape::Single => (0, at, u64::MAX - at),
+            Shape::Striped { unit_log2, members } => {
+                let (way, place, left) = stripe(at, unit_log2, members);
+                (way as usize, place, left)
+            }
+            Shape::StripedTwice {
+                unit_log2,
+                group_unit_log2,
+                groups,
+                members,
+            } => {
+                let (group, in_group, group_left) = stripe(at, group_unit_log2, groups);
+                let (way, place, left) = stripe(in_group, unit_log2, members);
+                let index = group * u64::from(members) + way;
+                (index as usize, place, left.min(group_left))
+            }
+        }
+    }
+}
+
+/// A part of a file whose bytes are in the same objects. It ends where the next one starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// First byte of the file in it.
+    pub start: ByteOffset,
+    /// The byte of the file that is byte 0 of its objects; at most `start`.
+    pub origin: ByteOffset,
+    /// How its bytes are spread.
+    pub shape: Shape,
+    /// As many as the shape says.
+    pub objects: Vec<Object>,
+}
+
+/// Where a byte of a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// Number of the segment in its layout.
+    pub segment_index: usize,
+    /// In which object.
+    pub object: Object,
+    /// Where in the object.
+    pub object_offset: ByteOffset,
+    /// How many bytes of the file lie one after the other from there on. Never 0.
+    pub length: ByteCount,
+}
+
+/// Where the bytes of a file are. A file to which nothing was written has no segment; any other's cover it from 0 on without end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Which file.
+    pub file: FileIdentity,
+    segments: Vec<Segment>,
+}
+
+/// Why a record is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayoutFault {
+    /// Shorter than what it says is in it, or than any record.
+    Truncated {
+        /// How much there is. Units: bytes.
+        read: usize,
+        /// How much there should be at least. Units: bytes.
+        expected: usize,
+    },
+    /// It does not begin as a record does.
+    NotARecord,
+    /// Written by a newer Rushes.
+    Newer {
+        /// Its version.
+        version: u8,
+    },
+    /// Its checksum is of other bytes.
+    Checksum,
+    /// Its checksum is right, but no Rushes of this version writes this; the words say what.
+    Unsound(&'static str),
+}
+
+impl fmt::Display for LayoutFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LayoutFault::Truncated { read, expected } => {
+                write!(
+                    f,
+                    "it is cut off: {read} bytes, expected {expected} at least"
+                )
+            }
+            LayoutFault::NotARecord => write!(f, "it does not begin as such a record does"),
+            LayoutFault::Newer { version } => write!(
+                f,
+                "it is of version {version}, this Rushes knows versions up to {VERSION}; use a newer Rushes"
+            ),
+            LayoutFault::Checksum => write!(f, "its checksum does not fit its bytes"),
+            LayoutFault::Unsound(what) => write!(f, "{what}"),
+        }
+    }
+}
+
+impl Layout {
+    /// Of a file to which nothing was written.
+    pub fn new(file: FileIdentity) -> Layout {
+        Layout {
+            file,
+            segments: Vec::new(),
+        }
+    }
+
+    /// Its segments, in the order of the file.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// Which bytes of the file a segment has.
+    ///
+    /// Panics   when there is no such segment
+    pub fn range_of(&self, segment_index: usize) -> ByteRange {
+        let start = self.segments[segment_index].start.0;
+        let end = self
+            .segments
+            .get(segment_index + 1)
+            .map_or(u64::MAX, |next| next.start.0);
+        ByteRange::new(start, end - start)
+    }
+
+    /// Where a byte is. None: the file has no segments, so that all its bytes are zero.
+    pub fn locate(&self, offset: ByteOffset) -> Option<Located> {
+        let segment_index = self.segment_at(offset)?;
+        let segment = &self.segments[segment_index];
+        let (object_index, object_offset, run) = segment.shape.locate(offset.0 - segment.origin.0);
+        let to_end = self.range_of(segment_index).end() - offset.0;
+        Some(Located {
+            segment_index,
+            object: segment.objects[object_index],
+            object_offset: ByteOffset(object_offset),
+            length: ByteCount(run.min(to_end).max(1)),
+        })
+    }
+
+    /// Number of the segment that has this byte.
+    pub fn segment_at(&self, offset: ByteOffset) -> Option<usize> {
+        self.segments
+            .partition_point(|segment| segment.start <= offset)
+            .checked_sub(1)
+    }
+
+    /// All objects, each once.
+    pub fn objects(&self) -> Vec<Object> {
+        let mut all: Vec<Object> = self
+            .segments
+            .iter()
+            .flat_map(|segment| segment.objects.iter().copied())
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// The object that holds bytes of this file singly on this member from this origin on, if there is one.
+    pub fn single_on(&self, member: MemberNumber, origin: ByteOffset) -> Option<Object> {
+        self.segments
+            .iter()
+            .filter(|segment| segment.shape == Shape::Single && segment.origin == origin)
+            .flat_map(|segment| segment.objects.iter().copied())
+            .find(|object| object.member == member)
+    }
+
+    /// From now on these bytes are in this object, singly. Neighbours that come to be in the same object become one.
+    ///
+    /// Assumes  origin ≤ range.start; the first segment of a file covers all of it (both asserted)
+    pub fn assign(&mut self, range: ByteRange, origin: ByteOffset, object: Object) {
+        assert!(origin <= range.start, "an origin behind the first byte");
+        let new = Segment {
+            start: range.start,
+            origin,
+            shape: Shape::Single,
+            objects: vec![object],
+        };
+        if self.segments.is_empty() {
+            assert!(
+                range.start.0 == 0 && range.end() == u64::MAX,
+                "the first segment covers the whole file"
+            );
+            self.segments.push(new);
+            return;
+        }
+        if range.length.0 == 0 {
+            return;
+        }
+        let end = ByteOffset(range.end());
+        // What follows the range goes on where it was.
+        let tail = (end.0 != u64::MAX).then(|| {
+            let mut tail = self.segments[self.segment_at(end).unwrap_or(0)].clone();
+            tail.start = end;
+            tail
+        });
+        self.segments
+            .retain(|segment| segment.start < range.start || segment.start > end);
+        let at = self
+            .segments
+            .partition_point(|segment| segment.start < range.start);
+        self.segments.insert(at, new);
+        if let Some(tail) = tail {
+            self.segments.insert(at + 1, tail);
+        }
+        self.segments.dedup_by(|next, before| {
+            next.origin == before.origin
+                && next.shape == before.shape
+                && next.objects == before.objects
+        });
+    }
+
+    /// Forget all segments that start at or behind `size`; of a file of no bytes, all. Returns objects that are named no longer.
+    pub fn cut(&mut self, size: ByteCount) -> Vec<Object> {
+        let mut before = self.objects();
+        self.segments.retain(|segment| segment.start.0 < size.0);
+        let after = self.objects();
+        before.retain(|object| after.binary_search(object).is_err());
+        before
+    }
+
+    /// The record.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEAD_BYTES + 2 * (SEGMENT_BYTES + OBJECT_BYTES));
+        out.extend(LAYOUT_MAGIC);
+        out.push(VERSION);
+        out.extend([0; 4]);
+        out.extend(self.file.number.to_le_bytes());
+        out.extend(self.file.generation.to_le_bytes());
+        out.extend((self.segments.len() as u16).to_le_bytes());
+        out.extend([0; 2]);
+        for segment in &self.segments {
+            out.extend(segment.start.0.to_le_bytes());
+            out.extend(segment.origin.0.to_le_bytes());
+            out.extend(segment.shape.bytes());
+            for object in &segment.objects {
+                out.extend(object.id.0.to_le_bytes());
+                out.extend(object.member.0.to_le_bytes());
+                out.extend([0; 2]);
+            }
+        }
+        seal(&mut out);
+        out
+    }
+
+    /// Whether it has no more segments than a record may have.
+    pub fn fits_a_record(&self) -> bool {
+        self.segments.len() <= SEGMENT_COUNT_MAX
+    }
+
+    /// A layout from its record.
+    pub fn decode(record: &[u8]) -> Result<Layout, LayoutFault> {
+        let mut reader = Reader::open(record, LAYOUT_MAGIC, HEAD_BYTES)?;
+        let file = FileIdentity {
+            number: reader.u64()?,
+            generation: reader.u32()?,
+        };
+        let segment_count = usize::from(reader.u16()?);
+        let flags = reader.u16()?;
+        let mut segments: Vec<Segment> = Vec::new();
+        for _ in 0..segment_count {
+            let start = ByteOffset(reader.u64()?);
+            let origin = ByteOffset(reader.u64()?);
+            let shape = reader.array::<4>()?;
+            let shape = Shape::of(shape).ok_or(LayoutFault::Unsound(
+                "a segment has a shape that there is not",
+            ))?;
+            let mut objects = Vec::new();
+            for _ in 0..shape.object_count() {
+                let id = ObjectId(reader.u64()?);
+                let member = MemberNumber(reader.u16()?);
+                if reader.u16()? != 0 {
+                    return Err(LayoutFault::Unsound(
+                        "an object has bytes that must be zero",
+                    ));
+                }
+                objects.push(Object { member, id });
+            }
+            let expected = segments.last().map(|before| before.start);
+            let in_order = match expected {
+                None => start.0 == 0,
+                Some(before) => start > before,
+            };
+            if !in_order {
+                return Err(LayoutFault::Unsound(
+                    "its segments do not follow each other from byte 0 on",
+                ));
+            }
+            if origin > start {
+                return Err(LayoutFault::Unsound(
+                    "a segment's origin is behind its first byte",
+                ));
+            }
+            segments.push(Segment {
+                start,
+                origin,
+                shape,
+                objects,
+            });
+        }
+        reader.end()?;
+        if file.number == 0 {
+            return Err(LayoutFault::Unsound("it is of a file with the number 0"));
+        }
+        if flags != 0 {
+            return Err(LayoutFault::Unsound("it has flags that there are not"));
+        }
+        if segments.len() > SEGMENT_COUNT_MAX {
+            return Err(LayoutFault::Unsound("it has too many segments"));
+        }
+        Ok(Layout { file, segments })
+    }
+}
+
+/// Whose an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackPointer {
+    /// Of which pool.
+    pub pool: PoolId,
+    /// Of which file.
+    pub file: FileIdentity,
+    /// How many objects the file had before it.
+    pub serial: u16,
+    /// Place in its stripe.
+    pub place: u16,
+    /// As in its segment.
+    pub origin: ByteOffset,
+}
+
+impl BackPointer {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(BACK_POINTER_BYTES);
+        out.extend(OBJECT_MAGIC);
+        out.push(VERSION);
+        out.extend([0; 4]);
+        out.extend(self.pool.0.to_le_bytes());
+        out.extend(self.file.number.to_le_bytes());
+        out.extend(self.file.generation.to_le_bytes());
+        out.extend(self.serial.to_le_bytes());
+        out.extend(self.place.to_le_bytes());
+        out.extend(self.origin.0.to_le_bytes());
+        seal(&mut out);
+        out
+    }
+
+    /// From its bytes.
+    pub fn decode(bytes: &[u8]) -> Result<BackPointer, LayoutFault> {
+        let mut reader = Reader::open(bytes, OBJECT_MAGIC, BACK_POINTER_BYTES)?;
+        let found = BackPointer {
+            pool: PoolId(u128::from_le_bytes(reader.array()?)),
+            file: FileIdentity {
+                number: reader.u64()?,
+                generation: reader.u32()?,
+            },
+            serial: reader.u16()?,
+            place: reader.u16()?,
+            origin: ByteOffset(reader.u64()?),
+        };
+        reader.end()?;
+        Ok(found)
+    }
+}
+
+/// Takes numbers from the front of checked bytes.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Reader<'_> {
+    /// Length, magic and version, and only then the checksum: a newer version may have another one.
+    fn open(bytes: &[u8], magic: [u8; 3], least: usize) -> Result<Reader<'_>, LayoutFault> {
+        let mut reader = Reader { bytes, at: 0 };
+        if reader.array::<3>()? != magic {
+            return Err(LayoutFault::NotARecord);
+        }
+        let [version] = reader.array::<1>()?;
+        if version > VERSION {
+            return Err(LayoutFault::Newer { version });
+        }
+        if bytes.len() < least {
+            return Err(LayoutFault::Truncated {
+                read: bytes.len(),
+                expected: least,
+            });
+        }
+        let said = reader.u32()?;
+        if version == 0 || said != checksum(bytes) {
+            return Err(LayoutFault::Checksum);
+        }
+        Ok(reader)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], LayoutFault> {
+        let found = self.bytes[self.at..]
+            .first_chunk::<N>()
+            .ok_or(LayoutFault::Truncated {
+                read: self.bytes.len(),
+                expected: self.at + N,
+            })?;
+        self.at += N;
+        Ok(*found)
+    }
+
+    fn u16(&mut self) -> Result<u16, LayoutFault> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, LayoutFault> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, LayoutFault> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn end(&self) -> Result<(), LayoutFault> {
+        if self.at == self.bytes.len() {
+            Ok(())
+        } else {
+            Err(LayoutFault::Unsound("bytes follow its end"))
+        }
+    }
+}
+
+/// Where magic and version end and the checksum stands.
+const CHECKSUM_AT: core::ops::Range<usize> = 4..8;
+
+fn seal(record: &mut [u8]) {
+    let sum = checksum(record);
+    record[CHECKSUM_AT].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// CRC-32C of a record whose own checksum counts as zero.
+fn checksum(record: &[u8]) -> u32 {
+    let mut sum = u32::MAX;
+    for (at, &byte) in record.iter().enumerate() {
+        let byte = if CHECKSUM_AT.contains(&at) { 0 } else { byte };
+        sum = CRC32C[usize::from(sum as u8 ^ byte)] ^ sum >> 8;
+    }
+    !sum
+}
+
+/// Castagnoli's polynomial, reflected: it finds every change of up to five bits in records as short as these.
+const CRC32C: [u32; 256] = {
+    let mut table = [0u32; 256];
+    let mut at = 0;
+    while at < 256 {
+        let mut sum = at as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            sum = if sum & 1 == 1 {
+                sum >> 1 ^ 0x82f6_3b78
+            } else {
+                sum >> 1
+            };
+            bit += 1;
+        }
+        table[at] = sum;
+        at += 1;
+    }
+    table
+};

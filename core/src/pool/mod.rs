@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Decisions of a pool: which member takes a segment, and what a file's layout record says.
+//!
+//! Bytes, files and directories are engine/pool's; here are only numbers and the arithmetic of them.
+
+pub mod layout;
+pub mod place;
+
+pub use layout::{
+    BackPointer, FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId,
+    PoolId, Segment, Shape,
+};
+pub use place::{Policy, Room, order};

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Owner, mode, times, extended attributes and ACLs: those of the stub's own inode, so that they touch the catalogue only.
+//!
+//! Whether the caller may was asked by the kernel (`default_permissions`), which knows his groups; here everything is done as root. What
+//! Rushes keeps for itself, `trusted.rushes.*`, is neither shown nor set through a door: who could set a layout could read any object.
+
+use crate::answer::Answer;
+use crate::door::Door;
+use crate::nodes::{Node, S_IFMT, S_IFREG, locked, status};
+use rustix::fs::{
+    AtFlags, Mode, Statx, Timestamps, XattrFlags, chmodat, chownat, getxattr, getxattr_query,
+    listxattr, listxattr_query, makedev, removexattr, setxattr, utimensat,
+};
+use rustix::io::Errno;
+use rustix::process::{Gid, Uid};
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Attributes of this name are Rushes' own.
+const OURS: &[u8] = b"trusted.rushes.";
+
+/// What stat(2) says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attributes {
+    pub(crate) number: u64,
+    pub(crate) size: u64,
+    /// Units: 512 bytes.
+    pub(crate) blocks: u64,
+    pub(crate) accessed: SystemTime,
+    pub(crate) modified: SystemTime,
+    pub(crate) changed: SystemTime,
+    /// Type and permissions.
+    pub(crate) mode: u32,
+    pub(crate) link_count: u32,
+    pub(crate) user: u32,
+    pub(crate) group: u32,
+    /// Of a device node, as makedev(3) makes it.
+    pub(crate) device: u64,
+    /// Units: bytes.
+    pub(crate) block_bytes: u32,
+}
+
+impl Attributes {
+    /// A stub has no blocks of its own; a file is said to take what it is long. Its real blocks are the
+    /// members', and asking them would wake every disk for a listing.
+    pub(crate) fn of(number: u64, found: &Statx) -> Attributes {
+        let mode = u32::from(found.stx_mode);
+        let blocks = if mode & S_IFMT == S_IFREG {
+            found.stx_size.div_ceil(512)
+        } else {
+            found.stx_blocks
+        };
+        Attributes {
+            number,
+            size: found.stx_size,
+            blocks,
+            accessed: time(found.stx_atime.tv_sec, found.stx_atime.tv_nsec),
+            modified: time(found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec),
+            changed: time(found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec),
+            mode,
+            link_count: found.stx_nlink,
+            user: found.stx_uid,
+            group: found.stx_gid,
+            device: makedev(found.stx_rdev_major, found.stx_rdev_minor),
+            block_bytes: found.stx_blksize,
+        }
+    }
+}
+
+fn time(seconds: i64, nanoseconds: u32) -> SystemTime {
+    let whole = Duration::from_secs(seconds.unsigned_abs());
+    let base = if seconds < 0 {
+        UNIX_EPOCH.checked_sub(whole)
+    } else {
+        UNIX_EPOCH.checked_add(whole)
+    };
+    base.unwrap_or(UNIX_EPOCH) + Duration::from_nanos(u64::from(nanoseconds))
+}
+
+/// What setattr changes; None is left as it is.
+#[derive(Debug)]
+pub(crate) struct Changes {
+    pub(crate) mode: Option<u32>,
+    pub(crate) user: Option<u32>,
+    pub(crate) group: Option<u32>,
+    pub(crate) size: Option<u64>,
+    /// Access and modification, where one of them is set.
+    pub(crate) times: Option<Timestamps>,
+    /// The caller is not root: set-id bits fall when he changes the length.
+    pub(crate) by_user: bool,
+}
+
+/// The name under which calls without a descriptor variant reach an inode that is open with O_PATH.
+fn by_descriptor(fd: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
+}
+
+impl Door {
+    pub(crate) fn attributes(&self, number: u64) -> Answer<Attributes> {
+        let node = self.nodes.get(number)?;
+        self.attributes_of(&node)
+    }
+
+    pub(crate) fn attributes_of(&self, node: &Arc<Node>) -> Answer<Attributes> {
+        let fd = self.nodes.descriptor(node)?;
+        let mut attributes = Attributes::of(node.number, &status(fd)?);
+        if locked(&node.file).nameless {
+            // The name that its stub has among the removed ones is none of the tree's.
+            attributes.link_count = 0;
+        }
+        Ok(attributes)
+    }
+
+    /// Owner before mode: chown takes set-id bits away, and a chmod in the same call means them.
+    pub(crate) fn change(&self, number: u64, changes: &Changes) -> Answer<Attributes> {
+        let node = self.nodes.get(number)?;
+        let fd = self.nodes.descriptor(&node)?;
+        if changes.user.is_some() || changes.group.is_some() {
+            let (user, group) = (
+                changes.user.map(Uid::from_raw),
+                changes.group.map(Gid::from_raw),
+            );
+            chownat(&fd, c"", user, group, AtFlags::EMPTY_PATH)?;
+        }
+        if let Some(mode) = changes.mode {
+            set_mode(&fd, mode)?;
+        }
+        if let Some(size) = changes.size {
+            self.set_length(&node, size)?;
+            if changes.by_user {
+                self.drop_set_id(&node)?;
+            }
+        }
+        if let Some(times) = &changes.times {
+            // A write that is told to the stub later must not undo them.
+            let _writing = locked(&node.file);
+            utimensat(&fd, c"", times, AtFlags::EMPTY_PATH)?;
+        }
+        self.attributes_of(&node)
+    }
+
+    /// As write(2) and truncate(2) do it to files of others than root: setuid falls, and setgid where the group may execute.
+    pub(crate) fn drop_set_id(&self, node: &Arc<Node>) -> Answer<()> {
+        let fd = self.nodes.descriptor(node)?;
+        let mode = u32::from(status(&fd)?.stx_mode) & 0o7777;
+        let setgid = if mode & 0o010 != 0 { 0o2000 } else { 0 };
+        let kept = mode & !(0o4000 | setgid);
+        if kept == mode {
+            Ok(())
+        } else {
+            set_mode(&fd, kept)
+        }
+    }
+
+    pub(crate) fn set_attribute(
+        &self,
+        number: u64,
+        name: &OsStr,
+        value: &[u8],
+        flags: u32,
+    ) -> Answer<()> {
+        if is_ours(name) {
+            return Err(Errno::PERM);
+        }
+        let fd = self.nodes.descriptor(&self.nodes.get(number)?)?;
+        setxattr(
+            by_descriptor(&fd),
+            name,
+            value,
+            XattrFlags::from_bits_retain(flags),
+        )
+    }
+
+    /// The value; empty when `room` is 0 and only its length is asked, which comes with it.
+    pub(crate) fn attribute(
+        &self,
+        number: u64,
+        name: &OsStr,
+        room: usize,
+    ) -> Answer<(usize, Vec<u8>)> {
+        if is_ours(name) {
+            return Err(Errno::NODATA);
+        }
+        let fd = self.nodes.descriptor(&self.nodes.get(number)?)?;
+        let path = by_descriptor(&fd);
+        if room == 0 {
+            return Ok((getxattr_query(path, name)?, Vec::new()));
+        }
+        let mut value = Vec::with_capacity(room);
+        let length = getxattr(path, name, rustix::buffer::spare_capacity(&mut value))?;
+        Ok((length, value))
+    }
+
+    /// Names, each with its NUL.
+    pub(crate) fn attribute_names(&self, number: u64) -> Answer<Vec<u8>> {
+        let fd = self.nodes.descriptor(&self.nodes.get(number)?)?;
+        let path = by_descriptor(&fd);
+        loop {
+            let length = listxattr_query(&path)?;
+            // Room for one more than there are, so that a list that grew meanwhile is seen as such.
+            let mut names: Vec<u8> = Vec::with_capacity(length + 256);
+            match listxattr(&path, rustix::buffer::spare_capacity(&mut names)) {
+                Err(Errno::RANGE) => continue,
+                Err(error) => return Err(error),
+                Ok(_) => {}
+            }
+            let shown = names
+                .split_inclusive(|byte| *byte == 0)
+                .filter(|name| !name.starts_with(OURS));
+            return Ok(shown.flatten().copied().collect());
+        }
+    }
+
+    pub(crate) fn remove_attribute(&self, number: u64, name: &OsStr) -> Answer<()> {
+        if is_ours(name) {
+            return Err(Errno::PERM);
+        }
+        let fd = self.nodes.descriptor(&self.nodes.get(number)?)?;
+        removexattr(by_descriptor(&fd), name)
+    }
+}
+
+fn is_ours(name: &OsStr) -> bool {
+    name.as_bytes().starts_with(OURS)
+}
+
+fn set_mode(fd: impl AsFd, mode: u32) -> Answer<()> {
+    chmodat(
+        rustix::fs::CWD,
+        by_descriptor(fd),
+        Mode::from_raw_mode(mode & 0o7777),
+        AtFlags::empty(),
+    )
+}

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Bytes: from and to the objects that the layout names, piece by piece.
+//!
+//! Nobody hears "no space" while a member has room: what does not fit goes on elsewhere, in the middle of a file if need be. Bytes
+//! that no object has are zero.
+
+use crate::answer::Answer;
+use crate::door::Door;
+use crate::files::{OpenFile, range};
+use crate::nodes::Node;
+use rushes_pool::{Access, ByteOffset, Located, PoolError, SpillReason};
+use rustix::fs::{
+    FallocateFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate, fdatasync,
+    fsync, futimens, seek,
+};
+use rustix::io::{Errno, pread, pwrite};
+use std::sync::Arc;
+
+/// Copied by one request at most; the kernel asks again. Units: bytes.
+const COPY_BYTES_MAX: u64 = 16 << 20;
+/// At a time. Units: bytes.
+const COPY_CHUNK_BYTES: usize = 1 << 20;
+/// What a pool reserves at least where it gives bytes a place. Units: bytes.
+const BLOCK_BYTES: u64 = 4096;
+/// FALLOC_FL_… that are answered: keep the size, punch a hole, make zero.
+const KEEP_SIZE: u32 = 1;
+const PUNCH_HOLE: u32 = 2;
+const ZERO_RANGE: u32 = 16;
+const SEEK_DATA: i32 = 3;
+const SEEK_HOLE: i32 = 4;
+
+/// What came of one piece of a write or an allocation.
+enum Piece {
+    /// So many bytes are done.
+    Done(u64),
+    /// It needs a place, or another one.
+    NoPlace(Option<(rushes_pool::Object, SpillReason)>),
+}
+
+/// Do it to the whole length, or to as much from the start on as there is room for, down to one block.
+///
+/// A file system may refuse a long write whole although its first block is reserved. Were that taken for a full member, two full
+/// ones would hand the same bytes to and fro for ever.
+fn less_and_less(start: u64, length: u64, mut act: impl FnMut(u64) -> Answer<u64>) -> Answer<u64> {
+    let least = (BLOCK_BYTES - start % BLOCK_BYTES).min(length);
+    let mut tried = length;
+    loop {
+        match act(tried) {
+            Ok(0) | Err(Errno::NOSPC) if tried > least => tried = (tried / 2).max(least),
+            Ok(0) => return Err(Errno::NOSPC),
+            done => return done,
+        }
+    }
+}
+
+impl Door {
+    pub(crate) fn read(&self, number: u64, offset: u64, length: usize) -> Answer<Vec<u8>> {
+        let node = self.nodes.get(number)?;
+        let file = self.file(&node)?;
+        self.read_from(&node, &file, offset, length)
+    }
+
+    fn read_from(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        offset: u64,
+        length: usize,
+    ) -> Answer<Vec<u8>> {
+        let state = file.state();
+        let end = offset.saturating_add(length as u64).min(file.size());
+        let mut bytes = vec![0; end.saturating_sub(offset) as usize];
+        let mut at = offset;
+        while at < end {
+            let Some(located) = state
+                .layout
+                .as_ref()
+                .and_then(|layout| layout.locate(ByteOffset(at)))
+            else {
+                break;
+            };
+            let length = located.length.0.min(end - at);
+            let fd = self.object(node, &state, located.object, Access::Read);
+            let fd = fd.map_err(|error| self.trouble(node, &error))?;
+            let start = (at - offset) as usize;
+            let piece = &mut bytes[start..start + length as usize];
+            let mut done = 0;
+            while done < piece.len() {
+                match pread(
+                    &*fd,
+                    &mut piece[done..],
+                    located.object_offset.0 + done as u64,
+                )? {
+                    // The object ends before the file does: a hole.
+                    0 => break,
+                    count => done += count,
+                }
+            }
+            at += length;
+        }
+        Ok(bytes)
+    }
+
+    pub(crate) fn write(
+        &self,
+        number: u64,
+        offset: u64,
+        data: &[u8],
+        drop_set_id: bool,
+    ) -> Answer<usize> {
+        let node = self.nodes.get(number)?;
+        let file = self.file(&node)?;
+        if drop_set_id {
+            self.drop_set_id(&node)?;
+        }
+        self.write_to(&node, &file, offset, data)
+    }
+
+    fn write_to(&self, node: &Node, file: &OpenFile, offset: u64, data: &[u8]) -> Answer<usize> {
+        if offset > file.size() {
+            self.clean_tail(node, file)?;
+        }
+        let total = data.len() as u64;
+        let (done, result) =
+            self.piece_by_piece(node, file, (offset, total), |fd, located, done, length| {
+                let part = &data[done as usize..(done + length) as usize];
+                less_and_less(located.object_offset.0, length, |length| {
+                    pwrite(fd, &part[..length as usize], located.object_offset.0)
+                        .map(|count| count as u64)
+                })
+            });
+        if done > 0 {
+            self.written(file, offset + done)?;
+            return Ok(done as usize);
+        }
+        result.map(|()| 0)
+    }
+
+    /// Size and time of the stub follow what was written.
+    fn written(&self, file: &OpenFile, end: u64) -> Answer<()> {
+        if file.grow(end)? {
+            return Ok(());
+        }
+        let omit = Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        };
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_NOW,
+        };
+        futimens(
+            &*file.stub,
+            &Timestamps {
+                last_access: omit,
+                last_modification: now,
+            },
+        )
+    }
+
+    /// Do something to a range in each object it lies in, making places as they are needed.
+    ///
+    /// Returns  how much is done from the start on, and what ended it
+    fn piece_by_piece(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        (offset, total): (u64, u64),
+        mut act: impl FnMut(&std::os::fd::OwnedFd, &Located, u64, u64) -> Answer<u64>,
+    ) -> (u64, Answer<()>) {
+        let mut done = 0;
+        while done < total {
+            let at = offset + done;
+            let piece = self.one_piece(node, file, at, total - done, |fd, located, length| {
+                act(fd, located, done, length)
+            });
+            let went_on = match piece {
+                Ok(Piece::Done(count)) => {
+                    done += count;
+                    Ok(())
+                }
+                Ok(Piece::NoPlace(why)) => {
+                    self.make_place(node, file, range(at, total - done), why)
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = went_on {
+                return (done, Err(error));
+            }
+        }
+        (done, Ok(()))
+    }
+
+    fn one_piece(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        at: u64,
+        length: u64,
+        act: impl FnOnce(&std::os::fd::OwnedFd, &Located, u64) -> Answer<u64>,
+    ) -> Answer<Piece> {
+        let state = file.state();
+        let Some(located) = state
+            .layout
+            .as_ref()
+            .and_then(|layout| layout.locate(ByteOffset(at)))
+        else {
+            return Ok(Piece::NoPlace(None));
+        };
+        let moved = |reason| Ok(Piece::NoPlace(Some((located.object, reason))));
+        let behind_end = at >= file.size();
+        let fd = match self.object(node, &state, located.object, Access::Write) {
+            Ok(fd) => fd,
+            Err(PoolError::Missing { .. } | PoolError::ReadOnly { .. }) if behind_end => {
+                return moved(SpillReason::Unwritable);
+            }
+            Err(error) => return Err(self.trouble(node, &error)),
+        };
+        match act(&fd, &located, located.length.0.min(length)) {
+            Ok(count) => Ok(Piece::Done(count)),
+            Err(Errno::NOSPC) => moved(SpillReason::Full),
+            Err(Errno::ROFS) if behind_end => moved(SpillReason::Unwritable),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn allocate(
+        &self,
+        number: u64,
+        offset: u64,
+        length: u64,
+        mode: u32,
+        by_user: bool,
+    ) -> Answer<()> {
+        let node = self.nodes.get(number)?;
+        let file = self.file(&node)?;
+        let end = offset
+            .checked_add(length)
+            .filter(|_| length > 0)
+            .ok_or(Errno::INVAL)?;
+        let action = match mode & !KEEP_SIZE {
+            0 => FallocateFlags::empty(),
+            PUNCH_HOLE if mode & KEEP_SIZE != 0 => FallocateFlags::PUNCH_HOLE,
+            ZERO_RANGE => FallocateFlags::ZERO_RANGE,
+            _ => return Err(Errno::OPNOTSUPP),
+        } | FallocateFlags::KEEP_SIZE;
+        if by_user {
+            self.drop_set_id(&node)?;
+        }
+        if end > file.size() {
+            self.clean_tail(&node, &file)?;
+        }
+        if mode & PUNCH_HOLE != 0 && file.state().layout.is_none() {
+            return Ok(());
+        }
+        let (_, result) =
+            self.piece_by_piece(&node, &file, (offset, length), |fd, located, _, length| {
+                less_and_less(located.object_offset.0, length, |length| {
+                    fallocate(fd, action, located.object_offset.0, length).map(|()| length)
+                })
+            });
+        result?;
+        let end = if mode & KEEP_SIZE == 0 { end } else { 0 };
+        self.written(&file, end)
+    }
+
+    pub(crate) fn seek(&self, number: u64, offset: i64, whence: i32) -> Answer<i64> {
+        let node = self.nodes.get(number)?;
+        let file = self.file(&node)?;
+        let state = file.state();
+        let size = file.size();
+        let start = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
+        if !matches!(whence, SEEK_DATA | SEEK_HOLE) {
+            return Err(Errno::INVAL);
+        }
+        if start >= size {
+            return Err(Errno::NXIO);
+        }
+        let mut at = start;
+        while at < size {
+            let Some(located) = state
+                .layout
+                .as_ref()
+                .and_then(|layout| layout.locate(ByteOffset(at)))
+            else {
+                break;
+            };
+            let fd = self.object(&node, &state, located.object, Access::Read);
+            let fd = fd.map_err(|error| self.trouble(&node, &error))?;
+            let from = located.object_offset.0;
+            let found = if whence == SEEK_DATA {
+                seek(&*fd, SeekFrom::Data(from))
+            } else {
+                seek(&*fd, SeekFrom::Hole(from))
+            };
+            let found = match found {
+                Ok(found) => Some(found),
+                // Behind the object's end there is only a hole.
+                Err(Errno::NXIO) => (whence == SEEK_HOLE).then_some(from),
+                Err(error) => return Err(error),
+            };
+            let end = (at.saturating_add(located.length.0)).min(size);
+            if let Some(found) = found
+                .map(|found| at + (found - from))
+                .filter(|found| *found < end)
+            {
+                return Ok(found as i64);
+            }
+            at = end;
+        }
+        match whence {
+            // No object, or data to the end: the end counts as a hole.
+            SEEK_HOLE
+                if state
+                    .layout
+                    .as_ref()
+                    .is_none_or(|layout| layout.segments().is_empty()) =>
+            {
+                Ok(start as i64)
+            }
+            SEEK_HOLE => Ok(size as i64),
+            _ => Err(Errno::NXIO),
+        }
+    }
+
+    /// Returns fewer bytes than asked when it is much: the kernel asks again.
+    pub(crate) fn copy(
+        &self,
+        from: (u64, u64),
+        to: (u64, u64),
+        length: u64,
+        by_user: bool,
+    ) -> Answer<usize> {
+        let (source_node, target_node) = (self.nodes.get(from.0)?, self.nodes.get(to.0)?);
+        let (source, target) = (self.file(&source_node)?, self.file(&target_node)?);
+        if by_user {
+            self.drop_set_id(&target_node)?;
+        }
+        let length = length.min(COPY_BYTES_MAX);
+        let mut done = 0;
+        while done < length {
+            let chunk = (length - done).min(COPY_CHUNK_BYTES as u64) as usize;
+            let bytes = self.read_from(&source_node, &source, from.1 + done, chunk)?;
+            if bytes.is_empty() {
+                break;
+            }
+            match self.write_to(&target_node, &target, to.1 + done, &bytes) {
+                Ok(count) => done += count as u64,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done as usize)
+    }
+
+    /// Objects first, then the stub that names them. Also those that another open wrote.
+    pub(crate) fn sync(&self, number: u64, data_only: bool) -> Answer<()> {
+        let node: Arc<Node> = self.nodes.get(number)?;
+        let file = self.file(&node)?;
+        let state = file.state();
+        for object in state.layout.iter().flat_map(|layout| layout.objects()) {
+            let fd = match self.object(&node, &state, object, Access::Read) {
+                Ok(fd) => fd,
+                // Nothing of ours waits on a member that is not there.
+                Err(PoolError::Missing { .. }) => continue,
+                Err(error) => return Err(self.trouble(&node, &error)),
+            };
+            fdatasync(&*fd)?;
+        }
+        drop(state);
+        if data_only {
+            fdatasync(&*file.stub)
+        } else {
+            fsync(&*file.stub)
+        }
+    }
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Names: what happens in directories happens in the catalogue's own, by the native file system.
+//!
+//! The kernel has asked whether the caller may, and holds the directories' locks. Files are made with the caller's user, group and umask on
+//! this thread, so that owner, setgid directories, default ACLs and quotas are the native file system's affair and no crash leaves a file of
+//! somebody else.
+
+use crate::answer::{Answer, errno};
+use crate::attributes::Attributes;
+use crate::door::Door;
+use crate::nodes::{Node, S_IFMT, S_IFREG, locked, status};
+use rushes_sys::thread::{ActingAs, Identity, set_own_umask};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, readlinkat,
+    renameat_with, symlinkat, unlinkat,
+};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+/// An inode as the kernel is told of it.
+pub(crate) struct Entry {
+    pub(crate) node: Arc<Node>,
+    pub(crate) attributes: Attributes,
+}
+
+/// Who makes something, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Maker {
+    pub(crate) identity: Identity,
+    pub(crate) umask: u32,
+}
+
+impl Maker {
+    fn act(self) -> Answer<ActingAs> {
+        set_own_umask(self.umask).map_err(errno)?;
+        ActingAs::new(self.identity).map_err(errno)
+    }
+}
+
+/// The inode of this name: not followed, not opened.
+fn path_at(folder: impl AsFd, name: &OsStr) -> Answer<OwnedFd> {
+    openat(
+        folder,
+        name,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+}
+
+impl Door {
+    fn folder(&self, number: u64) -> Answer<Arc<OwnedFd>> {
+        self.nodes.descriptor(&self.nodes.get(number)?)
+    }
+
+    fn entry(&self, fd: OwnedFd) -> Answer<Entry> {
+        let (node, found) = self.nodes.enter(fd)?;
+        let attributes = Attributes::of(node.number, &found);
+        Ok(Entry { node, attributes })
+    }
+
+    /// `.` and `..` are asked when an NFS client brings a handle that the kernel has forgotten.
+    pub(crate) fn lookup(&self, parent: u64, name: &OsStr) -> Answer<Entry> {
+        let folder = match self.folder(parent) {
+            Err(Errno::STALE) if name == "." => return self.lookup_cold(parent),
+            found => found?,
+        };
+        if name == "." {
+            let again = folder.as_fd().try_clone_to_owned().map_err(errno)?;
+            return self.entry(again);
+        }
+        if name == ".." && parent == crate::nodes::ROOT {
+            return Err(Errno::NOENT);
+        }
+        self.entry(path_at(&folder, name)?)
+    }
+
+    fn lookup_cold(&self, number: u64) -> Answer<Entry> {
+        let fd = self.nodes.open_cold(number)?;
+        if u32::from(status(&fd)?.stx_mode) & S_IFMT == S_IFREG && !self.is_stub(&fd) {
+            return Err(Errno::STALE);
+        }
+        self.entry(fd)
+    }
+
+    pub(crate) fn read_link(&self, number: u64) -> Answer<Vec<u8>> {
+        let fd = self.folder(number)?;
+        Ok(readlinkat(&fd, c"", Vec::new())?.into_bytes())
+    }
+
+    /// Anything but a directory or a symbolic link. Device numbers as makedev(3) makes them.
+    pub(crate) fn make_node(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        device: u64,
+        maker: Maker,
+    ) -> Answer<Entry> {
+        let folder = self.folder(parent)?;
+        let kind = FileType::from_raw_mode(mode);
+        {
+            let _acting = maker.act()?;
+            mknodat(
+                &folder,
+                name,
+                kind,
+                Mode::from_raw_mode(mode & 0o7777),
+                device,
+            )?;
+        }
+        self.entry(path_at(&folder, name)?)
+    }
+
+    pub(crate) fn make_directory(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        maker: Maker,
+    ) -> Answer<Entry> {
+        let folder = self.folder(parent)?;
+        {
+            let _acting = maker.act()?;
+            mkdirat(&folder, name, Mode::from_raw_mode(mode & 0o7777))?;
+        }
+        self.entry(path_at(&folder, name)?)
+    }
+
+    pub(crate) fn make_symlink(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        target: &Path,
+        maker: Maker,
+    ) -> Answer<Entry> {
+        let folder = self.folder(parent)?;
+        {
+            let _acting = maker.act()?;
+            symlinkat(target, &folder, name)?;
+        }
+        self.entry(path_at(&folder, name)?)
+    }
+
+    /// A new regular file, open. One that is there already is opened, unless `exclusive`.
+    pub(crate) fn create(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        exclusive: bool,
+        maker: Maker,
+    ) -> Answer<Entry> {
+        let folder = self.folder(parent)?;
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = {
+            let _acting = maker.act()?;
+            openat(&folder, name, flags, Mode::from_raw_mode(mode & 0o7777))
+        };
+        match made {
+            // The kernel asked before, so this is rare: made by somebody else in between.
+            Err(Errno::EXIST) if !exclusive => {
+                let entry = self.entry(path_at(&folder, name)?)?;
+                if entry.attributes.mode & S_IFMT != S_IFREG {
+                    return Err(Errno::EXIST);
+                }
+                self.open_file(&entry.node)?;
+                Ok(entry)
+            }
+            made => {
+                let entry = self.entry(path_at(&folder, name)?)?;
+                self.open_new_file(&entry.node, made?)?;
+                Ok(entry)
+            }
+        }
+    }
+
+    pub(crate) fn link(&self, number: u64, parent: u64, name: &OsStr) -> Answer<Entry> {
+        let (file, folder) = (self.folder(number)?, self.folder(parent)?);
+        let _links = locked(&self.links);
+        linkat(&file, c"", &folder, name, AtFlags::EMPTY_PATH)?;
+        self.entry(path_at(&folder, name)?)
+    }
+
+    /// What the name led to is held until it is known whether that was its last one.
+    pub(crate) fn unlink(&self, parent: u64, name: &OsStr) -> Answer<()> {
+        let folder = self.folder(parent)?;
+        let victim = path_at(&folder, name)?;
+        self.remove_name(&folder, name, &victim)
+    }
+
+    pub(crate) fn remove_directory(&self, parent: u64, name: &OsStr) -> Answer<()> {
+        unlinkat(self.folder(parent)?, name, AtFlags::REMOVEDIR)
+    }
+
+    /// Layouts are the stubs' own and travel with them; only what is replaced needs care.
+    pub(crate) fn rename(&self, from: (u64, &OsStr), to: (u64, &OsStr), flags: u32) -> Answer<()> {
+        let flags = RenameFlags::from_bits_retain(flags);
+        if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE).contains(flags) {
+            return Err(Errno::INVAL);
+        }
+        let (source, target) = (self.folder(from.0)?, self.folder(to.0)?);
+        let victim = if flags.is_empty() {
+            path_at(&target, to.1).ok()
+        } else {
+            None
+        };
+        let replace = || renameat_with(&source, from.1, &target, to.1, flags);
+        match victim {
+            Some(victim) => self.replace_name(&victim, replace),
+            None => replace(),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Node ids: the numbers by which the kernel names inodes of this mount.
+//!
+//! A node id is the inode number in the catalogue (1 for the root of the tree), so that stat(2), readdir(3) and NFS handles
+//! agree and stay as they are over restarts. Behind each stands the inode's persistent handle; the table costs no descriptor, since a
+//! process has 20,000 at most and root cannot raise that on many machines. A few thousand O_PATH descriptors are kept for what is used
+//! often. Numbers are used again by native file systems; the generation, folded from the handle, tells the kernel.
+//!
+//! Lock order: a shard of the table, then `Recent::ring`, then `Node::descriptor`; `Node::file` is taken with none of them held.
+
+use crate::answer::{Answer, errno};
+use crate::files::FileSlot;
+use rushes_sys::handle::Handle;
+use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, openat, statx};
+use rustix::io::Errno;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The root's node id, by the protocol.
+pub(crate) const ROOT: u64 = 1;
+
+/// Descriptors kept open for nodes that are used often.
+const DESCRIPTOR_COUNT_MAX: usize = 4096;
+
+/// Parts of the table, so that threads seldom meet at one lock.
+const SHARD_COUNT: usize = 16;
+
+/// Steps from a directory to the root before a circle is assumed; PATH_MAX allows half as many.
+const DEPTH_MAX: usize = 4096;
+
+/// One inode that the kernel knows.
+#[derive(Debug)]
+pub(crate) struct Node {
+    /// Node id and inode number.
+    pub(crate) number: u64,
+    /// Tells two inodes of one number apart.
+    pub(crate) generation: u32,
+    handle: Handle,
+    descriptor: Mutex<Option<Arc<OwnedFd>>>,
+    /// Used since the ring of descriptors last passed.
+    recent: AtomicBool,
+    /// Of a regular file: whether and how it is open.
+    pub(crate) file: Mutex<FileSlot>,
+}
+
+struct Known {
+    node: Arc<Node>,
+    /// How often the kernel was told of it and has not forgotten it since.
+    lookups: u64,
+}
+
+/// All nodes, and the descriptors kept for some.
+pub(crate) struct Nodes {
+    tree: Arc<OwnedFd>,
+    /// An ordinary descriptor of the same directory: handles are not opened by O_PATH ones.
+    within: OwnedFd,
+    root: Arc<Node>,
+    tree_number: u64,
+    device: (u32, u32),
+    shards: [Mutex<HashMap<u64, Known>>; SHARD_COUNT],
+    ring: Mutex<VecDeque<Weak<Node>>>,
+}
+
+/// What the catalogue's file system says of an inode.
+pub(crate) fn status(fd: impl AsFd) -> Answer<Statx> {
+    statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+}
+
+/// Poisoned or not: what the locks here guard is whole between two statements.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Nodes {
+    /// For the tree whose root directory this is.
+    ///
+    /// Errors   EOPNOTSUPP where the catalogue's file system has no persistent handles
+    pub(crate) fn new(tree: BorrowedFd<'_>) -> Answer<Nodes> {
+        let open = |flags| {
+            openat(
+                tree,
+                c".",
+                flags | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )
+        };
+        let (path, within) = (Arc::new(open(OFlags::PATH)?), open(OFlags::RDONLY)?);
+        let handle = Handle::of(&path).map_err(errno)?;
+        let found = status(&path)?;
+        Ok(Nodes {
+            root: Arc::new(Node::new(ROOT, handle, Some(Arc::clone(&path)))),
+            tree: path,
+            within,
+            tree_number: found.stx_ino,
+            device: (found.stx_dev_major, found.stx_dev_minor),
+            shards: std::array::from_fn(|_| Mutex::default()),
+            ring: Mutex::default(),
+        })
+    }
+
+    fn shard(&self, number: u64) -> MutexGuard<'_, HashMap<u64, Known>> {
+        locked(&self.shards[(number % SHARD_COUNT as u64) as usize])
+    }
+
+    /// The number that the kernel is told for an inode of the catalogue.
+    pub(crate) fn number_of(&self, inode: u64) -> u64 {
+        if inode == self.tree_number {
+            ROOT
+        } else {
+            inode
+        }
+    }
+
+    /// The node the kernel means.
+    ///
+    /// Errors   ESTALE when it was forgotten, or never known
+    pub(crate) fn get(&self, number: u64) -> Answer<Arc<Node>> {
+        if number == ROOT {
+            return Ok(Arc::clone(&self.root));
+        }
+        let known = self.shard(number);
+        known
+            .get(&number)
+            .map(|known| Arc::clone(&known.node))
+            .ok_or(Errno::STALE)
+    }
+
+    /// Tell the kernel of an inode: one more lookup of it.
+    ///
+    /// Errors   EXDEV for what lies on another file system: something was mounted into the catalogue
+    pub(crate) fn enter(&self, fd: OwnedFd) -> Answer<(Arc<Node>, Statx)> {
+        let found = status(&fd)?;
+        if (found.stx_dev_major, found.stx_dev_minor) != self.device {
+            return Err(Errno::XDEV);
+        }
+        let number = self.number_of(found.stx_ino);
+        if number == ROOT {
+            return Ok((Arc::clone(&self.root), found));
+        }
+        let handle = Handle::of(&fd).map_err(errno)?;
+        let mut shard = self.shard(number);
+        let known = shard.entry(number).or_insert_with(|| Known {
+            node: Arc::new(Node::new(number, handle.clone(), None)),
+            lookups: 0,
+        });
+        if known.node.handle != handle {
+            // The number is another inode's now. What the kernel forgets of the old one is counted
+            // under the same number, so its lookups are kept.
+            known.node = Arc::new(Node::new(number, handle, None));
+        }
+        known.lookups += 1;
+        let node = Arc::clone(&known.node);
+        drop(shard);
+        self.keep(&node, Arc::new(fd));
+        Ok((node, found))
+    }
+
+    /// The node of an inode, if the kernel knows it.
+    pub(crate) fn find(&self, fd: impl AsFd) -> Answer<Option<Arc<Node>>> {
+        let number = self.number_of(status(&fd)?.stx_ino);
+        let handle = Handle::of(&fd).map_err(errno)?;
+        let node = self.get(number).ok();
+        Ok(node.filter(|node| node.handle == handle))
+    }
+
+    /// The kernel has forgotten so many lookups.
+    pub(crate) fn forget(&self, number: u64, lookups: u64) {
+        let mut shard = self.shard(number);
+        let gone = shard.get_mut(&number).is_some_and(|known| {
+            known.lookups = known.lookups.saturating_sub(lookups);
+            known.lookups == 0
+        });
+        let dropped = if gone { shard.remove(&number) } else { None };
+        drop(shard);
+        // Closing its descriptor may free an inode, which takes a while: with no lock held.
+        drop(dropped);
+    }
+
+    /// An O_PATH descriptor of the node.
+    ///
+    /// Errors   ESTALE when the inode is gone
+    pub(crate) fn descriptor(&self, node: &Arc<Node>) -> Answer<Arc<OwnedFd>> {
+        if let Some(fd) = &*locked(&node.descriptor) {
+            node.recent.store(true, Ordering::Relaxed);
+            return Ok(Arc::clone(fd));
+        }
+        let opened = node
+            .handle
+            .open(self.within.as_fd(), OFlags::PATH | OFlags::NOFOLLOW);
+        let fd = match opened.map_err(errno) {
+            Ok(fd) => Arc::new(fd),
+            // Open and without a name: only its own descriptor leads to it.
+            Err(Errno::STALE) => return locked(&node.file).stub().ok_or(Errno::STALE),
+            Err(error) => return Err(error),
+        };
+        self.keep(node, Arc::clone(&fd));
+        Ok(fd)
+    }
+
+    /// Keep a descriptor for later, and let go of one that was not used for longest.
+    fn keep(&self, node: &Arc<Node>, fd: Arc<OwnedFd>) {
+        let before = locked(&node.descriptor).replace(fd);
+        if before.is_some() {
+            return;
+        }
+        let mut ring = locked(&self.ring);
+        ring.push_back(Arc::downgrade(node));
+        let mut closed = Vec::new();
+        while ring.len() > DESCRIPTOR_COUNT_MAX {
+            let Some(oldest) = ring.pop_front() else {
+                break;
+            };
+            let Some(node) = oldest.upgrade() else {
+                continue;
+            };
+            if node.recent.swap(false, Ordering::Relaxed) {
+                ring.push_back(oldest);
+            } else {
+                closed.push(locked(&node.descriptor).take());
+            }
+        }
+        drop(ring);
+        drop(closed);
+    }
+
+    /// The inode behind a node id that this process never gave out: an NFS client comes back after a restart.
+    ///
+    /// Only what a door may serve is opened: directories below the tree, and regular files, whose stubs the caller checks.
+    /// Errors   ESTALE when there is none, or the file system cannot say
+    pub(crate) fn open_cold(&self, number: u64) -> Answer<OwnedFd> {
+        let handle = Handle::of_number(&self.root.handle, number).ok_or(Errno::STALE)?;
+        let fd = handle
+            .open(self.within.as_fd(), OFlags::PATH | OFlags::NOFOLLOW)
+            .map_err(|_| Errno::STALE)?;
+        let kind = u32::from(status(&fd)?.stx_mode) & S_IFMT;
+        match kind {
+            S_IFREG => Ok(fd),
+            S_IFDIR if self.is_below_tree(&fd)? => Ok(fd),
+            _ => Err(Errno::STALE),
+        }
+    }
+
+    fn is_below_tree(&self, directory: &OwnedFd) -> Answer<bool> {
+        let mut here = directory.try_clone().map_err(errno)?;
+        let mut number = status(&here)?.stx_ino;
+        for _ in 0..DEPTH_MAX {
+            if number == self.tree_number {
+                return Ok(true);
+            }
+            here = openat(&here, c"..", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+            let above = status(&here)?.stx_ino;
+            if above == number {
+                break;
+            }
+            number = above;
+        }
+        Ok(false)
+    }
+
+    /// The tree's root directory.
+    pub(crate) fn tree(&self) -> &Arc<OwnedFd> {
+        &self.tree
+    }
+}
+
+pub(crate) const S_IFMT: u32 = 0o170_000;
+pub(crate) const S_IFREG: u32 = 0o100_000;
+pub(crate) const S_IFDIR: u32 = 0o040_000;
+
+impl Node {
+    fn new(number: u64, handle: Handle, descriptor: Option<Arc<OwnedFd>>) -> Node {
+        Node {
+            number,
+            generation: handle.generation(),
+            handle,
+            descriptor: Mutex::new(descriptor),
+            recent: AtomicBool::new(false),
+            file: Mutex::default(),
+        }
+    }
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What happens to a file whose last name goes: its stub is moved aside, and its objects go when nobody has it open.
+//!
+//! The stub waits among the catalogue's removed ones, so that a crash forgets neither it nor its objects. They go in the background,
+//! after the removal itself is durable: an object that went before its name could leave a name without bytes.
+
+use crate::answer::Answer;
+use crate::door::Door;
+use crate::nodes::{Node, S_IFMT, S_IFREG, locked, status};
+use rustix::fs::{AtFlags, RenameFlags, linkat, renameat_with, unlinkat};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Between two looks at what was removed.
+const PAUSE: Duration = Duration::from_millis(500);
+
+impl Door {
+    /// The objects of this inode must outlive its name: whether that is its last, and it has or may get some.
+    fn needs_burial(&self, victim: &OwnedFd, node: Option<&Arc<Node>>) -> Answer<bool> {
+        let found = status(victim)?;
+        let is_last = u32::from(found.stx_mode) & S_IFMT == S_IFREG && found.stx_nlink == 1;
+        let is_open = node.is_some_and(|node| locked(&node.file).is_open());
+        Ok(is_last && (is_open || found.stx_size > 0 || self.is_stub(victim)))
+    }
+
+    fn aside(&self, mut put: impl FnMut(&str) -> Answer<()>) -> Answer<String> {
+        loop {
+            let serial = self.removed_serial.fetch_add(1, Ordering::Relaxed);
+            let name = format!("{:x}.{serial}", std::process::id());
+            match put(&name) {
+                Err(Errno::EXIST) => {}
+                done => return done.map(|()| name),
+            }
+        }
+    }
+
+    /// unlink(2). Links of one file are made and removed one at a time, so that the last is seen as such.
+    pub(crate) fn remove_name(
+        &self,
+        folder: &OwnedFd,
+        name: &OsStr,
+        victim: &OwnedFd,
+    ) -> Answer<()> {
+        let _links = locked(&self.links);
+        let node = self.nodes.find(victim)?;
+        if !self.needs_burial(victim, node.as_ref())? {
+            return unlinkat(folder, name, AtFlags::empty());
+        }
+        let removed = self.pool.catalogue().removed();
+        self.aside(|aside| renameat_with(folder, name, removed, aside, RenameFlags::NOREPLACE))?;
+        self.nameless(node);
+        Ok(())
+    }
+
+    /// `replace` puts something else under the victim's name.
+    pub(crate) fn replace_name(
+        &self,
+        victim: &OwnedFd,
+        replace: impl FnOnce() -> Answer<()>,
+    ) -> Answer<()> {
+        let _links = locked(&self.links);
+        let node = self.nodes.find(victim)?;
+        if !self.needs_burial(victim, node.as_ref())? {
+            return replace();
+        }
+        let removed = self.pool.catalogue().removed();
+        let aside = self.aside(|aside| linkat(victim, c"", removed, aside, AtFlags::EMPTY_PATH))?;
+        let done = replace();
+        if done.is_err() || status(victim)?.stx_nlink > 1 {
+            // It kept its name, for instance as another name of what was moved onto it.
+            unlinkat(removed, aside.as_str(), AtFlags::empty())?;
+            return done;
+        }
+        self.nameless(node);
+        Ok(())
+    }
+
+    fn nameless(&self, node: Option<Arc<Node>>) {
+        if let Some(node) = node {
+            locked(&node.file).nameless = true;
+        }
+        self.something_removed();
+    }
+
+    /// The thread that buries has something to do.
+    pub(crate) fn something_removed(&self) {
+        self.removed_waits.store(true, Ordering::Release);
+    }
+
+    /// Until the door closes.
+    pub(crate) fn bury_now_and_then(&self) {
+        while !self.closing.load(Ordering::Acquire) {
+            std::thread::park_timeout(PAUSE);
+            if self.removed_waits.swap(false, Ordering::AcqRel) {
+                self.bury();
+            }
+        }
+        self.bury();
+    }
+
+    fn bury(&self) {
+        let is_open = |inode| {
+            let node = self.nodes.get(self.nodes.number_of(inode));
+            node.is_ok_and(|node| locked(&node.file).is_open())
+        };
+        match self.pool.bury(is_open) {
+            Ok(buried) => {
+                for error in buried.kept {
+                    tracing::warn!("a removed file keeps its place for now: {error}");
+                }
+            }
+            Err(error) => tracing::warn!("{error}"),
+        }
+    }
+}

@@ -1,0 +1,774 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The protocol: requests of the kernel in, the door's answers out. Everything that knows the crate `fuser` is here.
+//!
+//! Its API breaks between releases. Two of its faults (0.18.0) are kept away from it: SETXATTR_EXT is never asked for, and the name of the
+//! mount has no comma.
+
+use crate::answer::Answer;
+use crate::attributes::{Attributes, Changes};
+use crate::door::{Door, raise_read_ahead};
+use crate::listing::Listing;
+use crate::names::{Entry, Maker};
+use crate::nodes::{S_IFDIR, S_IFMT, S_IFREG, locked};
+use fuser::{
+    AccessFlags, BsdFileFlags, Config, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType,
+    Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
+    MountOption, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, SessionACL, TimeOrNow, WriteFlags,
+};
+use rushes_sys::thread::Identity;
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, major, makedev, minor};
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Longest request that the kernel sends; the default of `fs.fuse.max_pages_limit`. Units: bytes.
+const REQUEST_BYTES_MAX: u32 = 1 << 20;
+
+/// Threads that take requests. Each may wait for a disk, so there are more than processors.
+const THREAD_COUNT: usize = 16;
+
+/// Requests in the background (reading ahead, mainly) that the kernel may have under way.
+const BACKGROUND_MAX: u16 = 64;
+
+/// How long the kernel believes names: nobody else changes the tree while it is mounted.
+const NAMES_LIVE: Duration = Duration::from_secs(3600);
+
+/// How long it believes attributes. What a program writes through a mapping changes them behind its back.
+const ATTRIBUTES_LIVE: Duration = Duration::from_secs(1);
+
+/// FALLOC_FL_… and O_…, as the protocol carries them.
+const O_EXCL: i32 = 0o200;
+
+/// A mounted pool; dropping it unmounts.
+pub struct Mounted {
+    session: fuser::BackgroundSession,
+    door: Arc<Door>,
+    burier: JoinHandle<()>,
+}
+
+impl Mounted {
+    /// Waits until somebody has unmounted it.
+    pub fn wait(self) -> io::Result<()> {
+        let ended = self.session.join();
+        self.door.closing.store(true, Ordering::Release);
+        self.burier.thread().unpark();
+        let _ = self.burier.join();
+        ended
+    }
+}
+
+/// Mount it on `folder`; requests are answered by threads of their own.
+pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
+    let mut config = Config::default();
+    config.acl = SessionACL::All;
+    config.mount_options = vec![
+        MountOption::FSName("rushes-pool".to_owned()),
+        MountOption::Subtype("rushes".to_owned()),
+        MountOption::CUSTOM(format!("max_read={REQUEST_BYTES_MAX}")),
+        MountOption::DefaultPermissions,
+        MountOption::NoSuid,
+        MountOption::NoDev,
+    ];
+    config.n_threads = Some(THREAD_COUNT);
+    config.clone_fd = true;
+    let session = Session {
+        door: Arc::clone(&door),
+        listings: Mutex::default(),
+        next_listing: AtomicU64::new(1),
+    };
+    let session = fuser::Session::new(session, folder, &config)?.spawn()?;
+    if let Err(error) = raise_read_ahead(folder) {
+        tracing::warn!("reading ahead stays as short as the kernel has it: {error}");
+    }
+    let burying = Arc::clone(&door);
+    let burier = std::thread::Builder::new()
+        .name("burier".to_owned())
+        .spawn(move || burying.bury_now_and_then())?;
+    Ok(Mounted {
+        session,
+        door,
+        burier,
+    })
+}
+
+struct Session {
+    door: Arc<Door>,
+    listings: Mutex<HashMap<u64, Arc<Listing>>>,
+    next_listing: AtomicU64,
+}
+
+impl Session {
+    fn listing(&self, handle: FileHandle) -> Answer<Arc<Listing>> {
+        locked(&self.listings)
+            .get(&handle.0)
+            .cloned()
+            .ok_or(rustix::io::Errno::BADF)
+    }
+}
+
+fn number(error: rustix::io::Errno) -> Errno {
+    Errno::from_i32(error.raw_os_error())
+}
+
+fn file_type(mode: u32) -> FileType {
+    match mode & S_IFMT {
+        S_IFDIR => FileType::Directory,
+        S_IFREG => FileType::RegularFile,
+        0o120_000 => FileType::Symlink,
+        0o020_000 => FileType::CharDevice,
+        0o060_000 => FileType::BlockDevice,
+        0o010_000 => FileType::NamedPipe,
+        _ => FileType::Socket,
+    }
+}
+
+fn listed_type(kind: rustix::fs::FileType) -> FileType {
+    file_type(kind.as_raw_mode())
+}
+
+/// Device numbers as the protocol has them: the kernel's new_encode_dev().
+fn encoded(device: u64) -> u32 {
+    let (major, minor) = (major(device), minor(device));
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+}
+
+fn decoded(device: u32) -> u64 {
+    makedev(
+        (device >> 8) & 0xfff,
+        (device & 0xff) | ((device >> 12) & 0xfff00),
+    )
+}
+
+fn translated(attributes: &Attributes) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(attributes.number),
+        size: attributes.size,
+        blocks: attributes.blocks,
+        atime: attributes.accessed,
+        mtime: attributes.modified,
+        ctime: attributes.changed,
+        crtime: UNIX_EPOCH,
+        kind: file_type(attributes.mode),
+        perm: (attributes.mode & 0o7777) as u16,
+        nlink: attributes.link_count,
+        uid: attributes.user,
+        gid: attributes.group,
+        rdev: encoded(attributes.device),
+        blksize: attributes.block_bytes,
+        flags: 0,
+    }
+}
+
+fn timestamp(time: Option<TimeOrNow>) -> Timespec {
+    let (tv_sec, tv_nsec) = match time {
+        None => (0, UTIME_OMIT),
+        Some(TimeOrNow::Now) => (0, UTIME_NOW),
+        Some(TimeOrNow::SpecificTime(time)) => match time.duration_since(UNIX_EPOCH) {
+            Ok(after) => (after.as_secs() as i64, i64::from(after.subsec_nanos())),
+            Err(before) => {
+                let before = before.duration();
+                let nanoseconds = i64::from(before.subsec_nanos());
+                let borrowed = i64::from(nanoseconds != 0);
+                (
+                    -(before.as_secs() as i64) - borrowed,
+                    borrowed * 1_000_000_000 - nanoseconds,
+                )
+            }
+        },
+    };
+    Timespec { tv_sec, tv_nsec }
+}
+
+fn maker(request: &Request, umask: u32) -> Maker {
+    Maker {
+        identity: Identity {
+            user: request.uid(),
+            group: request.gid(),
+        },
+        umask,
+    }
+}
+
+fn reply_entry(reply: ReplyEntry, entry: Answer<Entry>) {
+    match entry {
+        Ok(entry) => reply.entry_with_ttls(
+            &ATTRIBUTES_LIVE,
+            &NAMES_LIVE,
+            &translated(&entry.attributes),
+            Generation(u64::from(entry.node.generation)),
+        ),
+        Err(error) => reply.error(number(error)),
+    }
+}
+
+fn reply_empty(reply: ReplyEmpty, done: Answer<()>) {
+    match done {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(number(error)),
+    }
+}
+
+fn reply_attributes(reply: ReplyAttr, attributes: Answer<Attributes>) {
+    match attributes {
+        Ok(attributes) => reply.attr(&ATTRIBUTES_LIVE, &translated(&attributes)),
+        Err(error) => reply.error(number(error)),
+    }
+}
+
+fn reply_data(reply: ReplyData, data: Answer<Vec<u8>>) {
+    match data {
+        Ok(data) => reply.data(&data),
+        Err(error) => reply.error(number(error)),
+    }
+}
+
+fn reply_written(reply: ReplyWrite, written: Answer<usize>) {
+    match written {
+        Ok(written) => reply.written(written as u32),
+        Err(error) => reply.error(number(error)),
+    }
+}
+
+/// What was asked: the length of a value, or the value within `room`.
+fn reply_value(reply: ReplyXattr, room: u32, value: Answer<(usize, Vec<u8>)>) {
+    match value {
+        Ok((length, _)) if room == 0 => reply.size(length as u32),
+        Ok((length, _)) if length > room as usize => reply.error(Errno::ERANGE),
+        Ok((_, value)) => reply.data(&value),
+        Err(error) => reply.error(number(error)),
+    }
+}
+
+/// Data stays in the kernel's cache between opens, since it changes only through this mount. Nothing waits to be
+/// written at a close, so close(2) need not ask.
+const OPENED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE
+    .union(FopenFlags::FOPEN_NOFLUSH)
+    .union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
+
+/// What this door asks of the kernel beside the crate's own.
+const WANTED: [InitFlags; 8] = [
+    InitFlags::FUSE_DONT_MASK,
+    InitFlags::FUSE_POSIX_ACL,
+    InitFlags::FUSE_EXPORT_SUPPORT,
+    InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+    InitFlags::FUSE_PARALLEL_DIROPS,
+    InitFlags::FUSE_DO_READDIRPLUS,
+    InitFlags::FUSE_READDIRPLUS_AUTO,
+    InitFlags::FUSE_CACHE_SYMLINKS,
+];
+
+impl Filesystem for Session {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        for flag in WANTED {
+            config.add_capabilities(flag).map_err(|_| {
+                io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    format!("the kernel's FUSE lacks {flag:?}; Linux 5.12 or later has it"),
+                )
+            })?;
+        }
+        // Of a kernel without it direct reads wait for each other, no more.
+        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        let _ = config.set_max_write(REQUEST_BYTES_MAX);
+        let _ = config.set_max_background(BACKGROUND_MAX);
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        reply_entry(reply, self.door.lookup(parent.0, name));
+    }
+
+    fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
+        self.door.nodes.forget(ino.0, nlookup);
+    }
+
+    fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        reply_attributes(reply, self.door.attributes(ino.0));
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let times = (atime.is_some() || mtime.is_some()).then(|| Timestamps {
+            last_access: timestamp(atime),
+            last_modification: timestamp(mtime),
+        });
+        let changes = Changes {
+            mode,
+            user: uid,
+            group: gid,
+            size,
+            times,
+            by_user: request.uid() != 0,
+        };
+        reply_attributes(reply, self.door.change(ino.0, &changes));
+    }
+
+    fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
+        reply_data(reply, self.door.read_link(ino.0));
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let made = self
+            .door
+            .make_node(parent.0, name, mode, decoded(rdev), maker(request, umask));
+        reply_entry(reply, made);
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
+        reply_entry(
+            reply,
+            self.door
+                .make_directory(parent.0, name, mode, maker(request, umask)),
+        );
+    }
+
+    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(reply, self.door.unlink(parent.0, name));
+    }
+
+    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(reply, self.door.remove_directory(parent.0, name));
+    }
+
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        link_name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        reply_entry(
+            reply,
+            self.door
+                .make_symlink(parent.0, link_name, target, maker(request, 0)),
+        );
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let done = self
+            .door
+            .rename((parent.0, name), (newparent.0, newname), flags.bits());
+        reply_empty(reply, done);
+    }
+
+    fn link(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        newparent: INodeNo,
+        newname: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        reply_entry(reply, self.door.link(ino.0, newparent.0, newname));
+    }
+
+    fn open(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        match self.door.open(ino.0) {
+            Ok(()) => reply.opened(FileHandle(0), OPENED),
+            Err(error) => reply.error(number(error)),
+        }
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let exclusive = flags & O_EXCL != 0;
+        match self
+            .door
+            .create(parent.0, name, mode, exclusive, maker(request, umask))
+        {
+            Ok(entry) => reply.created(
+                &ATTRIBUTES_LIVE,
+                &translated(&entry.attributes),
+                Generation(u64::from(entry.node.generation)),
+                FileHandle(0),
+                OPENED,
+            ),
+            Err(error) => reply.error(number(error)),
+        }
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        reply_data(
+            reply,
+            self.door
+                .read(ino.0, offset, size.min(REQUEST_BYTES_MAX) as usize),
+        );
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let drop_set_id = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        reply_written(reply, self.door.write(ino.0, offset, data, drop_set_id));
+    }
+
+    fn flush(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        reply.ok();
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        reply_empty(reply, self.door.release(ino.0));
+    }
+
+    fn fsync(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        reply_empty(reply, self.door.sync(ino.0, datasync));
+    }
+
+    fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        match self.door.open_listing(ino.0) {
+            Ok(listing) => {
+                let handle = self.next_listing.fetch_add(1, Ordering::Relaxed);
+                locked(&self.listings).insert(handle, Arc::new(listing));
+                reply.opened(FileHandle(handle), FopenFlags::empty());
+            }
+            Err(error) => reply.error(number(error)),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let done = self.listing(fh).and_then(|listing| {
+            self.door.list(&listing, offset, |listed| {
+                Ok(!reply.add(
+                    INodeNo(listed.number),
+                    listed.next,
+                    listed_type(listed.kind),
+                    listed.name,
+                ))
+            })
+        });
+        match done {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(number(error)),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let done = self.listing(fh).and_then(|listing| {
+            self.door.list(&listing, offset, |listed| {
+                if listed.name == "." || listed.name == ".." {
+                    return Ok(!add_plain(
+                        &mut reply,
+                        listed.number,
+                        listed.next,
+                        listed.name,
+                    ));
+                }
+                let Some((node, attributes)) = self.door.look_at_listed(ino.0, listed.name) else {
+                    return Ok(true);
+                };
+                let full = reply.add(
+                    INodeNo(node.number),
+                    listed.next,
+                    listed.name,
+                    &ATTRIBUTES_LIVE,
+                    &translated(&attributes),
+                    Generation(u64::from(node.generation)),
+                );
+                if full {
+                    // The kernel never heard of this one.
+                    self.door.nodes.forget(node.number, 1);
+                }
+                Ok(!full)
+            })
+        });
+        match done {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(number(error)),
+        }
+    }
+
+    fn releasedir(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        let closed = locked(&self.listings).remove(&fh.0);
+        drop(closed);
+        reply.ok();
+    }
+
+    fn fsyncdir(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        let done = self
+            .listing(fh)
+            .and_then(|listing| self.door.sync_listing(&listing));
+        reply_empty(reply, done);
+    }
+
+    fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        match self.door.room() {
+            Ok(room) => reply.statfs(
+                room.blocks,
+                room.blocks_free,
+                room.blocks_available,
+                room.files,
+                room.files_free,
+                room.block_bytes,
+                room.name_bytes_max,
+                room.block_bytes,
+            ),
+            Err(error) => reply.error(number(error)),
+        }
+    }
+
+    fn setxattr(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        reply_empty(
+            reply,
+            self.door.set_attribute(ino.0, name, value, flags as u32),
+        );
+    }
+
+    fn getxattr(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
+        reply_value(reply, size, self.door.attribute(ino.0, name, size as usize));
+    }
+
+    fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let names = self.door.attribute_names(ino.0);
+        reply_value(reply, size, names.map(|names| (names.len(), names)));
+    }
+
+    fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(reply, self.door.remove_attribute(ino.0, name));
+    }
+
+    /// Never asked under `default_permissions`, and never a way around them.
+    fn access(&self, _request: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    /// None is known and none is handed on: a shutdown ioctl would end a member.
+    fn ioctl(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        _cmd: u32,
+        _in_data: &[u8],
+        _out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn fallocate(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let by_user = request.uid() != 0;
+        reply_empty(
+            reply,
+            self.door
+                .allocate(ino.0, offset, length, mode as u32, by_user),
+        );
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        match self.door.seek(ino.0, offset, whence) {
+            Ok(at) => reply.offset(at),
+            Err(error) => reply.error(number(error)),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        request: &Request,
+        ino_in: INodeNo,
+        _fh_in: FileHandle,
+        offset_in: u64,
+        ino_out: INodeNo,
+        _fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let by_user = request.uid() != 0;
+        let copied = self
+            .door
+            .copy((ino_in.0, offset_in), (ino_out.0, offset_out), len, by_user);
+        reply_written(reply, copied);
+    }
+}
+
+/// `.` and `..`: the kernel takes the number and counts no lookup.
+fn add_plain(reply: &mut ReplyDirectoryPlus, number: u64, next: u64, name: &OsStr) -> bool {
+    let attributes = FileAttr {
+        ino: INodeNo(number),
+        size: 0,
+        blocks: 0,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: FileType::Directory,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 0,
+        flags: 0,
+    };
+    reply.add(
+        INodeNo(number),
+        next,
+        name,
+        &Duration::ZERO,
+        &attributes,
+        Generation(0),
+    )
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The catalogue: the directory tree of a pool, the stubs on their way out, and the numbers of its files.
+
+use crate::error::PoolError;
+use crate::format::{self, CatalogueFormat, FORMAT_FILE, Format, FormatFault};
+use crate::member::random;
+use rushes_core::pool::FileIdentity;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open, openat, syncfs};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// The folder below which the names are.
+pub const TREE: &str = "tree";
+/// Stubs without a name in the tree, whose objects are still there.
+pub(crate) const REMOVED: &str = "removed";
+/// Held by the door.
+const LOCK: &str = "lock";
+/// The first inode number that no door has set aside yet, as text.
+pub(crate) const NUMBERS: &str = "numbers";
+/// Numbers set aside at a time; those that a door that dies had left are never used.
+const NUMBERS_AT_A_TIME: u64 = 65_536;
+
+#[derive(Debug)]
+struct Numbers {
+    next: u64,
+    end: u64,
+}
+
+/// An open catalogue.
+#[derive(Debug)]
+pub struct Catalogue {
+    path: PathBuf,
+    root: OwnedFd,
+    tree: OwnedFd,
+    removed: OwnedFd,
+    /// None: it is only looked at.
+    lock: Option<File>,
+    numbers: Mutex<Numbers>,
+    generation: u32,
+}
+
+impl Catalogue {
+    pub(crate) fn open(
+        path: &Path,
+        serve: bool,
+    ) -> Result<(Catalogue, CatalogueFormat), PoolError> {
+        let path = path.canonicalize().map_err(|error| {
+            PoolError::Refused(format!(
+                "{} cannot be entered: {error}; expected the catalogue of a pool",
+                path.display()
+            ))
+        })?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let failed = |name: &str, error: rustix::io::Errno| {
+            PoolError::system("open", path.join(name).display().to_string(), error)
+        };
+        let root = open(&path, flags, Mode::empty()).map_err(|error| failed("", error))?;
+        let format = match format::read(root.as_fd(), FORMAT_FILE) {
+            Ok(Some(Format::Catalogue(format))) => format,
+            Ok(found) => {
+                let what = if found.is_some() {
+                    "a member of a pool, not its catalogue"
+                } else {
+                    "not the catalogue of a pool"
+                };
+                return Err(PoolError::Refused(format!(
+                    "{} is {what}; expected a folder that `rushes pool create` made",
+                    path.display()
+                )));
+            }
+            Err(FormatFault::Failed(error)) => {
+                let about = path.join(FORMAT_FILE).display().to_string();
+                return Err(PoolError::system("read", about, error));
+            }
+            Err(FormatFault::Wrong(clause)) => {
+                let file = path.join(FORMAT_FILE);
+                return Err(PoolError::Refused(format!("{} {clause}", file.display())));
+            }
+        };
+        let below = |name: &str| {
+            openat(&root, name, flags, Mode::empty()).map_err(|error| failed(name, error))
+        };
+        let (tree, removed) = (below(TREE)?, below(REMOVED)?);
+        let lock = serve.then(|| lock(&root, &path)).transpose()?;
+        let numbers = Mutex::new(Numbers { next: 0, end: 0 });
+        let generation = random()? as u32;
+        let catalogue = Catalogue {
+            path,
+            root,
+            tree,
+            removed,
+            lock,
+            numbers,
+            generation,
+        };
+        Ok((catalogue, format))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The root of the tree.
+    pub fn tree(&self) -> BorrowedFd<'_> {
+        self.tree.as_fd()
+    }
+
+    /// Where a door moves a stub instead of taking its last name, and links one that a rename is about to replace, under any name.
+    /// [`crate::Pool::bury`] does the rest, also after a crash.
+    pub fn removed(&self) -> BorrowedFd<'_> {
+        self.removed.as_fd()
+    }
+
+    /// All changes of names so far are durable.
+    pub(crate) fn sync(&self) -> Result<(), PoolError> {
+        syncfs(&self.root).map_err(|error| {
+            PoolError::system("make durable", self.path.display().to_string(), error)
+        })
+    }
+
+    /// An identity that no file of this pool has or had.
+    pub(crate) fn new_file(&self) -> Result<FileIdentity, PoolError> {
+        assert!(
+            self.lock.is_some(),
+            "a pool that is only looked at makes no files"
+        );
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        if numbers.next == numbers.end {
+            *numbers = self.set_aside()?;
+        }
+        let number = numbers.next;
+        numbers.next += 1;
+        Ok(FileIdentity {
+            number,
+            generation: self.generation,
+        })
+    }
+
+    /// Durably: a number is never given twice.
+    fn set_aside(&self) -> Result<Numbers, PoolError> {
+        let path = self.path.join(NUMBERS);
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| PoolError::system("read", path.display().to_string(), error))?;
+        let next: u64 = text
+            .trim()
+            .parse()
+            .ok()
+            .filter(|&next| next > 0)
+            .ok_or_else(|| {
+                PoolError::Refused(format!(
+                    "{}: read {text:?}, expected a number",
+                    path.display()
+                ))
+            })?;
+        let end = next.checked_add(NUMBERS_AT_A_TIME).ok_or_else(|| {
+            PoolError::Refused(format!("{}: {next} is beyond all numbers", path.display()))
+        })?;
+        let text = format!("{end}\n");
+        format::replace_file(self.root.as_fd(), &self.path, NUMBERS, text.as_bytes())?;
+        Ok(Numbers { next, end })
+    }
+}
+
+fn lock(root: &OwnedFd, path: &Path) -> Result<File, PoolError> {
+    let failed = |error: std::io::Error| {
+        PoolError::system("lock", path.join(LOCK).display().to_string(), error)
+    };
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let fd =
+        openat(root, LOCK, flags, Mode::RUSR | Mode::WUSR).map_err(|error| failed(error.into()))?;
+    let mut file = File::from(fd);
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut holder = String::new();
+            let _ = (&file).take(200).read_to_string(&mut holder);
+            let (catalogue, holder) = (path.to_path_buf(), holder.trim().to_owned());
+            return Err(PoolError::Served { catalogue, holder });
+        }
+        Err(error) => return Err(failed(error.into())),
+    }
+    file.set_len(0)
+        .and_then(|()| writeln!(file, "process {}", std::process::id()))
+        .map_err(failed)?;
+    Ok(file)
+}

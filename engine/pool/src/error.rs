@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What can go wrong with a pool, said so that the person at the rack can act on it.
+
+use crate::member::ObjectName;
+use rushes_core::pool::{FileIdentity, LayoutFault, MemberNumber, Object};
+use rushes_sys::SysError;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Why an object cannot be used although its member is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectFault {
+    /// There is none of this name.
+    Absent,
+    /// It says that it belongs to another pool.
+    OtherPool,
+    /// It says that it belongs to another file.
+    OtherFile(FileIdentity),
+    /// What it says of itself cannot be read.
+    Mark(LayoutFault),
+    /// It says nothing of itself.
+    NoMark,
+    /// It is no regular file.
+    NotRegular,
+}
+
+/// Kind, what it was about, and what was found.
+#[derive(Debug)]
+pub enum PoolError {
+    /// A member is not there.
+    Missing {
+        /// Which.
+        member: MemberNumber,
+        /// Where it should be.
+        path: PathBuf,
+        /// What was found instead, as a clause.
+        why: String,
+    },
+    /// A member cannot be written to.
+    ReadOnly {
+        /// Which.
+        member: MemberNumber,
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// No member has room.
+    NoRoom,
+    /// A layout record that cannot be used.
+    Layout(LayoutFault),
+    /// A stub with a size and without a record.
+    NoLayout {
+        /// Its size. Units: bytes.
+        size: u64,
+    },
+    /// The catalogue's file system has no room for a record of so many segments.
+    LayoutTooLong {
+        /// How many.
+        segment_count: usize,
+    },
+    /// An object that cannot be used.
+    Object {
+        /// Which.
+        object: Object,
+        /// Its member's folder.
+        path: PathBuf,
+        /// Why.
+        fault: ObjectFault,
+    },
+    /// The user's: what was read, what was expected, what to do.
+    Refused(String),
+    /// Another door has the pool.
+    Served {
+        /// The catalogue.
+        catalogue: PathBuf,
+        /// What its lock file says of who.
+        holder: String,
+    },
+    /// The kernel's.
+    System(SysError),
+}
+
+impl PoolError {
+    /// As a number of errno(3), for doors. The only place where a pool's troubles become numbers.
+    pub fn errno(&self) -> rustix::io::Errno {
+        use rustix::io::Errno;
+        match self {
+            PoolError::Missing { .. }
+            | PoolError::Layout(_)
+            | PoolError::NoLayout { .. }
+            | PoolError::Object { .. } => Errno::IO,
+            PoolError::ReadOnly { .. } => Errno::ROFS,
+            PoolError::NoRoom | PoolError::LayoutTooLong { .. } => Errno::NOSPC,
+            PoolError::Refused(_) => Errno::INVAL,
+            PoolError::Served { .. } => Errno::BUSY,
+            PoolError::System(error) => Errno::from_io_error(&error.source).unwrap_or(Errno::IO),
+        }
+    }
+
+    /// The kernel's answer to `operation` on `about`.
+    pub(crate) fn system(
+        operation: &'static str,
+        about: impl Into<String>,
+        source: impl Into<std::io::Error>,
+    ) -> PoolError {
+        PoolError::System(SysError::new(operation, about, source))
+    }
+}
+
+impl fmt::Display for ObjectFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ObjectFault::Absent => write!(f, "there is none"),
+            ObjectFault::OtherPool => write!(f, "it belongs to another pool"),
+            ObjectFault::OtherFile(file) => write!(
+                f,
+                "it belongs to another file, number {} generation {}",
+                file.number, file.generation
+            ),
+            ObjectFault::Mark(fault) => {
+                write!(f, "the mark that says whose it is cannot be used: {fault}")
+            }
+            ObjectFault::NoMark => write!(f, "it has no mark that says whose it is"),
+            ObjectFault::NotRegular => write!(f, "it is not a regular file"),
+        }
+    }
+}
+
+impl fmt::Display for PoolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PoolError::Missing { member, path, why } => write!(
+                f,
+                "member {} is missing: {} {why}; mount it there, nothing else is needed",
+                member.0,
+                path.display()
+            ),
+            PoolError::ReadOnly { member, path } => write!(
+                f,
+                "member {} ({}) is mounted read-only; remount it for writing",
+                member.0,
+                path.display()
+            ),
+            PoolError::NoRoom => write!(f, "no member that is there has room left"),
+            PoolError::Layout(fault) => write!(
+                f,
+                "the layout record cannot be used: {fault}; the file is not touched"
+            ),
+            PoolError::NoLayout { size } => write!(
+                f,
+                "the layout record is not there although the file has {size} bytes; the file is not touched"
+            ),
+            PoolError::LayoutTooLong { segment_count } => write!(
+                f,
+                "the file would have {segment_count} segments, and the catalogue has no room for a record of so many"
+            ),
+            PoolError::Object {
+                object,
+                path,
+                fault,
+            } => write!(
+                f,
+                "the object {} of member {} cannot be used: {fault}",
+                path.join(ObjectName::of(object.id).as_str()).display(),
+                object.member.0
+            ),
+            PoolError::Refused(sentence) => write!(f, "{sentence}"),
+            PoolError::Served { catalogue, holder } => write!(
+                f,
+                "the pool {} is served already ({holder}); end that first, one pool has one door at a time",
+                catalogue.display()
+            ),
+            PoolError::System(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for PoolError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            PoolError::System(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<SysError> for PoolError {
+    fn from(error: SysError) -> PoolError {
+        PoolError::System(error)
+    }
+}

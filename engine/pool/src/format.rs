@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The file `rushes-pool` that makes a folder the catalogue or a member of a pool.
+//!
+//! It is JSON for the person at the rack, and strict: an unknown name is damage, a newer version is told apart before anything else is looked at.
+
+use crate::error::PoolError;
+use rushes_core::pool::{MemberNumber, Policy, PoolId};
+use rustix::fs::{Mode, OFlags, fsync, openat, renameat};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+
+/// Its name.
+pub const FORMAT_FILE: &str = "rushes-pool";
+/// Version of both kinds.
+pub const FORMAT_VERSION: u32 = 1;
+/// Longer is none. Units: bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Of one member, and of no other: 128 random bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberId(pub u128);
+
+/// What makes a folder a catalogue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CatalogueFormat {
+    pub(crate) pool: PoolId,
+    pub(crate) policy: Policy,
+    pub(crate) members: Vec<MemberEntry>,
+}
+
+/// A member, as the catalogue knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MemberEntry {
+    pub(crate) number: MemberNumber,
+    pub(crate) id: MemberId,
+    pub(crate) path: PathBuf,
+}
+
+/// What makes a folder a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemberFormat {
+    pub(crate) pool: PoolId,
+    pub(crate) number: MemberNumber,
+    pub(crate) id: MemberId,
+}
+
+/// Either.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Catalogue(CatalogueFormat),
+    Member(MemberFormat),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CatalogueText {
+    rushes_pool: String,
+    format_version: u32,
+    pool_id: String,
+    policy: String,
+    members: Vec<MemberText>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MemberText {
+    number: u16,
+    member_id: String,
+    /// A path need not be text.
+    path: PathText,
+}
+
+/// As text where it is some, else as hexadecimal digits of its bytes.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum PathText {
+    Text(String),
+    Bytes { hex: String },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OwnText {
+    rushes_pool: String,
+    format_version: u32,
+    pool_id: String,
+    number: u16,
+    member_id: String,
+}
+
+/// What to look at before anything else.
+#[derive(Deserialize)]
+struct Head {
+    rushes_pool: String,
+    format_version: u32,
+}
+
+pub(crate) fn hex(id: u128) -> String {
+    format!("{id:032x}")
+}
+
+fn id_of(text: &str) -> Result<u128, String> {
+    if text.len() != 32 {
+        return Err(format!("{text:?} is no id of 32 hexadecimal digits"));
+    }
+    u128::from_str_radix(text, 16)
+        .map_err(|_| format!("{text:?} is no id of 32 hexadecimal digits"))
+}
+
+impl PathText {
+    fn of(path: &Path) -> PathText {
+        use std::os::unix::ffi::OsStrExt;
+        match path.to_str() {
+            Some(text) => PathText::Text(text.to_owned()),
+            None => PathText::Bytes {
+                hex: path
+                    .as_os_str()
+                    .as_bytes()
+                    .iter()
+                    .map(|byte| format!("{byte:02x}"))
+                    .collect(),
+            },
+        }
+    }
+
+    fn path(self) -> Result<PathBuf, String> {
+        use std::os::unix::ffi::OsStringExt;
+        let path = match self {
+            PathText::Text(text) => PathBuf::from(text),
+            PathText::Bytes { hex } => {
+                let digits: Option<Vec<u8>> = hex
+                    .as_bytes()
+                    .chunks(2)
+                    .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+                    .collect();
+                let bytes = digits.ok_or_else(|| format!("{hex:?} is no path"))?;
+                PathBuf::from(std::ffi::OsString::from_vec(bytes))
+            }
+        };
+        if path.is_absolute() {
+            Ok(path)
+        } else {
+            Err(format!("{} is no absolute path", path.display()))
+        }
+    }
+}
+
+impl Format {
+    fn text(&self) -> Result<String, serde_json::Error> {
+        let text = match self {
+            Format::Catalogue(format) => serde_json::to_string_pretty(&CatalogueText {
+                rushes_pool: String::from("catalogue"),
+                format_version: FORMAT_VERSION,
+                pool_id: hex(format.pool.0),
+                policy: format.policy.name().to_owned(),
+                members: format
+                    .members
+                    .iter()
+                    .map(|member| MemberText {
+                        number: member.number.0,
+                        member_id: hex(member.id.0),
+                        path: PathText::of(&member.path),
+                    })
+                    .collect(),
+            }),
+            Format::Member(format) => serde_json::to_string_pretty(&OwnText {
+                rushes_pool: String::from("member"),
+                format_version: FORMAT_VERSION,
+                pool_id: hex(format.pool.0),
+                number: format.number.0,
+                member_id: hex(format.id.0),
+            }),
+        }?;
+        Ok(text + "\n")
+    }
+
+    /// Errors   a clause about the file
+    fn of(text: &str) -> Result<Format, String> {
+        let damaged = |error: serde_json::Error| format!("cannot be understood ({error})");
+        let head: Head = serde_json::from_str(text).map_err(damaged)?;
+        if head.format_version > FORMAT_VERSION {
+            return Err(format!(
+                "is of format version {}, this Rushes knows versions up to {FORMAT_VERSION}; use a newer Rushes",
+                head.format_version
+            ));
+        }
+        if head.format_version == 0 {
+            return Err(String::from("is of format version 0, which there is not"));
+        }
+        let said = |clause: String| format!("cannot be understood ({clause})");
+        match head.rushes_pool.as_str() {
+            "catalogue" => {
+                let text: CatalogueText = serde_json::from_str(text).map_err(damaged)?;
+                let policy = Policy::of(&text.policy)
+                    .ok_or_else(|| said(format!("{:?} is no policy", text.policy)))?;
+                let members: Result<Vec<MemberEntry>, String> = text
+                    .members
+                    .into_iter()
+                    .map(|member| {
+                        Ok(MemberEntry {
+                            number: MemberNumber(member.number),
+                            id: MemberId(id_of(&member.member_id)?),
+                            path: member.path.path()?,
+                        })
+                    })
+                    .collect();
+                let members = members.map_err(said)?;
+                let mut numbers: Vec<u16> = members.iter().map(|member| member.number.0).collect();
+                numbers.sort_unstable();
+                numbers.dedup();
+                if numbers.len() != members.len() || members.is_empty() {
+                    return Err(said(String::from(
+                        "it has no members, or two of one number",
+                    )));
+                }
+                Ok(Format::Catalogue(CatalogueFormat {
+                    pool: PoolId(id_of(&text.pool_id).map_err(said)?),
+                    policy,
+                    members,
+                }))
+            }
+            "member" => {
+                let text: OwnText = serde_json::from_str(text).map_err(damaged)?;
+                Ok(Format::Member(MemberFormat {
+                    pool: PoolId(id_of(&text.pool_id).map_err(said)?),
+                    number: MemberNumber(text.number),
+                    id: MemberId(id_of(&text.member_id).map_err(said)?),
+                }))
+            }
+            other => Err(said(format!("{other:?} is neither catalogue nor member"))),
+        }
+    }
+}
+
+/// What is wrong with a format file, apart from its not being there.
+#[derive(Debug)]
+pub(crate) enum FormatFault {
+    /// It cannot be read.
+    Failed(std::io::Error),
+    /// A clause: "is of format version 7, …".
+    Wrong(String),
+}
+
+impl std::fmt::Display for FormatFault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            FormatFault::Failed(error) => write!(f, "cannot be read: {error}"),
+            FormatFault::Wrong(clause) => write!(f, "{clause}"),
+        }
+    }
+}
+
+/// Read the file of this name in a folder. None: it is not there.
+pub(crate) fn read(folder: BorrowedFd<'_>, name: &str) -> Result<Option<Format>, FormatFault> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = match openat(folder, name, flags, Mode::empty()) {
+        Ok(fd) => File::from(fd),
+        Err(rustix::io::Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(FormatFault::Failed(error.into())),
+    };
+    let mut text = Vec::new();
+    file.take(FILE_BYTES_MAX)
+        .read_to_end(&mut text)
+        .map_err(FormatFault::Failed)?;
+    let text = String::from_utf8(text)
+        .map_err(|_| FormatFault::Wrong(String::from("cannot be understood (it is no text)")))?;
+    Format::of(&text).map(Some).map_err(FormatFault::Wrong)
+}
+
+/// Write a format file, durably: whole under its name, or not there.
+pub(crate) fn write(
+    folder: BorrowedFd<'_>,
+    path: &Path,
+    name: &str,
+    format: &Format,
+) -> Result<(), PoolError> {
+    let text = format.text().map_err(|error| {
+        PoolError::system("write the format file", path.display().to_string(), error)
+    })?;
+    replace_file(folder, path, name, text.as_bytes())
+}
+
+/// Replace a small file, durably: it has the old bytes or the new ones, whatever happens meanwhile.
+pub(crate) fn replace_file(
+    folder: BorrowedFd<'_>,
+    path: &Path,
+    name: &str,
+    bytes: &[u8],
+) -> Result<(), PoolError> {
+    let failed = |error: std::io::Error| {
+        PoolError::system("write", path.join(name).display().to_string(), error)
+    };
+    let temporary = format!("{name}.tmp");
+    let flags =
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let fd = openat(folder, temporary.as_str(), flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|error| failed(error.into()))?;
+    let mut file = File::from(fd);
+    file.write_all(bytes)
+        .and_then(|()| file.sync_all())
+        .map_err(failed)?;
+    renameat(folder, temporary.as_str(), folder, name).map_err(|error| failed(error.into()))?;
+    fsync(folder).map_err(|error| failed(error.into()))
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A pool: one directory tree over many file systems.
+//!
+//! The **catalogue** is a folder on one file system; below its `tree/` is the real directory tree with owners, modes, times and attributes.
+//! A regular file there is a **stub**: its size is the file's, it has no bytes, and its layout record (an attribute that only root
+//! sees) names the **objects** on the **members** that have them. Formats and order of durable steps: docs/decisions/0021.
+//!
+//! This crate keeps no lock for single files and no cache: who calls it for a file (a door) holds that file's lock. What "exclusive" means is
+//! said at each function. Everything here must be called as root (file-system uid 0), whoever the door acts for otherwise.
+
+mod catalogue;
+mod error;
+mod format;
+mod member;
+mod pool;
+mod xattr;
+
+pub use catalogue::{Catalogue, TREE};
+pub use error::{ObjectFault, PoolError};
+pub use format::{FORMAT_FILE, FORMAT_VERSION, MemberId};
+pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
+pub use pool::{Buried, Pool, SpillReason, Usage};
+pub use rushes_core::pool::{
+    FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId, Policy, PoolId,
+    Segment, Shape,
+};
+pub use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
+pub use xattr::{HIDDEN_PREFIX, LAYOUT_ATTRIBUTE, OBJECT_ATTRIBUTE};

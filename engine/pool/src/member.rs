@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A member: a folder of objects on one native file system.
+//!
+//! No descriptor of it is kept: each use enters by its path and looks whether the format file there is the one that was seen to be right. So a
+//! member can be unmounted while nobody uses it, and one that comes back is simply there.
+
+use crate::error::{ObjectFault, PoolError};
+use crate::format::{self, FORMAT_FILE, Format, MemberId};
+use crate::xattr::{self, OBJECT_ATTRIBUTE};
+use rushes_core::pool::{BackPointer, FileIdentity, MemberNumber, Object, ObjectId, PoolId};
+use rushes_core::units::{ByteCount, ByteOffset};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, fstat, fstatvfs, fsync, open, openat,
+    statat, unlinkat,
+};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// Ids drawn before giving up: two alike among 2^64 are no chance, so by then something else is wrong.
+const DRAWS_MAX: usize = 8;
+
+/// What an object is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reading.
+    Read,
+    /// Reading and writing.
+    Write,
+}
+
+/// Whether a member can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemberState {
+    /// It can.
+    Present,
+    /// For reading.
+    ReadOnly,
+    /// Not at all; the words say what was found at its path, as a clause.
+    Missing(String),
+}
+
+/// A member as it is now.
+#[derive(Clone, Debug)]
+pub struct MemberStatus {
+    /// Can it be used?
+    pub state: MemberState,
+    /// Equal for members on one device. None: it is missing.
+    pub device: Option<u64>,
+    /// Of its file system.
+    pub bytes_total: ByteCount,
+    /// What others than root can have of it.
+    pub bytes_free: ByteCount,
+}
+
+/// Where an object lies below its member: `objects/3f/3f0c…`.
+#[derive(Clone, Debug)]
+pub struct ObjectName(String);
+
+impl ObjectName {
+    /// Of this object.
+    pub fn of(id: ObjectId) -> ObjectName {
+        ObjectName(format!("objects/{:02x}/{:016x}", id.0 >> 56, id.0))
+    }
+
+    /// The path below the member's folder.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The folder it lies in.
+    fn folder(&self) -> &str {
+        &self.0[.."objects/00".len()]
+    }
+}
+
+/// Names the format file that was last found to be right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    device: u64,
+    inode: u64,
+    shared_device: u64,
+}
+
+/// One member of an open pool.
+#[derive(Debug)]
+pub struct Member {
+    number: MemberNumber,
+    id: MemberId,
+    pool: PoolId,
+    path: PathBuf,
+    seen: Mutex<Option<Seen>>,
+}
+
+impl Member {
+    pub(crate) fn new(number: MemberNumber, id: MemberId, pool: PoolId, path: PathBuf) -> Member {
+        let seen = Mutex::new(None);
+        Member {
+            number,
+            id,
+            pool,
+            path,
+            seen,
+        }
+    }
+
+    /// Its number in layout records.
+    pub fn number(&self) -> MemberNumber {
+        self.number
+    }
+
+    /// Where it is expected.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn missing(&self, why: impl Into<String>) -> PoolError {
+        let (member, path, why) = (self.number, self.path.clone(), why.into());
+        PoolError::Missing { member, path, why }
+    }
+
+    fn failed(&self, operation: &'static str, below: &str, error: Errno) -> PoolError {
+        match error {
+            Errno::ROFS => PoolError::ReadOnly {
+                member: self.number,
+                path: self.path.clone(),
+            },
+            _ => PoolError::system(
+                operation,
+                self.path.join(below).display().to_string(),
+                error,
+            ),
+        }
+    }
+
+    /// Its folder, after a look that it is this member's.
+    fn enter(&self) -> Result<(OwnedFd, Seen), PoolError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = open(&self.path, flags, Mode::empty())
+            .map_err(|error| self.missing(format!("cannot be entered ({error})")))?;
+        let found =
+            statat(&root, FORMAT_FILE, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| match error {
+                Errno::NOENT => {
+                    self.missing("is not a member of a pool; is its file system mounted?")
+                }
+                error => self.missing(format!("cannot be looked at ({error})")),
+            })?;
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = *seen
+            && (before.device, before.inode) == (found.st_dev, found.st_ino)
+        {
+            return Ok((root, before));
+        }
+        match format::read(root.as_fd(), FORMAT_FILE) {
+            Ok(Some(Format::Member(format)))
+                if (format.pool, format.id, format.number) == (self.pool, self.id, self.number) => {
+            }
+            Ok(Some(Format::Member(format))) if format.pool == self.pool => {
+                return Err(self.missing(format!("has member {} of this pool", format.number.0)));
+            }
+            Ok(_) => return Err(self.missing("belongs to another pool")),
+            Err(fault) => {
+                return Err(self.missing(format!("has a {FORMAT_FILE} that {fault}")));
+            }
+        }
+        let now = Seen {
+            device: found.st_dev,
+            inode: found.st_ino,
+            shared_device: shared_device(root.as_fd(), found.st_dev),
+        };
+        *seen = Some(now);
+        Ok((root, now))
+    }
+
+    /// How it is now. Asks its file system.
+    pub fn status(&self) -> MemberStatus {
+        let absent = |why| MemberStatus {
+            state: MemberState::Missing(why),
+            device: None,
+            bytes_total: ByteCount(0),
+            bytes_free: ByteCount(0),
+        };
+        let (root, seen) = match self.enter() {
+            Ok(entered) => entered,
+            Err(PoolError::Missing { why, .. }) => return absent(why),
+            Err(error) => return absent(error.to_string()),
+        };
+        let space = match fstatvfs(&root) {
+            Ok(space) => space,
+            Err(error) => return absent(format!("does not say how full it is ({error})")),
+        };
+        let state = if space.f_flag.contains(StatVfsMountFlags::RDONLY) {
+            MemberState::ReadOnly
+        } else {
+            MemberState::Present
+        };
+        MemberStatus {
+            state,
+            device: Some(seen.shared_device),
+            bytes_total: ByteCount(space.f_blocks.saturating_mul(space.f_frsize)),
+            bytes_free: ByteCount(space.f_bavail.saturating_mul(space.f_frsize)),
+        }
+    }
+
+    /// Make an object of this file, durably, with its mark.
+    pub(crate) fn create_object(
+        &self,
+        file: FileIdentity,
+        serial: u16,
+        origin: ByteOffset,
+    ) -> Result<(Object, OwnedFd), PoolError> {
+        let (root, _) = self.enter()?;
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        for _ in 0..DRAWS_MAX {
+            let id = ObjectId(random()?);
+            let name = ObjectName::of(id);
+            let fd = match openat(&root, name.as_str(), flags, Mode::RUSR | Mode::WUSR) {
+                Ok(fd) => fd,
+                Err(Errno::EXIST) => continue,
+                Err(error) => return Err(self.failed("make an object", name.as_str(), error)),
+            };
+            let mark = BackPointer {
+                pool: self.pool,
+                file,
+                serial,
+                place: 0,
+                origin,
+            };
+            let object = Object {
+                member: self.number,
+                id,
+            };
+            let durable = xattr::set(fd.as_fd(), OBJECT_ATTRIBUTE, &mark.encode())
+                .and_then(|()| fsync(&fd))
+                .and_then(|()| {
+                    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                    fsync(openat(&root, name.folder(), flags, Mode::empty())?)
+                });
+            if let Err(error) = durable {
+                // Nobody names it yet; if it stays, nobody ever will.
+                let _ = unlinkat(&root, name.as_str(), AtFlags::empty());
+                return Err(self.failed("make an object", name.as_str(), error));
+            }
+            return Ok((object, fd));
+        }
+        Err(self.failed("find a free name for an object", "objects", Errno::EXIST))
+    }
+
+    /// Open an object and see that it is this file's.
+    pub(crate) fn open_object(
+        &self,
+        file: FileIdentity,
+        id: ObjectId,
+        access: Access,
+    ) -> Result<OwnedFd, PoolError> {
+        let (root, _) = self.enter()?;
+        let name = ObjectName::of(id);
+        let fault = |fault| PoolError::Object {
+            object: Object {
+                member: self.number,
+                id,
+            },
+            path: self.path.clone(),
+            fault,
+        };
+        let mode = match access {
+            Access::Read => OFlags::RDONLY,
+            Access::Write => OFlags::RDWR,
+        };
+        let flags = mode | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let fd =
+            openat(&root, name.as_str(), flags, Mode::empty()).map_err(|error| match error {
+                Errno::NOENT => fault(ObjectFault::Absent),
+                Errno::LOOP => fault(ObjectFault::NotRegular),
+                error => self.failed("open an object", name.as_str(), error),
+            })?;
+        let failed = |error| self.failed("look at an object", name.as_str(), error);
+        if FileType::from_raw_mode(fstat(&fd).map_err(failed)?.st_mode) != FileType::RegularFile {
+            return Err(fault(ObjectFault::NotRegular));
+        }
+        let mark = xattr::get(fd.as_fd(), OBJECT_ATTRIBUTE)
+            .map_err(failed)?
+            .ok_or_else(|| fault(ObjectFault::NoMark))?;
+        let mark = BackPointer::decode(&mark).map_err(|found| fault(ObjectFault::Mark(found)))?;
+        if mark.pool != self.pool {
+            return Err(fault(ObjectFault::OtherPool));
+        }
+        if mark.file != file {
+            return Err(fault(ObjectFault::OtherFile(mark.file)));
+        }
+        Ok(fd)
+    }
+
+    /// Remove an object of this file. One that is not there is removed.
+    pub(crate) fn remove_object(&self, file: FileIdentity, id: ObjectId) -> Result<(), PoolError> {
+        match self.open_object(file, id, Access::Read) {
+            Ok(_) => {}
+            Err(PoolError::Object {
+                fault: ObjectFault::Absent,
+                ..
+            }) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        let (root, _) = self.enter()?;
+        let name = ObjectName::of(id);
+        match unlinkat(&root, name.as_str(), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(self.failed("remove an object", name.as_str(), error)),
+        }
+    }
+}
+
+/// What tells devices apart: btrfs gives each subvolume a number of its own, so the mount's device goes first.
+pub(crate) fn shared_device(folder: std::os::fd::BorrowedFd<'_>, st_dev: u64) -> u64 {
+    rushes_sys::file::FdInfo::of(folder)
+        .and_then(|info| rushes_sys::device::st_dev_of_mount(info.mount))
+        .ok()
+        .flatten()
+        .unwrap_or(st_dev)
+}
+
+/// 64 random bits, of which 0 is none.
+pub(crate) fn random() -> Result<u64, PoolError> {
+    let mut bytes = [0; 8];
+    let count =
+        rustix::rand::getrandom(bytes.as_mut_slice(), rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| PoolError::system("draw a random number", "", error))?;
+    assert!(
+        count == bytes.len(),
+        "getrandom(2) gives up to 256 bytes whole"
+    );
+    Ok(u64::from_le_bytes(bytes).max(1))
+}

@@ -1,0 +1,531 @@
+// SPDX-License-Identifier: Apache-2.0
+//! An open pool: layouts of files, and the order of durable steps between catalogue and members.
+//!
+//! A layout names an object only after it is on its member for good; an object goes only after its name has gone for good. So a
+//! crash leaves at worst objects that nobody names.
+
+use crate::catalogue::{Catalogue, REMOVED};
+use crate::error::PoolError;
+use crate::member::{Access, Member, MemberState};
+use crate::xattr::{self, LAYOUT_ATTRIBUTE};
+use rushes_core::pool::{
+    FileIdentity, Layout, Located, MemberNumber, Object, Policy, PoolId, Room, order,
+};
+use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, fallocate, fdatasync, fstat, fsync,
+    ftruncate, openat, seek, unlinkat,
+};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes that go elsewhere together when one of them does not fit where it is (copy-on-write file systems).
+const MOVE_BYTES: u64 = 1 << 20;
+/// What the last room of a member is tried with. Units: bytes.
+const BLOCK_BYTES: u64 = 4096;
+
+/// Why a segment cannot take bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpillReason {
+    /// Its member said ENOSPC.
+    Full,
+    /// Its member is missing or read-only, and nothing was ever written at or behind the range: it begins at or behind the file's end.
+    Unwritable,
+}
+
+/// All members together, each device once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Of members that are there.
+    pub bytes_total: ByteCount,
+    /// What can be written; read-only members have none.
+    pub bytes_free: ByteCount,
+    /// How many devices they are on.
+    pub device_count: usize,
+    /// Members that are not there.
+    pub missing_count: usize,
+}
+
+/// What [`Pool::bury`] did.
+#[derive(Debug, Default)]
+pub struct Buried {
+    /// Stubs that are gone with all their objects.
+    pub file_count: usize,
+    /// What could not be removed yet, and why; it is tried again the next time.
+    pub kept: Vec<PoolError>,
+}
+
+/// An open pool.
+#[derive(Debug)]
+pub struct Pool {
+    id: PoolId,
+    policy: Policy,
+    catalogue: Catalogue,
+    members: Vec<Member>,
+    turn: AtomicU64,
+}
+
+impl Pool {
+    /// Open it for a door, which then is its only one.
+    ///
+    /// Errors   [`PoolError::Served`]: another door has it. Missing members are none.
+    pub fn serve(catalogue: &Path) -> Result<Pool, PoolError> {
+        Pool::open(catalogue, true)
+    }
+
+    /// Open it to look, beside a door.
+    pub fn look(catalogue: &Path) -> Result<Pool, PoolError> {
+        Pool::open(catalogue, false)
+    }
+
+    fn open(catalogue: &Path, serve: bool) -> Result<Pool, PoolError> {
+        let (catalogue, format) = Catalogue::open(catalogue, serve)?;
+        let id = format.pool;
+        let members = format
+            .members
+            .into_iter()
+            .map(|member| Member::new(member.number, member.id, id, member.path))
+            .collect();
+        let (policy, turn) = (format.policy, AtomicU64::new(0));
+        Ok(Pool {
+            id,
+            policy,
+            catalogue,
+            members,
+            turn,
+        })
+    }
+
+    /// Its id.
+    pub fn id(&self) -> PoolId {
+        self.id
+    }
+
+    /// How members are chosen.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// Its tree.
+    pub fn catalogue(&self) -> &Catalogue {
+        &self.catalogue
+    }
+
+    /// All members, also missing ones.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// The member of this number.
+    pub fn member(&self, number: MemberNumber) -> Option<&Member> {
+        self.members.iter().find(|member| member.number() == number)
+    }
+
+    /// An identity for a new file.
+    pub fn new_file(&self) -> Result<FileIdentity, PoolError> {
+        self.catalogue.new_file()
+    }
+
+    /// The layout of a stub. None: it has no bytes and no record yet.
+    ///
+    /// Assumes  `stub`: a regular file below the tree, opened (not O_PATH)
+    pub fn layout(&self, stub: BorrowedFd<'_>) -> Result<Option<Layout>, PoolError> {
+        let failed = |error| PoolError::system("read the layout record", "", error);
+        match xattr::get(stub, LAYOUT_ATTRIBUTE).map_err(failed)? {
+            Some(record) => Layout::decode(&record).map(Some).map_err(PoolError::Layout),
+            None => match fstat(stub).map_err(failed)?.st_size as u64 {
+                0 => Ok(None),
+                size => Err(PoolError::NoLayout { size }),
+            },
+        }
+    }
+
+    /// Replace the layout of a stub, whole. A stub must have one before it gets a size: make it with [`Layout::new`].
+    ///
+    /// Assumes  exclusive: nobody else reads or changes this file's layout meanwhile
+    pub fn set_layout(&self, stub: BorrowedFd<'_>, layout: &Layout) -> Result<(), PoolError> {
+        let too_long = PoolError::LayoutTooLong {
+            segment_count: layout.segments().len(),
+        };
+        if !layout.fits_a_record() {
+            return Err(too_long);
+        }
+        xattr::set(stub, LAYOUT_ATTRIBUTE, &layout.encode()).map_err(|error| match error {
+            Errno::NOSPC | Errno::TOOBIG | Errno::RANGE => too_long,
+            error => PoolError::system("write the layout record", "", error),
+        })
+    }
+
+    /// Where the first of these bytes goes. Makes the file's first segment and its object if it has none.
+    ///
+    /// Assumes  exclusive, as [`Pool::set_layout`]
+    /// Errors   [`PoolError::NoRoom`]: no member has room for one block of it
+    pub fn place(
+        &self,
+        stub: BorrowedFd<'_>,
+        layout: &mut Layout,
+        wanted: ByteRange,
+    ) -> Result<Located, PoolError> {
+        if let Some(located) = layout.locate(wanted.start) {
+            return Ok(located);
+        }
+        self.take(
+            stub,
+            layout,
+            ByteRange::new(0, u64::MAX),
+            wanted,
+            None,
+            None,
+        )?;
+        Ok(layout
+            .locate(wanted.start)
+            .expect("a placed file covers every byte"))
+    }
+
+    /// Bytes did not fit where the layout has them: let another member take them, and what follows up to the next data.
+    ///
+    /// Assumes  exclusive, as [`Pool::set_layout`]; `wanted` begins at the first byte that could not be written
+    /// Returns  where the first byte goes now; it has a block there already, so each call is progress
+    /// Errors   [`PoolError::NoRoom`]: no other member has room for one block of it
+    pub fn spill(
+        &self,
+        stub: BorrowedFd<'_>,
+        layout: &mut Layout,
+        wanted: ByteRange,
+        reason: SpillReason,
+    ) -> Result<Located, PoolError> {
+        let Some(now) = layout.locate(wanted.start) else {
+            return self.place(stub, layout, wanted);
+        };
+        let segment = layout.range_of(now.segment_index);
+        let start = wanted.start.0;
+        let length = wanted.length.0.min(segment.end() - start).max(1);
+        let (from, source) = match reason {
+            SpillReason::Unwritable => (ByteRange::new(start, segment.end() - start), None),
+            SpillReason::Full => {
+                let source = self.open_object(layout, now.object, Access::Write)?;
+                let data = next_data(&source, now.object_offset.0)?;
+                if data == Some(now.object_offset.0) {
+                    let first = (start & !(MOVE_BYTES - 1)).max(segment.start.0);
+                    let last = (start + length)
+                        .next_multiple_of(MOVE_BYTES)
+                        .min(segment.end());
+                    let origin = layout.segments()[now.segment_index].origin;
+                    (ByteRange::new(first, last - first), Some((source, origin)))
+                } else {
+                    let hole = data.map_or(u64::MAX, |data| data - now.object_offset.0);
+                    (ByteRange::new(start, hole.min(segment.end() - start)), None)
+                }
+            }
+        };
+        let wanted = ByteRange::new(start, length.min(from.end() - start));
+        self.take(stub, layout, from, wanted, Some(now.object.member), source)?;
+        Ok(layout
+            .locate(wanted.start)
+            .expect("a placed file covers every byte"))
+    }
+
+    /// Give `range` to the first member that has room for `wanted` of it, else for one block; never to `except`.
+    fn take(
+        &self,
+        stub: BorrowedFd<'_>,
+        layout: &mut Layout,
+        range: ByteRange,
+        wanted: ByteRange,
+        except: Option<MemberNumber>,
+        moved: Option<(OwnedFd, ByteOffset)>,
+    ) -> Result<(), PoolError> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let asked = order(self.policy, &self.rooms(except), turn, wanted.length);
+        // What is moved must fit whole, or bytes that are there would be lost.
+        let (room, least) = if moved.is_some() {
+            (range, range)
+        } else {
+            (
+                wanted,
+                ByteRange::new(wanted.start.0, wanted.length.0.min(BLOCK_BYTES)),
+            )
+        };
+        let tries = if room == least {
+            vec![room]
+        } else {
+            vec![room, least]
+        };
+        for room in tries {
+            for &number in &asked {
+                let Some((object, fd, is_new)) = self.try_take(layout, number, range, room)? else {
+                    continue;
+                };
+                let mut next = layout.clone();
+                next.assign(range, ByteOffset(0), object);
+                let published = match &moved {
+                    Some((source, origin)) => copy(source, *origin, &fd, range),
+                    None => Ok(()),
+                }
+                .and_then(|()| {
+                    fsync(&fd)
+                        .map_err(|error| PoolError::system("make an object durable", "", error))
+                })
+                .and_then(|()| self.set_layout(stub, &next));
+                if let Err(error) = published {
+                    if is_new {
+                        self.forget(layout.file, object);
+                    }
+                    return Err(error);
+                }
+                *layout = next;
+                if let Some((source, origin)) = &moved {
+                    // Room for others; should it fail, it is only not regained.
+                    if fsync(stub).is_ok() {
+                        let _ = punch(
+                            source,
+                            ByteRange::new(range.start.0 - origin.0, range.length.0),
+                        );
+                    }
+                }
+                return Ok(());
+            }
+        }
+        Err(PoolError::NoRoom)
+    }
+
+    /// An object of this member with room for these bytes. None: it has no room, or is not there any more.
+    fn try_take(
+        &self,
+        layout: &Layout,
+        number: MemberNumber,
+        range: ByteRange,
+        room: ByteRange,
+    ) -> Result<Option<(Object, OwnedFd, bool)>, PoolError> {
+        let Some(member) = self.member(number) else {
+            return Ok(None);
+        };
+        // One object a member is enough: it has each byte where the file has it.
+        let mine = layout.single_on(number, ByteOffset(0));
+        let taken = match mine {
+            Some(object) => member
+                .open_object(layout.file, object.id, Access::Write)
+                .map(|fd| (object, fd)),
+            None => {
+                let serial = layout.objects().len() as u16;
+                member.create_object(layout.file, serial, ByteOffset(0))
+            }
+        };
+        let (object, fd) = match taken {
+            Ok(taken) => taken,
+            Err(PoolError::Missing { .. } | PoolError::ReadOnly { .. }) => return Ok(None),
+            Err(error) if error.errno() == Errno::NOSPC => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let is_new = mine.is_none();
+        // What an old object still has there is of another time.
+        let cleared = if is_new { Ok(()) } else { punch(&fd, range) };
+        let reserved = cleared
+            .and_then(|()| fallocate(&fd, FallocateFlags::KEEP_SIZE, room.start.0, room.length.0));
+        match reserved {
+            Ok(()) | Err(Errno::OPNOTSUPP) => Ok(Some((object, fd, is_new))),
+            Err(error) => {
+                if is_new {
+                    self.forget(layout.file, object);
+                }
+                match error {
+                    Errno::NOSPC | Errno::ROFS => Ok(None),
+                    error => Err(PoolError::system("reserve room in an object", "", error)),
+                }
+            }
+        }
+    }
+
+    /// Nobody names it; if it cannot be removed, nobody ever will.
+    fn forget(&self, file: FileIdentity, object: Object) {
+        if let Some(member) = self.member(object.member) {
+            let _ = member.remove_object(file, object.id);
+        }
+    }
+
+    fn rooms(&self, except: Option<MemberNumber>) -> Vec<Room> {
+        self.members
+            .iter()
+            .filter(|member| Some(member.number()) != except)
+            .filter_map(|member| {
+                let status = member.status();
+                let device = status
+                    .device
+                    .filter(|_| status.state == MemberState::Present)?;
+                Some(Room {
+                    member: member.number(),
+                    device,
+                    free: status.bytes_free,
+                })
+            })
+            .collect()
+    }
+
+    /// Open an object that this layout names, and see that it is this file's.
+    pub fn open_object(
+        &self,
+        layout: &Layout,
+        object: Object,
+        access: Access,
+    ) -> Result<OwnedFd, PoolError> {
+        let member = self
+            .member(object.member)
+            .ok_or_else(|| PoolError::Missing {
+                member: object.member,
+                path: self.catalogue.path().to_path_buf(),
+                why: String::from("does not know a member of this number"),
+            })?;
+        member.open_object(layout.file, object.id, access)
+    }
+
+    /// Objects have no byte at or behind `size`, and segments that begin there are gone. The stub's size is the door's to set, afterwards.
+    ///
+    /// Assumes  exclusive, as [`Pool::set_layout`]; the layout has single segments only
+    pub fn cut(
+        &self,
+        stub: BorrowedFd<'_>,
+        layout: &mut Layout,
+        size: ByteCount,
+    ) -> Result<(), PoolError> {
+        let mut next = layout.clone();
+        let gone = next.cut(size);
+        let failed = |error| PoolError::system("cut an object", "", error);
+        for object in next.objects() {
+            let fd = self.open_object(layout, object, Access::Write)?;
+            // Single segments of this version begin at origin 0, so that the object's byte is the file's.
+            if fstat(&fd).map_err(failed)?.st_size as u64 > size.0 {
+                ftruncate(&fd, size.0).map_err(failed)?;
+            }
+        }
+        if next == *layout {
+            return Ok(());
+        }
+        self.set_layout(stub, &next)?;
+        *layout = next;
+        if !gone.is_empty() {
+            fsync(stub).map_err(|error| PoolError::system("make a layout durable", "", error))?;
+            for object in gone {
+                self.forget(layout.file, object);
+            }
+        }
+        Ok(())
+    }
+
+    /// All members together. Asks each of them.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        let mut devices = Vec::new();
+        for status in self.members.iter().map(Member::status) {
+            match status.device {
+                None => usage.missing_count += 1,
+                Some(device) if devices.contains(&device) => {}
+                Some(device) => {
+                    devices.push(device);
+                    usage.bytes_total += status.bytes_total;
+                    if status.state == MemberState::Present {
+                        usage.bytes_free += status.bytes_free;
+                    }
+                }
+            }
+        }
+        usage.device_count = devices.len();
+        usage
+    }
+
+    /// Remove stubs from [`Catalogue::removed`] with their objects, unless `is_open` says of a stub's native inode number that it is needed.
+    /// A stub that still has a name in the tree only loses the one there. For a door's start, and then now and then.
+    pub fn bury(&self, is_open: impl Fn(u64) -> bool) -> Result<Buried, PoolError> {
+        let path = self.catalogue.path().join(REMOVED);
+        let failed = |error: std::io::Error| {
+            PoolError::system("remove what is in", path.display().to_string(), error)
+        };
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(&path).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            if !is_open(std::os::unix::fs::DirEntryExt::ino(&entry)) {
+                found.push(entry.file_name());
+            }
+        }
+        let mut buried = Buried::default();
+        if found.is_empty() {
+            return Ok(buried);
+        }
+        // Were an object gone before its name is, a power cut could bring the name back without it.
+        self.catalogue.sync()?;
+        for name in found {
+            match self.bury_one(&name) {
+                Ok(counts) => buried.file_count += usize::from(counts),
+                Err(error) => buried.kept.push(error),
+            }
+        }
+        Ok(buried)
+    }
+
+    /// Whether it was the file's last name.
+    fn bury_one(&self, name: &std::ffi::OsStr) -> Result<bool, PoolError> {
+        let failed =
+            |error: Errno| PoolError::system("remove", name.to_string_lossy().into_owned(), error);
+        let folder = self.catalogue.removed();
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let stub = openat(folder, name, flags, Mode::empty()).map_err(failed)?;
+        let status = fstat(&stub).map_err(failed)?;
+        let is_last = status.st_nlink == 1
+            && FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
+        if is_last && let Some(layout) = self.layout(stub.as_fd())? {
+            for object in layout.objects() {
+                let member = self.member(object.member).ok_or(PoolError::NoRoom);
+                member?.remove_object(layout.file, object.id)?;
+            }
+        }
+        unlinkat(folder, name, AtFlags::empty()).map_err(failed)?;
+        Ok(is_last)
+    }
+}
+
+/// Where data begin at or behind `at`. None: there are none.
+fn next_data(fd: &OwnedFd, at: u64) -> Result<Option<u64>, PoolError> {
+    match seek(fd, SeekFrom::Data(at)) {
+        Ok(data) => Ok(Some(data)),
+        Err(Errno::NXIO) => Ok(None),
+        Err(error) => Err(PoolError::system("look for data in an object", "", error)),
+    }
+}
+
+fn punch(fd: &OwnedFd, range: ByteRange) -> Result<(), Errno> {
+    let size = fstat(fd)?.st_size as u64;
+    let end = range.end().min(size);
+    if range.start.0 >= end {
+        return Ok(());
+    }
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(fd, flags, range.start.0, end - range.start.0)
+}
+
+/// Bytes of a file from an object with this origin to one with origin 0, durably.
+fn copy(
+    from: &OwnedFd,
+    origin: ByteOffset,
+    to: &OwnedFd,
+    range: ByteRange,
+) -> Result<(), PoolError> {
+    let failed = |error| PoolError::system("move bytes between members", "", error);
+    let mut buffer = vec![0; 1 << 16];
+    let mut at = range.start.0;
+    while at < range.end() {
+        let length = (range.end() - at).min(buffer.len() as u64) as usize;
+        let count =
+            rustix::io::pread(from, &mut buffer[..length], at - origin.0).map_err(failed)?;
+        if count == 0 {
+            break;
+        }
+        let mut written = 0;
+        while written < count {
+            let part = &buffer[written..count];
+            written += rustix::io::pwrite(to, part, at + written as u64).map_err(failed)?;
+        }
+        at += count as u64;
+    }
+    fdatasync(to).map_err(failed)
+}
