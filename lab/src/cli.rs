@@ -6,6 +6,7 @@ use crate::disk::FileSystem;
 use crate::disk::cli::DiskCommand;
 use crate::footage::PAGE_BYTES;
 use crate::play::{Play, Start};
+use crate::power;
 use crate::power::cut::Lie;
 use crate::record::{Pace, Record};
 use crate::scatter::{Scatter, Writers};
@@ -565,6 +566,9 @@ pub struct PowerArgs {
     /// On which file system
     #[arg(long)]
     pub fs: FileSystem,
+    /// Through whom the workload writes
+    #[arg(long, value_enum, default_value_t = power::Server::Rushes)]
+    pub server: power::Server,
     /// How many power cuts
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     pub points: u64,
@@ -583,7 +587,7 @@ pub struct PowerArgs {
     /// Mount options to try, such as barrier=0
     #[arg(long, value_name = "OPTIONS", default_value = "")]
     pub mount_options: String,
-    /// Let the disk lie, to see that it is found out
+    /// Let the disk or the door lie, to see that it is found out
     #[arg(long, value_enum, default_value_t = Lie::None)]
     pub lie: Lie,
     /// Print one JSON object and nothing else

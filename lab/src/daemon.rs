@@ -71,6 +71,26 @@ impl Daemon {
         let config = config_file(room, name);
         fs::write(&config, &config_text)?;
         let model = calibrate(&binary, &config, stage, spec, &state)?;
+        let mut daemon = Daemon::start_with(room, name, &config_text, cgroup)?;
+        daemon.model = model;
+        Ok(daemon)
+    }
+
+    /// With this configuration, whose runtime folder is [`runtime_folder`], and no device measured.
+    ///
+    /// Errors   as those of [`Daemon::start`]
+    pub fn start_with(
+        room: &Room,
+        name: &str,
+        config_text: &str,
+        cgroup: &Cgroup,
+    ) -> Result<Daemon> {
+        let binary = find_rushes()?;
+        let runtime = runtime_folder(room, name);
+        fs::create_dir_all(&runtime)?;
+        in_memory(&runtime)?;
+        let config = config_file(room, name);
+        fs::write(&config, config_text)?;
         let log = room.path().join(format!("{name}-serve.log"));
         let child = cgroup
             .command(&binary)
@@ -86,10 +106,10 @@ impl Daemon {
             child,
             binary,
             config,
-            config_text,
+            config_text: config_text.to_owned(),
             runtime,
             log,
-            model,
+            model: Value::Null,
         };
         daemon.wait_until_ready()?;
         Ok(daemon)
@@ -128,6 +148,8 @@ impl Daemon {
 
     fn wait_until_ready(&mut self) -> Result<()> {
         let socket = self.runtime.join("control.sock");
+        // It comes last: under this name it lets everybody in.
+        let doors = self.runtime.join("session.sock");
         let end = Instant::now() + READY_MAX;
         loop {
             go_on()?;
@@ -137,7 +159,7 @@ impl Daemon {
                     self.log_tail()
                 );
             }
-            if UnixStream::connect(&socket).is_ok() {
+            if doors.exists() && UnixStream::connect(&socket).is_ok() {
                 return Ok(());
             }
             ensure!(
@@ -151,9 +173,26 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) else {
+impl Daemon {
+    /// End it, and wait until it has written what it kept.
+    ///
+    /// Errors   it did not end by itself, or complained
+    pub fn stop(mut self) -> Result<()> {
+        self.end();
+        let status = self.child.wait()?;
+        ensure!(
+            status.success(),
+            "rushes serve was told to stop and ended with {status}; expected it to write what it kept and to end with 0. \
+             Its log ends:\n{}",
+            self.log_tail()
+        );
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        let pid = rustix::process::Pid::from_raw(self.child.id() as i32);
+        let (Some(pid), Ok(None)) = (pid, self.child.try_wait()) else {
+            // Its number may be another's by now.
             return;
         };
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
@@ -167,6 +206,12 @@ impl Drop for Daemon {
             std::thread::sleep(Duration::from_millis(10));
         }
         let _ = self.child.wait();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -269,9 +314,16 @@ pub fn find_rushes() -> Result<PathBuf> {
     let beside = std::env::current_exe()
         .ok()
         .and_then(|path| Some(path.parent()?.join("rushes")));
+    // The folder of what is built may lie elsewhere and be called anything; a test's program is in it.
+    let program = std::env::current_exe().unwrap_or_default();
+    let same: Vec<PathBuf> = program
+        .ancestors()
+        .map(|folder| folder.join("release/rushes"))
+        .collect();
     let built = ancestors_of_binary().map(|folder| folder.join("target/release/rushes"));
     beside
         .into_iter()
+        .chain(same)
         .chain(built)
         .chain([PathBuf::from("/usr/bin/rushes")])
         .find(|path| path.exists())

@@ -298,6 +298,7 @@ fn show(args: &DemoArgs) -> Result<()> {
 
 fn cut_power(args: &PowerArgs) -> Result<()> {
     let plan = power::Plan {
+        server: args.server,
         point: args.point,
         lie: args.lie,
         mount_options: args.mount_options.clone(),

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Power cuts on the real kernel's ext4 and XFS: nothing that was promised is missing; and where a disk lies, it is found out.
+//! Power cuts on the real kernel's ext4 and XFS, under a daemon and without one: nothing that was promised is missing; and where a disk or
+//! a door lies, it is found out.
 //!
-//! The same with more points is `rushes lab power-cuts`. Without root, `/dev/fuse` or the file system's tools these tests skip aloud.
+//! The same with more points is `rushes lab power-cuts`. Without root, `/dev/fuse`, the file system's tools or a built
+//! `rushes` these tests skip aloud.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,14 +14,14 @@ use rushes_lab::disk::FileSystem;
 use rushes_lab::power::check::Rule;
 use rushes_lab::power::cut::Lie;
 use rushes_lab::power::report::PowerReport;
-use rushes_lab::power::{self, Plan};
+use rushes_lab::power::{self, Plan, Server};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rushes-lab");
 
 /// False, and a word about it, where it cannot be tried; under `make test` that is a failure.
-fn possible(test: &str, file_system: FileSystem) -> bool {
+fn possible(test: &str, file_system: FileSystem, server: Server) -> bool {
     let missing = match rustix::process::geteuid().is_root() {
-        true => power::missing(file_system),
+        true => power::missing(file_system, server),
         false => Some(String::from("it needs root")),
     };
     if let Some(missing) = &missing {
@@ -32,8 +34,9 @@ fn possible(test: &str, file_system: FileSystem) -> bool {
     missing.is_none()
 }
 
-fn plan(file_system: FileSystem, seed: u64, points: u64) -> Plan {
+fn plan(file_system: FileSystem, server: Server, seed: u64, points: u64) -> Plan {
     Plan {
+        server,
         program: Some(PathBuf::from(PROGRAM)),
         ..Plan::new(file_system, seed, points)
     }
@@ -43,39 +46,56 @@ fn cut(plan: &Plan) -> PowerReport {
     power::cut_power(plan, &mut |_| ()).expect("the power can be cut")
 }
 
-fn nothing_is_missing(test: &str, file_system: FileSystem) {
-    if !possible(test, file_system) {
+fn nothing_is_missing(test: &str, file_system: FileSystem, server: Server, points: u64) {
+    if !possible(test, file_system, server) {
         return;
     }
-    let report = cut(&plan(file_system, 1, 100));
+    let report = cut(&plan(file_system, server, 1, points));
     assert_eq!(report.violation_count, 0, "{}", report.text());
-    assert_eq!(report.points, 100);
+    assert_eq!(report.points, points);
     // Or nothing was tried.
     let at_stake = report.writes_kept + report.writes_torn + report.writes_lost;
     assert!(
-        at_stake > 100 && report.writes_lost > 30,
+        at_stake > points && report.writes_lost * 10 > points * 3,
         "{}",
         report.text()
     );
-    assert!(report.flushes > 100, "{}", report.text());
-    assert!(report.files_read > 200, "{}", report.text());
+    assert!(report.flushes > points, "{}", report.text());
+    assert!(report.files_read > 2 * points, "{}", report.text());
+    let writes = (report.writes_served, report.writes_plain);
+    match server {
+        // A write that the daemon leaves to others says little of its own.
+        Server::Rushes => assert!(writes.0 > 200 && writes.1 * 10 < writes.0, "{writes:?}"),
+        Server::None => assert_eq!(writes, (0, 0)),
+    }
+    assert_eq!(report.served, server == Server::Rushes);
 }
 
 #[test]
 fn ext4_keeps_what_was_promised_at_a_hundred_power_cuts() {
-    nothing_is_missing("ext4", FileSystem::Ext4);
+    nothing_is_missing("ext4", FileSystem::Ext4, Server::None, 100);
 }
 
 #[test]
 fn xfs_keeps_what_was_promised_at_a_hundred_power_cuts() {
-    nothing_is_missing("xfs", FileSystem::Xfs);
+    nothing_is_missing("xfs", FileSystem::Xfs, Server::None, 100);
 }
 
-/// The rules that are broken when a disk lies so.
-fn broken(file_system: FileSystem, lie: Lie) -> Vec<Rule> {
+#[test]
+fn daemon_on_ext4_keeps_what_was_promised_at_fifty_power_cuts() {
+    nothing_is_missing("daemon on ext4", FileSystem::Ext4, Server::Rushes, 50);
+}
+
+#[test]
+fn daemon_on_xfs_keeps_what_was_promised_at_fifty_power_cuts() {
+    nothing_is_missing("daemon on xfs", FileSystem::Xfs, Server::Rushes, 50);
+}
+
+/// The rules that are broken when a disk lies so, or the door.
+fn broken(file_system: FileSystem, server: Server, lie: Lie) -> Vec<Rule> {
     let report = cut(&Plan {
         lie,
-        ..plan(file_system, 2, 50)
+        ..plan(file_system, server, 2, 50)
     });
     for violation in &report.violations {
         assert!(
@@ -92,9 +112,9 @@ fn broken(file_system: FileSystem, lie: Lie) -> Vec<Rule> {
 #[test]
 fn disk_that_forgets_a_flush_is_found_out() {
     for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
-        if possible("lie", file_system) {
+        if possible("lie", file_system, Server::None) {
             for lie in [Lie::Flush, Lie::Flushes] {
-                let rules = broken(file_system, lie);
+                let rules = broken(file_system, Server::None, lie);
                 assert!(!rules.is_empty(), "{file_system:?}, {lie:?}");
             }
         }
@@ -104,29 +124,56 @@ fn disk_that_forgets_a_flush_is_found_out() {
 #[test]
 fn disk_that_writes_to_the_wrong_place_shows_foreign_bytes() {
     for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
-        if possible("misdirect", file_system) {
-            let rules = broken(file_system, Lie::Misdirect);
+        if possible("misdirect", file_system, Server::None) {
+            let rules = broken(file_system, Server::None, Lie::Misdirect);
             assert!(rules.contains(&Rule::Foreign), "{file_system:?}: {rules:?}");
         }
     }
 }
 
+/// Both must do their part: the daemon what it is asked, and the door must ask.
+#[test]
+fn daemon_over_a_disk_that_forgets_flushes_and_a_door_that_forgets_the_daemon_are_found_out() {
+    for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
+        if possible("daemon that is lied about", file_system, Server::Rushes) {
+            for lie in [Lie::Flush, Lie::Door] {
+                let rules = broken(file_system, Server::Rushes, lie);
+                let found = |rule| rules.contains(&rule);
+                assert!(
+                    found(Rule::Lost) || found(Rule::Size),
+                    "{file_system:?}, {lie:?}: {rules:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn door_that_forgets_a_daemon_needs_one() {
+    let plan = Plan {
+        lie: Lie::Door,
+        ..plan(FileSystem::Ext4, Server::None, 1, 1)
+    };
+    let error = power::cut_power(&plan, &mut |_| ()).unwrap_err();
+    assert!(error.to_string().contains("--server rushes"), "{error:#}");
+}
+
 /// The file system itself does not flush: the fault is in the software, as the faults are that this is made for.
 #[test]
 fn file_system_without_barriers_is_found_out() {
-    if !possible("barrier", FileSystem::Ext4) {
+    if !possible("barrier", FileSystem::Ext4, Server::None) {
         return;
     }
     let report = cut(&Plan {
         mount_options: String::from("barrier=0"),
-        ..plan(FileSystem::Ext4, 3, 50)
+        ..plan(FileSystem::Ext4, Server::None, 3, 50)
     });
     assert!(report.violation_count > 0, "{}", report.text());
 }
 
 #[test]
 fn kept_recording_shows_the_same_again() {
-    if !possible("replay", FileSystem::Ext4) {
+    if !possible("replay", FileSystem::Ext4, Server::Rushes) {
         return;
     }
     let folder = format!("rushes-power-{}", std::process::id());
@@ -134,14 +181,14 @@ fn kept_recording_shows_the_same_again() {
     let first = cut(&Plan {
         lie: Lie::Flushes,
         keep: Some(folder.clone()),
-        ..plan(FileSystem::Ext4, 4, 25)
+        ..plan(FileSystem::Ext4, Server::Rushes, 4, 25)
     });
     let point = first.violations[0].point;
     let again = cut(&Plan {
         lie: Lie::Flushes,
         from: Some(folder.clone()),
         point: Some(point),
-        ..plan(FileSystem::Ext4, 4, 1)
+        ..plan(FileSystem::Ext4, Server::Rushes, 4, 1)
     });
     fs::remove_dir_all(&folder).unwrap();
     let of = |report: &PowerReport| {
@@ -163,6 +210,10 @@ fn traces(pid: u32) -> Vec<String> {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
         traces.extend(entries.map(|entry| entry.path().display().to_string()));
     }
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    traces.extend(
+        processes.filter_map(|process| fs::read_to_string(process.path().join("cmdline")).ok()),
+    );
     let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     traces.extend(
         devices
@@ -179,7 +230,7 @@ fn traces(pid: u32) -> Vec<String> {
 
 #[test]
 fn interrupted_run_leaves_nothing_behind() {
-    if !possible("interrupted", FileSystem::Xfs) {
+    if !possible("interrupted", FileSystem::Xfs, Server::Rushes) {
         return;
     }
     let mut child = Command::new(PROGRAM)

@@ -93,6 +93,15 @@ fn a_file_system_without_fallocate_is_written_through_and_says_so() {
 }
 
 #[test]
+fn a_file_system_that_writes_to_new_places_is_written_through_and_says_so() {
+    check_way(
+        Backing::Small(&["mkfs.btrfs", "-q", "-f"]),
+        "through",
+        "btrfs: it writes to new places each time",
+    );
+}
+
+#[test]
 fn a_file_system_without_places_is_written_through_and_says_so() {
     check_way(Backing::Tmpfs, "through", "tmpfs: it has no direct I/O");
 }

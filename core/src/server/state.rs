@@ -12,6 +12,9 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
 
+/// A lane that nobody was granted pages of for so long is not written to.
+const LANE_IDLE: Duration = Duration::from_s(10);
+
 /// A client connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Session {
@@ -117,14 +120,18 @@ pub(super) struct Writing {
     pub is_short: bool,
     /// Who waits for stable storage, and from which commit on nothing is waited for.
     pub syncs: VecDeque<SyncWaiter>,
-    /// A sync is with the driver, for so many of `syncs`.
+    /// A sync is with the driver. Its answer says nothing of what was written after it was asked for, so that it is one at a time.
+    pub is_syncing: bool,
+    /// For so many of `syncs`; fewer than it was asked for, when some of them have left or been told of a failure.
     pub syncing: usize,
     /// Who changes it on his own descriptor, or waits to do so (with the request to be answered).
     pub holds: Vec<(SessionId, Option<RequestId>)>,
     /// Its device has failed to write; not to be tried again before.
     pub failed: Option<(Errno, Instant)>,
-    /// The error has not been told to who syncs next.
-    pub untold: Option<Errno>,
+    /// Its device has failed since it last had everything: whoever syncs is told so, until it has.
+    pub failing: Option<Errno>,
+    /// The next who writes is to be told that it has begun to fail.
+    pub refuses: bool,
     /// It is in its device's list of writers.
     pub is_listed: bool,
     /// A request over a gap has failed: each goes by itself then, and says itself what it lacks.
@@ -209,6 +216,8 @@ pub(super) struct LaneState {
     pub record_count: u32,
     /// Writes that wait for room in it.
     pub waiting: VecDeque<u32>,
+    /// When pages of it were last granted.
+    pub granted: Instant,
 }
 
 impl LaneState {
@@ -224,6 +233,11 @@ impl LaneState {
 
     pub(super) fn is_empty(&self) -> bool {
         self.records.len() as u32 == self.record_count
+    }
+
+    /// Somebody writes to it and will want again the memory that it has.
+    pub(super) fn is_written_to(&self, now: Instant) -> bool {
+        self.session.is_some() && (!self.waiting.is_empty() || now.since(self.granted) < LANE_IDLE)
     }
 }
 

@@ -97,7 +97,10 @@ struct World {
     ios: Vec<Io>,
     reserves: Vec<u64>,
     reserved_end: u64,
-    syncs: u32,
+    /// What the file was when each sync that the driver has was asked for: more of it need not be on the medium when it is answered.
+    syncs: Vec<Vec<u8>>,
+    /// What is on the medium for sure.
+    durable: Vec<u8>,
     stats: u32,
     settles: u32,
     clients: Vec<(SessionId, LaneId, Doing)>,
@@ -118,7 +121,9 @@ struct Counts {
     reads: u64,
     writes: u64,
     plain: u64,
+    refused: u64,
     syncs: u64,
+    syncs_refused: u64,
     holds: u64,
     crashes: u64,
     recovered: u64,
@@ -172,13 +177,14 @@ impl World {
             slots: vec![0xEE; SLOT * 12],
             flat: native.clone(),
             from: vec![0; native.len()],
+            durable: native.clone(),
             native,
             version: 1,
             commits: 0,
             ios: Vec::new(),
             reserves: Vec::new(),
             reserved_end: 0,
-            syncs: 0,
+            syncs: Vec::new(),
             stats: 0,
             settles: 0,
             clients: Vec::new(),
@@ -228,7 +234,7 @@ impl World {
         self.wake = Instant::NEVER;
         self.reserves.clear();
         self.reserved_end = 0;
-        self.syncs = 0;
+        self.syncs.clear();
         self.stats = 0;
         self.settles = 0;
         self.step(Event::DeviceAdded {
@@ -458,7 +464,7 @@ impl World {
                 assert!(wished_end >= needed.end());
                 self.reserves.push(wished_end);
             }
-            Action::Sync { .. } => self.syncs += 1,
+            Action::Sync { .. } => self.syncs.push(self.native.clone()),
             Action::Stat { .. } => self.stats += 1,
             Action::Trim { .. } => {
                 assert!(!self.is_booting, "cut while pieces of it are still told");
@@ -563,6 +569,7 @@ impl World {
                 }
                 Outcome::Failed(errno) => {
                     assert!(self.failing, "{errno:?}");
+                    self.counts.refused += 1;
                     Doing::Nothing
                 }
                 other => panic!("a write was answered {other:?}"),
@@ -593,14 +600,17 @@ impl World {
                         for at in 0..self.flat.len() {
                             if self.from[at] <= commit {
                                 assert_eq!(
-                                    self.native.get(at),
+                                    self.durable.get(at),
                                     self.flat.get(at),
                                     "byte {at} was synced"
                                 );
                             }
                         }
                     }
-                    Outcome::Failed(_) => assert!(self.failing),
+                    Outcome::Failed(_) => {
+                        assert!(self.failing);
+                        self.counts.syncs_refused += 1;
+                    }
                     other => panic!("a sync was answered {other:?}"),
                 }
                 Doing::Nothing
@@ -620,6 +630,7 @@ impl World {
                 let length = self.random.below(220_000) as usize;
                 let from = length.min(self.native.len()) as u64;
                 self.native.resize(length, 0);
+                self.settle_medium();
                 self.flat.resize(length, 0);
                 self.commits += 1;
                 self.from.resize(length, self.commits);
@@ -845,6 +856,40 @@ impl World {
         }
     }
 
+    /// The driver has synced.
+    fn end_sync(&mut self) {
+        if !self.syncs.is_empty() {
+            self.durable = self.syncs.remove(0);
+            self.step(Event::Synced {
+                file: FILE,
+                result: Ok(()),
+            });
+        }
+    }
+
+    /// What others do is none of our syncs' business: it counts as on the medium.
+    fn settle_medium(&mut self) {
+        self.durable.clone_from(&self.native);
+        for asked in &mut self.syncs {
+            asked.clone_from(&self.native);
+        }
+    }
+
+    /// The driver has reserved, or could not.
+    fn end_reserve(&mut self) {
+        if self.reserves.is_empty() {
+            return;
+        }
+        let end = self.reserves.remove(0);
+        let result = if self.failing && self.random.one_in(4) {
+            Err(Errno::NO_SPACE)
+        } else {
+            self.reserved_end = self.reserved_end.max(end.next_multiple_of(PAGE_BYTES));
+            Ok(self.extents())
+        };
+        self.step(Event::Reserved { file: FILE, result });
+    }
+
     /// After how many actions of a step the driver dies; mostly not at all.
     fn death(&mut self) -> usize {
         if self.random.one_in(60) {
@@ -908,6 +953,7 @@ impl World {
         let place = range.start.0 as usize..range.end() as usize;
         self.native[place.clone()].copy_from_slice(&bytes);
         self.flat[place].copy_from_slice(&bytes);
+        self.settle_medium();
         self.version += 1;
         self.counts.strange += 1;
         for client in &mut self.clients {
@@ -955,19 +1001,8 @@ impl World {
             // (A device that is behind, so that dirty bytes gather.)
             16..=31 if self.is_scattered && self.random.one_in(2) => {}
             16..=31 => self.end_io(),
-            34 | 35 if !self.reserves.is_empty() => {
-                let end = self.reserves.remove(0);
-                self.reserved_end = self.reserved_end.max(end.next_multiple_of(PAGE_BYTES));
-                let result = Ok(self.extents());
-                self.step(Event::Reserved { file: FILE, result });
-            }
-            36 if self.syncs > 0 => {
-                self.syncs -= 1;
-                self.step(Event::Synced {
-                    file: FILE,
-                    result: Ok(()),
-                });
-            }
+            34 | 35 => self.end_reserve(),
+            36 => self.end_sync(),
             37 | 38 if self.stats > 0 => {
                 self.stats -= 1;
                 let (size, version) = (ByteCount(self.native.len() as u64), self.version);
@@ -1024,12 +1059,7 @@ impl World {
             self.now = self.now + Duration::from_ms(20);
             self.step(Event::Timer);
             self.end_io();
-            if !self.reserves.is_empty() {
-                let end = self.reserves.remove(0);
-                self.reserved_end = self.reserved_end.max(end.next_multiple_of(PAGE_BYTES));
-                let result = Ok(self.extents());
-                self.step(Event::Reserved { file: FILE, result });
-            }
+            self.end_reserve();
             if self.settles > 0 {
                 self.settles -= 1;
                 let version = self.version;
@@ -1038,13 +1068,7 @@ impl World {
                     version,
                 });
             }
-            if self.syncs > 0 {
-                self.syncs -= 1;
-                self.step(Event::Synced {
-                    file: FILE,
-                    result: Ok(()),
-                });
-            }
+            self.end_sync();
             if self.stats > 0 {
                 self.stats -= 1;
                 let (size, version) = (ByteCount(self.native.len() as u64), self.version);
@@ -1099,6 +1123,8 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
         sum.given_back += world.counts.given_back;
         sum.bridged_writes += world.counts.bridged_writes;
         sum.strange += world.counts.strange;
+        sum.refused += world.counts.refused;
+        sum.syncs_refused += world.counts.syncs_refused;
     }
     // The test does what its name says.
     assert!(sum.reads > 300 && sum.writes > 300, "{sum:?}");
@@ -1106,6 +1132,122 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
     assert!(sum.crashes > 30 && sum.recovered > 30, "{sum:?}");
     assert!(sum.spent > 20 && sum.given_back > 20, "{sum:?}");
     assert!(sum.bridged_writes > 60 && sum.strange > 20, "{sum:?}");
+    assert!(sum.refused > 10 && sum.syncs_refused > 10, "{sum:?}");
+}
+
+/// A server over an empty file, with clients of whom nobody does anything by himself.
+fn quiet() -> World {
+    let mut world = World::new(3);
+    world.crash();
+    world.lanes.clear();
+    world.ios.clear();
+    (world.native, world.flat, world.from) = (vec![1; 8192], vec![1; 8192], vec![0; 8192]);
+    world.durable = world.native.clone();
+    world.boot();
+    world
+}
+
+impl World {
+    /// Client `index` asks to write, and commits if he may.
+    fn write(&mut self, index: usize, range: ByteRange) {
+        let (session, request) = (self.clients[index].0, self.fresh());
+        let bytes = vec![9; range.length.0 as usize];
+        self.clients[index].2 = Doing::Writing {
+            request,
+            range,
+            bytes: bytes.clone(),
+        };
+        self.step(Event::WriteBegin {
+            session,
+            handle: HANDLE,
+            request: RequestId(request),
+            range,
+            sent: self.now,
+        });
+        if matches!(self.clients[index].2, Doing::Granted { .. }) {
+            self.commits += 1;
+            let place = range.start.0 as usize..range.end() as usize;
+            self.flat[place.clone()].copy_from_slice(&bytes);
+            self.from[place].fill(self.commits);
+            self.step(Event::WriteEnd {
+                session,
+                request: RequestId(request),
+            });
+        }
+    }
+
+    fn sync(&mut self, index: usize) {
+        let (session, request) = (self.clients[index].0, self.fresh());
+        self.clients[index].2 = Doing::Syncing {
+            request,
+            commit: self.commits,
+        };
+        self.step(Event::Sync {
+            session,
+            handle: HANDLE,
+            request: RequestId(request),
+        });
+    }
+
+    /// Time goes by until the device is to write; it does, or fails to.
+    fn write_back(&mut self, result: Result<(), Errno>) {
+        while self.ios.is_empty() {
+            self.now = self.now + Duration::from_ms(20);
+            self.step(Event::Timer);
+        }
+        for io in core::mem::take(&mut self.ios) {
+            let Io::Write(io, parts, bytes) = io else {
+                panic!("nobody reads");
+            };
+            if result.is_ok() {
+                self.do_write(&io, &parts, &bytes);
+            }
+            let result = result.map(|()| io.range.length);
+            self.step(Event::IoDone { io: io.io, result });
+        }
+    }
+}
+
+#[test]
+fn a_device_that_fails_refuses_one_write_and_every_sync_until_it_has_everything() {
+    let mut world = quiet();
+    world.failing = true;
+    world.write(0, ByteRange::new(0, 4096));
+    world.write_back(Err(Errno::IO));
+    world.write(1, ByteRange::new(4096, 100));
+    assert_eq!(world.counts.refused, 1);
+    for turn in 1..4 {
+        world.write(1, ByteRange::new(4096, 100));
+        world.sync(0);
+        assert_eq!((world.counts.refused, world.counts.writes), (1, 1 + turn));
+        assert_eq!(world.counts.syncs_refused, turn);
+        world.write_back(Err(Errno::IO));
+    }
+    world.failing = false;
+    world.settle();
+    world.sync(0);
+    world.write(1, ByteRange::new(4096, 100));
+    world.settle();
+    assert_eq!((world.counts.syncs, world.counts.writes), (1, 5));
+}
+
+/// Who leaves while he waits for a sync leaves the driver with one that is older than what is written next.
+#[test]
+fn a_sync_is_not_answered_by_one_that_was_asked_for_before() {
+    let mut world = quiet();
+    world.write(0, ByteRange::new(0, 4096));
+    world.sync(0);
+    world.write_back(Ok(()));
+    assert_eq!(world.syncs.len(), 1, "it is with the driver");
+    let (session, ..) = world.clients.remove(0);
+    world.step(Event::SessionClosed { session });
+    world.write(0, ByteRange::new(4096, 100));
+    world.sync(0);
+    world.write_back(Ok(()));
+    world.end_sync();
+    assert_eq!(world.counts.syncs, 0, "its own is still to come");
+    world.end_sync();
+    assert_eq!(world.counts.syncs, 1);
 }
 
 /// A piece was being written when the one over it was overwritten, too: of the middle one only its record is left. Told in this order, the

@@ -601,7 +601,8 @@ impl Server {
                 Err(_) if !flight.pins.is_empty() => file.writing.is_unbridgeable = true,
                 Err(errno) => {
                     file.writing.failed = Some((errno, self.now + TRY_AGAIN));
-                    file.writing.untold = Some(errno);
+                    file.writing.refuses |= file.writing.failing.is_none();
+                    file.writing.failing = Some(errno);
                 }
             }
             if moved > 0 && written_end > file.writing.native_size {
@@ -692,6 +693,8 @@ impl Server {
         if !file.writing.dirty.is_empty() || !file.writing.is_listed {
             return;
         }
+        file.writing.failing = None;
+        file.writing.refuses = false;
         file.writing.is_listed = false;
         file.writing.commits.clear();
         let device = file.device;

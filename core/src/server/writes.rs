@@ -55,6 +55,7 @@ impl Server {
                 records: (0..record_count).rev().collect(),
                 record_count,
                 waiting: Default::default(),
+                granted: self.now,
             },
         );
     }
@@ -266,8 +267,10 @@ impl Server {
             }
             return Turn::Wait;
         }
-        if let Some((errno, _)) = writing.failed {
-            // The writer is told; what he wrote before stays and is tried again.
+        if let Some(errno) = writing.failing
+            && core::mem::take(&mut file.writing.refuses)
+        {
+            // The writer is told, once; what he wrote before stays and is tried again, and what he writes then with it.
             return Turn::Failed(errno);
         }
         if !file.is_mapped(write.range) {
@@ -328,6 +331,7 @@ impl Server {
             return Turn::Wait;
         };
         let record = state.records.pop().unwrap_or(0);
+        state.granted = self.now;
         self.reserve_ahead(id, write.range, actions);
         Turn::Granted(Grant {
             file: id,
@@ -404,8 +408,11 @@ impl Server {
             .take(count, end.max(state.pages.touched_count()))
     }
 
-    /// Other lanes give back memory that they do not use, so much that this one can have pages: who has most of it first, and no more
-    /// than is wanted, since they will want it again. False: there is no use in it.
+    /// Other lanes give back memory that they do not use, so much that this one can have pages, and little more. False: there is no use in it.
+    ///
+    /// Memory that changes hands is given to the kernel and faulted in again, which costs about as much as the copy into it. So a lane that is
+    /// written to keeps its share of the buffer for good: what it has beyond that is for others, up to theirs. Only a writer with a claim,
+    /// or one who has nothing under way (a single write may be longer than a share), takes what there is.
     fn shrink_others(
         &mut self,
         (lane, count): (LaneId, u32),
@@ -415,22 +422,59 @@ impl Server {
         if !self.may_grow(lane, u64::from(count) * PAGE_BYTES, has_claim) {
             return false;
         }
+        let Some(own) = self.lanes.get(&lane) else {
+            return false;
+        };
+        let share = self.fair_share(lane);
+        let must = has_claim || own.used_bytes() == 0;
+        let has_share = own.pages.touched_count().saturating_add(count) > share;
+        let kept = if has_share { u32::MAX } else { share };
         let all = count.max(SHRINK_PAGES);
-        let mut wanted = all;
-        while wanted > 0 {
+        let mut given = self.shrink_to(lane, all, kept, actions);
+        if must {
+            given += self.shrink_to(lane, all - given, 0, actions);
+        }
+        given > 0
+    }
+
+    /// Lanes but `lane` give back memory behind the last page that they use, who has most of it first; those that are written to keep
+    /// `kept` pages.
+    ///
+    /// Returns  how many pages were given back, at most `wanted`
+    fn shrink_to(&mut self, lane: LaneId, wanted: u32, kept: u32, actions: &mut Actions) -> u32 {
+        let now = self.now;
+        let spare = |state: &LaneState| {
+            let kept = if state.is_written_to(now) { kept } else { 0 };
+            let beyond = state.pages.touched_count().saturating_sub(kept);
+            state.pages.spare_count().min(beyond)
+        };
+        let mut given = 0;
+        while given < wanted {
             let most = self
                 .lanes
                 .iter_mut()
                 .filter(|(id, _)| **id != lane)
-                .max_by_key(|(_, state)| state.pages.spare_count());
-            let given = most.and_then(|(&lane, state)| Some((lane, state.pages.shrink(wanted)?)));
-            let Some((lane, run)) = given else {
+                .map(|(&id, state)| (spare(state), id, state))
+                .max_by_key(|(spare, ..)| *spare);
+            let Some((spare, id, state)) = most else {
                 break;
             };
-            wanted -= run.count;
-            actions.list.push(Action::GiveMemoryBack { lane, run });
+            let Some(run) = state.pages.shrink(spare.min(wanted - given)) else {
+                break;
+            };
+            given += run.count;
+            actions.list.push(Action::GiveMemoryBack { lane: id, run });
         }
-        wanted < all
+        given
+    }
+
+    /// What each lane that is written to can have of the write buffer, `lane` counted among them. Units: pages.
+    fn fair_share(&self, lane: LaneId) -> u32 {
+        let is_one =
+            |&(id, state): &(&LaneId, &LaneState)| *id == lane || state.is_written_to(self.now);
+        let count = self.lanes.iter().filter(is_one).count().max(1) as u64;
+        let share = self.limits.write_buffer_bytes / count / PAGE_BYTES;
+        u32::try_from(share).unwrap_or(u32::MAX)
     }
 
     /// What of the write buffer nobody uses. Units: bytes.
@@ -946,22 +990,22 @@ impl Server {
             return;
         };
         let writing = &mut file.writing;
-        if let Some(errno) = writing.untold
+        if let Some(errno) = writing.failing
             && !writing.syncs.is_empty()
         {
-            writing.untold = None;
             let waiters = core::mem::take(&mut writing.syncs);
             writing.syncing = 0;
             self.answer_syncs(id, waiters, Outcome::Failed(errno), actions);
             return;
         }
-        if writing.syncing == 0 {
+        if !writing.is_syncing {
             let due = writing
                 .syncs
                 .iter()
                 .take_while(|waiter| oldest.is_none_or(|oldest| oldest > waiter.commit))
                 .count();
             if due > 0 {
+                writing.is_syncing = true;
                 writing.syncing = due;
                 actions.list.push(Action::Sync { file: id });
             }
@@ -1000,6 +1044,7 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
+        file.writing.is_syncing = false;
         let count = core::mem::take(&mut file.writing.syncing).min(file.writing.syncs.len());
         let waiters: VecDeque<SyncWaiter> = file.writing.syncs.drain(..count).collect();
         let outcome = match result {

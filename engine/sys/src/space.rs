@@ -8,7 +8,7 @@ use rushes_core::server::{Extent, FileKey};
 use rushes_core::units::ByteRange;
 use rustix::fs::{
     AtFlags, FallocateFlags, Mode, OFlags, Timespec, Timestamps, fallocate, fcntl_getfl, fdatasync,
-    fstat, fsync, ftruncate, futimens, open, openat, unlinkat,
+    fstat, fstatfs, fsync, ftruncate, futimens, open, openat, unlinkat,
 };
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::io;
@@ -49,9 +49,14 @@ pub struct WriteFile {
     pub buffered: Arc<OwnedFd>,
 }
 
+/// What `statfs` calls file systems that write to a new place each time (linux/magic.h, and bcachefs's own).
+const NEW_PLACES: [u64; 2] = [0x9123_683e, 0xca45_1a4e];
+
 /// Why a file is written by its client and not by us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotOurs {
+    /// Its file system writes to a new place each time: what is reserved is used for the first write alone, and a snapshot takes that, too.
+    NewPlaces,
     /// Its bytes are shared with another file, compressed or moved when they are written.
     Moves,
     /// A write by its user would take a set-id bit away.
@@ -67,6 +72,9 @@ pub fn open_writing(file: impl AsFd, key: FileKey) -> io::Result<Result<WriteFil
     let found = fstat(&file)?;
     if found.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0 {
         return Ok(Err(NotOurs::SetId));
+    }
+    if NEW_PLACES.contains(&(fstatfs(&file)?.f_type as u64)) {
+        return Ok(Err(NotOurs::NewPlaces));
     }
     if extents::moves(&file)? {
         return Ok(Err(NotOurs::Moves));
@@ -124,6 +132,9 @@ fn try_reserving(file: &OwnedFd) -> Reserves {
     match open_writing(file, key) {
         Ok(Ok(_)) => {}
         Ok(Err(NotOurs::Buffered)) => return Reserves::Never("it has no direct I/O"),
+        Ok(Err(NotOurs::NewPlaces)) => {
+            return Reserves::Never("it writes to new places each time");
+        }
         Ok(Err(NotOurs::Moves | NotOurs::SetId)) => {
             return Reserves::Never("bytes move when they are written");
         }

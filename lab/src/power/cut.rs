@@ -33,6 +33,8 @@ pub enum Lie {
     Superblock,
     /// Two writes of different files' content change places.
     Misdirect,
+    /// The disk does nothing, the door does: it syncs files and does not ask the daemon who has their bytes.
+    Door,
 }
 
 /// Where the power goes, and how much is lost.
@@ -86,7 +88,7 @@ impl Cut {
     /// Records before this one are on the medium.
     fn barrier(&self, log: &Log, lie: Lie) -> usize {
         let forgotten = match lie {
-            Lie::None | Lie::Superblock | Lie::Misdirect => 0,
+            Lie::None | Lie::Superblock | Lie::Misdirect | Lie::Door => 0,
             Lie::Flush => 1,
             Lie::Flushes => usize::MAX,
         };
@@ -268,6 +270,7 @@ mod tests {
             log: Log::parse(bytes).unwrap(),
             file_system: FileSystem::Ext4,
             lanes: Vec::new(),
+            writes: (0, 0),
         }
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Power cuts: what is on a disk when the power goes at any instant, and whether that is what was promised.
 //!
-//! Lanes of random [`script`]s work on a real file system ([`writer`]) while its disk is [`record`]ed. Each point is a [`cut`] of that log:
+//! Lanes of random [`script`]s work on a real file system, through a daemon ([`served`]) or by themselves ([`writer`]), while its disk is [`record`]ed. Each point is a [`cut`] of that log:
 //! an image that the kernel mounts and recovers ([`mounted`]), read whole and compared ([`check`]) with what the
 //! scripts allow ([`history`]), byte by byte, since every [`sector`] says whose it is. Nothing here takes its time: timing is for other experiments.
 
@@ -14,6 +14,7 @@ pub mod record;
 pub mod report;
 pub mod script;
 pub mod sector;
+pub mod served;
 pub mod writer;
 
 use std::fs;
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use self::chance::Chance;
 use self::check::{Finding, Node, Rule, Tree};
@@ -29,7 +30,9 @@ use self::cut::{Cut, Lie};
 use self::mounted::{How, Mounted, name_of, read_tree, run};
 use self::record::{Recording, Studio};
 use self::report::{PowerReport, REPORT_VERSION, Violation};
-use self::writer::Plain;
+use self::served::House;
+use self::writer::{Host, Nobody};
+use crate::daemon::find_rushes;
 use crate::disk::FileSystem;
 use crate::disk::log::Change;
 use crate::room::{self, Room};
@@ -43,18 +46,30 @@ const FSCK_EVERY: u64 = 10;
 /// After so many violations it is clear, and each is a page to read.
 const VIOLATIONS_MAX: u64 = 20;
 
+/// Through whom the lanes write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Server {
+    /// A daemon of ours.
+    #[default]
+    Rushes,
+    /// Nobody: they make the file system's own calls.
+    None,
+}
+
 /// What to do.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// On which file system.
     pub file_system: FileSystem,
+    /// Through whom.
+    pub server: Server,
     /// Decides everything but the kernel's own timing.
     pub seed: u64,
     /// How many points.
     pub points: u64,
     /// This one only.
     pub point: Option<u64>,
-    /// How the disk lies.
+    /// How the disk lies, or the door.
     pub lie: Lie,
     /// Mount options beside the usual ones, as mount takes them; empty for none.
     pub mount_options: String,
@@ -66,11 +81,22 @@ pub struct Plan {
     pub program: Option<PathBuf>,
 }
 
+impl Server {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Server::Rushes => "rushes",
+            Server::None => "none",
+        }
+    }
+}
+
 impl Plan {
     /// So many points with an honest disk.
     pub fn new(file_system: FileSystem, seed: u64, points: u64) -> Plan {
         Plan {
             file_system,
+            server: Server::default(),
             seed,
             points,
             point: None,
@@ -90,7 +116,12 @@ impl Plan {
     }
 
     fn recording_name(&self, recording: u64) -> String {
-        format!("{}-{}-{recording}", name_of(self.file_system), self.seed)
+        let server = self.server.name();
+        format!(
+            "{server}-{}-{}-{recording}",
+            name_of(self.file_system),
+            self.seed
+        )
     }
 
     fn lie_name(&self) -> &'static str {
@@ -100,6 +131,7 @@ impl Plan {
             Lie::Flushes => "flushes",
             Lie::Superblock => "superblock",
             Lie::Misdirect => "misdirect",
+            Lie::Door => "door",
         }
     }
 
@@ -109,6 +141,9 @@ impl Plan {
             name_of(self.file_system),
             self.seed
         );
+        if self.server != Server::default() {
+            command.push_str(&format!(" --server {}", self.server.name()));
+        }
         if self.lie != Lie::None {
             command.push_str(&format!(" --lie {}", self.lie_name()));
         }
@@ -136,6 +171,9 @@ impl Plan {
             seed: self.seed,
             mount_options: self.mount_options.clone(),
             lie: self.lie_name(),
+            served: self.server == Server::Rushes,
+            writes_served: 0,
+            writes_plain: 0,
             points: 0,
             recordings: 0,
             log_records: 0,
@@ -160,6 +198,10 @@ impl Plan {
 ///
 /// Errors   the disk, a file system or a tool is missing or fails; violations are no error, they are the answer
 pub fn cut_power(plan: &Plan, progress: &mut dyn FnMut(u64)) -> Result<PowerReport> {
+    ensure!(
+        plan.lie != Lie::Door || plan.server == Server::Rushes,
+        "read --lie door with --server none; expected --server rushes: without a daemon there is no door that could forget it"
+    );
     let room = Room::in_memory()?;
     let begun = Instant::now();
     let mut run = Run {
@@ -172,6 +214,12 @@ pub fn cut_power(plan: &Plan, progress: &mut dyn FnMut(u64)) -> Result<PowerRepo
                 let program = plan.program.as_deref();
                 Source::Studio(Studio::open(plan.how(), mount, program)?)
             }
+        },
+        house: match plan.server {
+            Server::Rushes if plan.from.is_none() => {
+                Some(House::new(&room, plan.lie == Lie::Door)?)
+            }
+            _ => None,
         },
         recording: None,
         image: Vec::new(),
@@ -208,6 +256,8 @@ struct Run<'a> {
     plan: &'a Plan,
     scratch: Scratch,
     source: Source,
+    /// Where daemons live.
+    house: Option<House<'a>>,
     /// The one at work, and its number.
     recording: Option<(u64, Recording)>,
     image: Vec<u8>,
@@ -267,19 +317,26 @@ impl Run<'_> {
         Ok(())
     }
 
+    fn host(&self, root: &Path) -> Result<Box<dyn Host>> {
+        Ok(match &self.house {
+            Some(house) => Box::new(house.open(root)?),
+            None => Box::new(Nobody(root.to_owned())),
+        })
+    }
+
     /// The recording of that number.
     fn take(&mut self, number: u64) -> Result<Recording> {
         let seed = Chance::new(self.plan.seed, !number).number();
         let recording = match &self.source {
-            Source::Studio(studio) => {
-                studio.record(seed, &|root| Box::new(Plain::new(root.to_owned())))
-            }
+            Source::Studio(studio) => studio.record(seed, &|root| self.host(root)),
             Source::Kept(folder) => {
                 let name = self.plan.recording_name(number);
                 Recording::load(folder, &name, self.plan.file_system, seed)
             }
         }
         .with_context(|| format!("recording {number} of seed {}", self.plan.seed))?;
+        self.report.writes_served += recording.writes.0;
+        self.report.writes_plain += recording.writes.1;
         let flushes = recording.log.iter().filter(|c| *c == Change::Flush).count();
         self.report.recordings += 1;
         self.report.log_records += recording.log.len() as u64;
@@ -375,8 +432,8 @@ impl Scratch {
     }
 }
 
-/// True where there is what is needed; else what is missing.
-pub fn missing(file_system: FileSystem) -> Option<String> {
+/// What is needed and not there.
+pub fn missing(file_system: FileSystem, server: Server) -> Option<String> {
     let tools = match file_system {
         FileSystem::Ext4 => ["mkfs.ext4", "e2fsck"],
         FileSystem::Xfs => ["mkfs.xfs", "xfs_repair"],
@@ -387,5 +444,9 @@ pub fn missing(file_system: FileSystem) -> Option<String> {
         .map(|tool| format!("{tool} is missing"))
         .or_else(|| {
             (!Path::new("/dev/fuse").exists()).then(|| String::from("/dev/fuse is missing"))
+        })
+        .or_else(|| match server {
+            Server::Rushes => find_rushes().err().map(|error| error.to_string()),
+            Server::None => None,
         })
 }

@@ -21,7 +21,7 @@ use super::history::History;
 use super::mounted::{How, Mounted, run};
 use super::script::{LANE_COUNT, Step, lane_folder, steps};
 use super::sector::{NOBODY, content};
-use super::writer::Writer;
+use super::writer::{Host, Writer};
 use crate::disk::log::{Change, Log};
 use crate::disk::{DiskSpec, FileSystem, Marker, SlowDisk};
 
@@ -31,8 +31,8 @@ const DISK_MIB: u64 = 48;
 /// How long we wait for others to let go of the disk between two recordings.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How a lane gets at the file system that is mounted there.
-pub type Door<'a> = &'a dyn Fn(&Path) -> Box<dyn Writer>;
+/// Whoever lets lanes at the file system that is mounted there.
+pub type Door<'a> = &'a dyn Fn(&Path) -> Result<Box<dyn Host>>;
 
 /// What was recorded.
 #[derive(Debug)]
@@ -45,6 +45,8 @@ pub struct Recording {
     pub log: Log,
     /// What each lane did.
     pub lanes: Vec<History>,
+    /// Writes that a server took, and those that it left to the lanes; none are known of one that was kept.
+    pub writes: (u64, u64),
 }
 
 /// The number of a mark: this step of this lane was acknowledged.
@@ -103,6 +105,7 @@ impl Recording {
             base,
             log,
             lanes,
+            writes: (0, 0),
         })
     }
 }
@@ -148,21 +151,33 @@ impl Studio {
         write_whole(device, &self.base)?;
         self.disk.record()?;
         let mounted = Mounted::new(&self.how, device, &self.mount, false)?;
+        let host = door(&self.mount)?;
+        let played = self.play(seed, &*host);
+        let writes = host.writes();
+        // What it writes out then is part of the recording.
+        let closed = host.close();
+        let path = self.disk.end_record()?;
+        mounted.unmount()?;
+        played.and(closed)?;
+        let log = Log::read(&path)?;
+        let recording = Recording::new(self.how.kind, self.base.clone(), log, seed)?;
+        Ok(Recording {
+            writes,
+            ..recording
+        })
+    }
+
+    fn play(&self, seed: u64, host: &dyn Host) -> Result<()> {
         let lanes = (0..LANE_COUNT)
             .map(|lane| {
                 Ok(Lane {
                     lane,
                     seed,
-                    writer: door(&self.mount),
                     marker: self.disk.marker()?,
                 })
             })
             .collect::<Result<Vec<Lane>>>()?;
-        let played = play_all(lanes);
-        let path = self.disk.end_record()?;
-        mounted.unmount()?;
-        played?;
-        Recording::new(self.how.kind, self.base.clone(), Log::read(&path)?, seed)
+        play_all(lanes, host)
     }
 
     /// Takes the disk down.
@@ -174,16 +189,16 @@ impl Studio {
 struct Lane {
     lane: u64,
     seed: u64,
-    writer: Box<dyn Writer>,
     marker: Marker,
 }
 
 impl Lane {
-    fn play(mut self) -> Result<()> {
+    fn play(mut self, host: &dyn Host) -> Result<()> {
+        let mut writer = host.writer()?;
         let mut chance = Chance::new(self.seed, u64::MAX - self.lane);
         for (number, step) in steps(self.seed, self.lane).iter().enumerate() {
             crate::room::go_on()?;
-            self.act(number, step)
+            self.act(&mut *writer, number, step)
                 .with_context(|| format!("lane {}, step {number}: {step:?}", self.lane))?;
             // Not in step with each other, whatever one processor makes of three threads.
             if chance.percent(20) {
@@ -193,17 +208,17 @@ impl Lane {
         Ok(())
     }
 
-    fn act(&mut self, number: usize, step: &Step) -> Result<()> {
-        self.writer.act(number, step)?;
+    fn act(&mut self, writer: &mut dyn Writer, number: usize, step: &Step) -> Result<()> {
+        writer.act(number, step)?;
         Ok(self.marker.mark(mark_of(self.lane, number))?)
     }
 }
 
-fn play_all(lanes: Vec<Lane>) -> Result<()> {
+fn play_all(lanes: Vec<Lane>, host: &dyn Host) -> Result<()> {
     let results: Vec<Result<()>> = std::thread::scope(|scope| {
         let threads: Vec<_> = lanes
             .into_iter()
-            .map(|lane| scope.spawn(|| lane.play()))
+            .map(|lane| scope.spawn(|| lane.play(host)))
             .collect();
         threads
             .into_iter()

@@ -20,8 +20,14 @@ pub struct PowerReport {
     pub seed: u64,
     /// Mount options beside the usual ones.
     pub mount_options: String,
-    /// How the disk lied, on purpose: `none`, `flush`, `flushes`, `superblock`, `misdirect`.
+    /// How the disk or the door lied, on purpose: `none`, `flush`, `flushes`, `superblock`, `misdirect`, `door`.
     pub lie: &'static str,
+    /// The workloads wrote through a daemon.
+    pub served: bool,
+    /// Writes that it took.
+    pub writes_served: u64,
+    /// Writes that it left to the workload's own descriptors, or all of them.
+    pub writes_plain: u64,
     /// Power cuts.
     pub points: u64,
     /// Workloads that were recorded.
@@ -76,12 +82,17 @@ impl PowerReport {
     /// For people.
     pub fn text(&self) -> String {
         let mut text = format!(
-            "{}: {} power cuts over {} recordings ({} records, {} flushes) in {:.0} s, {:.1} a second\n\
+            "{}: {} power cuts over {} recordings {}({} records, {} flushes) in {:.0} s, {:.1} a second\n\
              of the writes that were not safe {} were kept, {} torn, {} lost\n\
              {} files read ({:.1} MB); {} points checked by fsck as well\n",
             self.file_system,
             self.points,
             self.recordings,
+            if self.served {
+                "of what a daemon wrote "
+            } else {
+                ""
+            },
             self.log_records,
             self.flushes,
             self.wall_s,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who does the steps: a [`Writer`] for each lane. It returns from a step when that is acknowledged, and keeps no promise itself.
+//! Who does the steps: a [`Writer`] for each lane, of a [`Host`] for each recording. It returns from a step when that is acknowledged, and keeps
+//! no promise itself.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -7,15 +8,44 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 
+use anyhow::Result;
 use rustix::fs::{Advice, FallocateFlags, OFlags};
 
 use super::script::Step;
 use super::sector::content;
 
+/// Whoever stands between lanes and the file system as long as a recording lasts.
+pub trait Host: Sync {
+    /// For one lane, in the thread that will use it.
+    fn writer(&self) -> Result<Box<dyn Writer + '_>>;
+
+    /// Writes that a server took, and those that it left to the lanes.
+    fn writes(&self) -> (u64, u64) {
+        (0, 0)
+    }
+
+    /// All lanes have ended: whatever is still kept goes to the file system.
+    fn close(self: Box<Self>) -> Result<()>;
+}
+
 /// A way to the file system: what a door to be tested must do.
-pub trait Writer: Send {
+pub trait Writer {
     /// Does the step of this number; returns when whoever asked for it would be told that it is done.
     fn act(&mut self, number: usize, step: &Step) -> io::Result<()>;
+}
+
+/// Nobody: lanes work on what is mounted there.
+#[derive(Debug)]
+pub struct Nobody(pub PathBuf);
+
+impl Host for Nobody {
+    fn writer(&self) -> Result<Box<dyn Writer + '_>> {
+        Ok(Box::new(Plain::new(self.0.clone())))
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Plain system calls on the mounted file system.

@@ -86,7 +86,7 @@ fn write_way(area: &str, share: &Share, write_buffer_bytes: u64, findings: &mut 
             Level::Warning,
             area,
             format!("{sentence}: it is not gathered in memory, and has no deadlines"),
-            "put media on ext4, xfs or btrfs; everything else works as it is",
+            "put media that are recorded on ext4 or xfs; everything else works as it is",
         ),
         Way::Unknown => Finding::of(
             Level::Note,

@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Lanes whose bytes go through a daemon: what the recorded disk is told is that daemon's write-back, reservations and syncs.
+//!
+//! Names are changed by system calls, as smbd does; around each call the daemon is asked and told what the module for Samba asks and tells it
+//! (doors/smb/rushes_write.c): held before a file is cut, punched or written plainly, told of the change; told whose name was lost; asked
+//! for a sync where it has bytes that the file does not have. What it leaves to its doors is done on the lane's own descriptor.
+//!
+//! It does not kill the daemon: a power cut ends all at once. What a dying daemon leaves is tried in tests/tests/writing.rs.
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use rushes_core::format::door;
+use rushes_core::units::Duration as CoreDuration;
+use rushes_shm::Connect;
+use rushes_shm::client::{Client, FileHandle, ReadError};
+use rushes_shm::facts::FactsView;
+use rustix::fs::{Advice, FallocateFlags};
+
+use super::script::Step;
+use super::sector::content;
+use super::writer::{Host, Writer};
+use crate::cgroup::Cgroup;
+use crate::daemon::{Daemon, runtime_folder};
+use crate::room::Room;
+use crate::smbd::SHARE;
+
+/// Of the daemon and its folders in the room.
+const NAME: &str = "served";
+
+/// The daemon with its cache, its lanes and its threads. Units: bytes.
+const MEMORY_BYTES: u64 = 1 << 30;
+
+/// What the daemon may keep: more than all that a recording writes. Units: bytes.
+const WRITE_BUFFER_BYTES: u64 = 64 << 20;
+
+/// The least age that it can be told: what nobody syncs is to be under way too, when the power goes.
+const WRITE_AGE: Duration = Duration::from_millis(500);
+
+/// Of the steps that let go of pages one in so many lets bytes grow so old instead.
+const NAP_EVERY: usize = 5;
+
+/// How long a lane waits for a daemon that is just starting.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where daemons live, one for each recording.
+#[derive(Debug)]
+pub struct House<'a> {
+    room: &'a Room,
+    cgroup: Cgroup,
+    careless: bool,
+}
+
+impl<'a> House<'a> {
+    /// In this room. `careless`: syncs are asked of the file system alone, as by a door that has forgotten who has the bytes.
+    pub fn new(room: &'a Room, careless: bool) -> Result<House<'a>> {
+        Ok(House {
+            room,
+            cgroup: Cgroup::create(room, NAME, MEMORY_BYTES)?,
+            careless,
+        })
+    }
+
+    /// A daemon that serves what is mounted there.
+    pub fn open(&self, root: &Path) -> Result<Served> {
+        let runtime = runtime_folder(self.room, NAME);
+        let config = configuration(root, &runtime, &self.room.folder("state")?);
+        Ok(Served {
+            daemon: Daemon::start_with(self.room, NAME, &config, &self.cgroup)?,
+            root: root.to_owned(),
+            runtime,
+            careless: self.careless,
+            written: AtomicU64::new(0),
+            written_plainly: AtomicU64::new(0),
+        })
+    }
+}
+
+fn configuration(root: &Path, runtime: &Path, state: &Path) -> String {
+    format!(
+        "[cache]\nbytes = \"16MiB\"\nbuffer_bytes = \"64KiB\"\n\n\
+         [write]\nbuffer_bytes = {WRITE_BUFFER_BYTES}\nage = \"{}ms\"\n\n\
+         [server]\nruntime_dir = \"{}\"\nstate_dir = \"{}\"\nwarm_metadata = false\n\n\
+         [[share]]\nname = \"{SHARE}\"\npath = \"{}\"\n",
+        WRITE_AGE.as_millis(),
+        runtime.display(),
+        state.display(),
+        root.display()
+    )
+}
+
+/// A daemon, as long as one recording lasts.
+#[derive(Debug)]
+pub struct Served {
+    daemon: Daemon,
+    root: PathBuf,
+    runtime: PathBuf,
+    careless: bool,
+    /// Writes that it took.
+    written: AtomicU64,
+    /// Writes that it left to the lane.
+    written_plainly: AtomicU64,
+}
+
+impl Host for Served {
+    fn writer(&self) -> Result<Box<dyn Writer + '_>> {
+        let who = Connect {
+            door: door::LOCAL,
+            share: SHARE.to_owned(),
+            user: "lab".to_owned(),
+            client: "lab".to_owned(),
+        };
+        let socket = self.runtime.join("session.sock");
+        let patience = CoreDuration::from_s(PATIENCE.as_secs());
+        let session = Client::connect_within(&socket, &who, patience)
+            .map_err(|error| anyhow!("the daemon refused a lane: {error:?}"))?;
+        anyhow::ensure!(
+            session.takes_writes(),
+            "the daemon gave a lane no room to write; its log ends:\n{}",
+            self.daemon.log_tail()
+        );
+        Ok(Box::new(Lane {
+            host: self,
+            session,
+            facts: FactsView::open(&self.runtime),
+            open: HashMap::new(),
+            paths: HashMap::new(),
+        }))
+    }
+
+    fn writes(&self) -> (u64, u64) {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (count(&self.written), count(&self.written_plainly))
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        self.daemon.stop()
+    }
+}
+
+/// One lane's session, as a tree connect of smbd has one.
+struct Lane<'a> {
+    host: &'a Served,
+    session: Client,
+    facts: Option<FactsView>,
+    open: HashMap<u64, OpenFile>,
+    /// Where each file is that has a name.
+    paths: HashMap<u64, String>,
+}
+
+struct OpenFile {
+    file: File,
+    handle: Option<FileHandle>,
+    device: u64,
+    inode: u64,
+}
+
+/// A daemon that is gone has nothing to tell; here it must not be.
+fn gone() -> io::Error {
+    io::Error::other("the daemon is gone in the middle of a recording")
+}
+
+impl Lane<'_> {
+    fn path(&self, path: &str) -> PathBuf {
+        self.host.root.join(path)
+    }
+
+    /// Opens it unless it is open: programs close what they have saved, and come back.
+    fn open(&mut self, file: u64) -> io::Result<()> {
+        if self.open.contains_key(&file) {
+            return Ok(());
+        }
+        let path = self.paths.get(&file).ok_or(io::ErrorKind::NotFound)?;
+        let path = path.clone();
+        let known = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(self.path(&path))?;
+        self.insert(file, &path, known)
+    }
+
+    fn insert(&mut self, file: u64, path: &str, opened: File) -> io::Result<()> {
+        let found = opened.metadata()?;
+        let known = OpenFile {
+            handle: self.session.open(&opened, path.as_bytes()),
+            device: found.dev(),
+            inode: found.ino(),
+            file: opened,
+        };
+        self.open.insert(file, known);
+        Ok(())
+    }
+
+    fn close(&mut self, file: u64) {
+        if let Some(OpenFile {
+            handle: Some(handle),
+            ..
+        }) = self.open.remove(&file)
+        {
+            self.session.close(handle);
+        }
+    }
+
+    fn opened(&mut self, file: u64) -> io::Result<&OpenFile> {
+        self.open(file)?;
+        Ok(&self.open[&file])
+    }
+
+    /// Changes a file on its own descriptor: the daemon has no byte of it left before, and knows of the change when it is done.
+    fn plainly<T>(
+        &mut self,
+        file: u64,
+        change: impl FnOnce(&File) -> io::Result<T>,
+        (offset, length): (u64, u64),
+    ) -> io::Result<T> {
+        let &OpenFile { device, inode, .. } = self.opened(file)?;
+        let begun = Instant::now();
+        while let Some(facts) = &self.facts
+            && !facts.plain_changes_begin()
+        {
+            if begun.elapsed() > PATIENCE {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let held = self.session.hold(device, inode);
+        let changed = match held {
+            true => change(&self.open[&file].file),
+            false => Err(gone()),
+        };
+        // A failed change may have changed something.
+        let length = if changed.is_ok() { length } else { u64::MAX };
+        self.session.changed(device, inode, offset, length);
+        if let Some(facts) = &self.facts {
+            facts.plain_changes_end();
+        }
+        changed
+    }
+
+    fn write(&mut self, file: u64, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let handle = self.opened(file)?.handle;
+        let written = match handle {
+            Some(handle) => self.session.write(handle, bytes, offset),
+            None => Err(ReadError::Plain),
+        };
+        let counter = match written {
+            Ok(_) => &self.host.written,
+            Err(_) => &self.host.written_plainly,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        match written {
+            Ok(_) => Ok(()),
+            Err(ReadError::Errno(errno)) => Err(io::Error::from_raw_os_error(errno as i32)),
+            Err(ReadError::Plain) => {
+                let change = |file: &File| file.write_all_at(bytes, offset);
+                self.plainly(file, change, (offset, bytes.len() as u64))
+            }
+        }
+    }
+
+    fn truncate(&mut self, file: u64, size: u64) -> io::Result<()> {
+        let known = self.opened(file)?;
+        let (device, inode, on_disk) = (known.device, known.inode, known.file.metadata()?.len());
+        let fact = self.session.fact(device, inode);
+        let before = fact.map_or(on_disk, |fact| fact.size);
+        let cut = |file: &File| file.set_len(size);
+        self.plainly(file, cut, (before.min(size), u64::MAX))
+    }
+
+    /// The file has all that was acknowledged.
+    fn settle(&mut self, file: u64) -> io::Result<()> {
+        let &OpenFile { device, inode, .. } = self.opened(file)?;
+        if self.session.fact(device, inode).is_some() {
+            if !self.session.hold(device, inode) {
+                return Err(gone());
+            }
+            self.session.changed(device, inode, 0, 0);
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self, file: u64) -> io::Result<()> {
+        let &OpenFile {
+            device,
+            inode,
+            handle,
+            ..
+        } = self.opened(file)?;
+        if !self.host.careless
+            && self.session.fact(device, inode).is_some()
+            && let Some(handle) = handle
+        {
+            match self.session.sync(handle) {
+                Ok(()) => return Ok(()),
+                Err(ReadError::Errno(errno)) => {
+                    return Err(io::Error::from_raw_os_error(errno as i32));
+                }
+                Err(ReadError::Plain) => {}
+            }
+        }
+        if !self.host.careless {
+            self.settle(file)?;
+        }
+        self.open[&file].file.sync_all()
+    }
+
+    fn sync_all(&mut self) -> io::Result<()> {
+        let files: Vec<u64> = self.paths.keys().copied().collect();
+        for file in files {
+            self.sync(file)?;
+        }
+        Ok(rustix::fs::syncfs(File::open(&self.host.root)?)?)
+    }
+
+    /// A name goes: the daemon holds files open, and one that has lost its last name would keep its space.
+    fn lose_name(&mut self, path: &Path, lose: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let victim = fs::symlink_metadata(path)
+            .ok()
+            .filter(fs::Metadata::is_file);
+        lose()?;
+        if let Some(victim) = victim {
+            self.session.gone(victim.dev(), victim.ino());
+        }
+        Ok(())
+    }
+
+    fn rename(&mut self, file: u64, from: &str, to: &str) -> io::Result<()> {
+        let replaced = self.paths.iter().find(|(_, path)| *path == to);
+        // What is open is not replaced over SMB.
+        if let Some(replaced) = replaced.map(|(&replaced, _)| replaced) {
+            self.close(replaced);
+            self.paths.remove(&replaced);
+        }
+        let (source, target) = (self.path(from), self.path(to));
+        self.lose_name(&target, || fs::rename(source, &target))?;
+        self.paths.insert(file, to.to_owned());
+        self.close(file);
+        Ok(())
+    }
+
+    /// Somebody reads the file on its own descriptor, and its pages are let go of; now and then a while passes.
+    fn let_go(&mut self, number: usize, file: u64) -> io::Result<()> {
+        if number.is_multiple_of(NAP_EVERY) {
+            std::thread::sleep(WRITE_AGE + WRITE_AGE / 4);
+            return Ok(());
+        }
+        self.settle(file)?;
+        Ok(rustix::fs::fadvise(
+            &self.open[&file].file,
+            0,
+            None,
+            Advice::DontNeed,
+        )?)
+    }
+}
+
+impl Writer for Lane<'_> {
+    fn act(&mut self, number: usize, step: &Step) -> io::Result<()> {
+        match step {
+            Step::MakeFolder { path } => fs::create_dir(self.path(path)),
+            Step::Create { file, path } => {
+                let new = OpenOptions::new()
+                    .read(true)
+                    .write(true)
+                    .create_new(true)
+                    .open(self.path(path))?;
+                self.paths.insert(*file, path.clone());
+                self.insert(*file, path, new)
+            }
+            // Direct or not, SMB knows no difference.
+            &Step::Write {
+                file,
+                offset,
+                length,
+                ..
+            } => {
+                let bytes = content(file, number as u64 + 1, offset, length);
+                self.write(file, &bytes, offset)
+            }
+            &Step::Truncate { file, size } => self.truncate(file, size),
+            &Step::Punch {
+                file,
+                offset,
+                length,
+            } => {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let punch = |file: &File| Ok(rustix::fs::fallocate(file, flags, offset, length)?);
+                self.plainly(file, punch, (offset, u64::MAX))
+            }
+            &Step::Reserve {
+                file,
+                offset,
+                length,
+            } => {
+                let flags = FallocateFlags::KEEP_SIZE;
+                let reserve = |file: &File| Ok(rustix::fs::fallocate(file, flags, offset, length)?);
+                self.plainly(file, reserve, (offset, u64::MAX))
+            }
+            // A client's flush is always the whole of it.
+            Step::Sync { file, .. } => self.sync(*file),
+            Step::SyncFolder { path } => File::open(self.path(path))?.sync_all(),
+            Step::SyncAll => self.sync_all(),
+            Step::LetGo { file } => self.let_go(number, *file),
+            Step::Rename { file, from, to } => self.rename(*file, from, to),
+            Step::Unlink { file, path } => {
+                let path = self.path(path);
+                self.lose_name(&path, || fs::remove_file(&path))?;
+                self.paths.remove(file);
+                self.close(*file);
+                Ok(())
+            }
+        }
+    }
+}
