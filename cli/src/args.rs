@@ -3,6 +3,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 use rushes_daemon::config::{DEFAULT_CONFIG, amount};
+use rushes_pool::Policy;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -41,6 +42,12 @@ could not be done, or a daemon is there.")]
     Admit(AdmitArgs),
     /// Measure the device under a folder, so that promises rest on it
     Calibrate(CalibrateArgs),
+    /// One directory tree over many file systems
+    Pool {
+        /// What to do.
+        #[command(subcommand)]
+        command: PoolCommand,
+    },
     /// Measure playback honestly: `rushes lab help`
     #[command(disable_help_flag = true)]
     Lab {
@@ -63,6 +70,66 @@ could not be done, or a daemon is there.")]
         #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
         out: Option<PathBuf>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PoolCommand {
+    /// Make a pool of empty folders on file systems that are mounted
+    #[command(after_help = "\
+Nothing is formatted and nothing is deleted. A create that was interrupted is finished by repeating it. Exit code: 0 the \
+pool is there, 2 it could not be made.")]
+    Create(PoolCreateArgs),
+    /// Members of a pool: where they are, whether they can be used, how full they are
+    #[command(after_help = "\
+Exit code: 0 every member can be used, 1 one is missing or read-only, 2 the pool could not be looked at.")]
+    Ls(PoolLsArgs),
+    /// On which members the bytes of a file are
+    #[command(after_help = "\
+Exit code: 0 all of them are there, 1 some are on a member that is missing, 2 it could not be found out.")]
+    Where(PoolWhereArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolCreateArgs {
+    /// A folder for names, owners, rights and times of all files; a small fast disk suits it best
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
+    pub(crate) catalogue: PathBuf,
+    /// A folder for the bytes of files on each file system that is to be a member
+    #[arg(value_name = "MEMBER", required = true, value_hint = ValueHint::DirPath)]
+    pub(crate) members: Vec<PathBuf>,
+    /// Which member takes a new file: `most_free_space`, or `round_robin` (one after the other)
+    #[arg(long, default_value = Policy::MostFreeSpace.name(), value_parser = parse_policy, value_name = "POLICY")]
+    pub(crate) policy: Policy,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolLsArgs {
+    /// A catalogue, or anything in a pool that is mounted; otherwise all pools that are mounted
+    #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) path: Option<PathBuf>,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolWhereArgs {
+    /// Files of a pool that is mounted (or, if it is not, in its catalogue's `tree`)
+    #[arg(value_name = "FILE", required = true, value_hint = ValueHint::FilePath)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn parse_policy(text: &str) -> Result<Policy, String> {
+    Policy::of(text).ok_or_else(|| {
+        let names: Vec<&str> = Policy::ALL.iter().map(|policy| policy.name()).collect();
+        format!("expected {}", names.join(" or "))
+    })
 }
 
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@ mod calibrate;
 mod check;
 mod lab;
 mod man;
+mod pool;
 mod recover;
 mod serve;
 mod show;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         Command::Status(args) => status::run(args),
         Command::Top(args) => top::run(args),
         Command::Admit(args) => admit::run(args),
+        Command::Pool { command } => pool::run(command),
         Command::Lab { args } => lab::run(args),
         Command::Completions { shell } => Ok(man::completions(*shell)),
         Command::Man { out } => man::man(out.as_deref()),

@@ -655,3 +655,337 @@ const CRC32C: [u32; 256] = {
     }
     table
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: FileIdentity = FileIdentity {
+        number: 77,
+        generation: 5,
+    };
+
+    /// The same numbers in every run (xorshift).
+    struct Chance(u64);
+
+    impl Chance {
+        fn next(&mut self, below: u64) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0 % below
+        }
+    }
+
+    fn object(member: u16, id: u64) -> Object {
+        Object {
+            member: MemberNumber(member),
+            id: ObjectId(id),
+        }
+    }
+
+    fn all() -> ByteRange {
+        ByteRange::new(0, u64::MAX)
+    }
+
+    fn single() -> Layout {
+        let mut layout = Layout::new(FILE);
+        layout.assign(all(), ByteOffset(0), object(3, 0x3f00_0000_0000_0001));
+        layout
+    }
+
+    /// One of each shape.
+    fn of_all_shapes() -> Layout {
+        let shapes = [
+            Shape::Single,
+            Shape::Striped {
+                unit_log2: 16,
+                members: 3,
+            },
+            Shape::StripedTwice {
+                unit_log2: 12,
+                group_unit_log2: 20,
+                groups: 2,
+                members: 2,
+            },
+        ];
+        let segments = shapes.into_iter().zip(0u64..).map(|(shape, at)| Segment {
+            start: ByteOffset(at << 30),
+            origin: ByteOffset(at << 29),
+            shape,
+            objects: (0..shape.object_count() as u16)
+                .map(|member| object(member, at * 100 + u64::from(member)))
+                .collect(),
+        });
+        Layout {
+            file: FILE,
+            segments: segments.collect(),
+        }
+    }
+
+    fn resealed(mut record: Vec<u8>, at: usize, bytes: &[u8]) -> Vec<u8> {
+        record[at..at + bytes.len()].copy_from_slice(bytes);
+        seal(&mut record);
+        record
+    }
+
+    #[test]
+    fn records_read_back_as_they_were_written() {
+        for layout in [Layout::new(FILE), single(), of_all_shapes()] {
+            assert_eq!(Layout::decode(&layout.encode()), Ok(layout));
+        }
+        assert_eq!(single().encode().len(), 56);
+        let mark = BackPointer {
+            pool: PoolId(1 << 100 | 7),
+            file: FILE,
+            serial: 2,
+            place: 1,
+            origin: ByteOffset(4096),
+        };
+        assert_eq!(mark.encode().len(), BACK_POINTER_BYTES);
+        assert_eq!(BackPointer::decode(&mark.encode()), Ok(mark));
+    }
+
+    #[test]
+    fn the_bytes_are_where_the_table_says() {
+        let record = single().encode();
+        assert_eq!(&record[..4], b"RSL\x01");
+        assert_eq!(record[8..16], 77u64.to_le_bytes());
+        assert_eq!(record[16..20], 5u32.to_le_bytes());
+        assert_eq!(record[20..24], [1, 0, 0, 0]);
+        assert_eq!(record[40..44], [0, 0, 1, 1]);
+        assert_eq!(record[44..52], 0x3f00_0000_0000_0001u64.to_le_bytes());
+        assert_eq!(record[52..56], [3, 0, 0, 0]);
+    }
+
+    #[test]
+    fn the_checksum_is_the_common_one() {
+        // RFC 3720 B.4: 32 bytes of zeroes; where the checksum stands, zero counts anyway.
+        assert_eq!(checksum(&[0; 32]), 0x8a91_36aa);
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let mark = BackPointer {
+            pool: PoolId(9),
+            file: FILE,
+            serial: 0,
+            place: 0,
+            origin: ByteOffset(0),
+        };
+        for (record, is_layout) in [
+            (single().encode(), true),
+            (of_all_shapes().encode(), true),
+            (mark.encode(), false),
+        ] {
+            for bit in 0..record.len() * 8 {
+                let mut damaged = record.clone();
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                let fault = if is_layout {
+                    Layout::decode(&damaged).err()
+                } else {
+                    BackPointer::decode(&damaged).err()
+                };
+                match bit / 8 {
+                    0..3 => assert_eq!(fault, Some(LayoutFault::NotARecord)),
+                    // Version 0 is none; all others are newer ones.
+                    3 if damaged[3] == 0 => assert_eq!(fault, Some(LayoutFault::Checksum)),
+                    3 => assert_eq!(
+                        fault,
+                        Some(LayoutFault::Newer {
+                            version: damaged[3]
+                        })
+                    ),
+                    _ => assert_eq!(fault, Some(LayoutFault::Checksum), "bit {bit}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_is_told_from_damage() {
+        let record = single().encode();
+        for length in 0..HEAD_BYTES {
+            let fault = Layout::decode(&record[..length]).unwrap_err();
+            assert!(
+                matches!(fault, LayoutFault::Truncated { read, .. } if read == length),
+                "{length}: {fault:?}"
+            );
+        }
+        for length in HEAD_BYTES..record.len() {
+            assert_eq!(
+                Layout::decode(&record[..length]),
+                Err(LayoutFault::Checksum)
+            );
+            // As somebody would write it who means it.
+            let mut cut = record[..length].to_vec();
+            seal(&mut cut);
+            assert!(matches!(
+                Layout::decode(&cut),
+                Err(LayoutFault::Truncated { .. })
+            ));
+        }
+        let mut longer = record;
+        longer.push(0);
+        seal(&mut longer);
+        assert_eq!(
+            Layout::decode(&longer),
+            Err(LayoutFault::Unsound("bytes follow its end"))
+        );
+    }
+
+    #[test]
+    fn a_forged_record_with_a_right_checksum_is_unsound() {
+        let one = single().encode();
+        let many = of_all_shapes().encode();
+        let forged = [
+            ("file number 0", resealed(one.clone(), 8, &[0; 8])),
+            ("flags", resealed(one.clone(), 22, &[1])),
+            ("first segment not at 0", resealed(one.clone(), 24, &[1])),
+            ("origin behind the start", resealed(one.clone(), 32, &[1])),
+            ("shape without members", resealed(one.clone(), 43, &[0])),
+            ("unit too small", resealed(one.clone(), 40, &[11, 0, 1, 1])),
+            (
+                "unit beyond 64 bits",
+                resealed(many.clone(), 56 + 16, &[64]),
+            ),
+            ("second segment not behind", resealed(many, 56, &[0; 8])),
+            ("bytes that must be zero", resealed(one, 54, &[1])),
+        ];
+        for (what, record) in forged {
+            let found = Layout::decode(&record);
+            assert!(
+                matches!(found, Err(LayoutFault::Unsound(_))),
+                "{what}: {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn random_bytes_are_never_a_record_and_never_a_panic() {
+        let mut chance = Chance(0x1234_5678_9abc_def1);
+        for _ in 0..20_000 {
+            let length = chance.next(200) as usize;
+            let mut record: Vec<u8> = (0..length).map(|_| chance.next(256) as u8).collect();
+            assert!(Layout::decode(&record).is_err());
+            if length >= HEAD_BYTES {
+                record[..4].copy_from_slice(b"RSL\x01");
+                record[20..24].copy_from_slice(&[chance.next(4) as u8, 0, 0, 0]);
+                seal(&mut record);
+                if let Ok(layout) = Layout::decode(&record) {
+                    assert_eq!(layout.encode(), record);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn assigning_and_cutting_agree_with_a_model_of_single_bytes() {
+        const BYTES: u64 = 64;
+        let mut chance = Chance(0xfeed_beef_0bad_cafe);
+        for round in 0..2_000 {
+            let mut layout = single();
+            let mut model = [object(3, 0x3f00_0000_0000_0001); BYTES as usize];
+            for step in 0..chance.next(30) {
+                if chance.next(8) == 0 {
+                    let size = chance.next(BYTES) + 1;
+                    let before = layout.objects();
+                    let gone = layout.cut(ByteCount(size));
+                    // What began behind the size is where the byte before it is.
+                    let last = layout.locate(ByteOffset(size - 1)).unwrap().object;
+                    assert_eq!(last, model[size as usize - 1]);
+                    model[size as usize..].fill(last);
+                    let after = layout.objects();
+                    for object in before {
+                        assert_ne!(gone.contains(&object), after.contains(&object));
+                    }
+                    continue;
+                }
+                let start = chance.next(BYTES);
+                let end = match chance.next(4) {
+                    0 => u64::MAX,
+                    _ => start + chance.next(BYTES - start + 1),
+                };
+                let object = object(chance.next(4) as u16, chance.next(3));
+                layout.assign(ByteRange::new(start, end - start), ByteOffset(0), object);
+                let shown_end = end.min(BYTES);
+                model[start as usize..shown_end as usize].fill(object);
+                for (at, &expected) in model.iter().enumerate() {
+                    let found = layout.locate(ByteOffset(at as u64)).unwrap();
+                    assert_eq!(
+                        found.object, expected,
+                        "round {round} step {step} byte {at}"
+                    );
+                    assert_eq!(found.object_offset, ByteOffset(at as u64));
+                    let run = found.length.0.min(BYTES - at as u64) as usize;
+                    assert!(model[at..at + run].iter().all(|&one| one == expected));
+                }
+                let neighbours_differ = layout.segments().windows(2).all(|pair| {
+                    pair[0].objects != pair[1].objects && pair[0].start < pair[1].start
+                });
+                assert!(neighbours_differ, "{:?}", layout.segments());
+                assert_eq!(Layout::decode(&layout.encode()).as_ref(), Ok(&layout));
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_cut_to_nothing_names_nothing() {
+        let mut layout = single();
+        assert_eq!(layout.cut(ByteCount(0)), [object(3, 0x3f00_0000_0000_0001)]);
+        assert!(layout.segments().is_empty());
+        assert_eq!(layout.locate(ByteOffset(0)), None);
+    }
+
+    #[test]
+    fn stripes_put_each_byte_in_one_place_and_their_runs_are_right() {
+        for shape in [
+            Shape::Striped {
+                unit_log2: 12,
+                members: 3,
+            },
+            Shape::StripedTwice {
+                unit_log2: 12,
+                group_unit_log2: 14,
+                groups: 2,
+                members: 3,
+            },
+        ] {
+            let mut taken = alloc::collections::BTreeSet::new();
+            let mut at = 0;
+            while at < 1 << 20 {
+                let (index, place, run) = shape.locate(at);
+                assert!(index < shape.object_count());
+                assert_eq!(run, 4096, "a unit at a time");
+                assert!(taken.insert((index, place)), "{shape:?} at {at}");
+                // Within a run bytes follow each other.
+                assert_eq!(shape.locate(at + 100), (index, place + 100, run - 100));
+                at += run;
+            }
+            // No object has a hole before its end: places are dense.
+            for index in 0..shape.object_count() {
+                let places: Vec<u64> = taken
+                    .iter()
+                    .filter(|(of, _)| *of == index)
+                    .map(|(_, place)| *place)
+                    .collect();
+                let holes = places.windows(2).filter(|pair| pair[1] - pair[0] != 4096);
+                let end_of_file = 1usize;
+                assert!(holes.count() <= end_of_file, "{shape:?} object {index}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_stages_go_over_groups_first() {
+        let shape = Shape::StripedTwice {
+            unit_log2: 12,
+            group_unit_log2: 13,
+            groups: 2,
+            members: 2,
+        };
+        let objects: Vec<usize> = (0..8).map(|unit| shape.locate(unit << 12).0).collect();
+        assert_eq!(objects, [0, 1, 2, 3, 0, 1, 2, 3]);
+        assert_eq!(shape.locate(4 << 12), (0, 4096, 4096));
+    }
+}

@@ -3,9 +3,12 @@
 
 use crate::error::PoolError;
 use crate::format::{self, CatalogueFormat, FORMAT_FILE, Format, FormatFault};
-use crate::member::random;
+use crate::member::{random, shared_device};
 use rushes_core::pool::FileIdentity;
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open, openat, syncfs};
+use rustix::fs::{
+    FileType, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, open, openat, openat2,
+    syncfs,
+};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -102,6 +105,46 @@ impl Catalogue {
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Equal to that of members on its device.
+    pub fn device(&self) -> Result<u64, PoolError> {
+        let status = fstat(&self.root).map_err(|error| {
+            PoolError::system("look at", self.path.display().to_string(), error)
+        })?;
+        Ok(shared_device(self.root.as_fd(), status.st_dev))
+    }
+
+    /// Open a regular file in the tree, following no symbolic link and leaving the tree by no way.
+    ///
+    /// Assumes  `below`: relative to the tree's root
+    pub fn open_file_below(&self, below: &Path) -> Result<OwnedFd, PoolError> {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        let named = |flags| {
+            openat2(
+                &self.tree,
+                below,
+                flags | OFlags::CLOEXEC,
+                Mode::empty(),
+                resolve,
+            )
+        };
+        let failed = |error| {
+            PoolError::system(
+                "open",
+                Path::new(TREE).join(below).display().to_string(),
+                error,
+            )
+        };
+        // A look first: to open a device is to use it.
+        let found = named(OFlags::PATH).and_then(fstat).map_err(failed)?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+            return Err(PoolError::Refused(format!(
+                "{} is no regular file; only those have bytes on members",
+                below.display()
+            )));
+        }
+        named(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME).map_err(failed)
     }
 
     /// The root of the tree.

@@ -9,14 +9,18 @@
 //! said at each function. Everything here must be called as root (file-system uid 0), whoever the door acts for otherwise.
 
 mod catalogue;
+mod create;
 mod error;
+mod find;
 mod format;
 mod member;
 mod pool;
 mod xattr;
 
 pub use catalogue::{Catalogue, TREE};
+pub use create::{Created, MEMBER_COUNT_MAX, Wanted, create};
 pub use error::{ObjectFault, PoolError};
+pub use find::{MOUNT_TYPE, Mounted, Place, find, mounted};
 pub use format::{FORMAT_FILE, FORMAT_VERSION, MemberId};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
 pub use pool::{Buried, Pool, SpillReason, Usage};

@@ -273,6 +273,10 @@ impl Pool {
                     if is_new {
                         self.forget(layout.file, object);
                     }
+                    // Reserving says less on copy-on-write file systems: this member is full after all, the next one may not be.
+                    if matches!(&error, PoolError::System(_)) && error.errno() == Errno::NOSPC {
+                        continue;
+                    }
                     return Err(error);
                 }
                 *layout = next;
@@ -322,10 +326,8 @@ impl Pool {
         let is_new = mine.is_none();
         // What an old object still has there is of another time.
         let cleared = if is_new { Ok(()) } else { punch(&fd, range) };
-        let reserved = cleared
-            .and_then(|()| fallocate(&fd, FallocateFlags::KEEP_SIZE, room.start.0, room.length.0));
-        match reserved {
-            Ok(()) | Err(Errno::OPNOTSUPP) => Ok(Some((object, fd, is_new))),
+        match cleared.and_then(|()| reserve(&fd, room)) {
+            Ok(()) => Ok(Some((object, fd, is_new))),
             Err(error) => {
                 if is_new {
                     self.forget(layout.file, object);
@@ -370,14 +372,17 @@ impl Pool {
         object: Object,
         access: Access,
     ) -> Result<OwnedFd, PoolError> {
-        let member = self
-            .member(object.member)
-            .ok_or_else(|| PoolError::Missing {
-                member: object.member,
-                path: self.catalogue.path().to_path_buf(),
-                why: String::from("does not know a member of this number"),
-            })?;
-        member.open_object(layout.file, object.id, access)
+        self.known(object.member)?
+            .open_object(layout.file, object.id, access)
+    }
+
+    /// A member that a layout names.
+    fn known(&self, number: MemberNumber) -> Result<&Member, PoolError> {
+        self.member(number).ok_or_else(|| PoolError::Missing {
+            member: number,
+            path: self.catalogue.path().to_path_buf(),
+            why: String::from("does not know a member of this number"),
+        })
     }
 
     /// Objects have no byte at or behind `size`, and segments that begin there are gone. The stub's size is the door's to set, afterwards.
@@ -475,8 +480,8 @@ impl Pool {
             && FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
         if is_last && let Some(layout) = self.layout(stub.as_fd())? {
             for object in layout.objects() {
-                let member = self.member(object.member).ok_or(PoolError::NoRoom);
-                member?.remove_object(layout.file, object.id)?;
+                self.known(object.member)?
+                    .remove_object(layout.file, object.id)?;
             }
         }
         unlinkat(folder, name, AtFlags::empty()).map_err(failed)?;
@@ -501,6 +506,19 @@ fn punch(fd: &OwnedFd, range: ByteRange) -> Result<(), Errno> {
     }
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(fd, flags, range.start.0, end - range.start.0)
+}
+
+/// Blocks for bytes that have none. Where the file system reserves nothing, zeroes take the first block: who goes on elsewhere because
+/// of "full" has then always got a block further, and does not go round in a circle.
+fn reserve(fd: &OwnedFd, room: ByteRange) -> Result<(), Errno> {
+    match fallocate(fd, FallocateFlags::KEEP_SIZE, room.start.0, room.length.0) {
+        Err(Errno::OPNOTSUPP) => {
+            let zeroes = [0; BLOCK_BYTES as usize];
+            let count = room.length.0.min(BLOCK_BYTES) as usize;
+            rustix::io::pwrite(fd, &zeroes[..count], room.start.0).map(drop)
+        }
+        reserved => reserved,
+    }
 }
 
 /// Bytes of a file from an object with this origin to one with origin 0, durably.

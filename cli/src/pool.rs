@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes pool`: make a pool, look at its members, and say where a file's bytes are. No daemon is asked.
+
+use crate::args::{PoolCommand, PoolCreateArgs, PoolLsArgs, PoolWhereArgs};
+use crate::ask::{print_json, say};
+use crate::show::{self, Table};
+use indicatif::{ProgressBar, ProgressStyle};
+use rushes_pool::{
+    Layout, MemberState, MemberStatus, Object, ObjectName, Pool, PoolError, Shape, Wanted,
+};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// A pool and its members, as `--json` says it.
+#[derive(Debug, Serialize)]
+pub(crate) struct PoolReport {
+    pub(crate) catalogue: String,
+    pub(crate) pool_id: String,
+    pub(crate) policy: &'static str,
+    pub(crate) is_resumed: bool,
+    pub(crate) bytes_total: u64,
+    pub(crate) bytes_free: u64,
+    pub(crate) device_count: usize,
+    pub(crate) missing_count: usize,
+    pub(crate) members: Vec<MemberReport>,
+}
+
+/// A member.
+#[derive(Debug, Serialize)]
+pub(crate) struct MemberReport {
+    pub(crate) number: u16,
+    pub(crate) path: String,
+    pub(crate) state: &'static str,
+    pub(crate) reason: Option<String>,
+    pub(crate) bytes_total: u64,
+    pub(crate) bytes_free: u64,
+    pub(crate) same_device_as: Vec<u16>,
+    pub(crate) with_catalogue: bool,
+}
+
+/// Where a file is.
+#[derive(Debug, Serialize)]
+pub(crate) struct FileReport {
+    pub(crate) file: String,
+    pub(crate) catalogue: String,
+    pub(crate) bytes: u64,
+    pub(crate) number: Option<u64>,
+    pub(crate) generation: Option<u32>,
+    pub(crate) segments: Vec<SegmentReport>,
+}
+
+/// A part of it.
+#[derive(Debug, Serialize)]
+pub(crate) struct SegmentReport {
+    pub(crate) start: u64,
+    pub(crate) end: Option<u64>,
+    pub(crate) shape: &'static str,
+    pub(crate) objects: Vec<ObjectReport>,
+}
+
+/// What has its bytes.
+#[derive(Debug, Serialize)]
+pub(crate) struct ObjectReport {
+    pub(crate) member: u16,
+    pub(crate) path: Option<String>,
+    pub(crate) state: &'static str,
+    pub(crate) reason: Option<String>,
+}
+
+pub(crate) fn run(command: &PoolCommand) -> Result<ExitCode, String> {
+    match command {
+        PoolCommand::Create(args) => create(args),
+        PoolCommand::Ls(args) => ls(args),
+        PoolCommand::Where(args) => where_is(args),
+    }
+}
+
+fn told(error: PoolError) -> String {
+    error.to_string()
+}
+
+fn create(args: &PoolCreateArgs) -> Result<ExitCode, String> {
+    let wanted = Wanted {
+        catalogue: args.catalogue.clone(),
+        members: args.members.clone(),
+        policy: args.policy,
+    };
+    let bar = ProgressBar::new(wanted.members.len() as u64);
+    bar.set_style(
+        ProgressStyle::with_template("{pos} of {len} members {bar:30}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar()),
+    );
+    let made = rushes_pool::create(&wanted, |done, _| bar.set_position(done as u64));
+    bar.finish_and_clear();
+    let made = made.map_err(told)?;
+    let report = report(&made.pool, made.is_resumed)?;
+    if args.json {
+        print_json(&report)?;
+    } else {
+        let first = if made.is_resumed {
+            "An interrupted create is finished.\n"
+        } else {
+            ""
+        };
+        say(&format!("{first}{}", text(&report)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ls(args: &PoolLsArgs) -> Result<ExitCode, String> {
+    let catalogues = match &args.path {
+        Some(path) => vec![rushes_pool::find(path).map_err(told)?.catalogue],
+        None => {
+            let mut all: Vec<_> = rushes_pool::mounted()
+                .map_err(told)?
+                .into_iter()
+                .map(|mounted| mounted.catalogue)
+                .collect();
+            all.sort();
+            all.dedup();
+            all
+        }
+    };
+    let reports: Result<Vec<PoolReport>, String> = catalogues
+        .iter()
+        .map(|catalogue| report(&Pool::look(catalogue).map_err(told)?, false))
+        .collect();
+    let reports = reports?;
+    if args.json {
+        print_json(&reports)?;
+    } else if reports.is_empty() {
+        say("No pool is mounted here. `rushes pool ls CATALOGUE` looks at one that is not.\n")?;
+    } else {
+        let texts: Vec<String> = reports.iter().map(text).collect();
+        say(&texts.join("\n"))?;
+    }
+    let is_whole = reports
+        .iter()
+        .flat_map(|report| &report.members)
+        .all(|member| member.state == PRESENT);
+    Ok(ExitCode::from(u8::from(!is_whole)))
+}
+
+const PRESENT: &str = "present";
+
+fn state_of(state: &MemberState) -> (&'static str, Option<String>) {
+    match state {
+        MemberState::Present => (PRESENT, None),
+        MemberState::ReadOnly => ("read_only", None),
+        MemberState::Missing(why) => ("missing", Some(why.clone())),
+    }
+}
+
+fn shown(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+fn report(pool: &Pool, is_resumed: bool) -> Result<PoolReport, String> {
+    let statuses: Vec<MemberStatus> = pool.members().iter().map(|m| m.status()).collect();
+    let mut on_device: BTreeMap<u64, Vec<u16>> = BTreeMap::new();
+    for (member, status) in pool.members().iter().zip(&statuses) {
+        if let Some(device) = status.device {
+            on_device.entry(device).or_default().push(member.number().0);
+        }
+    }
+    let catalogue_device = pool.catalogue().device().map_err(told)?;
+    let members = pool
+        .members()
+        .iter()
+        .zip(&statuses)
+        .map(|(member, status)| {
+            let number = member.number().0;
+            let (state, reason) = state_of(&status.state);
+            let neighbours = status.device.and_then(|device| on_device.get(&device));
+            MemberReport {
+                number,
+                path: shown(member.path()),
+                state,
+                reason,
+                bytes_total: status.bytes_total.0,
+                bytes_free: status.bytes_free.0,
+                same_device_as: neighbours
+                    .into_iter()
+                    .flatten()
+                    .copied()
+                    .filter(|&other| other != number)
+                    .collect(),
+                with_catalogue: status.device == Some(catalogue_device),
+            }
+        })
+        .collect();
+    let usage = pool.usage();
+    Ok(PoolReport {
+        catalogue: shown(pool.catalogue().path()),
+        pool_id: format!("{:032x}", pool.id().0),
+        policy: pool.policy().name(),
+        is_resumed,
+        bytes_total: usage.bytes_total.0,
+        bytes_free: usage.bytes_free.0,
+        device_count: usage.device_count,
+        missing_count: usage.missing_count,
+        members,
+    })
+}
+
+fn text(report: &PoolReport) -> String {
+    let mut table = Table::new(&["member", "path", "state", "size", "free", ""]);
+    for member in &report.members {
+        let mut remarks: Vec<String> = member.reason.clone().into_iter().collect();
+        if !member.same_device_as.is_empty() {
+            let others: Vec<String> = member
+                .same_device_as
+                .iter()
+                .map(|other| other.to_string())
+                .collect();
+            remarks.push(format!("on one device with {}", others.join(", ")));
+        }
+        if member.with_catalogue {
+            remarks.push(String::from("on one device with the catalogue"));
+        }
+        let size = |bytes| match member.state {
+            "missing" => String::from("?"),
+            _ => show::bytes(bytes),
+        };
+        table.row(vec![
+            member.number.to_string(),
+            member.path.clone(),
+            member.state.replace('_', "-"),
+            size(member.bytes_total),
+            size(member.bytes_free),
+            remarks.join("; "),
+        ]);
+    }
+    let devices = match report.device_count {
+        1 => String::from("one device"),
+        count => format!("{count} devices"),
+    };
+    let missing = match report.missing_count {
+        0 => String::new(),
+        count => format!(", {count} of {} members missing", report.members.len()),
+    };
+    format!(
+        "pool {} ({}), {} free of {} on {devices}{missing}\n{}",
+        report.catalogue,
+        report.policy,
+        show::bytes(report.bytes_free),
+        show::bytes(report.bytes_total),
+        table.text()
+    )
+}
+
+fn where_is(args: &PoolWhereArgs) -> Result<ExitCode, String> {
+    let reports: Result<Vec<FileReport>, String> =
+        args.files.iter().map(|file| file_report(file)).collect();
+    let reports = reports?;
+    if args.json {
+        print_json(&reports)?;
+    } else {
+        let texts: Vec<String> = reports.iter().map(file_text).collect();
+        say(&texts.join("\n"))?;
+    }
+    let is_whole = reports
+        .iter()
+        .flat_map(|report| &report.segments)
+        .flat_map(|segment| &segment.objects)
+        .all(|object| matches!(object.state, PRESENT | "read_only"));
+    Ok(ExitCode::from(u8::from(!is_whole)))
+}
+
+fn file_report(file: &Path) -> Result<FileReport, String> {
+    let place = rushes_pool::find(file).map_err(told)?;
+    let pool = Pool::look(&place.catalogue).map_err(told)?;
+    let said = |error: PoolError| format!("{}: {error}", file.display());
+    let stub = pool
+        .catalogue()
+        .open_file_below(&place.below)
+        .map_err(said)?;
+    let bytes = rustix::fs::fstat(&stub)
+        .map_err(|error| format!("{}: {error}", file.display()))?
+        .st_size as u64;
+    let layout = pool.layout(stub.as_fd()).map_err(said)?;
+    let segments = layout
+        .as_ref()
+        .map(|layout| segments(&pool, layout))
+        .unwrap_or_default();
+    Ok(FileReport {
+        file: shown(file),
+        catalogue: shown(pool.catalogue().path()),
+        bytes,
+        number: layout.as_ref().map(|layout| layout.file.number),
+        generation: layout.as_ref().map(|layout| layout.file.generation),
+        segments,
+    })
+}
+
+fn segments(pool: &Pool, layout: &Layout) -> Vec<SegmentReport> {
+    layout
+        .segments()
+        .iter()
+        .enumerate()
+        .map(|(at, segment)| {
+            let end = layout.range_of(at).end();
+            SegmentReport {
+                start: segment.start.0,
+                end: (end != u64::MAX).then_some(end),
+                shape: match segment.shape {
+                    Shape::Single => "single",
+                    Shape::Striped { .. } => "striped",
+                    Shape::StripedTwice { .. } => "striped_twice",
+                },
+                objects: segment
+                    .objects
+                    .iter()
+                    .map(|&object| object_report(pool, layout, object))
+                    .collect(),
+            }
+        })
+        .collect()
+}
+
+fn object_report(pool: &Pool, layout: &Layout, object: Object) -> ObjectReport {
+    let member = pool.member(object.member);
+    let opened = pool.open_object(layout, object, rushes_pool::Access::Read);
+    let (state, reason) = match (member.map(|member| member.status().state), opened) {
+        (Some(state @ (MemberState::Present | MemberState::ReadOnly)), Ok(_)) => state_of(&state),
+        (Some(state @ MemberState::Missing(_)), _) => state_of(&state),
+        (None, Err(error)) => ("missing", Some(error.to_string())),
+        (Some(_), Err(error)) => ("unusable", Some(error.to_string())),
+        (None, Ok(_)) => ("unusable", None),
+    };
+    ObjectReport {
+        member: object.member.0,
+        path: member.map(|member| shown(&member.path().join(ObjectName::of(object.id).as_str()))),
+        state,
+        reason,
+    }
+}
+
+fn file_text(report: &FileReport) -> String {
+    let head = format!("{}: {}", report.file, show::bytes(report.bytes));
+    if report.segments.is_empty() {
+        return format!("{head}, no member has bytes of it\n");
+    }
+    let mut table = Table::new(&["from", "to", "member", "object", ""]);
+    for segment in &report.segments {
+        for object in &segment.objects {
+            table.row(vec![
+                segment.start.to_string(),
+                segment
+                    .end
+                    .map_or_else(|| String::from("end"), |end| end.to_string()),
+                object.member.to_string(),
+                object.path.clone().unwrap_or_default(),
+                match (object.state, &object.reason) {
+                    (PRESENT, _) => String::new(),
+                    (state, None) => state.replace('_', "-"),
+                    (state, Some(reason)) => format!("{}: {reason}", state.replace('_', "-")),
+                },
+            ]);
+        }
+    }
+    format!("{head}\n{}", table.text())
+}

@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Making a pool of folders that are there: everything is looked at before anything is written, and an interrupted create goes on where it was.
+//!
+//! The trick: the catalogue's format file is written first under another name, the **plan**. It has the ids, so that a second run knows what
+//! the first one made. The catalogue gets its name last; what has no catalogue of that name is no pool.
+
+use crate::catalogue::{NUMBERS, REMOVED, TREE};
+use crate::error::PoolError;
+use crate::format::{
+    self, CatalogueFormat, FORMAT_FILE, Format, MemberEntry, MemberFormat, MemberId,
+};
+use crate::member::random;
+use crate::pool::Pool;
+use crate::xattr::{self, HIDDEN_PREFIX};
+use rushes_core::pool::{MemberNumber, Policy, PoolId};
+use rustix::fs::{
+    AtFlags, FlockOperation, Mode, OFlags, chmodat, fchmod, flock, fstat, fsync, mkdirat, open,
+    openat, renameat, statat, syncfs, unlinkat,
+};
+use rustix::io::Errno;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// The catalogue's format file before the pool is one.
+const PLAN: &str = "rushes-pool.plan";
+/// Below it are a member's objects.
+const OBJECTS: &str = "objects";
+/// What every new ext4 has.
+const LOST_AND_FOUND: &str = "lost+found";
+/// A file that is made and removed again to see what a file system can do.
+const PROBE: &str = "rushes-pool.probe";
+/// Most members of one pool.
+pub const MEMBER_COUNT_MAX: usize = 1024;
+/// As many bytes as the record of a file in one piece. Units: bytes.
+const PROBE_BYTES: usize = 56;
+
+/// What a pool is to be made of.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// A folder for the directory tree.
+    pub catalogue: PathBuf,
+    /// A folder each, on file systems that are mounted.
+    pub members: Vec<PathBuf>,
+    /// How members are chosen.
+    pub policy: Policy,
+}
+
+/// A pool that was made.
+#[derive(Debug)]
+pub struct Created {
+    /// Opened to look.
+    pub pool: Pool,
+    /// An earlier create had been interrupted, and this one finished it.
+    pub is_resumed: bool,
+}
+
+/// A folder of the pool to be, locked so that no other create takes it.
+struct Folder {
+    /// For sentences: "the catalogue", "member 3".
+    role: String,
+    path: PathBuf,
+    fd: OwnedFd,
+    device: u64,
+    inode: u64,
+    /// What its format file says. None: it has none.
+    format: Option<Format>,
+}
+
+/// Make a pool, durably.
+///
+/// `progress`  is told of each member that is ready: how many are, of how many
+/// Errors      [`PoolError::Refused`] says what is wrong with which folder; then nothing was changed
+pub fn create(
+    wanted: &Wanted,
+    mut progress: impl FnMut(usize, usize),
+) -> Result<Created, PoolError> {
+    let member_count = wanted.members.len();
+    if !(1..=MEMBER_COUNT_MAX).contains(&member_count) {
+        return refused(format!(
+            "{member_count} members; expected 1 to {MEMBER_COUNT_MAX}"
+        ));
+    }
+    let catalogue = Folder::enter(String::from("the catalogue"), &wanted.catalogue)?;
+    let mut members = Vec::with_capacity(member_count);
+    for (at, path) in wanted.members.iter().enumerate() {
+        members.push(Folder::enter(format!("member {at}"), path)?);
+    }
+    all_apart(&catalogue, &members)?;
+    for folder in [&catalogue].into_iter().chain(&members) {
+        folder.lock()?;
+    }
+    let plan = catalogue.plan()?;
+    let is_resumed = plan.is_some();
+    if let Some(plan) = &plan {
+        same_as_wanted(plan, wanted.policy, &catalogue, &members)?;
+    }
+    catalogue.is_free(plan.as_ref(), None)?;
+    for (at, member) in members.iter().enumerate() {
+        let entry = plan.as_ref().map(|plan| &plan.members[at]);
+        member.is_free(plan.as_ref(), entry)?;
+    }
+    for folder in [&catalogue].into_iter().chain(&members) {
+        folder.can_keep_records()?;
+    }
+
+    let plan = match plan {
+        Some(plan) => plan,
+        None => {
+            let plan = new_plan(wanted.policy, &members)?;
+            let format = Format::Catalogue(plan.clone());
+            format::write(catalogue.fd.as_fd(), &catalogue.path, PLAN, &format)?;
+            plan
+        }
+    };
+    catalogue.furnish_catalogue()?;
+    for (at, (member, entry)) in members.iter().zip(&plan.members).enumerate() {
+        member.furnish_member(plan.pool, entry)?;
+        progress(at + 1, member_count);
+    }
+    catalogue.failed(
+        "name the catalogue",
+        renameat(&catalogue.fd, PLAN, &catalogue.fd, FORMAT_FILE)
+            .and_then(|()| fsync(&catalogue.fd)),
+    )?;
+    Ok(Created {
+        pool: Pool::look(&catalogue.path)?,
+        is_resumed,
+    })
+}
+
+fn refused<T>(sentence: String) -> Result<T, PoolError> {
+    Err(PoolError::Refused(sentence))
+}
+
+/// No folder twice, none in another. Bind mounts may hide that one is in another; then the outer one is not empty, which is refused too.
+fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), PoolError> {
+    let all: Vec<&Folder> = [catalogue].into_iter().chain(members).collect();
+    for (at, one) in all.iter().enumerate() {
+        for other in &all[at + 1..] {
+            let (outer, inner) = if other.path.starts_with(&one.path) {
+                (one, other)
+            } else {
+                (other, one)
+            };
+            if (one.device, one.inode) == (other.device, other.inode) {
+                return refused(format!(
+                    "{} is {} and {} at once; each needs a folder of its own",
+                    one.path.display(),
+                    one.role,
+                    other.role
+                ));
+            }
+            if inner.path.starts_with(&outer.path) {
+                return refused(format!(
+                    "{} ({}) is inside {} ({}); folders of a pool are beside each other",
+                    inner.path.display(),
+                    inner.role,
+                    outer.path.display(),
+                    outer.role
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An interrupted create goes on only if it is repeated.
+fn same_as_wanted(
+    plan: &CatalogueFormat,
+    policy: Policy,
+    catalogue: &Folder,
+    members: &[Folder],
+) -> Result<(), PoolError> {
+    let planned = plan.members.iter().map(|entry| &entry.path);
+    if policy == plan.policy && planned.eq(members.iter().map(|member| &member.path)) {
+        return Ok(());
+    }
+    let planned: Vec<String> = plan
+        .members
+        .iter()
+        .map(|entry| entry.path.display().to_string())
+        .collect();
+    refused(format!(
+        "{} has an interrupted create of other members or with another policy; repeat that one: {} with --policy {}",
+        catalogue.path.display(),
+        planned.join(" "),
+        plan.policy.name()
+    ))
+}
+
+fn new_plan(policy: Policy, members: &[Folder]) -> Result<CatalogueFormat, PoolError> {
+    let id = || Ok::<u128, PoolError>(u128::from(random()?) << 64 | u128::from(random()?));
+    let entries: Result<Vec<MemberEntry>, PoolError> = members
+        .iter()
+        .zip(0u16..)
+        .map(|(member, number)| {
+            Ok(MemberEntry {
+                number: MemberNumber(number),
+                id: MemberId(id()?),
+                path: member.path.clone(),
+            })
+        })
+        .collect();
+    Ok(CatalogueFormat {
+        pool: PoolId(id()?),
+        policy,
+        members: entries?,
+    })
+}
+
+impl Folder {
+    fn enter(role: String, path: &Path) -> Result<Folder, PoolError> {
+        let entered = path.canonicalize().and_then(|path| {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let fd = open(&path, flags, Mode::empty())?;
+            let status = fstat(&fd)?;
+            Ok((path, fd, status))
+        });
+        let (path, fd, status) = match entered {
+            Ok(entered) => entered,
+            Err(error) => {
+                return refused(format!(
+                    "{} ({role}) cannot be entered: {error}; expected a folder that is there",
+                    path.display()
+                ));
+            }
+        };
+        let format = match format::read(fd.as_fd(), FORMAT_FILE) {
+            Ok(format) => format,
+            Err(fault) => {
+                return refused(format!(
+                    "{} ({role}) {fault}",
+                    path.join(FORMAT_FILE).display()
+                ));
+            }
+        };
+        Ok(Folder {
+            role,
+            path,
+            fd,
+            device: status.st_dev,
+            inode: status.st_ino,
+            format,
+        })
+    }
+
+    /// "/mnt/a (member 0)"
+    fn name(&self) -> String {
+        format!("{} ({})", self.path.display(), self.role)
+    }
+
+    fn failed<T>(&self, operation: &'static str, done: Result<T, Errno>) -> Result<T, PoolError> {
+        done.map_err(|error| PoolError::system(operation, self.name(), error))
+    }
+
+    fn lock(&self) -> Result<(), PoolError> {
+        match flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(()),
+            Err(Errno::WOULDBLOCK) => refused(format!(
+                "{} is being made part of a pool by another process; wait for that",
+                self.name()
+            )),
+            Err(error) => self.failed("lock", Err(error)),
+        }
+    }
+
+    /// What an interrupted create has left in a catalogue.
+    fn plan(&self) -> Result<Option<CatalogueFormat>, PoolError> {
+        match format::read(self.fd.as_fd(), PLAN) {
+            Ok(None) => Ok(None),
+            Ok(Some(Format::Catalogue(plan))) => Ok(Some(plan)),
+            Ok(Some(Format::Member(_))) => refused(format!(
+                "{} is a member's, expected the plan of a catalogue; remove it",
+                self.path.join(PLAN).display()
+            )),
+            Err(fault) => refused(format!("{} {fault}", self.path.join(PLAN).display())),
+        }
+    }
+
+    /// Nobody else's data are in it, and it is of no other pool. `entry`: a member's, of the plan.
+    fn is_free(
+        &self,
+        plan: Option<&CatalogueFormat>,
+        entry: Option<&MemberEntry>,
+    ) -> Result<(), PoolError> {
+        let ours = match (plan, entry) {
+            (Some(plan), Some(entry)) => Some(Format::Member(member_format(plan.pool, entry))),
+            _ => None,
+        };
+        match &self.format {
+            None => {}
+            found if found.is_some() && *found == ours => {}
+            Some(Format::Catalogue(of)) => {
+                return refused(format!(
+                    "{} is the catalogue of the pool {} already",
+                    self.name(),
+                    format::hex(of.pool.0)
+                ));
+            }
+            Some(Format::Member(of)) => {
+                return refused(format!(
+                    "{} is member {} of the pool {} already; a folder belongs to one pool",
+                    self.name(),
+                    of.number.0,
+                    format::hex(of.pool.0)
+                ));
+            }
+        }
+        let mut known: BTreeSet<OsString> = [LOST_AND_FOUND, PROBE].map(OsString::from).into();
+        if self.is_catalogue() {
+            known.insert(format!("{PLAN}.tmp").into());
+            if plan.is_some() {
+                known.extend([PLAN, TREE, REMOVED, NUMBERS, "numbers.tmp"].map(OsString::from));
+            }
+        } else if plan.is_some() {
+            known.extend([FORMAT_FILE, OBJECTS].map(OsString::from));
+            known.insert(format!("{FORMAT_FILE}.tmp").into());
+        }
+        for name in self.names(Path::new(""))? {
+            if !known.contains(&name) {
+                return refused(format!(
+                    "{} is not empty: it has {:?}; expected an empty folder (make one: a pool may have a folder beside others)",
+                    self.name(),
+                    name
+                ));
+            }
+        }
+        if plan.is_none() {
+            return Ok(());
+        }
+        // What an interrupted create made has no data; what has is somebody else's.
+        let must_be_empty: Vec<PathBuf> = if self.is_catalogue() {
+            [TREE, REMOVED].map(PathBuf::from).into()
+        } else {
+            all_object_folders().map(PathBuf::from).collect()
+        };
+        for folder in must_be_empty {
+            if let Some(name) = self.names(&folder)?.first() {
+                return refused(format!(
+                    "{} has {} from an interrupted create, and in it {name:?}, which that did not make",
+                    self.name(),
+                    folder.display()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn is_catalogue(&self) -> bool {
+        !self.role.starts_with("member")
+    }
+
+    /// What is in a folder below it; one that is not there has nothing.
+    fn names(&self, below: &Path) -> Result<Vec<OsString>, PoolError> {
+        let path = self.path.join(below);
+        let listed = std::fs::read_dir(&path).and_then(|entries| {
+            entries
+                .map(|entry| entry.map(|entry| entry.file_name()))
+                .collect()
+        });
+        match listed {
+            Ok(names) => Ok(names),
+            Err(error)
+                if error.kind() == std::io::ErrorKind::NotFound && below != Path::new("") =>
+            {
+                Ok(Vec::new())
+            }
+            Err(error) => Err(PoolError::system("list", path.display().to_string(), error)),
+        }
+    }
+
+    /// Its file system can be written to and keeps attributes that only root sees.
+    fn can_keep_records(&self) -> Result<(), PoolError> {
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let tried = openat(&self.fd, PROBE, flags, Mode::RUSR | Mode::WUSR).and_then(|fd| {
+            let name = format!("{HIDDEN_PREFIX}probe");
+            let kept = xattr::set(fd.as_fd(), &name, &[0; PROBE_BYTES]);
+            unlinkat(&self.fd, PROBE, AtFlags::empty())?;
+            Ok(kept)
+        });
+        match tried {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(Errno::OPNOTSUPP)) => refused(format!(
+                "the file system of {} keeps no extended attributes (trusted.*), which a pool's records live in; expected ext4, XFS, btrfs or the like",
+                self.name()
+            )),
+            Ok(Err(Errno::PERM)) | Err(Errno::ACCESS | Errno::PERM) => refused(format!(
+                "{} cannot be written to as a pool needs it; run this as root",
+                self.name()
+            )),
+            Err(Errno::ROFS) => refused(format!(
+                "{} is mounted read-only; remount it for writing",
+                self.name()
+            )),
+            Ok(Err(error)) | Err(error) => self.failed("write to", Err(error)),
+        }
+    }
+
+    fn make_folder(&self, name: &str, mode: Mode) -> Result<(), PoolError> {
+        match mkdirat(&self.fd, name, mode) {
+            // The mode also where the process's umask took something away.
+            Ok(()) => self.failed(
+                "make a folder in",
+                chmodat(&self.fd, name, mode, AtFlags::empty()),
+            ),
+            Err(Errno::EXIST) => Ok(()),
+            Err(error) => self.failed("make a folder in", Err(error)),
+        }
+    }
+
+    fn furnish_catalogue(&self) -> Result<(), PoolError> {
+        let own = Mode::RWXU;
+        // Only the door comes in here: rights below `tree` are checked there, as if it were the root of a file system.
+        self.failed("close to others", fchmod(&self.fd, own))?;
+        let all = own | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH;
+        self.make_folder(TREE, all)?;
+        self.make_folder(REMOVED, own)?;
+        if self.failed("look at", exists(&self.fd, NUMBERS))? {
+            return Ok(());
+        }
+        format::replace_file(self.fd.as_fd(), &self.path, NUMBERS, b"1\n")
+    }
+
+    fn furnish_member(&self, pool: PoolId, entry: &MemberEntry) -> Result<(), PoolError> {
+        if self.format.is_some() {
+            return Ok(());
+        }
+        self.make_folder(OBJECTS, Mode::RWXU)?;
+        for folder in all_object_folders() {
+            self.make_folder(&folder, Mode::RWXU)?;
+        }
+        // The format file says that all this is there.
+        self.failed("make durable", syncfs(&self.fd))?;
+        let format = Format::Member(member_format(pool, entry));
+        format::write(self.fd.as_fd(), &self.path, FORMAT_FILE, &format)
+    }
+}
+
+fn member_format(pool: PoolId, entry: &MemberEntry) -> MemberFormat {
+    MemberFormat {
+        pool,
+        number: entry.number,
+        id: entry.id,
+    }
+}
+
+fn all_object_folders() -> impl Iterator<Item = String> {
+    (0..=u8::MAX).map(|at| format!("{OBJECTS}/{at:02x}"))
+}
+
+fn exists(folder: &OwnedFd, name: &str) -> Result<bool, Errno> {
+    match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(_) => Ok(true),
+        Err(Errno::NOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}

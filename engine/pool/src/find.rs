@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From a path that somebody types to the catalogue it belongs to: through the mount of a pool, or below a catalogue itself.
+//!
+//! A door's mount is of the type [`MOUNT_TYPE`] and names its catalogue as its source; the kernel's table of mounts is all that is asked, so
+//! that a door that hangs is never waited for longer than the path's own look-up takes.
+
+use crate::catalogue::TREE;
+use crate::error::PoolError;
+use crate::format::FORMAT_FILE;
+use rushes_sys::file::FdInfo;
+use rustix::fs::{Mode, OFlags, open};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// Type of a pool's mount in the kernel's table.
+pub const MOUNT_TYPE: &str = "fuse.rushes";
+
+/// Where a path leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The catalogue of its pool.
+    pub catalogue: PathBuf,
+    /// Below the tree; empty for its root, or where the path is the catalogue itself.
+    pub below: PathBuf,
+}
+
+/// A pool that is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// Its catalogue.
+    pub catalogue: PathBuf,
+    /// Where.
+    pub mount: PathBuf,
+}
+
+/// The pool that this path is in: a mount of it, a path below that, its catalogue, or a path in its tree.
+pub fn find(path: &Path) -> Result<Place, PoolError> {
+    let refused = |sentence: String| Err(PoolError::Refused(sentence));
+    let path = match path.canonicalize() {
+        Ok(path) => path,
+        Err(error) => return refused(format!("{}: {error}", path.display())),
+    };
+    let fd = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|error| PoolError::system("open", path.display().to_string(), error))?;
+    let mount = FdInfo::of(&fd)
+        .map_err(|error| PoolError::system("look at", path.display().to_string(), error))?
+        .mount;
+    let table = mount_table()?;
+    if let Some(row) = rows(&table).find(|row| row.id == mount.0)
+        && row.kind == MOUNT_TYPE
+    {
+        let (Ok(below_mount), Ok(below_root)) =
+            (path.strip_prefix(&row.mount), row.root.strip_prefix("/"))
+        else {
+            return refused(format!(
+                "{} is not below its mount {}; ask inside that one",
+                path.display(),
+                row.mount.display()
+            ));
+        };
+        let below = below_root.join(below_mount);
+        // A mount of a single file has nothing below it, and join would add a slash.
+        let below = below.components().collect();
+        return Ok(Place {
+            catalogue: row.source,
+            below,
+        });
+    }
+    for folder in path.ancestors() {
+        if !folder.join(FORMAT_FILE).is_file() || !folder.join(TREE).is_dir() {
+            continue;
+        }
+        let inside = path.strip_prefix(folder).unwrap_or(Path::new(""));
+        if let Ok(below) = inside.strip_prefix(TREE) {
+            return Ok(Place {
+                catalogue: folder.to_path_buf(),
+                below: below.to_path_buf(),
+            });
+        }
+        if inside == Path::new("") {
+            return Ok(Place {
+                catalogue: folder.to_path_buf(),
+                below: PathBuf::new(),
+            });
+        }
+    }
+    refused(format!(
+        "{} is in no pool that is mounted here, and in no catalogue's tree",
+        path.display()
+    ))
+}
+
+/// All pools that are mounted here.
+pub fn mounted() -> Result<Vec<Mounted>, PoolError> {
+    let table = mount_table()?;
+    Ok(rows(&table)
+        .filter(|row| row.kind == MOUNT_TYPE)
+        .map(|row| Mounted {
+            catalogue: row.source,
+            mount: row.mount,
+        })
+        .collect())
+}
+
+const MOUNT_TABLE: &str = "/proc/self/mountinfo";
+
+fn mount_table() -> Result<Vec<u8>, PoolError> {
+    std::fs::read(MOUNT_TABLE).map_err(|error| PoolError::system("read", MOUNT_TABLE, error))
+}
+
+/// A line of it.
+struct Row {
+    id: u64,
+    root: PathBuf,
+    mount: PathBuf,
+    kind: String,
+    source: PathBuf,
+}
+
+/// `id parent maj:min root mountpoint options… - type source superoptions` (proc(5)); a path need not be text.
+fn rows(table: &[u8]) -> impl Iterator<Item = Row> {
+    table.split(|&byte| byte == b'\n').filter_map(|line| {
+        let words: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
+        let dash = words.iter().position(|word| word == b"-")?;
+        Some(Row {
+            id: std::str::from_utf8(words.first()?).ok()?.parse().ok()?,
+            root: path_of(words.get(3)?),
+            mount: path_of(words.get(4)?),
+            kind: String::from_utf8_lossy(words.get(dash + 1)?).into_owned(),
+            source: path_of(words.get(dash + 2)?),
+        })
+    })
+}
+
+/// The kernel writes blank, tab, newline and backslash as `\` and three octal digits.
+fn path_of(word: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((&byte, after)) = rest.split_first() {
+        let digits = after.first_chunk::<3>().filter(|_| byte == b'\\');
+        let code = digits
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match code {
+            Some(code) => {
+                bytes.push(code);
+                rest = &after[3..];
+            }
+            None => {
+                bytes.push(byte);
+                rest = after;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn rows_of_the_table_with_blanks_and_bytes_that_are_no_text_read_back() {
+        let table = b"36 35 0:31 /sub\\040folder /mnt/a\\134b rw shared:1 - fuse.rushes /srv/\xff\\012c rw,user_id=0\n\
+            37 35 8:1 / / rw - ext4 /dev/sda1 rw\n";
+        let found: Vec<Row> = rows(table).collect();
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].id, 36);
+        assert_eq!(found[0].root, Path::new("/sub folder"));
+        assert_eq!(found[0].mount, Path::new("/mnt/a\\b"));
+        assert_eq!(found[0].kind, MOUNT_TYPE);
+        assert_eq!(found[0].source.as_os_str().as_bytes(), b"/srv/\xff\nc");
+        assert_eq!(found[1].kind, "ext4");
+    }
+}
