@@ -87,6 +87,11 @@ Exit code: 0 every member can be used, 1 one is missing or read-only, 2 the pool
     #[command(after_help = "\
 Exit code: 0 all of them are there, 1 some are on a member that is missing, 2 it could not be found out.")]
     Where(PoolWhereArgs),
+    /// Mount a pool as one directory tree, until it is unmounted
+    #[command(after_help = "\
+Stays in the foreground and ends with `umount FOLDER`, SIGTERM or SIGINT. Exit code: 0 it was unmounted, 2 it could not be mounted. What a \
+mount that was killed leaves on the folder is taken away first.")]
+    Mount(PoolMountArgs),
 }
 
 #[derive(Debug, Args)]
@@ -111,6 +116,19 @@ pub(crate) struct PoolLsArgs {
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: Option<PathBuf>,
     /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolMountArgs {
+    /// The pool's catalogue
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
+    pub(crate) catalogue: PathBuf,
+    /// Where its tree is to be
+    #[arg(value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    pub(crate) folder: PathBuf,
+    /// Print JSON, one line, when it is mounted
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `rushes pool`: make a pool, look at its members, and say where a file's bytes are. No daemon is asked.
 
-use crate::args::{PoolCommand, PoolCreateArgs, PoolLsArgs, PoolWhereArgs};
+use crate::args::{PoolCommand, PoolCreateArgs, PoolLsArgs, PoolMountArgs, PoolWhereArgs};
 use crate::ask::{print_json, say};
 use crate::show::{self, Table};
 use indicatif::{ProgressBar, ProgressStyle};
 use rushes_pool::{
     Layout, MemberState, MemberStatus, Object, ObjectName, Pool, PoolError, Shape, Wanted,
 };
+use rustix::mount::{UnmountFlags, unmount};
 use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -75,6 +78,7 @@ pub(crate) fn run(command: &PoolCommand) -> Result<ExitCode, String> {
         PoolCommand::Create(args) => create(args),
         PoolCommand::Ls(args) => ls(args),
         PoolCommand::Where(args) => where_is(args),
+        PoolCommand::Mount(args) => mount(args),
     }
 }
 
@@ -107,6 +111,47 @@ fn create(args: &PoolCreateArgs) -> Result<ExitCode, String> {
         };
         say(&format!("{first}{}", text(&report)))?;
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A mount, as `--json` says it.
+#[derive(Debug, Serialize)]
+struct MountReport {
+    catalogue: String,
+    folder: String,
+}
+
+fn mount(args: &PoolMountArgs) -> Result<ExitCode, String> {
+    crate::serve::log_to_stderr("info")?;
+    let pool = Pool::serve(&args.catalogue).map_err(told)?;
+    let folder = args.folder.as_path();
+    let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", folder.display());
+    // A mount whose process was killed answers so, and nothing else can be done with it.
+    if rustix::fs::stat(folder).is_err_and(|error| error == rustix::io::Errno::NOTCONN) {
+        unmount(folder, UnmountFlags::DETACH).map_err(|error| failed(&error))?;
+    }
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(|error| failed(&error))?;
+    let mounted = rushes_fuse::mount(pool, folder).map_err(|error| failed(&error))?;
+    let report = MountReport {
+        catalogue: shown(&args.catalogue),
+        folder: shown(folder),
+    };
+    if args.json {
+        print_json(&report)?;
+    } else {
+        say(&format!(
+            "pool {} is mounted on {}\n",
+            report.catalogue, report.folder
+        ))?;
+    }
+    let place = args.folder.clone();
+    std::thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            // Who has files open keeps them; the mount ends with the last.
+            let _ = unmount(&place, UnmountFlags::DETACH);
+        }
+    });
+    mounted.wait().map_err(|error| failed(&error))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -10,6 +10,7 @@ pub mod fsx;
 pub mod hand;
 pub mod needs;
 pub mod pattern;
+pub mod pool;
 pub mod rust_text;
 pub mod scratch;
 pub mod smb2;

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A pool over file systems of several kinds and sizes, and its mount, for a test.
+
+use crate::disk::run;
+use crate::needs;
+use crate::scratch::Scratch;
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest that a mount may take to come up, on a machine that is busy with other tests.
+const UP: Duration = Duration::from_secs(30);
+
+/// What a member is made of: the command for its file system, and its size in MiB.
+pub type Made = (&'static [&'static str], u64);
+
+/// ext4 with all of it for files.
+pub const EXT4: &[&str] = &["mkfs.ext4", "-q", "-F", "-m", "0"];
+/// XFS, of 300 MiB at least.
+pub const XFS: &[&str] = &["mkfs.xfs", "-q", "-f"];
+/// btrfs, of 120 MiB at least.
+pub const BTRFS: &[&str] = &["mkfs.btrfs", "-q", "-f"];
+
+/// A pool, mounted.
+#[derive(Debug)]
+pub struct PoolWorld {
+    mount: Option<Child>,
+    members: Vec<Made>,
+    /// Goes last: it unmounts what is in it.
+    pub scratch: Scratch,
+}
+
+impl PoolWorld {
+    /// Made and mounted: a catalogue on an ext4 of its own, members as asked. None: the machine lacks something, which was said.
+    pub fn build(members: &[Made]) -> Option<PoolWorld> {
+        let programs = members
+            .iter()
+            .map(|(mkfs, _)| needs::Need::Program(mkfs[0]));
+        let mut wanted: Vec<needs::Need<'_>> = programs.collect();
+        wanted.push(needs::Need::Root);
+        wanted.push(needs::Need::Program("mkfs.ext4"));
+        wanted.push(needs::Need::Program("rushes"));
+        if !needs::all(&wanted) {
+            return None;
+        }
+        let scratch = Scratch::new();
+        file_system(&scratch, "catalogue", (EXT4, 64));
+        for (number, &made) in members.iter().enumerate() {
+            file_system(&scratch, &format!("m{number}"), made);
+        }
+        let mut world = PoolWorld {
+            mount: None,
+            members: members.to_vec(),
+            scratch,
+        };
+        let made = world.create(&[]);
+        assert!(made.status.success(), "{made:?}");
+        world.start();
+        Some(world)
+    }
+
+    /// `rushes pool create` over what there is.
+    pub fn create(&self, options: &[&str]) -> Output {
+        let members = (0..self.members.len()).map(|number| self.member(number).join("pool"));
+        Command::new(needs::path_of("rushes"))
+            .args(["pool", "create"])
+            .args(options)
+            .arg(self.catalogue())
+            .args(members)
+            .output()
+            .expect("rushes starts")
+    }
+
+    /// Its catalogue.
+    pub fn catalogue(&self) -> PathBuf {
+        self.scratch.path().join("catalogue/pool")
+    }
+
+    /// Where the file system of a member is mounted.
+    pub fn member(&self, number: usize) -> PathBuf {
+        self.scratch.path().join(format!("m{number}"))
+    }
+
+    /// Something in the pool.
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.scratch.path().join("mnt").join(name)
+    }
+
+    /// Mount it, in a process of its own, and wait until it is there.
+    pub fn start(&mut self) {
+        let folder = self.scratch.path().join("mnt");
+        // (One that was killed leaves a folder that nobody can look at.)
+        let _ = fs::create_dir(&folder);
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.scratch.path().join("daemon.log"))
+            .expect("the scratch folder is writable");
+        let mut child = Command::new(needs::path_of("rushes"))
+            .args(["pool", "mount"])
+            .arg(self.catalogue())
+            .arg(&folder)
+            .current_dir(self.scratch.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("rushes starts");
+        let end = Instant::now() + UP;
+        while !is_mounted(&folder) || fs::metadata(&folder).is_err() {
+            let ended = child.try_wait().expect("it is ours");
+            assert!(ended.is_none(), "the mount ended: {}", self.log());
+            assert!(Instant::now() < end, "no mount: {}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.mount = Some(child);
+    }
+
+    /// What the mount said.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.scratch.path().join("daemon.log")).unwrap_or_default()
+    }
+
+    /// SIGKILL to the mount's process.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.mount.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// SIGTERM to the mount's process, which is to end well.
+    pub fn end(&mut self) {
+        if let Some(mut child) = self.mount.take() {
+            run(Command::new("kill").arg(child.id().to_string()));
+            let status = child.wait().expect("it is ours");
+            assert!(status.success(), "{status}: {}", self.log());
+        }
+    }
+
+    /// Unmount a member's file system, or mount it again.
+    pub fn unplug(&self, number: usize) {
+        run(Command::new("umount").arg(self.member(number)));
+    }
+
+    /// As it was before [`PoolWorld::unplug`].
+    pub fn plug(&self, number: usize, options: &str) {
+        let image = self.scratch.path().join(format!("m{number}.img"));
+        run(Command::new("mount")
+            .args(["-o", options])
+            .arg(image)
+            .arg(self.member(number)));
+    }
+
+    /// `rushes pool where FILE --json`, its one report.
+    pub fn where_is(&self, name: &str) -> Value {
+        let output = Command::new(needs::path_of("rushes"))
+            .args(["pool", "where", "--json"])
+            .arg(self.path(name))
+            .output()
+            .expect("rushes starts");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let all: Value = serde_json::from_str(&text)
+            .unwrap_or_else(|error| panic!("{error}: {text} {output:?}"));
+        all[0].clone()
+    }
+
+    /// Numbers of the members that have bytes of a file.
+    pub fn members_of(&self, name: &str) -> Vec<u64> {
+        let report = self.where_is(name);
+        let segments = report["segments"].as_array().expect("a list");
+        let objects = segments.iter().filter_map(|one| one["objects"].as_array());
+        let mut found: Vec<u64> = objects
+            .flatten()
+            .filter_map(|object| object["member"].as_u64())
+            .collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+}
+
+impl Drop for PoolWorld {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn file_system(scratch: &Scratch, name: &str, (mkfs, mib): Made) {
+    let image = scratch.path().join(format!("{name}.img"));
+    File::create(&image)
+        .and_then(|file| file.set_len(mib << 20))
+        .expect("the temporary folder takes a sparse image");
+    run(Command::new(needs::path_of(mkfs[0]))
+        .args(&mkfs[1..])
+        .arg(&image));
+    let folder = scratch.folder(name);
+    run(Command::new("mount")
+        .args(["-o", "loop"])
+        .arg(&image)
+        .arg(&folder));
+    fs::create_dir(folder.join("pool")).expect("our own file system");
+}
+
+fn is_mounted(folder: &Path) -> bool {
+    let all = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let is_it = |line: &str| {
+        line.split(' ')
+            .nth(4)
+            .is_some_and(|at| Path::new(at) == folder)
+    };
+    all.lines()
+        .any(|line| is_it(line) && line.contains(" - fuse"))
+}
