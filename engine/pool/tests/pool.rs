@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pools over small file systems in memory: create, place, spill, cut, bury, and what a missing member or a damaged record costs.
 //!
-//! They are tmpfs: it has the attributes, the holes and the "full" that members need. tests/tests/pool.rs has those with a disk.
+//! One test at a time: a program that one starts has, from its fork to its exec, the locks of another. They are tmpfs: it has the attributes, the holes and the "full" that members need. tests/tests/pool.rs has those with a disk.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests too say by their line what failed"
+)]
 
 use rushes_pool::{
     Access, ByteCount, ByteRange, Layout, LayoutFault, MemberNumber, MemberState, ObjectFault,
@@ -15,17 +20,21 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A folder with mounts in it, which all go when it is dropped.
 struct Place {
     path: PathBuf,
     mounts: Vec<PathBuf>,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Place {
     /// None, said aloud: the test cannot mount.
     fn new() -> Option<Place> {
+        static ALONE: Mutex<()> = Mutex::new(());
         static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         if !rustix::process::geteuid().is_root() {
             let _ = writeln!(
                 std::io::stderr(),
@@ -37,8 +46,11 @@ impl Place {
         let path =
             std::env::temp_dir().join(format!("rushes-pool.{}.{serial}", std::process::id()));
         fs::create_dir(&path).unwrap();
-        let mounts = Vec::new();
-        Some(Place { path, mounts })
+        Some(Place {
+            path,
+            mounts: Vec::new(),
+            _alone: alone,
+        })
     }
 
     /// A new tmpfs of this size.
@@ -409,16 +421,7 @@ fn a_pool_has_one_door_and_numbers_are_never_given_twice() {
     assert_eq!(error.errno(), rustix::io::Errno::BUSY);
     Pool::look(&catalogue).unwrap();
     drop(pool);
-    // Another test that starts a program has the lock too, from its fork to its exec.
-    let again = (0..5000)
-        .find_map(|_| match Pool::serve(&catalogue) {
-            Err(PoolError::Served { .. }) => {
-                std::thread::sleep(std::time::Duration::from_millis(1));
-                None
-            }
-            opened => Some(opened.unwrap()),
-        })
-        .unwrap();
+    let again = Pool::serve(&catalogue).unwrap();
     assert!(again.new_file().unwrap().number > second.number);
 }
 
