@@ -220,26 +220,34 @@ fn bytes_that_come_back_to_a_member_never_show_what_was_there_before() {
     let Some(mut place) = Place::new() else {
         return;
     };
-    let pool = place.pool(&[4, 4]);
+    const MIB: u64 = 1 << 20;
+    let pool = place.pool(&[8, 8]);
     let mut file = Written::new(&pool, "f");
-    file.write(&pool, 0, &pattern(0, 1 << 20)).unwrap();
+    file.write(&pool, 0, &pattern(0, MIB as usize)).unwrap();
     let first = file.layout.objects()[0];
-    let wanted = ByteRange::new(512 << 10, 4096);
-    let full = SpillReason::Full;
-    let there = pool
-        .spill(file.stub.as_fd(), &mut file.layout, wanted, full)
-        .unwrap();
-    assert_ne!(there.object.member, first.member);
-    // Bytes of another time, as a crash before the hole was made leaves them.
+    let spill = |file: &mut Written, at| {
+        let wanted = ByteRange::new(at, 4096);
+        let stub = file.stub.as_fd();
+        pool.spill(stub, &mut file.layout, wanted, SpillReason::Full)
+            .unwrap()
+            .object
+    };
+    // Bytes move as they are, there and back.
+    let second = spill(&mut file, MIB / 2);
+    assert_ne!(second.member, first.member);
+    assert_eq!(file.read(&pool, 0, MIB as usize), pattern(0, MIB as usize));
+    assert_eq!(spill(&mut file, MIB / 2), first);
+    assert_eq!(file.read(&pool, 0, MIB as usize), pattern(0, MIB as usize));
+    // What follows the last byte goes elsewhere; then the old object has bytes there of another time, as a crash may leave them.
+    assert_eq!(objects_on(&pool), 1, "the other one is named no longer");
+    assert_eq!(spill(&mut file, 2 * MIB).member, second.member);
     let old = pool
         .open_object(&file.layout, first, Access::Write)
         .unwrap();
-    rustix::io::pwrite(&old, &[0xee; 8192], 516 << 10).unwrap();
-    let back = pool
-        .spill(file.stub.as_fd(), &mut file.layout, wanted, full)
-        .unwrap();
-    assert_eq!(back.object, first);
-    assert_eq!(file.read(&pool, 0, 1 << 20), pattern(0, 1 << 20));
+    rustix::io::pwrite(&old, &[0xee; 1 << 16], 3 * MIB).unwrap();
+    assert_eq!(spill(&mut file, 3 * MIB), first);
+    let hole = file.read(&pool, MIB, 3 * MIB as usize);
+    assert!(hole.iter().all(|&byte| byte == 0));
 }
 
 #[test]
