@@ -235,9 +235,13 @@ void rushes_changed_fsp(struct vfs_handle_struct *handle,
 		offset = 0;
 		length = UINT64_MAX;
 	}
+	/*
+	 * A daemon that starts from here on reads what is there now, and
+	 * it may be the one that we would wait for.
+	 */
+	rushes_plain_ended(file);
 	rushes_changed_inode(session, file->device, file->inode,
 			     offset, length);
-	rushes_plain_ended(file);
 	errno = saved_errno;
 }
 

@@ -12,6 +12,8 @@ fn plan(seed: u64, operations: u64, clients: usize) -> Plan {
         only: None,
         clients,
         quiet: true,
+        daemon_dies: false,
+        steps: Default::default(),
     }
 }
 

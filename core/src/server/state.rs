@@ -185,6 +185,9 @@ pub(super) struct Piece {
     pub range: ByteRange,
     /// Number of its commit.
     pub commit: u64,
+    /// The oldest commit that nothing but this one brings to the device: bytes of it were written over before they were on their way. Who
+    /// syncs what was there waits for what is there now.
+    pub since: u64,
     pub committed: Instant,
     /// Bytes of it that the file's map points to.
     pub live: u64,
@@ -199,6 +202,15 @@ pub(super) struct Piece {
 }
 
 impl Piece {
+    /// The oldest commit of which the device lacks something as long as this is under way.
+    pub(super) fn owed(&self) -> Option<u64> {
+        match (self.live, self.flights) {
+            (0, 0) => None,
+            (0, _) => Some(self.commit),
+            _ => Some(self.since),
+        }
+    }
+
     /// Nobody needs its pages any more.
     pub(super) fn is_spent(&self) -> bool {
         self.live == 0 && self.flights == 0

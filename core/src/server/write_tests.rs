@@ -71,7 +71,10 @@ enum Doing {
     },
     Syncing {
         request: u64,
-        commit: u64,
+        /// As for reading: what is on the medium by then is this, or newer.
+        then: Vec<u8>,
+        since: Vec<(u64, Vec<u8>)>,
+        lengths: Vec<u64>,
     },
     Holding {
         request: u64,
@@ -105,8 +108,10 @@ struct World {
     settles: u32,
     clients: Vec<(SessionId, LaneId, Doing)>,
     next_session: u32,
-    /// The device fails to write now and then.
+    /// The device fails to write now and then, and space is short.
     failing: bool,
+    /// Somebody may be told so.
+    has_failed: bool,
     way: WriteWay,
     is_exclusive: bool,
     /// Small writes here and there, over a file that is read much.
@@ -127,6 +132,7 @@ struct Counts {
     holds: u64,
     crashes: u64,
     recovered: u64,
+    died_booting: u64,
     device_writes: u64,
     bridged_writes: u64,
     strange: u64,
@@ -190,6 +196,7 @@ impl World {
             clients: Vec::new(),
             next_session: 1,
             failing,
+            has_failed: failing,
             way: WriteWay::Cached,
             is_exclusive,
             is_scattered,
@@ -257,19 +264,35 @@ impl World {
                 record_count: RECORDS,
             });
         }
-        for (_, lane, record, range, runs) in left {
-            self.counts.recovered += 1;
+        // One in four dies while it comes up, and one in four of those that come then.
+        let dies_at = match self.random.one_in(4) {
+            true => self.random.below(left.len() as u64 + 2),
+            false => u64::MAX,
+        };
+        let events = left.into_iter().map(|(_, lane, record, range, runs)| {
             let facts = self.facts();
-            self.step(Event::Recovered {
+            Event::Recovered {
                 lane,
                 record,
                 facts,
                 range,
                 runs,
-            });
+            }
+        });
+        let mut events: Vec<Event> = events.collect();
+        self.counts.recovered += events.len() as u64;
+        events.push(Event::RecoveryEnded);
+        for (index, event) in events.into_iter().enumerate() {
+            self.is_booting = !matches!(event, Event::RecoveryEnded);
+            let dies_after = match index as u64 == dies_at {
+                true => self.random.below(8) as usize,
+                false => usize::MAX,
+            };
+            if !self.step_to(event, dies_after) || index as u64 == dies_at {
+                self.counts.died_booting += 1;
+                return self.crash();
+            }
         }
-        self.step(Event::RecoveryEnded);
-        self.is_booting = false;
         self.clients.clear();
         for _ in 0..3 {
             self.join();
@@ -568,7 +591,7 @@ impl World {
                     }
                 }
                 Outcome::Failed(errno) => {
-                    assert!(self.failing, "{errno:?}");
+                    assert!(self.has_failed, "{errno:?}");
                     self.counts.refused += 1;
                     Doing::Nothing
                 }
@@ -590,25 +613,19 @@ impl World {
             (
                 Doing::Syncing {
                     request: own,
-                    commit,
+                    then,
+                    since,
+                    lengths,
                 },
                 outcome,
             ) if own == request => {
                 match outcome {
                     Outcome::Done => {
                         self.counts.syncs += 1;
-                        for at in 0..self.flat.len() {
-                            if self.from[at] <= commit {
-                                assert_eq!(
-                                    self.durable.get(at),
-                                    self.flat.get(at),
-                                    "byte {at} was synced"
-                                );
-                            }
-                        }
+                        self.check_synced(&then, &since, &lengths);
                     }
                     Outcome::Failed(_) => {
-                        assert!(self.failing);
+                        assert!(self.has_failed);
                         self.counts.syncs_refused += 1;
                     }
                     other => panic!("a sync was answered {other:?}"),
@@ -636,8 +653,10 @@ impl World {
                 self.from.resize(length, self.commits);
                 self.version += 1;
                 for client in &mut self.clients {
-                    if let Doing::Reading { since, lengths, .. } = &mut client.2 {
-                        since.push((from, vec![0; 220_000]));
+                    if let Doing::Reading { since, lengths, .. }
+                    | Doing::Syncing { since, lengths, .. } = &mut client.2
+                    {
+                        since.push((from, vec![0; 400_000]));
                         lengths.push(length as u64);
                     }
                 }
@@ -679,13 +698,19 @@ impl World {
         );
         for (step, &byte) in got.iter().enumerate() {
             let at = range.start.0 + step as u64;
-            let allowed = then.get(at as usize).copied().unwrap_or(0) == byte
-                || since.iter().any(|(start, bytes)| {
-                    at.checked_sub(*start)
-                        .and_then(|into| bytes.get(into as usize))
-                        .is_some_and(|&written| written == byte)
-                });
+            let allowed =
+                then.get(at as usize).copied().unwrap_or(0) == byte || was_written(since, at, byte);
             assert!(allowed, "byte {at} of {range:?} reads {byte}");
+        }
+    }
+
+    fn check_synced(&self, then: &[u8], since: &[(u64, Vec<u8>)], lengths: &[u64]) {
+        for (at, &byte) in then.iter().enumerate() {
+            let allowed = match self.durable.get(at) {
+                Some(&found) => found == byte || was_written(since, at as u64, found),
+                None => lengths.iter().any(|&length| length <= at as u64),
+            };
+            assert!(allowed, "byte {at} was synced");
         }
     }
 
@@ -779,7 +804,9 @@ impl World {
             10 => {
                 self.clients[index].2 = Doing::Syncing {
                     request,
-                    commit: self.commits,
+                    then: self.flat.clone(),
+                    since: Vec::new(),
+                    lengths: Vec::new(),
                 };
                 self.step(Event::Sync {
                     session,
@@ -814,7 +841,9 @@ impl World {
         self.from[start..start + bytes.len()].fill(self.commits);
         let length = self.flat.len() as u64;
         for client in &mut self.clients {
-            if let Doing::Reading { since, lengths, .. } = &mut client.2 {
+            if let Doing::Reading { since, lengths, .. } | Doing::Syncing { since, lengths, .. } =
+                &mut client.2
+            {
                 since.push((range.start.0, bytes.to_vec()));
                 lengths.push(length);
             }
@@ -957,7 +986,7 @@ impl World {
         self.version += 1;
         self.counts.strange += 1;
         for client in &mut self.clients {
-            if let Doing::Reading { since, .. } = &mut client.2 {
+            if let Doing::Reading { since, .. } | Doing::Syncing { since, .. } = &mut client.2 {
                 since.push((range.start.0, bytes.clone()));
             }
         }
@@ -1106,7 +1135,7 @@ impl World {
 #[test]
 fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
     let mut sum = Counts::default();
-    for seed in 0..60 {
+    for seed in 0..400 {
         let mut world = World::new(seed);
         for _ in 0..1500 {
             world.turn();
@@ -1118,6 +1147,7 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
         sum.holds += world.counts.holds;
         sum.crashes += world.counts.crashes;
         sum.recovered += world.counts.recovered;
+        sum.died_booting += world.counts.died_booting;
         sum.device_writes += world.counts.device_writes;
         sum.spent += world.counts.spent;
         sum.given_back += world.counts.given_back;
@@ -1130,9 +1160,19 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
     assert!(sum.reads > 300 && sum.writes > 300, "{sum:?}");
     assert!(sum.syncs > 30 && sum.holds > 10, "{sum:?}");
     assert!(sum.crashes > 30 && sum.recovered > 30, "{sum:?}");
+    assert!(sum.died_booting > 20, "{sum:?}");
     assert!(sum.spent > 20 && sum.given_back > 20, "{sum:?}");
     assert!(sum.bridged_writes > 60 && sum.strange > 20, "{sum:?}");
     assert!(sum.refused > 10 && sum.syncs_refused > 10, "{sum:?}");
+}
+
+/// Whether one of these writes put that byte there.
+fn was_written(writes: &[(u64, Vec<u8>)], at: u64, byte: u8) -> bool {
+    writes.iter().any(|(start, bytes)| {
+        at.checked_sub(*start)
+            .and_then(|into| bytes.get(into as usize))
+            .is_some_and(|&written| written == byte)
+    })
 }
 
 /// A server over an empty file, with clients of whom nobody does anything by himself.
@@ -1151,7 +1191,7 @@ impl World {
     /// Client `index` asks to write, and commits if he may.
     fn write(&mut self, index: usize, range: ByteRange) {
         let (session, request) = (self.clients[index].0, self.fresh());
-        let bytes = vec![9; range.length.0 as usize];
+        let bytes = vec![9 + index as u8; range.length.0 as usize];
         self.clients[index].2 = Doing::Writing {
             request,
             range,
@@ -1165,14 +1205,7 @@ impl World {
             sent: self.now,
         });
         if matches!(self.clients[index].2, Doing::Granted { .. }) {
-            self.commits += 1;
-            let place = range.start.0 as usize..range.end() as usize;
-            self.flat[place.clone()].copy_from_slice(&bytes);
-            self.from[place].fill(self.commits);
-            self.step(Event::WriteEnd {
-                session,
-                request: RequestId(request),
-            });
+            self.commit(session, request, range, &bytes);
         }
     }
 
@@ -1180,7 +1213,9 @@ impl World {
         let (session, request) = (self.clients[index].0, self.fresh());
         self.clients[index].2 = Doing::Syncing {
             request,
-            commit: self.commits,
+            then: self.flat.clone(),
+            since: Vec::new(),
+            lengths: Vec::new(),
         };
         self.step(Event::Sync {
             session,
@@ -1211,7 +1246,7 @@ impl World {
 #[test]
 fn a_device_that_fails_refuses_one_write_and_every_sync_until_it_has_everything() {
     let mut world = quiet();
-    world.failing = true;
+    world.has_failed = true;
     world.write(0, ByteRange::new(0, 4096));
     world.write_back(Err(Errno::IO));
     world.write(1, ByteRange::new(4096, 100));
@@ -1223,12 +1258,28 @@ fn a_device_that_fails_refuses_one_write_and_every_sync_until_it_has_everything(
         assert_eq!(world.counts.syncs_refused, turn);
         world.write_back(Err(Errno::IO));
     }
-    world.failing = false;
     world.settle();
     world.sync(0);
     world.write(1, ByteRange::new(4096, 100));
     world.settle();
     assert_eq!((world.counts.syncs, world.counts.writes), (1, 5));
+}
+
+/// Bytes that wait for their page to be free are written over: neither they nor the newer ones are on the device yet.
+#[test]
+fn a_sync_waits_for_what_was_written_over_what_it_is_for() {
+    let mut world = quiet();
+    world.write(0, ByteRange::new(0, 100));
+    world.sync(0);
+    assert_eq!(world.ios.len(), 1, "its page is busy");
+    world.write(1, ByteRange::new(100, 100));
+    world.sync(1);
+    world.write(2, ByteRange::new(100, 100));
+    world.write_back(Ok(()));
+    world.end_sync();
+    assert_eq!(world.counts.syncs, 1, "the first alone");
+    world.settle();
+    assert_eq!(world.counts.syncs, 2);
 }
 
 /// Who leaves while he waits for a sync leaves the driver with one that is older than what is written next.

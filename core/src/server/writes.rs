@@ -7,7 +7,7 @@
 
 use super::state::*;
 use super::*;
-use crate::write::{Lane, PieceKey, Released, Runs};
+use crate::write::{Lane, PieceKey, Released, Runs, Span};
 use alloc::vec::Vec;
 
 /// A reservation that nobody announced: what is asked for until a file has so much, then this.
@@ -681,6 +681,7 @@ impl Server {
             runs: Runs::default(),
             range: grant.range,
             commit: self.commit_count,
+            since: self.commit_count,
             committed: self.now,
             live: 0,
             flights: 0,
@@ -690,7 +691,7 @@ impl Server {
         }));
         let mut released = core::mem::take(&mut self.released);
         if let Some(file) = self.files.get_mut(&grant.file) {
-            note_hidden(&mut self.pieces, &file.writing.commits, piece);
+            note_hidden(&mut self.pieces, &self.write_flights, &file.writing, piece);
             file.writing.dirty.discard(grant.range, &mut released);
         }
         if self
@@ -720,6 +721,7 @@ impl Server {
             runs: grant.runs,
             range,
             commit,
+            since: commit,
             committed: self.now,
             live: range.length.0,
             flights: 0,
@@ -736,7 +738,7 @@ impl Server {
         if !file.writing.is_listed {
             file.use_count += 1;
         }
-        note_hidden(&mut self.pieces, &file.writing.commits, piece);
+        note_hidden(&mut self.pieces, &self.write_flights, &file.writing, piece);
         file.writing.dirty.commit(range, piece, &mut released);
         file.writing.commits.push_back((commit, piece));
         file.writing.pace.committed(self.now, range);
@@ -985,7 +987,7 @@ impl Server {
 
     /// Something of the file was written, or failed to be: who waits for that is looked at.
     pub(super) fn settle_waiters(&mut self, id: FileId, actions: &mut Actions) {
-        let oldest = self.oldest_commit(id);
+        let due = self.due_syncs(id);
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
@@ -998,17 +1000,10 @@ impl Server {
             self.answer_syncs(id, waiters, Outcome::Failed(errno), actions);
             return;
         }
-        if !writing.is_syncing {
-            let due = writing
-                .syncs
-                .iter()
-                .take_while(|waiter| oldest.is_none_or(|oldest| oldest > waiter.commit))
-                .count();
-            if due > 0 {
-                writing.is_syncing = true;
-                writing.syncing = due;
-                actions.list.push(Action::Sync { file: id });
-            }
+        if !writing.is_syncing && due > 0 {
+            writing.is_syncing = true;
+            writing.syncing = due;
+            actions.list.push(Action::Sync { file: id });
         }
         if writing.is_clean() && !writing.is_unsettled && writing.settling == 0 {
             for (holder, request) in &mut writing.holds {
@@ -1055,24 +1050,36 @@ impl Server {
         self.settle_waiters(id, actions);
     }
 
-    /// Number of the oldest commit of which the device lacks something; None: it has everything.
-    pub(super) fn oldest_commit(&mut self, id: FileId) -> Option<u64> {
-        let file = self.files.get_mut(&id)?;
+    /// How many of those who wait for stable storage, from the first on, wait for nothing but that: the device has been given all that was
+    /// committed before, or what was written over it.
+    fn due_syncs(&mut self, id: FileId) -> usize {
+        let Some(file) = self.files.get_mut(&id) else {
+            return 0;
+        };
         let pieces = &self.pieces;
         let known = |&(commit, key): &(u64, PieceKey)| {
             pieces.get(key.0).filter(|piece| piece.commit == commit)
         };
-        let commits = &mut file.writing.commits;
+        let Writing { commits, syncs, .. } = &mut file.writing;
         // Spent ones nobody asks for any more. (One that is hidden, but still under way to the device, stays.)
         while let Some(first) = commits.front()
             && known(first).is_none_or(Piece::is_spent)
         {
             commits.pop_front();
         }
-        commits
-            .iter()
-            .find(|entry| known(entry).is_some_and(|piece| piece.live > 0))
-            .map(|(commit, _)| *commit)
+        let mut due = syncs.len();
+        for entry in commits {
+            let Some(owed) = known(entry).and_then(Piece::owed) else {
+                continue;
+            };
+            due = syncs
+                .partition_point(|waiter| waiter.commit < owed)
+                .min(due);
+            if due == 0 {
+                break;
+            }
+        }
+        due
     }
 
     /// A handle is being closed: what was reserved past the end is given back when nobody writes any more.
@@ -1107,18 +1114,20 @@ impl Server {
     }
 }
 
-/// Those of `commits` that have pages and share bytes with `newer` are hidden by it; also where they are on the device already: a
+/// Pieces of a file that have pages and share bytes with `newer` are hidden by it; also where they are on the device already: a
 /// later server knows nothing of that.
 fn note_hidden(
     pieces: &mut slab::Slab<Piece>,
-    commits: &VecDeque<(u64, PieceKey)>,
+    write_flights: &slab::Slab<WriteFlight>,
+    writing: &Writing,
     newer: PieceKey,
 ) {
-    let Some(range) = pieces.get(newer.0).map(|piece| piece.range) else {
+    let Some((range, mut since)) = pieces.get(newer.0).map(|piece| (piece.range, piece.since))
+    else {
         return;
     };
     let mut hides = 0;
-    for (commit, key) in commits {
+    for (commit, key) in &writing.commits {
         if let Some(older) = pieces.get_mut(key.0)
             && older.commit == *commit
             && older.range.overlaps(range)
@@ -1126,10 +1135,24 @@ fn note_hidden(
         {
             older.hidden_by.push(newer);
             hides += 1;
+            // What is on its way gets there, or its file is one that fails.
+            let first = older.range.start.0.max(range.start.0);
+            let end = older.range.end().min(range.end());
+            let has = |span: &Span| {
+                span.piece == *key && span.range.start.0 <= first && span.range.end() >= end
+            };
+            let is_on_its_way = older.flights > 0
+                && write_flights
+                    .iter()
+                    .any(|(_, flight)| flight.spans.iter().any(has));
+            if older.live > 0 && !is_on_its_way {
+                since = since.min(older.since);
+            }
         }
     }
     if let Some(piece) = pieces.get_mut(newer.0) {
         piece.hides = hides;
+        piece.since = since;
     }
 }
 

@@ -445,6 +445,11 @@ fn keep_fixed(old: &Config, new: &mut Config) -> Vec<String> {
         old.buffer_bytes == new.buffer_bytes,
         crate::config::amount::show_size(u64::from(old.buffer_bytes)),
     );
+    fixed(
+        "write.buffer_bytes",
+        old.write_buffer_bytes == new.write_buffer_bytes,
+        crate::config::amount::show_size(old.write_buffer_bytes),
+    );
     let show = |path: &PathBuf| path.display().to_string();
     fixed(
         "server.runtime_dir",
@@ -463,6 +468,7 @@ fn keep_fixed(old: &Config, new: &mut Config) -> Vec<String> {
             .map_or_else(|| String::from("none"), |address| address.to_string()),
     );
     new.cache_bytes = old.cache_bytes;
+    new.write_buffer_bytes = old.write_buffer_bytes;
     new.buffer_bytes = old.buffer_bytes;
     new.runtime_dir.clone_from(&old.runtime_dir);
     new.control_group.clone_from(&old.control_group);

@@ -15,7 +15,7 @@ pub enum ServeError {
     Config(ConfigError),
     /// The cache does not fit the machine.
     Memory {
-        /// `cache.bytes`.
+        /// `cache.bytes` and `write.buffer_bytes`.
         want: u64,
         /// What the machine has. Units: bytes.
         total: u64,
@@ -69,7 +69,7 @@ impl fmt::Display for ServeError {
             ServeError::Config(error) => error.fmt(f),
             ServeError::Memory { want, total } => write!(
                 f,
-                "cache.bytes is {}, the machine has {} in all; set it to at most half of that",
+                "cache.bytes and write.buffer_bytes are {} together, the machine has {} in all; set them to at most half of that",
                 show_size(*want),
                 show_size(*total >> 20 << 20)
             ),
@@ -99,7 +99,7 @@ impl fmt::Display for ServeError {
             ServeError::Lane { folder, lane, what } => write!(
                 f,
                 "lane {lane} in {} cannot be read: {what}. It may hold what clients wrote and disks do not have; \
-                 look at it with `rushes recover --list`, give it up with `rushes recover --give-up {lane}`",
+                 look at it with `rushes recover --list`; if you can do without it, throw it away with `rushes recover --give-up {lane}`",
                 folder.display()
             ),
             ServeError::System(error) => error.fmt(f),

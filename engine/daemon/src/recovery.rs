@@ -162,7 +162,7 @@ impl Daemon {
         if let Some(strange) = strange {
             let note = format!(
                 "lane {} holds {} writes for a file system that no share is on now (it was device {}:{}): they are kept; \
-                 mount it and restart, or give them up with: rushes recover --give-up {}",
+                 mount it and restart; or stop the daemon and throw them away with: rushes recover --give-up {}",
                 lane.lane.0,
                 lane.pieces.len(),
                 rustix::fs::major(strange.file.device),

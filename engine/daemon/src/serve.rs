@@ -65,11 +65,9 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
     }
     process::raise_descriptor_limit();
     // Else the kernel would find out, and end somebody else.
-    if let Some(total) = crate::doctor::memory_too_small_for(config.cache_bytes) {
-        return Err(ServeError::Memory {
-            want: config.cache_bytes,
-            total,
-        });
+    let want = config.memory_bytes();
+    if let Some(total) = crate::doctor::memory_too_small_for(want) {
+        return Err(ServeError::Memory { want, total });
     }
     let runtime = match hung_after {
         None => RuntimeDir::take_to_serve(&config.runtime_dir)?,
@@ -211,8 +209,8 @@ fn limits(config: &Config) -> Limits {
         slot_count: u32::try_from(slot_count).unwrap_or(u32::MAX),
         slot_bytes,
         read_bytes_max: default.read_bytes_max.min(replies),
-        // Half at most: no session may take a small cache from all others.
         write_buffer_bytes: config.write_buffer_bytes,
+        // Half at most: no session may take a small cache from all others.
         session_pin_bytes_max: default.session_pin_bytes_max.min(config.cache_bytes / 2),
         ..default
     }

@@ -92,7 +92,7 @@ impl Daemon {
                 ));
                 self.pending
                     .push_back(Event::WriteAbort { session, request });
-                ReplyBody::Failed(Errno::NO_SPACE)
+                ReplyBody::Plain
             }
         }
     }

@@ -506,3 +506,30 @@ fn sessions_memory_cannot_be_written_or_shrunk_by_a_client() {
     }
     drop(server.stop());
 }
+
+/// The kernel keeps a socket whose daemon has died as long as anybody has it, a ring of io_uring for instance; here we do.
+#[test]
+fn nobody_is_waited_for_at_the_socket_of_a_process_that_has_ended() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+    let folder = Folder::new("ended");
+    let path = folder.socket();
+    let kind = SocketType::SEQPACKET;
+    let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    // Whoever listens is who the kernel names to those that connect.
+    let status = std::process::Command::new("python3")
+        .args(["-c", "import socket; socket.socket(fileno=0).listen(8)"])
+        .stdin(std::process::Stdio::from(socket.try_clone().unwrap()))
+        .status()
+        .expect("python3 is one of the packages");
+    assert!(status.success());
+    let begun = std::time::Instant::now();
+    let answer = Client::connect_within(&path, &who(), Duration::from_s(600));
+    assert!(
+        matches!(answer, Err(rushes_shm::client::ConnectError::NoDaemon(_))),
+        "{:?}",
+        answer.err()
+    );
+    assert!(begun.elapsed().as_secs() < 300, "it was not waited for");
+    drop(socket);
+}

@@ -5,11 +5,13 @@
 //! not trusted, and a library inside somebody else's process must not raise SIGPIPE. Received
 //! descriptors are close-on-exec from the start (MSG_CMSG_CLOEXEC).
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
 };
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -131,6 +133,22 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
         uid: found.uid,
         gid: found.gid,
     })
+}
+
+/// Whether the process at the other end is known to have ended. (Its sockets may outlive it for a while: a ring of io_uring that has one is
+/// undone late, and until then who connects waits in the queue of nobody.) False also where it cannot be seen from here.
+pub fn peer_has_ended(socket: impl AsFd) -> bool {
+    let Some(pid) = peer(socket).ok().and_then(|peer| Pid::from_raw(peer.pid)) else {
+        return false;
+    };
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => {
+            // Readable from its end on, also while its parent has not asked for it.
+            let mut fds = [PollFd::new(&process, PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+        }
+        Err(error) => error == rustix::io::Errno::SRCH,
+    }
 }
 
 /// Send one packet with descriptors, whole or not at all. WouldBlock: the peer does not take them.

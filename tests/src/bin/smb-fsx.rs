@@ -79,6 +79,8 @@ fn read(mut words: impl Iterator<Item = String>) -> Result<Asked, String> {
             only: None,
             clients: 2,
             quiet: false,
+            daemon_dies: false,
+            steps: Default::default(),
         },
         setup: fsx::setup("64MiB"),
         kill: None,

@@ -159,6 +159,11 @@ impl std::error::Error for ConfigError {
 }
 
 impl Config {
+    /// What the daemon takes of the machine's memory for bytes of files. Units: bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.cache_bytes.saturating_add(self.write_buffer_bytes)
+    }
+
     /// Read and check a file, and whether its control group exists.
     pub fn load(file: &Path) -> Result<Config, ConfigError> {
         let text = std::fs::read_to_string(file).map_err(|source| ConfigError::Read {
@@ -477,7 +482,7 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
         analyser: analyser.map_or(default.analyser, |found| found.value),
         contracts_from_cadence: cadence.map_or(default.contracts_from_cadence, |f| f.value),
         contracts_from_header: header.map_or(default.contracts_from_header, |f| f.value),
-        // Not to be set yet: no door writes through a lane.
+        // Of [write], set by who reads that.
         write_age: default.write_age,
         coalesce: coalesce.map_or(default.coalesce, |found| found.value),
     }

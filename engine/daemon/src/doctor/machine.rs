@@ -71,7 +71,7 @@ fn fanotify() -> Finding {
     }
 }
 
-/// The machine's memory when a cache of `want` bytes does not fit it.
+/// The machine's memory when `want` bytes of cache and write buffer do not fit it.
 pub(crate) fn memory_too_small_for(want: u64) -> Option<u64> {
     let total = kib(&meminfo(), "MemTotal:");
     does_not_fit(want, total).then_some(total)
@@ -86,7 +86,7 @@ fn meminfo() -> String {
 }
 
 fn memory(config: &Config, findings: &mut Vec<Finding>) {
-    let want = config.cache_bytes;
+    let want = config.memory_bytes();
     let text = meminfo();
     let total = kib(&text, "MemTotal:");
     let available = kib(&text, "MemAvailable:");
@@ -96,12 +96,12 @@ fn memory(config: &Config, findings: &mut Vec<Finding>) {
             Level::Error,
             AREA,
             format!(
-                "cache.bytes is {}, the machine has {} in all",
+                "cache.bytes and write.buffer_bytes are {} together, the machine has {} in all",
                 amount::show_size(want),
                 mib(total)
             ),
             format!(
-                "set cache.bytes to at most {}",
+                "set them to at most {}",
                 mib(total.saturating_sub(SPARE_BYTES) / 2)
             ),
         ));
@@ -110,21 +110,24 @@ fn memory(config: &Config, findings: &mut Vec<Finding>) {
             Level::Warning,
             AREA,
             format!(
-                "cache.bytes is {}, only {} are available now",
+                "cache.bytes and write.buffer_bytes are {} together, only {} are available now",
                 amount::show_size(want),
                 mib(available)
             ),
-            "stop what uses the memory, or set cache.bytes lower",
+            "stop what uses the memory, or set them lower",
         ));
     } else {
         findings.push(Finding::ok(
             AREA,
-            format!("memory suffices for a cache of {}", amount::show_size(want)),
+            format!(
+                "memory suffices for cache and write buffer, {}",
+                amount::show_size(want)
+            ),
         ));
     }
     let limit = getrlimit(Resource::Memlock).maximum;
     // root (CAP_IPC_LOCK) may lock what it likes.
-    if !geteuid().is_root() && limit.is_some_and(|limit| limit < want) {
+    if !geteuid().is_root() && limit.is_some_and(|limit| limit < config.cache_bytes) {
         findings.push(Finding::of(
             Level::Warning,
             AREA,
@@ -180,6 +183,7 @@ mod tests {
         let mut findings = Vec::new();
         memory(&config, &mut findings);
         assert_eq!(findings[0].level, Level::Error, "{findings:?}");
-        assert!(findings[0].remedy.as_ref().unwrap().contains("cache.bytes"));
+        assert!(findings[0].finding.contains("cache.bytes"), "{findings:?}");
+        assert!(findings[0].remedy.as_ref().unwrap().contains("at most"));
     }
 }

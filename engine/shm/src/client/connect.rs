@@ -177,7 +177,8 @@ pub(super) fn connect(
 }
 
 /// Whoever listens there, and his answer. None: another has taken his place meanwhile. (The kernel keeps the socket of a daemon that died
-/// until its last requests are undone, and lets doors connect to it.)
+/// until its last requests are undone, and lets doors connect to it: nobody is waited for there. The next daemon may itself be waiting for
+/// the door that asks, see `NoPlainChanges`.)
 fn greet(
     path: &Path,
     who: &Connect,
@@ -204,6 +205,11 @@ fn greet(
         }
         if place_of(path) != place {
             return Ok(None);
+        }
+        if socket::peer_has_ended(&socket) {
+            let refused =
+                io::Error::from_raw_os_error(rustix::io::Errno::CONNREFUSED.raw_os_error());
+            return Err(ConnectError::NoDaemon(refused));
         }
         if clock::now() >= deadline {
             return Err(ConnectError::Silent);

@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The daemon is killed again and again while clients do what they do in a facility, all at once: they play, record, grade in place, copy, cut, rename and
+//! delete. Whatever they read is what was written, nobody sees an error, and in the end the disk has it all.
+//!
+//! Pauses are measured and printed, not judged: under this load a few of several seconds remain. Nor are times of files, which may go back.
+//!
+//! One file and one request at a time, where each byte can be followed, is in writing.rs. `RUSHES_TEST_KILLS` says how often; what
+//! clients do follows from chance and from who comes first.
+
+use rushes_tests::fsx::{self, Plan};
+use rushes_tests::pattern;
+use rushes_tests::smb2::{Connection, Disposition, Handle, Status};
+use rushes_tests::smbd::SHARE;
+use rushes_tests::world::{Setup, World};
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const BLOCK: usize = 65_536;
+/// Of footage that is played and copied.
+const CLIP_BYTES: u64 = 12_000_001;
+/// Of a take that is recorded.
+const TAKE_BYTES: u64 = 6_000_001;
+/// Of what is graded in place. Neither it nor a stripe ends with a page, so neighbours under way share pages.
+const GRADE_BYTES: u64 = 3_000_017;
+const STRIPE_BYTES: u64 = 30_011;
+/// Requests that a client has under way.
+const DEPTH: u64 = 4;
+/// Steps that each client ends before the daemon may be killed: nobody is only kept waiting.
+const STEPS_BETWEEN: u64 = 2;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (self.0 >> 33) % limit
+    }
+}
+
+/// What all clients share.
+struct Stage {
+    port: u16,
+    done: AtomicBool,
+}
+
+impl Stage {
+    fn goes_on(&self) -> bool {
+        !self.done.load(Ordering::Relaxed)
+    }
+
+    fn connect(&self) -> Connection {
+        Connection::connect(self.port, SHARE).expect("smbd lets guests in")
+    }
+}
+
+/// Ends all others, whatever happens.
+struct Finally<'a>(&'a Stage);
+
+impl Drop for Finally<'_> {
+    fn drop(&mut self) {
+        self.0.done.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A client at work: an smbd of its own, and how far it is.
+struct Worker<'a> {
+    stage: &'a Stage,
+    name: String,
+    client: Connection,
+    steps: &'a AtomicU64,
+}
+
+impl Worker<'_> {
+    fn must<T>(&self, what: &str, result: Result<T, Status>) -> T {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        result.unwrap_or_else(|status| panic!("{}: {what}: {:#010x}", self.name, status.0))
+    }
+
+    fn open(&self, name: &str, how: Disposition) -> Handle {
+        self.must("open", self.client.open(name, how)).0
+    }
+
+    fn close(&self, file: Handle) {
+        self.must("close", self.client.close(file));
+    }
+
+    /// Each block of so many bytes once, several at a time. False: not all, since the others have ended.
+    fn blocks(&self, bytes: u64, act: impl Fn(u64, usize) + Sync) -> bool {
+        let next = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..DEPTH {
+                scope.spawn(|| {
+                    let _all = OnPanic(self.stage);
+                    loop {
+                        let at = next.fetch_add(BLOCK as u64, Ordering::Relaxed);
+                        if at >= bytes || !self.stage.goes_on() {
+                            return;
+                        }
+                        act(at, BLOCK.min((bytes - at) as usize));
+                    }
+                });
+            }
+        });
+        self.stage.goes_on()
+    }
+
+    /// Reads all of a file and compares it.
+    fn check(&self, name: &str, seed: u64, bytes: u64) {
+        let file = self.open(name, Disposition::Open);
+        self.blocks(bytes, |at, length| {
+            let found = self.must("read", self.client.read(file, at, length));
+            assert_eq!(found.len(), length, "{}: {name} at {at}", self.name);
+            pattern::check(seed, at, &found, &format!("{}: {name}", self.name));
+        });
+        self.close(file);
+    }
+}
+
+/// One of several that work together fails: nobody goes on.
+struct OnPanic<'a>(&'a Stage);
+
+impl Drop for OnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.done.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What the disk must have in the end: each file's seed and length.
+type Left = BTreeMap<String, (u64, u64)>;
+
+fn play(worker: &Worker, name: &str, seed: u64) -> Left {
+    while worker.stage.goes_on() {
+        worker.check(name, seed, CLIP_BYTES);
+    }
+    Left::new()
+}
+
+/// Take after take: recorded under a passing name, which it loses while most of it is dirty; looked at; the one before deleted.
+fn record(worker: &Worker, number: u64) -> Left {
+    let mut left = Left::new();
+    for turn in 0_u64.. {
+        let seed = 1000 * (number + 1) + turn;
+        let (passing, name) = (
+            format!("take-{number}.tmp"),
+            format!("take-{number}-{turn}.mov"),
+        );
+        let file = worker.open(&passing, Disposition::OverwriteIf);
+        let whole = worker.blocks(TAKE_BYTES, |at, length| {
+            let bytes = pattern::bytes(seed, at, length);
+            worker.must("append", worker.client.write(file, at, &bytes));
+        });
+        if turn % 3 == 2 {
+            worker.must("flush", worker.client.flush(file));
+        }
+        worker.must("rename", worker.client.rename(file, &name));
+        worker.close(file);
+        if !whole {
+            // Nobody knows which blocks it has.
+            return left;
+        }
+        worker.check(&name, seed, TAKE_BYTES);
+        for old in std::mem::take(&mut left).into_keys() {
+            let file = worker.open(&old, Disposition::Open);
+            worker.must("delete", worker.client.delete_on_close(file));
+            worker.close(file);
+        }
+        left.insert(name, (seed, TAKE_BYTES));
+    }
+    left
+}
+
+/// From the file to a copy of it, by way of the client.
+fn copy(worker: &Worker, name: &str, seed: u64) -> Left {
+    let mut left = Left::new();
+    for turn in 0..u64::MAX {
+        let copied = format!("copy-{}.mov", turn % 2);
+        let from = worker.open(name, Disposition::Open);
+        let to = worker.open(&copied, Disposition::OverwriteIf);
+        left.remove(&copied);
+        let whole = worker.blocks(CLIP_BYTES, |at, length| {
+            let bytes = worker.must("read", worker.client.read(from, at, length));
+            pattern::check(seed, at, &bytes, "what is copied");
+            worker.must("write", worker.client.write(to, at, &bytes));
+        });
+        worker.close(from);
+        worker.close(to);
+        if !whole {
+            break;
+        }
+        worker.check(&copied, seed, CLIP_BYTES);
+        left.insert(copied, (seed, CLIP_BYTES));
+    }
+    left
+}
+
+/// Several at once write over parts of one file and read them; each has stripes of its own. Returns what the file must be.
+fn grade(worker: &Worker, name: &str, seed: u64) -> Vec<u8> {
+    let file = worker.open(name, Disposition::Open);
+    let stripes: Vec<Vec<(u64, Vec<u8>)>> = std::thread::scope(|scope| {
+        let painters: Vec<_> = (0..DEPTH)
+            .map(|painter| {
+                scope.spawn(move || {
+                    let _all = OnPanic(worker.stage);
+                    let mut stripes: Vec<(u64, Vec<u8>)> = (painter..GRADE_BYTES / STRIPE_BYTES)
+                        .step_by(DEPTH as usize)
+                        .map(|index| index * STRIPE_BYTES)
+                        .map(|at| (at, pattern::bytes(seed, at, STRIPE_BYTES as usize)))
+                        .collect();
+                    let mut random = Random(painter + 11);
+                    let mut step = 0;
+                    while worker.stage.goes_on() {
+                        step += 1;
+                        let which = random.below(stripes.len() as u64) as usize;
+                        let (at, bytes) = &mut stripes[which];
+                        let from = random.below(STRIPE_BYTES);
+                        let to = from + 1 + random.below(STRIPE_BYTES - from);
+                        let (offset, part) = (*at + from, from as usize..to as usize);
+                        if random.below(2) == 0 {
+                            let new =
+                                pattern::bytes((painter + 1) << 32 | step, offset, part.len());
+                            bytes[part].copy_from_slice(&new);
+                            worker.must("overwrite", worker.client.write(file, offset, &new));
+                            continue;
+                        }
+                        let found =
+                            worker.must("read", worker.client.read(file, offset, part.len()));
+                        let wrong = found
+                            .iter()
+                            .zip(&bytes[part.clone()])
+                            .position(|(a, b)| a != b);
+                        assert_eq!(
+                            (found.len(), wrong),
+                            (part.len(), None),
+                            "{name}, painter {painter}, step {step}, {offset}"
+                        );
+                    }
+                    stripes
+                })
+            })
+            .collect();
+        painters
+            .into_iter()
+            .map(|painter| painter.join().expect("a painter"))
+            .collect()
+    });
+    worker.close(file);
+    let mut whole = pattern::bytes(seed, 0, GRADE_BYTES as usize);
+    for (at, bytes) in stripes.into_iter().flatten() {
+        whole[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+    }
+    whole
+}
+
+/// Everything else that clients do, at random: cut, zero, rename, delete, copy on the server, set times; compared with a model.
+fn anything(stage: &Stage, world: &World, steps: &Arc<AtomicU64>) {
+    for seed in 0.. {
+        if !stage.goes_on() {
+            return;
+        }
+        let plan = Plan {
+            seed,
+            operations: 400,
+            workers: 4,
+            only: None,
+            clients: 2,
+            quiet: true,
+            daemon_dies: true,
+            steps: Arc::clone(steps),
+        };
+        if let Err(divergence) = fsx::run(stage.port, world.disk.path(), &plan) {
+            panic!("{divergence}");
+        }
+        forget_all(stage, world);
+    }
+}
+
+/// The names of one round come again in the next.
+fn forget_all(stage: &Stage, world: &World) {
+    let client = stage.connect();
+    let names = fs::read_dir(world.disk.path()).expect("our own disk");
+    for name in names.flatten().map(|entry| entry.file_name()) {
+        let name = name.to_string_lossy().into_owned();
+        if name.starts_with('w') {
+            let (file, _) = client.open(&name, Disposition::Open).expect("opened");
+            client.delete_on_close(file).expect("deleted");
+            client.close(file).expect("closed");
+        }
+    }
+}
+
+fn kills_wanted() -> usize {
+    let text = std::env::var("RUSHES_TEST_KILLS").unwrap_or_else(|_| String::from("50"));
+    text.parse().expect("RUSHES_TEST_KILLS is a number")
+}
+
+const CLIENTS: usize = 7;
+
+#[test]
+fn a_daemon_that_is_killed_under_mixed_load_loses_nothing_and_nobody_sees_an_error() {
+    let Some(mut world) = World::build(&Setup {
+        // Clients that play are to have contracts, as they have everywhere.
+        server: String::new(),
+        ..fsx::setup("64MiB")
+    }) else {
+        return;
+    };
+    for (name, seed, bytes) in [
+        ("clip-0.mov", 1, CLIP_BYTES),
+        ("clip-1.mov", 2, CLIP_BYTES),
+        ("grade.mov", 3, GRADE_BYTES),
+    ] {
+        world.put(name, seed, bytes as usize);
+    }
+    let mut daemon = world.daemon.take().expect("a daemon");
+    let stage = Stage {
+        port: world.smbd.port(),
+        done: AtomicBool::new(false),
+    };
+    let steps: [Arc<AtomicU64>; CLIENTS] = Default::default();
+    let kill_count = kills_wanted();
+    let (mut left, mut graded) = (Left::new(), Vec::new());
+    std::thread::scope(|scope| {
+        let (stage, steps, world) = (&stage, &steps, &world);
+        let worker = move |number: usize, name: &str| Worker {
+            stage,
+            name: name.to_owned(),
+            client: stage.connect(),
+            steps: &steps[number],
+        };
+        let clients = [
+            scope.spawn(move || {
+                let _all = Finally(stage);
+                play(&worker(0, "player 0"), "clip-0.mov", 1)
+            }),
+            scope.spawn(move || {
+                let _all = Finally(stage);
+                play(&worker(1, "player 1"), "clip-1.mov", 2)
+            }),
+            scope.spawn(move || {
+                let _all = Finally(stage);
+                record(&worker(2, "recorder 0"), 0)
+            }),
+            scope.spawn(move || {
+                let _all = Finally(stage);
+                record(&worker(3, "recorder 1"), 1)
+            }),
+            scope.spawn(move || {
+                let _all = Finally(stage);
+                copy(&worker(4, "copier"), "clip-0.mov", 1)
+            }),
+        ];
+        let grader = scope.spawn(move || {
+            let _all = Finally(stage);
+            grade(&worker(5, "grader"), "grade.mov", 3)
+        });
+        scope.spawn(move || {
+            let _all = Finally(stage);
+            anything(stage, world, &steps[6]);
+        });
+        let longest = {
+            let _all = Finally(stage);
+            kill(&mut daemon, stage, steps, kill_count)
+        };
+        for client in clients {
+            left.extend(client.join().expect("a client"));
+        }
+        graded = grader.join().expect("the grader");
+        let sum: u64 = steps.iter().map(|s| s.load(Ordering::Relaxed)).sum();
+        println!(
+            "{CLIENTS} clients, {sum} steps, {kill_count} kills, longest pause {} ms",
+            longest.as_millis()
+        );
+    });
+    assert!(
+        !daemon.log().contains("serving without waiting"),
+        "a door has not let go of its lock"
+    );
+    world.daemon = Some(daemon);
+    world.everything_is_written();
+    world.disk.make_cold();
+    assert!(
+        fs::read(world.path("grade.mov")).expect("it is there") == graded,
+        "grade.mov on the disk is not what clients were told"
+    );
+    assert!(left.len() >= 2, "hardly anything was recorded: {left:?}");
+    for (name, (seed, bytes)) in left {
+        let found = fs::read(world.path(&name)).expect("the file is there");
+        assert_eq!(found.len() as u64, bytes, "{name}");
+        pattern::check(seed, 0, &found, &name);
+    }
+}
+
+/// Kill the daemon so often and start it again. Returns the longest that all clients took to go on.
+fn kill(
+    daemon: &mut rushes_tests::daemon::Daemon,
+    stage: &Stage,
+    steps: &[Arc<AtomicU64>; CLIENTS],
+    count: usize,
+) -> Duration {
+    let now = || steps.each_ref().map(|s| s.load(Ordering::Relaxed));
+    let mut random = Random(5);
+    let mut longest = Duration::ZERO;
+    let mut before = [0; CLIENTS];
+    for _ in 0..count {
+        // A step that was begun after the kill has ended: as many as were under way then, and another.
+        let goes_on = |before: [u64; CLIENTS]| {
+            let wanted = DEPTH + STEPS_BETWEEN;
+            now()
+                .iter()
+                .zip(before)
+                .all(|(now, before)| now - before >= wanted)
+        };
+        while !goes_on(before) && stage.goes_on() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(random.below(200)));
+        if !stage.goes_on() {
+            break;
+        }
+        before = now();
+        let killed = Instant::now();
+        daemon.kill();
+        daemon.start_again();
+        // Others die before anybody has had anything of them.
+        if random.below(4) == 0 {
+            before = [0; CLIENTS];
+            continue;
+        }
+        let mut last = before;
+        while !goes_on(before) && stage.goes_on() {
+            last = now();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if killed.elapsed() > Duration::from_secs(1) {
+            let ended: Vec<u64> = last.iter().zip(before).map(|(a, b)| a - b).collect();
+            println!(
+                "a pause of {} ms; a moment before its end the clients had ended so many steps: {ended:?}",
+                killed.elapsed().as_millis()
+            );
+        }
+        longest = longest.max(killed.elapsed());
+    }
+    longest
+}
