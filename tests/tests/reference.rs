@@ -73,6 +73,19 @@ fn every_field_of_a_lab_report_is_described() {
 }
 
 #[test]
+fn every_field_of_the_pool_commands_is_described() {
+    let source = read("cli/src/pool.rs").replace("pub(crate) ", "pub ");
+    let fields = public_fields(&source);
+    assert!(fields.len() > 20, "only {} fields found", fields.len());
+    let described = described(&read("docs/reference/pool-json.md"));
+    let missing: Vec<_> = fields.difference(&described).collect();
+    assert!(
+        missing.is_empty(),
+        "docs/reference/pool-json.md does not describe {missing:?}"
+    );
+}
+
+#[test]
 fn every_promise_can_be_measured() {
     let figures = read("bench/figures.py");
     let promises = read("bench/PROMISES.md");

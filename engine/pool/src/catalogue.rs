@@ -117,8 +117,13 @@ impl Catalogue {
 
     /// Open a regular file in the tree, following no symbolic link and leaving the tree by no way.
     ///
-    /// Assumes  `below`: relative to the tree's root
+    /// Assumes  `below`: relative to the tree's root; empty is that root, which is no file
     pub fn open_file_below(&self, below: &Path) -> Result<OwnedFd, PoolError> {
+        let below = if below.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            below
+        };
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
         let named = |flags| {
             openat2(

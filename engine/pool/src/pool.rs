@@ -279,14 +279,18 @@ impl Pool {
                     }
                     return Err(error);
                 }
+                let kept = next.objects();
+                let mut gone = layout.objects();
+                gone.retain(|object| kept.binary_search(object).is_err());
                 *layout = next;
-                if let Some((source, origin)) = &moved {
-                    // Room for others; should it fail, it is only not regained.
-                    if fsync(stub).is_ok() {
-                        let _ = punch(
-                            source,
-                            ByteRange::new(range.start.0 - origin.0, range.length.0),
-                        );
+                // Room for others; should it fail, it is only not regained.
+                if (moved.is_some() || !gone.is_empty()) && fsync(stub).is_ok() {
+                    if let Some((source, origin)) = &moved {
+                        let start = range.start.0 - origin.0;
+                        let _ = punch(source, ByteRange::new(start, range.length.0));
+                    }
+                    for object in gone {
+                        self.forget(layout.file, object);
                     }
                 }
                 return Ok(());

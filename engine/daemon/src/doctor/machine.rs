@@ -183,6 +183,7 @@ mod tests {
         let mut findings = Vec::new();
         memory(&config, &mut findings);
         assert_eq!(findings[0].level, Level::Error, "{findings:?}");
-        assert!(findings[0].remedy.as_ref().unwrap().contains("cache.bytes"));
+        assert!(findings[0].finding.contains("cache.bytes"), "{findings:?}");
+        assert!(findings[0].remedy.as_ref().unwrap().contains("at most"));
     }
 }
