@@ -47,7 +47,7 @@ clean: ## Remove what was built
 ## Testing
 
 # Cheap and certain first: a formatting mistake should not cost a quarter of an hour.
-PHASES := check-format check-tidy check-lints check-licences test-crates test-sim test-smb test-doors
+PHASES := check-format check-tidy check-lints check-licences test-crates test-sim test-mount test-smb test-doors
 
 test: ## Everything: setup, build, checks, all tests. Needs root (mounts, smbd)
 	@if [ "$$(id -u)" -ne 0 ]; then \
@@ -106,6 +106,9 @@ test-smb: ## Samba-specific tests: every VFS entry accounted for, smbtorture as 
 	@found=0; for script in tests/smb/*.sh; do \
 		[ -e "$$script" ] || continue; found=1; echo "-- $$script"; "$$script"; done; \
 	[ $$found = 1 ] || { echo "test-smb: no script in tests/smb" >&2; exit 1; }
+
+test-mount: ## The mount of a pool: pjdfstest and fsx, beside the same on a bare ext4
+	tests/fuse/posix.sh
 
 .PHONY: fsx
 fsx: build ## A million random operations over SMB, beside a model. FSX="--seed 7 --operations 5000" says it otherwise

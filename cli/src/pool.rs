@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rushes_pool::{
     Layout, MemberState, MemberStatus, Object, ObjectName, Pool, PoolError, Shape, Wanted,
 };
+use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -126,8 +127,9 @@ fn mount(args: &PoolMountArgs) -> Result<ExitCode, String> {
     let pool = Pool::serve(&args.catalogue).map_err(told)?;
     let folder = args.folder.as_path();
     let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", folder.display());
-    // A mount whose process was killed answers so, and nothing else can be done with it.
-    if rustix::fs::stat(folder).is_err_and(|error| error == rustix::io::Errno::NOTCONN) {
+    // A mount whose process was killed answers so, and nothing else can be done with it. (Its attributes may still be known.)
+    let is_dead = rustix::fs::statfs(folder).is_err_and(|error| error == Errno::NOTCONN);
+    if is_dead {
         unmount(folder, UnmountFlags::DETACH).map_err(|error| failed(&error))?;
     }
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(|error| failed(&error))?;

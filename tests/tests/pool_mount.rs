@@ -117,7 +117,8 @@ fn files_go_on_elsewhere_when_a_member_is_full_and_every_member_is_filled() {
         let found = rustix::fs::statvfs(world.member(number)).expect("mounted");
         assert!(
             found.f_bavail * 50 < found.f_blocks,
-            "member {number} has room: {found:?}"
+            "member {number} has {} blocks left",
+            found.f_bavail
         );
     }
     let mut found = Vec::new();
@@ -166,7 +167,7 @@ fn a_member_that_is_away_costs_what_is_on_it_and_comes_back_without_ceremony() {
     assert_eq!(world.members_of("new.mov"), [0]);
     world.plug(1, "loop,ro");
     check(&world, "on1.mov", 1, 70 * MIB);
-    put(&world, "newer.mov", 5, 5 * MIB);
+    put(&world, "newer.mov", 5, 20 * MIB);
     assert_eq!(world.members_of("newer.mov"), [0]);
     world.unplug(1);
     world.plug(1, "loop");

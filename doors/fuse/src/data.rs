@@ -169,6 +169,9 @@ impl Door {
         mut act: impl FnMut(&std::os::fd::OwnedFd, &Located, u64, u64) -> Answer<u64>,
     ) -> (u64, Answer<()>) {
         let mut done = 0;
+        // A member that writes to new places may refuse even what was reserved there: each is asked twice at most for one byte.
+        let tries_max = 2 * self.pool.members().len() + 2;
+        let mut tries = 0;
         while done < total {
             let at = offset + done;
             let piece = self.one_piece(node, file, at, total - done, |fd, located, length| {
@@ -177,9 +180,12 @@ impl Door {
             let went_on = match piece {
                 Ok(Piece::Done(count)) => {
                     done += count;
+                    tries = 0;
                     Ok(())
                 }
+                Ok(Piece::NoPlace(_)) if tries >= tries_max => Err(Errno::NOSPC),
                 Ok(Piece::NoPlace(why)) => {
+                    tries += 1;
                     self.make_place(node, file, range(at, total - done), why)
                 }
                 Err(error) => Err(error),

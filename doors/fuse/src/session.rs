@@ -66,10 +66,19 @@ impl Mounted {
 
 /// Mount it on `folder`; requests are answered by threads of their own.
 pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
+    // By it `rushes pool where` finds the pool of a mount. fuser puts it among options that commas part.
+    let catalogue = door.pool.catalogue().path().canonicalize()?;
+    let Some(source) = catalogue.to_str().filter(|path| !path.contains(',')) else {
+        let sentence = format!(
+            "the catalogue's path is {}; expected one in UTF-8 and without a comma",
+            catalogue.display()
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, sentence));
+    };
     let mut config = Config::default();
     config.acl = SessionACL::All;
     config.mount_options = vec![
-        MountOption::FSName("rushes-pool".to_owned()),
+        MountOption::FSName(source.to_owned()),
         MountOption::Subtype("rushes".to_owned()),
         MountOption::CUSTOM(format!("max_read={REQUEST_BYTES_MAX}")),
         MountOption::DefaultPermissions,

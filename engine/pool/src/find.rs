@@ -48,7 +48,7 @@ pub fn find(path: &Path) -> Result<Place, PoolError> {
         .mount;
     let table = mount_table()?;
     if let Some(row) = rows(&table).find(|row| row.id == mount.0)
-        && row.kind == MOUNT_TYPE
+        && row.is_pool()
     {
         let (Ok(below_mount), Ok(below_root)) =
             (path.strip_prefix(&row.mount), row.root.strip_prefix("/"))
@@ -95,7 +95,7 @@ pub fn find(path: &Path) -> Result<Place, PoolError> {
 pub fn mounted() -> Result<Vec<Mounted>, PoolError> {
     let table = mount_table()?;
     Ok(rows(&table)
-        .filter(|row| row.kind == MOUNT_TYPE)
+        .filter(|row| row.is_pool())
         .map(|row| Mounted {
             catalogue: row.source,
             mount: row.mount,
@@ -116,6 +116,15 @@ struct Row {
     mount: PathBuf,
     kind: String,
     source: PathBuf,
+}
+
+impl Row {
+    /// A mount of ours. (The type alone does not tell: without fusermount it is `fuse` for all.)
+    fn is_pool(&self) -> bool {
+        matches!(self.kind.as_str(), "fuse" | MOUNT_TYPE)
+            && self.source.join(FORMAT_FILE).is_file()
+            && self.source.join(TREE).is_dir()
+    }
 }
 
 /// `id parent maj:min root mountpoint options… - type source superoptions` (proc(5)); a path need not be text.
