@@ -110,6 +110,10 @@ test-smb: ## Samba-specific tests: every VFS entry accounted for, smbtorture as 
 test-mount: ## The mount of a pool: pjdfstest and fsx, beside the same on a bare ext4
 	tests/fuse/posix.sh
 
+.PHONY: mixed-kills
+mixed-kills: build ## The daemon killed under all kinds of load at once. Not in make test: it still finds faults. RUSHES_TEST_KILLS=500 says how often
+	"$(BIN)/smb-mixed-kills"
+
 .PHONY: fsx
 fsx: build ## A million random operations over SMB, beside a model. FSX="--seed 7 --operations 5000" says it otherwise
 	"$(BIN)/smb-fsx" $(FSX)

@@ -303,8 +303,7 @@ fn kills_wanted() -> usize {
 
 const CLIENTS: usize = 7;
 
-#[test]
-fn a_daemon_that_is_killed_under_mixed_load_loses_nothing_and_nobody_sees_an_error() {
+fn main() {
     let Some(mut world) = World::build(&Setup {
         // Clients that play are to have contracts, as they have everywhere.
         server: String::new(),
