@@ -771,18 +771,7 @@ impl World {
                 let bytes: Vec<u8> = (0..range.length.0)
                     .map(|at| seed.wrapping_add((at % 253) as u8))
                     .collect();
-                self.clients[index].2 = Doing::Writing {
-                    request,
-                    range,
-                    bytes,
-                };
-                self.step(Event::WriteBegin {
-                    session,
-                    handle: HANDLE,
-                    request: RequestId(request),
-                    range,
-                    sent: self.now,
-                });
+                self.ask_write(index, request, range, bytes);
             }
             5..=9 => {
                 let range = self.range(220_000, 90_000);
@@ -802,17 +791,7 @@ impl World {
                 });
             }
             10 => {
-                self.clients[index].2 = Doing::Syncing {
-                    request,
-                    then: self.flat.clone(),
-                    since: Vec::new(),
-                    lengths: Vec::new(),
-                };
-                self.step(Event::Sync {
-                    session,
-                    handle: HANDLE,
-                    request: RequestId(request),
-                });
+                self.ask_sync(index, request);
             }
             _ if self.random.one_in(4) => {
                 self.clients[index].2 = Doing::Holding { request };
@@ -824,6 +803,37 @@ impl World {
             }
             _ => {}
         }
+    }
+
+    fn ask_write(&mut self, index: usize, request: u64, range: ByteRange, bytes: Vec<u8>) {
+        let session = self.clients[index].0;
+        self.clients[index].2 = Doing::Writing {
+            request,
+            range,
+            bytes,
+        };
+        self.step(Event::WriteBegin {
+            session,
+            handle: HANDLE,
+            request: RequestId(request),
+            range,
+            sent: self.now,
+        });
+    }
+
+    fn ask_sync(&mut self, index: usize, request: u64) {
+        let session = self.clients[index].0;
+        self.clients[index].2 = Doing::Syncing {
+            request,
+            then: self.flat.clone(),
+            since: Vec::new(),
+            lengths: Vec::new(),
+        };
+        self.step(Event::Sync {
+            session,
+            handle: HANDLE,
+            request: RequestId(request),
+        });
     }
 
     fn commit(&mut self, session: SessionId, request: u64, range: ByteRange, bytes: &[u8]) {
@@ -1192,36 +1202,15 @@ impl World {
     fn write(&mut self, index: usize, range: ByteRange) {
         let (session, request) = (self.clients[index].0, self.fresh());
         let bytes = vec![9 + index as u8; range.length.0 as usize];
-        self.clients[index].2 = Doing::Writing {
-            request,
-            range,
-            bytes: bytes.clone(),
-        };
-        self.step(Event::WriteBegin {
-            session,
-            handle: HANDLE,
-            request: RequestId(request),
-            range,
-            sent: self.now,
-        });
+        self.ask_write(index, request, range, bytes.clone());
         if matches!(self.clients[index].2, Doing::Granted { .. }) {
             self.commit(session, request, range, &bytes);
         }
     }
 
     fn sync(&mut self, index: usize) {
-        let (session, request) = (self.clients[index].0, self.fresh());
-        self.clients[index].2 = Doing::Syncing {
-            request,
-            then: self.flat.clone(),
-            since: Vec::new(),
-            lengths: Vec::new(),
-        };
-        self.step(Event::Sync {
-            session,
-            handle: HANDLE,
-            request: RequestId(request),
-        });
+        let request = self.fresh();
+        self.ask_sync(index, request);
     }
 
     /// Time goes by until the device is to write; it does, or fails to.
