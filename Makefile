@@ -111,7 +111,7 @@ test-mount: ## The mount of a pool: pjdfstest and fsx, beside the same on a bare
 	tests/fuse/posix.sh
 
 .PHONY: mixed-kills
-mixed-kills: build ## The daemon killed under all kinds of load at once. Not in make test: it still finds faults. RUSHES_TEST_KILLS=500 says how often
+mixed-kills: build ## The daemon killed under all kinds of load at once. RUSHES_TEST_KILLS=500 says how often
 	"$(BIN)/smb-mixed-kills"
 
 .PHONY: fsx
@@ -120,6 +120,7 @@ fsx: build ## A million random operations over SMB, beside a model. FSX="--seed 
 
 test-doors: ## End to end through the real doors, one at a time
 	$(CARGO) test --locked --no-fail-fast -p rushes-tests -- --test-threads=1
+	"$(BIN)/smb-mixed-kills"
 
 ## Measuring (bench/PROMISES.md; raw data goes to bench/runs/DATE)
 

@@ -397,8 +397,12 @@ bool rushes_settle_fsp(struct vfs_handle_struct *handle,
 bool rushes_time_inode(struct rushes_session *session, dev_t device,
 		       ino_t inode, struct timespec changed);
 
-/* What stat should have said. */
-void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st);
+/*
+ * What stat should have said of this name below this folder, or, without a
+ * name, of this descriptor.
+ */
+void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st,
+		     int fd, const char *name);
 
 /*
  * A copy on the server may read from it; it is closed; and: a copy is about to

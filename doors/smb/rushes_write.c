@@ -256,14 +256,54 @@ static void rushes_hide_reserve(struct rushes_session *session,
 	}
 }
 
+/*
+ * A dead daemon holds no file open: one of which it had bytes may have lost its
+ * last name, and its inode number may be another's by now. That it is dead we
+ * may not have noticed yet.
+ */
+static bool rushes_is_another(const struct rushes_fact *fact,
+			      const SMB_STRUCT_STAT *st,
+			      int fd, const char *name)
+{
+	struct stat found = {0};
+	uint64_t generation = 0;
+	int path_fd = fd;
+
+	if (fact->generation == 0) {
+		return false;
+	}
+	if (name != NULL) {
+		path_fd = openat(fd, name, O_PATH | O_CLOEXEC);
+	}
+	if (path_fd == -1) {
+		return false;
+	}
+	if (fstat(path_fd, &found) == 0 && found.st_dev == st->st_ex_dev &&
+	    found.st_ino == st->st_ex_ino)
+	{
+		generation = rushes_generation(path_fd);
+	}
+	if (path_fd != fd) {
+		close(path_fd);
+	}
+	return generation != 0 && generation != fact->generation;
+}
+
 static void rushes_add_fact(struct rushes_session *session,
-			    SMB_STRUCT_STAT *st)
+			    SMB_STRUCT_STAT *st, int fd, const char *name)
 {
 	struct rushes_fact fact;
+	int saved_errno = errno;
+	bool is_another;
 
 	if (!rushes_fact_of(session->facts, st->st_ex_dev, st->st_ex_ino,
 			    &fact))
 	{
+		return;
+	}
+	is_another = rushes_is_another(&fact, st, fd, name);
+	errno = saved_errno;
+	if (is_another) {
 		return;
 	}
 	st->st_ex_size = fact.size;
@@ -276,7 +316,8 @@ static void rushes_add_fact(struct rushes_session *session,
 	st->st_ex_ctime = st->st_ex_mtime;
 }
 
-void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st)
+void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st,
+		     int fd, const char *name)
 {
 	struct rushes_session *session = rushes_session_of(handle);
 
@@ -284,7 +325,7 @@ void rushes_fix_stat(struct vfs_handle_struct *handle, SMB_STRUCT_STAT *st)
 		return;
 	}
 	rushes_session_refresh(session);
-	rushes_add_fact(session, st);
+	rushes_add_fact(session, st, fd, name);
 	rushes_hide_reserve(session, st);
 }
 

@@ -729,15 +729,37 @@ static int rushes_pwrite_plain_destructor(struct rushes_pwrite_state *state)
 }
 
 /*
+ * No daemon starts before it is over, and it would not be over before we are
+ * back in the event loop: which may be waiting for a daemon.
+ */
+static void rushes_pwrite_alone(struct rushes_pwrite_state *state)
+{
+	state->ret = SMB_VFS_NEXT_PWRITE(state->handle, state->fsp, state->data,
+					 state->n, state->offset);
+	rushes_changed_fsp(state->handle, state->fsp, state->offset,
+			   rushes_changed_length(state->n, state->ret));
+	if (state->ret == -1) {
+		tevent_req_error(state->req, errno);
+		return;
+	}
+	tevent_req_done(state->req);
+}
+
+/*
  * To our own descriptor. Also without a daemon the change is told: there may be
  * one when the write is done, and it may have read the old bytes.
  */
 static void rushes_pwrite_plain(struct rushes_pwrite_state *state)
 {
+	struct rushes_session *session = state->write.session;
 	struct tevent_req *subreq = NULL;
 
 	if (!rushes_hold_fsp(state->handle, state->fsp)) {
 		tevent_req_error(state->req, errno);
+		return;
+	}
+	if (session->facts != NULL && !rushes_session_has_daemon(session)) {
+		rushes_pwrite_alone(state);
 		return;
 	}
 	subreq = SMB_VFS_NEXT_PWRITE_SEND(state, state->ev, state->handle,
@@ -946,21 +968,10 @@ static struct tevent_req *vfs_rushes_offload_read_send(
 
 struct rushes_offload_write_state {
 	struct vfs_handle_struct *handle;
-	struct files_struct *dest_fsp;
-	off_t dest_off;
-	off_t to_copy;
 	off_t copied;
 };
 
 static void rushes_offload_write_done(struct tevent_req *subreq);
-
-static int rushes_offload_write_state_destructor(
-	struct rushes_offload_write_state *state)
-{
-	rushes_changed_orphan(state->handle, state->dest_fsp,
-			      state->dest_off, UINT64_MAX);
-	return 0;
-}
 
 static struct tevent_req *vfs_rushes_offload_write_send(
 	struct vfs_handle_struct *handle,
@@ -984,9 +995,6 @@ static struct tevent_req *vfs_rushes_offload_write_send(
 	}
 	*state = (struct rushes_offload_write_state) {
 		.handle = handle,
-		.dest_fsp = dest_fsp,
-		.dest_off = dest_off,
-		.to_copy = to_copy,
 	};
 	if (!rushes_settle_copy_sources() ||
 	    !rushes_hold_fsp(handle, dest_fsp))
@@ -997,12 +1005,19 @@ static struct tevent_req *vfs_rushes_offload_write_send(
 	subreq = SMB_VFS_NEXT_OFFLOAD_WRITE_SEND(handle, state, ev, fsctl,
 						 token, transfer_offset,
 						 dest_fsp, dest_off, to_copy);
+
+	/*
+	 * What copies on the descriptors themselves has done so by now. What
+	 * goes on reads and writes through us, by requests that are each told;
+	 * they may have to wait for a daemon, which must be able to start. One
+	 * that failed may have copied something; and one that shares blocks
+	 * instead of copying gives the file others.
+	 */
+	rushes_changed_fsp(handle, dest_fsp, dest_off, UINT64_MAX);
 	if (tevent_req_nomem(subreq, req)) {
-		rushes_changed_fsp(handle, dest_fsp, dest_off, 0);
 		return tevent_req_post(req, ev);
 	}
 	tevent_req_set_callback(subreq, rushes_offload_write_done, req);
-	talloc_set_destructor(state, rushes_offload_write_state_destructor);
 	return req;
 }
 
@@ -1017,14 +1032,6 @@ static void rushes_offload_write_done(struct tevent_req *subreq)
 	status = SMB_VFS_NEXT_OFFLOAD_WRITE_RECV(state->handle, subreq,
 						 &state->copied);
 	TALLOC_FREE(subreq);
-	talloc_set_destructor(state, NULL);
-
-	/*
-	 * A failed copy may have copied something; and one that shares blocks
-	 * instead of copying gives the file others.
-	 */
-	rushes_changed_fsp(state->handle, state->dest_fsp,
-			   state->dest_off, UINT64_MAX);
 	if (tevent_req_nterror(req, status)) {
 		return;
 	}
@@ -1207,7 +1214,8 @@ static int vfs_rushes_stat(struct vfs_handle_struct *handle,
 	int ret = SMB_VFS_NEXT_STAT(handle, smb_fname);
 
 	if (ret == 0) {
-		rushes_fix_stat(handle, &smb_fname->st);
+		rushes_fix_stat(handle, &smb_fname->st, AT_FDCWD,
+				smb_fname->base_name);
 	}
 	return ret;
 }
@@ -1218,7 +1226,8 @@ static int vfs_rushes_lstat(struct vfs_handle_struct *handle,
 	int ret = SMB_VFS_NEXT_LSTAT(handle, smb_fname);
 
 	if (ret == 0) {
-		rushes_fix_stat(handle, &smb_fname->st);
+		rushes_fix_stat(handle, &smb_fname->st, AT_FDCWD,
+				smb_fname->base_name);
 	}
 	return ret;
 }
@@ -1229,7 +1238,7 @@ static int vfs_rushes_fstat(struct vfs_handle_struct *handle,
 	int ret = SMB_VFS_NEXT_FSTAT(handle, fsp, sbuf);
 
 	if (ret == 0) {
-		rushes_fix_stat(handle, sbuf);
+		rushes_fix_stat(handle, sbuf, fsp_get_pathref_fd(fsp), NULL);
 	}
 	return ret;
 }
@@ -1243,7 +1252,8 @@ static int vfs_rushes_fstatat(struct vfs_handle_struct *handle,
 	int ret = SMB_VFS_NEXT_FSTATAT(handle, dirfsp, smb_fname, sbuf, flags);
 
 	if (ret == 0) {
-		rushes_fix_stat(handle, sbuf);
+		rushes_fix_stat(handle, sbuf, fsp_get_pathref_fd(dirfsp),
+				smb_fname->base_name);
 	}
 	return ret;
 }
@@ -1259,7 +1269,8 @@ static struct dirent *vfs_rushes_readdir(struct vfs_handle_struct *handle,
 	entry = smb_vfs_call_readdir(handle->next, dirfsp, dirp
 				     RUSHES_READDIR_PASS);
 	if (entry != NULL && st != NULL && VALID_STAT(*st)) {
-		rushes_fix_stat(handle, st);
+		rushes_fix_stat(handle, st, fsp_get_pathref_fd(dirfsp),
+				entry->d_name);
 	}
 	return entry;
 }

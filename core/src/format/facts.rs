@@ -5,11 +5,12 @@
 //! ```text
 //! bucket = hash(device, inode) % BUCKETS
 //! each bucket: WAYS entries of 64 bytes
-//! 0·8 sequence, 8·8 device, 16·8 inode (0: nothing here), 24·8 size, 32·8 time of change in ns since 1970, 40·24 zero
+//! 0·8 sequence, 8·8 device, 16·8 inode (0: nothing here), 24·8 size, 32·8 time of change in ns since 1970, 40·8 generation, 48·16 zero
 //! ```
 //!
 //! An entry is a seqlock: its sequence is odd while it is being changed. A file keeps its entry from its first dirty byte to its last,
-//! so a door that finds none looks at the file system. Entries under [`reserved_mark`] are of another kind.
+//! so a door that finds none looks at the file system. The generation tells it from another that gets the inode number when this one
+//! has lost its last name and no daemon holds it open. Entries under [`reserved_mark`] are of another kind.
 
 /// Buckets. A power of two.
 pub const BUCKETS: usize = 2048;
@@ -32,12 +33,19 @@ pub mod word {
     pub const SIZE: usize = 3;
     /// Units: ns since 1970, signed.
     pub const CHANGED: usize = 4;
+    /// As [`super::known_generation`] gives it; 0: not known.
+    pub const GENERATION: usize = 5;
 }
 
 /// In the place of a file's device: says nothing of its bytes, but that blocks of it lie behind its end because we put
 /// them there. Its size is what the file took on its disk before that, in bytes; 0: not known yet. (No `st_dev` of Linux has this bit.) Such an entry has a life of its own.
 pub fn reserved_mark(device: u64) -> u64 {
     device | 1 << 63
+}
+
+/// A generation as it stands in an entry: never 0.
+pub fn known_generation(generation: u32) -> u64 {
+    u64::from(generation) | 1 << 32
 }
 
 /// Byte offset of the first entry of a file's bucket.

@@ -6,12 +6,14 @@ use crate::files::Chore;
 use crate::jobs::Job;
 use crate::lanes::Lanes;
 use crate::worker::Urgency;
+use rushes_core::format::facts::known_generation;
 use rushes_core::server::*;
 use rushes_core::units::*;
 use rushes_core::write::Runs;
 use rushes_shm::PeerError;
 use rushes_shm::facts::FileFact;
 use rushes_shm::server::{LaneTerms, Newcomer, ReplyBody, ServerSession, SessionTerms};
+use rushes_sys::handle::generation_of;
 use rushes_sys::{FileWrite, errno_of, space};
 
 /// A write that the ring has no room for waits with its parts.
@@ -139,6 +141,7 @@ impl Daemon {
         let fact = FileFact {
             size,
             changed_ns: written.changed_ns,
+            generation: known_generation(generation_of(&written.durable.handle)),
         };
         if !lanes.facts.set(file.key.device, file.key.inode, fact) {
             tracing::error!(

@@ -61,6 +61,7 @@ struct rushes_completion {
 struct rushes_fact {
 	uint64_t size;
 	int64_t changed_ns;	/* since 1970 */
+	uint64_t generation;	/* as of rushes_generation; 0: not known */
 };
 
 /*
@@ -209,6 +210,13 @@ void rushes_plain_end(const struct rushes_facts *facts);
  */
 bool rushes_fact_of(const struct rushes_facts *facts, dev_t device,
 		    ino_t inode, struct rushes_fact *fact);
+
+/*
+ * Tells a file from those that had its inode number before it, as no daemon
+ * holds open what it has bytes of once it is dead. 0: cannot be known. The
+ * descriptor may be O_PATH.
+ */
+uint64_t rushes_generation(int fd);
 
 /*
  * True: a daemon has reserved blocks behind the end of the file, which are no

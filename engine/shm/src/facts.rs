@@ -28,6 +28,8 @@ pub struct FileFact {
     pub size: u64,
     /// When it was changed last. Units: ns since 1970.
     pub changed_ns: i64,
+    /// Which of the files that have this inode number one after the other, as [`known_generation`] gives it; 0: not known.
+    pub generation: u64,
 }
 
 fn is_mark(device: u64) -> bool {
@@ -128,6 +130,7 @@ impl FactsTable {
             let fact = FileFact {
                 size: 0,
                 changed_ns: 0,
+                generation: 0,
             };
             self.set(mark, inode, fact);
         }
@@ -141,6 +144,7 @@ impl FactsTable {
             let fact = FileFact {
                 size: bytes.max(1),
                 changed_ns: 0,
+                generation: 0,
             };
             self.set(mark, inode, fact);
         }
@@ -171,6 +175,8 @@ impl FactsTable {
             table.word(start, word::DEVICE).store(device, Relaxed);
             table.word(start, word::INODE).store(inode, Relaxed);
             table.word(start, word::SIZE).store(fact.size, Relaxed);
+            let generation = table.word(start, word::GENERATION);
+            generation.store(fact.generation, Relaxed);
             let changed = fact.changed_ns as u64;
             table.word(start, word::CHANGED).store(changed, Relaxed);
         });
@@ -342,6 +348,7 @@ impl FactsView {
             let fact = FileFact {
                 size: load(word::SIZE),
                 changed_ns: load(word::CHANGED) as i64,
+                generation: load(word::GENERATION),
             };
             fence(Acquire);
             if before.is_multiple_of(2) && load(word::SEQUENCE) == before {
@@ -423,6 +430,7 @@ mod tests {
         FileFact {
             size,
             changed_ns: -5,
+            generation: size % 3,
         }
     }
 
@@ -542,6 +550,7 @@ mod tests {
             FileFact {
                 size: 0,
                 changed_ns: 0,
+                generation: 0,
             },
         );
         std::thread::scope(|scope| {
@@ -550,13 +559,19 @@ mod tests {
                 while seen < 19_999 {
                     let fact = view.of(1, 1).unwrap();
                     assert_eq!(fact.size as i64, fact.changed_ns);
+                    assert_eq!(fact.size, fact.generation);
                     assert!(fact.size >= seen);
                     seen = fact.size;
                 }
             });
             for size in 0..20_000u64 {
                 let changed_ns = size as i64;
-                table.set(1, 1, FileFact { size, changed_ns });
+                let fact = FileFact {
+                    size,
+                    changed_ns,
+                    generation: size,
+                };
+                table.set(1, 1, fact);
             }
             reader.join().unwrap();
         });

@@ -11,7 +11,9 @@ use crate::facts::FactsView;
 use crate::layout::{Connect, Writer};
 use libc::{c_char, c_int, c_void, dev_t, gid_t, ino_t, iovec, size_t, ssize_t, uid_t};
 use rushes_core::format::REPLY_SLOTS_MAX;
+use rushes_core::format::facts::known_generation;
 use rushes_core::units::Duration;
+use rushes_sys::handle::Handle;
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -54,6 +56,7 @@ pub struct rushes_lease {
 pub struct rushes_fact {
     pub size: u64,
     pub changed_ns: i64,
+    pub generation: u64,
 }
 
 #[repr(C)]
@@ -665,9 +668,19 @@ pub unsafe extern "C" fn rushes_fact_of(
         fact.write(rushes_fact {
             size: found.size,
             changed_ns: found.changed_ns,
+            generation: found.generation,
         });
     }
     true
+}
+
+/// # Safety
+/// `fd` is an open descriptor (O_PATH will do).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_generation(fd: c_int) -> u64 {
+    // SAFETY: the caller's promise.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    Handle::of(file).map_or(0, |handle| known_generation(handle.generation()))
 }
 
 /// # Safety

@@ -105,11 +105,7 @@ impl Handle {
     /// The words of the handle folded by exclusive or. Of one inode number only the generation in it
     /// differs, so that two generations never fold alike.
     pub fn generation(&self) -> u32 {
-        self.bytes.chunks(4).fold(0, |folded, word| {
-            let mut whole = [0; 4];
-            whole[..word.len()].copy_from_slice(word);
-            folded ^ u32::from_ne_bytes(whole)
-        })
+        generation_of(&self.bytes)
     }
 
     /// The handle of whatever inode has this number now, where the file system takes one without a generation.
@@ -128,6 +124,15 @@ impl Handle {
             bytes: Box::new(bytes),
         })
     }
+}
+
+/// [`Handle::generation`] of a handle's bytes.
+pub fn generation_of(handle: &[u8]) -> u32 {
+    handle.chunks(4).fold(0, |folded, word| {
+        let mut whole = [0; 4];
+        whole[..word.len()].copy_from_slice(word);
+        folded ^ u32::from_ne_bytes(whole)
+    })
 }
 
 #[cfg(test)]
