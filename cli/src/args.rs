@@ -128,6 +128,8 @@ pub(crate) struct PoolMountArgs {
     /// Where its tree is to be
     #[arg(value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub(crate) folder: PathBuf,
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArg,
     /// Print JSON, one line, when it is mounted
     #[arg(long)]
     pub(crate) json: bool,

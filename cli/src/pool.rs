@@ -2,7 +2,7 @@
 //! `rushes pool`: make a pool, look at its members, and say where a file's bytes are. No daemon is asked.
 
 use crate::args::{PoolCommand, PoolCreateArgs, PoolLsArgs, PoolMountArgs, PoolWhereArgs};
-use crate::ask::{print_json, say};
+use crate::ask::{print_json, runtime_dir, say};
 use crate::show::{self, Table};
 use indicatif::{ProgressBar, ProgressStyle};
 use rushes_pool::{
@@ -133,7 +133,8 @@ fn mount(args: &PoolMountArgs) -> Result<ExitCode, String> {
         unmount(folder, UnmountFlags::DETACH).map_err(|error| failed(&error))?;
     }
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(|error| failed(&error))?;
-    let mounted = rushes_fuse::mount(pool, folder).map_err(|error| failed(&error))?;
+    let mounted = rushes_fuse::mount(pool, Some(&runtime_dir(&args.daemon)), folder)
+        .map_err(|error| failed(&error))?;
     let report = MountReport {
         catalogue: shown(&args.catalogue),
         folder: shown(folder),

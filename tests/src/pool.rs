@@ -99,6 +99,8 @@ impl PoolWorld {
             .args(["pool", "mount"])
             .arg(self.catalogue())
             .arg(&folder)
+            .arg("--runtime-dir")
+            .arg(self.scratch.path().join("run"))
             .current_dir(self.scratch.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -6,6 +6,7 @@
 
 use crate::answer::Answer;
 use crate::door::Door;
+use crate::engine::Served;
 use crate::files::{OpenFile, range};
 use crate::nodes::Node;
 use rushes_pool::{Access, ByteOffset, Located, PoolError, SpillReason};
@@ -14,6 +15,7 @@ use rustix::fs::{
     fsync, futimens, seek,
 };
 use rustix::io::{Errno, pread, pwrite};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Copied by one request at most; the kernel asks again. Units: bytes.
@@ -69,7 +71,7 @@ impl Door {
     ) -> Answer<Vec<u8>> {
         let state = file.state();
         let end = offset.saturating_add(length as u64).min(file.size());
-        let mut bytes = vec![0; end.saturating_sub(offset) as usize];
+        let mut bytes = Vec::new();
         let mut at = offset;
         while at < end {
             let Some(located) = state
@@ -82,21 +84,42 @@ impl Door {
             let length = located.length.0.min(end - at);
             let fd = self.object(node, &state, located.object, Access::Read);
             let fd = fd.map_err(|error| self.trouble(node, &error))?;
-            let start = (at - offset) as usize;
-            let piece = &mut bytes[start..start + length as usize];
-            let mut done = 0;
-            while done < piece.len() {
-                match pread(
-                    &*fd,
-                    &mut piece[done..],
-                    located.object_offset.0 + done as u64,
-                )? {
-                    // The object ends before the file does: a hole.
-                    0 => break,
-                    count => done += count,
-                }
+            let piece = self.read_piece(&fd, &located, length as usize)?;
+            // Mostly it is all there is to read.
+            if bytes.is_empty() {
+                bytes = piece;
+            } else {
+                bytes.extend_from_slice(&piece);
             }
             at += length;
+        }
+        bytes.resize(end.saturating_sub(offset) as usize, 0);
+        Ok(bytes)
+    }
+
+    /// So many bytes of an object; where it ends before the file does is a hole.
+    fn read_piece(&self, fd: &Arc<OwnedFd>, located: &Located, length: usize) -> Answer<Vec<u8>> {
+        let start = located.object_offset.0;
+        let buffer = vec![0; length];
+        let mut bytes = match self.engine.read(located.object, fd, buffer, start) {
+            Served::Bytes(mut bytes, count) => {
+                if let Some(rest) = bytes.get_mut(count..) {
+                    rest.fill(0);
+                }
+                return Ok(bytes);
+            }
+            Served::Failed(error) => return Err(error),
+            Served::Plain(buffer) => buffer,
+        };
+        let mut done = 0;
+        while done < bytes.len() {
+            match pread(&**fd, &mut bytes[done..], start + done as u64)? {
+                0 => {
+                    bytes[done..].fill(0);
+                    break;
+                }
+                count => done += count,
+            }
         }
         Ok(bytes)
     }
@@ -166,7 +189,7 @@ impl Door {
         node: &Node,
         file: &OpenFile,
         (offset, total): (u64, u64),
-        mut act: impl FnMut(&std::os::fd::OwnedFd, &Located, u64, u64) -> Answer<u64>,
+        mut act: impl FnMut(&OwnedFd, &Located, u64, u64) -> Answer<u64>,
     ) -> (u64, Answer<()>) {
         let mut done = 0;
         // A member that writes to new places may refuse even what was reserved there: each is asked twice at most for one byte.
@@ -203,7 +226,7 @@ impl Door {
         file: &OpenFile,
         at: u64,
         length: u64,
-        act: impl FnOnce(&std::os::fd::OwnedFd, &Located, u64) -> Answer<u64>,
+        act: impl FnOnce(&OwnedFd, &Located, u64) -> Answer<u64>,
     ) -> Answer<Piece> {
         let state = file.state();
         let Some(located) = state
@@ -222,7 +245,11 @@ impl Door {
             }
             Err(error) => return Err(self.trouble(node, &error)),
         };
-        match act(&fd, &located, located.length.0.min(length)) {
+        let done = act(&fd, &located, located.length.0.min(length));
+        let changed = *done.as_ref().unwrap_or(&u64::MAX);
+        self.engine
+            .changed(located.object, &fd, located.object_offset.0, changed);
+        match done {
             Ok(count) => Ok(Piece::Done(count)),
             Err(Errno::NOSPC) => moved(SpillReason::Full),
             Err(Errno::ROFS) if behind_end => moved(SpillReason::Unwritable),

@@ -2,6 +2,7 @@
 //! The door as a whole: one pool, its nodes, and what goes on in the background.
 
 use crate::answer::Answer;
+use crate::engine::Engine;
 use crate::nodes::Nodes;
 use rushes_pool::Pool;
 use rustix::fs::fstatvfs;
@@ -17,6 +18,7 @@ const READ_AHEAD_KIB: u32 = 4096;
 pub(crate) struct Door {
     pub(crate) pool: Pool,
     pub(crate) nodes: Nodes,
+    pub(crate) engine: Engine,
     /// Held while a link is made or goes.
     pub(crate) links: Mutex<()>,
     pub(crate) removed_serial: AtomicU64,
@@ -37,10 +39,11 @@ pub(crate) struct Room {
 }
 
 impl Door {
-    pub(crate) fn new(pool: Pool) -> io::Result<Door> {
+    pub(crate) fn new(pool: Pool, runtime_dir: Option<&Path>) -> io::Result<Door> {
         let nodes = Nodes::new(pool.catalogue().tree())?;
         Ok(Door {
             nodes,
+            engine: Engine::start(&pool, runtime_dir)?,
             pool,
             links: Mutex::default(),
             removed_serial: AtomicU64::new(0),

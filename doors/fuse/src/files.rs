@@ -152,6 +152,11 @@ impl Door {
         };
         let nameless = slot.nameless;
         drop(slot);
+        if let Some(file) = &last {
+            for object in locked(&file.state().objects).keys() {
+                self.engine.closed(*object);
+            }
+        }
         if last.is_some() && nameless {
             self.something_removed();
         }
@@ -203,7 +208,18 @@ impl Door {
             None => self.pool.place(file.stub.as_fd(), &mut layout, wanted),
         };
         state.layout = Some(layout);
+        self.all_changed(node, &state);
         done.map(drop).map_err(|error| self.trouble(node, &error))
+    }
+
+    /// Any byte of its objects may be another.
+    fn all_changed(&self, node: &Node, state: &State) {
+        for object in state.layout.iter().flat_map(Layout::objects) {
+            // One that cannot be opened is read by nobody.
+            if let Ok(fd) = self.object(node, state, object, Access::Read) {
+                self.engine.changed(object, &fd, 0, u64::MAX);
+            }
+        }
     }
 
     /// The layout; a new one is written down before the file gets a size.
@@ -243,6 +259,7 @@ impl Door {
         let named = layout.objects();
         locked(&state.objects).retain(|object, _| named.contains(object));
         state.layout = Some(layout);
+        self.all_changed(node, state);
         done.map_err(|error| self.trouble(node, &error))
     }
 

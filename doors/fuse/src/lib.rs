@@ -7,6 +7,7 @@ mod answer;
 mod attributes;
 mod data;
 mod door;
+mod engine;
 mod files;
 mod listing;
 mod names;
@@ -21,10 +22,11 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Mount an open pool on a folder.
+/// Mount an open pool on a folder. What lies in shares of the daemon that has its sockets in `runtime_dir` is read by way of it, as long
+/// as there is one.
 ///
 /// Assumes  root
 /// Errors   EOPNOTSUPP when the catalogue's file system has no file handles; what mount(2) says
-pub fn mount(pool: Pool, folder: &Path) -> io::Result<Mounted> {
-    session::mount(Arc::new(door::Door::new(pool)?), folder)
+pub fn mount(pool: Pool, runtime_dir: Option<&Path>, folder: &Path) -> io::Result<Mounted> {
+    session::mount(Arc::new(door::Door::new(pool, runtime_dir)?), folder)
 }

@@ -19,11 +19,13 @@
 
 mod connect;
 mod lost;
+mod owned;
 #[cfg(test)]
 mod tests;
 mod write;
 
 pub use connect::{CONNECT_PATIENCE, ConnectError};
+pub use owned::{OwnedClient, OwnedRead};
 
 use crate::facts::FileFact;
 use crate::layout::{

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A pool whose members lie in shares of the daemon: what its mount reads comes by way of the cache, and is what the mount wrote.
+
+use rushes_tests::daemon::{Daemon, DaemonSpec};
+use rushes_tests::pattern;
+use rushes_tests::pool::{EXT4, PoolWorld, XFS};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+const CLIP_BYTES: usize = 12 * MIB + 17;
+
+/// Both members are shares, the first one by a folder above it.
+fn served() -> Option<(PoolWorld, Daemon)> {
+    let world = PoolWorld::build(&[(EXT4, 100), (XFS, 300)])?;
+    let second = world.member(1).join("pool");
+    let spec = DaemonSpec {
+        share: world.member(0),
+        cache: String::from("64MiB"),
+        write_buffer: None,
+        server: String::new(),
+        more: format!("[[share]]\nname = \"second\"\npath = {second:?}\n"),
+    };
+    let daemon = Daemon::start(&world.scratch, &spec);
+    wait_for_doors(&daemon);
+    Some((world, daemon))
+}
+
+fn wait_for_doors(daemon: &Daemon) {
+    daemon.wait_for("a session for each member", |status| {
+        status["sessions"]
+            .as_array()
+            .is_some_and(|all| all.iter().filter(|one| one["door"] == "fuse").count() == 2)
+    });
+}
+
+fn put(world: &PoolWorld, name: &str, seed: u64) {
+    let bytes = pattern::bytes(seed, 0, CLIP_BYTES);
+    fs::write(world.path(name), bytes).expect("there is room");
+}
+
+fn forget() {
+    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+}
+
+fn check(world: &PoolWorld, name: &str, seed: u64) {
+    let found = fs::read(world.path(name)).expect("read");
+    assert_eq!(found.len(), CLIP_BYTES, "{name}");
+    pattern::check(seed, 0, &found, name);
+}
+
+fn served_count(status: &Value) -> u64 {
+    let of = |name: &str| status["cache"][name].as_u64().expect("a count");
+    of("hit_count") + of("miss_count")
+}
+
+#[test]
+fn the_mount_reads_by_way_of_the_daemon_and_sees_each_change_at_once() {
+    let Some((world, daemon)) = served() else {
+        return;
+    };
+    // One on each member at least.
+    for seed in 0..4 {
+        put(&world, &format!("clip{seed}.mov"), seed);
+    }
+    let members: Vec<Vec<u64>> = (0..4)
+        .map(|seed| world.members_of(&format!("clip{seed}.mov")))
+        .collect();
+    let before = served_count(&daemon.status());
+    forget();
+    for seed in 0..4 {
+        check(&world, &format!("clip{seed}.mov"), seed);
+    }
+    let status = daemon.status();
+    assert!(served_count(&status) > before, "{status:#}");
+
+    // Old bytes are in the daemon's cache now, and in nobody's view any more.
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open(world.path("clip0.mov"))
+        .expect("opened");
+    let new = pattern::bytes(77, 5_000_000, 300_000);
+    file.write_all_at(&new, 5_000_000).expect("written");
+    forget();
+    let mut found = vec![0; new.len()];
+    file.read_exact_at(&mut found, 5_000_000).expect("read");
+    pattern::check(77, 5_000_000, &found, "what was written over");
+    file.read_exact_at(&mut found, 5_300_000).expect("read");
+    pattern::check(0, 5_300_000, &found, "what was not");
+
+    // Cut and made longer: nothing of what was there comes back.
+    file.set_len(1_000_001).expect("cut");
+    file.set_len(2_000_000).expect("made longer");
+    forget();
+    let mut found = vec![1; 1_500_000];
+    file.read_exact_at(&mut found, 500_000).expect("read");
+    pattern::check(0, 500_000, &found[..500_001], "what was left");
+    assert!(found[500_001..].iter().all(|byte| *byte == 0), "zeros");
+    drop(file);
+    assert!(!members.iter().all(Vec::is_empty), "{members:?}");
+}
+
+#[test]
+fn a_daemon_that_dies_costs_a_reader_no_byte_and_the_next_one_serves_him() {
+    let Some((world, mut daemon)) = served() else {
+        return;
+    };
+    for seed in 0..4 {
+        put(&world, &format!("clip{seed}.mov"), seed);
+    }
+    for _ in 0..3 {
+        std::thread::scope(|scope| {
+            let world = &world;
+            let readers: Vec<_> = (0..4)
+                .map(|seed| {
+                    scope.spawn(move || {
+                        for _ in 0..3 {
+                            forget();
+                            check(world, &format!("clip{seed}.mov"), seed);
+                        }
+                    })
+                })
+                .collect();
+            std::thread::sleep(Duration::from_millis(30));
+            daemon.kill();
+            for reader in readers {
+                reader.join().expect("nothing was wrong");
+            }
+        });
+        // What is written while there is none is what the next one reads.
+        put(&world, "clip3.mov", 3);
+        daemon.start_again();
+        wait_for_doors(&daemon);
+    }
+    let before = served_count(&daemon.status());
+    forget();
+    check(&world, "clip3.mov", 3);
+    assert!(served_count(&daemon.status()) > before);
+}
+
+#[test]
+fn what_is_removed_gives_its_room_back_though_the_daemon_had_it_open() {
+    let Some((world, daemon)) = served() else {
+        return;
+    };
+    let room = || {
+        let found = rustix::fs::statvfs(world.path("")).expect("mounted");
+        found.f_bavail * found.f_frsize
+    };
+    let before = room();
+    put(&world, "clip.mov", 1);
+    forget();
+    check(&world, "clip.mov", 1);
+    assert!(served_count(&daemon.status()) > 0);
+    assert!(room() + CLIP_BYTES as u64 <= before + MIB as u64);
+    fs::remove_file(world.path("clip.mov")).expect("removed");
+    let end = Instant::now() + Duration::from_secs(20);
+    while room() + 2 * (MIB as u64) < before {
+        assert!(Instant::now() < end, "the room does not come back");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
