@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A pool behind a real smbd: its share is the mount. What clients do is what a model of the files says, a player gets his contract, and nobody
+//! reaches a layout.
+
+use rushes_tests::daemon::{Daemon, DaemonSpec};
+use rushes_tests::fsx;
+use rushes_tests::pattern;
+use rushes_tests::pool::{BTRFS, EXT4, PoolWorld, XFS};
+use rushes_tests::smb2::{self, Connection, Disposition};
+use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+const BLOCK: usize = 65_536;
+/// Of a frame of 100 Mb/s at 25 a second, in whole blocks.
+const FRAME_BLOCKS: u64 = 8;
+
+/// The pool, a daemon that serves its members, and smbd over the mount; stock, or with our module before it.
+fn shared(modules: Option<&str>) -> Option<(PoolWorld, Daemon, Smbd)> {
+    let world = PoolWorld::build(&[(EXT4, 200), (XFS, 300), (BTRFS, 200)])?;
+    let member = |number: usize| world.member(number).join("pool");
+    let spec = DaemonSpec {
+        share: member(0),
+        cache: String::from("128MiB"),
+        write_buffer: None,
+        server: String::new(),
+        more: (1..3)
+            .map(|number| {
+                let path = member(number);
+                format!("[[share]]\nname = \"m{number}\"\npath = {path:?}\n")
+            })
+            .collect(),
+    };
+    let daemon = Daemon::start(&world.scratch, &spec);
+    daemon.wait_for("a session for each member", |status| {
+        status["sessions"]
+            .as_array()
+            .is_some_and(|all| all.len() == 3)
+    });
+    let mut share: Vec<String> = smb2::SHARE_LINES
+        .into_iter()
+        .chain(["allocation roundup size = 0"])
+        .map(String::from)
+        .collect();
+    if let Some(modules) = modules {
+        share.push(format!("vfs objects = {modules}"));
+        share.push(format!(
+            "rushes:socket = {}",
+            Daemon::session_socket(&world.scratch).display()
+        ));
+    }
+    let everybody = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(world.path(""), everybody).expect("our own mount");
+    let smbd = Smbd::start(
+        &world.scratch,
+        &SmbdSpec {
+            path: world.path(""),
+            share,
+            global: vec![String::from(smb2::GLOBAL)],
+        },
+    );
+    Some((world, daemon, smbd))
+}
+
+fn files_are_what_a_model_says(modules: Option<&str>, seed: u64) {
+    let Some((world, _daemon, smbd)) = shared(modules) else {
+        return;
+    };
+    let plan = fsx::Plan {
+        seed,
+        operations: 1500,
+        workers: 4,
+        only: None,
+        clients: 2,
+        quiet: true,
+        daemon_dies: false,
+        steps: Default::default(),
+    };
+    let report = fsx::run(smbd.port(), &world.path(""), &plan);
+    let report = report.unwrap_or_else(|divergence| panic!("{divergence}"));
+    assert_eq!(report.operations, 1500);
+}
+
+#[test]
+fn files_of_a_pool_are_what_a_model_of_them_is() {
+    files_are_what_a_model_says(None, 21);
+}
+
+#[test]
+fn our_module_before_a_mount_changes_nothing() {
+    files_are_what_a_model_says(Some("rushes"), 22);
+}
+
+#[test]
+fn a_player_of_a_pool_gets_a_contract_and_every_byte() {
+    let Some((world, daemon, smbd)) = shared(None) else {
+        return;
+    };
+    let client = Connection::connect(smbd.port(), SHARE).expect("smbd lets guests in");
+    let (file, _) = client.open("clip.mov", Disposition::OpenIf).expect("made");
+    let blocks = 150 * FRAME_BLOCKS;
+    for block in 0..blocks {
+        let at = block * BLOCK as u64;
+        let bytes = pattern::bytes(9, at, BLOCK);
+        client.write(file, at, &bytes).expect("written");
+    }
+    client.flush(file).expect("flushed");
+    client.close(file).expect("closed");
+    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+
+    let (file, _) = client.open("clip.mov", Disposition::Open).expect("opened");
+    let begun = Instant::now();
+    let mut promised = false;
+    for block in 0..blocks {
+        let at = block * BLOCK as u64;
+        let found = client.read(file, at, BLOCK).expect("read");
+        pattern::check(9, at, &found, "clip.mov");
+        if block % FRAME_BLOCKS == FRAME_BLOCKS - 1 {
+            let due = Duration::from_millis(40) * (block / FRAME_BLOCKS + 1) as u32;
+            std::thread::sleep(due.saturating_sub(begun.elapsed()));
+            let status = daemon.status();
+            promised |= status["streams"].as_array().is_some_and(|streams| {
+                streams
+                    .iter()
+                    .any(|stream| stream["standing"] == "contract")
+            });
+        }
+    }
+    assert!(promised, "{:#}", daemon.status());
+    // By whatever name: an object cannot be reached.
+    let member = world.members_of("clip.mov");
+    assert_eq!(member.len(), 1, "it fits one");
+    for name in ["objects", "rushes-pool", "..\\m0\\pool\\rushes-pool"] {
+        assert!(client.open(name, Disposition::Open).is_err(), "{name}");
+    }
+}
