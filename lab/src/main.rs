@@ -15,6 +15,7 @@ use rushes_lab::stage::Stage;
 use rushes_lab::trials::{self, Trial};
 use rushes_lab::written::WriteReport;
 use rushes_lab::{compare, demo, disk, player, power, preroll, stage, storm, work, writer};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -296,7 +297,26 @@ fn show(args: &DemoArgs) -> Result<()> {
     demo::demo(args, &play)
 }
 
+/// Set in the environment of a process that has mounts of its own.
+const OWN_MOUNTS: &str = "RUSHES_LAB_OWN_MOUNTS";
+
+/// Go on as a process whose mounts nobody else sees: who copies the machine's (a container that starts, an smbd of a test) would keep a
+/// device mounted for as long as he lives, and it could not be written anew for the next recording.
+fn with_own_mounts() -> Result<()> {
+    if std::env::var_os(OWN_MOUNTS).is_some() {
+        return Ok(());
+    }
+    let error = std::process::Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "--"])
+        .arg(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .env(OWN_MOUNTS, "1")
+        .exec();
+    Err(error).context("unshare (package util-linux) cannot be run")
+}
+
 fn cut_power(args: &PowerArgs) -> Result<()> {
+    with_own_mounts()?;
     let plan = power::Plan {
         server: args.server,
         point: args.point,
