@@ -10,6 +10,7 @@ use crate::engine::Served;
 use crate::files::{OpenFile, range};
 use crate::nodes::Node;
 use rushes_pool::{Access, ByteOffset, Located, PoolError, SpillReason};
+use rustix::buffer::spare_capacity;
 use rustix::fs::{
     FallocateFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate, fdatasync,
     fsync, futimens, seek,
@@ -100,27 +101,22 @@ impl Door {
     /// So many bytes of an object; where it ends before the file does is a hole.
     fn read_piece(&self, fd: &Arc<OwnedFd>, located: &Located, length: usize) -> Answer<Vec<u8>> {
         let start = located.object_offset.0;
-        let buffer = vec![0; length];
-        let mut bytes = match self.engine.read(located.object, fd, buffer, start) {
-            Served::Bytes(mut bytes, count) => {
-                if let Some(rest) = bytes.get_mut(count..) {
-                    rest.fill(0);
-                }
-                return Ok(bytes);
-            }
+        let served = self.engine.read(located.object, fd, length, start);
+        let mut bytes = match served {
+            Served::Bytes(bytes) => bytes,
             Served::Failed(error) => return Err(error),
-            Served::Plain(buffer) => buffer,
-        };
-        let mut done = 0;
-        while done < bytes.len() {
-            match pread(&**fd, &mut bytes[done..], start + done as u64)? {
-                0 => {
-                    bytes[done..].fill(0);
-                    break;
+            Served::Plain => {
+                let mut bytes = Vec::with_capacity(length);
+                while bytes.len() < length {
+                    let at = start + bytes.len() as u64;
+                    if pread(&**fd, spare_capacity(&mut bytes), at)? == 0 {
+                        break;
+                    }
                 }
-                count => done += count,
+                bytes
             }
-        }
+        };
+        bytes.resize(length, 0);
         Ok(bytes)
     }
 

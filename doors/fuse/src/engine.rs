@@ -34,19 +34,19 @@ const BEAT_EVERY: Duration = Duration::from_secs(5);
 
 /// What the daemon made of a read.
 pub(crate) enum Served {
-    /// So many bytes at the buffer's start; fewer than asked at the object's end only.
-    Bytes(Vec<u8>, usize),
+    /// Fewer than asked at the object's end only.
+    Bytes(Vec<u8>),
     /// The object's own error.
     Failed(Errno),
-    /// Nobody has read: do it on the object, into this buffer.
-    Plain(Vec<u8>),
+    /// Nobody has read: do it on the object.
+    Plain,
 }
 
 enum Job {
     Read {
         object: ObjectId,
         fd: Arc<OwnedFd>,
-        buffer: Vec<u8>,
+        length: usize,
         offset: u64,
         answer: SyncSender<Served>,
     },
@@ -131,29 +131,27 @@ impl Engine {
             .filter(|queue| queue.serves.load(Ordering::Acquire))
     }
 
-    /// Read as many bytes as the buffer has from this offset of the object, and wait.
+    /// Read so many bytes from this offset of the object, and wait.
     pub(crate) fn read(
         &self,
         object: Object,
         fd: &Arc<OwnedFd>,
-        buffer: Vec<u8>,
+        length: usize,
         offset: u64,
     ) -> Served {
         let Some(queue) = self.serving(object.member) else {
-            return Served::Plain(buffer);
+            return Served::Plain;
         };
-        let length = buffer.len();
         let (answer, answered) = sync_channel(1);
         queue.push(Job::Read {
             object: object.id,
             fd: Arc::clone(fd),
-            buffer,
+            length,
             offset,
             answer,
         });
-        answered
-            .recv()
-            .unwrap_or_else(|_| Served::Plain(vec![0; length]))
+        // An error: the session has ended.
+        answered.recv().unwrap_or(Served::Plain)
     }
 
     /// These bytes of the object were changed: whoever reads from now on sees the new ones. `length` u64::MAX: to its end.
@@ -309,7 +307,8 @@ impl Lead {
             self.wait(&session.client.event_fds(), BEAT_EVERY);
         }
         self.queue.serves.store(false, Ordering::Release);
-        session.end();
+        session.collect();
+        drop(session);
         self.refuse_all();
     }
 
@@ -329,11 +328,8 @@ impl Lead {
     }
 
     fn refuse_all(&self) {
-        for job in self.queue.take() {
-            if let Job::Read { buffer, answer, .. } = job {
-                let _ = answer.send(Served::Plain(buffer));
-            }
-        }
+        // Who waits for the answer of one that is dropped hears so.
+        drop(self.queue.take());
     }
 }
 
@@ -370,22 +366,15 @@ impl Session {
             Job::Read {
                 object,
                 fd,
-                buffer,
+                length,
                 offset,
                 answer,
             } => {
                 let handle = self.name(object, &fd).map(|named| named.handle);
-                let sent = match handle {
-                    Some(handle) => self.client.read_send(handle, buffer, offset),
-                    None => Err(buffer),
-                };
-                match sent {
-                    Ok(number) => {
-                        self.waiting.insert(number, (object, answer));
-                    }
-                    Err(buffer) => {
-                        let _ = answer.send(Served::Plain(buffer));
-                    }
+                let sent = handle.and_then(|handle| self.client.read_send(handle, length, offset));
+                // Who waits for the answer of one that is dropped hears so.
+                if let Some(number) = sent {
+                    self.waiting.insert(number, (object, answer));
                 }
             }
             Job::Changed {
@@ -426,21 +415,12 @@ impl Session {
                 continue;
             };
             let _ = answer.send(match read.result {
-                Ok(count) => Served::Bytes(read.buffer, count),
-                Err(ReadError::Plain) => Served::Plain(read.buffer),
+                Ok(bytes) => Served::Bytes(bytes),
+                Err(ReadError::Plain) => Served::Plain,
                 Err(ReadError::Errno(errno)) => {
                     Served::Failed(Errno::from_raw_os_error(errno as i32))
                 }
             });
-        }
-    }
-
-    fn end(mut self) {
-        self.collect();
-        for (number, buffer) in self.client.end() {
-            if let Some((_, answer)) = self.waiting.remove(&number) {
-                let _ = answer.send(Served::Plain(buffer));
-            }
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// A session with the daemon; each read takes a buffer in and gives it back.
+/// A session with the daemon; each read makes a buffer and gives it away when it is filled.
 pub struct OwnedClient {
     /// Goes before the buffers that it may write to.
     client: Client,
@@ -16,10 +16,8 @@ pub struct OwnedClient {
 pub struct OwnedRead {
     /// As [`OwnedClient::read_send`] said.
     pub number: usize,
-    /// As it was given.
-    pub buffer: Vec<u8>,
-    /// How many bytes of the buffer were read; short only at the end of the file.
-    pub result: Result<usize, ReadError>,
+    /// What was read; fewer bytes than asked only at the end of the file.
+    pub result: Result<Vec<u8>, ReadError>,
 }
 
 impl OwnedClient {
@@ -32,30 +30,19 @@ impl OwnedClient {
         }
     }
 
-    /// Start a read of as many bytes as the buffer has; [`OwnedClient::poll`] reports its end. Returns its number.
-    ///
-    /// Errors   not taken, read plainly: the buffer
-    pub fn read_send(
-        &mut self,
-        file: FileHandle,
-        mut buffer: Vec<u8>,
-        offset: u64,
-    ) -> Result<usize, Vec<u8>> {
+    /// Start a read of `length` bytes; [`OwnedClient::poll`] reports its end. Returns its number. None: not taken, read plainly.
+    pub fn read_send(&mut self, file: FileHandle, length: usize, offset: u64) -> Option<usize> {
         self.number_last = self.number_last.wrapping_add(1);
         let number = self.number_last;
+        let mut buffer = Vec::with_capacity(length);
         // SAFETY: the bytes lie on the heap, where moving the vector leaves them, and the vector stays in `buffers`, untouched, until
         // the read is reported (`poll`); what is left then goes after the client.
-        let sent = unsafe {
+        unsafe {
             self.client
-                .read_send(file, buffer.as_mut_ptr(), buffer.len(), offset, number)
-        };
-        match sent {
-            Some(_) => {
-                self.buffers.insert(number, buffer);
-                Ok(number)
-            }
-            None => Err(buffer),
-        }
+                .read_send(file, buffer.as_mut_ptr(), length, offset, number)
+        }?;
+        self.buffers.insert(number, buffer);
+        Some(number)
     }
 
     /// As [`Client::poll`].
@@ -63,14 +50,16 @@ impl OwnedClient {
         loop {
             let finished = self.client.poll()?;
             let number = finished.private_data;
-            if let Some(buffer) = self.buffers.remove(&number) {
-                let result = finished.result;
-                return Some(OwnedRead {
-                    number,
-                    buffer,
-                    result,
-                });
-            }
+            let Some(mut buffer) = self.buffers.remove(&number) else {
+                continue;
+            };
+            let result = finished.result.map(|count| {
+                let count = count.min(buffer.capacity());
+                // SAFETY: so many bytes from the start on were written; the client counts no gap in.
+                unsafe { buffer.set_len(count) };
+                buffer
+            });
+            return Some(OwnedRead { number, result });
         }
     }
 
@@ -107,12 +96,6 @@ impl OwnedClient {
     /// As [`Client::event_fds`].
     pub fn event_fds(&self) -> [BorrowedFd<'_>; 2] {
         self.client.event_fds()
-    }
-
-    /// End the session: numbers and buffers of the reads that were under way, of which nothing is to be believed.
-    pub fn end(self) -> impl Iterator<Item = (usize, Vec<u8>)> {
-        drop(self.client);
-        self.buffers.into_iter()
     }
 
     /// Whether a read is under way.
