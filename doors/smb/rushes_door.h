@@ -281,6 +281,9 @@ struct rushes_fsp {
 	/* pwrite writes at the end whatever offset it is given */
 	bool is_append;
 
+	/* pwrite ends on stable storage */
+	bool is_sync;
+
 	/* May be named to the daemon by its path */
 	bool is_servable;
 

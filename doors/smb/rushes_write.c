@@ -24,8 +24,12 @@ struct rushes_fsp *rushes_fsp_for_write(struct vfs_handle_struct *handle,
 	}
 	file = rushes_fsp_for_read(handle, fsp);
 
-	/* O_APPEND writes elsewhere than it is told to. */
-	if (file == NULL || file->is_append) {
+	/*
+	 * O_APPEND writes elsewhere than it is told to. O_SYNC is smbd's for a
+	 * file that a client opened for write-through: the descriptor itself
+	 * keeps that promise, and nobody asks for a sync afterwards.
+	 */
+	if (file == NULL || file->is_append || file->is_sync) {
 		return NULL;
 	}
 	return file;
