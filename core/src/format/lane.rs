@@ -53,6 +53,16 @@ pub mod place {
     pub const BYTES: usize = PIECES + PIECE_COUNT as usize * PIECE_WORDS * 8;
 }
 
+/// Where the record of a piece begins. Units: bytes.
+pub fn piece_place(record: u32) -> usize {
+    place::PIECES + record as usize * PIECE_WORDS * 8
+}
+
+/// Where the record of a file begins. Units: bytes.
+pub fn file_place(record: u32) -> usize {
+    place::FILES + record as usize * FILE_WORDS * 8
+}
+
 /// What a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
