@@ -100,6 +100,16 @@ pub enum Damage {
     Fields,
 }
 
+impl core::fmt::Display for Damage {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Damage::State(state) => write!(f, "its state is {state}, expected 0 to 3"),
+            Damage::Checksum => f.write_str("its checksum is that of other words"),
+            Damage::Fields => f.write_str("its fields contradict each other or the lane"),
+        }
+    }
+}
+
 /// The head of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {

@@ -69,7 +69,8 @@ pub(crate) fn bytes_path(folder: &Path, lane: LaneId) -> PathBuf {
     folder.join(format!("{:08}.bytes", lane.0))
 }
 
-pub(crate) fn table_path(folder: &Path, lane: LaneId) -> PathBuf {
+/// Where a lane's table is.
+pub fn table_path(folder: &Path, lane: LaneId) -> PathBuf {
     folder.join(format!("{:08}.table", lane.0))
 }
 

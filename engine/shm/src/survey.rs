@@ -61,9 +61,8 @@ pub struct DamagedRecord {
 /// Errors   the files cannot be read.
 pub fn survey(folder: &Path, lane: LaneId) -> Result<Option<Survey>, LaneFault> {
     let path = table_path(folder, lane);
-    let failed = |error: io::Error| {
-        LaneFault::Sys(SysError::new("read", path.display().to_string(), error))
-    };
+    let failed =
+        |error: io::Error| LaneFault::Sys(SysError::new("read", path.display().to_string(), error));
     let open = |path: &Path| match File::open(path) {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

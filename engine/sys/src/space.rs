@@ -13,6 +13,8 @@ use rustix::fs::{
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What a descriptor allows. Asks nobody but the kernel's table of descriptors.
@@ -204,6 +206,22 @@ pub fn open_by_handle(
         buffered: open(libc::O_RDWR)?,
     };
     Ok((open(libc::O_RDONLY | libc::O_DIRECT)?, written))
+}
+
+/// The name of a file, by its kernel handle; of several names one. `mount`: any open descriptor of its file system.
+///
+/// Errors   ESTALE: there is no such file any more; ENOENT: it has no name that the kernel knows.
+pub fn name_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<PathBuf> {
+    let file = open_raw(&mount, (kind, handle), libc::O_PATH)?;
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    // A file that was not looked up since the start of the machine has no place in the kernel's tree: a slash alone.
+    let named = std::fs::symlink_metadata(&path)?;
+    let known = fstat(&file)?;
+    if (named.dev(), named.ino()) == (known.st_dev, known.st_ino) {
+        Ok(path)
+    } else {
+        Err(io::ErrorKind::NotFound.into())
+    }
 }
 
 fn open_raw(mount: impl AsFd, (kind, handle): (i32, &[u8]), flags: i32) -> io::Result<OwnedFd> {
@@ -446,8 +464,7 @@ pub fn wall_ns() -> i64 {
 mod tests {
     use super::*;
     use std::io::Write;
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
-    use std::path::PathBuf;
+    use std::os::unix::fs::PermissionsExt;
 
     fn file(name: &str) -> (std::path::PathBuf, std::fs::File) {
         let path = std::env::temp_dir().join(format!("rushes-space-{name}-{}", std::process::id()));
@@ -531,6 +548,8 @@ mod tests {
         std::fs::rename(&path, &other).unwrap();
         let folder = std::fs::File::open(std::env::temp_dir()).unwrap();
         let kind = i32::from_ne_bytes(*kind);
+        let named = name_by_handle(&folder, kind, bytes).unwrap();
+        assert_eq!(named.file_name(), other.file_name());
         let (read, written) = match open_by_handle(&folder, kind, bytes) {
             Ok(found) => found,
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
@@ -548,6 +567,7 @@ mod tests {
         std::fs::remove_file(other).unwrap();
         let gone = open_by_handle(&folder, kind, bytes).unwrap_err();
         assert_eq!(gone.raw_os_error(), Some(libc::ESTALE));
+        assert!(name_by_handle(&folder, kind, bytes).is_err());
     }
 
     #[test]
