@@ -1025,6 +1025,7 @@ static void rushes_offload_write_done(struct tevent_req *subreq)
 	 */
 	rushes_changed_fsp(state->handle, state->dest_fsp,
 			   state->dest_off, UINT64_MAX);
+	rushes_copied();
 	if (tevent_req_nterror(req, status)) {
 		return;
 	}

@@ -337,7 +337,8 @@ fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
 }
 
 /// Reserve blocks for `needed`, on this user's account, and on to `wished_end` if that can be had easily; where all bytes of the
-/// file are then.
+/// file are then. Nothing: some of them are another file's, too (somebody has made a copy that shares them), so that
+/// writing them takes blocks that nobody has reserved.
 ///
 /// Errors   ENOSPC, EDQUOT: not even what is needed; EOPNOTSUPP: this file system reserves nothing.
 pub fn reserve(
@@ -354,7 +355,7 @@ pub fn reserve(
     };
     let needed_end = needed.end();
     as_user(uid, gid, || {
-        let most = needed_end.saturating_add(spare(&file)?);
+        let most = needed.start.0.saturating_add(spare(&file)?);
         let wished = wished_end.max(needed_end).min(most);
         if wished > needed_end {
             match ask(wished) {
@@ -368,6 +369,9 @@ pub fn reserve(
         }
         Ok::<(), io::Error>(ask(needed_end)?)
     })??;
+    if extents::moves(&file)? {
+        return Ok(Vec::new());
+    }
     Ok(extents::of(&file, extent_count_max)?.extents)
 }
 
