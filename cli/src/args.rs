@@ -173,9 +173,12 @@ pub(crate) struct RecoverArgs {
     /// Say what is left, and write nothing
     #[arg(long, conflicts_with = "give_up")]
     pub(crate) list: bool,
-    /// Delete what is left in this lane: bytes that clients were told are safe are lost
+    /// Show what is left in this lane; with --yes delete it: bytes that clients were told are safe are lost
     #[arg(long, value_name = "LANE")]
     pub(crate) give_up: Option<u32>,
+    /// With --give-up: do it
+    #[arg(long, requires = "give_up")]
+    pub(crate) yes: bool,
     /// With --list: print JSON
     #[arg(long, requires = "list")]
     pub(crate) json: bool,

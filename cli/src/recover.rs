@@ -5,15 +5,16 @@ use crate::args::RecoverArgs;
 use crate::serve::log_to_stderr;
 use crate::show;
 use rushes_daemon::config::Config;
-use rushes_daemon::lanes_left::{LaneLeft, give_up, list};
+use rushes_daemon::lanes_left::{DamageLeft, FileLeft, LaneLeft, give_up, list};
 use std::process::ExitCode;
+
+/// Ranges of a file, and damaged records of a lane, that are shown; JSON has all.
+const SHOWN_MAX: usize = 8;
 
 pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
     let config = Config::load(&args.config.config).map_err(|error| error.to_string())?;
     if let Some(lane) = args.give_up {
-        give_up(&config, lane).map_err(|error| error.to_string())?;
-        println!("lane {lane} is given up");
-        return Ok(ExitCode::SUCCESS);
+        return run_give_up(&config, lane, args.yes);
     }
     if args.list {
         let left = list(&config).map_err(|error| error.to_string())?;
@@ -30,35 +31,95 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn run_give_up(config: &Config, lane: u32, yes: bool) -> Result<ExitCode, String> {
+    if !yes {
+        // What it is about, first.
+        let mut left = list(config).map_err(|error| error.to_string())?;
+        left.retain(|left| left.lane == lane);
+        print!("{}", table(&left));
+        return Err(format!(
+            "nothing is thrown away: what lane {lane} has, clients were told is safe; to lose it all the same: rushes recover --give-up {lane} --yes"
+        ));
+    }
+    give_up(config, lane).map_err(|error| error.to_string())?;
+    println!("lane {lane} is given up");
+    Ok(ExitCode::SUCCESS)
+}
+
 fn table(left: &[LaneLeft]) -> String {
     if left.is_empty() {
         return String::from("nothing is left\n");
     }
-    let mut out = String::new();
-    for lane in left {
-        match &lane.fault {
-            Some(fault) => out += &format!("lane {}: cannot be read: {fault}\n", lane.lane),
-            None => {
-                out += &format!(
-                    "lane {}: {} writes, {}, of {} files\n",
-                    lane.lane,
-                    lane.write_count,
-                    show::bytes(lane.bytes),
-                    lane.files.len()
-                );
-            }
-        }
-        for file in &lane.files {
-            out += &format!(
-                "  inode {} of device {}:{}: {} in {} writes, up to byte {}\n",
-                file.inode,
-                file.device_major,
-                file.device_minor,
-                show::bytes(file.bytes),
-                file.write_count,
-                file.end
-            );
-        }
+    left.iter().map(of_lane).collect()
+}
+
+fn of_lane(lane: &LaneLeft) -> String {
+    let what = format!(
+        "{} writes, {}, of {} files",
+        lane.write_count,
+        show::bytes(lane.bytes),
+        lane.files.len()
+    );
+    let mut out = match &lane.fault {
+        None => format!("lane {}: {what}\n", lane.lane),
+        // It says which lane.
+        Some(fault) => format!(
+            "{fault}\n  it takes {} of memory; what can still be told of it: {what}\n",
+            show::bytes(lane.memory_bytes)
+        ),
+    };
+    for file in &lane.files {
+        out += &of_file(file, lane.fault.is_some());
+    }
+    for damage in lane.damage.iter().take(SHOWN_MAX) {
+        out += &of_damage(damage, lane);
+    }
+    let more = lane.damage.len().saturating_sub(SHOWN_MAX);
+    if more > 0 {
+        out += &format!("  and {more} more damaged records: see --json\n");
     }
     out
+}
+
+fn of_file(file: &FileLeft, with_ranges: bool) -> String {
+    let place = match &file.path {
+        Some(path) => format!("{} (inode {})", path.display(), file.inode),
+        None if file.inode == 0 => String::from("a file whose record is damaged"),
+        None => format!(
+            "inode {} of device {}:{}",
+            file.inode, file.device_major, file.device_minor
+        ),
+    };
+    let mut out = format!(
+        "  {place}: {} in {} writes, up to byte {}\n",
+        show::bytes(file.bytes),
+        file.write_count,
+        file.end
+    );
+    if with_ranges {
+        let shown: Vec<String> = file
+            .ranges
+            .iter()
+            .take(SHOWN_MAX)
+            .map(|range| format!("{}-{}", range.start, range.end.saturating_sub(1)))
+            .collect();
+        let more = file.ranges.len().saturating_sub(SHOWN_MAX);
+        let more = match more {
+            0 => String::new(),
+            _ => format!(" and {more} more ranges: see --json"),
+        };
+        out += &format!("    readable are bytes {}{more}\n", shown.join(", "));
+    }
+    out
+}
+
+fn of_damage(damage: &DamageLeft, lane: &LaneLeft) -> String {
+    format!(
+        "  damaged: record {} of a {}, at byte {} of {}: {}\n",
+        damage.record,
+        damage.what,
+        damage.table_offset,
+        lane.table.display(),
+        damage.reason
+    )
 }

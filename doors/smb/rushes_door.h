@@ -254,6 +254,9 @@ struct rushes_fsp {
 	struct rushes_fsp *prev, *next;
 	bool is_copy_source;
 
+	/* The daemon knows that its blocks are another file's, too */
+	bool is_shared_told;
+
 	struct rushes_session *session;
 	struct files_struct *fsp;
 
@@ -280,6 +283,9 @@ struct rushes_fsp {
 
 	/* pwrite writes at the end whatever offset it is given */
 	bool is_append;
+
+	/* pwrite ends on stable storage */
+	bool is_sync;
 
 	/* May be named to the daemon by its path */
 	bool is_servable;
@@ -412,5 +418,6 @@ void rushes_copy_source(struct vfs_handle_struct *handle,
 			struct files_struct *fsp);
 void rushes_copy_source_closed(struct rushes_fsp *file);
 bool rushes_settle_copy_sources(void);
+void rushes_copied(void);
 
 #endif /* RUSHES_DOOR_H */

@@ -62,6 +62,7 @@ static void rushes_fsp_identify(struct rushes_fsp *file)
 	struct files_struct *fsp = file->fsp;
 	int fd = fsp_get_io_fd(fsp);
 	struct stat st = {0};
+	int flags;
 
 	if (fstat(fd, &st) == -1 || !S_ISREG(st.st_mode)) {
 		return;
@@ -69,7 +70,10 @@ static void rushes_fsp_identify(struct rushes_fsp *file)
 	file->is_regular = true;
 	file->device = st.st_dev;
 	file->inode = st.st_ino;
-	file->is_append = (fcntl(fd, F_GETFL, 0) & O_APPEND) != 0;
+	/* All of them when it cannot be told. */
+	flags = fcntl(fd, F_GETFL, 0);
+	file->is_append = (flags & O_APPEND) != 0;
+	file->is_sync = (flags & O_DSYNC) != 0;
 
 	/*
 	 * A stream's bytes lie elsewhere than its name says, and a snapshot's

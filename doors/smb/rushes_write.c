@@ -24,8 +24,12 @@ struct rushes_fsp *rushes_fsp_for_write(struct vfs_handle_struct *handle,
 	}
 	file = rushes_fsp_for_read(handle, fsp);
 
-	/* O_APPEND writes elsewhere than it is told to. */
-	if (file == NULL || file->is_append) {
+	/*
+	 * O_APPEND writes elsewhere than it is told to. O_SYNC is smbd's for a
+	 * file that a client opened for write-through: the descriptor itself
+	 * keeps that promise, and nobody asks for a sync afterwards.
+	 */
+	if (file == NULL || file->is_append || file->is_sync) {
 		return NULL;
 	}
 	return file;
@@ -340,7 +344,11 @@ void rushes_copy_source(struct vfs_handle_struct *handle,
 		return;
 	}
 	file = rushes_fsp_get(handle, fsp);
-	if (file != NULL && !file->is_copy_source) {
+	if (file == NULL) {
+		return;
+	}
+	file->is_shared_told = false;
+	if (!file->is_copy_source) {
 		file->is_copy_source = true;
 		DLIST_ADD(rushes_copy_sources, file);
 	}
@@ -366,4 +374,25 @@ bool rushes_settle_copy_sources(void)
 		}
 	}
 	return true;
+}
+
+/*
+ * A copy may have been made by sharing blocks: who overwrites the source needs
+ * new ones from now on, and the daemon took them for the file's own. It looks
+ * again before it grants more of it.
+ */
+void rushes_copied(void)
+{
+	struct rushes_fsp *file = NULL;
+
+	for (file = rushes_copy_sources; file != NULL; file = file->next) {
+		if (file->is_shared_told ||
+		    !rushes_is_shared(fsp_get_io_fd(file->fsp)))
+		{
+			continue;
+		}
+		file->is_shared_told = true;
+		rushes_changed_inode(file->session, file->device, file->inode,
+				     0, UINT64_MAX);
+	}
 }

@@ -55,6 +55,17 @@ impl Disk {
 
     /// An ext4 on the lab's slow disk, its timing off: as fast as memory until it is told otherwise.
     pub fn slow(scratch: &Scratch, bytes: u64) -> Disk {
+        let disk = Disk::modelled(scratch, bytes, &[]);
+        disk.tell("timing off");
+        disk
+    }
+
+    /// The same with a volatile write cache and its timing on: what is not flushed may be gone after [`Disk::lose_power`].
+    pub fn volatile(scratch: &Scratch, bytes: u64) -> Disk {
+        Disk::modelled(scratch, bytes, &["--write-back"])
+    }
+
+    fn modelled(scratch: &Scratch, bytes: u64, more: &[&str]) -> Disk {
         let mount = scratch.folder("disk");
         let name = scratch
             .path()
@@ -65,13 +76,36 @@ impl Disk {
             .args(["disk", "up", &name, "--fs", "ext4", "--size"])
             .arg(bytes.to_string())
             .arg("--mount")
-            .arg(&mount));
-        let disk = Disk {
+            .arg(&mount)
+            .args(more));
+        Disk {
             mount,
             slow: Some(name),
-        };
-        disk.tell("timing off");
-        disk
+        }
+    }
+
+    /// Take a slow disk's power away, and mount what its medium has then elsewhere: its folder. The disk itself fails everything
+    /// from now on.
+    ///
+    /// A copy is mounted: smbd of this test and of others have this disk mounted in name spaces of their own, and would
+    /// have the kernel go on with what it remembers.
+    pub fn lose_power(&self, scratch: &Scratch, seed: u64) -> PathBuf {
+        self.tell(&format!("power off {seed}"));
+        let name = self
+            .slow
+            .as_ref()
+            .expect("only a slow disk can be powerless");
+        let image = scratch.path().join("medium.img");
+        run(Command::new("cp")
+            .arg("--sparse=always")
+            .arg(format!("/dev/shm/rushes-disk-{name}.img"))
+            .arg(&image));
+        let mount = scratch.folder("medium");
+        run(Command::new("mount")
+            .args(["-o", "loop"])
+            .arg(&image)
+            .arg(&mount));
+        mount
     }
 
     /// `rushes-lab disk tell`: `fail read START LENGTH`, `stall MS`, `slow FACTOR`, `clear`.

@@ -29,6 +29,8 @@ const NO_MORE_FILES: u32 = 0x8000_0006;
 const END_OF_FILE: u32 = 0xC000_0011;
 const MORE_PROCESSING: u32 = 0xC000_0016;
 
+/// Somebody else has it.
+pub const LOCK_NOT_GRANTED: u32 = 0xC000_0055;
 /// "disk full"
 pub const DISK_FULL: u32 = 0xC000_007F;
 /// A limit of a user or a folder.
@@ -41,6 +43,24 @@ pub struct Status(pub u32);
 /// An open file.
 #[derive(Clone, Copy, Debug)]
 pub struct Handle([u8; 16]);
+
+/// Rights and manner of an open; start from [`Access::default`].
+#[derive(Clone, Copy, Debug)]
+pub struct Access {
+    /// `FILE_WRITE_DATA`; without it a handle may append alone.
+    pub write: bool,
+    /// `FILE_WRITE_THROUGH`: each write is answered when it is on stable storage.
+    pub write_through: bool,
+}
+
+impl Default for Access {
+    fn default() -> Access {
+        Access {
+            write: true,
+            write_through: false,
+        }
+    }
+}
 
 /// What a server knows about a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,6 +185,18 @@ impl Connection {
         self.create(name, how, 0x0013_019F, 0x40, None)
     }
 
+    /// The same, with other rights or in another manner.
+    pub fn open_as(&self, name: &str, how: Disposition, access: Access) -> Result<Handle, Status> {
+        let rights = if access.write {
+            0x0013_019F
+        } else {
+            0x0013_019D
+        };
+        let options = if access.write_through { 0x42 } else { 0x40 };
+        self.create(name, how, rights, options, None)
+            .map(|(handle, _)| handle)
+    }
+
     /// The same, saying how long it will be.
     pub fn open_sized(&self, name: &str, how: Disposition, bytes: u64) -> Result<Handle, Status> {
         self.create(name, how, 0x0013_019F, 0x40, Some(bytes))
@@ -246,7 +278,7 @@ impl Connection {
 
     /// Write all of it, by a server that may end meanwhile.
     pub fn try_write(&self, file: Handle, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let answer = self.exchange(9, &write_body(file, offset, bytes))?;
+        let answer = self.exchange(9, &write_body(file, offset, bytes, 0))?;
         match status_of(&answer) {
             0 => Ok(()),
             status => Err(said(Status(status))),
@@ -255,10 +287,34 @@ impl Connection {
 
     /// Write all of it.
     pub fn write(&self, file: Handle, offset: u64, bytes: &[u8]) -> Result<(), Status> {
-        let answer = self.ask(9, &write_body(file, offset, bytes))?;
+        self.write_flagged(file, offset, bytes, 0)
+    }
+
+    /// The same with `SMB2_WRITEFLAG_WRITE_THROUGH`: it is answered when it is on stable storage.
+    pub fn write_through(&self, file: Handle, offset: u64, bytes: &[u8]) -> Result<(), Status> {
+        self.write_flagged(file, offset, bytes, 1)
+    }
+
+    fn write_flagged(
+        &self,
+        file: Handle,
+        offset: u64,
+        bytes: &[u8],
+        flags: u32,
+    ) -> Result<(), Status> {
+        let answer = self.ask(9, &write_body(file, offset, bytes, flags))?;
         let count = u32_at(&answer, HEADER + 4) as usize;
         assert_eq!(count, bytes.len(), "a write was cut short");
         Ok(())
+    }
+
+    /// Lock a range for oneself, or unlock it. A lock is not waited for.
+    pub fn lock(&self, file: Handle, from: u64, length: u64, locks: bool) -> Result<(), Status> {
+        let mut body = Bytes::new(48);
+        body.u16(1).u32(0).raw(&file.0).u64(from).u64(length);
+        // Exclusive and fail at once; or unlock.
+        body.u32(if locks { 0x12 } else { 0x04 }).u32(0);
+        self.ask(10, &body.0).map(|_| ())
     }
 
     /// FSCTL: a question about a file, or an order.
@@ -459,10 +515,10 @@ impl Drop for Connection {
     }
 }
 
-fn write_body(file: Handle, offset: u64, bytes: &[u8]) -> Vec<u8> {
+fn write_body(file: Handle, offset: u64, bytes: &[u8], flags: u32) -> Vec<u8> {
     let mut body = Bytes::new(49);
     body.u16(112).u32(bytes.len() as u32).u64(offset);
-    body.raw(&file.0).u32(0).u32(0).u32(0).u32(0).raw(bytes);
+    body.raw(&file.0).u32(0).u32(0).u32(0).u32(flags).raw(bytes);
     body.0
 }
 

@@ -23,6 +23,8 @@ pub enum Backing {
     Small(&'static [&'static str]),
     /// ext4 on the lab's slow disk, which fails and stalls when it is told.
     Slow,
+    /// The same with a volatile write cache and its timing on: it can lose its power.
+    Volatile,
     /// No direct I/O.
     Tmpfs,
 }
@@ -103,7 +105,7 @@ impl World {
         if let Backing::Small(mkfs) = setup.backing {
             needs.push(Need::Program(mkfs[0]));
         }
-        if setup.backing == Backing::Slow {
+        if matches!(setup.backing, Backing::Slow | Backing::Volatile) {
             needs.push(Need::Program("rushes-lab"));
             needs.push(Need::Program("filefrag"));
         }
@@ -115,6 +117,7 @@ impl World {
             Backing::Ext4 => Disk::ext4(&scratch, 1 << 30),
             Backing::Small(mkfs) => Disk::made(&scratch, mkfs, 320 << 20),
             Backing::Slow => Disk::slow(&scratch, 1 << 30),
+            Backing::Volatile => Disk::volatile(&scratch, 512 << 20),
             Backing::Tmpfs => Disk::tmpfs(&scratch, 256 << 20),
         };
         fs::set_permissions(disk.path(), fs::Permissions::from_mode(0o777)).expect("our own mount");

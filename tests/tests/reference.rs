@@ -86,6 +86,18 @@ fn every_field_of_the_pool_commands_is_described() {
 }
 
 #[test]
+fn every_field_of_what_is_left_in_lanes_is_described() {
+    let fields = public_fields(&read("engine/daemon/src/lanes_left.rs"));
+    assert!(fields.len() > 15, "only {} fields found", fields.len());
+    let described = described(&read("docs/reference/recover-json.md"));
+    let missing: Vec<_> = fields.difference(&described).collect();
+    assert!(
+        missing.is_empty(),
+        "docs/reference/recover-json.md does not describe {missing:?}"
+    );
+}
+
+#[test]
 fn every_promise_can_be_measured() {
     let figures = read("bench/figures.py");
     let promises = read("bench/PROMISES.md");

@@ -53,6 +53,16 @@ pub mod place {
     pub const BYTES: usize = PIECES + PIECE_COUNT as usize * PIECE_WORDS * 8;
 }
 
+/// Where the record of a piece begins. Units: bytes.
+pub fn piece_place(record: u32) -> usize {
+    place::PIECES + record as usize * PIECE_WORDS * 8
+}
+
+/// Where the record of a file begins. Units: bytes.
+pub fn file_place(record: u32) -> usize {
+    place::FILES + record as usize * FILE_WORDS * 8
+}
+
 /// What a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -88,6 +98,16 @@ pub enum Damage {
     Checksum,
     /// Its fields contradict each other or this version's bounds.
     Fields,
+}
+
+impl core::fmt::Display for Damage {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Damage::State(state) => write!(f, "its state is {state}, expected 0 to 3"),
+            Damage::Checksum => f.write_str("its checksum is that of other words"),
+            Damage::Fields => f.write_str("its fields contradict each other or the lane"),
+        }
+    }
 }
 
 /// The head of a table.

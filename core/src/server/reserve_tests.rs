@@ -152,6 +152,16 @@ impl Writer {
 
     fn reserve_all(&mut self) {
         let end = self.asked.last().map_or(0, |asked| asked.1);
+        self.reserve_to(end);
+    }
+
+    /// What is needed, and so much more.
+    fn reserve_with(&mut self, more: u64) {
+        let end = self.asked.last().map_or(0, |asked| asked.0.end());
+        self.reserve_to(end + more);
+    }
+
+    fn reserve_to(&mut self, end: u64) {
         self.mapped = self.mapped.max(end.next_multiple_of(PAGE_BYTES));
         self.step(Event::Reserved {
             file: FILE,
@@ -352,4 +362,27 @@ fn nothing_is_cut_off_a_file_that_a_former_server_reserved_for() {
         handle: HANDLE,
     });
     assert!(!writer.is_trimmed && writer.is_forgotten);
+}
+
+/// A disk that is almost full gives what is needed and hardly more: it is asked ahead of need once, and then when somebody waits.
+#[test]
+fn a_disk_that_gives_little_is_not_asked_again_at_each_write() {
+    let mut writer = Writer::new();
+    let (mut ahead, mut waited) = (0, 0);
+    for frame in 0..200u64 {
+        let mut answered = writer.asked.len();
+        if !writer.begin(ByteRange::new(frame * 500_000, 500_000)) {
+            waited += 1;
+            answered += 1;
+            writer.reserve_with(3 << 20);
+        }
+        assert!(writer.is_granted, "frame {frame}: {:?}", writer.asked);
+        writer.end();
+        if writer.asked.len() > answered {
+            ahead += 1;
+            writer.reserve_with(4096);
+        }
+    }
+    assert_eq!(ahead, 1, "{:?}", writer.asked);
+    assert!((25..=30).contains(&waited), "{waited} of 200 waited");
 }

@@ -105,8 +105,8 @@ pub(super) struct Writing {
     pub flights: Vec<ByteRange>,
     /// A reservation is on its way, for these bytes.
     pub reserving: Option<ByteRange>,
-    /// It is one ahead of need: nobody waits for it, and it uses the file.
-    pub is_reserving_ahead: bool,
+    /// It is one ahead of need, up to here: nobody waits for it, and it uses the file.
+    pub reserving_ahead_to: Option<u64>,
     /// The file was changed beside us since: what the reservation found may be gone again.
     pub is_reservation_void: bool,
     /// From here on its extents may have been given back since we saw them.

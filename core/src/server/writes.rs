@@ -360,14 +360,15 @@ impl Server {
         if mapped_to >= soon || mapped_to < range.end() {
             return;
         }
-        let needed = ByteRange::new(mapped_to, PAGE_BYTES);
+        // From where the file ends: how far ahead a disk lets him go is counted from there.
+        let needed = ByteRange::new(range.end(), mapped_to + PAGE_BYTES - range.end());
         let wished_end = if soon < RESERVE_LARGE_FROM {
             soon.next_multiple_of(RESERVE_FIRST)
         } else {
             mapped_to.saturating_add(RESERVE_LARGE)
         };
         file.writing.reserving = Some(needed);
-        file.writing.is_reserving_ahead = true;
+        file.writing.reserving_ahead_to = Some(wished_end);
         file.use_count += 1;
         file.writing.is_reservation_void = false;
         file.writing.is_reserved = true;
@@ -539,7 +540,7 @@ impl Server {
         };
         let asked = file.writing.reserving.take();
         let is_void = core::mem::take(&mut file.writing.is_reservation_void);
-        let is_ahead = core::mem::take(&mut file.writing.is_reserving_ahead);
+        let ahead_to = file.writing.reserving_ahead_to.take();
         let failed = match result {
             Ok(_) if is_void => None,
             Ok(extents) => {
@@ -549,6 +550,11 @@ impl Server {
                     // Reserved, and yet not there: this file system does not tell where blocks are.
                     file.way = WriteWay::Through;
                 }
+                // A disk that gives so little ahead of need would be asked again at each write.
+                let mapped_to = file.mapped_to();
+                let had = asked.map_or(0, |range| range.end());
+                file.writing.is_short |= ahead_to
+                    .is_some_and(|end| mapped_to < end && mapped_to < had + RESERVE_AHEAD_MIN);
                 None
             }
             Err(errno) => {
@@ -572,7 +578,7 @@ impl Server {
             }
         }
         self.trim_if_left(id, actions);
-        if is_ahead {
+        if ahead_to.is_some() {
             self.release(id, actions);
         }
     }

@@ -1,35 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What lies in lanes, for an operator: looked at and given up without a daemon.
+//!
+//! A lane that is damaged keeps a daemon from starting, and is shown here as far as its records can be read, each by itself.
 
 use crate::config::Config;
 use crate::error::ServeError;
 use crate::recovery::lane_error;
 use crate::runtime_dir::{Purpose, RuntimeDir};
-use rushes_core::units::LaneId;
-use rushes_shm::lane::{LaneFile, lanes_in, remove_lane};
-use rushes_sys::SysError;
+use rushes_core::format::lane::{FileRecord, State};
+use rushes_core::units::{ByteRange, LaneId};
+use rushes_shm::lane::{LaneFault, lanes_in, remove_lane};
+use rushes_shm::survey::{Survey, survey};
+use rushes_sys::{SysError, space};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 
 /// A lane with something in it.
 #[derive(Clone, Debug, Serialize)]
 pub struct LaneLeft {
     /// Its number.
     pub lane: u32,
-    /// Acknowledged writes in it.
+    /// Acknowledged writes in it that can be read.
     pub write_count: u64,
     /// Their bytes.
     pub bytes: u64,
     /// By file.
     pub files: Vec<FileLeft>,
-    /// Why it cannot be read, when it cannot.
+    /// Why it cannot be used, when it cannot; then the above is what can still be told of it.
     pub fault: Option<String>,
+    /// Its table.
+    pub table: PathBuf,
+    /// Records of that which cannot be read.
+    pub damage: Vec<DamageLeft>,
+    /// Memory that its bytes take, written or not.
+    pub memory_bytes: u64,
 }
 
 /// What of it belongs to one file.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct FileLeft {
-    /// `st_dev`, as it was.
+    /// Its name, if it is on a file system that a share is on.
+    pub path: Option<PathBuf>,
+    /// `st_dev`, as it was; 0 when the record that says it is damaged.
     pub device_major: u32,
     /// The same.
     pub device_minor: u32,
@@ -41,6 +55,30 @@ pub struct FileLeft {
     pub bytes: u64,
     /// Where the last of them ends.
     pub end: u64,
+    /// What they cover, ascending.
+    pub ranges: Vec<RangeLeft>,
+}
+
+/// Bytes of a file that a lane has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct RangeLeft {
+    /// First byte.
+    pub start: u64,
+    /// Behind the last.
+    pub end: u64,
+}
+
+/// A record that cannot be read.
+#[derive(Clone, Debug, Serialize)]
+pub struct DamageLeft {
+    /// `piece` or `file`.
+    pub what: &'static str,
+    /// Which.
+    pub record: u32,
+    /// Where it begins in the table.
+    pub table_offset: u64,
+    /// How, as a clause.
+    pub reason: String,
 }
 
 /// What lies in the lanes of this configuration's runtime folder. A daemon may be writing it meanwhile.
@@ -53,19 +91,14 @@ pub fn list(config: &Config) -> Result<Vec<LaneLeft>, ServeError> {
             return Err(SysError::new("read", folder.display().to_string(), error).into());
         }
     };
+    let names = Names::of(config);
     let mut lanes = Vec::new();
     for id in found {
-        let lane = match look(&folder, id) {
-            Ok(Some(lane)) => lane,
-            Ok(None) => continue,
-            Err(fault) => LaneLeft {
-                lane: id.0,
-                write_count: 0,
-                bytes: 0,
-                files: Vec::new(),
-                fault: Some(fault.to_string()),
-            },
+        let told = survey(&folder, id).map_err(|fault| lane_error(&folder, id, fault))?;
+        let Some(told) = told else {
+            continue;
         };
+        let lane = describe(&folder, id, &told, &names);
         if lane.write_count > 0 || lane.fault.is_some() {
             lanes.push(lane);
         }
@@ -73,33 +106,99 @@ pub fn list(config: &Config) -> Result<Vec<LaneLeft>, ServeError> {
     Ok(lanes)
 }
 
-fn look(folder: &std::path::Path, id: LaneId) -> Result<Option<LaneLeft>, ServeError> {
-    let wrong = |fault| lane_error(folder, id, fault);
-    let Some(lane) = LaneFile::look(folder, id).map_err(wrong)? else {
-        return Ok(None);
+fn describe(folder: &Path, id: LaneId, told: &Survey, names: &Names) -> LaneLeft {
+    let mut files: BTreeMap<u32, (FileLeft, Vec<ByteRange>)> = BTreeMap::new();
+    let waiting = || {
+        let is_waiting = |state| matches!(state, State::Committed | State::Submitted);
+        told.pieces
+            .iter()
+            .filter(move |found| is_waiting(found.state))
     };
-    let mut files: BTreeMap<u32, FileLeft> = BTreeMap::new();
-    let mut bytes = 0;
-    let pieces = lane.pieces().map_err(wrong)?;
-    for (_, _, piece) in &pieces {
-        let entry = files.entry(piece.file).or_default();
+    for found in waiting() {
+        let (entry, ranges) = files.entry(found.piece.file).or_insert_with(|| {
+            let named = found.file.as_ref().map(|file| names.describe(file));
+            (named.unwrap_or_default(), Vec::new())
+        });
         entry.write_count += 1;
-        entry.bytes += piece.range.length.0;
-        entry.end = entry.end.max(piece.range.end());
-        bytes += piece.range.length.0;
-        if let Some(named) = lane.file(piece.file).map_err(wrong)? {
-            entry.device_major = rustix::fs::major(named.device);
-            entry.device_minor = rustix::fs::minor(named.device);
-            entry.inode = named.inode;
+        entry.bytes += found.piece.range.length.0;
+        entry.end = entry.end.max(found.piece.range.end());
+        ranges.push(found.piece.range);
+    }
+    let files: Vec<FileLeft> = files
+        .into_values()
+        .map(|(file, ranges)| FileLeft {
+            ranges: joined(ranges),
+            ..file
+        })
+        .collect();
+    let damage = told.damage.iter().map(|found| DamageLeft {
+        what: found.what,
+        record: found.record,
+        table_offset: found.table_offset,
+        reason: found.damage.to_string(),
+    });
+    let fault = match (told.head, told.damage.first()) {
+        (Err(fault), _) => Some(LaneFault::Head(fault)),
+        (Ok(_), Some(first)) => Some(LaneFault::Record {
+            what: first.what,
+            record: first.record,
+            damage: first.damage,
+        }),
+        (Ok(_), None) => None,
+    };
+    LaneLeft {
+        lane: id.0,
+        write_count: waiting().count() as u64,
+        bytes: files.iter().map(|file| file.bytes).sum(),
+        files,
+        fault: fault.map(|fault| lane_error(folder, id, fault).to_string()),
+        table: rushes_shm::lane::table_path(folder, id),
+        damage: damage.collect(),
+        memory_bytes: told.memory_bytes,
+    }
+}
+
+/// Ranges in order, those that touch or overlap as one.
+fn joined(mut ranges: Vec<ByteRange>) -> Vec<RangeLeft> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut out: Vec<RangeLeft> = Vec::new();
+    for range in ranges {
+        let (start, end) = (range.start.0, range.end());
+        match out.last_mut().filter(|last| start <= last.end) {
+            Some(last) => last.end = last.end.max(end),
+            None => out.push(RangeLeft { start, end }),
         }
     }
-    Ok(Some(LaneLeft {
-        lane: id.0,
-        write_count: pieces.len() as u64,
-        bytes,
-        files: files.into_values().collect(),
-        fault: None,
-    }))
+    out
+}
+
+/// Where names of files are looked for: by file system.
+struct Names(Vec<([u8; 16], File)>);
+
+impl Names {
+    fn of(config: &Config) -> Names {
+        let known = config.shares.iter().filter_map(|share| {
+            let root = File::open(&share.path).ok()?;
+            Some((space::file_system_id(&root).ok()?, root))
+        });
+        Names(known.collect())
+    }
+
+    fn describe(&self, file: &FileRecord) -> FileLeft {
+        FileLeft {
+            path: self.name(file),
+            device_major: rustix::fs::major(file.device),
+            device_minor: rustix::fs::minor(file.device),
+            inode: file.inode,
+            ..FileLeft::default()
+        }
+    }
+
+    fn name(&self, file: &FileRecord) -> Option<PathBuf> {
+        let (_, root) = self.0.iter().find(|(id, _)| *id == file.file_system)?;
+        let handle = file.handle.get(..file.handle_bytes as usize)?;
+        space::name_by_handle(root, file.handle_kind, handle).ok()
+    }
 }
 
 /// Delete a lane with what is in it.
@@ -117,4 +216,17 @@ pub fn give_up(config: &Config, lane: u32) -> Result<(), ServeError> {
     }
     remove_lane(&folder, LaneId(lane));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_touch_are_one() {
+        let ranges = [(10, 5), (0, 4), (15, 1), (3, 2), (30, 1), (12, 1)];
+        let ranges = ranges.map(|(start, length)| ByteRange::new(start, length));
+        let expected = [(0, 5), (10, 16), (30, 31)].map(|(start, end)| RangeLeft { start, end });
+        assert_eq!(joined(ranges.to_vec()), expected);
+    }
 }

@@ -48,7 +48,7 @@ pub(crate) fn lane_error(folder: &Path, lane: LaneId, fault: LaneFault) -> Serve
             what,
             record,
             damage,
-        } => format!("record {record} of a {what} is damaged ({damage:?})"),
+        } => format!("record {record} of a {what} is damaged: {damage}"),
     };
     ServeError::Lane {
         folder: folder.to_path_buf(),
@@ -162,7 +162,7 @@ impl Daemon {
         if let Some(strange) = strange {
             let note = format!(
                 "lane {} holds {} writes for a file system that no share is on now (it was device {}:{}): they are kept; \
-                 mount it and restart; or stop the daemon and throw them away with: rushes recover --give-up {}",
+                 mount it and restart; or stop the daemon and throw them away with: rushes recover --give-up {} --yes",
                 lane.lane.0,
                 lane.pieces.len(),
                 rustix::fs::major(strange.file.device),

@@ -261,7 +261,13 @@ void rushes_give_up(struct rushes_client *client);
 void rushes_changed(struct rushes_client *client, dev_t device, ino_t inode,
 		    uint64_t offset, uint64_t length);
 
-/* The same for a file that lost a name. */
+/*
+ * Are some of a file's bytes another file's too, or packed, so that to write
+ * them takes new blocks? Asks the file system, and no daemon.
+ */
+bool rushes_is_shared(int fd);
+
+/* As rushes_changed for a file that lost a name. */
 void rushes_gone(struct rushes_client *client, dev_t device, ino_t inode);
 
 #ifdef __cplusplus

@@ -486,6 +486,18 @@ pub unsafe extern "C" fn rushes_changed(
 }
 
 /// # Safety
+/// `fd` is not closed meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_is_shared(fd: c_int) -> bool {
+    if fd < 0 {
+        return false;
+    }
+    // SAFETY: the caller's promise; whether it is open the kernel says.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    rushes_sys::extents::moves(file).unwrap_or(false)
+}
+
+/// # Safety
 /// `client` is null or a connected client.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rushes_gone(client: *mut rushes_client, device: dev_t, inode: ino_t) {

@@ -65,11 +65,12 @@ impl From<SysError> for LaneFault {
     }
 }
 
-fn bytes_path(folder: &Path, lane: LaneId) -> PathBuf {
+pub(crate) fn bytes_path(folder: &Path, lane: LaneId) -> PathBuf {
     folder.join(format!("{:08}.bytes", lane.0))
 }
 
-fn table_path(folder: &Path, lane: LaneId) -> PathBuf {
+/// Where a lane's table is.
+pub fn table_path(folder: &Path, lane: LaneId) -> PathBuf {
     folder.join(format!("{:08}.table", lane.0))
 }
 
@@ -113,21 +114,8 @@ impl LaneFile {
         Ok(lane)
     }
 
-    /// Open a lane to look at it; nothing of it is changed. None: it is not finished.
-    pub fn look(folder: &Path, lane: LaneId) -> Result<Option<LaneFile>, LaneFault> {
-        LaneFile::open_with(folder, lane, || ())
-    }
-
     /// Open what another daemon left. None: it never was a lane; its files are removed.
     pub fn open(folder: &Path, lane: LaneId) -> Result<Option<LaneFile>, LaneFault> {
-        LaneFile::open_with(folder, lane, || remove(folder, lane))
-    }
-
-    fn open_with(
-        folder: &Path,
-        lane: LaneId,
-        if_none: impl Fn(),
-    ) -> Result<Option<LaneFile>, LaneFault> {
         let about = || table_path(folder, lane).display().to_string();
         let failed = |error: io::Error| SysError::new("open a lane", about(), error);
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -137,7 +125,7 @@ impl LaneFile {
             open_at(bytes_path(folder, lane)),
         );
         let (Ok(table), Ok(bytes)) = found else {
-            if_none();
+            remove(folder, lane);
             return Ok(None);
         };
         let length = rustix::fs::fstat(&table)
@@ -145,7 +133,7 @@ impl LaneFile {
             .st_size as u64;
         if length < place::BYTES as u64 {
             if length == 0 {
-                if_none();
+                remove(folder, lane);
                 return Ok(None);
             }
             return Err(LaneFault::Head(HeadFault::Damaged));
@@ -159,7 +147,7 @@ impl LaneFile {
         let mut file = LaneFile::map(folder, unread, bytes, table)?;
         let words: [u64; HEAD_WORDS] = file.load(place::HEAD);
         if words == [0; HEAD_WORDS] {
-            if_none();
+            remove(folder, lane);
             return Ok(None);
         }
         let head = head_of(words).map_err(LaneFault::Head)?;
@@ -380,14 +368,6 @@ fn remove(folder: &Path, lane: LaneId) {
     // Bytes first: a table without them is no lane.
     let _ = unlink(bytes_path(folder, lane));
     let _ = unlink(table_path(folder, lane));
-}
-
-fn piece_place(record: u32) -> usize {
-    place::PIECES + record as usize * PIECE_WORDS * 8
-}
-
-fn file_place(record: u32) -> usize {
-    place::FILES + record as usize * FILE_WORDS * 8
 }
 
 #[cfg(test)]

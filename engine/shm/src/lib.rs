@@ -17,6 +17,7 @@ pub mod lane;
 mod layout;
 mod rings;
 pub mod server;
+pub mod survey;
 
 pub use layout::{Connect, PeerError, Writer};
 

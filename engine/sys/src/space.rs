@@ -13,6 +13,8 @@ use rustix::fs::{
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What a descriptor allows. Asks nobody but the kernel's table of descriptors.
@@ -206,6 +208,22 @@ pub fn open_by_handle(
     Ok((open(libc::O_RDONLY | libc::O_DIRECT)?, written))
 }
 
+/// The name of a file, by its kernel handle; of several names one. `mount`: any open descriptor of its file system.
+///
+/// Errors   ESTALE: there is no such file any more; ENOENT: it has no name that the kernel knows.
+pub fn name_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<PathBuf> {
+    let file = open_raw(&mount, (kind, handle), libc::O_PATH)?;
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    // A file that was not looked up since the start of the machine has no place in the kernel's tree: a slash alone.
+    let named = std::fs::symlink_metadata(&path)?;
+    let known = fstat(&file)?;
+    if (named.dev(), named.ino()) == (known.st_dev, known.st_ino) {
+        Ok(path)
+    } else {
+        Err(io::ErrorKind::NotFound.into())
+    }
+}
+
 fn open_raw(mount: impl AsFd, (kind, handle): (i32, &[u8]), flags: i32) -> io::Result<OwnedFd> {
     let mut raw = RawHandle {
         bytes: u32::try_from(handle.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
@@ -319,7 +337,8 @@ fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
 }
 
 /// Reserve blocks for `needed`, on this user's account, and on to `wished_end` if that can be had easily; where all bytes of the
-/// file are then.
+/// file are then. Nothing: some of them are another file's, too (somebody has made a copy that shares them), so that
+/// writing them takes blocks that nobody has reserved.
 ///
 /// Errors   ENOSPC, EDQUOT: not even what is needed; EOPNOTSUPP: this file system reserves nothing.
 pub fn reserve(
@@ -336,7 +355,7 @@ pub fn reserve(
     };
     let needed_end = needed.end();
     as_user(uid, gid, || {
-        let most = needed_end.saturating_add(spare(&file)?);
+        let most = needed.start.0.saturating_add(spare(&file)?);
         let wished = wished_end.max(needed_end).min(most);
         if wished > needed_end {
             match ask(wished) {
@@ -350,6 +369,9 @@ pub fn reserve(
         }
         Ok::<(), io::Error>(ask(needed_end)?)
     })??;
+    if extents::moves(&file)? {
+        return Ok(Vec::new());
+    }
     Ok(extents::of(&file, extent_count_max)?.extents)
 }
 
@@ -446,8 +468,7 @@ pub fn wall_ns() -> i64 {
 mod tests {
     use super::*;
     use std::io::Write;
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
-    use std::path::PathBuf;
+    use std::os::unix::fs::PermissionsExt;
 
     fn file(name: &str) -> (std::path::PathBuf, std::fs::File) {
         let path = std::env::temp_dir().join(format!("rushes-space-{name}-{}", std::process::id()));
@@ -531,6 +552,8 @@ mod tests {
         std::fs::rename(&path, &other).unwrap();
         let folder = std::fs::File::open(std::env::temp_dir()).unwrap();
         let kind = i32::from_ne_bytes(*kind);
+        let named = name_by_handle(&folder, kind, bytes).unwrap();
+        assert_eq!(named.file_name(), other.file_name());
         let (read, written) = match open_by_handle(&folder, kind, bytes) {
             Ok(found) => found,
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
@@ -548,6 +571,7 @@ mod tests {
         std::fs::remove_file(other).unwrap();
         let gone = open_by_handle(&folder, kind, bytes).unwrap_err();
         assert_eq!(gone.raw_os_error(), Some(libc::ESTALE));
+        assert!(name_by_handle(&folder, kind, bytes).is_err());
     }
 
     #[test]

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A disk that is almost full: who shares blocks needs new ones to overwrite, and what is reserved ahead of one writer is not
+//! there for another.
+
+use rushes_tests::disk::run;
+use rushes_tests::fsx::{client, world};
+use rushes_tests::pattern;
+use rushes_tests::smb2::{Chunk, Connection, DISK_FULL, Disposition, Handle, Status};
+use rushes_tests::world::{Backing, World};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const BLOCK: usize = 65_536;
+const XFS: Backing = Backing::Small(&["mkfs.xfs", "-q", "-f", "-m", "reflink=1"]);
+/// Of the file that is overwritten. Units: bytes.
+const LENGTH: usize = 24 << 20;
+
+/// Bytes that anybody may still write.
+fn room(world: &World) -> u64 {
+    let output = Command::new("stat")
+        .args(["-f", "-c", "%S %a"])
+        .arg(world.disk.path())
+        .output()
+        .expect("coreutils");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.split_whitespace()
+        .map(|number| number.parse::<u64>().expect("a number"))
+        .product()
+}
+
+/// Leave so much room.
+fn fill(world: &World, leave: u64) {
+    for turn in 0..20 {
+        let too_much = room(world).saturating_sub(leave);
+        if too_much < 1 << 18 {
+            return;
+        }
+        // (Nobody gives the very last blocks in one piece.)
+        let part = if turn < 3 { too_much } else { too_much / 2 };
+        let _ = Command::new("fallocate")
+            .arg("-l")
+            .arg(part.to_string())
+            .arg(world.path(&format!("filler{turn}")))
+            .output();
+    }
+}
+
+fn remove_fillers(world: &World) {
+    for turn in 0..20 {
+        let _ = fs::remove_file(world.path(&format!("filler{turn}")));
+    }
+}
+
+/// Overwrite block by block until there is no room; how many were acknowledged.
+fn overwrite(client: &Connection, file: Handle, model: &mut [u8]) -> usize {
+    for block in 0..LENGTH / BLOCK {
+        let at = block * BLOCK;
+        let bytes = pattern::bytes(7, at as u64, BLOCK);
+        match client.write(file, at as u64, &bytes) {
+            Ok(()) => model[at..at + BLOCK].copy_from_slice(&bytes),
+            Err(status) => {
+                assert_eq!(status, Status(DISK_FULL), "block {block}");
+                return block;
+            }
+        }
+    }
+    LENGTH / BLOCK
+}
+
+/// Whatever was acknowledged is there, and of the block that was refused any part may be.
+fn check_overwritten(world: &World, model: &[u8], acknowledged: usize) {
+    let found = fs::read(world.path("take.mov")).expect("the file is there");
+    assert_eq!(found.len(), model.len());
+    let refused = acknowledged * BLOCK..(acknowledged + 1) * BLOCK;
+    let is_wrong = |at: &usize| found[*at] != model[*at] && !refused.contains(at);
+    assert_eq!((0..found.len()).find(is_wrong), None, "first wrong byte");
+    let copy = fs::read(world.path("copy.mov")).expect("the file is there");
+    pattern::check(1, 0, &copy, "who shared its blocks");
+}
+
+/// `share` makes copy.mov of take.mov, which a client has open.
+fn overwriting_a_shared_file(share: impl Fn(&World, &Connection, Handle)) {
+    let Some(mut world) = world(XFS) else {
+        return;
+    };
+    world.put("take.mov", 1, LENGTH);
+    let client = client(&world);
+    let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
+    let mut model = pattern::bytes(1, 0, LENGTH);
+    share(&world, &client, file);
+    fill(&world, 6 << 20);
+    let acknowledged = overwrite(&client, file, &mut model);
+    assert!(
+        acknowledged < LENGTH / BLOCK,
+        "all was acknowledged with 6 MB left"
+    );
+    assert!(acknowledged > 16, "full too early: {acknowledged} blocks");
+    client
+        .flush(file)
+        .expect("what was acknowledged has its room");
+    client.close(file).expect("closed");
+    world.everything_is_written();
+    check_overwritten(&world, &model, acknowledged);
+    assert!(!world.daemon().log().contains("failed"));
+}
+
+fn reflink(world: &World) {
+    run(Command::new("cp")
+        .arg("--reflink=always")
+        .arg(world.path("take.mov"))
+        .arg(world.path("copy.mov")));
+}
+
+#[test]
+fn who_overwrites_shared_blocks_hears_of_a_full_disk_before_it_is_acknowledged() {
+    overwriting_a_shared_file(|world, _, _| reflink(world));
+}
+
+#[test]
+fn so_does_who_wrote_to_the_file_before_it_was_copied_by_the_server() {
+    overwriting_a_shared_file(|world, client, file| {
+        // The daemon knows the file as one that has its blocks for itself.
+        let bytes = pattern::bytes(1, 0, BLOCK);
+        client.write(file, 0, &bytes).expect("written");
+        client.flush(file).expect("flushed");
+        let (copy, _) = client.open("copy.mov", Disposition::OpenIf).expect("made");
+        for at in (0..LENGTH as u64).step_by(1 << 20) {
+            let chunk = Chunk {
+                from: at,
+                to: at,
+                length: 1 << 20,
+            };
+            client.copy(file, copy, &[chunk]).expect("copied");
+        }
+        client.close(copy).expect("closed");
+        // Else this would be a test of something else.
+        let output = Command::new("filefrag")
+            .arg("-v")
+            .arg(world.path("take.mov"))
+            .output();
+        let text = String::from_utf8_lossy(&output.expect("e2fsprogs").stdout).into_owned();
+        assert!(text.contains("shared"), "{text}");
+    });
+}
+
+/// Write at the end until there is no room.
+fn write_all(client: &Connection, file: Handle, seed: u64) -> u64 {
+    let mut written = 0;
+    loop {
+        let bytes = pattern::bytes(seed, written, BLOCK);
+        match client.write(file, written, &bytes) {
+            Ok(()) => written += BLOCK as u64,
+            Err(status) => {
+                assert_eq!(status, Status(DISK_FULL));
+                return written;
+            }
+        }
+    }
+}
+
+fn check_written(world: &World, name: &str, seed: u64, length: u64) {
+    let found = fs::read(world.path(name)).expect("the file is there");
+    assert_eq!(found.len() as u64, length, "{name}");
+    pattern::check(seed, 0, &found, name);
+}
+
+const FILE_SYSTEMS: [&[&str]; 2] = [
+    &["mkfs.ext4", "-q", "-F", "-m", "0"],
+    &["mkfs.xfs", "-q", "-f"],
+];
+/// What a file system needs for itself of what it says is free.
+const OVERHEAD: u64 = 4 << 20;
+
+#[test]
+fn what_a_writer_has_reserved_ahead_is_his_own_to_the_last_block() {
+    for mkfs in FILE_SYSTEMS {
+        let Some(mut world) = world(Backing::Small(mkfs)) else {
+            return;
+        };
+        let before = room(&world);
+        let client = client(&world);
+        let (file, _) = client.open("take.mov", Disposition::OpenIf).expect("made");
+        let written = write_all(&client, file, 1);
+        assert!(
+            written > before - OVERHEAD,
+            "{mkfs:?}: {written} of {before}"
+        );
+        client.flush(file).expect("it has its room");
+        client.close(file).expect("closed");
+        world.everything_is_written();
+        check_written(&world, "take.mov", 1, written);
+    }
+}
+
+/// What is reserved ahead of one writer is not there for another until the first has closed. Of what is free that is a 16th at most,
+/// however far ahead he would have it.
+#[test]
+fn what_one_has_reserved_ahead_is_little_of_what_another_could_have() {
+    for mkfs in FILE_SYSTEMS {
+        let Some(mut world) = world(Backing::Small(mkfs)) else {
+            return;
+        };
+        let before = room(&world);
+        let (one, other) = (client(&world), client(&world));
+        let (ahead, _) = one.open("one.mov", Disposition::OpenIf).expect("made");
+        const WRITTEN: u64 = 6 << 20;
+        for at in (0..WRITTEN).step_by(BLOCK) {
+            let bytes = pattern::bytes(1, at, BLOCK);
+            one.write(ahead, at, &bytes).expect("written");
+        }
+        one.flush(ahead).expect("flushed");
+        let taken = fs::metadata(world.path("one.mov")).expect("there").blocks() * 512;
+        assert!(taken > WRITTEN + (4 << 20), "{taken} bytes are reserved");
+        let (file, _) = other.open("other.mov", Disposition::OpenIf).expect("made");
+        let written = write_all(&other, file, 2);
+        assert!(
+            written > before - WRITTEN - before / 16 - OVERHEAD,
+            "{mkfs:?}: {written} bytes of {before}; {taken} are reserved for {WRITTEN}"
+        );
+        other.flush(file).expect("flushed");
+        one.close(ahead).expect("closed");
+        // It is given back, and then it is there.
+        let end = Instant::now() + Duration::from_secs(20);
+        let more = pattern::bytes(2, written, BLOCK);
+        while other.write(file, written, &more).is_err() {
+            assert!(Instant::now() < end, "what was reserved is not given back");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        other.close(file).expect("closed");
+        world.everything_is_written();
+        check_written(&world, "one.mov", 1, WRITTEN);
+        check_written(&world, "other.mov", 2, written + BLOCK as u64);
+    }
+}
+
+/// A local program shares the blocks of bytes that were acknowledged before: no server can know. It is said at the flush, nothing
+/// is lost, and it is written when there is room.
+#[test]
+fn blocks_that_are_shared_behind_our_back_are_told_and_nothing_is_lost() {
+    let Some(mut world) = world(XFS) else {
+        return;
+    };
+    world.put("take.mov", 1, LENGTH);
+    let client = client(&world);
+    let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
+    let mut model = pattern::bytes(1, 0, LENGTH);
+    fill(&world, 2 << 20);
+    let acknowledged = overwrite(&client, file, &mut model);
+    assert_eq!(acknowledged, LENGTH / BLOCK, "it has its blocks");
+    reflink(&world);
+    // (What the daemon had written by then is in the copy, too.)
+    let flushed = client.flush(file);
+    assert!(flushed.is_err(), "there cannot be room for all of it");
+    let back = client.read(file, 20 << 20, BLOCK).expect("read");
+    pattern::check(7, 20 << 20, &back, "what clients see");
+    let log = world.daemon().log();
+    assert!(log.contains("take.mov"), "{log}");
+    remove_fillers(&world);
+    let end = Instant::now() + Duration::from_secs(20);
+    while client.flush(file).is_err() {
+        assert!(Instant::now() < end, "there is room again");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    client.close(file).expect("closed");
+    world.everything_is_written();
+    let found = fs::read(world.path("take.mov")).expect("the file is there");
+    assert!(found == model);
+}
