@@ -152,6 +152,11 @@ impl Catalogue {
         named(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME).map_err(failed)
     }
 
+    /// Its folder.
+    pub(crate) fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
     /// The root of the tree.
     pub fn tree(&self) -> BorrowedFd<'_> {
         self.tree.as_fd()
@@ -186,6 +191,20 @@ impl Catalogue {
             number,
             generation: self.generation,
         })
+    }
+
+    /// The first number that nobody has set aside. None: what is there is none.
+    pub(crate) fn numbers_end(&self) -> Option<u64> {
+        let text = std::fs::read_to_string(self.path.join(NUMBERS)).ok()?;
+        text.trim().parse().ok().filter(|&next| next > 0)
+    }
+
+    /// No number below this one will be given, durably.
+    pub(crate) fn set_numbers_end(&self, end: u64) -> Result<(), PoolError> {
+        let text = format!("{end}\n");
+        format::replace_file(self.root.as_fd(), &self.path, NUMBERS, text.as_bytes())?;
+        *self.numbers.lock().unwrap_or_else(PoisonError::into_inner) = Numbers { next: 0, end: 0 };
+        Ok(())
     }
 
     /// Durably: a number is never given twice.

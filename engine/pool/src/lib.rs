@@ -13,8 +13,10 @@ mod create;
 mod error;
 mod find;
 mod format;
+mod fsck;
 mod member;
 mod pool;
+mod walk;
 mod xattr;
 
 pub use catalogue::{Catalogue, TREE};
@@ -22,6 +24,7 @@ pub use create::{Created, MEMBER_COUNT_MAX, Wanted, create};
 pub use error::{ObjectFault, PoolError};
 pub use find::{MOUNT_TYPE, Mounted, Place, find, mounted};
 pub use format::{FORMAT_FILE, FORMAT_VERSION, MemberId};
+pub use fsck::{Fsck, Issue, Progress, State, fsck};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
 pub use pool::{Buried, Pool, SpillReason, Usage};
 pub use rushes_core::pool::{

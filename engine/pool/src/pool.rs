@@ -381,7 +381,7 @@ impl Pool {
     }
 
     /// A member that a layout names.
-    fn known(&self, number: MemberNumber) -> Result<&Member, PoolError> {
+    pub(crate) fn known(&self, number: MemberNumber) -> Result<&Member, PoolError> {
         self.member(number).ok_or_else(|| PoolError::Missing {
             member: number,
             path: self.catalogue.path().to_path_buf(),
@@ -502,7 +502,7 @@ fn next_data(fd: &OwnedFd, at: u64) -> Result<Option<u64>, PoolError> {
     }
 }
 
-fn punch(fd: &OwnedFd, range: ByteRange) -> Result<(), Errno> {
+pub(crate) fn punch(fd: &OwnedFd, range: ByteRange) -> Result<(), Errno> {
     let size = fstat(fd)?.st_size as u64;
     let end = range.end().min(size);
     if range.start.0 >= end {
