@@ -92,6 +92,25 @@ Exit code: 0 all of them are there, 1 some are on a member that is missing, 2 it
 Stays in the foreground and ends with `umount FOLDER`, SIGTERM or SIGINT. Exit code: 0 it was unmounted, 2 it could not be mounted. What a \
 mount that was killed leaves on the folder is taken away first.")]
     Mount(PoolMountArgs),
+    /// Look through a pool that is not mounted for what does not fit, and mend it
+    #[command(after_help = "\
+Nothing is changed without --repair; with it nothing is removed that is not also where a file's record says. Bytes that no file \
+names get a name in `lost+found`. It may be interrupted at any time and repeated. Exit code: 0 nothing is wrong, or all of it was mended; 1 something \
+is left; 2 it could not be looked through.")]
+    Fsck(PoolFsckArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolFsckArgs {
+    /// The pool's catalogue
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
+    pub(crate) catalogue: PathBuf,
+    /// Mend what can be mended without losing a byte
+    #[arg(long)]
+    pub(crate) repair: bool,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -9,6 +9,7 @@ mod check;
 mod lab;
 mod man;
 mod pool;
+mod pool_care;
 mod recover;
 mod serve;
 mod show;

@@ -3,6 +3,7 @@
 
 use crate::args::{PoolCommand, PoolCreateArgs, PoolLsArgs, PoolMountArgs, PoolWhereArgs};
 use crate::ask::{print_json, say};
+use crate::pool_care;
 use crate::show::{self, Table};
 use indicatif::{ProgressBar, ProgressStyle};
 use rushes_pool::{
@@ -80,10 +81,11 @@ pub(crate) fn run(command: &PoolCommand) -> Result<ExitCode, String> {
         PoolCommand::Ls(args) => ls(args),
         PoolCommand::Where(args) => where_is(args),
         PoolCommand::Mount(args) => mount(args),
+        PoolCommand::Fsck(args) => pool_care::fsck(args),
     }
 }
 
-fn told(error: PoolError) -> String {
+pub(crate) fn told(error: PoolError) -> String {
     error.to_string()
 }
 
@@ -201,7 +203,7 @@ fn state_of(state: &MemberState) -> (&'static str, Option<String>) {
     }
 }
 
-fn shown(path: &Path) -> String {
+pub(crate) fn shown(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 

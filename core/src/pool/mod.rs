@@ -5,6 +5,7 @@
 
 pub mod check;
 pub mod layout;
+pub mod names;
 pub mod place;
 
 pub use layout::{
