@@ -2,7 +2,7 @@
 //! The catalogue: the directory tree of a pool, the stubs on their way out, and the numbers of its files.
 
 use crate::error::PoolError;
-use crate::format::{self, CatalogueFormat, FORMAT_FILE, Format, FormatFault};
+use crate::format::{self, CatalogueFormat, Format, FormatFault};
 use crate::member::{random, shared_device};
 use rushes_core::pool::FileIdentity;
 use rustix::fs::{
@@ -20,7 +20,7 @@ pub const TREE: &str = "tree";
 /// Stubs without a name in the tree, whose objects are still there.
 pub(crate) const REMOVED: &str = "removed";
 /// Held by the door.
-const LOCK: &str = "lock";
+pub(crate) const LOCK: &str = "lock";
 /// The first inode number that no door has set aside yet, as text.
 pub(crate) const NUMBERS: &str = "numbers";
 /// Numbers set aside at a time; those that a door that dies had left are never used.
@@ -46,9 +46,11 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
+    /// `file`: the name of its format file, which is another one while it is being made anew.
     pub(crate) fn open(
         path: &Path,
         serve: bool,
+        file: &str,
     ) -> Result<(Catalogue, CatalogueFormat), PoolError> {
         let path = path.canonicalize().map_err(|error| {
             PoolError::Refused(format!(
@@ -61,7 +63,7 @@ impl Catalogue {
             PoolError::system("open", path.join(name).display().to_string(), error)
         };
         let root = open(&path, flags, Mode::empty()).map_err(|error| failed("", error))?;
-        let format = match format::read(root.as_fd(), FORMAT_FILE) {
+        let format = match format::read(root.as_fd(), file) {
             Ok(Some(Format::Catalogue(format))) => format,
             Ok(found) => {
                 let what = if found.is_some() {
@@ -75,11 +77,11 @@ impl Catalogue {
                 )));
             }
             Err(FormatFault::Failed(error)) => {
-                let about = path.join(FORMAT_FILE).display().to_string();
+                let about = path.join(file).display().to_string();
                 return Err(PoolError::system("read", about, error));
             }
             Err(FormatFault::Wrong(clause)) => {
-                let file = path.join(FORMAT_FILE);
+                let file = path.join(file);
                 return Err(PoolError::Refused(format!("{} {clause}", file.display())));
             }
         };
@@ -150,11 +152,6 @@ impl Catalogue {
             )));
         }
         named(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME).map_err(failed)
-    }
-
-    /// Its folder.
-    pub(crate) fn root(&self) -> BorrowedFd<'_> {
-        self.root.as_fd()
     }
 
     /// The root of the tree.

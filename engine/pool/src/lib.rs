@@ -15,7 +15,9 @@ mod find;
 mod format;
 mod fsck;
 mod member;
+mod names;
 mod pool;
+mod rescue;
 mod walk;
 mod xattr;
 
@@ -23,10 +25,12 @@ pub use catalogue::{Catalogue, TREE};
 pub use create::{Created, MEMBER_COUNT_MAX, Wanted, create};
 pub use error::{ObjectFault, PoolError};
 pub use find::{MOUNT_TYPE, Mounted, Place, find, mounted};
-pub use format::{FORMAT_FILE, FORMAT_VERSION, MemberId};
+pub use format::{Duty, FORMAT_FILE, FORMAT_VERSION, MemberId};
 pub use fsck::{Fsck, Issue, Progress, State, fsck};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
+pub use names::{Inode, NameLog, inode};
 pub use pool::{Buried, Pool, SpillReason, Usage};
+pub use rescue::{Rescued, rescue};
 pub use rushes_core::pool::{
     FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId, Policy, PoolId,
     Segment, Shape,

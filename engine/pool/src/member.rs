@@ -5,14 +5,14 @@
 //! member can be unmounted while nobody uses it, and one that comes back is simply there.
 
 use crate::error::{ObjectFault, PoolError};
-use crate::format::{self, FORMAT_FILE, Format, MemberId};
+use crate::format::{self, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
 use crate::xattr::{self, OBJECT_ATTRIBUTE};
 use rushes_core::pool::check::{FoundObject, Mark};
 use rushes_core::pool::{BackPointer, FileIdentity, MemberNumber, Object, ObjectId, PoolId};
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags, fstat, fstatvfs, fsync,
-    open, openat, seek, statat, unlinkat,
+    mkdirat, open, openat, seek, statat, unlinkat,
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -21,6 +21,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+/// Below a member: logs of names.
+pub(crate) const NAMES: &str = "names";
 /// Ids drawn before giving up: two alike among 2^64 are no chance, so by then something else is wrong.
 const DRAWS_MAX: usize = 8;
 
@@ -79,13 +81,12 @@ impl ObjectName {
 }
 
 /// What is in a member's folders of objects.
-pub(crate) enum Listed<'a> {
+pub(crate) enum Listed {
     /// An object.
     Object {
         found: FoundObject,
         /// Units: bytes.
         size: u64,
-        fd: &'a OwnedFd,
     },
     /// Something that Rushes did not put there.
     Stranger(PathBuf),
@@ -114,19 +115,30 @@ pub struct Member {
     id: MemberId,
     pool: PoolId,
     path: PathBuf,
+    duty: Duty,
     seen: Mutex<Option<Seen>>,
 }
 
 impl Member {
-    pub(crate) fn new(number: MemberNumber, id: MemberId, pool: PoolId, path: PathBuf) -> Member {
-        let seen = Mutex::new(None);
+    pub(crate) fn new(entry: &MemberEntry, pool: PoolId) -> Member {
         Member {
-            number,
-            id,
+            number: entry.number,
+            id: entry.id,
             pool,
-            path,
-            seen,
+            path: entry.path.clone(),
+            duty: entry.duty,
+            seen: Mutex::new(None),
         }
+    }
+
+    /// What it is for.
+    pub fn duty(&self) -> Duty {
+        self.duty
+    }
+
+    /// New bytes may go there.
+    pub(crate) fn takes_bytes(&self) -> bool {
+        self.duty == Duty::Full
     }
 
     /// Its number in layout records.
@@ -144,7 +156,7 @@ impl Member {
         PoolError::Missing { member, path, why }
     }
 
-    fn failed(&self, operation: &'static str, below: &str, error: Errno) -> PoolError {
+    pub(crate) fn failed(&self, operation: &'static str, below: &str, error: Errno) -> PoolError {
         match error {
             Errno::ROFS => PoolError::ReadOnly {
                 member: self.number,
@@ -317,10 +329,25 @@ impl Member {
         Ok(fd)
     }
 
+    /// Its folder for logs of names.
+    pub(crate) fn names_folder(&self) -> Result<OwnedFd, PoolError> {
+        let (root, _) = self.enter()?;
+        match mkdirat(&root, NAMES, Mode::RWXU) {
+            Ok(()) => fsync(&root).map_err(|error| self.failed("make a folder", NAMES, error))?,
+            Err(Errno::EXIST) => {}
+            // There may be one all the same.
+            Err(Errno::ROFS) => {}
+            Err(error) => return Err(self.failed("make a folder", NAMES, error)),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        openat(&root, NAMES, flags, Mode::empty())
+            .map_err(|error| self.failed("enter", NAMES, error))
+    }
+
     /// Every object that is there, and every name among them that is none's.
     pub(crate) fn list(
         &self,
-        mut each: impl FnMut(Listed<'_>) -> Result<(), PoolError>,
+        mut each: impl FnMut(Listed) -> Result<(), PoolError>,
     ) -> Result<(), PoolError> {
         let (root, _) = self.enter()?;
         for first in 0..=u8::MAX {
@@ -381,7 +408,6 @@ impl Member {
                         has_data: has_data(&fd).map_err(failed)?,
                     },
                     size: status.st_size as u64,
-                    fd: &fd,
                 })?;
             }
         }

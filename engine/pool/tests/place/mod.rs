@@ -70,7 +70,8 @@ impl Place {
     }
 
     pub(crate) fn unmount(&mut self, path: &Path) {
-        assert!(Command::new("umount").arg(path).status().unwrap().success());
+        let done = Command::new("umount").arg("--lazy").arg(path).status();
+        assert!(done.unwrap().success());
         let at = self.mounts.iter().rposition(|mount| mount == path);
         self.mounts.remove(at.unwrap());
     }
