@@ -9,6 +9,7 @@
 //! said at each function. Everything here must be called as root (file-system uid 0), whoever the door acts for otherwise.
 
 mod catalogue;
+mod change;
 mod create;
 mod error;
 mod find;
@@ -22,6 +23,7 @@ mod walk;
 mod xattr;
 
 pub use catalogue::{Catalogue, TREE};
+pub use change::{Drained, Left, add, drain, left, object_count, remove, set_draining};
 pub use create::{Created, MEMBER_COUNT_MAX, Wanted, create};
 pub use error::{ObjectFault, PoolError};
 pub use find::{MOUNT_TYPE, Mounted, Place, find, mounted};

@@ -243,6 +243,10 @@ impl Pool {
             .expect("a placed file covers every byte"))
     }
 
+    pub(crate) fn next_turn(&self) -> u64 {
+        self.turn.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// Give `range` to the first member that has room for `wanted` of it, else for one block; never to `except`.
     fn take(
         &self,
@@ -253,7 +257,7 @@ impl Pool {
         except: Option<MemberNumber>,
         moved: Option<(OwnedFd, ByteOffset)>,
     ) -> Result<(), PoolError> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let turn = self.next_turn();
         let asked = order(self.policy, &self.rooms(except), turn, wanted.length);
         // What is moved must fit whole, or bytes that are there would be lost.
         let (room, least) = if moved.is_some() {
@@ -367,7 +371,7 @@ impl Pool {
         }
     }
 
-    fn rooms(&self, except: Option<MemberNumber>) -> Vec<Room> {
+    pub(crate) fn rooms(&self, except: Option<MemberNumber>) -> Vec<Room> {
         self.members
             .iter()
             .filter(|member| member.takes_bytes() && Some(member.number()) != except)
