@@ -10,6 +10,7 @@ mod lab;
 mod man;
 mod pool;
 mod pool_care;
+mod pool_members;
 mod recover;
 mod serve;
 mod show;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool fsck`: looking after a pool that is not mounted. No daemon is asked.
+//! `rushes pool fsck` and `rushes pool rescue`: mending a pool that is not mounted. No daemon is asked.
 
-use crate::args::PoolFsckArgs;
+use crate::args::{PoolFsckArgs, PoolRescueArgs};
 use crate::ask::{print_json, say};
 use crate::pool::{shown, told};
 use indicatif::{ProgressBar, ProgressStyle};
-use rushes_pool::{ObjectName, Pool, Progress, State};
+use rushes_pool::{Fsck, ObjectName, Pool, Progress, State};
 use serde::Serialize;
 use std::process::ExitCode;
 
@@ -53,36 +53,87 @@ pub(crate) fn fsck(args: &PoolFsckArgs) -> Result<ExitCode, String> {
     let pool = Pool::serve(&args.catalogue).map_err(told)?;
     let bar = counter("{msg}");
     let done = rushes_pool::fsck(&pool, args.repair, |progress| {
-        bar.set_message(match progress {
-            Progress::Files(count) => format!("{count} files"),
-            Progress::Objects(count) => format!("{count} objects"),
-            Progress::Mending(done, of) => format!("{done} of {of} findings"),
-        });
+        bar.set_message(message(progress));
     });
     bar.finish_and_clear();
-    let found = done.map_err(told)?;
-    let report = FsckReport {
-        catalogue: shown(pool.catalogue().path()),
-        file_count: found.file_count,
-        object_count: found.object_count,
-        behind_end_count: found.behind_end_count,
-        left_count: found.left_count(),
-        missing: found
-            .missing
-            .iter()
-            .map(|(member, reason)| MissingReport {
-                member: member.0,
-                reason: reason.clone(),
-            })
-            .collect(),
-        findings: found.issues.into_iter().map(FindingReport::of).collect(),
-    };
+    let report = FsckReport::of(shown(pool.catalogue().path()), done.map_err(told)?);
     if args.json {
         print_json(&report)?;
     } else {
         say(&text(&report, args.repair))?;
     }
     Ok(ExitCode::from(u8::from(report.left_count > 0)))
+}
+
+fn message(progress: Progress) -> String {
+    match progress {
+        Progress::Files(count) => format!("{count} files"),
+        Progress::Objects(count) => format!("{count} objects"),
+        Progress::Mending(done, of) => format!("{done} of {of} findings"),
+    }
+}
+
+/// A catalogue that was made anew.
+#[derive(Debug, Serialize)]
+pub(crate) struct RescueReport {
+    pub(crate) name_count: u64,
+    pub(crate) log_serial: Option<u64>,
+    pub(crate) attributes_lost: u64,
+    pub(crate) fsck: FsckReport,
+}
+
+pub(crate) fn rescue(args: &PoolRescueArgs) -> Result<ExitCode, String> {
+    let bar = counter("{msg}");
+    let done = rushes_pool::rescue(&args.catalogue, &args.members, |progress| {
+        bar.set_message(message(progress));
+    });
+    bar.finish_and_clear();
+    let done = done.map_err(told)?;
+    let report = RescueReport {
+        name_count: done.name_count,
+        log_serial: done.log_serial,
+        attributes_lost: done.attributes_lost,
+        fsck: FsckReport::of(shown(&done.catalogue), done.fsck),
+    };
+    if args.json {
+        print_json(&report)?;
+    } else {
+        let first = match report.log_serial {
+            Some(_) => format!("{} names are back.\n", report.name_count),
+            None => String::from("No member has a log of names: files are in lost+found.\n"),
+        };
+        let lost = match report.attributes_lost {
+            0 => String::new(),
+            count => format!("{count} attributes were not taken by the file system.\n"),
+        };
+        say(&format!("{first}{lost}{}", text(&report.fsck, true)))?;
+    }
+    let is_whole = report.fsck.left_count == 0
+        && report.fsck.missing.is_empty()
+        && report.attributes_lost == 0
+        && report.log_serial.is_some();
+    Ok(ExitCode::from(u8::from(!is_whole)))
+}
+
+impl FsckReport {
+    fn of(catalogue: String, found: Fsck) -> FsckReport {
+        FsckReport {
+            catalogue,
+            file_count: found.file_count,
+            object_count: found.object_count,
+            behind_end_count: found.behind_end_count,
+            left_count: found.left_count(),
+            missing: found
+                .missing
+                .iter()
+                .map(|(member, reason)| MissingReport {
+                    member: member.0,
+                    reason: reason.clone(),
+                })
+                .collect(),
+            findings: found.issues.into_iter().map(FindingReport::of).collect(),
+        }
+    }
 }
 
 impl FindingReport {

@@ -6,8 +6,8 @@ use crate::format::{self, CatalogueFormat, Format, FormatFault};
 use crate::member::{random, shared_device};
 use rushes_core::pool::FileIdentity;
 use rustix::fs::{
-    FileType, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, open, openat, openat2,
-    syncfs,
+    AtFlags, FileType, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, open, openat,
+    openat2, statat, syncfs,
 };
 use std::fs::File;
 use std::io::{Read, Write};
@@ -152,6 +152,29 @@ impl Catalogue {
             )));
         }
         named(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME).map_err(failed)
+    }
+
+    /// Whether somebody has the pool: a mount, or a command that changes it.
+    pub fn is_served(&self) -> Result<bool, PoolError> {
+        if self.lock.is_some() {
+            return Ok(true);
+        }
+        let failed = |error: std::io::Error| {
+            PoolError::system("look at", self.path.join(LOCK).display().to_string(), error)
+        };
+        let inode = match statat(&self.root, LOCK, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(status) => status.st_ino,
+            Err(rustix::io::Errno::NOENT) => return Ok(false),
+            Err(error) => return Err(failed(error.into())),
+        };
+        // To try the lock would keep out a door that starts at this moment.
+        let device = self.device()?;
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let file = format!("{major:02x}:{minor:02x}:{inode}");
+        let locks = std::fs::read_to_string("/proc/locks").map_err(failed)?;
+        let is_its =
+            |line: &str| line.contains(" FLOCK ") && line.split(' ').any(|word| word == file);
+        Ok(locks.lines().any(is_its))
     }
 
     /// The root of the tree.

@@ -7,7 +7,7 @@
 use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, refused};
 use crate::error::PoolError;
 use crate::format::{self, CatalogueFormat, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
-use crate::member::{Access, Listed, Member, MemberState, NAMES, data_ranges, random};
+use crate::member::{Access, Member, MemberState, NAMES, data_ranges, random};
 use crate::names::NameLog;
 use crate::pool::{Pool, punch};
 use crate::walk::walk;
@@ -151,6 +151,11 @@ fn planned(now: &CatalogueFormat, folders: &[Folder]) -> Result<CatalogueFormat,
     Ok(plan)
 }
 
+/// An add waits to be repeated.
+pub fn is_add_interrupted(pool: &Pool) -> bool {
+    pool.catalogue().path().join(PLAN).exists()
+}
+
 /// Say, durably, what a member is for.
 fn set_duty(pool: &Pool, number: MemberNumber, duty: Duty) -> Result<(), PoolError> {
     let mut format = pool.format().clone();
@@ -169,7 +174,7 @@ fn write(pool: &Pool, format: &CatalogueFormat) -> Result<(), PoolError> {
         PoolError::system("open", catalogue.path().display().to_string(), error)
     })?;
     // Its last step would undo this one.
-    if catalogue.path().join(PLAN).exists() {
+    if is_add_interrupted(pool) {
         return refused(format!(
             "an add was interrupted; repeat it first (or remove {}, if its folders are gone)",
             catalogue.path().join(PLAN).display()
@@ -521,21 +526,9 @@ pub fn left(pool: &Pool, member: &Member) -> Result<Left, PoolError> {
         count(&path, stub.as_fd())?;
     }
     if !matches!(member.status().state, MemberState::Missing(_)) {
-        left.object_count = object_count(member)?;
+        left.object_count = member.object_count()?;
     }
     Ok(left)
-}
-
-/// How many objects, and other things, are in a member's folders.
-pub fn object_count(member: &Member) -> Result<u64, PoolError> {
-    let mut count = 0;
-    member.list(|listed| {
-        match listed {
-            Listed::Object { .. } | Listed::Stranger(_) => count += 1,
-        }
-        Ok(())
-    })?;
-    Ok(count)
 }
 
 /// A member's folder is a folder again. What is not empty stays: it is none of ours.

@@ -23,14 +23,14 @@ mod walk;
 mod xattr;
 
 pub use catalogue::{Catalogue, TREE};
-pub use change::{Drained, Left, add, drain, left, object_count, remove, set_draining};
+pub use change::{Drained, Left, add, drain, is_add_interrupted, left, remove, set_draining};
 pub use create::{Created, MEMBER_COUNT_MAX, Wanted, create};
 pub use error::{ObjectFault, PoolError};
 pub use find::{MOUNT_TYPE, Mounted, Place, find, mounted};
 pub use format::{Duty, FORMAT_FILE, FORMAT_VERSION, MemberId};
 pub use fsck::{Fsck, Issue, Progress, State, fsck};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
-pub use names::{Inode, NameLog, inode};
+pub use names::{Inode, NameLog, inode, newest_log};
 pub use pool::{Buried, Pool, SpillReason, Usage};
 pub use rescue::{Rescued, rescue};
 pub use rushes_core::pool::{

@@ -414,6 +414,34 @@ impl Member {
         Ok(())
     }
 
+    /// How many names there are among its objects. Opens none of them.
+    pub fn object_count(&self) -> Result<u64, PoolError> {
+        let (root, _) = self.enter()?;
+        let mut count = 0;
+        for first in 0..=u8::MAX {
+            let below = format!("objects/{first:02x}");
+            let failed = |error| self.failed("look through", &below, error);
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let folder = match openat(&root, below.as_str(), flags, Mode::empty()) {
+                Ok(folder) => folder,
+                Err(Errno::NOENT) => continue,
+                Err(error) => return Err(failed(error)),
+            };
+            for entry in Dir::read_from(&folder).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
+                let name = entry.file_name();
+                count += u64::from(name != c"." && name != c"..");
+            }
+        }
+        Ok(count)
+    }
+
+    /// Whether its device has to move a head; None: it does not say.
+    pub fn is_rotational(&self) -> Option<bool> {
+        let facts = rushes_sys::device::facts(self.status().device?).ok()?;
+        Some(facts.rotational)
+    }
+
     /// Open an object, whoever it says it belongs to.
     pub(crate) fn open_any(&self, id: ObjectId, access: Access) -> Result<OwnedFd, PoolError> {
         let (root, _) = self.enter()?;

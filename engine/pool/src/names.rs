@@ -102,6 +102,14 @@ pub(crate) fn logs(pool: &Pool) -> Vec<Found> {
     found
 }
 
+/// Serial of the newest log of names that a member has, and which members have it. None: there is none.
+pub fn newest_log(pool: &Pool) -> Option<(u64, Vec<MemberNumber>)> {
+    let found = logs(pool);
+    let serial = found.iter().map(|log| log.serial).max()?;
+    let newest = found.iter().filter(|log| log.serial == serial);
+    Some((serial, newest.map(|log| log.member).collect()))
+}
+
 /// A log's bytes.
 pub(crate) fn read(member: &Member, serial: u64) -> Result<Vec<u8>, PoolError> {
     let name = log_name(serial);

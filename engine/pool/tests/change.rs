@@ -11,7 +11,7 @@ mod place;
 use place::{Place, Written, objects_on, pattern};
 use rushes_pool::{
     Access, ByteRange, Duty, MemberNumber, MemberState, Policy, Pool, PoolError, SpillReason,
-    Wanted, add, create, drain, fsck, object_count, remove, set_draining,
+    Wanted, add, create, drain, fsck, remove, set_draining,
 };
 use std::fs;
 use std::os::fd::AsFd;
@@ -102,7 +102,10 @@ fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_ag
     assert_eq!(done.moved_count, 1, "a file with two names is one");
     assert!(done.moved_bytes <= 4 * MIB as u64, "holes are not copied");
     assert_eq!(
-        object_count(pool.member(MemberNumber(1)).unwrap()).unwrap(),
+        pool.member(MemberNumber(1))
+            .unwrap()
+            .object_count()
+            .unwrap(),
         0
     );
     check(&pool, "old", 4 * MIB);
