@@ -200,6 +200,40 @@ fn add_and_remove_may_be_killed_at_every_step_and_are_finished_by_repeating_them
 }
 
 #[test]
+fn create_may_be_killed_at_every_step_and_is_finished_by_repeating_it() {
+    let Some(world) = build(&[(EXT4, 32)]) else {
+        return;
+    };
+    let disk = world.disk("new", (EXT4, 32));
+    let folders = ["c", "a", "b"].map(|name| disk.join(name));
+    let mut kill_count = 0;
+    for call in STEPS {
+        for folder in &folders {
+            let _ = fs::remove_dir_all(folder);
+            fs::create_dir(folder).expect("our own file system");
+        }
+        let mut create = Command::new(needs::path_of("rushes"));
+        create.args(["pool", "create"]).args(&folders);
+        // Some kills, at later and later steps, then one that is not; each goes on where the one before it was.
+        for count in [1, 2, 3, 5, 9, 300] {
+            if !killed_at(&create, call, count) {
+                break;
+            }
+            kill_count += 1;
+        }
+        let done = create.output().expect("it starts");
+        assert!(done.status.success(), "{call}: {done:?}");
+        let fsck = Command::new(needs::path_of("rushes"))
+            .args(["pool", "fsck"])
+            .arg(&folders[0])
+            .output()
+            .expect("it starts");
+        assert!(fsck.status.success(), "{call}: {fsck:?}");
+    }
+    assert!(kill_count > 15, "only {kill_count} kills");
+}
+
+#[test]
 fn a_mount_that_is_killed_under_load_leaves_nothing_that_cannot_be_mended() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 20), (EXT4, 26)]) else {
         return;

@@ -73,6 +73,10 @@ impl Door {
     /// The same, by the inode's number; 0: nowhere.
     pub(crate) fn name_leads_to(&self, folder: u64, name: &OsStr, number: u64) {
         self.names.name(folder, name.as_bytes(), number);
+        // Its times.
+        if let Ok(folder) = self.nodes.get(folder) {
+            self.changed(&folder);
+        }
     }
 
     /// Anything that stat(2) or an attribute says is different now.

@@ -4,7 +4,7 @@
 //! Each step is durable before the next one, and each command that was interrupted is finished by repeating it. A file's bytes move as in a spill:
 //! copied and fsynced, then the record, then that made durable, then the old object goes. So at every instant a record leads to all its bytes.
 
-use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, refused};
+use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, member_format, refused};
 use crate::error::PoolError;
 use crate::format::{self, CatalogueFormat, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
 use crate::member::{Access, Member, MemberState, NAMES, data_ranges, random};
@@ -72,6 +72,8 @@ pub fn add(
         folder.lock()?;
     }
     let plan = match format::read(catalogue.fd.as_fd(), PLAN) {
+        // Killed behind its last step, it is repeated all the same.
+        Ok(None) if let Some(numbers) = all_are_in(pool, &folders) => return Ok(numbers),
         Ok(None) => None,
         Ok(Some(Format::Catalogue(plan))) if plan.pool == pool.id() => Some(plan),
         _ => {
@@ -129,6 +131,17 @@ pub fn add(
             .and_then(|()| fsync(&catalogue.fd)),
     )?;
     Ok(numbers)
+}
+
+/// The numbers of folders that are all members of this pool already.
+fn all_are_in(pool: &Pool, folders: &[Folder]) -> Option<Vec<MemberNumber>> {
+    let number = |folder: &Folder| {
+        let entries = &pool.format().members;
+        let entry = entries.iter().find(|entry| entry.path == folder.path)?;
+        let own = Format::Member(member_format(pool.id(), entry));
+        (folder.format.as_ref() == Some(&own)).then_some(entry.number)
+    };
+    folders.iter().map(number).collect()
 }
 
 fn planned(now: &CatalogueFormat, folders: &[Folder]) -> Result<CatalogueFormat, PoolError> {

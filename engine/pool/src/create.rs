@@ -91,6 +91,15 @@ pub fn create(
     for folder in [&catalogue].into_iter().chain(&members) {
         folder.lock()?;
     }
+    if let Some(Format::Catalogue(made)) = &catalogue.format
+        && is_as_wanted(made, wanted.policy, &members)
+    {
+        // Killed behind its last step, it is repeated all the same.
+        return Ok(Created {
+            pool: Pool::look(&catalogue.path)?,
+            is_resumed: true,
+        });
+    }
     let plan = catalogue.plan()?;
     let is_resumed = plan.is_some();
     if let Some(plan) = &plan {
@@ -166,6 +175,11 @@ pub(crate) fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), Po
     Ok(())
 }
 
+fn is_as_wanted(plan: &CatalogueFormat, policy: Policy, members: &[Folder]) -> bool {
+    let planned = plan.members.iter().map(|entry| &entry.path);
+    policy == plan.policy && planned.eq(members.iter().map(|member| &member.path))
+}
+
 /// An interrupted create goes on only if it is repeated.
 fn same_as_wanted(
     plan: &CatalogueFormat,
@@ -173,8 +187,7 @@ fn same_as_wanted(
     catalogue: &Folder,
     members: &[Folder],
 ) -> Result<(), PoolError> {
-    let planned = plan.members.iter().map(|entry| &entry.path);
-    if policy == plan.policy && planned.eq(members.iter().map(|member| &member.path)) {
+    if is_as_wanted(plan, policy, members) {
         return Ok(());
     }
     let planned: Vec<String> = plan

@@ -179,7 +179,9 @@ fn add_refuses_what_it_must_not_take_and_an_interrupted_one_is_finished_by_repea
         assert!(!new.join("objects").exists(), "nothing was changed");
     };
     try_add(&[&new, &new.join(".")], "at once");
-    try_add(&[&member], "already");
+    let again = add(&pool, std::slice::from_ref(&member), |_, _| {});
+    assert_eq!(again.unwrap(), [MemberNumber(0)], "it is in already");
+    try_add(&[&member, &new], "already");
     try_add(&[&catalogue], "at once");
     fs::create_dir(member.join("inside")).unwrap();
     try_add(&[&member.join("inside")], "is inside");
