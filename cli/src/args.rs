@@ -92,6 +92,106 @@ Exit code: 0 all of them are there, 1 some are on a member that is missing, 2 it
 Stays in the foreground and ends with `umount FOLDER`, SIGTERM or SIGINT. Exit code: 0 it was unmounted, 2 it could not be mounted. What a \
 mount that was killed leaves on the folder is taken away first.")]
     Mount(PoolMountArgs),
+    /// Look through a pool that is not mounted for what does not fit, and mend it
+    #[command(after_help = "\
+Nothing is changed without --repair; with it nothing is removed that is not also where a file's record says. Bytes that no file \
+names get a name in `lost+found`. It may be interrupted at any time and repeated. Exit code: 0 nothing is wrong, or all of it was mended; 1 something \
+is left; 2 it could not be looked through.")]
+    Fsck(PoolFsckArgs),
+    /// Make a lost catalogue anew, from what the members know
+    #[command(after_help = "\
+Give an empty folder, and the folders of all members that are left. Members are not changed until all names are back. A rescue that was interrupted \
+is done again by repeating it. What no name is known for is in `lost+found`, under its number. Exit code: 0 all of it is back, 1 something is \
+not as it should be (it is said what), 2 it could not be done.")]
+    Rescue(PoolRescueArgs),
+    /// Take further folders in as members of a pool that is not mounted
+    #[command(after_help = "\
+Nothing is formatted and nothing is deleted. An add that was interrupted is finished by repeating it. Exit code: 0 they are members, 2 they could \
+not be taken.")]
+    Add(PoolAddArgs),
+    /// Move everything off a member of a pool that is not mounted
+    #[command(after_help = "\
+The member takes nothing new from then on, also when this is interrupted; the same command again goes on. --cancel lets it take new bytes again. \
+Exit code: 0 the member is empty, 1 the others are full, 2 it could not be done.")]
+    Drain(PoolDrainArgs),
+    /// Let a member go that has no bytes; the pool must not be mounted
+    #[command(after_help = "\
+Refused while a file has bytes on it. One that is missing may go if nothing was on it. A remove that was interrupted is finished by repeating \
+it. Exit code: 0 it is gone, 2 it is not.")]
+    Remove(PoolRemoveArgs),
+    /// How a pool is: members, their room, what they are for, how many objects they have, who has the names
+    #[command(after_help = "\
+Looks through the folders of all members. Exit code: 0 every member can be used, 1 one is missing or read-only, or no member has the names, 2 it \
+could not be looked at.")]
+    Status(PoolLsArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolRescueArgs {
+    /// An empty folder for names, owners, rights and times
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
+    pub(crate) catalogue: PathBuf,
+    /// The folder of each member that is left
+    #[arg(value_name = "MEMBER", required = true, value_hint = ValueHint::DirPath)]
+    pub(crate) members: Vec<PathBuf>,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolAddArgs {
+    /// The pool's catalogue
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
+    pub(crate) catalogue: PathBuf,
+    /// An empty folder on each file system that is to be a member
+    #[arg(value_name = "MEMBER", required = true, value_hint = ValueHint::DirPath)]
+    pub(crate) members: Vec<PathBuf>,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolDrainArgs {
+    /// The pool's catalogue
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
+    pub(crate) catalogue: PathBuf,
+    /// Its number, or its folder
+    #[arg(value_name = "MEMBER")]
+    pub(crate) member: PathBuf,
+    /// It takes new bytes again
+    #[arg(long)]
+    pub(crate) cancel: bool,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolRemoveArgs {
+    /// The pool's catalogue
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
+    pub(crate) catalogue: PathBuf,
+    /// Its number, or its folder
+    #[arg(value_name = "MEMBER")]
+    pub(crate) member: PathBuf,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolFsckArgs {
+    /// The pool's catalogue
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
+    pub(crate) catalogue: PathBuf,
+    /// Mend what can be mended without losing a byte
+    #[arg(long)]
+    pub(crate) repair: bool,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -9,6 +9,8 @@ mod check;
 mod lab;
 mod man;
 mod pool;
+mod pool_care;
+mod pool_members;
 mod recover;
 mod serve;
 mod show;

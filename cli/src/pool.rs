@@ -4,6 +4,7 @@
 use crate::args::{PoolCommand, PoolCreateArgs, PoolLsArgs, PoolMountArgs, PoolWhereArgs};
 use crate::ask::{print_json, runtime_dir, say};
 use crate::show::{self, Table};
+use crate::{pool_care, pool_members};
 use indicatif::{ProgressBar, ProgressStyle};
 use rushes_pool::{
     Layout, MemberState, MemberStatus, Object, ObjectName, Pool, PoolError, Shape, Wanted,
@@ -15,7 +16,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// A pool and its members, as `--json` says it.
@@ -80,10 +81,16 @@ pub(crate) fn run(command: &PoolCommand) -> Result<ExitCode, String> {
         PoolCommand::Ls(args) => ls(args),
         PoolCommand::Where(args) => where_is(args),
         PoolCommand::Mount(args) => mount(args),
+        PoolCommand::Fsck(args) => pool_care::fsck(args),
+        PoolCommand::Rescue(args) => pool_care::rescue(args),
+        PoolCommand::Add(args) => pool_members::add(args),
+        PoolCommand::Drain(args) => pool_members::drain(args),
+        PoolCommand::Remove(args) => pool_members::remove(args),
+        PoolCommand::Status(args) => pool_members::status(args),
     }
 }
 
-fn told(error: PoolError) -> String {
+pub(crate) fn told(error: PoolError) -> String {
     error.to_string()
 }
 
@@ -159,19 +166,7 @@ fn mount(args: &PoolMountArgs) -> Result<ExitCode, String> {
 }
 
 fn ls(args: &PoolLsArgs) -> Result<ExitCode, String> {
-    let catalogues = match &args.path {
-        Some(path) => vec![rushes_pool::find(path).map_err(told)?.catalogue],
-        None => {
-            let mut all: Vec<_> = rushes_pool::mounted()
-                .map_err(told)?
-                .into_iter()
-                .map(|mounted| mounted.catalogue)
-                .collect();
-            all.sort();
-            all.dedup();
-            all
-        }
-    };
+    let catalogues = catalogues(args)?;
     let reports: Result<Vec<PoolReport>, String> = catalogues
         .iter()
         .map(|catalogue| report(&Pool::look(catalogue).map_err(told)?, false))
@@ -192,9 +187,21 @@ fn ls(args: &PoolLsArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::from(u8::from(!is_whole)))
 }
 
-const PRESENT: &str = "present";
+/// Of the pool that is asked for, or of all that are mounted.
+pub(crate) fn catalogues(args: &PoolLsArgs) -> Result<Vec<PathBuf>, String> {
+    if let Some(path) = &args.path {
+        return Ok(vec![rushes_pool::find(path).map_err(told)?.catalogue]);
+    }
+    let mounted = rushes_pool::mounted().map_err(told)?;
+    let mut all: Vec<PathBuf> = mounted.into_iter().map(|one| one.catalogue).collect();
+    all.sort();
+    all.dedup();
+    Ok(all)
+}
 
-fn state_of(state: &MemberState) -> (&'static str, Option<String>) {
+pub(crate) const PRESENT: &str = "present";
+
+pub(crate) fn state_of(state: &MemberState) -> (&'static str, Option<String>) {
     match state {
         MemberState::Present => (PRESENT, None),
         MemberState::ReadOnly => ("read_only", None),
@@ -202,7 +209,7 @@ fn state_of(state: &MemberState) -> (&'static str, Option<String>) {
     }
 }
 
-fn shown(path: &Path) -> String {
+pub(crate) fn shown(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 

@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// What a member is made of: the command for its file system, and its size in MiB.
 pub type Made = (&'static [&'static str], u64);
@@ -141,9 +142,54 @@ impl PoolWorld {
         }
     }
 
+    /// `rushes pool WORDS…` with the catalogue behind the first word.
+    pub fn command(&self, words: &[&str], paths: &[PathBuf]) -> Command {
+        let mut command = Command::new(needs::path_of("rushes"));
+        command
+            .args(["pool", words[0]])
+            .arg(self.catalogue())
+            .args(&words[1..])
+            .args(paths);
+        command
+    }
+
+    /// What such a command prints with `--json`, and its exit code.
+    pub fn json(&self, words: &[&str], paths: &[PathBuf]) -> (Value, Option<i32>) {
+        let output = self
+            .command(words, paths)
+            .arg("--json")
+            .output()
+            .expect("rushes starts");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let value = serde_json::from_str(&text)
+            .unwrap_or_else(|error| panic!("{error}: {text} {output:?}"));
+        (value, output.status.code())
+    }
+
+    /// The catalogue's file system is a new one, with an empty folder.
+    pub fn lose_catalogue(&self) {
+        run(Command::new("umount").arg(self.scratch.path().join("catalogue")));
+        file_system(&self.scratch, "catalogue", (EXT4, 64));
+    }
+
+    /// One more file system with an empty folder `pool`, which is no member yet.
+    pub fn disk(&self, name: &str, made: Made) -> PathBuf {
+        file_system(&self.scratch, name, made);
+        self.scratch.path().join(name).join("pool")
+    }
+
     /// Unmount a member's file system, or mount it again.
     pub fn unplug(&self, number: usize) {
-        run(Command::new("umount").arg(self.member(number)));
+        // Names may be logged on it at this moment.
+        let end = Instant::now() + Duration::from_secs(10);
+        let unmounted = || {
+            let done = Command::new("umount").arg(self.member(number)).status();
+            done.is_ok_and(|status| status.success())
+        };
+        while !unmounted() {
+            assert!(Instant::now() < end, "member {number} stays busy");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// As it was before [`PoolWorld::unplug`].

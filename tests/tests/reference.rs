@@ -74,8 +74,10 @@ fn every_field_of_a_lab_report_is_described() {
 
 #[test]
 fn every_field_of_the_pool_commands_is_described() {
-    let source = read("cli/src/pool.rs").replace("pub(crate) ", "pub ");
-    let fields = public_fields(&source);
+    let source = ["pool", "pool_care", "pool_members"]
+        .map(|name| read(&format!("cli/src/{name}.rs")))
+        .concat();
+    let fields = public_fields(&source.replace("pub(crate) ", "pub "));
     assert!(fields.len() > 20, "only {} fields found", fields.len());
     let described = described(&read("docs/reference/pool-json.md"));
     let missing: Vec<_> = fields.difference(&described).collect();

@@ -635,6 +635,12 @@ fn checksum(record: &[u8]) -> u32 {
     !sum
 }
 
+/// CRC-32C of these bytes.
+pub(super) fn crc32c(bytes: &[u8]) -> u32 {
+    let step = |sum: u32, &byte: &u8| CRC32C[usize::from(sum as u8 ^ byte)] ^ sum >> 8;
+    !bytes.iter().fold(u32::MAX, step)
+}
+
 /// Castagnoli's polynomial, reflected: it finds every change of up to five bits in records as short as these.
 const CRC32C: [u32; 256] = {
     let mut table = [0u32; 256];

@@ -3,7 +3,9 @@
 //!
 //! Bytes, files and directories are engine/pool's; here are only numbers and the arithmetic of them.
 
+pub mod check;
 pub mod layout;
+pub mod names;
 pub mod place;
 
 pub use layout::{

@@ -117,7 +117,13 @@ impl Door {
     /// Owner before mode: chown takes set-id bits away, and a chmod in the same call means them.
     pub(crate) fn change(&self, number: u64, changes: &Changes) -> Answer<Attributes> {
         let node = self.nodes.get(number)?;
-        let fd = self.nodes.descriptor(&node)?;
+        let done = self.change_node(&node, changes);
+        self.changed(&node);
+        done
+    }
+
+    fn change_node(&self, node: &Arc<Node>, changes: &Changes) -> Answer<Attributes> {
+        let fd = self.nodes.descriptor(node)?;
         if changes.user.is_some() || changes.group.is_some() {
             let (user, group) = (
                 changes.user.map(Uid::from_raw),
@@ -129,9 +135,9 @@ impl Door {
             set_mode(&fd, mode)?;
         }
         if let Some(size) = changes.size {
-            self.set_length(&node, size)?;
+            self.set_length(node, size)?;
             if changes.by_user {
-                self.drop_set_id(&node)?;
+                self.drop_set_id(node)?;
             }
         }
         if let Some(times) = &changes.times {
@@ -139,7 +145,7 @@ impl Door {
             let _writing = locked(&node.file);
             utimensat(&fd, c"", times, AtFlags::EMPTY_PATH)?;
         }
-        self.attributes_of(&node)
+        self.attributes_of(node)
     }
 
     /// As write(2) and truncate(2) do it to files of others than root: setuid falls, and setgid where the group may execute.
@@ -165,13 +171,16 @@ impl Door {
         if is_ours(name) {
             return Err(Errno::PERM);
         }
-        let fd = self.nodes.descriptor(&self.nodes.get(number)?)?;
+        let node = self.nodes.get(number)?;
+        let fd = self.nodes.descriptor(&node)?;
         setxattr(
             by_descriptor(&fd),
             name,
             value,
             XattrFlags::from_bits_retain(flags),
-        )
+        )?;
+        self.changed(&node);
+        Ok(())
     }
 
     /// The value; empty when `room` is 0 and only its length is asked, which comes with it.
@@ -218,8 +227,10 @@ impl Door {
         if is_ours(name) {
             return Err(Errno::PERM);
         }
-        let fd = self.nodes.descriptor(&self.nodes.get(number)?)?;
-        removexattr(by_descriptor(&fd), name)
+        let node = self.nodes.get(number)?;
+        removexattr(by_descriptor(self.nodes.descriptor(&node)?), name)?;
+        self.changed(&node);
+        Ok(())
     }
 }
 

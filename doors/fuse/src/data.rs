@@ -132,7 +132,9 @@ impl Door {
         if drop_set_id {
             self.drop_set_id(&node)?;
         }
-        self.write_to(&node, &file, offset, data)
+        let done = self.write_to(&node, &file, offset, data);
+        self.changed(&node);
+        done
     }
 
     fn write_to(&self, node: &Node, file: &OpenFile, offset: u64, data: &[u8]) -> Answer<usize> {
@@ -288,9 +290,10 @@ impl Door {
                     fallocate(fd, action, located.object_offset.0, length).map(|()| length)
                 })
             });
-        result?;
         let end = if mode & KEEP_SIZE == 0 { end } else { 0 };
-        self.written(&file, end)
+        let done = result.and_then(|()| self.written(&file, end));
+        self.changed(&node);
+        done
     }
 
     pub(crate) fn seek(&self, number: u64, offset: i64, whence: i32) -> Answer<i64> {
@@ -379,6 +382,7 @@ impl Door {
                 Err(_) => break,
             }
         }
+        self.changed(&target_node);
         Ok(done as usize)
     }
 

@@ -3,16 +3,23 @@
 
 use crate::answer::Answer;
 use crate::engine::Engine;
-use crate::nodes::Nodes;
-use rushes_pool::Pool;
+use crate::nodes::{Node, Nodes, locked};
+use rushes_pool::{Inode, NameLog, Pool};
 use rustix::fs::fstatvfs;
+use std::ffi::OsStr;
 use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Read ahead by the kernel; its default of 128 KiB is little for media. Units: KiB.
 const READ_AHEAD_KIB: u32 = 4096;
+
+/// How far the members' log of names may be behind.
+const NAMES_LAG: Duration = Duration::from_secs(1);
 
 /// Serves one pool.
 pub(crate) struct Door {
@@ -24,6 +31,9 @@ pub(crate) struct Door {
     pub(crate) removed_serial: AtomicU64,
     pub(crate) removed_waits: AtomicBool,
     pub(crate) closing: AtomicBool,
+    names: NameLog,
+    /// Inodes that the log of names does not know as they are now.
+    changed: Mutex<Vec<Arc<Node>>>,
 }
 
 /// For statfs(2).
@@ -42,6 +52,8 @@ impl Door {
     pub(crate) fn new(pool: Pool, runtime_dir: Option<&Path>) -> io::Result<Door> {
         let nodes = Nodes::new(pool.catalogue().tree())?;
         Ok(Door {
+            names: NameLog::open(&pool),
+            changed: Mutex::default(),
             nodes,
             engine: Engine::start(&pool, runtime_dir)?,
             pool,
@@ -51,6 +63,57 @@ impl Door {
             removed_waits: AtomicBool::new(true),
             closing: AtomicBool::new(false),
         })
+    }
+
+    /// A name leads there now; None: it is gone. Told while the kernel holds the folder's lock, so in order.
+    pub(crate) fn name_changed(&self, folder: u64, name: &OsStr, node: Option<&Arc<Node>>) {
+        self.name_leads_to(folder, name, node.map_or(0, |node| node.number));
+        if let Some(node) = node {
+            self.changed(node);
+        }
+    }
+
+    /// The same, by the inode's number; 0: nowhere.
+    pub(crate) fn name_leads_to(&self, folder: u64, name: &OsStr, number: u64) {
+        self.names.name(folder, name.as_bytes(), number);
+        // Its times.
+        if let Ok(folder) = self.nodes.get(folder) {
+            self.changed(&folder);
+        }
+    }
+
+    /// Anything that stat(2) or an attribute says is different now.
+    pub(crate) fn changed(&self, node: &Arc<Node>) {
+        if !node.is_told.swap(true, Ordering::AcqRel) {
+            locked(&self.changed).push(Arc::clone(node));
+        }
+    }
+
+    fn take_changed(&self) -> Vec<Inode> {
+        let nodes = std::mem::take(&mut *locked(&self.changed));
+        let as_it_is = |node: &Arc<Node>| {
+            // First, so that what changes from here on is told again.
+            node.is_told.store(false, Ordering::Release);
+            let fd = self.nodes.descriptor(node).ok()?;
+            rushes_pool::inode(node.number, fd.as_fd()).ok()
+        };
+        nodes.iter().filter_map(as_it_is).collect()
+    }
+
+    /// Until the door closes: members know the catalogue as it was a second ago.
+    pub(crate) fn log_names_now_and_then(&self) {
+        let mut was_well = true;
+        while !self.closing.load(Ordering::Acquire) {
+            let is_well = self.names.write(&self.pool, || self.take_changed());
+            if was_well && !is_well {
+                tracing::warn!(
+                    "the log of names is on fewer members than it should be; without it a lost catalogue is not made anew"
+                );
+            }
+            was_well = is_well;
+            std::thread::park_timeout(NAMES_LAG);
+        }
+        self.names.write(&self.pool, || self.take_changed());
     }
 
     /// Bytes are the members', files the catalogue's.

@@ -111,7 +111,7 @@ impl Door {
                 device,
             )?;
         }
-        self.entry(path_at(&folder, name)?)
+        self.named(parent, name, path_at(&folder, name)?)
     }
 
     pub(crate) fn make_directory(
@@ -126,7 +126,7 @@ impl Door {
             let _acting = maker.act()?;
             mkdirat(&folder, name, Mode::from_raw_mode(mode & 0o7777))?;
         }
-        self.entry(path_at(&folder, name)?)
+        self.named(parent, name, path_at(&folder, name)?)
     }
 
     pub(crate) fn make_symlink(
@@ -141,7 +141,7 @@ impl Door {
             let _acting = maker.act()?;
             symlinkat(target, &folder, name)?;
         }
-        self.entry(path_at(&folder, name)?)
+        self.named(parent, name, path_at(&folder, name)?)
     }
 
     /// A new regular file, open. One that is there already is opened, unless `exclusive`.
@@ -171,7 +171,7 @@ impl Door {
                 Ok(entry)
             }
             made => {
-                let entry = self.entry(path_at(&folder, name)?)?;
+                let entry = self.named(parent, name, path_at(&folder, name)?)?;
                 self.open_new_file(&entry.node, made?)?;
                 Ok(entry)
             }
@@ -182,18 +182,22 @@ impl Door {
         let (file, folder) = (self.folder(number)?, self.folder(parent)?);
         let _links = locked(&self.links);
         linkat(&file, c"", &folder, name, AtFlags::EMPTY_PATH)?;
-        self.entry(path_at(&folder, name)?)
+        self.named(parent, name, path_at(&folder, name)?)
     }
 
     /// What the name led to is held until it is known whether that was its last one.
     pub(crate) fn unlink(&self, parent: u64, name: &OsStr) -> Answer<()> {
         let folder = self.folder(parent)?;
         let victim = path_at(&folder, name)?;
-        self.remove_name(&folder, name, &victim)
+        self.remove_name(&folder, name, &victim)?;
+        self.name_changed(parent, name, None);
+        Ok(())
     }
 
     pub(crate) fn remove_directory(&self, parent: u64, name: &OsStr) -> Answer<()> {
-        unlinkat(self.folder(parent)?, name, AtFlags::REMOVEDIR)
+        unlinkat(self.folder(parent)?, name, AtFlags::REMOVEDIR)?;
+        self.name_changed(parent, name, None);
+        Ok(())
     }
 
     /// Layouts are the stubs' own and travel with them; only what is replaced needs care.
@@ -212,6 +216,19 @@ impl Door {
         match victim {
             Some(victim) => self.replace_name(&victim, replace),
             None => replace(),
+        }?;
+        // Asked, not inferred: two names of one inode both stay as they are.
+        for (folder, (parent, name)) in [(&source, from), (&target, to)] {
+            let number = path_at(folder, name).and_then(status).map(|at| at.stx_ino);
+            self.name_leads_to(parent, name, number.unwrap_or(0));
         }
+        Ok(())
+    }
+
+    /// An inode under a name that it just got.
+    fn named(&self, parent: u64, name: &OsStr, fd: OwnedFd) -> Answer<Entry> {
+        let entry = self.entry(fd)?;
+        self.name_changed(parent, name, Some(&entry.node));
+        Ok(entry)
     }
 }

@@ -41,6 +41,8 @@ pub(crate) struct Node {
     descriptor: Mutex<Option<Arc<OwnedFd>>>,
     /// Used since the ring of descriptors last passed.
     recent: AtomicBool,
+    /// The log of names will be told how it is.
+    pub(crate) is_told: AtomicBool,
     /// Of a regular file: whether and how it is open.
     pub(crate) file: Mutex<FileSlot>,
 }
@@ -277,6 +279,7 @@ impl Node {
             handle,
             descriptor: Mutex::new(descriptor),
             recent: AtomicBool::new(false),
+            is_told: AtomicBool::new(false),
             file: Mutex::default(),
         }
     }

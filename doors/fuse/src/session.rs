@@ -51,6 +51,7 @@ pub struct Mounted {
     session: fuser::BackgroundSession,
     door: Arc<Door>,
     burier: JoinHandle<()>,
+    logger: JoinHandle<()>,
 }
 
 impl Mounted {
@@ -59,7 +60,9 @@ impl Mounted {
         let ended = self.session.join();
         self.door.closing.store(true, Ordering::Release);
         self.burier.thread().unpark();
+        self.logger.thread().unpark();
         let _ = self.burier.join();
+        let _ = self.logger.join();
         ended
     }
 }
@@ -100,10 +103,15 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
     let burier = std::thread::Builder::new()
         .name("burier".to_owned())
         .spawn(move || burying.bury_now_and_then())?;
+    let logging = Arc::clone(&door);
+    let logger = std::thread::Builder::new()
+        .name("names".to_owned())
+        .spawn(move || logging.log_names_now_and_then())?;
     Ok(Mounted {
         session,
         door,
         burier,
+        logger,
     })
 }
 

@@ -2,12 +2,12 @@
 //! The catalogue: the directory tree of a pool, the stubs on their way out, and the numbers of its files.
 
 use crate::error::PoolError;
-use crate::format::{self, CatalogueFormat, FORMAT_FILE, Format, FormatFault};
+use crate::format::{self, CatalogueFormat, Format, FormatFault};
 use crate::member::{random, shared_device};
 use rushes_core::pool::FileIdentity;
 use rustix::fs::{
-    FileType, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, open, openat, openat2,
-    syncfs,
+    AtFlags, FileType, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, open, openat,
+    openat2, statat, syncfs,
 };
 use std::fs::File;
 use std::io::{Read, Write};
@@ -20,7 +20,7 @@ pub const TREE: &str = "tree";
 /// Stubs without a name in the tree, whose objects are still there.
 pub(crate) const REMOVED: &str = "removed";
 /// Held by the door.
-const LOCK: &str = "lock";
+pub(crate) const LOCK: &str = "lock";
 /// The first inode number that no door has set aside yet, as text.
 pub(crate) const NUMBERS: &str = "numbers";
 /// Numbers set aside at a time; those that a door that dies had left are never used.
@@ -46,9 +46,11 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
+    /// `file`: the name of its format file, which is another one while it is being made anew.
     pub(crate) fn open(
         path: &Path,
         serve: bool,
+        file: &str,
     ) -> Result<(Catalogue, CatalogueFormat), PoolError> {
         let path = path.canonicalize().map_err(|error| {
             PoolError::Refused(format!(
@@ -61,7 +63,7 @@ impl Catalogue {
             PoolError::system("open", path.join(name).display().to_string(), error)
         };
         let root = open(&path, flags, Mode::empty()).map_err(|error| failed("", error))?;
-        let format = match format::read(root.as_fd(), FORMAT_FILE) {
+        let format = match format::read(root.as_fd(), file) {
             Ok(Some(Format::Catalogue(format))) => format,
             Ok(found) => {
                 let what = if found.is_some() {
@@ -75,11 +77,11 @@ impl Catalogue {
                 )));
             }
             Err(FormatFault::Failed(error)) => {
-                let about = path.join(FORMAT_FILE).display().to_string();
+                let about = path.join(file).display().to_string();
                 return Err(PoolError::system("read", about, error));
             }
             Err(FormatFault::Wrong(clause)) => {
-                let file = path.join(FORMAT_FILE);
+                let file = path.join(file);
                 return Err(PoolError::Refused(format!("{} {clause}", file.display())));
             }
         };
@@ -152,6 +154,29 @@ impl Catalogue {
         named(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME).map_err(failed)
     }
 
+    /// Whether somebody has the pool: a mount, or a command that changes it.
+    pub fn is_served(&self) -> Result<bool, PoolError> {
+        if self.lock.is_some() {
+            return Ok(true);
+        }
+        let failed = |error: std::io::Error| {
+            PoolError::system("look at", self.path.join(LOCK).display().to_string(), error)
+        };
+        let inode = match statat(&self.root, LOCK, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(status) => status.st_ino,
+            Err(rustix::io::Errno::NOENT) => return Ok(false),
+            Err(error) => return Err(failed(error.into())),
+        };
+        // To try the lock would keep out a door that starts at this moment.
+        let device = self.device()?;
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let file = format!("{major:02x}:{minor:02x}:{inode}");
+        let locks = std::fs::read_to_string("/proc/locks").map_err(failed)?;
+        let is_its =
+            |line: &str| line.contains(" FLOCK ") && line.split(' ').any(|word| word == file);
+        Ok(locks.lines().any(is_its))
+    }
+
     /// The root of the tree.
     pub fn tree(&self) -> BorrowedFd<'_> {
         self.tree.as_fd()
@@ -186,6 +211,20 @@ impl Catalogue {
             number,
             generation: self.generation,
         })
+    }
+
+    /// The first number that nobody has set aside. None: what is there is none.
+    pub(crate) fn numbers_end(&self) -> Option<u64> {
+        let text = std::fs::read_to_string(self.path.join(NUMBERS)).ok()?;
+        text.trim().parse().ok().filter(|&next| next > 0)
+    }
+
+    /// No number below this one will be given, durably.
+    pub(crate) fn set_numbers_end(&self, end: u64) -> Result<(), PoolError> {
+        let text = format!("{end}\n");
+        format::replace_file(self.root.as_fd(), &self.path, NUMBERS, text.as_bytes())?;
+        *self.numbers.lock().unwrap_or_else(PoisonError::into_inner) = Numbers { next: 0, end: 0 };
+        Ok(())
     }
 
     /// Durably: a number is never given twice.

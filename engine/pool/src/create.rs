@@ -26,11 +26,11 @@ use std::path::{Path, PathBuf};
 /// The catalogue's format file before the pool is one.
 const PLAN: &str = "rushes-pool.plan";
 /// Below it are a member's objects.
-const OBJECTS: &str = "objects";
+pub(crate) const OBJECTS: &str = "objects";
 /// What every new ext4 has.
-const LOST_AND_FOUND: &str = "lost+found";
+pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 /// A file that is made and removed again to see what a file system can do.
-const PROBE: &str = "rushes-pool.probe";
+pub(crate) const PROBE: &str = "rushes-pool.probe";
 /// Most members of one pool.
 pub const MEMBER_COUNT_MAX: usize = 1024;
 /// As many bytes as the record of a file in one piece. Units: bytes.
@@ -57,15 +57,15 @@ pub struct Created {
 }
 
 /// A folder of the pool to be, locked so that no other create takes it.
-struct Folder {
+pub(crate) struct Folder {
     /// For sentences: "the catalogue", "member 3".
     role: String,
-    path: PathBuf,
-    fd: OwnedFd,
+    pub(crate) path: PathBuf,
+    pub(crate) fd: OwnedFd,
     device: u64,
     inode: u64,
     /// What its format file says. None: it has none.
-    format: Option<Format>,
+    pub(crate) format: Option<Format>,
 }
 
 /// Make a pool, durably.
@@ -90,6 +90,15 @@ pub fn create(
     all_apart(&catalogue, &members)?;
     for folder in [&catalogue].into_iter().chain(&members) {
         folder.lock()?;
+    }
+    if let Some(Format::Catalogue(made)) = &catalogue.format
+        && is_as_wanted(made, wanted.policy, &members)
+    {
+        // Killed behind its last step, it is repeated all the same.
+        return Ok(Created {
+            pool: Pool::look(&catalogue.path)?,
+            is_resumed: true,
+        });
     }
     let plan = catalogue.plan()?;
     let is_resumed = plan.is_some();
@@ -130,12 +139,12 @@ pub fn create(
     })
 }
 
-fn refused<T>(sentence: String) -> Result<T, PoolError> {
+pub(crate) fn refused<T>(sentence: String) -> Result<T, PoolError> {
     Err(PoolError::Refused(sentence))
 }
 
 /// No folder twice, none in another. Bind mounts may hide that one is in another; then the outer one is not empty, which is refused too.
-fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), PoolError> {
+pub(crate) fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), PoolError> {
     let all: Vec<&Folder> = [catalogue].into_iter().chain(members).collect();
     for (at, one) in all.iter().enumerate() {
         for other in &all[at + 1..] {
@@ -166,6 +175,11 @@ fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), PoolError> {
     Ok(())
 }
 
+fn is_as_wanted(plan: &CatalogueFormat, policy: Policy, members: &[Folder]) -> bool {
+    let planned = plan.members.iter().map(|entry| &entry.path);
+    policy == plan.policy && planned.eq(members.iter().map(|member| &member.path))
+}
+
 /// An interrupted create goes on only if it is repeated.
 fn same_as_wanted(
     plan: &CatalogueFormat,
@@ -173,8 +187,7 @@ fn same_as_wanted(
     catalogue: &Folder,
     members: &[Folder],
 ) -> Result<(), PoolError> {
-    let planned = plan.members.iter().map(|entry| &entry.path);
-    if policy == plan.policy && planned.eq(members.iter().map(|member| &member.path)) {
+    if is_as_wanted(plan, policy, members) {
         return Ok(());
     }
     let planned: Vec<String> = plan
@@ -196,22 +209,23 @@ fn new_plan(policy: Policy, members: &[Folder]) -> Result<CatalogueFormat, PoolE
         .iter()
         .zip(0u16..)
         .map(|(member, number)| {
-            Ok(MemberEntry {
-                number: MemberNumber(number),
-                id: MemberId(id()?),
-                path: member.path.clone(),
-            })
+            Ok(MemberEntry::new(
+                MemberNumber(number),
+                MemberId(id()?),
+                member.path.clone(),
+            ))
         })
         .collect();
     Ok(CatalogueFormat {
         pool: PoolId(id()?),
         policy,
         members: entries?,
+        members_given: 0,
     })
 }
 
 impl Folder {
-    fn enter(role: String, path: &Path) -> Result<Folder, PoolError> {
+    pub(crate) fn enter(role: String, path: &Path) -> Result<Folder, PoolError> {
         let entered = path.canonicalize().and_then(|path| {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             let fd = open(&path, flags, Mode::empty())?;
@@ -247,15 +261,19 @@ impl Folder {
     }
 
     /// "/mnt/a (member 0)"
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         format!("{} ({})", self.path.display(), self.role)
     }
 
-    fn failed<T>(&self, operation: &'static str, done: Result<T, Errno>) -> Result<T, PoolError> {
+    pub(crate) fn failed<T>(
+        &self,
+        operation: &'static str,
+        done: Result<T, Errno>,
+    ) -> Result<T, PoolError> {
         done.map_err(|error| PoolError::system(operation, self.name(), error))
     }
 
-    fn lock(&self) -> Result<(), PoolError> {
+    pub(crate) fn lock(&self) -> Result<(), PoolError> {
         match flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(()),
             Err(Errno::WOULDBLOCK) => refused(format!(
@@ -280,7 +298,7 @@ impl Folder {
     }
 
     /// Nobody else's data are in it, and it is of no other pool. `entry`: a member's, of the plan.
-    fn is_free(
+    pub(crate) fn is_free(
         &self,
         plan: Option<&CatalogueFormat>,
         entry: Option<&MemberEntry>,
@@ -353,7 +371,7 @@ impl Folder {
     }
 
     /// What is in a folder below it; one that is not there has nothing.
-    fn names(&self, below: &Path) -> Result<Vec<OsString>, PoolError> {
+    pub(crate) fn names(&self, below: &Path) -> Result<Vec<OsString>, PoolError> {
         let path = self.path.join(below);
         let listed = std::fs::read_dir(&path).and_then(|entries| {
             entries
@@ -372,7 +390,7 @@ impl Folder {
     }
 
     /// Its file system can be written to and keeps attributes that only root sees.
-    fn can_keep_records(&self) -> Result<(), PoolError> {
+    pub(crate) fn can_keep_records(&self) -> Result<(), PoolError> {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let tried = openat(&self.fd, PROBE, flags, Mode::RUSR | Mode::WUSR).and_then(|fd| {
@@ -411,7 +429,7 @@ impl Folder {
         }
     }
 
-    fn furnish_catalogue(&self) -> Result<(), PoolError> {
+    pub(crate) fn furnish_catalogue(&self) -> Result<(), PoolError> {
         let own = Mode::RWXU;
         // Only the door comes in here: rights below `tree` are checked there, as if it were the root of a file system.
         self.failed("close to others", fchmod(&self.fd, own))?;
@@ -424,7 +442,11 @@ impl Folder {
         format::replace_file(self.fd.as_fd(), &self.path, NUMBERS, b"1\n")
     }
 
-    fn furnish_member(&self, pool: PoolId, entry: &MemberEntry) -> Result<(), PoolError> {
+    pub(crate) fn furnish_member(
+        &self,
+        pool: PoolId,
+        entry: &MemberEntry,
+    ) -> Result<(), PoolError> {
         if self.format.is_some() {
             return Ok(());
         }
@@ -439,7 +461,7 @@ impl Folder {
     }
 }
 
-fn member_format(pool: PoolId, entry: &MemberEntry) -> MemberFormat {
+pub(crate) fn member_format(pool: PoolId, entry: &MemberEntry) -> MemberFormat {
     MemberFormat {
         pool,
         number: entry.number,

@@ -29,6 +29,8 @@ pub(crate) struct CatalogueFormat {
     pub(crate) pool: PoolId,
     pub(crate) policy: Policy,
     pub(crate) members: Vec<MemberEntry>,
+    /// A number that every member's is below, also those that were removed: numbers are not given twice.
+    pub(crate) members_given: u32,
 }
 
 /// A member, as the catalogue knows it.
@@ -37,6 +39,49 @@ pub(crate) struct MemberEntry {
     pub(crate) number: MemberNumber,
     pub(crate) id: MemberId,
     pub(crate) path: PathBuf,
+    pub(crate) duty: Duty,
+}
+
+impl MemberEntry {
+    /// One that takes bytes.
+    pub(crate) fn new(number: MemberNumber, id: MemberId, path: PathBuf) -> MemberEntry {
+        MemberEntry {
+            number,
+            id,
+            path,
+            duty: Duty::Full,
+        }
+    }
+}
+
+/// What a member is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Duty {
+    /// Everything.
+    #[default]
+    Full,
+    /// It keeps what it has and takes nothing new: it is to be empty.
+    Draining,
+    /// It has nothing, and is being removed.
+    Leaving,
+}
+
+impl Duty {
+    /// As it is written.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Duty::Full => "full",
+            Duty::Draining => "draining",
+            Duty::Leaving => "leaving",
+        }
+    }
+
+    fn of(name: Option<&str>) -> Option<Duty> {
+        let all = [Duty::Full, Duty::Draining, Duty::Leaving];
+        name.map_or(Some(Duty::Full), |name| {
+            all.into_iter().find(|duty| duty.name() == name)
+        })
+    }
 }
 
 /// What makes a folder a member.
@@ -61,6 +106,9 @@ struct CatalogueText {
     format_version: u32,
     pool_id: String,
     policy: String,
+    /// Only where a member was removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    members_given: Option<u32>,
     members: Vec<MemberText>,
 }
 
@@ -71,6 +119,9 @@ struct MemberText {
     member_id: String,
     /// A path need not be text.
     path: PathText,
+    /// Only where it is not full.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    duty: Option<String>,
 }
 
 /// As text where it is some, else as hexadecimal digits of its bytes.
@@ -149,13 +200,15 @@ impl PathText {
 }
 
 impl Format {
-    fn text(&self) -> Result<String, serde_json::Error> {
+    pub(crate) fn text(&self) -> Result<String, serde_json::Error> {
         let text = match self {
             Format::Catalogue(format) => serde_json::to_string_pretty(&CatalogueText {
                 rushes_pool: String::from("catalogue"),
                 format_version: FORMAT_VERSION,
                 pool_id: hex(format.pool.0),
                 policy: format.policy.name().to_owned(),
+                members_given: (format.members_given > most(&format.members))
+                    .then_some(format.members_given),
                 members: format
                     .members
                     .iter()
@@ -163,6 +216,7 @@ impl Format {
                         number: member.number.0,
                         member_id: hex(member.id.0),
                         path: PathText::of(&member.path),
+                        duty: (member.duty != Duty::Full).then(|| member.duty.name().to_owned()),
                     })
                     .collect(),
             }),
@@ -178,7 +232,7 @@ impl Format {
     }
 
     /// Errors   a clause about the file
-    fn of(text: &str) -> Result<Format, String> {
+    pub(crate) fn of(text: &str) -> Result<Format, String> {
         let damaged = |error: serde_json::Error| format!("cannot be understood ({error})");
         let head: Head = serde_json::from_str(text).map_err(damaged)?;
         if head.format_version > FORMAT_VERSION {
@@ -204,6 +258,8 @@ impl Format {
                             number: MemberNumber(member.number),
                             id: MemberId(id_of(&member.member_id)?),
                             path: member.path.path()?,
+                            duty: Duty::of(member.duty.as_deref())
+                                .ok_or_else(|| format!("{:?} is no duty", member.duty))?,
                         })
                     })
                     .collect();
@@ -219,6 +275,7 @@ impl Format {
                 Ok(Format::Catalogue(CatalogueFormat {
                     pool: PoolId(id_of(&text.pool_id).map_err(said)?),
                     policy,
+                    members_given: text.members_given.unwrap_or(0).max(most(&members)),
                     members,
                 }))
             }
@@ -233,6 +290,12 @@ impl Format {
             other => Err(said(format!("{other:?} is neither catalogue nor member"))),
         }
     }
+}
+
+/// One more than the highest number.
+fn most(members: &[MemberEntry]) -> u32 {
+    let numbers = members.iter().map(|member| u32::from(member.number.0) + 1);
+    numbers.max().unwrap_or(0)
 }
 
 /// What is wrong with a format file, apart from its not being there.

@@ -9,21 +9,30 @@
 //! said at each function. Everything here must be called as root (file-system uid 0), whoever the door acts for otherwise.
 
 mod catalogue;
+mod change;
 mod create;
 mod error;
 mod find;
 mod format;
+mod fsck;
 mod member;
+mod names;
 mod pool;
+mod rescue;
+mod walk;
 mod xattr;
 
 pub use catalogue::{Catalogue, TREE};
+pub use change::{Drained, Left, add, drain, is_add_interrupted, left, remove, set_draining};
 pub use create::{Created, MEMBER_COUNT_MAX, Wanted, create};
 pub use error::{ObjectFault, PoolError};
 pub use find::{MOUNT_TYPE, Mounted, Place, find, mounted};
-pub use format::{FORMAT_FILE, FORMAT_VERSION, MemberId};
+pub use format::{Duty, FORMAT_FILE, FORMAT_VERSION, MemberId};
+pub use fsck::{Fsck, Issue, Progress, State, fsck};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
+pub use names::{Inode, NameLog, inode, newest_log};
 pub use pool::{Buried, Pool, SpillReason, Usage};
+pub use rescue::{Rescued, rescue};
 pub use rushes_core::pool::{
     FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId, Policy, PoolId,
     Segment, Shape,

@@ -5,19 +5,24 @@
 //! member can be unmounted while nobody uses it, and one that comes back is simply there.
 
 use crate::error::{ObjectFault, PoolError};
-use crate::format::{self, FORMAT_FILE, Format, MemberId};
+use crate::format::{self, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
 use crate::xattr::{self, OBJECT_ATTRIBUTE};
+use rushes_core::pool::check::{FoundObject, Mark};
 use rushes_core::pool::{BackPointer, FileIdentity, MemberNumber, Object, ObjectId, PoolId};
-use rushes_core::units::{ByteCount, ByteOffset};
+use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, fstat, fstatvfs, fsync, open, openat,
-    statat, unlinkat,
+    AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags, fstat, fstatvfs, fsync,
+    mkdirat, open, openat, seek, statat, unlinkat,
 };
 use rustix::io::Errno;
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+/// Below a member: logs of names.
+pub(crate) const NAMES: &str = "names";
 /// Ids drawn before giving up: two alike among 2^64 are no chance, so by then something else is wrong.
 const DRAWS_MAX: usize = 8;
 
@@ -75,6 +80,26 @@ impl ObjectName {
     }
 }
 
+/// What is in a member's folders of objects.
+pub(crate) enum Listed {
+    /// An object.
+    Object {
+        found: FoundObject,
+        /// Units: bytes.
+        size: u64,
+    },
+    /// Something that Rushes did not put there.
+    Stranger(PathBuf),
+}
+
+fn has_data(fd: &OwnedFd) -> Result<bool, Errno> {
+    match seek(fd, SeekFrom::Data(0)) {
+        Ok(_) => Ok(true),
+        Err(Errno::NXIO) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Names the format file that was last found to be right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
@@ -90,19 +115,30 @@ pub struct Member {
     id: MemberId,
     pool: PoolId,
     path: PathBuf,
+    duty: Duty,
     seen: Mutex<Option<Seen>>,
 }
 
 impl Member {
-    pub(crate) fn new(number: MemberNumber, id: MemberId, pool: PoolId, path: PathBuf) -> Member {
-        let seen = Mutex::new(None);
+    pub(crate) fn new(entry: &MemberEntry, pool: PoolId) -> Member {
         Member {
-            number,
-            id,
+            number: entry.number,
+            id: entry.id,
             pool,
-            path,
-            seen,
+            path: entry.path.clone(),
+            duty: entry.duty,
+            seen: Mutex::new(None),
         }
+    }
+
+    /// What it is for.
+    pub fn duty(&self) -> Duty {
+        self.duty
+    }
+
+    /// New bytes may go there.
+    pub(crate) fn takes_bytes(&self) -> bool {
+        self.duty == Duty::Full
     }
 
     /// Its number in layout records.
@@ -120,7 +156,7 @@ impl Member {
         PoolError::Missing { member, path, why }
     }
 
-    fn failed(&self, operation: &'static str, below: &str, error: Errno) -> PoolError {
+    pub(crate) fn failed(&self, operation: &'static str, below: &str, error: Errno) -> PoolError {
         match error {
             Errno::ROFS => PoolError::ReadOnly {
                 member: self.number,
@@ -293,6 +329,163 @@ impl Member {
         Ok(fd)
     }
 
+    /// Its folder for logs of names.
+    pub(crate) fn names_folder(&self) -> Result<OwnedFd, PoolError> {
+        let (root, _) = self.enter()?;
+        match mkdirat(&root, NAMES, Mode::RWXU) {
+            Ok(()) => fsync(&root).map_err(|error| self.failed("make a folder", NAMES, error))?,
+            Err(Errno::EXIST) => {}
+            // There may be one all the same.
+            Err(Errno::ROFS) => {}
+            Err(error) => return Err(self.failed("make a folder", NAMES, error)),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        openat(&root, NAMES, flags, Mode::empty())
+            .map_err(|error| self.failed("enter", NAMES, error))
+    }
+
+    /// Every object that is there, and every name among them that is none's.
+    pub(crate) fn list(
+        &self,
+        mut each: impl FnMut(Listed) -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
+        let (root, _) = self.enter()?;
+        for first in 0..=u8::MAX {
+            let below = format!("objects/{first:02x}");
+            let failed = |error| self.failed("look through", &below, error);
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let folder = match openat(&root, below.as_str(), flags, Mode::empty()) {
+                Ok(folder) => folder,
+                Err(Errno::NOENT) => continue,
+                Err(error) => return Err(failed(error)),
+            };
+            for entry in Dir::read_from(&folder).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
+                let name = entry.file_name();
+                if name == c"." || name == c".." {
+                    continue;
+                }
+                let id = name.to_str().ok().and_then(|text| {
+                    let id = ObjectId(u64::from_str_radix(text, 16).ok()?);
+                    let whole = ObjectName::of(id);
+                    (whole.folder() == below && whole.0.ends_with(&format!("/{text}")))
+                        .then_some(id)
+                });
+                let stranger = || {
+                    Listed::Stranger(
+                        self.path
+                            .join(&below)
+                            .join(OsStr::from_bytes(name.to_bytes())),
+                    )
+                };
+                let Some(id) = id else {
+                    each(stranger())?;
+                    continue;
+                };
+                let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+                let fd = match openat(&folder, name, flags, Mode::empty()) {
+                    Ok(fd) => fd,
+                    Err(Errno::NOENT) => continue,
+                    Err(Errno::LOOP | Errno::NXIO) => {
+                        each(stranger())?;
+                        continue;
+                    }
+                    Err(error) => return Err(failed(error)),
+                };
+                let status = fstat(&fd).map_err(failed)?;
+                if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
+                    each(stranger())?;
+                    continue;
+                }
+                let mark = mark_of(&fd).map_err(failed)?;
+                each(Listed::Object {
+                    found: FoundObject {
+                        object: Object {
+                            member: self.number,
+                            id,
+                        },
+                        mark,
+                        has_data: has_data(&fd).map_err(failed)?,
+                    },
+                    size: status.st_size as u64,
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many names there are among its objects. Opens none of them.
+    pub fn object_count(&self) -> Result<u64, PoolError> {
+        let (root, _) = self.enter()?;
+        let mut count = 0;
+        for first in 0..=u8::MAX {
+            let below = format!("objects/{first:02x}");
+            let failed = |error| self.failed("look through", &below, error);
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let folder = match openat(&root, below.as_str(), flags, Mode::empty()) {
+                Ok(folder) => folder,
+                Err(Errno::NOENT) => continue,
+                Err(error) => return Err(failed(error)),
+            };
+            for entry in Dir::read_from(&folder).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
+                let name = entry.file_name();
+                count += u64::from(name != c"." && name != c"..");
+            }
+        }
+        Ok(count)
+    }
+
+    /// Whether its device has to move a head; None: it does not say.
+    pub fn is_rotational(&self) -> Option<bool> {
+        let facts = rushes_sys::device::facts(self.status().device?).ok()?;
+        Some(facts.rotational)
+    }
+
+    /// Open an object, whoever it says it belongs to.
+    pub(crate) fn open_any(&self, id: ObjectId, access: Access) -> Result<OwnedFd, PoolError> {
+        let (root, _) = self.enter()?;
+        let mode = match access {
+            Access::Read => OFlags::RDONLY,
+            Access::Write => OFlags::RDWR,
+        };
+        let name = ObjectName::of(id);
+        let flags = mode | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        openat(&root, name.as_str(), flags, Mode::empty())
+            .map_err(|error| self.failed("open an object", name.as_str(), error))
+    }
+
+    /// Say anew, durably, whose an object is.
+    pub(crate) fn write_mark(
+        &self,
+        id: ObjectId,
+        file: FileIdentity,
+        serial: u16,
+        origin: ByteOffset,
+    ) -> Result<(), PoolError> {
+        let fd = self.open_any(id, Access::Write)?;
+        let mark = BackPointer {
+            pool: self.pool,
+            file,
+            serial,
+            place: 0,
+            origin,
+        };
+        xattr::set(fd.as_fd(), OBJECT_ATTRIBUTE, &mark.encode())
+            .and_then(|()| fsync(&fd))
+            .map_err(|error| self.failed("mark an object", ObjectName::of(id).as_str(), error))
+    }
+
+    /// Remove an object, whoever it says it belongs to.
+    pub(crate) fn unlink(&self, id: ObjectId) -> Result<(), PoolError> {
+        let (root, _) = self.enter()?;
+        let name = ObjectName::of(id);
+        match unlinkat(&root, name.as_str(), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(self.failed("remove an object", name.as_str(), error)),
+        }
+    }
+
     /// Remove an object of this file. One that is not there is removed.
     pub(crate) fn remove_object(&self, file: FileIdentity, id: ObjectId) -> Result<(), PoolError> {
         match self.open_object(file, id, Access::Read) {
@@ -309,6 +502,33 @@ impl Member {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(self.failed("remove an object", name.as_str(), error)),
         }
+    }
+}
+
+/// What an object's mark says.
+fn mark_of(fd: &OwnedFd) -> Result<Mark, Errno> {
+    Ok(match xattr::get(fd.as_fd(), OBJECT_ATTRIBUTE)? {
+        None => Mark::Absent,
+        Some(bytes) => match BackPointer::decode(&bytes) {
+            Ok(mark) => Mark::Sound(mark),
+            Err(fault) => Mark::Faulty(fault),
+        },
+    })
+}
+
+/// Where a file has bytes that are not holes, in order.
+pub(crate) fn data_ranges(fd: &OwnedFd) -> Result<Vec<ByteRange>, Errno> {
+    let mut ranges = Vec::new();
+    let mut at = 0;
+    loop {
+        let start = match seek(fd, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(ranges),
+            Err(error) => return Err(error),
+        };
+        let end = seek(fd, SeekFrom::Hole(start))?;
+        ranges.push(ByteRange::new(start, end - start));
+        at = end;
     }
 }
 

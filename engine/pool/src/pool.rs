@@ -6,6 +6,7 @@
 
 use crate::catalogue::{Catalogue, REMOVED};
 use crate::error::PoolError;
+use crate::format::{CatalogueFormat, FORMAT_FILE, Format};
 use crate::member::{Access, Member, MemberState};
 use crate::xattr::{self, LAYOUT_ATTRIBUTE};
 use rushes_core::pool::{
@@ -65,6 +66,7 @@ pub struct Pool {
     catalogue: Catalogue,
     members: Vec<Member>,
     turn: AtomicU64,
+    format: CatalogueFormat,
 }
 
 impl Pool {
@@ -72,21 +74,22 @@ impl Pool {
     ///
     /// Errors   [`PoolError::Served`]: another door has it. Missing members are none.
     pub fn serve(catalogue: &Path) -> Result<Pool, PoolError> {
-        Pool::open(catalogue, true)
+        Pool::open(catalogue, true, FORMAT_FILE)
     }
 
     /// Open it to look, beside a door.
     pub fn look(catalogue: &Path) -> Result<Pool, PoolError> {
-        Pool::open(catalogue, false)
+        Pool::open(catalogue, false, FORMAT_FILE)
     }
 
-    fn open(catalogue: &Path, serve: bool) -> Result<Pool, PoolError> {
-        let (catalogue, format) = Catalogue::open(catalogue, serve)?;
+    pub(crate) fn open(catalogue: &Path, serve: bool, file: &str) -> Result<Pool, PoolError> {
+        let (catalogue, format) = Catalogue::open(catalogue, serve, file)?;
         let id = format.pool;
+        let kept = format.clone();
         let members = format
             .members
             .into_iter()
-            .map(|member| Member::new(member.number, member.id, id, member.path))
+            .map(|member| Member::new(&member, id))
             .collect();
         let (policy, turn) = (format.policy, AtomicU64::new(0));
         Ok(Pool {
@@ -95,7 +98,20 @@ impl Pool {
             catalogue,
             members,
             turn,
+            format: kept,
         })
+    }
+
+    /// What its format file says.
+    pub(crate) fn format(&self) -> &CatalogueFormat {
+        &self.format
+    }
+
+    /// Its format file, as text.
+    pub(crate) fn format_text(&self) -> Result<String, PoolError> {
+        Format::Catalogue(self.format.clone())
+            .text()
+            .map_err(|error| PoolError::system("write the format file", "", error))
     }
 
     /// Its id.
@@ -227,6 +243,10 @@ impl Pool {
             .expect("a placed file covers every byte"))
     }
 
+    pub(crate) fn next_turn(&self) -> u64 {
+        self.turn.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// Give `range` to the first member that has room for `wanted` of it, else for one block; never to `except`.
     fn take(
         &self,
@@ -237,7 +257,7 @@ impl Pool {
         except: Option<MemberNumber>,
         moved: Option<(OwnedFd, ByteOffset)>,
     ) -> Result<(), PoolError> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let turn = self.next_turn();
         let asked = order(self.policy, &self.rooms(except), turn, wanted.length);
         // What is moved must fit whole, or bytes that are there would be lost.
         let (room, least) = if moved.is_some() {
@@ -351,10 +371,10 @@ impl Pool {
         }
     }
 
-    fn rooms(&self, except: Option<MemberNumber>) -> Vec<Room> {
+    pub(crate) fn rooms(&self, except: Option<MemberNumber>) -> Vec<Room> {
         self.members
             .iter()
-            .filter(|member| Some(member.number()) != except)
+            .filter(|member| member.takes_bytes() && Some(member.number()) != except)
             .filter_map(|member| {
                 let status = member.status();
                 let device = status
@@ -381,7 +401,7 @@ impl Pool {
     }
 
     /// A member that a layout names.
-    fn known(&self, number: MemberNumber) -> Result<&Member, PoolError> {
+    pub(crate) fn known(&self, number: MemberNumber) -> Result<&Member, PoolError> {
         self.member(number).ok_or_else(|| PoolError::Missing {
             member: number,
             path: self.catalogue.path().to_path_buf(),
@@ -502,7 +522,7 @@ fn next_data(fd: &OwnedFd, at: u64) -> Result<Option<u64>, PoolError> {
     }
 }
 
-fn punch(fd: &OwnedFd, range: ByteRange) -> Result<(), Errno> {
+pub(crate) fn punch(fd: &OwnedFd, range: ByteRange) -> Result<(), Errno> {
     let size = fstat(fd)?.st_size as u64;
     let end = range.end().min(size);
     if range.start.0 >= end {

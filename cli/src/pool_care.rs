@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes pool fsck` and `rushes pool rescue`: mending a pool that is not mounted. No daemon is asked.
+
+use crate::args::{PoolFsckArgs, PoolRescueArgs};
+use crate::ask::{print_json, say};
+use crate::pool::{shown, told};
+use indicatif::{ProgressBar, ProgressStyle};
+use rushes_pool::{Fsck, ObjectName, Pool, Progress, State};
+use serde::Serialize;
+use std::process::ExitCode;
+
+/// What a look through a pool came to.
+#[derive(Debug, Serialize)]
+pub(crate) struct FsckReport {
+    pub(crate) catalogue: String,
+    pub(crate) file_count: u64,
+    pub(crate) object_count: u64,
+    pub(crate) behind_end_count: u64,
+    pub(crate) missing: Vec<MissingReport>,
+    pub(crate) findings: Vec<FindingReport>,
+    pub(crate) left_count: usize,
+}
+
+/// A member that could not be looked at.
+#[derive(Debug, Serialize)]
+pub(crate) struct MissingReport {
+    pub(crate) member: u16,
+    pub(crate) reason: String,
+}
+
+/// Something that does not fit.
+#[derive(Debug, Serialize)]
+pub(crate) struct FindingReport {
+    pub(crate) kind: &'static str,
+    pub(crate) sentence: String,
+    pub(crate) file: Option<String>,
+    pub(crate) member: Option<u16>,
+    pub(crate) object: Option<String>,
+    pub(crate) state: &'static str,
+    pub(crate) mended_by: Option<String>,
+}
+
+/// For work whose length is not known beforehand.
+pub(crate) fn counter(template: &str) -> ProgressBar {
+    let bar = ProgressBar::no_length();
+    bar.set_style(
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner()),
+    );
+    bar
+}
+
+pub(crate) fn fsck(args: &PoolFsckArgs) -> Result<ExitCode, String> {
+    let pool = Pool::serve(&args.catalogue).map_err(told)?;
+    let bar = counter("{msg}");
+    let done = rushes_pool::fsck(&pool, args.repair, |progress| {
+        bar.set_message(message(progress));
+    });
+    bar.finish_and_clear();
+    let report = FsckReport::of(shown(pool.catalogue().path()), done.map_err(told)?);
+    if args.json {
+        print_json(&report)?;
+    } else {
+        say(&text(&report, args.repair))?;
+    }
+    Ok(ExitCode::from(u8::from(report.left_count > 0)))
+}
+
+fn message(progress: Progress) -> String {
+    match progress {
+        Progress::Files(count) => format!("{count} files"),
+        Progress::Objects(count) => format!("{count} objects"),
+        Progress::Mending(done, of) => format!("{done} of {of} findings"),
+    }
+}
+
+/// A catalogue that was made anew.
+#[derive(Debug, Serialize)]
+pub(crate) struct RescueReport {
+    pub(crate) name_count: u64,
+    pub(crate) log_serial: Option<u64>,
+    pub(crate) attributes_lost: u64,
+    pub(crate) fsck: FsckReport,
+}
+
+pub(crate) fn rescue(args: &PoolRescueArgs) -> Result<ExitCode, String> {
+    let bar = counter("{msg}");
+    let done = rushes_pool::rescue(&args.catalogue, &args.members, |progress| {
+        bar.set_message(message(progress));
+    });
+    bar.finish_and_clear();
+    let done = done.map_err(told)?;
+    let report = RescueReport {
+        name_count: done.name_count,
+        log_serial: done.log_serial,
+        attributes_lost: done.attributes_lost,
+        fsck: FsckReport::of(shown(&done.catalogue), done.fsck),
+    };
+    if args.json {
+        print_json(&report)?;
+    } else {
+        let first = match report.log_serial {
+            Some(_) => format!("{} names are back.\n", report.name_count),
+            None => String::from("No member has a log of names: files are in lost+found.\n"),
+        };
+        let lost = match report.attributes_lost {
+            0 => String::new(),
+            count => format!("{count} attributes were not taken by the file system.\n"),
+        };
+        say(&format!("{first}{lost}{}", text(&report.fsck, true)))?;
+    }
+    let is_whole = report.fsck.left_count == 0
+        && report.fsck.missing.is_empty()
+        && report.attributes_lost == 0
+        && report.log_serial.is_some();
+    Ok(ExitCode::from(u8::from(!is_whole)))
+}
+
+impl FsckReport {
+    fn of(catalogue: String, found: Fsck) -> FsckReport {
+        FsckReport {
+            catalogue,
+            file_count: found.file_count,
+            object_count: found.object_count,
+            behind_end_count: found.behind_end_count,
+            left_count: found.left_count(),
+            missing: found
+                .missing
+                .iter()
+                .map(|(member, reason)| MissingReport {
+                    member: member.0,
+                    reason: reason.clone(),
+                })
+                .collect(),
+            findings: found.issues.into_iter().map(FindingReport::of).collect(),
+        }
+    }
+}
+
+impl FindingReport {
+    fn of(issue: rushes_pool::Issue) -> FindingReport {
+        let (state, mended_by) = match issue.state {
+            State::Mendable => ("mendable", None),
+            State::Mended(how) => ("mended", Some(how)),
+            State::Open => ("open", None),
+        };
+        FindingReport {
+            kind: issue.kind,
+            sentence: issue.sentence,
+            file: issue.path.map(|path| shown(&path)),
+            member: issue.object.map(|object| object.member.0),
+            object: issue
+                .object
+                .map(|object| ObjectName::of(object.id).as_str().to_owned()),
+            state,
+            mended_by,
+        }
+    }
+}
+
+fn text(report: &FsckReport, repair: bool) -> String {
+    let mut text = format!(
+        "pool {}: {} files, {} objects\n",
+        report.catalogue, report.file_count, report.object_count
+    );
+    for missing in &report.missing {
+        text += &format!(
+            "  member {} was not looked at: its folder {}\n",
+            missing.member, missing.reason
+        );
+    }
+    for finding in &report.findings {
+        text += &match (&finding.mended_by, finding.state) {
+            (Some(how), _) => format!("  {}; mended: {how}\n", finding.sentence),
+            (None, "mendable") => format!("  {} (--repair mends it)\n", finding.sentence),
+            _ => format!("  {}\n", finding.sentence),
+        };
+    }
+    text += &match (report.findings.len(), report.left_count) {
+        (0, _) => String::from("Nothing is wrong.\n"),
+        (_, 0) => String::from("All of it is mended.\n"),
+        (_, left) if repair => format!("{left} could not be mended.\n"),
+        (_, left) => format!("{left} findings. Nothing was changed.\n"),
+    };
+    text
+}

@@ -1,0 +1,579 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which members a pool has: taking one in, having one emptied, letting one go. Nobody may serve the pool meanwhile.
+//!
+//! Each step is durable before the next one, and each command that was interrupted is finished by repeating it. A file's bytes move as in a spill:
+//! copied and fsynced, then the record, then that made durable, then the old object goes. So at every instant a record leads to all its bytes.
+
+use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, member_format, refused};
+use crate::error::PoolError;
+use crate::format::{self, CatalogueFormat, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
+use crate::member::{Access, Member, MemberState, NAMES, data_ranges, random};
+use crate::names::NameLog;
+use crate::pool::{Pool, punch};
+use crate::walk::walk;
+use rushes_core::pool::check::is_plain;
+use rushes_core::pool::{Layout, MemberNumber, Object, Room, order};
+use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fsync, openat, renameat, unlinkat};
+use rustix::io::{Errno, pread, pwrite};
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// The catalogue's format file with the members to be.
+const PLAN: &str = "rushes-pool.adding";
+/// What is not cut any smaller when no member has room for more. Units: bytes.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Copied at a time. Units: bytes.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// How far a member is emptied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// Files that were looked at.
+    pub file_count: u64,
+    /// Files of which something was moved.
+    pub moved_count: u64,
+    /// Units: bytes.
+    pub moved_bytes: u64,
+}
+
+/// Take in folders as further members. The same command again finishes one that was interrupted.
+///
+/// Returns  their numbers
+/// Errors   [`PoolError::Refused`] says what is wrong with which folder; then nothing was changed
+pub fn add(
+    pool: &Pool,
+    members: &[PathBuf],
+    mut progress: impl FnMut(usize, usize),
+) -> Result<Vec<MemberNumber>, PoolError> {
+    let catalogue = Folder::enter(String::from("the catalogue"), pool.catalogue().path())?;
+    let mut folders = Vec::with_capacity(members.len());
+    for path in members {
+        folders.push(Folder::enter(String::from("member to be"), path)?);
+    }
+    let mut others = Vec::new();
+    for member in pool.members() {
+        let is_there = !matches!(member.status().state, MemberState::Missing(_));
+        let is_given = folders.iter().any(|folder| folder.path == member.path());
+        if is_there && !is_given {
+            others.push(Folder::enter(
+                format!("member {}", member.number().0),
+                member.path(),
+            )?);
+        }
+    }
+    let given = folders.len();
+    folders.extend(others);
+    all_apart(&catalogue, &folders)?;
+    folders.truncate(given);
+    for folder in [&catalogue].into_iter().chain(&folders) {
+        folder.lock()?;
+    }
+    let plan = match format::read(catalogue.fd.as_fd(), PLAN) {
+        // Killed behind its last step, it is repeated all the same.
+        Ok(None) if let Some(numbers) = all_are_in(pool, &folders) => return Ok(numbers),
+        Ok(None) => None,
+        Ok(Some(Format::Catalogue(plan))) if plan.pool == pool.id() => Some(plan),
+        _ => {
+            return refused(format!(
+                "{} cannot be used; remove it, and look through the pool with `rushes pool fsck`",
+                catalogue.path.join(PLAN).display()
+            ));
+        }
+    };
+    if let Some(plan) = &plan {
+        let planned = plan.members.iter().skip(pool.members().len());
+        let planned: Vec<&Path> = planned.map(|entry| entry.path.as_path()).collect();
+        if !planned
+            .iter()
+            .copied()
+            .eq(folders.iter().map(|folder| folder.path.as_path()))
+        {
+            let names: Vec<String> = planned
+                .iter()
+                .map(|path| path.display().to_string())
+                .collect();
+            return refused(format!(
+                "an add of other members was interrupted; repeat that one: {} (or remove {}, if those are gone)",
+                names.join(" "),
+                catalogue.path.join(PLAN).display()
+            ));
+        }
+    }
+    for folder in &folders {
+        let entries = plan.iter().flat_map(|plan| &plan.members);
+        let entry = entries.clone().find(|entry| entry.path == folder.path);
+        folder.is_free(plan.as_ref(), entry)?;
+        folder.can_keep_records()?;
+    }
+    let plan = match plan {
+        Some(plan) => plan,
+        None => {
+            let plan = planned(pool.format(), &folders)?;
+            let format = Format::Catalogue(plan.clone());
+            format::write(catalogue.fd.as_fd(), &catalogue.path, PLAN, &format)?;
+            plan
+        }
+    };
+    let mut numbers = Vec::new();
+    for (at, folder) in folders.iter().enumerate() {
+        let entry = plan.members.iter().find(|entry| entry.path == folder.path);
+        let entry = entry.expect("the plan has every folder that is given");
+        folder.furnish_member(plan.pool, entry)?;
+        numbers.push(entry.number);
+        progress(at + 1, folders.len());
+    }
+    catalogue.failed(
+        "take in the members",
+        renameat(&catalogue.fd, PLAN, &catalogue.fd, FORMAT_FILE)
+            .and_then(|()| fsync(&catalogue.fd)),
+    )?;
+    Ok(numbers)
+}
+
+/// The numbers of folders that are all members of this pool already.
+fn all_are_in(pool: &Pool, folders: &[Folder]) -> Option<Vec<MemberNumber>> {
+    let number = |folder: &Folder| {
+        let entries = &pool.format().members;
+        let entry = entries.iter().find(|entry| entry.path == folder.path)?;
+        let own = Format::Member(member_format(pool.id(), entry));
+        (folder.format.as_ref() == Some(&own)).then_some(entry.number)
+    };
+    folders.iter().map(number).collect()
+}
+
+fn planned(now: &CatalogueFormat, folders: &[Folder]) -> Result<CatalogueFormat, PoolError> {
+    let mut plan = now.clone();
+    for folder in folders {
+        if plan.members.len() >= MEMBER_COUNT_MAX {
+            return refused(format!("a pool has {MEMBER_COUNT_MAX} members at most"));
+        }
+        let Ok(number) = u16::try_from(plan.members_given) else {
+            return refused(String::from("all numbers of members have been given"));
+        };
+        let id = u128::from(random()?) << 64 | u128::from(random()?);
+        plan.members.push(MemberEntry::new(
+            MemberNumber(number),
+            MemberId(id),
+            folder.path.clone(),
+        ));
+        plan.members_given += 1;
+    }
+    Ok(plan)
+}
+
+/// An add waits to be repeated.
+pub fn is_add_interrupted(pool: &Pool) -> bool {
+    pool.catalogue().path().join(PLAN).exists()
+}
+
+/// Say, durably, what a member is for.
+fn set_duty(pool: &Pool, number: MemberNumber, duty: Duty) -> Result<(), PoolError> {
+    let mut format = pool.format().clone();
+    for entry in &mut format.members {
+        if entry.number == number {
+            entry.duty = duty;
+        }
+    }
+    write(pool, &format)
+}
+
+fn write(pool: &Pool, format: &CatalogueFormat) -> Result<(), PoolError> {
+    let catalogue = pool.catalogue();
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open(catalogue.path(), flags, Mode::empty()).map_err(|error| {
+        PoolError::system("open", catalogue.path().display().to_string(), error)
+    })?;
+    // Its last step would undo this one.
+    if is_add_interrupted(pool) {
+        return refused(format!(
+            "an add was interrupted; repeat it first (or remove {}, if its folders are gone)",
+            catalogue.path().join(PLAN).display()
+        ));
+    }
+    let format = Format::Catalogue(format.clone());
+    format::write(root.as_fd(), catalogue.path(), FORMAT_FILE, &format)
+}
+
+/// From now on a member takes nothing new, or does again.
+///
+/// Returns  the pool as it is then
+pub fn set_draining(pool: Pool, number: MemberNumber, draining: bool) -> Result<Pool, PoolError> {
+    let duty = if draining { Duty::Draining } else { Duty::Full };
+    match pool.known(number)?.duty() {
+        Duty::Leaving => {
+            return refused(format!(
+                "member {} is being removed; repeat `rushes pool remove`",
+                number.0
+            ));
+        }
+        now if now == duty => return Ok(pool),
+        _ => {}
+    }
+    set_duty(&pool, number, duty)?;
+    let catalogue = pool.catalogue().path().to_path_buf();
+    drop(pool);
+    Pool::serve(&catalogue)
+}
+
+/// Move everything that a member has to others. What was moved is moved, whenever it is interrupted; the same command again goes on.
+///
+/// Assumes  the member is draining ([`set_draining`])
+/// Errors   [`PoolError::NoRoom`]: the others are full; what was moved stays moved
+pub fn drain(
+    pool: &Pool,
+    number: MemberNumber,
+    mut progress: impl FnMut(Drained),
+) -> Result<Drained, PoolError> {
+    let member = pool.known(number)?;
+    assert!(
+        !member.takes_bytes(),
+        "it would be filled while it is emptied"
+    );
+    pool.bury(|_| false)?;
+    let mut drained = Drained::default();
+    let mut linked = BTreeSet::new();
+    walk(pool.catalogue(), |named| {
+        if named.kind != FileType::RegularFile
+            || (named.status.st_nlink > 1 && !linked.insert(named.status.st_ino))
+        {
+            return Ok(());
+        }
+        let failed = |error| PoolError::system("open", named.path.display().to_string(), error);
+        drained.file_count += 1;
+        let stub = named.open().map_err(failed)?;
+        let layout = pool.layout(stub.as_fd());
+        let layout = layout.map_err(|error| about(named.path, &error))?;
+        let Some(mut layout) = layout else {
+            return Ok(());
+        };
+        let is_there = layout.objects().iter().any(|one| one.member == number);
+        if is_there {
+            let bytes =
+                move_off(pool, stub.as_fd(), &mut layout, number).map_err(|error| match error {
+                    PoolError::NoRoom => error,
+                    error => about(named.path, &error),
+                })?;
+            drained.moved_count += 1;
+            drained.moved_bytes += bytes;
+        }
+        progress(drained);
+        Ok(())
+    })?;
+    // Records have changed without a door that tells of it.
+    NameLog::open(pool).write(pool, Vec::new);
+    Ok(drained)
+}
+
+fn about(path: &Path, error: &PoolError) -> PoolError {
+    PoolError::Refused(format!(
+        "{}: {error}; look through the pool with `rushes pool fsck`",
+        path.display()
+    ))
+}
+
+/// Returns  how many bytes were copied
+fn move_off(
+    pool: &Pool,
+    stub: BorrowedFd<'_>,
+    layout: &mut Layout,
+    number: MemberNumber,
+) -> Result<u64, PoolError> {
+    if !is_plain(layout) {
+        return refused(String::from(
+            "its shape is one that this version does not move",
+        ));
+    }
+    let mut moved = 0;
+    loop {
+        let segment = layout
+            .segments()
+            .iter()
+            .enumerate()
+            .find(|(_, segment)| segment.objects[0].member == number)
+            .map(|(at, segment)| (layout.range_of(at), segment.objects[0]));
+        let Some((range, object)) = segment else {
+            return Ok(moved);
+        };
+        let source = match pool.open_object(layout, object, Access::Write) {
+            // A disk that is going is often read-only by then: what it has can be had.
+            Err(PoolError::ReadOnly { .. }) => pool.open_object(layout, object, Access::Read),
+            opened => opened,
+        }?;
+        let failed = |error| PoolError::system("look for data in an object", "", error);
+        let data = within(&data_ranges(&source).map_err(failed)?, range);
+        moved += move_range(pool, stub, layout, (object, &source), range, &data)?;
+    }
+}
+
+fn within(data: &[ByteRange], range: ByteRange) -> Vec<ByteRange> {
+    let parts = data.iter().map(|one| {
+        let start = one.start.0.max(range.start.0);
+        let end = one.end().min(range.end());
+        ByteRange::new(start, end.saturating_sub(start))
+    });
+    parts.filter(|part| part.length.0 > 0).collect()
+}
+
+fn sum(data: &[ByteRange]) -> u64 {
+    data.iter().map(|part| part.length.0).sum()
+}
+
+/// The whole range to one member, or in halves to several.
+fn move_range(
+    pool: &Pool,
+    stub: BorrowedFd<'_>,
+    layout: &mut Layout,
+    (object, source): (Object, &OwnedFd),
+    range: ByteRange,
+    data: &[ByteRange],
+) -> Result<u64, PoolError> {
+    let need = sum(data);
+    for number in candidates(pool, object.member, ByteCount(need)) {
+        if take(pool, stub, layout, (object, source), number, range, data)? {
+            return Ok(need);
+        }
+    }
+    let (Some(first), Some(last)) = (data.first(), data.last()) else {
+        return Err(PoolError::NoRoom);
+    };
+    let (start, end) = (first.start.0, last.end());
+    if end - start <= PIECE_BYTES {
+        return Err(PoolError::NoRoom);
+    }
+    let middle = start
+        + ((end - start) / 2)
+            .next_multiple_of(PIECE_BYTES)
+            .min(end - start - 1);
+    let first = ByteRange::new(range.start.0, middle - range.start.0);
+    let second = ByteRange::new(middle, range.end() - middle);
+    let mut moved = 0;
+    for part in [first, second] {
+        moved += move_range(
+            pool,
+            stub,
+            layout,
+            (object, source),
+            part,
+            &within(data, part),
+        )?;
+    }
+    Ok(moved)
+}
+
+fn candidates(pool: &Pool, except: MemberNumber, wanted: ByteCount) -> Vec<MemberNumber> {
+    let rooms: Vec<Room> = pool.rooms(Some(except));
+    order(pool.policy(), &rooms, pool.next_turn(), wanted)
+        .into_iter()
+        .filter(|number| {
+            let room = rooms.iter().find(|room| room.member == *number);
+            room.is_some_and(|room| room.free >= wanted)
+        })
+        .collect()
+}
+
+/// Returns  false when the member has no room for it after all
+fn take(
+    pool: &Pool,
+    stub: BorrowedFd<'_>,
+    layout: &mut Layout,
+    (object, source): (Object, &OwnedFd),
+    number: MemberNumber,
+    range: ByteRange,
+    data: &[ByteRange],
+) -> Result<bool, PoolError> {
+    let member = pool.known(number)?;
+    let mine = layout.single_on(number, ByteOffset(0));
+    let (target, fd) = match mine {
+        Some(target) => (target, pool.open_object(layout, target, Access::Write)?),
+        None => {
+            let serial = layout.objects().len() as u16;
+            match member.create_object(layout.file, serial, ByteOffset(0)) {
+                Ok(made) => made,
+                Err(error) if error.errno() == Errno::NOSPC => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    // What an old object still has there is of another time.
+    let copied = punch(&fd, range)
+        .and_then(|()| data.iter().try_for_each(|part| copy(source, &fd, *part)))
+        .and_then(|()| fsync(&fd));
+    if let Err(error) = copied {
+        match mine {
+            Some(_) => drop(punch(&fd, range)),
+            None => drop(member.remove_object(layout.file, target.id)),
+        }
+        return match error {
+            Errno::NOSPC => Ok(false),
+            error => Err(PoolError::system("move bytes between members", "", error)),
+        };
+    }
+    let mut next = layout.clone();
+    next.assign(range, ByteOffset(0), target);
+    pool.set_layout(stub, &next)?;
+    fsync(stub).map_err(|error| PoolError::system("make a layout durable", "", error))?;
+    *layout = next;
+    // Room for others; should it fail, it is only not regained, and fsck sees to it.
+    if layout.objects().contains(&object) {
+        let _ = punch(source, range);
+    } else if let Some(member) = pool.member(object.member) {
+        let _ = member.remove_object(layout.file, object.id);
+    }
+    Ok(true)
+}
+
+fn copy(from: &OwnedFd, to: &OwnedFd, range: ByteRange) -> Result<(), Errno> {
+    let mut buffer = vec![0; CHUNK_BYTES.min(range.length.0 as usize)];
+    let mut at = range.start.0;
+    while at < range.end() {
+        let length = (range.end() - at).min(buffer.len() as u64) as usize;
+        let count = pread(from, &mut buffer[..length], at)?;
+        if count == 0 {
+            break;
+        }
+        let mut written = 0;
+        while written < count {
+            written += pwrite(to, &buffer[written..count], at + written as u64)?;
+        }
+        at += count as u64;
+    }
+    Ok(())
+}
+
+/// What is left of a member that is to go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Files whose records name it.
+    pub file_count: u64,
+    /// Objects on it, named or not.
+    pub object_count: u64,
+}
+
+/// Let a member go that has no bytes. The same command again finishes one that was interrupted. One that is missing may go, too, if no file is on it.
+///
+/// Errors   [`PoolError::Refused`]: it has bytes, or is the last one; then nothing was changed
+pub fn remove(pool: Pool, number: MemberNumber) -> Result<(), PoolError> {
+    let given = pool.format().members_given;
+    let Some(member) = pool.member(number) else {
+        return if u32::from(number.0) < given {
+            Ok(())
+        } else {
+            refused(format!(
+                "the pool has no member {}, and never had",
+                number.0
+            ))
+        };
+    };
+    if member.duty() != Duty::Leaving {
+        let others = pool
+            .members()
+            .iter()
+            .filter(|other| other.number() != number);
+        if !others.clone().any(Member::takes_bytes) {
+            return refused(format!(
+                "member {} is the last one that takes bytes; add another one first",
+                number.0
+            ));
+        }
+        let left = left(&pool, member)?;
+        if left.file_count > 0 {
+            return refused(format!(
+                "bytes of {} files are on member {}; move them with `rushes pool drain`",
+                left.file_count, number.0
+            ));
+        }
+        if left.object_count > 0 {
+            return refused(format!(
+                "{} objects that no file names are on member {}; `rushes pool fsck --repair` finds out what they are",
+                left.object_count, number.0
+            ));
+        }
+        set_duty(&pool, number, Duty::Leaving)?;
+    }
+    if !matches!(member.status().state, MemberState::Missing(_)) {
+        clear(member)?;
+    }
+    let mut format = pool.format().clone();
+    format.members.retain(|entry| entry.number != number);
+    write(&pool, &format)?;
+    let catalogue = pool.catalogue().path().to_path_buf();
+    drop(pool);
+    // The log of names may have been on it.
+    let pool = Pool::serve(&catalogue)?;
+    NameLog::open(&pool).write(&pool, Vec::new);
+    Ok(())
+}
+
+/// How much a member has.
+pub fn left(pool: &Pool, member: &Member) -> Result<Left, PoolError> {
+    let mut left = Left::default();
+    pool.bury(|_| false)?;
+    let mut linked = BTreeSet::new();
+    let mut count = |path: &Path, stub: BorrowedFd<'_>| {
+        // A record that nobody can read may name it.
+        let layout = pool.layout(stub).map_err(|error| about(path, &error))?;
+        let objects = layout.map(|layout| layout.objects()).unwrap_or_default();
+        let is_on_it = objects
+            .iter()
+            .any(|object| object.member == member.number());
+        left.file_count += u64::from(is_on_it);
+        Ok::<(), PoolError>(())
+    };
+    walk(pool.catalogue(), |named| {
+        if named.kind != FileType::RegularFile
+            || (named.status.st_nlink > 1 && !linked.insert(named.status.st_ino))
+        {
+            return Ok(());
+        }
+        let failed = |error| PoolError::system("open", named.path.display().to_string(), error);
+        count(named.path, named.open().map_err(failed)?.as_fd())
+    })?;
+    let removed = pool.catalogue().path().join(crate::catalogue::REMOVED);
+    let failed = |error| PoolError::system("list", removed.display().to_string(), error);
+    for entry in std::fs::read_dir(&removed).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let stub = std::fs::File::open(&path).map_err(failed)?;
+        count(&path, stub.as_fd())?;
+    }
+    if !matches!(member.status().state, MemberState::Missing(_)) {
+        left.object_count = member.object_count()?;
+    }
+    Ok(left)
+}
+
+/// A member's folder is a folder again. What is not empty stays: it is none of ours.
+fn clear(member: &Member) -> Result<(), PoolError> {
+    let failed = |error| PoolError::system("clear", member.path().display().to_string(), error);
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open(member.path(), flags, Mode::empty()).map_err(failed)?;
+    let folder = |name: &str, flag: AtFlags| match unlinkat(&root, name, flag) {
+        Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY) => Ok(()),
+        Err(error) => Err(failed(error)),
+    };
+    for at in 0..=u8::MAX {
+        folder(&format!("{OBJECTS}/{at:02x}"), AtFlags::REMOVEDIR)?;
+    }
+    folder(OBJECTS, AtFlags::REMOVEDIR)?;
+    if let Ok(names) = openat(&root, NAMES, flags, Mode::empty()) {
+        for entry in rustix::fs::Dir::read_from(&names)
+            .map_err(failed)?
+            .flatten()
+        {
+            let name: &OsStr =
+                std::os::unix::ffi::OsStrExt::from_bytes(entry.file_name().to_bytes());
+            let is_ours = [".log", ".new"]
+                .iter()
+                .any(|end| name.to_string_lossy().ends_with(end));
+            if is_ours {
+                unlinkat(&names, name, AtFlags::empty()).map_err(failed)?;
+            }
+        }
+    }
+    folder(NAMES, AtFlags::REMOVEDIR)?;
+    // Last: without it the folder is no member, and this is not gone into again.
+    folder(FORMAT_FILE, AtFlags::empty())?;
+    fsync(&root).map_err(failed)
+}

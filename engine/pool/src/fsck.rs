@@ -1,0 +1,792 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Looking through a whole pool for what does not fit, and mending what can be mended without losing a byte.
+//!
+//! What is wrong and what may be done is core/pool/check's; here are the looks and the deeds. Every deed may be interrupted: what it leaves is found by
+//! the next look. Bytes that nobody names get a name in the folder `lost+found` of the tree; they are removed only where each of them is also where
+//! a record says.
+
+use crate::error::PoolError;
+use crate::member::{Access, Listed, Member, MemberState, ObjectName, data_ranges};
+use crate::pool::{Pool, punch};
+use crate::walk::{open_below, walk};
+use crate::xattr::{self, LAYOUT_ATTRIBUTE};
+use rushes_core::pool::check::{
+    Finding, FoundObject, Mark, Piece, Record, Remedy, Stub, assemble, check, is_plain,
+};
+use rushes_core::pool::{FileIdentity, Layout, LayoutFault, MemberNumber, Object};
+use rushes_core::units::{ByteOffset, ByteRange};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, chmodat, fstat, fsync, ftruncate, mkdirat, openat,
+};
+use rustix::io::{Errno, pread};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// In the tree: where bytes get a name that had none.
+pub(crate) const LOST: &str = "lost+found";
+/// Compared at a time. Units: bytes.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Names tried for one find before giving up.
+const NAMES_MAX: usize = 1000;
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// So many files were looked at.
+    Files(u64),
+    /// So many objects were looked at.
+    Objects(u64),
+    /// Of so many findings so many are done.
+    Mending(usize, usize),
+}
+
+/// What became of a finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It can be mended without loss.
+    Mendable,
+    /// It was; the words say how.
+    Mended(String),
+    /// Not by a program: bytes are gone, or a person has to decide.
+    Open,
+}
+
+/// A finding, for people.
+#[derive(Clone, Debug)]
+pub struct Issue {
+    /// A word for programs.
+    pub kind: &'static str,
+    /// A sentence.
+    pub sentence: String,
+    /// The file below the tree, if one is known.
+    pub path: Option<PathBuf>,
+    /// Object, if it is about one.
+    pub object: Option<Object>,
+    /// What became of it.
+    pub state: State,
+}
+
+/// What a look came to.
+#[derive(Clone, Debug, Default)]
+pub struct Fsck {
+    /// Regular files, each once.
+    pub file_count: u64,
+    /// Objects on members that are there.
+    pub object_count: u64,
+    /// All findings.
+    pub issues: Vec<Issue>,
+    /// Members that could not be looked at, and why.
+    pub missing: Vec<(MemberNumber, String)>,
+    /// Objects with bytes behind their file's end. A crash leaves them there; they are never read, and no finding.
+    pub behind_end_count: u64,
+}
+
+impl Fsck {
+    /// Findings that are there still.
+    pub fn left_count(&self) -> usize {
+        let mended = |issue: &&Issue| matches!(issue.state, State::Mended(_));
+        self.issues.len() - self.issues.iter().filter(mended).count()
+    }
+}
+
+/// All that was looked at.
+#[derive(Default)]
+struct Look {
+    paths: Vec<PathBuf>,
+    stubs: Vec<Stub>,
+    objects: Vec<FoundObject>,
+    sizes: BTreeMap<Object, u64>,
+    strangers: Vec<PathBuf>,
+    missing: Vec<(MemberNumber, String)>,
+}
+
+/// Look through a pool that nobody serves, and mend if asked. Keeps some 300 bytes of memory for each file and object.
+///
+/// `pool`   opened by [`Pool::serve`]
+/// Errors   of the look; what cannot be mended is an [`Issue`]
+pub fn fsck(
+    pool: &Pool,
+    repair: bool,
+    mut progress: impl FnMut(Progress),
+) -> Result<Fsck, PoolError> {
+    let mut report = Fsck::default();
+    removed(pool, repair, &mut report)?;
+    let look = look(pool, &mut progress)?;
+    report.file_count = look.stubs.len() as u64;
+    report.object_count = look.objects.len() as u64;
+    report.missing = look.missing.clone();
+    numbers(pool, &look, repair, &mut report)?;
+    for stranger in &look.strangers {
+        report.issues.push(Issue {
+            kind: "stranger",
+            sentence: format!(
+                "{} is no object; something else put it there, move it away",
+                stranger.display()
+            ),
+            path: None,
+            object: None,
+            state: State::Open,
+        });
+    }
+    let known: BTreeSet<MemberNumber> = pool.members().iter().map(Member::number).collect();
+    let away: BTreeSet<MemberNumber> = look.missing.iter().map(|(number, _)| *number).collect();
+    let looked_at = known.difference(&away).copied().collect();
+    let findings = check(pool.id(), &known, &looked_at, &look.stubs, &look.objects);
+    let newer = look
+        .stubs
+        .iter()
+        .any(|stub| matches!(stub.record, Record::Faulty(LayoutFault::Newer { .. }, _)));
+    let mender = Mender {
+        pool,
+        look: &look,
+        kept: RefCell::default(),
+    };
+    let count = findings.len();
+    for (at, finding) in findings.iter().enumerate() {
+        progress(Progress::Mending(at, count));
+        let mut remedy = finding.remedy(newer);
+        // What is on a member that is away would be missing in it, and read as zeroes.
+        if matches!(remedy, Remedy::WriteRecord(_)) && !away.is_empty() {
+            remedy = Remedy::None;
+        }
+        let state = match (remedy, repair) {
+            (Remedy::None, _) => State::Open,
+            (_, false) => State::Mendable,
+            (remedy, true) => State::Mended(mender.mend(finding, remedy)?),
+        };
+        report.issues.push(mender.issue(finding, state));
+    }
+    mender.leftovers(repair, &mut report)?;
+    Ok(report)
+}
+
+/// Files on their way out.
+fn removed(pool: &Pool, repair: bool, report: &mut Fsck) -> Result<(), PoolError> {
+    let issue = |sentence, state| Issue {
+        kind: "removed",
+        sentence,
+        path: None,
+        object: None,
+        state,
+    };
+    if !repair {
+        let path = pool.catalogue().path().join(crate::catalogue::REMOVED);
+        let count = std::fs::read_dir(&path)
+            .map_err(|error| PoolError::system("list", path.display().to_string(), error))?
+            .count();
+        if count > 0 {
+            let sentence = format!(
+                "{count} removed files still have their bytes; the next mount removes them, too"
+            );
+            report.issues.push(issue(sentence, State::Mendable));
+        }
+        return Ok(());
+    }
+    let buried = pool.bury(|_| false)?;
+    if buried.file_count > 0 {
+        let sentence = format!("{} removed files still had their bytes", buried.file_count);
+        let state = State::Mended(String::from("removed"));
+        report.issues.push(issue(sentence, state));
+    }
+    for error in buried.kept {
+        let sentence = format!("a removed file keeps its bytes: {error}");
+        report.issues.push(issue(sentence, State::Open));
+    }
+    Ok(())
+}
+
+fn look(pool: &Pool, progress: &mut impl FnMut(Progress)) -> Result<Look, PoolError> {
+    let mut look = Look::default();
+    let mut linked = BTreeSet::new();
+    walk(pool.catalogue(), |named| {
+        if named.kind != FileType::RegularFile
+            || (named.status.st_nlink > 1 && !linked.insert(named.status.st_ino))
+        {
+            return Ok(());
+        }
+        let failed = |error| PoolError::system("open", named.path.display().to_string(), error);
+        look.stub(named.path.to_path_buf(), &named.open().map_err(failed)?)?;
+        if look.stubs.len().is_multiple_of(1000) {
+            progress(Progress::Files(look.stubs.len() as u64));
+        }
+        Ok(())
+    })?;
+    // Those that could not be buried name objects as well.
+    let path = pool.catalogue().path().join(crate::catalogue::REMOVED);
+    let failed = |error| PoolError::system("list", path.display().to_string(), error);
+    for entry in std::fs::read_dir(&path).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let stub = openat(
+            pool.catalogue().removed(),
+            entry.file_name(),
+            flags,
+            Mode::empty(),
+        )
+        .map_err(|error| failed(error.into()))?;
+        let status = fstat(&stub).map_err(|error| failed(error.into()))?;
+        let is_linked = status.st_nlink > 1 && !linked.insert(status.st_ino);
+        if FileType::from_raw_mode(status.st_mode) == FileType::RegularFile && !is_linked {
+            look.stub(
+                Path::new("..")
+                    .join(crate::catalogue::REMOVED)
+                    .join(entry.file_name()),
+                &stub,
+            )?;
+        }
+    }
+    for member in pool.members() {
+        if let MemberState::Missing(why) = member.status().state {
+            look.missing.push((member.number(), why));
+            continue;
+        }
+        member.list(|listed| {
+            match listed {
+                Listed::Object { found, size, .. } => {
+                    look.sizes.insert(found.object, size);
+                    look.objects.push(found);
+                    if look.objects.len().is_multiple_of(1000) {
+                        progress(Progress::Objects(look.objects.len() as u64));
+                    }
+                }
+                Listed::Stranger(path) => look.strangers.push(path),
+            }
+            Ok(())
+        })?;
+    }
+    Ok(look)
+}
+
+impl Look {
+    fn stub(&mut self, path: PathBuf, fd: &OwnedFd) -> Result<(), PoolError> {
+        let failed = |error| PoolError::system("look at", path.display().to_string(), error);
+        let size = fstat(fd).map_err(failed)?.st_size as u64;
+        let record = match xattr::get(fd.as_fd(), LAYOUT_ATTRIBUTE).map_err(failed)? {
+            None => Record::Absent,
+            Some(bytes) => match Layout::decode(&bytes) {
+                Ok(layout) => Record::Sound(layout),
+                Err(fault) => Record::Faulty(fault, bytes),
+            },
+        };
+        self.stubs.push(Stub { size, record });
+        self.paths.push(path);
+        Ok(())
+    }
+}
+
+/// A number that somebody has must never be given again.
+fn numbers(pool: &Pool, look: &Look, repair: bool, report: &mut Fsck) -> Result<(), PoolError> {
+    let of_stubs = look.stubs.iter().filter_map(|stub| match &stub.record {
+        Record::Sound(layout) => Some(layout.file.number),
+        _ => None,
+    });
+    let of_objects = look.objects.iter().filter_map(|found| match found.mark {
+        Mark::Sound(mark) if mark.pool == pool.id() => Some(mark.file.number),
+        _ => None,
+    });
+    let most = of_stubs.chain(of_objects).max().unwrap_or(0);
+    let end = pool.catalogue().numbers_end();
+    if end.is_some_and(|end| end > most) {
+        return Ok(());
+    }
+    let state = if repair {
+        let end = most.saturating_add(1).max(end.unwrap_or(1));
+        pool.catalogue().set_numbers_end(end)?;
+        State::Mended(format!("the next file gets the number {end}"))
+    } else {
+        State::Mendable
+    };
+    report.issues.push(Issue {
+        kind: "numbers",
+        sentence: match end {
+            Some(end) => format!("the next file would get the number {end}, but {most} is given"),
+            None => String::from("the number of the next file cannot be read"),
+        },
+        path: None,
+        object: None,
+        state,
+    });
+    Ok(())
+}
+
+struct Mender<'a> {
+    pool: &'a Pool,
+    look: &'a Look,
+    /// Objects that got a name together with another one.
+    kept: RefCell<BTreeSet<Object>>,
+}
+
+impl Mender<'_> {
+    fn object_path(&self, object: Object) -> String {
+        let name = ObjectName::of(object.id);
+        match self.pool.member(object.member) {
+            Some(member) => member.path().join(name.as_str()).display().to_string(),
+            None => format!("{} of member {}", name.as_str(), object.member.0),
+        }
+    }
+
+    fn issue(&self, finding: &Finding, state: State) -> Issue {
+        let shown = |stub: usize| self.look.paths[stub].display();
+        let (kind, stub, object, sentence) = match *finding {
+            Finding::RecordFaulty { stub, fault, .. } => (
+                "record_faulty",
+                Some(stub),
+                None,
+                format!("{}: the layout record cannot be used: {fault}", shown(stub)),
+            ),
+            Finding::RecordAbsent { stub } => (
+                "record_absent",
+                Some(stub),
+                None,
+                format!(
+                    "{}: the layout record is not there although the file has {} bytes",
+                    shown(stub),
+                    self.look.stubs[stub].size
+                ),
+            ),
+            Finding::MemberUnknown { stub, object } => (
+                "member_unknown",
+                Some(stub),
+                Some(object),
+                format!(
+                    "{}: bytes of it are on member {}, which the pool has not",
+                    shown(stub),
+                    object.member.0
+                ),
+            ),
+            Finding::ObjectAbsent { stub, object } => (
+                "object_absent",
+                Some(stub),
+                Some(object),
+                format!(
+                    "{}: {} is not there, and with it {}",
+                    shown(stub),
+                    self.object_path(object),
+                    self.lost_ranges(stub, object)
+                ),
+            ),
+            Finding::ObjectOfOther { stub, object } => (
+                "object_of_other",
+                Some(stub),
+                Some(object),
+                format!(
+                    "{}: {} says that it belongs to another file or pool",
+                    shown(stub),
+                    self.object_path(object)
+                ),
+            ),
+            Finding::MarkFaulty {
+                stub,
+                object,
+                is_newer,
+                ..
+            } => (
+                "mark_faulty",
+                Some(stub),
+                Some(object),
+                format!(
+                    "{}: the mark of {} {}",
+                    shown(stub),
+                    self.object_path(object),
+                    if is_newer {
+                        "is of a newer version; use a newer Rushes"
+                    } else {
+                        "cannot be used"
+                    }
+                ),
+            ),
+            Finding::NamedTwice {
+                stub,
+                first,
+                object,
+            } => (
+                "named_twice",
+                Some(stub),
+                Some(object),
+                format!(
+                    "{} and {} both name {}; copy one of them and remove it",
+                    shown(first),
+                    shown(stub),
+                    self.object_path(object)
+                ),
+            ),
+            Finding::SameFile { stub, first } => (
+                "same_file",
+                Some(stub),
+                None,
+                format!(
+                    "{} and {} have the number of one file; copy one of them and remove it",
+                    shown(first),
+                    shown(stub)
+                ),
+            ),
+            Finding::Unnamed {
+                object, has_data, ..
+            } => (
+                "unnamed",
+                None,
+                Some(object),
+                format!(
+                    "{} is named by no file{}",
+                    self.object_path(object),
+                    if has_data { "" } else { ", and empty" }
+                ),
+            ),
+            Finding::Foreign { object } => (
+                "foreign",
+                None,
+                Some(object),
+                format!(
+                    "{} belongs to another pool, or is of a newer Rushes",
+                    self.object_path(object)
+                ),
+            ),
+        };
+        Issue {
+            kind,
+            sentence,
+            path: stub.map(|stub| self.look.paths[stub].clone()),
+            object,
+            state,
+        }
+    }
+
+    /// "its bytes 0 to 4095 and from 8192 on"
+    fn lost_ranges(&self, stub: usize, object: Object) -> String {
+        let Record::Sound(layout) = &self.look.stubs[stub].record else {
+            return String::from("its bytes");
+        };
+        let ranges: Vec<String> = layout
+            .segments()
+            .iter()
+            .enumerate()
+            .filter(|(_, segment)| segment.objects.contains(&object))
+            .map(|(at, segment)| match layout.range_of(at).end() {
+                u64::MAX => format!("from {} on", segment.start.0),
+                end => format!("{} to {}", segment.start.0, end - 1),
+            })
+            .collect();
+        format!("its bytes {}", ranges.join(" and "))
+    }
+
+    fn mend(&self, finding: &Finding, remedy: Remedy) -> Result<String, PoolError> {
+        match (finding, remedy) {
+            (Finding::RecordFaulty { stub, .. }, Remedy::WriteRecord(file)) => {
+                let layout = assemble(file, &self.pieces(file)?);
+                let fd = self.open_stub(*stub)?;
+                self.pool.set_layout(fd.as_fd(), &layout)?;
+                sync(&fd, "layout record")?;
+                Ok(String::from("the record was written anew from its objects"))
+            }
+            (
+                Finding::MarkFaulty {
+                    stub,
+                    object,
+                    origin,
+                    ..
+                },
+                Remedy::WriteMark,
+            ) => {
+                let Record::Sound(layout) = &self.look.stubs[*stub].record else {
+                    return Ok(String::new());
+                };
+                let before = layout.objects().iter().position(|one| one == object);
+                let serial = before.unwrap_or(0) as u16;
+                self.member(*object)?
+                    .write_mark(object.id, layout.file, serial, *origin)?;
+                Ok(String::from("the mark was written anew from the record"))
+            }
+            (Finding::Unnamed { object, .. }, Remedy::Remove) => {
+                self.member(*object)?.unlink(object.id)?;
+                Ok(String::from("removed"))
+            }
+            (
+                Finding::Unnamed {
+                    object,
+                    stub: Some(stub),
+                    ..
+                },
+                Remedy::RemoveIfCopied,
+            ) => {
+                if self.is_copied(*object, *stub)? {
+                    self.member(*object)?.unlink(object.id)?;
+                    return Ok(String::from("removed: each byte of it is in the file"));
+                }
+                self.keep_alone(*object)
+            }
+            (Finding::Unnamed { object, file, .. }, _) => match file {
+                Some(file) => self.keep(*object, *file),
+                None => self.keep_alone(*object),
+            },
+            _ => Ok(String::new()),
+        }
+    }
+
+    fn member(&self, object: Object) -> Result<&Member, PoolError> {
+        self.pool.known(object.member)
+    }
+
+    fn open_stub(&self, stub: usize) -> Result<OwnedFd, PoolError> {
+        let path = &self.look.paths[stub];
+        open_below(
+            self.pool.catalogue().tree(),
+            path,
+            OFlags::RDWR | OFlags::NONBLOCK,
+        )
+        .map_err(|error| PoolError::system("open", path.display().to_string(), error))
+    }
+
+    /// All objects of a file that this version could have written.
+    fn pieces(&self, file: FileIdentity) -> Result<Vec<Piece>, PoolError> {
+        let mut pieces = Vec::new();
+        for found in &self.look.objects {
+            let Mark::Sound(mark) = found.mark else {
+                continue;
+            };
+            let is_its = mark.pool == self.pool.id() && mark.file == file;
+            if is_its && mark.origin == ByteOffset(0) && mark.place == 0 {
+                let fd = self
+                    .member(found.object)?
+                    .open_any(found.object.id, Access::Read)?;
+                pieces.push(Piece {
+                    object: found.object,
+                    serial: mark.serial,
+                    data: self.ranges(&fd)?,
+                });
+            }
+        }
+        Ok(pieces)
+    }
+
+    fn ranges(&self, fd: &OwnedFd) -> Result<Vec<ByteRange>, PoolError> {
+        data_ranges(fd).map_err(|error| PoolError::system("look for data in an object", "", error))
+    }
+
+    /// A file of which there is no stub, with all its objects.
+    fn keep(&self, object: Object, file: FileIdentity) -> Result<String, PoolError> {
+        if self.kept.borrow().contains(&object) {
+            return Ok(format!("it is in {LOST} with the rest of its file"));
+        }
+        let pieces = self.pieces(file)?;
+        let layout = assemble(file, &pieces);
+        if !layout.objects().contains(&object) {
+            return self.keep_alone(object);
+        }
+        let size = size_of(&pieces);
+        self.kept.borrow_mut().extend(layout.objects());
+        let name = format!("{}.{:08x}", file.number, file.generation);
+        adopt(self.pool, &name, &layout, size)
+    }
+
+    /// Bytes whose file is not known, or has others in their place: a file of their own.
+    fn keep_alone(&self, object: Object) -> Result<String, PoolError> {
+        let member = self.member(object)?;
+        let file = self.pool.new_file()?;
+        let fd = member.open_any(object.id, Access::Read)?;
+        let piece = Piece {
+            object,
+            serial: 0,
+            data: self.ranges(&fd)?,
+        };
+        let layout = assemble(file, std::slice::from_ref(&piece));
+        member.write_mark(object.id, file, 0, ByteOffset(0))?;
+        let name = format!("{}.{:016x}", object.member.0, object.id.0);
+        adopt(self.pool, &name, &layout, size_of(&[piece]))
+    }
+
+    /// Whether every byte of it is where the record of its file says.
+    fn is_copied(&self, object: Object, stub: usize) -> Result<bool, PoolError> {
+        let Record::Sound(layout) = &self.look.stubs[stub].record else {
+            return Ok(false);
+        };
+        let fd = self.member(object)?.open_any(object.id, Access::Read)?;
+        for range in self.ranges(&fd)? {
+            if !self.is_same(&fd, layout, range)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether an object has in this range what the layout leads to.
+    fn is_same(&self, fd: &OwnedFd, layout: &Layout, range: ByteRange) -> Result<bool, PoolError> {
+        if !is_plain(layout) {
+            return Ok(false);
+        }
+        let mut opened: Option<(Object, OwnedFd)> = None;
+        let mut at = range.start.0;
+        while at < range.end() {
+            let Some(located) = layout.locate(ByteOffset(at)) else {
+                return Ok(false);
+            };
+            if opened
+                .as_ref()
+                .is_none_or(|(object, _)| *object != located.object)
+            {
+                match self.pool.open_object(layout, located.object, Access::Read) {
+                    Ok(other) => opened = Some((located.object, other)),
+                    // Gone or away: then this one may be all that is left of these bytes.
+                    Err(_) => return Ok(false),
+                }
+            }
+            let Some((_, other)) = &opened else {
+                return Ok(false);
+            };
+            let length = (range.end() - at)
+                .min(located.length.0)
+                .min(CHUNK_BYTES as u64) as usize;
+            if read(fd, at, length)? != read(other, at, length)? {
+                return Ok(false);
+            }
+            at += length as u64;
+        }
+        Ok(true)
+    }
+
+    /// Bytes where the record does not look for them: what a spill that was interrupted had still to give back.
+    fn leftovers(&self, repair: bool, report: &mut Fsck) -> Result<(), PoolError> {
+        for (at, stub) in self.look.stubs.iter().enumerate() {
+            let Record::Sound(layout) = &stub.record else {
+                continue;
+            };
+            let objects = layout.objects();
+            for &object in &objects {
+                let size = self.look.sizes.get(&object);
+                report.behind_end_count += u64::from(size.is_some_and(|&size| size > stub.size));
+                if objects.len() < 2 || size.is_none() || !is_plain(layout) {
+                    continue;
+                }
+                let Ok(fd) = self.pool.open_object(layout, object, Access::Write) else {
+                    continue;
+                };
+                let mut left = 0;
+                for range in self.ranges(&fd)? {
+                    for part in elsewhere(layout, object, range) {
+                        if self.is_same(&fd, layout, part)? {
+                            left += part.length.0;
+                            if repair {
+                                punch(&fd, part).map_err(|error| {
+                                    PoolError::system("make a hole in an object", "", error)
+                                })?;
+                            }
+                        }
+                    }
+                }
+                if left > 0 {
+                    let state = if repair {
+                        State::Mended(String::from("given back"))
+                    } else {
+                        State::Mendable
+                    };
+                    report.issues.push(Issue {
+                        kind: "copied",
+                        sentence: format!(
+                            "{}: {left} bytes in {} are also where the record says",
+                            self.look.paths[at].display(),
+                            self.object_path(object)
+                        ),
+                        path: Some(self.look.paths[at].clone()),
+                        object: Some(object),
+                        state,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Parts of a range that the layout has in other objects than this one.
+fn elsewhere(layout: &Layout, object: Object, range: ByteRange) -> Vec<ByteRange> {
+    let mut parts = Vec::new();
+    let mut at = range.start.0;
+    while at < range.end() {
+        let Some(located) = layout.locate(ByteOffset(at)) else {
+            break;
+        };
+        let length = located.length.0.min(range.end() - at);
+        if located.object != object {
+            parts.push(ByteRange::new(at, length));
+        }
+        at += length;
+    }
+    parts
+}
+
+fn size_of(pieces: &[Piece]) -> u64 {
+    let ends = pieces.iter().filter_map(|piece| piece.data.last());
+    ends.map(|last| last.end()).max().unwrap_or(0)
+}
+
+/// As many bytes as asked; behind the end they are zero.
+fn read(fd: &OwnedFd, at: u64, length: usize) -> Result<Vec<u8>, PoolError> {
+    let mut bytes = vec![0; length];
+    let mut done = 0;
+    while done < length {
+        match pread(fd, &mut bytes[done..], at + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) => return Err(PoolError::system("read an object", "", error)),
+        }
+    }
+    Ok(bytes)
+}
+
+fn sync(fd: &OwnedFd, what: &str) -> Result<(), PoolError> {
+    fsync(fd).map_err(|error| PoolError::system("make durable", what, error))
+}
+
+/// A stub in `lost+found` for this layout, durably. The size comes before the record: a name that was not finished has none, and is finished by the next.
+pub(crate) fn adopt(
+    pool: &Pool,
+    name: &str,
+    layout: &Layout,
+    size: u64,
+) -> Result<String, PoolError> {
+    let tree = pool.catalogue().tree();
+    let failed = |error| PoolError::system("write to", format!("{LOST}/{name}"), error);
+    match mkdirat(tree, LOST, Mode::RWXU) {
+        Ok(()) => chmodat(tree, LOST, Mode::RWXU, AtFlags::empty()).map_err(failed)?,
+        Err(Errno::EXIST) => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let folder = openat(
+        tree,
+        LOST,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .map_err(failed)?;
+    for attempt in 0..NAMES_MAX {
+        let name = match attempt {
+            0 => name.to_owned(),
+            attempt => format!("{name}.{attempt}"),
+        };
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let stub = match openat(&folder, name.as_str(), flags, Mode::RUSR | Mode::WUSR) {
+            Ok(stub) => stub,
+            Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => continue,
+            Err(error) => return Err(failed(error)),
+        };
+        if xattr::get(stub.as_fd(), LAYOUT_ATTRIBUTE)
+            .map_err(failed)?
+            .is_some()
+        {
+            continue;
+        }
+        ftruncate(&stub, size).map_err(failed)?;
+        pool.set_layout(stub.as_fd(), layout)?;
+        sync(&stub, &name)?;
+        sync(&folder, LOST)?;
+        sync_tree(pool)?;
+        return Ok(format!("it is {LOST}/{name} now"));
+    }
+    Err(failed(Errno::EXIST))
+}
+
+fn sync_tree(pool: &Pool) -> Result<(), PoolError> {
+    fsync(pool.catalogue().tree())
+        .map_err(|error| PoolError::system("make durable", "the tree", error))
+}

@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The log of names on members: written behind a door's back, read by rescue.
+//!
+//! A door tells what changed; once a second somebody has it appended to the newest log on each of two members, on two devices where there
+//! are two. A log that has grown long, or whose member went away, is followed by a new one: a checkpoint of the whole tree, under a name that is not
+//! a log's until it is whole. What these facts mean, and why they may be read while names change, is core/pool/names's.
+//!
+//! No descriptor of a member is kept, so that it can be unmounted.
+
+use crate::error::PoolError;
+use crate::member::{Member, MemberState, NAMES};
+use crate::pool::Pool;
+use crate::walk::walk;
+use crate::xattr::{HIDDEN_PREFIX, LAYOUT_ATTRIBUTE};
+use rushes_core::pool::MemberNumber;
+pub use rushes_core::pool::names::Inode;
+use rushes_core::pool::names::{Fact, Head, Names, ROOT};
+use rushes_core::units::ByteCount;
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, fdatasync, fstat, fsync, ftruncate, getxattr, listxattr,
+    openat, readlinkat, renameat, unlinkat,
+};
+use rustix::io::Errno;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Logs of one pool that are kept up to date.
+const COPY_COUNT: usize = 2;
+/// Facts behind the checkpoint before another one is made; at least, and as a multiple of the checkpoint. Units: bytes.
+const GROWTH_BYTES: u64 = 64 << 20;
+/// Written at a time of a checkpoint. Units: bytes.
+const CHUNK_BYTES: usize = 1 << 20;
+/// While a checkpoint is made, what changes goes on being logged so often.
+const LAG: Duration = Duration::from_secs(1);
+/// Between two tries of a checkpoint.
+const RETRY: Duration = Duration::from_secs(10);
+/// A member with less is asked last. Units: bytes.
+const ROOM_LEAST: ByteCount = ByteCount::from_mib(16);
+/// Longest name or value of an attribute. Units: bytes.
+const VALUE_BYTES_MAX: usize = 65_536;
+
+/// What is to be written, and where.
+#[derive(Debug, Default)]
+pub struct NameLog {
+    pending: Mutex<Vec<u8>>,
+    writer: Mutex<Writer>,
+}
+
+#[derive(Debug, Default)]
+struct Writer {
+    /// Of the newest log; 0: there is none yet.
+    serial: u64,
+    /// Who has it.
+    members: Vec<MemberNumber>,
+    /// Length of its checkpoint and of what follows. Units: bytes.
+    checkpoint_bytes: u64,
+    tail_bytes: u64,
+    /// It is not on as many members as it should be, or it is not known whether it has everything.
+    is_due: bool,
+    /// When a checkpoint was last tried.
+    tried: Option<Instant>,
+}
+
+fn log_name(serial: u64) -> String {
+    format!("{serial:016x}.log")
+}
+
+/// A log that is there.
+pub(crate) struct Found {
+    pub(crate) serial: u64,
+    pub(crate) member: MemberNumber,
+}
+
+/// All logs on members that are there, by their names.
+pub(crate) fn logs(pool: &Pool) -> Vec<Found> {
+    let mut found = Vec::new();
+    for member in pool.members() {
+        let Ok(folder) = member.names_folder() else {
+            continue;
+        };
+        let Ok(entries) = Dir::read_from(&folder) else {
+            continue;
+        };
+        for entry in entries.flatten() {
+            let serial = entry
+                .file_name()
+                .to_str()
+                .ok()
+                .and_then(|name| name.strip_suffix(".log"))
+                .and_then(|digits| u64::from_str_radix(digits, 16).ok());
+            found.extend(serial.map(|serial| Found {
+                serial,
+                member: member.number(),
+            }));
+        }
+    }
+    found
+}
+
+/// Serial of the newest log of names that a member has, and which members have it. None: there is none.
+pub fn newest_log(pool: &Pool) -> Option<(u64, Vec<MemberNumber>)> {
+    let found = logs(pool);
+    let serial = found.iter().map(|log| log.serial).max()?;
+    let newest = found.iter().filter(|log| log.serial == serial);
+    Some((serial, newest.map(|log| log.member).collect()))
+}
+
+/// A log's bytes.
+pub(crate) fn read(member: &Member, serial: u64) -> Result<Vec<u8>, PoolError> {
+    let name = log_name(serial);
+    let failed = |error: std::io::Error| {
+        let about = member.path().join(NAMES).join(&name);
+        PoolError::system("read", about.display().to_string(), error)
+    };
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = openat(member.names_folder()?, name.as_str(), flags, Mode::empty())
+        .map_err(|error| failed(error.into()))?;
+    let mut bytes = Vec::new();
+    File::from(fd).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(bytes)
+}
+
+impl NameLog {
+    /// Go on with the newest log until there is a checkpoint, which is due: nobody knows what the door before had not written yet.
+    pub fn open(pool: &Pool) -> NameLog {
+        let mut writer = Writer {
+            is_due: true,
+            ..Writer::default()
+        };
+        let found = logs(pool);
+        writer.serial = found.iter().map(|log| log.serial).max().unwrap_or(0);
+        for log in found.iter().filter(|log| log.serial == writer.serial) {
+            let Some(member) = pool.member(log.member) else {
+                continue;
+            };
+            // What is appended behind a frame that was cut off would never be read.
+            let sound = read(member, log.serial).ok().and_then(|bytes| {
+                let names = Names::read(&bytes);
+                names
+                    .head
+                    .is_some_and(|head| head.pool == pool.id())
+                    .then_some(names.sound_bytes)
+            });
+            let cut = sound.is_some_and(|sound| {
+                let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                member.names_folder().is_ok_and(|folder| {
+                    openat(folder, log_name(log.serial).as_str(), flags, Mode::empty())
+                        .is_ok_and(|fd| ftruncate(fd, sound as u64).is_ok())
+                })
+            });
+            if cut {
+                writer.members.push(log.member);
+            }
+        }
+        NameLog {
+            pending: Mutex::default(),
+            writer: Mutex::new(writer),
+        }
+    }
+
+    /// A name leads there now; 0: it is gone. Costs a copy in memory.
+    ///
+    /// Assumes  told in the order in which it happened, for one name
+    pub fn name(&self, folder: u64, name: &[u8], inode: u64) {
+        let name = name.to_vec();
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        Fact::Name {
+            folder,
+            name,
+            inode,
+        }
+        .encode(&mut pending);
+    }
+
+    /// Write what was told, and how the inodes are that `changed` knows; a checkpoint if one is due. For a thread of its own, once a second.
+    ///
+    /// Returns  false: fewer members than there should be have all of it; it is tried again the next time
+    pub fn write(&self, pool: &Pool, mut changed: impl FnMut() -> Vec<Inode>) -> bool {
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.take(&mut changed);
+        writer.append(pool, &bytes);
+        writer.is_due |= writer.tail_bytes > GROWTH_BYTES.max(2 * writer.checkpoint_bytes);
+        // A member that came back is seen when there is something to write: nobody is woken for less.
+        writer.is_due |= writer.members.len() < COPY_COUNT
+            && !bytes.is_empty()
+            && choose(pool).len() > writer.members.len();
+        let may_try = writer.tried.is_none_or(|tried| tried.elapsed() >= RETRY);
+        if writer.is_due && may_try {
+            let made = self.checkpoint(pool, &mut writer, &mut changed);
+            writer.tried = Some(Instant::now());
+            return made.is_ok() && !writer.is_due;
+        }
+        !writer.is_due
+    }
+
+    fn take(&self, changed: &mut impl FnMut() -> Vec<Inode>) -> Vec<u8> {
+        let mut bytes =
+            std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner));
+        for inode in changed() {
+            Fact::Inode(inode).encode(&mut bytes);
+        }
+        bytes
+    }
+
+    fn checkpoint(
+        &self,
+        pool: &Pool,
+        writer: &mut Writer,
+        changed: &mut impl FnMut() -> Vec<Inode>,
+    ) -> Result<(), PoolError> {
+        let serial = writer.serial + 1;
+        let mut log = Making {
+            pool,
+            temporary: format!("{serial:016x}.new"),
+            members: choose(pool),
+            failed: false,
+            length: 0,
+        };
+        let head = Fact::Head(Head {
+            serial,
+            pool: pool.id(),
+            catalogue: pool.catalogue().path().as_os_str().as_bytes().to_vec(),
+            format: pool.format_text()?.into_bytes(),
+        });
+        let mut bytes = Vec::new();
+        head.encode(&mut bytes);
+        log.begin(&bytes);
+        // What changes from here on is read by the walk or not: it follows, whole.
+        let mut since: Vec<u8> = Vec::new();
+        let mut last = Instant::now();
+        let tree = pool.catalogue().tree();
+        bytes.clear();
+        let root = inode(ROOT, tree).map_err(|error| failed_at("the tree", error))?;
+        Fact::Inode(root).encode(&mut bytes);
+        let root = fstat(tree)
+            .map_err(|error| failed_at("the tree", error))?
+            .st_ino;
+        walk(pool.catalogue(), |named| {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let found = openat(named.folder, named.name, flags, Mode::empty())
+                .and_then(|fd| inode(named.status.st_ino, fd.as_fd()));
+            match found {
+                Ok(inode) => {
+                    let folder = match named.folder_inode {
+                        inode if inode == root => ROOT,
+                        inode => inode,
+                    };
+                    Fact::Name {
+                        folder,
+                        name: named.name.as_bytes().to_vec(),
+                        inode: inode.number,
+                    }
+                    .encode(&mut bytes);
+                    Fact::Inode(inode).encode(&mut bytes);
+                }
+                Err(Errno::NOENT) => {}
+                Err(error) => return Err(failed_at(named.path.display().to_string(), error)),
+            }
+            if bytes.len() > CHUNK_BYTES {
+                log.append(&bytes);
+                bytes.clear();
+            }
+            if last.elapsed() > LAG {
+                let told = self.take(changed);
+                writer.append(pool, &told);
+                since.extend(told);
+                last = Instant::now();
+            }
+            Ok(())
+        })?;
+        log.append(&bytes);
+        let told = self.take(changed);
+        writer.append(pool, &told);
+        since.extend(told);
+        log.append(&since);
+        let length = log.length;
+        let is_due = log.failed;
+        let members = log.finish(serial);
+        if members.is_empty() {
+            return Err(PoolError::NoRoom);
+        }
+        *writer = Writer {
+            serial,
+            members,
+            checkpoint_bytes: length - since.len() as u64,
+            tail_bytes: since.len() as u64,
+            is_due,
+            tried: None,
+        };
+        Ok(())
+    }
+}
+
+fn failed_at(about: impl Into<String>, error: Errno) -> PoolError {
+    PoolError::system("look at", about, error)
+}
+
+impl Writer {
+    /// A member that does not take it has no part in this log any more.
+    fn append(&mut self, pool: &Pool, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let name = log_name(self.serial);
+        let before = self.members.len();
+        self.members
+            .retain(|&number| append(pool, number, &name, bytes, OFlags::empty()).is_ok());
+        self.is_due |= self.members.len() < before;
+        self.tail_bytes += bytes.len() as u64;
+    }
+}
+
+/// A checkpoint that is being written.
+struct Making<'a> {
+    pool: &'a Pool,
+    temporary: String,
+    members: Vec<MemberNumber>,
+    failed: bool,
+    length: u64,
+}
+
+impl Making<'_> {
+    fn begin(&mut self, bytes: &[u8]) {
+        self.write(bytes, OFlags::CREATE | OFlags::TRUNC);
+    }
+
+    fn append(&mut self, bytes: &[u8]) {
+        self.write(bytes, OFlags::empty());
+    }
+
+    fn write(&mut self, bytes: &[u8], flags: OFlags) {
+        let (pool, name, before) = (self.pool, &self.temporary, self.members.len());
+        self.members
+            .retain(|&number| append(pool, number, name, bytes, flags).is_ok());
+        self.failed |= self.members.len() < before;
+        self.length += bytes.len() as u64;
+    }
+
+    /// It is a log now; older ones beside it go.
+    fn finish(self, serial: u64) -> Vec<MemberNumber> {
+        let named = |number: MemberNumber| -> Result<(), PoolError> {
+            let member = self.pool.known(number)?;
+            let folder = member.names_folder()?;
+            let name = log_name(serial);
+            renameat(&folder, self.temporary.as_str(), &folder, name.as_str())
+                .and_then(|()| fsync(&folder))
+                .map_err(|error| member.failed("name", NAMES, error))
+        };
+        let mut members = self.members.clone();
+        members.retain(|&number| named(number).is_ok());
+        for old in logs(self.pool) {
+            // The last ones that are whole stay until there are new ones.
+            if old.serial < serial
+                && members.contains(&old.member)
+                && let Ok(folder) = self.pool.known(old.member).and_then(Member::names_folder)
+            {
+                let _ = unlinkat(folder, log_name(old.serial).as_str(), AtFlags::empty());
+            }
+        }
+        members
+    }
+}
+
+fn append(
+    pool: &Pool,
+    number: MemberNumber,
+    name: &str,
+    bytes: &[u8],
+    flags: OFlags,
+) -> Result<(), PoolError> {
+    let member = pool.known(number)?;
+    let failed = |error: std::io::Error| PoolError::system("write the log of names", name, error);
+    let flags = flags | OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = openat(member.names_folder()?, name, flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|error| failed(error.into()))?;
+    let mut file = File::from(fd);
+    file.write_all(bytes).map_err(failed)?;
+    fdatasync(&file).map_err(|error| failed(error.into()))
+}
+
+/// Who gets the next log: members that can be written to, with some room, of different devices.
+fn choose(pool: &Pool) -> Vec<MemberNumber> {
+    let mut found: Vec<_> = pool
+        .members()
+        .iter()
+        .filter(|member| member.takes_bytes())
+        .map(|member| (member.number(), member.status()))
+        .filter(|(_, status)| status.state == MemberState::Present)
+        .collect();
+    found.sort_by_key(|(number, status)| (status.bytes_free < ROOM_LEAST, *number));
+    let mut devices = BTreeSet::new();
+    found.retain(|(_, status)| devices.insert(status.device));
+    found.truncate(COPY_COUNT);
+    found.into_iter().map(|(number, _)| number).collect()
+}
+
+/// How an inode of the catalogue is, with its attributes; `number` is the one that the log has for it.
+///
+/// Assumes  `fd` may be opened with O_PATH
+pub fn inode(number: u64, fd: BorrowedFd<'_>) -> Result<Inode, Errno> {
+    let status = fstat(fd)?;
+    let kind = FileType::from_raw_mode(status.st_mode);
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let target = match kind {
+        FileType::Symlink => readlinkat(fd, c"", Vec::new())?.into_bytes(),
+        _ => Vec::new(),
+    };
+    let mut found = Inode {
+        number,
+        mode: status.st_mode,
+        user: status.st_uid,
+        group: status.st_gid,
+        device: status.st_rdev,
+        size: status.st_size as u64,
+        modified: (status.st_mtime, status.st_mtime_nsec as u32),
+        record: Vec::new(),
+        target,
+        attributes: Vec::new(),
+    };
+    let mut names = Vec::with_capacity(VALUE_BYTES_MAX);
+    match listxattr(path.as_str(), rustix::buffer::spare_capacity(&mut names)) {
+        Ok(_) => {}
+        Err(Errno::OPNOTSUPP) => return Ok(found),
+        Err(error) => return Err(error),
+    }
+    let names = names
+        .split(|&byte| byte == 0)
+        .filter(|name| !name.is_empty());
+    for name in names {
+        let is_record = name == LAYOUT_ATTRIBUTE.as_bytes();
+        if name.starts_with(HIDDEN_PREFIX.as_bytes()) && !is_record {
+            continue;
+        }
+        let mut value = Vec::with_capacity(VALUE_BYTES_MAX);
+        match getxattr(
+            path.as_str(),
+            name,
+            rustix::buffer::spare_capacity(&mut value),
+        ) {
+            Ok(_) if is_record => found.record = value,
+            Ok(_) => found.attributes.push((name.to_vec(), value)),
+            // It went away meanwhile.
+            Err(Errno::NODATA) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,573 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A new catalogue from the members, when the old one is lost.
+//!
+//! Names, owners, rights, times and records come from the newest log of names; then every object that is there is held against them by fsck, so that
+//! what no name is known for gets one in `lost+found`. Members are only read until the tree is whole. Until the last step the catalogue's format file has
+//! another name: whatever was made is thrown away and made again when the rescue is repeated.
+
+use crate::catalogue::{LOCK, NUMBERS, REMOVED, TREE};
+use crate::create::{Folder, LOST_AND_FOUND, PROBE, all_apart, refused};
+use crate::error::PoolError;
+use crate::format::{self, CatalogueFormat, FORMAT_FILE, Format, MemberEntry};
+use crate::fsck::{Fsck, LOST, Progress, fsck};
+use crate::member::{Access, Listed, MemberState, data_ranges};
+use crate::names;
+use crate::pool::Pool;
+use crate::walk::open_below;
+use rushes_core::pool::check::{Mark, is_plain};
+use rushes_core::pool::names::{Inode, Names, ROOT};
+use rushes_core::pool::{FileIdentity, Layout, MemberNumber, Object, Policy, PoolId};
+use rushes_core::units::{ByteOffset, ByteRange};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags, chmodat, chownat, fsync,
+    ftruncate, linkat, mkdirat, mknodat, openat, renameat, setxattr, symlinkat, utimensat,
+};
+use rustix::io::Errno;
+use rustix::process::{Gid, Uid};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// The format file until the catalogue is whole.
+const PLAN: &str = "rushes-pool.rescue";
+/// Numbers that a door may have given and that nobody knows of.
+const NUMBERS_SPARE: u64 = 1 << 20;
+
+/// A catalogue that was made anew.
+#[derive(Debug)]
+pub struct Rescued {
+    /// Its folder.
+    pub catalogue: PathBuf,
+    /// Names that are back, folders among them.
+    pub name_count: u64,
+    /// The log of names that they are from; None: no member had one.
+    pub log_serial: Option<u64>,
+    /// Attributes that its file system did not take.
+    pub attributes_lost: u64,
+    /// What was found of bytes and records then, and mended.
+    pub fsck: Fsck,
+}
+
+/// Make a new catalogue in an empty folder, of a pool whose old one is lost. Keeps all names in memory.
+///
+/// `members`   folders of all members that are left; those whose place has changed are found there from now on
+/// `progress`  is told of names that are back, then of what fsck does
+/// Errors      [`PoolError::Refused`] says what is wrong with which folder; then nothing was changed
+pub fn rescue(
+    catalogue: &Path,
+    members: &[PathBuf],
+    mut progress: impl FnMut(Progress),
+) -> Result<Rescued, PoolError> {
+    let folder = Folder::enter(String::from("the catalogue"), catalogue)?;
+    let mut given = Vec::with_capacity(members.len());
+    for path in members {
+        given.push(Folder::enter(String::from("a member"), path)?);
+    }
+    all_apart(&folder, &given)?;
+    let (id, entries) = of_one_pool(&given)?;
+    for one in [&folder].into_iter().chain(&given) {
+        one.lock()?;
+    }
+    may_be_filled(&folder, id)?;
+    folder.can_keep_records()?;
+
+    let first = CatalogueFormat {
+        pool: id,
+        policy: Policy::default(),
+        members: entries.clone(),
+        members_given: 0,
+    };
+    start(&folder, &first)?;
+    let mut pool = Pool::open(&folder.path, true, PLAN)?;
+    let log = newest(&pool)?;
+    if let Some((_, names)) = &log {
+        let format = known_format(&folder, names, &entries)?;
+        drop(pool);
+        let format = Format::Catalogue(format);
+        format::write(folder.fd.as_fd(), &folder.path, PLAN, &format)?;
+        pool = Pool::open(&folder.path, true, PLAN)?;
+    }
+    let objects = objects(&pool)?;
+    let records = log.iter().flat_map(|(_, names)| names.inodes.values());
+    let most = records
+        .filter_map(|inode| Layout::decode(&inode.record).ok())
+        .map(|layout| layout.file.number)
+        .chain(objects.keys().map(|file| file.number))
+        .max()
+        .unwrap_or(0);
+    let mut maker = Maker {
+        pool: &pool,
+        objects,
+        away: away(&pool),
+        first_names: BTreeMap::new(),
+        folders: Vec::new(),
+        name_count: 0,
+        attributes_lost: 0,
+    };
+    if let Some((_, names)) = &log {
+        maker.make(names, &mut progress)?;
+    }
+    let (name_count, attributes_lost) = (maker.name_count, maker.attributes_lost);
+    pool.catalogue().sync()?;
+    pool.catalogue()
+        .set_numbers_end(most.saturating_add(NUMBERS_SPARE))?;
+    let fsck = fsck(&pool, true, &mut progress)?;
+    pool.catalogue().sync()?;
+    folder.failed(
+        "name the catalogue",
+        renameat(&folder.fd, PLAN, &folder.fd, FORMAT_FILE).and_then(|()| fsync(&folder.fd)),
+    )?;
+    Ok(Rescued {
+        catalogue: folder.path.clone(),
+        name_count,
+        log_serial: log.map(|(serial, _)| serial),
+        attributes_lost,
+        fsck,
+    })
+}
+
+/// All given folders are members of one pool, each once.
+fn of_one_pool(given: &[Folder]) -> Result<(PoolId, Vec<MemberEntry>), PoolError> {
+    let mut entries: Vec<MemberEntry> = Vec::new();
+    let mut pool = None;
+    for folder in given {
+        let Some(Format::Member(format)) = &folder.format else {
+            return refused(format!(
+                "{} is no member of a pool; expected a folder with the file {FORMAT_FILE} of one",
+                folder.path.display()
+            ));
+        };
+        if *pool.get_or_insert(format.pool) != format.pool {
+            return refused(format!(
+                "{} is a member of another pool than {}; give the members of one",
+                folder.path.display(),
+                entries[0].path.display()
+            ));
+        }
+        if let Some(other) = entries.iter().find(|entry| entry.number == format.number) {
+            return refused(format!(
+                "{} and {} are both member {}; one of them is a copy, leave it away",
+                other.path.display(),
+                folder.path.display(),
+                format.number.0
+            ));
+        }
+        entries.push(MemberEntry::new(
+            format.number,
+            format.id,
+            folder.path.clone(),
+        ));
+    }
+    entries.sort_by_key(|entry| entry.number);
+    match pool {
+        Some(pool) => Ok((pool, entries)),
+        None => refused(String::from("no member is given; expected one at least")),
+    }
+}
+
+/// Empty, or what an interrupted rescue of this pool made.
+fn may_be_filled(folder: &Folder, pool: PoolId) -> Result<(), PoolError> {
+    if folder.format.is_some() {
+        return refused(format!(
+            "{} is in a pool already; a catalogue that is there is looked through by `rushes pool fsck`",
+            folder.name()
+        ));
+    }
+    let is_ours = match format::read(folder.fd.as_fd(), PLAN) {
+        Ok(Some(Format::Catalogue(plan))) if plan.pool == pool => true,
+        Ok(None) => false,
+        _ => {
+            return refused(format!(
+                "{} has a {PLAN} of another pool; give an empty folder",
+                folder.name()
+            ));
+        }
+    };
+    let ours = [TREE, REMOVED, NUMBERS, LOCK, PLAN].map(OsStr::new);
+    for name in folder.names(Path::new(""))? {
+        let temporary = name.as_bytes().ends_with(b".tmp");
+        let known =
+            name == LOST_AND_FOUND || name == PROBE || name == format!("{PLAN}.tmp").as_str();
+        if !known && !(is_ours && (temporary || ours.contains(&name.as_os_str()))) {
+            return refused(format!(
+                "{} is not empty: it has {name:?}; expected an empty folder",
+                folder.name()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What an earlier rescue made goes, and an empty tree is there.
+fn start(folder: &Folder, format: &CatalogueFormat) -> Result<(), PoolError> {
+    let format = Format::Catalogue(format.clone());
+    format::write(folder.fd.as_fd(), &folder.path, PLAN, &format)?;
+    for name in [TREE, REMOVED] {
+        let path = folder.path.join(name);
+        match std::fs::remove_dir_all(&path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => {
+                return Err(PoolError::system(
+                    "remove",
+                    path.display().to_string(),
+                    error,
+                ));
+            }
+        }
+    }
+    folder.furnish_catalogue()
+}
+
+/// The newest log that any member has.
+fn newest(pool: &Pool) -> Result<Option<(u64, Names)>, PoolError> {
+    let mut found = names::logs(pool);
+    found.sort_by_key(|log| std::cmp::Reverse(log.serial));
+    let mut best: Option<(u64, Names)> = None;
+    for log in found {
+        if best
+            .as_ref()
+            .is_some_and(|(serial, _)| *serial > log.serial)
+        {
+            break;
+        }
+        let names = Names::read(&names::read(pool.known(log.member)?, log.serial)?);
+        let is_ours = names
+            .head
+            .as_ref()
+            .is_some_and(|head| head.pool == pool.id());
+        let longest = best.as_ref().map_or(0, |(_, names)| names.sound_bytes);
+        if is_ours && names.sound_bytes > longest {
+            best = Some((log.serial, names));
+        }
+    }
+    Ok(best)
+}
+
+/// The members that the log knows, at the places where they were given.
+fn known_format(
+    folder: &Folder,
+    names: &Names,
+    given: &[MemberEntry],
+) -> Result<CatalogueFormat, PoolError> {
+    let head = names.head.as_ref();
+    let text = head.map(|head| String::from_utf8_lossy(&head.format).into_owned());
+    let format = text.and_then(|text| Format::of(&text).ok());
+    let Some(Format::Catalogue(mut format)) = format else {
+        return refused(String::from(
+            "the log of names does not say which members there are; use a newer Rushes",
+        ));
+    };
+    let was = head.map(|head| PathBuf::from(OsStr::from_bytes(&head.catalogue)));
+    if let Some(was) = was.filter(|was| *was != folder.path) {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let there = rustix::fs::open(&was, flags, Mode::empty())
+            .ok()
+            .and_then(|fd| format::read(fd.as_fd(), FORMAT_FILE).ok().flatten());
+        if matches!(&there, Some(Format::Catalogue(of)) if of.pool == format.pool) {
+            return refused(format!(
+                "the catalogue of this pool is there: {}; two would give the same room twice. Look through it with `rushes pool fsck`, or move it away",
+                was.display()
+            ));
+        }
+    }
+    for entry in given {
+        match format
+            .members
+            .iter_mut()
+            .find(|one| one.number == entry.number)
+        {
+            Some(known) => {
+                known.id = entry.id;
+                known.path.clone_from(&entry.path);
+            }
+            None => format.members.push(entry.clone()),
+        }
+    }
+    format.members.sort_by_key(|entry| entry.number);
+    Ok(format)
+}
+
+/// Objects that say whose they are, by file.
+fn objects(pool: &Pool) -> Result<BTreeMap<FileIdentity, Vec<Object>>, PoolError> {
+    let mut found: BTreeMap<FileIdentity, Vec<Object>> = BTreeMap::new();
+    for member in pool.members() {
+        if matches!(member.status().state, MemberState::Missing(_)) {
+            continue;
+        }
+        member.list(|listed| {
+            if let Listed::Object { found: one, .. } = listed
+                && let Mark::Sound(mark) = one.mark
+                && mark.pool == pool.id()
+                && mark.origin == ByteOffset(0)
+                && mark.place == 0
+            {
+                found.entry(mark.file).or_default().push(one.object);
+            }
+            Ok(())
+        })?;
+    }
+    Ok(found)
+}
+
+fn away(pool: &Pool) -> BTreeSet<MemberNumber> {
+    pool.members()
+        .iter()
+        .filter(|member| matches!(member.status().state, MemberState::Missing(_)))
+        .map(|member| member.number())
+        .collect()
+}
+
+/// Makes the tree.
+struct Maker<'a> {
+    pool: &'a Pool,
+    objects: BTreeMap<FileIdentity, Vec<Object>>,
+    away: BTreeSet<MemberNumber>,
+    /// Of inodes that are there and no folders.
+    first_names: BTreeMap<u64, PathBuf>,
+    /// In the order in which they were made; they get their times last.
+    folders: Vec<(PathBuf, Inode)>,
+    name_count: u64,
+    attributes_lost: u64,
+}
+
+impl Maker<'_> {
+    fn make(
+        &mut self,
+        names: &Names,
+        progress: &mut impl FnMut(Progress),
+    ) -> Result<(), PoolError> {
+        if let Some(root) = names.inodes.get(&ROOT) {
+            self.folders.push((PathBuf::new(), root.clone()));
+        }
+        let mut seen = BTreeSet::from([ROOT]);
+        self.below(names, ROOT, PathBuf::new(), &mut seen, progress)?;
+        // Folders whose own name came too late for the log: what is in them is not lost.
+        let folders: BTreeSet<u64> = names.names.keys().map(|(folder, _)| *folder).collect();
+        let inner: BTreeSet<u64> = names.names.values().copied().collect();
+        let tops = folders.iter().filter(|folder| !inner.contains(folder));
+        // In a log that was written by us all are below one without a name; of a circle each is tried.
+        for &folder in tops.chain(&folders) {
+            if seen.insert(folder) {
+                let lost = Inode {
+                    mode: FileType::Directory.as_raw_mode() | 0o700,
+                    ..Inode::default()
+                };
+                self.one(Path::new(LOST), &lost)?;
+                let path = Path::new(LOST).join(format!("folder.{folder}"));
+                let known = names.inodes.get(&folder).cloned().unwrap_or(lost);
+                self.one(&path, &known)?;
+                self.below(names, folder, path, &mut seen, progress)?;
+            }
+        }
+        for (path, inode) in std::mem::take(&mut self.folders).into_iter().rev() {
+            let fd = self.open(&path)?;
+            self.dress(&path, &fd, &inode)?;
+        }
+        Ok(())
+    }
+
+    fn below(
+        &mut self,
+        names: &Names,
+        folder: u64,
+        path: PathBuf,
+        seen: &mut BTreeSet<u64>,
+        progress: &mut impl FnMut(Progress),
+    ) -> Result<(), PoolError> {
+        let mut waiting = vec![(folder, path)];
+        while let Some((folder, path)) = waiting.pop() {
+            let children = names
+                .names
+                .range((folder, Vec::new())..)
+                .take_while(|((of, _), _)| *of == folder);
+            for ((_, name), &number) in children {
+                let path = path.join(OsStr::from_bytes(name));
+                let unknown = Inode {
+                    number,
+                    mode: FileType::RegularFile.as_raw_mode() | 0o600,
+                    ..Inode::default()
+                };
+                let inode = names.inodes.get(&number).unwrap_or(&unknown);
+                let is_folder = FileType::from_raw_mode(inode.mode) == FileType::Directory;
+                if is_folder && !seen.insert(number) {
+                    continue;
+                }
+                self.one(&path, inode)?;
+                self.name_count += 1;
+                if self.name_count.is_multiple_of(1000) {
+                    progress(Progress::Files(self.name_count));
+                }
+                if is_folder {
+                    waiting.push((number, path));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&self, path: &Path) -> Result<OwnedFd, PoolError> {
+        open_below(self.pool.catalogue().tree(), path, OFlags::PATH)
+            .map_err(|error| PoolError::system("open", path.display().to_string(), error))
+    }
+
+    fn one(&mut self, path: &Path, inode: &Inode) -> Result<(), PoolError> {
+        let failed = |error| PoolError::system("make", path.display().to_string(), error);
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Ok(());
+        };
+        let folder = self.open(parent)?;
+        let kind = FileType::from_raw_mode(inode.mode);
+        if inode.number != 0
+            && kind != FileType::Directory
+            && let Some(first) = self.first_names.get(&inode.number)
+        {
+            let first = self.open(first)?;
+            return linkat(&first, c"", &folder, name, AtFlags::EMPTY_PATH).map_err(failed);
+        }
+        let made = match kind {
+            FileType::Directory => match mkdirat(&folder, name, Mode::RWXU) {
+                Err(Errno::EXIST) => return Ok(()),
+                made => made,
+            },
+            FileType::Symlink => symlinkat(OsStr::from_bytes(&inode.target), &folder, name),
+            FileType::RegularFile => {
+                let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+                let stub = openat(&folder, name, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+                self.fill(&stub, inode)?;
+                Ok(())
+            }
+            kind => mknodat(&folder, name, kind, Mode::RUSR | Mode::WUSR, inode.device),
+        };
+        made.map_err(failed)?;
+        if kind == FileType::Directory {
+            self.folders.push((path.to_path_buf(), inode.clone()));
+            return Ok(());
+        }
+        let fd = self.open(path)?;
+        self.dress(path, &fd, inode)?;
+        self.first_names.insert(inode.number, path.to_path_buf());
+        Ok(())
+    }
+
+    /// Owner, attributes, rights, times, in the order in which none undoes another.
+    fn dress(&mut self, path: &Path, fd: &OwnedFd, inode: &Inode) -> Result<(), PoolError> {
+        let failed =
+            |error| PoolError::system("give its owner to", path.display().to_string(), error);
+        let (user, group) = (Uid::from_raw(inode.user), Gid::from_raw(inode.group));
+        chownat(fd, c"", Some(user), Some(group), AtFlags::EMPTY_PATH).map_err(failed)?;
+        let by_descriptor = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        for (name, value) in &inode.attributes {
+            let name = OsStr::from_bytes(name);
+            if setxattr(by_descriptor.as_str(), name, value, XattrFlags::empty()).is_err() {
+                self.attributes_lost += 1;
+            }
+        }
+        if FileType::from_raw_mode(inode.mode) != FileType::Symlink {
+            let mode = Mode::from_raw_mode(inode.mode & 0o7777);
+            chmodat(
+                rustix::fs::CWD,
+                by_descriptor.as_str(),
+                mode,
+                AtFlags::empty(),
+            )
+            .map_err(failed)?;
+        }
+        let modified = Timespec {
+            tv_sec: inode.modified.0,
+            tv_nsec: inode.modified.1.into(),
+        };
+        let times = Timestamps {
+            last_access: modified,
+            last_modification: modified,
+        };
+        utimensat(fd, c"", &times, AtFlags::EMPTY_PATH).map_err(failed)
+    }
+
+    /// Record and size of a stub. The record may be a second older than the objects.
+    fn fill(&self, stub: &OwnedFd, inode: &Inode) -> Result<(), PoolError> {
+        let mut size = inode.size;
+        if let Ok(layout) = Layout::decode(&inode.record) {
+            let layout = self.as_it_is(layout)?;
+            for object in layout.objects() {
+                if self.is_there(&layout, object) {
+                    let fd = self.pool.open_object(&layout, object, Access::Read)?;
+                    let end = ranges(&fd)?.last().map_or(0, |last| last.end());
+                    size = size.max(end);
+                }
+            }
+            self.pool.set_layout(stub.as_fd(), &layout)?;
+        } else if !inode.record.is_empty() {
+            // Of a newer version: as it was, and fsck says so.
+            let record = inode.record.as_slice();
+            crate::xattr::set(stub.as_fd(), crate::xattr::LAYOUT_ATTRIBUTE, record)
+                .map_err(|error| PoolError::system("write the layout record", "", error))?;
+        }
+        ftruncate(stub, size).map_err(|error| PoolError::system("give its size to", "", error))
+    }
+
+    fn is_there(&self, layout: &Layout, object: Object) -> bool {
+        self.objects
+            .get(&layout.file)
+            .is_some_and(|all| all.contains(&object))
+    }
+
+    /// Objects that the record does not know have what its own do not, or not any more.
+    fn as_it_is(&self, mut layout: Layout) -> Result<Layout, PoolError> {
+        let named = layout.objects();
+        let Some(all) = self.objects.get(&layout.file).filter(|_| is_plain(&layout)) else {
+            return Ok(layout);
+        };
+        for &extra in all.iter().filter(|object| !named.contains(object)) {
+            let fd = self.pool.open_object(&layout, extra, Access::Read)?;
+            for range in ranges(&fd)? {
+                if layout.segments().is_empty() {
+                    layout.assign(ByteRange::new(0, u64::MAX), ByteOffset(0), extra);
+                }
+                for part in self.free_parts(&layout, range)? {
+                    layout.assign(part, ByteOffset(0), extra);
+                }
+            }
+        }
+        Ok(layout)
+    }
+
+    /// Parts of a range of which no object that is there and named has a byte.
+    fn free_parts(&self, layout: &Layout, range: ByteRange) -> Result<Vec<ByteRange>, PoolError> {
+        let mut free = Vec::new();
+        let mut at = range.start.0;
+        while at < range.end() {
+            let Some(located) = layout.locate(ByteOffset(at)) else {
+                break;
+            };
+            let end = at + located.length.0.min(range.end() - at);
+            let is_there = self.is_there(layout, located.object)
+                && !self.away.contains(&located.object.member);
+            let mut taken = Vec::new();
+            if is_there {
+                let fd = self
+                    .pool
+                    .open_object(layout, located.object, Access::Read)?;
+                taken = ranges(&fd)?;
+            }
+            for data in taken {
+                let (first, last) = (data.start.0.max(at), data.end().min(end));
+                if first >= last {
+                    continue;
+                }
+                free.push(ByteRange::new(at, first - at));
+                at = last;
+            }
+            free.push(ByteRange::new(at, end - at));
+            at = end;
+        }
+        free.retain(|part| part.length.0 > 0);
+        Ok(free)
+    }
+}
+
+fn ranges(fd: &OwnedFd) -> Result<Vec<ByteRange>, PoolError> {
+    data_ranges(fd).map_err(|error| PoolError::system("look for data in an object", "", error))
+}

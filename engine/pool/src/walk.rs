@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A look at every name of the catalogue's tree, of any depth, without following links or leaving its file system.
+
+use crate::catalogue::Catalogue;
+use crate::error::PoolError;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Of a path that is opened at a time; PATH_MAX is 4096.
+const STEP_BYTES: usize = 2048;
+
+/// A name that was come upon.
+#[derive(Debug)]
+pub(crate) struct Named<'a> {
+    /// From the root of the tree.
+    pub(crate) path: &'a Path,
+    /// The folder it is in, and that one's inode number.
+    pub(crate) folder: BorrowedFd<'a>,
+    pub(crate) folder_inode: u64,
+    pub(crate) name: &'a OsStr,
+    pub(crate) status: &'a Stat,
+    pub(crate) kind: FileType,
+}
+
+impl Named<'_> {
+    /// Open it to read; for regular files and folders.
+    pub(crate) fn open(&self) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        openat(self.folder, self.name, flags, Mode::empty())
+    }
+}
+
+/// Open something below a folder by a path of any length, following nothing.
+pub(crate) fn open_below(
+    root: BorrowedFd<'_>,
+    path: &Path,
+    flags: OFlags,
+) -> Result<OwnedFd, Errno> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let into = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut here: Option<OwnedFd> = None;
+    let mut step = PathBuf::new();
+    for part in path.components() {
+        if step.as_os_str().len() + part.as_os_str().len() > STEP_BYTES {
+            let from = here.as_ref().map_or(root, |fd| fd.as_fd());
+            here = Some(openat(from, &step, into, Mode::empty())?);
+            step = PathBuf::new();
+        }
+        step.push(part);
+    }
+    if step.as_os_str().is_empty() {
+        step.push(".");
+    }
+    let from = here.as_ref().map_or(root, |fd| fd.as_fd());
+    openat(from, &step, flags, Mode::empty())
+}
+
+/// Tell `visit` of every name in the tree, of a folder before what is in it. Names that come or go meanwhile are told or not.
+pub(crate) fn walk(
+    catalogue: &Catalogue,
+    mut visit: impl FnMut(&Named<'_>) -> Result<(), PoolError>,
+) -> Result<(), PoolError> {
+    let root = catalogue.tree();
+    let failed = |path: &Path, error: Errno| {
+        PoolError::system("look through", path.display().to_string(), error)
+    };
+    let device = fstat(root)
+        .map_err(|error| failed(Path::new(""), error))?
+        .st_dev;
+    let mut waiting = vec![PathBuf::new()];
+    while let Some(path) = waiting.pop() {
+        let folder = match open_below(root, &path, OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(folder) => folder,
+            Err(Errno::NOENT) => continue,
+            Err(error) => return Err(failed(&path, error)),
+        };
+        let folder_inode = fstat(&folder).map_err(|error| failed(&path, error))?.st_ino;
+        for entry in Dir::read_from(&folder).map_err(|error| failed(&path, error))? {
+            let entry = entry.map_err(|error| failed(&path, error))?;
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if name == "." || name == ".." {
+                continue;
+            }
+            let below = path.join(name);
+            let status = match statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(status) => status,
+                Err(Errno::NOENT) => continue,
+                Err(error) => return Err(failed(&below, error)),
+            };
+            if status.st_dev != device {
+                continue;
+            }
+            let kind = FileType::from_raw_mode(status.st_mode);
+            visit(&Named {
+                path: &below,
+                folder: folder.as_fd(),
+                folder_inode,
+                name,
+                status: &status,
+                kind,
+            })?;
+            if kind == FileType::Directory {
+                waiting.push(below);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Members that are added, emptied and removed, interrupted or not, and what is refused.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests too say by their line what failed"
+)]
+
+mod place;
+
+use place::{Place, Written, objects_on, pattern};
+use rushes_pool::{
+    Access, ByteRange, Duty, MemberNumber, MemberState, Policy, Pool, PoolError, SpillReason,
+    Wanted, add, create, drain, fsck, remove, set_draining,
+};
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const MIB: usize = 1 << 20;
+
+fn check(pool: &Pool, below: &str, length: usize) {
+    let path = pool.catalogue().path().join("tree").join(below);
+    let stub = fs::File::open(path).unwrap();
+    let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
+    let file = Written { stub, layout };
+    assert!(file.read(pool, 0, length) == pattern(0, length), "{below}");
+}
+
+fn put(pool: &Pool, name: &str, length: usize) -> Written {
+    let mut file = Written::new(pool, name);
+    file.write(pool, 0, &pattern(0, length)).unwrap();
+    file
+}
+
+fn is_sound(pool: &Pool) {
+    let found = fsck(pool, false, |_| {}).unwrap();
+    assert!(found.issues.is_empty(), "{:?}", found.issues);
+}
+
+fn refused<T: std::fmt::Debug>(done: Result<T, PoolError>, words: &str) {
+    let error = done.unwrap_err();
+    assert!(matches!(error, PoolError::Refused(_)), "{error}");
+    assert!(error.to_string().contains(words), "{error}");
+}
+
+fn numbers(pool: &Pool) -> Vec<u16> {
+    let members = pool.members().iter();
+    members.map(|member| member.number().0).collect()
+}
+
+#[test]
+fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_again() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[12]);
+    let catalogue = pool.catalogue().path().to_path_buf();
+    put(&pool, "old", 4 * MIB);
+    let (first, second) = (place.disk("first", 40), place.disk("second", 30));
+    let mut told = Vec::new();
+    let given = add(&pool, &[first.clone(), second.clone()], |at, of| {
+        told.push((at, of))
+    });
+    assert_eq!(given.unwrap(), [MemberNumber(1), MemberNumber(2)]);
+    assert_eq!(told, [(1, 2), (2, 2)]);
+    drop(pool);
+    let pool = Pool::serve(&catalogue).unwrap();
+    assert_eq!(numbers(&pool), [0, 1, 2]);
+    let mut new = put(&pool, "new", 3 * MIB);
+    assert_eq!(new.layout.objects()[0].member, MemberNumber(1));
+    fs::hard_link(catalogue.join("tree/new"), catalogue.join("tree/also")).unwrap();
+    // A file on two members, with a hole, and one on its way out.
+    let wanted = ByteRange::new(8 * MIB as u64, MIB as u64);
+    let stub = new.stub.as_fd();
+    pool.spill(stub, &mut new.layout, wanted, SpillReason::Full)
+        .unwrap();
+    new.write(&pool, 8 * MIB as u64, &pattern(8 * MIB as u64, MIB))
+        .unwrap();
+    put(&pool, "going", MIB);
+    fs::rename(catalogue.join("tree/going"), catalogue.join("removed/1")).unwrap();
+
+    refused(
+        remove(Pool::look(&catalogue).unwrap(), MemberNumber(9)),
+        "never had",
+    );
+    drop(new);
+    let pool = match remove(pool, MemberNumber(1)) {
+        Err(PoolError::Refused(sentence)) => {
+            assert!(sentence.contains("rushes pool drain"), "{sentence}");
+            Pool::serve(&catalogue).unwrap()
+        }
+        other => panic!("{other:?}"),
+    };
+    let pool = set_draining(pool, MemberNumber(1), true).unwrap();
+    let duty = |pool: &Pool| pool.member(MemberNumber(1)).unwrap().duty();
+    assert_eq!(duty(&pool), Duty::Draining);
+    let late = put(&pool, "late", MIB);
+    assert_ne!(late.layout.objects()[0].member, MemberNumber(1));
+    let done = drain(&pool, MemberNumber(1), |_| {}).unwrap();
+    assert_eq!(done.moved_count, 1, "a file with two names is one");
+    assert!(done.moved_bytes <= 4 * MIB as u64, "holes are not copied");
+    assert_eq!(
+        pool.member(MemberNumber(1))
+            .unwrap()
+            .object_count()
+            .unwrap(),
+        0
+    );
+    check(&pool, "old", 4 * MIB);
+    check(&pool, "new", 3 * MIB);
+    is_sound(&pool);
+    // It may stay after all.
+    let pool = set_draining(pool, MemberNumber(1), false).unwrap();
+    assert_eq!(duty(&pool), Duty::Full);
+
+    let pool = set_draining(pool, MemberNumber(2), true).unwrap();
+    drain(&pool, MemberNumber(2), |_| {}).unwrap();
+    remove(pool, MemberNumber(2)).unwrap();
+    assert_eq!(fs::read_dir(&second).unwrap().count(), 0, "a folder again");
+    let pool = Pool::serve(&catalogue).unwrap();
+    assert_eq!(numbers(&pool), [0, 1]);
+    remove(pool, MemberNumber(2)).unwrap();
+    let pool = Pool::serve(&catalogue).unwrap();
+    assert_eq!(add(&pool, &[second], |_, _| {}).unwrap(), [MemberNumber(3)]);
+    drop(pool);
+    let pool = Pool::serve(&catalogue).unwrap();
+    check(&pool, "new", 3 * MIB);
+    is_sound(&pool);
+}
+
+#[test]
+fn what_does_not_fit_on_one_member_goes_to_several_and_what_fits_nowhere_stays() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[14, 6, 6]);
+    put(&pool, "big", 8 * MIB);
+    let catalogue = pool.catalogue().path().to_path_buf();
+    let pool = set_draining(pool, MemberNumber(0), true).unwrap();
+    drain(&pool, MemberNumber(0), |_| {}).unwrap();
+    check(&pool, "big", 8 * MIB);
+    is_sound(&pool);
+    let pool = set_draining(pool, MemberNumber(0), false).unwrap();
+    let mut other = Written::new(&pool, "other");
+    other.write(&pool, 0, &pattern(0, 9 * MIB)).unwrap();
+    let pool = set_draining(pool, MemberNumber(0), true).unwrap();
+    let error = drain(&pool, MemberNumber(0), |_| {}).unwrap_err();
+    assert!(matches!(error, PoolError::NoRoom), "{error}");
+    check(&pool, "big", 8 * MIB);
+    check(&pool, "other", 9 * MIB);
+    is_sound(&pool);
+    drop((pool, other));
+    // With another member it goes on.
+    let more = place.disk("more", 12);
+    let pool = Pool::serve(&catalogue).unwrap();
+    add(&pool, &[more], |_, _| {}).unwrap();
+    drop(pool);
+    let pool = Pool::serve(&catalogue).unwrap();
+    drain(&pool, MemberNumber(0), |_| {}).unwrap();
+    check(&pool, "other", 9 * MIB);
+    is_sound(&pool);
+    remove(pool, MemberNumber(0)).unwrap();
+}
+
+#[test]
+fn add_refuses_what_it_must_not_take_and_an_interrupted_one_is_finished_by_repeating_it() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[8]);
+    let catalogue = pool.catalogue().path().to_path_buf();
+    let member = pool.members()[0].path().to_path_buf();
+    let new = place.disk("new", 8);
+    let try_add = |paths: &[&Path], words: &str| {
+        let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
+        refused(add(&pool, &paths, |_, _| {}), words);
+        assert!(!new.join("objects").exists(), "nothing was changed");
+    };
+    try_add(&[&new, &new.join(".")], "at once");
+    let again = add(&pool, std::slice::from_ref(&member), |_, _| {});
+    assert_eq!(again.unwrap(), [MemberNumber(0)], "it is in already");
+    try_add(&[&member, &new], "already");
+    try_add(&[&catalogue], "at once");
+    fs::create_dir(member.join("inside")).unwrap();
+    try_add(&[&member.join("inside")], "is inside");
+    fs::remove_dir(member.join("inside")).unwrap();
+    let other = Wanted {
+        catalogue: place.disk("other", 8),
+        members: vec![place.disk("others", 8)],
+        policy: Policy::RoundRobin,
+    };
+    create(&other, |_, _| {}).unwrap();
+    try_add(&[&other.members[0]], "a folder belongs to one pool");
+    let newer = r#"{"rushes_pool": "member", "format_version": 2, "colour": "blue"}"#;
+    fs::write(new.join("rushes-pool"), newer).unwrap();
+    try_add(&[&new], "format version 2");
+    fs::remove_file(new.join("rushes-pool")).unwrap();
+    fs::write(new.join("letter"), "dear").unwrap();
+    try_add(&[&new], "is not empty");
+    fs::remove_file(new.join("letter")).unwrap();
+
+    // As it is before the last step.
+    let before = fs::read(catalogue.join("rushes-pool")).unwrap();
+    add(&pool, std::slice::from_ref(&new), |_, _| {}).unwrap();
+    let plan = catalogue.join("rushes-pool.adding");
+    fs::rename(catalogue.join("rushes-pool"), &plan).unwrap();
+    fs::write(catalogue.join("rushes-pool"), before).unwrap();
+    fs::remove_file(new.join("rushes-pool")).unwrap();
+    drop(pool);
+    let pool = Pool::serve(&catalogue).unwrap();
+    assert_eq!(numbers(&pool), [0]);
+    let third = place.disk("third", 8);
+    refused(add(&pool, &[third], |_, _| {}), "repeat that one");
+    refused(
+        set_draining(Pool::look(&catalogue).unwrap(), MemberNumber(0), true),
+        "an add was interrupted",
+    );
+    assert_eq!(add(&pool, &[new], |_, _| {}).unwrap(), [MemberNumber(1)]);
+    assert!(!plan.exists());
+    drop(pool);
+    let pool = Pool::serve(&catalogue).unwrap();
+    assert_eq!(pool.members()[1].status().state, MemberState::Present);
+}
+
+#[test]
+fn a_member_goes_only_when_nothing_is_on_it_and_a_dead_one_only_when_nothing_was() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 8, 8]);
+    let catalogue = pool.catalogue().path().to_path_buf();
+    let file = put(&pool, "f", MIB);
+    let object = file.layout.objects()[0];
+    let again = || Pool::serve(&catalogue).unwrap();
+    drop(pool);
+    refused(remove(again(), object.member), "bytes of 1 files");
+    let stranger = place.path.join("member1/objects/00/letter");
+    fs::write(&stranger, "dear").unwrap();
+    refused(
+        remove(again(), MemberNumber(1)),
+        "objects that no file names",
+    );
+    fs::remove_file(stranger).unwrap();
+    // Dead, and nothing on it; then dead, with something.
+    place.unmount(&place.path.join("member1"));
+    remove(again(), MemberNumber(1)).unwrap();
+    assert_eq!(numbers(&again()), [0, 2]);
+    place.unmount(&place.path.join("member0"));
+    refused(remove(again(), MemberNumber(0)), "bytes of 1 files");
+    refused(
+        set_draining(again(), MemberNumber(0), true)
+            .and_then(|pool| drain(&pool, MemberNumber(0), |_| {})),
+        "is missing",
+    );
+    // A cleaning that was interrupted.
+    let text = fs::read_to_string(catalogue.join("rushes-pool")).unwrap();
+    assert!(text.contains("draining"), "{text}");
+    refused(remove(again(), MemberNumber(2)), "the last one");
+    assert_eq!(objects_on_member(&place.path.join("member2")), 0);
+}
+
+fn objects_on_member(path: &Path) -> usize {
+    let folders = fs::read_dir(path.join("objects")).unwrap();
+    folders
+        .map(|folder| fs::read_dir(folder.unwrap().path()).unwrap().count())
+        .sum()
+}
+
+#[test]
+fn a_member_that_is_read_only_can_be_emptied() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 12]);
+    put(&pool, "f", 2 * MIB);
+    let path = pool.members()[0].path().to_path_buf();
+    let pool = set_draining(pool, MemberNumber(0), true).unwrap();
+    let remount = |how: &str| {
+        let done = Command::new("mount")
+            .args(["-o", &format!("remount,{how}")])
+            .arg(&path)
+            .status();
+        assert!(done.unwrap().success());
+    };
+    remount("ro");
+    let done = drain(&pool, MemberNumber(0), |_| {}).unwrap();
+    assert_eq!(done.moved_bytes, 2 * MIB as u64);
+    check(&pool, "f", 2 * MIB);
+    remount("rw");
+    // What could not be removed there is proved to be a copy.
+    assert_eq!(objects_on(&pool), 2);
+    assert_eq!(fsck(&pool, true, |_| {}).unwrap().left_count(), 0);
+    assert_eq!(objects_on(&pool), 1);
+    let stub = fs::File::open(pool.catalogue().path().join("tree/f")).unwrap();
+    let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
+    pool.open_object(&layout, layout.objects()[0], Access::Read)
+        .unwrap();
+    remove(pool, MemberNumber(0)).unwrap();
+}

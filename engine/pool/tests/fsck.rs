@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What fsck finds in pools that were damaged by hand or interrupted, and that mending loses no byte.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests too say by their line what failed"
+)]
+
+mod place;
+
+use place::{Place, Written, objects_on, pattern};
+use rushes_pool::{
+    Access, ByteRange, Fsck, LAYOUT_ATTRIBUTE, Layout, OBJECT_ATTRIBUTE, Object, ObjectName, Pool,
+    SpillReason, State, fsck,
+};
+use rustix::fs::{XattrFlags, fremovexattr, fsetxattr, setxattr};
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+
+const MIB: usize = 1 << 20;
+
+fn look(pool: &Pool) -> Vec<(&'static str, State)> {
+    of(&fsck(pool, false, |_| {}).unwrap())
+}
+
+fn of(report: &Fsck) -> Vec<(&'static str, State)> {
+    let issues = report.issues.iter();
+    issues
+        .map(|issue| (issue.kind, issue.state.clone()))
+        .collect()
+}
+
+/// All is mended, and the next look finds nothing.
+fn mend(pool: &Pool) -> Fsck {
+    let report = fsck(pool, true, |_| {}).unwrap();
+    assert_eq!(report.left_count(), 0, "{:?}", report.issues);
+    assert_eq!(look(pool), []);
+    report
+}
+
+fn path_of(pool: &Pool, object: Object) -> PathBuf {
+    let member = pool.member(object.member).unwrap();
+    member.path().join(ObjectName::of(object.id).as_str())
+}
+
+/// A file of a MiB on one member and a MiB on the other.
+fn on_two(pool: &Pool, name: &str) -> Written {
+    let mut file = Written::new(pool, name);
+    file.write(pool, 0, &pattern(0, MIB)).unwrap();
+    let wanted = ByteRange::new(MIB as u64, MIB as u64);
+    let stub = file.stub.as_fd();
+    pool.spill(stub, &mut file.layout, wanted, SpillReason::Full)
+        .unwrap();
+    file.write(pool, MIB as u64, &pattern(MIB as u64, MIB))
+        .unwrap();
+    assert_eq!(file.layout.objects().len(), 2);
+    file
+}
+
+/// Read through the record that is on the stub now.
+fn check(pool: &Pool, below: &str, length: usize) {
+    let stub = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(pool.catalogue().path().join("tree").join(below))
+        .unwrap();
+    assert_eq!(stub.metadata().unwrap().len(), length as u64);
+    let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
+    let file = Written { stub, layout };
+    assert!(file.read(pool, 0, length) == pattern(0, length), "{below}");
+}
+
+#[test]
+fn a_pool_in_order_has_no_findings() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[8, 8]);
+    let deep = "d/".repeat(1500);
+    fs::create_dir(pool.catalogue().path().join("tree/d")).unwrap();
+    let mut here = fs::File::open(pool.catalogue().path().join("tree/d")).unwrap();
+    for _ in 1..deep.len() / 2 {
+        rustix::fs::mkdirat(&here, "d", rustix::fs::Mode::RWXU).unwrap();
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY;
+        here = rustix::fs::openat(&here, "d", flags, rustix::fs::Mode::empty())
+            .unwrap()
+            .into();
+    }
+    rustix::fs::symlinkat("/nowhere", &here, "link").unwrap();
+    let file = on_two(&pool, "f");
+    fs::hard_link(
+        pool.catalogue().path().join("tree/f"),
+        pool.catalogue().path().join("tree/d/also"),
+    )
+    .unwrap();
+    // As a door's crash leaves it: written, and the size not grown.
+    let object = file.layout.objects()[0];
+    let fd = pool
+        .open_object(&file.layout, object, Access::Write)
+        .unwrap();
+    rustix::io::pwrite(&fd, b"tail", 3 * MIB as u64).unwrap();
+    let report = fsck(&pool, false, |_| {}).unwrap();
+    assert_eq!(of(&report), []);
+    assert_eq!((report.file_count, report.object_count), (1, 2));
+    assert_eq!(report.behind_end_count, 1);
+}
+
+#[test]
+fn damaged_records_and_marks_are_written_anew() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[8, 8]);
+    let file = on_two(&pool, "f");
+    let record = file.layout.encode();
+    for at in [5, 9, 30, record.len() - 1] {
+        let mut damaged = record.clone();
+        damaged[at] ^= 0x10;
+        fsetxattr(&file.stub, LAYOUT_ATTRIBUTE, &damaged, XattrFlags::empty()).unwrap();
+        assert_eq!(look(&pool), [("record_faulty", State::Mendable)]);
+        mend(&pool);
+        check(&pool, "f", 2 * MIB);
+    }
+    // A mark of its own object, and none.
+    let [first, second] = file.layout.objects()[..] else {
+        panic!()
+    };
+    let (first, second) = (path_of(&pool, first), path_of(&pool, second));
+    setxattr(
+        &first,
+        OBJECT_ATTRIBUTE,
+        b"RSO\x01rubbish",
+        XattrFlags::empty(),
+    )
+    .unwrap();
+    rustix::fs::removexattr(&second, OBJECT_ATTRIBUTE).unwrap();
+    assert_eq!(mend(&pool).issues.len(), 2);
+    check(&pool, "f", 2 * MIB);
+}
+
+#[test]
+fn what_cannot_be_known_is_said_and_left_as_it_is() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[8, 8]);
+    let file = on_two(&pool, "f");
+    let newer = b"RSL\x02what a newer Rushes wrote";
+    fsetxattr(&file.stub, LAYOUT_ATTRIBUTE, newer, XattrFlags::empty()).unwrap();
+    let open = ("unnamed", State::Open);
+    let expected = [("record_faulty", State::Open), open.clone(), open];
+    assert_eq!(look(&pool), expected);
+    assert_eq!(of(&fsck(&pool, true, |_| {}).unwrap()), expected);
+    assert_eq!(objects_on(&pool), 2, "the newer record may name them");
+
+    pool.set_layout(file.stub.as_fd(), &file.layout).unwrap();
+    let gone = file.layout.objects()[1];
+    let away = place.path.join("away");
+    fs::rename(path_of(&pool, gone), &away)
+        .or_else(|_| fs::copy(path_of(&pool, gone), &away).map(drop))
+        .unwrap();
+    let _ = fs::remove_file(path_of(&pool, gone));
+    let report = fsck(&pool, true, |_| {}).unwrap();
+    assert_eq!(of(&report), [("object_absent", State::Open)]);
+    assert_eq!(report.issues[0].path, Some(PathBuf::from("f")));
+
+    // A size and no record, an object of another pool's, a stranger.
+    let alone = Written::new(&pool, "alone");
+    alone.stub.set_len(5).unwrap();
+    fremovexattr(&alone.stub, LAYOUT_ATTRIBUTE).unwrap();
+    let stranger = pool.members()[0].path().join("objects/7f/letter");
+    fs::write(stranger, "dear").unwrap();
+    let mut kinds: Vec<&str> = look(&pool).iter().map(|(kind, _)| *kind).collect();
+    kinds.sort_unstable();
+    assert_eq!(kinds, ["object_absent", "record_absent", "stranger"]);
+}
+
+#[test]
+fn bytes_that_nobody_names_get_a_name_and_room_that_nobody_needs_is_given_back() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    // A stub that is gone without its objects.
+    let lost = on_two(&pool, "lost");
+    fs::remove_file(pool.catalogue().path().join("tree/lost")).unwrap();
+    let report = mend(&pool);
+    assert_eq!(report.issues.len(), 2);
+    let name = format!(
+        "lost+found/{}.{:08x}",
+        lost.layout.file.number, lost.layout.file.generation
+    );
+    check(&pool, &name, 2 * MIB);
+
+    // A spill that stopped before its record: the copy is proved to be one, and goes.
+    let mut file = Written::new(&pool, "f");
+    file.write(&pool, 0, &pattern(0, MIB)).unwrap();
+    let before = file.layout.clone();
+    let wanted = ByteRange::new(MIB as u64 / 2, 4096);
+    let mut copied = before.clone();
+    pool.spill(file.stub.as_fd(), &mut copied, wanted, SpillReason::Full)
+        .unwrap();
+    let copy = copied.locate(rushes_pool::ByteOffset(0)).unwrap().object;
+    assert_ne!(copy, before.objects()[0], "the whole MiB moved");
+    // (Its source has a hole there now: put it back as it was.)
+    let was = path_of(&pool, before.objects()[0]);
+    fs::copy(path_of(&pool, copy), &was).unwrap();
+    let mark = {
+        let mut mark = vec![0; 48];
+        rustix::fs::getxattr(path_of(&pool, copy), OBJECT_ATTRIBUTE, &mut mark[..]).unwrap();
+        mark
+    };
+    setxattr(&was, OBJECT_ATTRIBUTE, &mark, XattrFlags::empty()).unwrap();
+    pool.set_layout(file.stub.as_fd(), &before).unwrap();
+    let count = objects_on(&pool);
+    assert_eq!(look(&pool), [("unnamed", State::Mendable)]);
+    let report = mend(&pool);
+    assert!(
+        matches!(&report.issues[0].state, State::Mended(how) if how.contains("each byte")),
+        "{:?}",
+        report.issues
+    );
+    assert_eq!(objects_on(&pool), count - 1);
+    check(&pool, "f", MIB);
+
+    // One that differs in a byte is kept beside it.
+    let other = path_of(&pool, copy);
+    fs::copy(&was, &other).unwrap();
+    setxattr(&other, OBJECT_ATTRIBUTE, &mark, XattrFlags::empty()).unwrap();
+    let fd = fs::File::options().write(true).open(&other).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&fd, b"\0", 77).unwrap();
+    mend(&pool);
+    check(&pool, "f", MIB);
+    let kept = format!("lost+found/{}.{:016x}", copy.member.0, copy.id.0);
+    let stub = fs::File::open(pool.catalogue().path().join("tree").join(kept)).unwrap();
+    let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
+    let kept = Written { stub, layout };
+    let mut expected = pattern(0, MIB);
+    expected[77] = 0;
+    assert!(kept.read(&pool, 0, MIB) == expected);
+
+    // Empty ones, as a first write leaves that was interrupted.
+    fs::write(
+        pool.members()[0].path().join("objects/7f/7f00000000000001"),
+        "",
+    )
+    .unwrap();
+    let report = mend(&pool);
+    assert!(matches!(&report.issues[0].state, State::Mended(how) if how == "removed"));
+}
+
+#[test]
+fn bytes_in_two_places_are_given_back_where_the_record_does_not_look() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    let file = on_two(&pool, "f");
+    // As when a spill stopped before it made the hole.
+    let first = pool
+        .open_object(&file.layout, file.layout.objects()[0], Access::Write)
+        .unwrap();
+    let second = pool
+        .open_object(&file.layout, file.layout.objects()[1], Access::Write)
+        .unwrap();
+    let has = |fd: &std::os::fd::OwnedFd| rustix::fs::fstat(fd).unwrap().st_blocks;
+    let (fd, at) = match file
+        .layout
+        .locate(rushes_pool::ByteOffset(0))
+        .unwrap()
+        .object
+    {
+        object if object == file.layout.objects()[0] => (&first, MIB),
+        _ => (&second, MIB),
+    };
+    let blocks = has(fd);
+    rustix::io::pwrite(fd, &pattern(at as u64, MIB), at as u64).unwrap();
+    assert_eq!(look(&pool), [("copied", State::Mendable)]);
+    mend(&pool);
+    assert_eq!(has(fd), blocks);
+    check(&pool, "f", 2 * MIB);
+    // Others than the record's are nobody's to remove.
+    rustix::io::pwrite(fd, b"other", at as u64).unwrap();
+    assert_eq!(look(&pool), []);
+    check(&pool, "f", 2 * MIB);
+}
+
+#[test]
+fn removed_files_are_buried_and_numbers_are_never_given_again() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    drop(on_two(&pool, "f"));
+    let catalogue = pool.catalogue().path();
+    fs::rename(catalogue.join("tree/f"), catalogue.join("removed/1")).unwrap();
+    let file = on_two(&pool, "g");
+    fs::write(catalogue.join("numbers"), "1\n").unwrap();
+    assert_eq!(
+        look(&pool),
+        [("removed", State::Mendable), ("numbers", State::Mendable)]
+    );
+    mend(&pool);
+    assert_eq!(objects_on(&pool), 2);
+    assert!(pool.new_file().unwrap().number > file.layout.file.number);
+    fs::write(catalogue.join("numbers"), "").unwrap();
+    mend(&pool);
+
+    // A forged record that names another's object.
+    let forged = Written::new(&pool, "forged");
+    let mut layout = Layout::new(forged.layout.file);
+    let all = ByteRange::new(0, u64::MAX);
+    layout.assign(all, rushes_pool::ByteOffset(0), file.layout.objects()[0]);
+    pool.set_layout(forged.stub.as_fd(), &layout).unwrap();
+    let found = fsck(&pool, true, |_| {}).unwrap();
+    let is_open = |(_, state): &(&str, State)| *state == State::Open;
+    assert!(!of(&found).is_empty() && of(&found).iter().all(is_open));
+    check(&pool, "g", 2 * MIB);
+}

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A catalogue that is lost is made anew from the members: what the log of names knows, and what it does not.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests too say by their line what failed"
+)]
+
+mod place;
+
+use place::{Place, Written, pattern};
+use rushes_pool::{
+    ByteRange, Layout, NameLog, OBJECT_ATTRIBUTE, ObjectName, Pool, PoolError, Rescued,
+    SpillReason, State, fsck, rescue,
+};
+use rustix::fs::{XattrFlags, setxattr};
+use std::fs;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+const MIB: usize = 1 << 20;
+
+/// All that stat(2) and readlink(2) say of a tree, apart from numbers of inodes.
+fn shown(root: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut waiting = vec![root.to_path_buf()];
+    while let Some(folder) = waiting.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let seen = fs::symlink_metadata(&path).unwrap();
+            let size = if seen.is_dir() { 0 } else { seen.len() };
+            let times = (seen.mtime(), seen.mtime_nsec());
+            let owner = (seen.uid(), seen.gid(), seen.rdev());
+            let links = if seen.is_dir() { 0 } else { seen.nlink() };
+            let mut value = [0; 64];
+            let count = rustix::fs::lgetxattr(&path, "trusted.note", &mut value[..]).unwrap_or(0);
+            found.push(format!(
+                "{} {:o} {size} {times:?} {owner:?} {links} {:?} {:?}",
+                path.strip_prefix(root).unwrap().display(),
+                seen.mode(),
+                fs::read_link(&path).ok(),
+                &value[..count],
+            ));
+            if seen.is_dir() {
+                waiting.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn check(pool: &Pool, below: &str, length: usize) {
+    let path = pool.catalogue().path().join("tree").join(below);
+    let stub = fs::File::open(path).unwrap();
+    assert_eq!(stub.metadata().unwrap().len(), length as u64, "{below}");
+    let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
+    let file = Written { stub, layout };
+    assert!(file.read(pool, 0, length) == pattern(0, length), "{below}");
+}
+
+fn put(pool: &Pool, name: &str, length: usize) -> Written {
+    let mut file = Written::new(pool, name);
+    file.write(pool, 0, &pattern(0, length)).unwrap();
+    file
+}
+
+/// A tree with some of everything.
+fn furnish(pool: &Pool) {
+    let tree = pool.catalogue().path().join("tree");
+    fs::create_dir_all(tree.join("reel/scene")).unwrap();
+    put(pool, "reel/a.mov", MIB);
+    put(pool, "reel/scene/b\n.mov", 3 * MIB + 5);
+    drop(Written::new(pool, "empty"));
+    fs::write(tree.join("never written"), "").unwrap();
+    fs::hard_link(tree.join("reel/a.mov"), tree.join("also")).unwrap();
+    symlink("reel/../nowhere", tree.join("link")).unwrap();
+    let none = XattrFlags::empty();
+    setxattr(tree.join("reel/a.mov"), "trusted.note", b"take 2", none).unwrap();
+    chown(tree.join("reel/a.mov"), Some(1234), Some(99)).unwrap();
+    chown(tree.join("reel"), Some(7), Some(8)).unwrap();
+    fs::set_permissions(tree.join("reel"), fs::Permissions::from_mode(0o2750)).unwrap();
+    fs::set_permissions(tree.join("reel/a.mov"), fs::Permissions::from_mode(0o4711)).unwrap();
+    for (name, seconds) in [("reel/a.mov", 77), ("reel/scene", 12_345), ("reel", 99)] {
+        let time = UNIX_EPOCH + Duration::new(seconds, 123);
+        fs::File::open(tree.join(name))
+            .unwrap()
+            .set_modified(time)
+            .unwrap();
+    }
+}
+
+fn log(pool: &Pool) -> NameLog {
+    let log = NameLog::open(pool);
+    assert!(
+        log.write(pool, Vec::new),
+        "it is on all members it should be"
+    );
+    log
+}
+
+fn paths(pool: &Pool) -> Vec<PathBuf> {
+    let members = pool.members().iter();
+    members.map(|member| member.path().to_path_buf()).collect()
+}
+
+/// The catalogue's disk is empty.
+fn lose(place: &mut Place, pool: Pool) -> PathBuf {
+    let catalogue = pool.catalogue().path().to_path_buf();
+    drop(pool);
+    place.unmount(&catalogue);
+    place.mount(&catalogue, 16);
+    catalogue
+}
+
+fn rescued(catalogue: &Path, members: &[PathBuf]) -> (Pool, Rescued) {
+    let done = rescue(catalogue, members, |_| {}).unwrap();
+    let pool = Pool::serve(catalogue).unwrap();
+    (pool, done)
+}
+
+#[test]
+fn names_owners_rights_times_and_bytes_come_back_and_a_repeated_rescue_makes_the_same() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16, 16]);
+    furnish(&pool);
+    let (members, id) = (paths(&pool), pool.id());
+    log(&pool);
+    let before = shown(&pool.catalogue().path().join("tree"));
+    let catalogue = lose(&mut place, pool);
+    for round in 0..2 {
+        let (pool, done) = rescued(&catalogue, &members);
+        assert_eq!(shown(&catalogue.join("tree")), before);
+        assert_eq!((pool.id(), done.attributes_lost), (id, 0));
+        assert_eq!(done.log_serial, Some(1));
+        assert_eq!(done.name_count, 8);
+        assert!(done.fsck.issues.is_empty(), "{:?}", done.fsck.issues);
+        check(&pool, "reel/a.mov", MIB);
+        check(&pool, "also", MIB);
+        check(&pool, "reel/scene/b\n.mov", 3 * MIB + 5);
+        assert!(pool.new_file().unwrap().number > 3);
+        if round == 0 {
+            // As if it had been interrupted before its last step, and in the middle.
+            drop(pool);
+            fs::rename(
+                catalogue.join("rushes-pool"),
+                catalogue.join("rushes-pool.rescue"),
+            )
+            .unwrap();
+            fs::remove_file(catalogue.join("tree/also")).unwrap();
+            fs::write(catalogue.join("tree/half"), "").unwrap();
+            assert!(Pool::serve(&catalogue).is_err(), "it is no pool yet");
+        }
+    }
+}
+
+#[test]
+fn what_came_after_the_log_is_found_with_its_number_and_what_moved_is_where_it_is() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    furnish(&pool);
+    let mut grown = put(&pool, "grown", MIB);
+    let mut moved = put(&pool, "moved", MIB);
+    let members = paths(&pool);
+    log(&pool);
+    // From here on nobody told the log.
+    let late = put(&pool, "late", 2 * MIB);
+    grown
+        .write(&pool, MIB as u64, &pattern(MIB as u64, MIB))
+        .unwrap();
+    let wanted = ByteRange::new(0, MIB as u64);
+    let stub = moved.stub.as_fd();
+    pool.spill(stub, &mut moved.layout, wanted, SpillReason::Full)
+        .unwrap();
+    moved
+        .write(&pool, MIB as u64, &pattern(MIB as u64, 100))
+        .unwrap();
+    let identity = late.layout.file;
+    let catalogue = lose(&mut place, pool);
+    let (pool, done) = rescued(&catalogue, &members);
+    let name = format!("lost+found/{}.{:08x}", identity.number, identity.generation);
+    check(&pool, &name, 2 * MIB);
+    check(&pool, "grown", 2 * MIB);
+    check(&pool, "moved", MIB + 100);
+    assert_eq!(done.fsck.left_count(), 0, "{:?}", done.fsck.issues);
+    assert!(fsck(&pool, false, |_| {}).unwrap().issues.is_empty());
+}
+
+#[test]
+fn facts_behind_the_checkpoint_count_and_a_torn_one_ends_the_log() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    furnish(&pool);
+    let members = paths(&pool);
+    let names = log(&pool);
+    let tree = pool.catalogue().path().join("tree");
+    // A folder that is renamed costs one fact and takes all with it.
+    fs::rename(tree.join("reel"), tree.join("day 2")).unwrap();
+    let folder = fs::metadata(tree.join("day 2")).unwrap().ino();
+    let file = put(&pool, "new", MIB);
+    names.name(1, b"reel", 0);
+    names.name(1, b"day 2", folder);
+    let changed = || {
+        let number = file.stub.metadata().unwrap().ino();
+        vec![rushes_pool::inode(number, file.stub.as_fd()).unwrap()]
+    };
+    names.name(1, b"new", file.stub.metadata().unwrap().ino());
+    assert!(names.write(&pool, changed));
+    let before = shown(&tree);
+    // One copy has a torn end, the other one is whole; then the next door goes on behind it.
+    let torn = members[0].join("names/0000000000000001.log");
+    let mut end = fs::File::options().append(true).open(&torn).unwrap();
+    end.write_all(&[9; 30]).unwrap();
+    let length = torn.metadata().unwrap().len();
+    drop(NameLog::open(&pool));
+    assert_eq!(torn.metadata().unwrap().len(), length - 30);
+    fs::remove_file(members[1].join("names/0000000000000001.log")).unwrap();
+    let catalogue = lose(&mut place, pool);
+    let (pool, _) = rescued(&catalogue, &members);
+    assert_eq!(shown(&catalogue.join("tree")), before);
+    check(&pool, "day 2/a.mov", MIB);
+    check(&pool, "new", MIB);
+    // The next checkpoint follows it.
+    log(&pool);
+    assert!(members[0].join("names/0000000000000002.log").is_file());
+    assert!(!torn.exists(), "older logs go");
+}
+
+#[test]
+fn a_lost_member_costs_what_was_on_it_and_the_names_are_on_another() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16, 16]);
+    let mut kept = Vec::new();
+    for at in 0..6 {
+        let file = put(&pool, &format!("f{at}"), MIB);
+        kept.push(file.layout.objects()[0].member.0);
+    }
+    assert!(kept.contains(&0), "some are on the first");
+    let members = paths(&pool);
+    log(&pool);
+    let catalogue = lose(&mut place, pool);
+    place.unmount(&members[0]);
+    let (pool, done) = rescued(&catalogue, &members[1..]);
+    assert_eq!(done.fsck.missing.len(), 1);
+    assert_eq!(pool.members().len(), 3, "the lost one is still known");
+    for (at, member) in kept.iter().enumerate() {
+        let path = catalogue.join(format!("tree/f{at}"));
+        let stub = fs::File::open(&path).unwrap();
+        assert_eq!(stub.metadata().unwrap().len(), MIB as u64);
+        if *member != 0 {
+            check(&pool, &format!("f{at}"), MIB);
+            continue;
+        }
+        // An error, not zeroes.
+        let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
+        let error = pool
+            .open_object(&layout, layout.objects()[0], rushes_pool::Access::Read)
+            .unwrap_err();
+        assert!(matches!(error, PoolError::Missing { .. }), "{error}");
+    }
+}
+
+#[test]
+fn without_any_log_every_byte_has_a_name_by_its_number() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    let one = put(&pool, "one", MIB);
+    let mut two = put(&pool, "two", MIB);
+    let wanted = ByteRange::new(MIB as u64, MIB as u64);
+    let stub = two.stub.as_fd();
+    pool.spill(stub, &mut two.layout, wanted, SpillReason::Full)
+        .unwrap();
+    two.write(&pool, MIB as u64, &pattern(MIB as u64, MIB))
+        .unwrap();
+    let members = paths(&pool);
+    let named = |layout: &Layout| {
+        let file = layout.file;
+        format!("lost+found/{}.{:08x}", file.number, file.generation)
+    };
+    let (first, second) = (named(&one.layout), named(&two.layout));
+    let catalogue = lose(&mut place, pool);
+    let (pool, done) = rescued(&catalogue, &members);
+    assert_eq!(done.log_serial, None);
+    check(&pool, &first, MIB);
+    check(&pool, &second, 2 * MIB);
+    let all_mended = |issue: &rushes_pool::Issue| matches!(issue.state, State::Mended(_));
+    assert!(done.fsck.issues.iter().all(all_mended));
+}
+
+#[test]
+fn rescue_refuses_what_would_do_harm_and_changes_nothing_then() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    furnish(&pool);
+    let members = paths(&pool);
+    log(&pool);
+    let old = pool.catalogue().path().to_path_buf();
+    drop(pool);
+    let new = place.disk("new", 8);
+    let copy = place.disk("copy", 8);
+    let refused = |catalogue: &Path, members: &[PathBuf], words: &str| {
+        let error = rescue(catalogue, members, |_| {}).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    refused(&old, &members, "rushes pool fsck");
+    refused(&new, &[], "one at least");
+    refused(&new, std::slice::from_ref(&copy), "no member of a pool");
+    fs::copy(members[0].join("rushes-pool"), copy.join("rushes-pool")).unwrap();
+    let twice = [members[0].clone(), members[1].clone(), copy.clone()];
+    refused(&new, &twice, "are both member 0");
+    refused(&new, &[members[0].clone(), members[0].clone()], "at once");
+    let newer = r#"{"rushes_pool": "member", "format_version": 2, "colour": "blue"}"#;
+    fs::write(copy.join("rushes-pool"), newer).unwrap();
+    refused(&new, &twice, "format version 2");
+    let text = fs::read_to_string(members[0].join("rushes-pool")).unwrap();
+    let of_other = text.replace(&text[text.find("pool_id").unwrap() + 11..][..8], "deadbeef");
+    fs::write(copy.join("rushes-pool"), of_other).unwrap();
+    refused(&new, &twice, "another pool");
+    fs::write(new.join("letter"), "dear").unwrap();
+    refused(&new, &members, "is not empty");
+    fs::remove_file(new.join("letter")).unwrap();
+    assert_eq!(fs::read_dir(&new).unwrap().count(), 0);
+    // Its catalogue is there, only not given.
+    refused(&new, &members, "the catalogue of this pool is there");
+    // An object of which nobody is sure stays what it is.
+    let stranger = ObjectName::of(rushes_pool::ObjectId(5));
+    fs::write(members[0].join(stranger.as_str()), "bytes").unwrap();
+    let path = members[0].join(stranger.as_str());
+    setxattr(
+        &path,
+        OBJECT_ATTRIBUTE,
+        b"RSO\x02newer",
+        XattrFlags::empty(),
+    )
+    .unwrap();
+    fs::remove_file(old.join("rushes-pool")).unwrap();
+    let done = rescue(&new, &members, |_| {}).unwrap();
+    assert_eq!(done.fsck.issues.len(), 1);
+    assert_eq!(done.fsck.issues[0].state, State::Open);
+    assert_eq!(fs::read(&path).unwrap(), b"bytes");
+}
