@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes-lab record` and its kin from end to end, small, against plain Samba on the slow disk: they write, say what they must,
-//! and leave nothing behind. How late anything is is measured elsewhere; machines that test are busy.
+//! `rushes-lab record` and its kin from end to end, small, on the slow disk, against plain Samba and against Rushes: they write, say what
+//! they must, and leave nothing behind. How late anything is is measured elsewhere; machines that test are busy.
 
 use serde_json::Value;
 use std::fs::{self, File};
@@ -171,6 +171,69 @@ fn players_and_writers_share_a_server() {
     assert_eq!(count(&report, "bytes_wrong"), 0);
     let bytes = WRITERS * SECONDS * 25 * 100_000;
     check_written(&report["recording"], WRITERS, bytes);
+}
+
+/// The same needs a built daemon and module.
+fn possible_with_rushes(test: &str) -> bool {
+    let there =
+        rushes_lab::daemon::find_rushes().is_ok() && rushes_lab::server::find_module(None).is_ok();
+    assert!(
+        there || std::env::var_os("RUSHES_TEST_ALL").is_none_or(|value| value != "1"),
+        "{test} needs make build"
+    );
+    if !there {
+        eprintln!("SKIPPED {test}: it needs the daemon and the module (make build)");
+    }
+    there && possible(test)
+}
+
+/// What the daemon says of itself agrees with what was written through it.
+fn check_daemon(report: &Value, writes: u64, bytes: u64) {
+    assert_eq!(report["server"], "rushes");
+    let status = &report["status"];
+    let counts = ["write_count", "plain_count", "used_bytes"];
+    let told = counts.map(|name| count(&status["write"], name));
+    assert_eq!(told, [writes, 0, 0], "{counts:?} of {:#}", status["write"]);
+    assert_eq!(status["shares"][0]["write_way"], "extents");
+    let device = &status["devices"][0];
+    assert!(count(device, "written_bytes") >= bytes, "{device:#}");
+    assert!(count(device, "write_request_count") < writes, "{device:#}");
+    let settings = report["settings"]["rushes_toml"].as_str();
+    assert!(settings.is_some_and(|text| text.contains("[write]\nbuffer_bytes")));
+}
+
+#[test]
+fn rushes_itself_is_judged_by_what_was_written() {
+    if !possible_with_rushes("rushes") {
+        return;
+    }
+    let rooms = Rooms::new("rushes");
+    const FRAME: u64 = 100_000;
+    let frames = WRITERS * SECONDS * 25;
+    let streams = "--seconds 2 --bitrate 20M --cache 64MiB --server rushes";
+    let report = rooms.run(&format!("record --streams {WRITERS} {streams}"));
+    check_written(&report, WRITERS, frames * FRAME);
+    check_daemon(&report, frames, frames * FRAME);
+    let told = ["frames", "frame_bytes", "file_bytes", "bitrate"];
+    let expected = [frames, FRAME, SECONDS * 25 * FRAME, 20_000_000];
+    assert_eq!(told.map(|name| count(&report, name)), expected, "{told:?}");
+    for row in report["per_file"].as_array().expect("a list") {
+        let told = ["frames", "bytes", "bytes_wrong"].map(|name| count(row, name));
+        assert_eq!(told, [SECONDS * 25, SECONDS * 25 * FRAME, 0], "{row:#}");
+    }
+
+    let report = rooms.run(&format!("mixed --readers 1 --writers {WRITERS} {streams}"));
+    assert_eq!(count(&report, "frames"), SECONDS * 25);
+    assert_eq!(count(&report, "bytes_wrong"), 0);
+    check_written(&report["recording"], WRITERS, frames * FRAME);
+
+    const LENGTH: u64 = 3_000_001;
+    let report = rooms.run(&format!(
+        "copy-in --server rushes --clients 1 --files 2 --bytes {LENGTH} --extend none --cache 64MiB"
+    ));
+    check_written(&report, 2, 2 * LENGTH);
+    assert_eq!(count(&report, "file_bytes"), LENGTH);
+    assert_eq!(report["status"]["write"]["plain_count"], 0);
 }
 
 #[test]

@@ -197,6 +197,9 @@ mod tests {
     use rushes_core::write::{PageRun, Runs};
     use std::path::PathBuf;
 
+    /// Where pieces begin and of which inode they are, and which records are damaged.
+    type Told = (Vec<(u64, Option<u64>)>, Vec<(&'static str, u32)>);
+
     struct Folder(PathBuf);
 
     impl Folder {
@@ -258,7 +261,7 @@ mod tests {
             table.write_all_at(&[byte[0] ^ 0x40], at as u64).unwrap();
         }
 
-        fn told(&self, lane: LaneId) -> (Vec<(u64, Option<u64>)>, Vec<(&'static str, u32)>) {
+        fn told(&self, lane: LaneId) -> Told {
             let survey = survey(&self.0, lane).unwrap().expect("it is there");
             let pieces = survey.pieces.iter().map(|found| {
                 let inode = found.file.map(|file| file.inode);
