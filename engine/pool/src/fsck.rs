@@ -138,6 +138,10 @@ pub fn fsck(
         .stubs
         .iter()
         .any(|stub| matches!(stub.record, Record::Faulty(LayoutFault::Newer { .. }, _)));
+    if repair {
+        // What was moved and not synced: its old place must not go before its record is durable.
+        pool.catalogue().sync()?;
+    }
     let mender = Mender {
         pool,
         look: &look,
@@ -219,13 +223,17 @@ fn look(pool: &Pool, progress: &mut impl FnMut(Progress)) -> Result<Look, PoolEr
     for entry in std::fs::read_dir(&path).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let stub = openat(
+        let stub = match openat(
             pool.catalogue().removed(),
             entry.file_name(),
             flags,
             Mode::empty(),
-        )
-        .map_err(|error| failed(error.into()))?;
+        ) {
+            Ok(stub) => stub,
+            // No stub.
+            Err(Errno::LOOP | Errno::NXIO) => continue,
+            Err(error) => return Err(failed(error.into())),
+        };
         let status = fstat(&stub).map_err(|error| failed(error.into()))?;
         let is_linked = status.st_nlink > 1 && !linked.insert(status.st_ino);
         if FileType::from_raw_mode(status.st_mode) == FileType::RegularFile && !is_linked {
