@@ -323,6 +323,60 @@ fn a_mount_that_is_killed_under_load_leaves_nothing_that_cannot_be_mended() {
     }
 }
 
+#[test]
+fn mending_may_be_killed_at_every_step_and_is_finished_by_repeating_it() {
+    let Some(mut world) = build(&[(EXT4, 40), (XFS, 300)]) else {
+        return;
+    };
+    let mut kill_count = 0;
+    for (round, call) in (0u64..).zip(STEPS) {
+        let seeds = [1, 2, 3].map(|at| 10 * round + at);
+        for seed in seeds {
+            put(&world.path(format!("f{seed}")), seed, MIB + seed as usize).expect("room");
+        }
+        world.end();
+        // A stub that is gone without its objects, a record damaged by hand, an object that nobody ever wrote to, a file on its way out.
+        let tree = world.catalogue().join("tree");
+        fs::remove_file(tree.join(format!("f{}", seeds[0]))).expect("our own disk");
+        let stub = tree.join(format!("f{}", seeds[1]));
+        let mut record = [0; 56];
+        let name = "trusted.rushes.layout";
+        rustix::fs::getxattr(&stub, name, &mut record[..]).expect("it has one");
+        record[21] ^= 1;
+        let none = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(&stub, name, &record, none).expect("our own disk");
+        let empty = format!("pool/objects/00/00{round:014x}");
+        fs::write(world.member(0).join(empty), "").expect("our own disk");
+        let going = world.catalogue().join(format!("removed/{round}"));
+        fs::rename(tree.join(format!("f{}", seeds[2])), going).expect("our own disk");
+        let (found, code) = world.json(&["fsck"], &[]);
+        assert_eq!(code, Some(1));
+        let mut kinds = kinds(&found, "mendable", call);
+        kinds.sort();
+        assert_eq!(kinds, ["record_faulty", "removed", "unnamed", "unnamed"]);
+        for count in [1, 2, 3, 5, 8, 300] {
+            if !killed_at(&world.command(&["fsck", "--repair"], &[]), call, count) {
+                break;
+            }
+            kill_count += 1;
+        }
+        mended(&world, call);
+        world.start();
+        check(
+            &world.path(format!("f{}", seeds[1])),
+            seeds[1],
+            MIB + seeds[1] as usize,
+        );
+        let lost = fs::read_dir(world.path("lost+found")).expect("listed");
+        let lost: Vec<PathBuf> = lost.flatten().map(|entry| entry.path()).collect();
+        assert_eq!(lost.len(), 1, "{call}: {lost:?}");
+        check(&lost[0], seeds[0], MIB + seeds[0] as usize);
+        fs::remove_dir_all(world.path("lost+found")).expect("removed");
+        fs::remove_file(world.path(format!("f{}", seeds[1]))).expect("removed");
+    }
+    assert!(kill_count > 15, "only {kill_count} kills");
+}
+
 /// Names, kinds, owners, rights, times, sizes and links below a folder.
 fn shown(root: &Path) -> Vec<String> {
     let mut found = Vec::new();

@@ -285,6 +285,14 @@ impl Names {
     }
 }
 
+/// Whether a newer version wrote this log.
+pub fn is_newer(log: &[u8]) -> bool {
+    let mut reader = Reader(log);
+    reader.array::<8>().is_some()
+        && reader.array::<1>() == Some([HEAD])
+        && reader.u32().is_some_and(|version| version > VERSION)
+}
+
 /// The first fact, and what follows it. None: it is cut off or damaged.
 fn next(log: &[u8]) -> Option<(Fact, &[u8])> {
     let mut reader = Reader(log);
@@ -385,6 +393,15 @@ mod tests {
         assert_eq!(Names::read(&encoded(&facts[1..])).sound_bytes, 0);
         let twice = [&facts[..2], &facts[..1]].concat();
         assert_eq!(Names::read(&encoded(&twice)).sound_bytes, ends[2]);
+    }
+
+    #[test]
+    fn a_newer_log_is_told_apart_from_a_damaged_one() {
+        let mut log = encoded(&facts());
+        assert!(!is_newer(&log) && !is_newer(&log[..12]) && !is_newer(b""));
+        log[9] = 2;
+        assert!(is_newer(&log));
+        assert_eq!(Names::read(&log), Names::default());
     }
 
     #[test]

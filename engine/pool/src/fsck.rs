@@ -16,7 +16,7 @@ use rushes_core::pool::check::{
 use rushes_core::pool::{FileIdentity, Layout, LayoutFault, MemberNumber, Object};
 use rushes_core::units::{ByteOffset, ByteRange};
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, chmodat, fstat, fsync, ftruncate, mkdirat, openat,
+    AtFlags, FileType, Mode, OFlags, chmodat, fstat, fsync, ftruncate, linkat, mkdirat, openat,
 };
 use rustix::io::{Errno, pread};
 use std::cell::RefCell;
@@ -138,6 +138,10 @@ pub fn fsck(
         .stubs
         .iter()
         .any(|stub| matches!(stub.record, Record::Faulty(LayoutFault::Newer { .. }, _)));
+    if repair {
+        // What was moved and not synced: its old place must not go before its record is durable.
+        pool.catalogue().sync()?;
+    }
     let mender = Mender {
         pool,
         look: &look,
@@ -219,13 +223,17 @@ fn look(pool: &Pool, progress: &mut impl FnMut(Progress)) -> Result<Look, PoolEr
     for entry in std::fs::read_dir(&path).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let stub = openat(
+        let stub = match openat(
             pool.catalogue().removed(),
             entry.file_name(),
             flags,
             Mode::empty(),
-        )
-        .map_err(|error| failed(error.into()))?;
+        ) {
+            Ok(stub) => stub,
+            // No stub.
+            Err(Errno::LOOP | Errno::NXIO) => continue,
+            Err(error) => return Err(failed(error.into())),
+        };
         let status = fstat(&stub).map_err(|error| failed(error.into()))?;
         let is_linked = status.st_nlink > 1 && !linked.insert(status.st_ino);
         if FileType::from_raw_mode(status.st_mode) == FileType::RegularFile && !is_linked {
@@ -738,7 +746,7 @@ fn sync(fd: &OwnedFd, what: &str) -> Result<(), PoolError> {
     fsync(fd).map_err(|error| PoolError::system("make durable", what, error))
 }
 
-/// A stub in `lost+found` for this layout, durably. The size comes before the record: a name that was not finished has none, and is finished by the next.
+/// A stub in `lost+found` for this layout, durably.
 pub(crate) fn adopt(
     pool: &Pool,
     name: &str,
@@ -759,26 +767,22 @@ pub(crate) fn adopt(
         Mode::empty(),
     )
     .map_err(failed)?;
+    // Without a name until it is whole: nothing half made is ever seen.
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let stub = openat(&folder, ".", flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+    pool.set_layout(stub.as_fd(), layout)?;
+    ftruncate(&stub, size).map_err(failed)?;
+    sync(&stub, name)?;
     for attempt in 0..NAMES_MAX {
         let name = match attempt {
             0 => name.to_owned(),
             attempt => format!("{name}.{attempt}"),
         };
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let stub = match openat(&folder, name.as_str(), flags, Mode::RUSR | Mode::WUSR) {
-            Ok(stub) => stub,
-            Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => continue,
+        match linkat(&stub, c"", &folder, name.as_str(), AtFlags::EMPTY_PATH) {
+            Ok(()) => {}
+            Err(Errno::EXIST) => continue,
             Err(error) => return Err(failed(error)),
-        };
-        if xattr::get(stub.as_fd(), LAYOUT_ATTRIBUTE)
-            .map_err(failed)?
-            .is_some()
-        {
-            continue;
         }
-        ftruncate(&stub, size).map_err(failed)?;
-        pool.set_layout(stub.as_fd(), layout)?;
-        sync(&stub, &name)?;
         sync(&folder, LOST)?;
         sync_tree(pool)?;
         return Ok(format!("it is {LOST}/{name} now"));

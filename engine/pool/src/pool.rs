@@ -41,7 +41,7 @@ pub enum SpillReason {
 pub struct Usage {
     /// Of members that are there.
     pub bytes_total: ByteCount,
-    /// What can be written; read-only members have none.
+    /// What can be written; read-only members and those that are being emptied have none.
     pub bytes_free: ByteCount,
     /// How many devices they are on.
     pub device_count: usize,
@@ -446,14 +446,15 @@ impl Pool {
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         let mut devices = Vec::new();
-        for status in self.members.iter().map(Member::status) {
+        for member in &self.members {
+            let status = member.status();
             match status.device {
                 None => usage.missing_count += 1,
                 Some(device) if devices.contains(&device) => {}
                 Some(device) => {
                     devices.push(device);
                     usage.bytes_total += status.bytes_total;
-                    if status.state == MemberState::Present {
+                    if status.state == MemberState::Present && member.takes_bytes() {
                         usage.bytes_free += status.bytes_free;
                     }
                 }

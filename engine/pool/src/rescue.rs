@@ -15,7 +15,7 @@ use crate::names;
 use crate::pool::Pool;
 use crate::walk::open_below;
 use rushes_core::pool::check::{Mark, is_plain};
-use rushes_core::pool::names::{Inode, Names, ROOT};
+use rushes_core::pool::names::{Inode, Names, ROOT, is_newer};
 use rushes_core::pool::{FileIdentity, Layout, MemberNumber, Object, Policy, PoolId};
 use rushes_core::units::{ByteOffset, ByteRange};
 use rustix::fs::{
@@ -233,7 +233,14 @@ fn newest(pool: &Pool) -> Result<Option<(u64, Names)>, PoolError> {
         {
             break;
         }
-        let names = Names::read(&names::read(pool.known(log.member)?, log.serial)?);
+        let bytes = names::read(pool.known(log.member)?, log.serial)?;
+        if is_newer(&bytes) {
+            return refused(format!(
+                "the log of names of member {} is of a newer version; use a newer Rushes",
+                log.member.0
+            ));
+        }
+        let names = Names::read(&bytes);
         let is_ours = names
             .head
             .as_ref()
@@ -385,9 +392,15 @@ impl Maker<'_> {
                 .take_while(|((of, _), _)| *of == folder);
             for ((_, name), &number) in children {
                 let path = path.join(OsStr::from_bytes(name));
+                // Only its name was written: what is below it tells a folder.
+                let inside = names.names.range((number, Vec::new())..).next();
+                let mode = match inside.is_some_and(|((of, _), _)| *of == number) {
+                    true => FileType::Directory.as_raw_mode() | 0o700,
+                    false => FileType::RegularFile.as_raw_mode() | 0o600,
+                };
                 let unknown = Inode {
                     number,
-                    mode: FileType::RegularFile.as_raw_mode() | 0o600,
+                    mode,
                     ..Inode::default()
                 };
                 let inode = names.inodes.get(&number).unwrap_or(&unknown);
