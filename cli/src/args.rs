@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Every word that `rushes` understands. Help, man pages and completions are made from this table.
 
+use crate::export_args::ExportCommand;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use rushes_daemon::config::{DEFAULT_CONFIG, amount};
 use rushes_pool::Policy;
@@ -92,6 +93,12 @@ Exit code: 0 all of them are there, 1 some are on a member that is missing, 2 it
 Stays in the foreground and ends with `umount FOLDER`, SIGTERM or SIGINT. Exit code: 0 it was unmounted, 2 it could not be mounted. What a \
 mount that was killed leaves on the folder is taken away first.")]
     Mount(PoolMountArgs),
+    /// Serve a mounted pool to other machines: by NFS, or a file of it as a disk
+    Export {
+        /// By which protocol.
+        #[command(subcommand)]
+        command: ExportCommand,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -80,6 +80,7 @@ pub(crate) fn run(command: &PoolCommand) -> Result<ExitCode, String> {
         PoolCommand::Ls(args) => ls(args),
         PoolCommand::Where(args) => where_is(args),
         PoolCommand::Mount(args) => mount(args),
+        PoolCommand::Export { command } => crate::export::run(command),
     }
 }
 

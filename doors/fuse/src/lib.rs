@@ -13,6 +13,7 @@ mod names;
 mod nodes;
 mod removals;
 mod session;
+mod signs;
 
 pub use session::Mounted;
 
