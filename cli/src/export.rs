@@ -97,10 +97,7 @@ fn nfs(args: &ExportNfsArgs) -> Result<(), String> {
     };
     if args.print {
         let configuration = export.configuration(&mount).map_err(told)?;
-        return say(&format!(
-            "# {}\n{configuration}",
-            export.command_line()
-        ));
+        return say(&format!("# {}\n{configuration}", export.command_line()));
     }
     let report = ExportReport {
         protocol: "nfs",

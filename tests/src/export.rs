@@ -64,18 +64,32 @@ impl Export {
     /// The same with further options.
     pub fn nfs_with(world: &PoolWorld, more: &[&str]) -> Export {
         let folder = world.path("").display().to_string();
-        let (runtime, state) = (world.scratch.folder("nfs"), world.scratch.folder("nfs-state"));
+        let (runtime, state) = (
+            world.scratch.folder("nfs"),
+            world.scratch.folder("nfs-state"),
+        );
         let grace = GRACE_S.to_string();
         let (runtime, state) = (runtime.display().to_string(), state.display().to_string());
         let mut words = vec!["nfs", &folder, "--name", "/media", "--squash", "none"];
-        words.extend(["--grace", &grace, "--runtime-dir", &runtime, "--state-dir", &state]);
+        words.extend([
+            "--grace",
+            &grace,
+            "--runtime-dir",
+            &runtime,
+            "--state-dir",
+            &state,
+        ]);
         words.extend(more);
         Export::start(world, "nfs.log", &words)
     }
 
     /// A file as a disk.
     pub fn iscsi(world: &PoolWorld, file: &str, more: &[&str]) -> Export {
-        let runtime = world.scratch.folder(&format!("i-{file}")).display().to_string();
+        let runtime = world
+            .scratch
+            .folder(&format!("i-{file}"))
+            .display()
+            .to_string();
         let path = world.path(file).display().to_string();
         let mut words = vec!["iscsi", &path, "--runtime-dir", &runtime];
         words.extend(more);
@@ -163,7 +177,10 @@ impl Export {
 
     /// `nfs://127.0.0.1/media/NAME…` for the tools of libnfs.
     pub fn url(&self, name: &str) -> String {
-        format!("nfs://127.0.0.1/media{name}?version=4&nfsport={}", self.port)
+        format!(
+            "nfs://127.0.0.1/media{name}?version=4&nfsport={}",
+            self.port
+        )
     }
 
     /// Of the disk of this file, for the tools of libiscsi.

@@ -312,11 +312,7 @@ impl Nfs4 {
 
     /// The handle of a name.
     pub fn lookup(&mut self, folder: &[u8], name: &[u8]) -> Result<Handle, u32> {
-        let ops = Ops::default()
-            .at(folder)
-            .op(LOOKUP)
-            .opaque(name)
-            .op(GETFH);
+        let ops = Ops::default().at(folder).op(LOOKUP).opaque(name).op(GETFH);
         let mut answer = self.ask(&ops)?;
         answer.op(PUTFH)?;
         answer.op(LOOKUP)?;
@@ -386,7 +382,11 @@ impl Nfs4 {
         let ops = Ops::default().at(folder);
         let how = |ops: Ops| {
             let ops = ops.u32(u32::from(make));
-            let ops = if make { ops.u32(0).no_attributes() } else { ops };
+            let ops = if make {
+                ops.u32(0).no_attributes()
+            } else {
+                ops
+            };
             ops.u32(0).opaque(name)
         };
         self.open_by(ops, how)

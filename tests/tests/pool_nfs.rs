@@ -118,12 +118,15 @@ fn what_one_door_writes_the_other_reads_under_any_name() {
         assert!(nfs.lookup(&root, name.as_bytes()).is_ok(), "{name}");
         let names = nfs.list(&root, 8192, || {}).expect("listed");
         assert!(names.contains(&name.clone().into_bytes()), "{name}");
-        nfs.rename(&root, name.as_bytes(), b"renamed").expect("done");
+        nfs.rename(&root, name.as_bytes(), b"renamed")
+            .expect("done");
         assert!(!world.path(&name).exists() && world.path("renamed").exists());
         fs::remove_file(world.path("renamed")).expect("removed");
         assert!(nfs.lookup(&root, b"renamed").is_err());
     }
-    let number = fs::metadata(world.path("mounted.mov")).expect("known").ino();
+    let number = fs::metadata(world.path("mounted.mov"))
+        .expect("known")
+        .ino();
     assert_eq!(nfs.known(&file).expect("known").number, number);
     export.end();
 }
@@ -532,7 +535,9 @@ fn locks_hold_between_doors_and_an_open_file_outlives_its_name() {
     nfs.write(&open, 100_000, &pattern::bytes(1, 100_000, 1000))
         .expect("it is open");
     let mut bytes = vec![0; 1000];
-    local.read_exact_at(&mut bytes, 100_000).expect("it is open");
+    local
+        .read_exact_at(&mut bytes, 100_000)
+        .expect("it is open");
     pattern::check(1, 100_000, &bytes, "project.prproj");
     for (client, open) in [(&mut again, theirs), (&mut nfs, open)] {
         client.close(open).expect("closed");

@@ -74,7 +74,8 @@ fn every_field_of_a_lab_report_is_described() {
 
 #[test]
 fn every_field_of_the_pool_commands_is_described() {
-    let source = read("cli/src/pool.rs").replace("pub(crate) ", "pub ");
+    let source = read("cli/src/pool.rs") + &read("cli/src/export.rs");
+    let source = source.replace("pub(crate) ", "pub ");
     let fields = public_fields(&source);
     assert!(fields.len() > 20, "only {} fields found", fields.len());
     let described = described(&read("docs/reference/pool-json.md"));

@@ -63,7 +63,9 @@ impl DiskExport {
         if let Ok(found) = std::fs::metadata(path) {
             let wrong = !found.is_file() || found.len() == 0 || found.len() % SECTOR_BYTES != 0;
             return match size {
-                _ if wrong => Err(said("expected a file of whole sectors of 512 bytes, or none")),
+                _ if wrong => Err(said(
+                    "expected a file of whole sectors of 512 bytes, or none",
+                )),
                 Some(size) if size != found.len() => Err(said(&format!(
                     "it is there and has {} bytes, not {size}; leave --size out to serve it as it is",
                     found.len()
@@ -120,7 +122,11 @@ impl DiskExport {
             let is_good = match initiator {
                 Initiator::Name(name) => is_name(name),
                 Initiator::Address(address) => {
-                    !address.is_empty() && (address == "ALL" || address.chars().all(|c| c.is_ascii_hexdigit() || ".:/".contains(c)))
+                    !address.is_empty()
+                        && (address == "ALL"
+                            || address
+                                .chars()
+                                .all(|c| c.is_ascii_hexdigit() || ".:/".contains(c)))
                 }
             };
             if !is_good {
@@ -152,25 +158,28 @@ impl DiskExport {
     /// identity is the same for all. Ours is made of the pool and the file's inode.
     fn steps(&self, mount: &Mount, inode: u64) -> Result<Vec<Vec<String>>, ExportError> {
         let file = self.file.to_str().ok_or_else(|| {
-            ExportError::refused(format!(
-                "{}: expected a path in UTF-8",
-                self.file.display()
-            ))
+            ExportError::refused(format!("{}: expected a path in UTF-8", self.file.display()))
         })?;
-        let identity = identity(mount.pool().0, inode);
+        let number = identity(mount.pool().0, inode);
+        // The second number of tgt's (NAA, locally assigned) is of target and unit alone.
+        let (identity, tid) = (format!("{number:032x}"), tid(number));
         let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<String>>();
-        let mut target = words("--op new --mode target --tid 1 -T");
+        let mut target = words(&format!("--op new --mode target --tid {tid} -T"));
         target.push(self.target.clone());
-        let mut unit = words("--op new --mode logicalunit --tid 1 --lun 1 --bstype rdwr -b");
+        let mut unit = words(&format!(
+            "--op new --mode logicalunit --tid {tid} --lun 1 --bstype rdwr -b"
+        ));
         unit.push(file.to_owned());
-        let mut identified = words("--op update --mode logicalunit --tid 1 --lun 1 --params");
+        let mut identified = words(&format!(
+            "--op update --mode logicalunit --tid {tid} --lun 1 --params"
+        ));
         identified.push(format!(
             "vendor_id=RUSHES,product_id=POOL,scsi_id={identity},scsi_sn={identity},readonly={}",
             u8::from(self.read_only)
         ));
         let mut steps = vec![target, unit, identified];
         for initiator in &self.initiators {
-            let mut bind = words("--op bind --mode target --tid 1");
+            let mut bind = words(&format!("--op bind --mode target --tid {tid}"));
             bind.extend(match initiator {
                 Initiator::Address(address) => ["-I".to_owned(), address.clone()],
                 Initiator::Name(name) => ["-Q".to_owned(), name.clone()],
@@ -213,11 +222,9 @@ impl DiskExport {
     }
 }
 
-/// The same for a disk as long as it lives, and another for any other: 16 hexadecimal digits.
-///
-/// tgt makes the number that clients go by (NAA) of 60 bits of it and reads it as one hexadecimal number, so that all of pool and inode is mixed
-/// into these (splitmix64).
-fn identity(pool: u128, inode: u64) -> String {
+/// The same for a disk as long as it lives, and another for any other; tgt makes the number of it that clients go by (NAA 6).
+fn identity(pool: u128, inode: u64) -> u128 {
+    // splitmix64
     let mixed = |seed: u64| {
         let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -225,7 +232,12 @@ fn identity(pool: u128, inode: u64) -> String {
         z ^ (z >> 31)
     };
     let (high, low) = ((pool >> 64) as u64, pool as u64);
-    format!("{:016x}", mixed(mixed(mixed(high) ^ low) ^ inode))
+    let first = mixed(mixed(mixed(high) ^ low) ^ inode);
+    u128::from(first) << 64 | u128::from(mixed(first))
+}
+
+fn tid(identity: u128) -> u128 {
+    1 + identity % 0x7fff
 }
 
 struct DiskServer {
@@ -233,8 +245,8 @@ struct DiskServer {
     tell: PathBuf,
     mount: Mount,
     export: DiskExport,
-    /// Our lock on the file, and that tgtd was told of it.
-    held: Option<(OwnedFd, bool)>,
+    /// Our lock on the file, and the target's number when tgtd was told of it.
+    held: Option<(OwnedFd, Option<u128>)>,
 }
 
 impl DiskServer {
@@ -247,7 +259,10 @@ impl DiskServer {
             .output()
             .map_err(|error| ExportError::at("start", &self.tell, error))?;
         if !output.status.success() {
-            tracing::debug!("tgtadm {words:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
+            tracing::debug!(
+                "tgtadm {words:?}: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
         }
         Ok(output.status.success())
     }
@@ -271,7 +286,7 @@ impl Server for DiskServer {
             )),
             error => ExportError::at("lock", file, error),
         })?;
-        self.held = Some((fd, false));
+        self.held = Some((fd, None));
         program::folder(&self.export.runtime)?;
         let mut command = program::bound(&self.daemon, "KILL")?;
         command
@@ -287,9 +302,11 @@ impl Server for DiskServer {
 
     fn is_ready(&mut self) -> Result<bool, ExportError> {
         let inode = match &self.held {
-            Some((fd, false)) => fstat(fd)
-                .map_err(|error| ExportError::at("look at", &self.export.file, error))?
-                .st_ino,
+            Some((fd, None)) => {
+                fstat(fd)
+                    .map_err(|error| ExportError::at("look at", &self.export.file, error))?
+                    .st_ino
+            }
             held => return Ok(held.is_some()),
         };
         let show = ["--op", "show", "--mode", "target"].map(str::to_owned);
@@ -305,7 +322,7 @@ impl Server for DiskServer {
             }
         }
         if let Some((_, told)) = &mut self.held {
-            *told = true;
+            *told = Some(tid(identity(self.mount.pool().0, inode)));
         }
         Ok(true)
     }
@@ -313,7 +330,11 @@ impl Server for DiskServer {
     /// A wish to end by signal it takes as one to wait for its clients.
     fn stop(&mut self, mut child: Child) {
         let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<String>>();
-        let _ = self.tell(&words("--op delete --mode target --tid 1 --force"));
+        if let Some((_, Some(tid))) = &self.held {
+            let _ = self.tell(&words(&format!(
+                "--op delete --mode target --tid {tid} --force"
+            )));
+        }
         let _ = self.tell(&words("--op delete --mode system"));
         let end = Instant::now() + STOP_WITHIN;
         while Instant::now() < end && matches!(child.try_wait(), Ok(None)) {

@@ -33,7 +33,8 @@ impl Mount {
         let real = path
             .canonicalize()
             .map_err(|error| ExportError::at("open", path, error))?;
-        let all = rushes_pool::mounted().map_err(|error| ExportError::refused(error.to_string()))?;
+        let all =
+            rushes_pool::mounted().map_err(|error| ExportError::refused(error.to_string()))?;
         let mounted = all
             .into_iter()
             .filter(|mounted| real.starts_with(&mounted.mount))
@@ -77,9 +78,8 @@ impl Mount {
             return 0;
         }
         let is_ours = rushes_pool::mounted().is_ok_and(|all| {
-            all.iter().any(|mounted| {
-                mounted.mount == self.folder && mounted.catalogue == self.catalogue
-            })
+            all.iter()
+                .any(|mounted| mounted.mount == self.folder && mounted.catalogue == self.catalogue)
         });
         match rustix::fs::stat(&self.folder) {
             Ok(found) if is_ours => found.st_dev,

@@ -65,7 +65,11 @@ impl NfsExport {
     pub fn configuration(&self, mount: &Mount) -> Result<String, ExportError> {
         self.check(mount)?;
         let (high, low) = ((mount.pool().0 >> 64) as u64, mount.pool().0 as u64);
-        let protocols = if self.v3_mount_port.is_some() { "3, 4" } else { "4" };
+        let protocols = if self.v3_mount_port.is_some() {
+            "3, 4"
+        } else {
+            "4"
+        };
         let access = if self.read_only { "RO" } else { "RW" };
         let squash = match self.squash {
             Squash::Root => "root_squash",

@@ -33,12 +33,14 @@ pub(crate) fn bound(program: &Path, signal: &str) -> Result<Command, ExportError
     Ok(command)
 }
 
-/// A folder of root alone, with those above it.
+/// A folder of root alone; those above it are everybody's to pass, as the daemon's own are.
 pub(crate) fn folder(path: &Path) -> Result<(), ExportError> {
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
+    let above = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+    above
+        .and_then(|()| match std::fs::DirBuilder::new().mode(0o700).create(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+            made => made,
+        })
         .map_err(|error| ExportError::at("make the folder", path, error))
 }
 
@@ -46,7 +48,8 @@ pub(crate) fn folder(path: &Path) -> Result<(), ExportError> {
 pub(crate) fn write(path: &Path, text: &str) -> Result<(), ExportError> {
     let failed = |error: std::io::Error| ExportError::at("write", path, error);
     let new = path.with_extension("new");
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags =
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = open(&new, flags, Mode::RUSR | Mode::WUSR).map_err(|error| failed(error.into()))?;
     std::fs::File::from(fd)
         .write_all(text.as_bytes())

@@ -67,8 +67,9 @@ impl Door {
     pub(crate) fn may_have_objects(&self, fd: &OwnedFd) -> bool {
         let mut record = [0; RECORD_BYTES];
         match getxattr(by_descriptor(fd), LAYOUT_ATTRIBUTE, &mut record[..]) {
-            Ok(length) => !Layout::decode(&record[..length])
-                .is_ok_and(|layout| layout.segments().is_empty()),
+            Ok(length) => {
+                !Layout::decode(&record[..length]).is_ok_and(|layout| layout.segments().is_empty())
+            }
             Err(Errno::NODATA) => false,
             Err(_) => true,
         }
