@@ -597,3 +597,60 @@ fn nobody_is_let_in_who_was_not_named() {
         assert!(nobody.known(&root).is_err(), "127.0.0.{last} is let in");
     }
 }
+
+/// NFSv3 wants a portmapper, of which a machine has one: both are in a network of their own. (The second interface is for getaddrinfo(3), which
+/// answers nothing where there is only loopback.)
+const WITH_NFS3: &str = r#"
+set -e
+ip link set lo up
+ip link add v0 type veth peer name v1
+ip addr add 10.99.0.1/24 dev v0
+ip link set v0 up
+ip link set v1 up
+mount -t tmpfs tmpfs /run
+rpcbind -f -w &
+portmapper=$!
+coproc export { exec "$1" pool export nfs "$2" --name /media --v3 --squash none --grace 2 --port 2049 \
+    --runtime-dir "$3/nfs3" --state-dir "$3/nfs3-state"; }
+server=$export_PID
+trap 'kill $server $portmapper; wait $server' EXIT
+read -r said <&"${export[0]}"
+echo "$said"
+nfs-cp "$3/original" "nfs://127.0.0.1/media/copied?version=3&nfsport=2049&mountport=20048"
+nfs-cp "nfs://127.0.0.1/media/mounted?version=3&nfsport=2049&mountport=20048" "$3/back"
+"#;
+
+#[test]
+fn nfsv3_clients_write_and_read_with_libnfss_own_tools() {
+    let programs = ["rpcbind", "ip", "unshare", "nfs-cp"].map(needs::Need::Program);
+    if !needs::all_there(&programs) {
+        return;
+    }
+    let Some(world) = world(&[(EXT4, 100), (EXT4, 100)]) else {
+        return;
+    };
+    let length = 20 * MIB + 5;
+    let scratch = world.scratch.path();
+    fs::write(scratch.join("original"), pattern::bytes(1, 0, length)).expect("written");
+    put(&world, "mounted", 2, length);
+    let output = Command::new(needs::path_of("unshare"))
+        .args(["--net", "--mount", "bash", "-c", WITH_NFS3, "nfs3"])
+        .arg(needs::path_of("rushes"))
+        .arg(world.path(""))
+        .arg(scratch)
+        .current_dir(scratch)
+        .stdin(std::process::Stdio::null())
+        .output()
+        .expect("it starts");
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(output.status.success(), "{said}");
+    for (seed, path) in [(1, world.path("copied")), (2, scratch.join("back"))] {
+        let found = fs::read(&path).expect("it was copied");
+        assert_eq!(found.len(), length, "{}: {said}", path.display());
+        pattern::check(seed, 0, &found, "nfs-cp");
+    }
+}

@@ -66,7 +66,7 @@ impl Mount {
 
     /// Handles that clients keep are good after a restart only where the catalogue's file system finds an inode by its number.
     pub(crate) fn has_lasting_handles(&self) -> bool {
-        rustix::fs::statfs(&self.catalogue).is_ok_and(|found| found.f_type as i64 == EXT4_MAGIC)
+        rustix::fs::statfs(&self.catalogue).is_ok_and(|found| found.f_type == EXT4_MAGIC)
     }
 
     /// Its device number, which no other mount has as long as somebody has this one open. 0: it is not there.

@@ -37,10 +37,12 @@ pub(crate) fn bound(program: &Path, signal: &str) -> Result<Command, ExportError
 pub(crate) fn folder(path: &Path) -> Result<(), ExportError> {
     let above = path.parent().map_or(Ok(()), std::fs::create_dir_all);
     above
-        .and_then(|()| match std::fs::DirBuilder::new().mode(0o700).create(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-            made => made,
-        })
+        .and_then(
+            |()| match std::fs::DirBuilder::new().mode(0o700).create(path) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+                made => made,
+            },
+        )
         .map_err(|error| ExportError::at("make the folder", path, error))
 }
 
