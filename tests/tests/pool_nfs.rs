@@ -17,6 +17,8 @@ use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
@@ -375,6 +377,72 @@ fn a_mount_with_another_device_number_is_said_and_old_handles_are_stale() {
     pattern::check(1, 0, &bytes, "a.mov");
 }
 
+#[test]
+fn who_writes_while_the_mount_dies_claims_his_file_and_has_lost_nothing() {
+    let Some(mut world) = world(&[(EXT4, 200)]) else {
+        return;
+    };
+    let mut export = Export::nfs(&world);
+    let port = export.port;
+    let mut nfs = Nfs4::connect(port, "writer", 1);
+    let root = nfs.root("media").expect("exported");
+    let mut open = nfs.open(&root, b"ingest.mov", true).expect("made");
+    let written = Arc::new(AtomicU64::new(0));
+    let (count, (back, is_back)) = (Arc::clone(&written), mpsc::channel());
+    const PIECE: usize = 64 * 1024;
+    const PIECES: u64 = 300;
+    let writer = std::thread::spawn(move || {
+        let mut heard = Vec::new();
+        // However fast it is, it writes until it was disturbed twice.
+        while heard.len() < 2 || count.load(Ordering::Acquire) < PIECES {
+            let at = count.load(Ordering::Acquire) % PIECES * PIECE as u64;
+            match nfs.write(&open, at, &pattern::bytes(1, at, PIECE)) {
+                Ok(()) => {
+                    count.fetch_add(1, Ordering::AcqRel);
+                }
+                Err(NFS4ERR_GRACE) => std::thread::sleep(Duration::from_millis(100)),
+                Err(status) => {
+                    heard.push(status);
+                    is_back.recv().expect("it comes back");
+                    nfs = Nfs4::connect(port, "writer", 1);
+                    open = match nfs.reclaim(&open) {
+                        // Somebody else's mount took its device number.
+                        Err(NFS4ERR_STALE) => {
+                            let root = nfs.root("media").expect("exported");
+                            opened(&mut nfs, &root, b"ingest.mov")
+                        }
+                        open => open.expect("claimed"),
+                    };
+                }
+            }
+        }
+        heard
+    });
+    for (round, at) in [60, 180].into_iter().enumerate() {
+        let end = Instant::now() + Duration::from_secs(120);
+        while written.load(Ordering::Acquire) < at {
+            assert!(Instant::now() < end, "it does not go on");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // The second time it is ended well, with Ganesha in it.
+        if round == 0 {
+            world.kill();
+        } else {
+            world.end();
+        }
+        assert!(export.says("waiting"), "{}", export.log());
+        world.start();
+        assert!(export.says("serving"), "{}", export.log());
+        back.send(()).expect("it waits");
+    }
+    let heard = writer.join().expect("it went on to the end");
+    assert_eq!(heard.len(), 2, "one trouble each: {heard:?}");
+    eprintln!("the writer heard {heard:?} (0: the connection ended)");
+    let found = fs::read(world.path("ingest.mov")).expect("read");
+    assert_eq!(found.len() as u64, PIECES * PIECE as u64);
+    pattern::check(1, 0, &found, "ingest.mov");
+}
+
 /// Where the node id stands in a handle, and its generation behind it.
 fn with_node(handle: &Handle, from: (u64, u32), to: (u64, u32)) -> Option<Handle> {
     let words = |(number, generation): (u64, u32)| {
@@ -602,6 +670,11 @@ fn nobody_is_let_in_who_was_not_named() {
 /// answers nothing where there is only loopback.)
 const WITH_NFS3: &str = r#"
 set -e
+# Copies of other tests' mounts would keep these from ending.
+while read -r _ _ _ _ place _ rest; do
+    case "$place" in "$3"/*) continue ;; esac
+    case "$rest" in *" /dev/loop"*|*"- fuse"*) umount -l "$place" || true ;; esac
+done </proc/self/mountinfo
 ip link set lo up
 ip link add v0 type veth peer name v1
 ip addr add 10.99.0.1/24 dev v0
