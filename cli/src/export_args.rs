@@ -100,7 +100,7 @@ pub(crate) struct ExportIscsiArgs {
     /// Who may log in: an address, or a network such as 192.168.7.0/24; again for more
     #[arg(long = "client", value_name = "CLIENT")]
     pub(crate) clients: Vec<String>,
-    /// Who may log in: the initiator's name (iqn.…), which anybody can give himself; again for more
+    /// Who may log in, instead of --client: the initiator's name (iqn.…), which anybody can give himself; again for more
     #[arg(long = "initiator", value_name = "IQN")]
     pub(crate) initiators: Vec<String>,
     /// The address of this machine to listen on

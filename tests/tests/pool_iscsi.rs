@@ -254,6 +254,40 @@ fn a_member_that_is_away_is_an_error_of_the_disk_and_not_of_others() {
     done(&disk.disk("d"), &["read -P 5 0 1M"]);
 }
 
+#[test]
+fn nobody_logs_in_who_was_not_named() {
+    let Some(world) = world(&[(EXT4, 64)]) else {
+        return;
+    };
+    let (named, nobody) = ("iqn.2026-01.test:named", "iqn.2026-01.test:nobody");
+    let logs_in =
+        |export: &Export, name: &str| tool("iscsi-inq", &["-i", name, &export.disk("d")]).0;
+    let check = |options: &[&str], expected: (bool, bool)| {
+        let mut all = vec!["--size", "1MiB"];
+        all.extend(options);
+        let disk = Export::iscsi(&world, "d", &all);
+        let found = (logs_in(&disk, named), logs_in(&disk, nobody));
+        assert_eq!(found, expected, "{options:?}");
+        disk.end();
+    };
+    check(&[], (true, true));
+    check(&["--initiator", named], (true, false));
+    check(&["--client", "127.0.0.0/8"], (true, true));
+    check(&["--client", "127.0.0.3"], (false, false));
+    // tgt would let in whoever fulfils one of both.
+    let path = world.path("d").display().to_string();
+    let both = [
+        "iscsi",
+        &path,
+        "--client",
+        "127.0.0.3",
+        "--initiator",
+        named,
+    ];
+    let output = export::export(&world, &both);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}
+
 /// tgtd on a plain file, by hand: what the tests of libiscsi say of it is what they may say of ours.
 struct Plain {
     child: Child,

@@ -104,6 +104,12 @@ impl DiskExport {
                 "nobody is named who may log in; --client takes an address or network, --initiator a name (iqn.…)",
             ));
         }
+        let by_address = |initiator: &Initiator| matches!(initiator, Initiator::Address(_));
+        if self.initiators.iter().any(by_address) && !self.initiators.iter().all(by_address) {
+            return Err(ExportError::refused(
+                "--client and --initiator together: tgt lets in whoever fulfils one of them, which is seldom meant; name either addresses or initiators",
+            ));
+        }
         let plain = |c: char| c.is_ascii_alphanumeric() || ".:-/".contains(c);
         let is_name = |name: &str| {
             ["iqn.", "eui.", "naa."]
