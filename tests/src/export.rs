@@ -70,7 +70,10 @@ impl Export {
         );
         let grace = GRACE_S.to_string();
         let (runtime, state) = (runtime.display().to_string(), state.display().to_string());
-        let mut words = vec!["nfs", &folder, "--name", "/media", "--squash", "none"];
+        let mut words = vec!["nfs", &folder, "--name", "/media"];
+        if !more.contains(&"--squash") {
+            words.extend(["--squash", "none"]);
+        }
         words.extend([
             "--grace",
             &grace,

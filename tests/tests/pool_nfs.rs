@@ -15,7 +15,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -663,6 +663,23 @@ fn nobody_is_let_in_who_was_not_named() {
         let mut nobody = from(last);
         assert!(nobody.root("media").is_err(), "127.0.0.{last} is let in");
         assert!(nobody.known(&root).is_err(), "127.0.0.{last} is let in");
+    }
+    export.end();
+    // Root of a client is nobody, unless it is said otherwise; and everybody can be one user.
+    fs::set_permissions(world.path(""), fs::Permissions::from_mode(0o777)).expect("set");
+    for (options, owner) in [
+        (vec!["--squash", "root"], u32::MAX - 1),
+        (vec!["--squash", "all", "--anonymous", "1234:4321"], 1234),
+        (vec!["--squash", "none"], 0),
+    ] {
+        let export = Export::nfs_with(&world, &options);
+        let mut nfs = Nfs4::connect_from(IpAddr::from([127, 0, 0, 1]), export.port);
+        let root = nfs.root("media").expect("it is named");
+        let name = format!("of {owner}");
+        nfs.make(&root, name.as_bytes(), None).expect("made");
+        let found = fs::metadata(world.path(&name)).expect("known");
+        assert_eq!(found.uid(), owner, "{options:?}");
+        export.end();
     }
 }
 
