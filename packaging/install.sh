@@ -21,6 +21,9 @@ if [ -x "$bin/rushes-lab" ]; then
 	install -D -m 755 "$bin/rushes-lab" "$dest/usr/bin/rushes-lab"
 fi
 install -D -m 644 "$here/rushes.service" "$dest/lib/systemd/system/rushes.service"
+for unit in "rushes-pool@" "rushes-pool-nfs@" "rushes-pool-iscsi@"; do
+	install -D -m 644 "$here/$unit.service" "$dest/lib/systemd/system/$unit.service"
+done
 install -D -m 644 "$here/rushes.toml" "$dest/usr/share/doc/rushes/examples/rushes.toml"
 install -D -m 644 "$here/smb.conf.sample" "$dest/usr/share/doc/rushes/examples/smb.conf.sample"
 if [ ! -e "$dest/etc/rushes/rushes.toml" ]; then

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Every word that `rushes` understands. Help, man pages and completions are made from this table.
 
+use crate::export_args::ExportCommand;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use rushes_daemon::config::{DEFAULT_CONFIG, amount};
 use rushes_pool::Policy;
@@ -124,6 +125,12 @@ it. Exit code: 0 it is gone, 2 it is not.")]
 Looks through the folders of all members. Exit code: 0 every member can be used, 1 one is missing or read-only, or no member has the names, 2 it \
 could not be looked at.")]
     Status(PoolLsArgs),
+    /// Serve a mounted pool to other machines: by NFS, or a file of it as a disk
+    Export {
+        /// By which protocol.
+        #[command(subcommand)]
+        command: ExportCommand,
+    },
 }
 
 #[derive(Debug, Args)]

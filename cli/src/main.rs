@@ -6,6 +6,8 @@ mod args;
 mod ask;
 mod calibrate;
 mod check;
+mod export;
+mod export_args;
 mod lab;
 mod man;
 mod pool;

@@ -87,6 +87,7 @@ pub(crate) fn run(command: &PoolCommand) -> Result<ExitCode, String> {
         PoolCommand::Drain(args) => pool_members::drain(args),
         PoolCommand::Remove(args) => pool_members::remove(args),
         PoolCommand::Status(args) => pool_members::status(args),
+        PoolCommand::Export { command } => crate::export::run(command),
     }
 }
 

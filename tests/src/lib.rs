@@ -6,9 +6,11 @@
 
 pub mod daemon;
 pub mod disk;
+pub mod export;
 pub mod fsx;
 pub mod hand;
 pub mod needs;
+pub mod nfs4;
 pub mod pattern;
 pub mod pool;
 pub mod rust_text;

@@ -8,10 +8,9 @@ use crate::answer::Answer;
 use crate::door::Door;
 use crate::nodes::{Node, locked, status};
 use rushes_pool::{
-    Access, ByteCount, ByteOffset, ByteRange, LAYOUT_ATTRIBUTE, Layout, Object, PoolError,
-    SpillReason,
+    Access, ByteCount, ByteOffset, ByteRange, Layout, Object, PoolError, SpillReason,
 };
-use rustix::fs::{Mode, OFlags, ftruncate, getxattr_query, open};
+use rustix::fs::{Mode, OFlags, ftruncate, open};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -286,15 +285,6 @@ impl Door {
         ftruncate(&*file.stub, size)?;
         *length = size;
         Ok(())
-    }
-
-    /// Whether this is a stub of ours, by its record.
-    pub(crate) fn is_stub(&self, fd: &OwnedFd) -> bool {
-        getxattr_query(
-            format!("/proc/self/fd/{}", fd.as_raw_fd()),
-            LAYOUT_ATTRIBUTE,
-        )
-        .is_ok()
     }
 }
 

@@ -14,6 +14,7 @@ mod names;
 mod nodes;
 mod removals;
 mod session;
+mod signs;
 
 pub use session::Mounted;
 

@@ -8,7 +8,7 @@
 use crate::answer::{Answer, errno};
 use crate::attributes::Attributes;
 use crate::door::Door;
-use crate::nodes::{Node, S_IFMT, S_IFREG, locked, status};
+use crate::nodes::{Node, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, locked, status};
 use rushes_sys::thread::{ActingAs, Identity, set_own_umask};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, readlinkat,
@@ -77,12 +77,32 @@ impl Door {
         self.entry(path_at(&folder, name)?)
     }
 
+    /// Whoever sends a handle may have made it up: what is not known to be of this tree is not opened.
     fn lookup_cold(&self, number: u64) -> Answer<Entry> {
         let fd = self.nodes.open_cold(number)?;
-        if u32::from(status(&fd)?.stx_mode) & S_IFMT == S_IFREG && !self.is_stub(&fd) {
-            return Err(Errno::STALE);
+        let is_ours = match u32::from(status(&fd)?.stx_mode) & S_IFMT {
+            S_IFDIR => self.nodes.is_below_tree(&fd)?,
+            S_IFREG => self.is_stub(&fd) && !self.is_removed(number)?,
+            _ => self.is_marked(&fd),
+        };
+        if is_ours {
+            self.entry(fd)
+        } else {
+            Err(Errno::STALE)
         }
-        self.entry(fd)
+    }
+
+    /// What is made gets a sign that it is of this tree, by which its handle is good after a restart. A directory has its parents
+    /// for it. Without one (no room for it, say) the inode works, and only its handle dies with us.
+    fn sign(&self, fd: &OwnedFd, mode: u32) {
+        let signed = if mode & S_IFMT == S_IFREG {
+            self.sign_stub(fd)
+        } else {
+            self.mark(fd)
+        };
+        if let Err(error) = signed {
+            tracing::debug!("an inode without a sign of its pool: {error}");
+        }
     }
 
     pub(crate) fn read_link(&self, number: u64) -> Answer<Vec<u8>> {
@@ -111,7 +131,9 @@ impl Door {
                 device,
             )?;
         }
-        self.named(parent, name, path_at(&folder, name)?)
+        let made = path_at(&folder, name)?;
+        self.sign(&made, mode);
+        self.named(parent, name, made)
     }
 
     pub(crate) fn make_directory(
@@ -141,7 +163,9 @@ impl Door {
             let _acting = maker.act()?;
             symlinkat(target, &folder, name)?;
         }
-        self.named(parent, name, path_at(&folder, name)?)
+        let made = path_at(&folder, name)?;
+        self.sign(&made, S_IFLNK);
+        self.named(parent, name, made)
     }
 
     /// A new regular file, open. One that is there already is opened, unless `exclusive`.
@@ -171,8 +195,10 @@ impl Door {
                 Ok(entry)
             }
             made => {
+                let made = made?;
+                self.sign(&made, S_IFREG);
                 let entry = self.named(parent, name, path_at(&folder, name)?)?;
-                self.open_new_file(&entry.node, made?)?;
+                self.open_new_file(&entry.node, made)?;
                 Ok(entry)
             }
         }

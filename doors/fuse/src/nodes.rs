@@ -229,22 +229,16 @@ impl Nodes {
 
     /// The inode behind a node id that this process never gave out: an NFS client comes back after a restart.
     ///
-    /// Only what a door may serve is opened: directories below the tree, and regular files, whose stubs the caller checks.
+    /// It may be any inode of the catalogue's file system, by O_PATH: the caller sees whether it is of the tree.
     /// Errors   ESTALE when there is none, or the file system cannot say
     pub(crate) fn open_cold(&self, number: u64) -> Answer<OwnedFd> {
         let handle = Handle::of_number(&self.root.handle, number).ok_or(Errno::STALE)?;
-        let fd = handle
+        handle
             .open(self.within.as_fd(), OFlags::PATH | OFlags::NOFOLLOW)
-            .map_err(|_| Errno::STALE)?;
-        let kind = u32::from(status(&fd)?.stx_mode) & S_IFMT;
-        match kind {
-            S_IFREG => Ok(fd),
-            S_IFDIR if self.is_below_tree(&fd)? => Ok(fd),
-            _ => Err(Errno::STALE),
-        }
+            .map_err(|_| Errno::STALE)
     }
 
-    fn is_below_tree(&self, directory: &OwnedFd) -> Answer<bool> {
+    pub(crate) fn is_below_tree(&self, directory: &OwnedFd) -> Answer<bool> {
         let mut here = directory.try_clone().map_err(errno)?;
         let mut number = status(&here)?.stx_ino;
         for _ in 0..DEPTH_MAX {
@@ -270,6 +264,7 @@ impl Nodes {
 pub(crate) const S_IFMT: u32 = 0o170_000;
 pub(crate) const S_IFREG: u32 = 0o100_000;
 pub(crate) const S_IFDIR: u32 = 0o040_000;
+pub(crate) const S_IFLNK: u32 = 0o120_000;
 
 impl Node {
     fn new(number: u64, handle: Handle, descriptor: Option<Arc<OwnedFd>>) -> Node {

@@ -24,7 +24,7 @@ impl Door {
         let found = status(victim)?;
         let is_last = u32::from(found.stx_mode) & S_IFMT == S_IFREG && found.stx_nlink == 1;
         let is_open = node.is_some_and(|node| locked(&node.file).is_open());
-        Ok(is_last && (is_open || found.stx_size > 0 || self.is_stub(victim)))
+        Ok(is_last && (is_open || found.stx_size > 0 || self.may_have_objects(victim)))
     }
 
     fn aside(&self, mut put: impl FnMut(&str) -> Answer<()>) -> Answer<String> {

@@ -9,7 +9,7 @@ use crate::attributes::{Attributes, Changes};
 use crate::door::{Door, raise_read_ahead};
 use crate::listing::Listing;
 use crate::names::{Entry, Maker};
-use crate::nodes::{S_IFDIR, S_IFMT, S_IFREG, locked};
+use crate::nodes::{S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, locked};
 use fuser::{
     AccessFlags, BsdFileFlags, Config, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType,
     Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
@@ -138,7 +138,7 @@ fn file_type(mode: u32) -> FileType {
     match mode & S_IFMT {
         S_IFDIR => FileType::Directory,
         S_IFREG => FileType::RegularFile,
-        0o120_000 => FileType::Symlink,
+        S_IFLNK => FileType::Symlink,
         0o020_000 => FileType::CharDevice,
         0o060_000 => FileType::BlockDevice,
         0o010_000 => FileType::NamedPipe,

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The words of `rushes pool export`: part of the table in `args.rs`.
+
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use rushes_daemon::config::amount;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ExportCommand {
+    /// Serve a mounted pool, or a folder in it, by NFS (NFS-Ganesha)
+    #[command(after_help = "\
+Stays in the foreground and ends with SIGTERM or SIGINT. It is stopped while the pool's mount is away and started again with it: clients \
+wait. Clients mount it by `mount -t nfs -o vers=4.2,proto=tcp,port=PORT SERVER:NAME /mnt`. Exit code: 0 it was told to end, 2 it could not \
+be served, or ganesha.nfsd ended.
+
+Without --listen and --client it is for this machine alone. Needs the Debian packages nfs-ganesha and nfs-ganesha-vfs.")]
+    Nfs(ExportNfsArgs),
+    /// Serve a file in a mounted pool as a disk, by iSCSI (tgt)
+    #[command(after_help = "\
+Stays in the foreground and ends with SIGTERM or SIGINT. It is stopped while the pool's mount is away and started again with it: \
+initiators log in again by themselves. Exit code: 0 it was told to end, 2 it could not be served, or tgtd ended.
+
+Without --listen, --client and --initiator it is for this machine alone. A disk has one client at a time unless its file system is made for \
+more. Needs the Debian package tgt.")]
+    Iscsi(ExportIscsiArgs),
+}
+
+/// Whose rights the users of NFS clients have.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum SquashArg {
+    /// Users are who the client says; its root is nobody
+    Root,
+    /// Everybody is the user of --anonymous
+    All,
+    /// Users are who the client says, root too
+    None,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportNfsArgs {
+    /// Where the pool is mounted, or a folder in it
+    #[arg(value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    pub(crate) folder: PathBuf,
+    /// Who may mount it: an address, a network such as 192.168.7.0/24, or a host's name; again for more
+    #[arg(long = "client", value_name = "CLIENT")]
+    pub(crate) clients: Vec<String>,
+    /// The address of this machine to listen on
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
+    pub(crate) listen: IpAddr,
+    /// TCP port
+    #[arg(long, default_value_t = 2049, value_name = "PORT")]
+    pub(crate) port: u16,
+    /// What clients mount; otherwise the folder's own name
+    #[arg(long, value_name = "/NAME")]
+    pub(crate) name: Option<String>,
+    /// Nobody writes through it
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// Whose rights users have
+    #[arg(long, value_enum, default_value = "root", value_name = "WHO")]
+    pub(crate) squash: SquashArg,
+    /// User and group of who is nobody, or of everybody with `--squash all`
+    #[arg(long, value_name = "UID:GID", value_parser = parse_ids)]
+    pub(crate) anonymous: Option<(u32, u32)>,
+    /// NFSv3 as well, for clients that know no other (needs rpcbind; without locks between v3 clients)
+    #[arg(long)]
+    pub(crate) v3: bool,
+    /// With --v3: TCP port of the mount protocol
+    #[arg(long, default_value_t = 20048, value_name = "PORT", requires = "v3")]
+    pub(crate) mount_port: u16,
+    /// Seconds that clients have after a restart to claim what they had open, before others may open
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(2..=180))]
+    pub(crate) grace: u32,
+    /// Folder for configuration and process id; otherwise /run/rushes/nfs-NAME
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) runtime_dir: Option<PathBuf>,
+    /// Folder for what must outlive a reboot: which clients had something open; otherwise /var/lib/rushes/nfs-NAME
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Print Ganesha's configuration and how it is started, and do nothing
+    #[arg(long)]
+    pub(crate) print: bool,
+    /// Print JSON, one line each time clients are answered or have to wait
+    #[arg(long, conflicts_with = "print")]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportIscsiArgs {
+    /// A file in a mounted pool
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) file: PathBuf,
+    /// Make the file, of this size (500GB, 2TiB), if it is not there yet
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) size: Option<u64>,
+    /// Of a file that is made: take room only as it is written. A full pool is then an error of the disk
+    #[arg(long, requires = "size")]
+    pub(crate) sparse: bool,
+    /// Who may log in: an address, or a network such as 192.168.7.0/24; again for more
+    #[arg(long = "client", value_name = "CLIENT")]
+    pub(crate) clients: Vec<String>,
+    /// Who may log in, instead of --client: the initiator's name (iqn.…), which anybody can give himself; again for more
+    #[arg(long = "initiator", value_name = "IQN")]
+    pub(crate) initiators: Vec<String>,
+    /// The address of this machine to listen on
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
+    pub(crate) listen: IpAddr,
+    /// TCP port
+    #[arg(long, default_value_t = 3260, value_name = "PORT")]
+    pub(crate) port: u16,
+    /// Name of the target; otherwise iqn.2026-01.local.rushes: and the file's name
+    #[arg(long, value_name = "IQN")]
+    pub(crate) target: Option<String>,
+    /// Nobody writes through it
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// Folder for tgtd's socket; otherwise /run/rushes/iscsi-NAME
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) runtime_dir: Option<PathBuf>,
+    /// Print the commands that do the same, and do nothing; the file has to be there
+    #[arg(long, conflicts_with = "size")]
+    pub(crate) print: bool,
+    /// Print JSON, one line each time clients are answered or have to wait
+    #[arg(long, conflicts_with = "print")]
+    pub(crate) json: bool,
+}
+
+fn parse_ids(text: &str) -> Result<(u32, u32), String> {
+    text.split_once(':')
+        .and_then(|(user, group)| Some((user.parse().ok()?, group.parse().ok()?)))
+        .ok_or_else(|| String::from("expected two numbers: UID:GID"))
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    amount::parse_size(text)
+        .ok_or_else(|| String::from("expected a size such as 500GB, 2TiB or a number of bytes"))
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Why something cannot be exported.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+/// Why something is not exported, or not any more.
+#[derive(Debug)]
+pub enum ExportError {
+    /// As it was asked for it cannot be; the sentence says what was found and what to do.
+    Refused(String),
+    /// A server of the distribution did not do what it should.
+    Server {
+        /// Its program.
+        program: &'static str,
+        /// What happened.
+        what: String,
+    },
+    /// A system call failed.
+    System {
+        /// What was being done.
+        what: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl ExportError {
+    pub(crate) fn refused(sentence: impl Into<String>) -> ExportError {
+        ExportError::Refused(sentence.into())
+    }
+
+    pub(crate) fn at(doing: &str, path: &Path, error: impl Into<io::Error>) -> ExportError {
+        ExportError::System {
+            what: format!("{doing} {}", path.display()),
+            source: error.into(),
+        }
+    }
+}
+
+impl fmt::Display for ExportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ExportError::Refused(sentence) => f.write_str(sentence),
+            ExportError::Server { program, what } => {
+                write!(f, "{program} {what}; what it printed stands above")
+            }
+            ExportError::System { what, source } => write!(f, "cannot {what}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for ExportError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ExportError::System { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

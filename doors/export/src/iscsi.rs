@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+//! iSCSI by tgt: one file of a pool as one disk of one target.
+//!
+//! tgtd starts without anything to serve and is told by `tgtadm`, over a socket of its own folder. Who may log in is told last, so that nobody
+//! is let in before everything is as it should be. It keeps no bytes: a write is in the mount when it is acknowledged, and a flush is an fsync.
+
+use crate::error::ExportError;
+use crate::keep::Server;
+use crate::mount::Mount;
+use crate::program;
+use rustix::fs::{
+    FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstat, ftruncate, open,
+};
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A disk's sectors. Units: bytes.
+const SECTOR_BYTES: u64 = 512;
+/// Its size is a multiple of it, so that it is of whole sectors for systems that want long ones. Units: bytes.
+const SIZE_STEP_BYTES: u64 = 4096;
+/// Longest path of a Unix socket, with its NUL.
+const SOCKET_PATH_BYTES: usize = 108;
+const STOP_WITHIN: Duration = Duration::from_secs(5);
+
+/// Who may log in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Initiator {
+    /// From this address or network, by whatever name.
+    Address(String),
+    /// By this name (IQN), from wherever.
+    Name(String),
+}
+
+/// A file as a disk.
+#[derive(Clone, Debug)]
+pub struct DiskExport {
+    /// Canonical, on the mount.
+    pub file: PathBuf,
+    /// The target's name (IQN).
+    pub target: String,
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Who may log in.
+    pub initiators: Vec<Initiator>,
+    /// Nobody writes.
+    pub read_only: bool,
+    /// Socket of tgtd; goes with a reboot.
+    pub runtime: PathBuf,
+}
+
+impl DiskExport {
+    /// Make the file of a new disk, or look at the one that is there.
+    ///
+    /// Units    size: bytes
+    /// Returns  its size
+    /// Errors   Refused: there is none and no size was said, or one of another size; no room for it
+    pub fn prepare(path: &Path, size: Option<u64>, sparse: bool) -> Result<u64, ExportError> {
+        let said = |sentence: &str| ExportError::refused(format!("{}: {sentence}", path.display()));
+        if let Ok(found) = std::fs::metadata(path) {
+            let wrong = !found.is_file() || found.len() == 0 || found.len() % SECTOR_BYTES != 0;
+            return match size {
+                _ if wrong => Err(said(
+                    "expected a file of whole sectors of 512 bytes, or none",
+                )),
+                Some(size) if size != found.len() => Err(said(&format!(
+                    "it is there and has {} bytes, not {size}; leave --size out to serve it as it is",
+                    found.len()
+                ))),
+                _ => Ok(found.len()),
+            };
+        }
+        let size = size.ok_or_else(|| said("there is no such file; --size makes one"))?;
+        if size == 0 || size % SIZE_STEP_BYTES != 0 {
+            return Err(said(&format!(
+                "a disk of {size} bytes; expected a multiple of {SIZE_STEP_BYTES}"
+            )));
+        }
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let fd = open(path, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|error| ExportError::at("make", path, error))?;
+        let made = ftruncate(&fd, size).and_then(|()| match sparse {
+            true => Ok(()),
+            false => fallocate(&fd, FallocateFlags::empty(), 0, size),
+        });
+        if let Err(error) = made {
+            let _ = std::fs::remove_file(path);
+            return Err(match error {
+                Errno::NOSPC => said(&format!(
+                    "no room for a disk of {size} bytes; --sparse takes room only as it is written, and a full pool is then an error of the disk"
+                )),
+                error => ExportError::at("take room for", path, error),
+            });
+        }
+        Ok(size)
+    }
+
+    fn check(&self) -> Result<(), ExportError> {
+        if self.initiators.is_empty() {
+            return Err(ExportError::refused(
+                "nobody is named who may log in; --client takes an address or network, --initiator a name (iqn.…)",
+            ));
+        }
+        let by_address = |initiator: &Initiator| matches!(initiator, Initiator::Address(_));
+        if self.initiators.iter().any(by_address) && !self.initiators.iter().all(by_address) {
+            return Err(ExportError::refused(
+                "--client and --initiator together: tgt lets in whoever fulfils one of them, which is seldom meant; name either addresses or initiators",
+            ));
+        }
+        let plain = |c: char| c.is_ascii_alphanumeric() || ".:-/".contains(c);
+        let is_name = |name: &str| {
+            ["iqn.", "eui.", "naa."]
+                .iter()
+                .any(|kind| name.starts_with(kind))
+                && name.len() <= 223
+                && name.chars().all(plain)
+        };
+        if !is_name(&self.target) {
+            return Err(ExportError::refused(format!(
+                "{:?} is no name of a target; expected one like iqn.2026-01.com.example:media",
+                self.target
+            )));
+        }
+        for initiator in &self.initiators {
+            let is_good = match initiator {
+                Initiator::Name(name) => is_name(name),
+                Initiator::Address(address) => {
+                    !address.is_empty()
+                        && (address == "ALL"
+                            || address
+                                .chars()
+                                .all(|c| c.is_ascii_hexdigit() || ".:/".contains(c)))
+                }
+            };
+            if !is_good {
+                return Err(ExportError::refused(format!(
+                    "{initiator:?} names no initiator; expected an address, a network such as 192.168.7.0/24, ALL, or a name (iqn.…)"
+                )));
+            }
+        }
+        if self.socket().as_os_str().len() + ".0.lock".len() >= SOCKET_PATH_BYTES {
+            return Err(ExportError::refused(format!(
+                "{} is too long for a socket; --runtime-dir names a shorter folder",
+                self.runtime.display()
+            )));
+        }
+        Ok(())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.runtime.join("tgtd")
+    }
+
+    fn portal(&self) -> String {
+        format!("portal={}", self.listen)
+    }
+
+    /// What `tgtadm` says to tgtd, one line each, without `tgtadm --lld iscsi`.
+    ///
+    /// Two disks with one identity are one disk on two ways to a client that knows multipath, and it would mix their bytes: tgt's own
+    /// identity is the same for all. Ours is made of the pool and the file's inode.
+    fn steps(&self, mount: &Mount, inode: u64) -> Result<Vec<Vec<String>>, ExportError> {
+        let file = self.file.to_str().ok_or_else(|| {
+            ExportError::refused(format!("{}: expected a path in UTF-8", self.file.display()))
+        })?;
+        let number = identity(mount.pool().0, inode);
+        // The second number of tgt's (NAA, locally assigned) is of target and unit alone.
+        let (identity, tid) = (format!("{number:032x}"), tid(number));
+        let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<String>>();
+        let mut target = words(&format!("--op new --mode target --tid {tid} -T"));
+        target.push(self.target.clone());
+        let mut unit = words(&format!(
+            "--op new --mode logicalunit --tid {tid} --lun 1 --bstype rdwr -b"
+        ));
+        unit.push(file.to_owned());
+        let mut identified = words(&format!(
+            "--op update --mode logicalunit --tid {tid} --lun 1 --params"
+        ));
+        identified.push(format!(
+            "vendor_id=RUSHES,product_id=POOL,scsi_id={identity},scsi_sn={identity},readonly={}",
+            u8::from(self.read_only)
+        ));
+        let mut steps = vec![target, unit, identified];
+        for initiator in &self.initiators {
+            let mut bind = words(&format!("--op bind --mode target --tid {tid}"));
+            bind.extend(match initiator {
+                Initiator::Address(address) => ["-I".to_owned(), address.clone()],
+                Initiator::Name(name) => ["-Q".to_owned(), name.clone()],
+            });
+            steps.push(bind);
+        }
+        Ok(steps)
+    }
+
+    /// The commands that do the same, for people.
+    pub fn command_lines(&self, mount: &Mount) -> Result<String, ExportError> {
+        self.check()?;
+        let inode = rustix::fs::stat(&self.file)
+            .map_err(|error| ExportError::at("open", &self.file, error))?
+            .st_ino;
+        let mut text = format!(
+            "export TGT_IPC_SOCKET={}\ntgtd -f -C 0 --iscsi {} &\n",
+            program::quoted(&self.socket().to_string_lossy()),
+            program::quoted(&self.portal())
+        );
+        for step in self.steps(mount, inode)? {
+            let words: Vec<String> = step.iter().map(|word| program::quoted(word)).collect();
+            text.push_str(&format!("tgtadm -C 0 --lld iscsi {}\n", words.join(" ")));
+        }
+        Ok(text)
+    }
+
+    /// tgtd for it.
+    ///
+    /// Errors   Refused: there is no tgt here, or it cannot be told this
+    pub fn server(self, mount: &Mount) -> Result<impl Server + use<>, ExportError> {
+        self.check()?;
+        Ok(DiskServer {
+            daemon: program::find("tgtd", "tgt")?,
+            tell: program::find("tgtadm", "tgt")?,
+            mount: mount.clone(),
+            export: self,
+            held: None,
+        })
+    }
+}
+
+/// The same for a disk as long as it lives, and another for any other; tgt makes the number of it that clients go by (NAA 6).
+fn identity(pool: u128, inode: u64) -> u128 {
+    // splitmix64
+    let mixed = |seed: u64| {
+        let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    let (high, low) = ((pool >> 64) as u64, pool as u64);
+    let first = mixed(mixed(mixed(high) ^ low) ^ inode);
+    u128::from(first) << 64 | u128::from(mixed(first))
+}
+
+fn tid(identity: u128) -> u128 {
+    1 + identity % 0x7fff
+}
+
+struct DiskServer {
+    daemon: PathBuf,
+    tell: PathBuf,
+    mount: Mount,
+    export: DiskExport,
+    /// Our lock on the file, and the target's number when tgtd was told of it.
+    held: Option<(OwnedFd, Option<u128>)>,
+}
+
+impl DiskServer {
+    fn tell(&self, words: &[String]) -> Result<bool, ExportError> {
+        let output = Command::new(&self.tell)
+            .args(["-C", "0", "--lld", "iscsi"])
+            .args(words)
+            .env("TGT_IPC_SOCKET", self.export.socket())
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| ExportError::at("start", &self.tell, error))?;
+        if !output.status.success() {
+            tracing::debug!(
+                "tgtadm {words:?}: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        Ok(output.status.success())
+    }
+}
+
+impl Server for DiskServer {
+    fn program(&self) -> &'static str {
+        "tgtd"
+    }
+
+    /// Two servers of one disk would each let a client write to it behind the other's back.
+    fn start(&mut self) -> Result<Child, ExportError> {
+        let file = &self.export.file;
+        self.held = None;
+        let fd = open(file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|error| ExportError::at("open", file, error))?;
+        flock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
+            Errno::WOULDBLOCK => ExportError::refused(format!(
+                "{} is served already, or somebody else has locked it (flock)",
+                file.display()
+            )),
+            error => ExportError::at("lock", file, error),
+        })?;
+        self.held = Some((fd, None));
+        program::folder(&self.export.runtime)?;
+        let mut command = program::bound(&self.daemon, "KILL")?;
+        command
+            .args(["-f", "-C", "0", "--iscsi"])
+            .arg(self.export.portal())
+            .env("TGT_IPC_SOCKET", self.export.socket())
+            .current_dir(&self.export.runtime)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(|error| ExportError::at("start", &self.daemon, error))
+    }
+
+    fn is_ready(&mut self) -> Result<bool, ExportError> {
+        let inode = match &self.held {
+            Some((fd, None)) => {
+                fstat(fd)
+                    .map_err(|error| ExportError::at("look at", &self.export.file, error))?
+                    .st_ino
+            }
+            held => return Ok(held.is_some()),
+        };
+        let show = ["--op", "show", "--mode", "target"].map(str::to_owned);
+        if !self.tell(&show)? {
+            return Ok(false);
+        }
+        for step in self.export.steps(&self.mount, inode)? {
+            if !self.tell(&step)? {
+                return Err(ExportError::Server {
+                    program: "tgtd",
+                    what: format!("refused `tgtadm {}`", step.join(" ")),
+                });
+            }
+        }
+        if let Some((_, told)) = &mut self.held {
+            *told = Some(tid(identity(self.mount.pool().0, inode)));
+        }
+        Ok(true)
+    }
+
+    /// A wish to end by signal it takes as one to wait for its clients.
+    fn stop(&mut self, mut child: Child) {
+        let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<String>>();
+        if let Some((_, Some(tid))) = &self.held {
+            let _ = self.tell(&words(&format!(
+                "--op delete --mode target --tid {tid} --force"
+            )));
+        }
+        let _ = self.tell(&words("--op delete --mode system"));
+        let end = Instant::now() + STOP_WITHIN;
+        while Instant::now() < end && matches!(child.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // It has nothing that is not in the mount.
+        let _ = child.kill();
+        let _ = child.wait();
+        self.held = None;
+    }
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Keeps a server running as long as its mount is there, and stops it while it is not.
+//!
+//! A server that has a dead mount open answers with errors until it is started again. One that is stopped answers nothing: NFS clients
+//! and iSCSI initiators wait, try again, and go on when it is back.
+
+use crate::error::ExportError;
+use crate::mount::Mount;
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Between two looks at server, mount and the wish to stop.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A server has this long until it answers.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+
+/// What the keeper has to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Clients are answered.
+    Serving,
+    /// The mount is not there; the server was stopped and is started with it.
+    Waiting,
+}
+
+/// A server of the distribution, for one export.
+pub trait Server {
+    /// Its program's name.
+    fn program(&self) -> &'static str;
+    /// Start it. It need not answer yet.
+    fn start(&mut self) -> Result<Child, ExportError>;
+    /// Whether it answers; once it can be told what to serve, that is done here.
+    fn is_ready(&mut self) -> Result<bool, ExportError>;
+    /// End it and wait for that.
+    fn stop(&mut self, child: Child);
+}
+
+/// Serve until `stop` is set.
+///
+/// Errors   the server cannot be started, or ended by itself
+pub fn keep(
+    mount: &Mount,
+    server: &mut dyn Server,
+    stop: &AtomicBool,
+    mut tell: impl FnMut(Told),
+) -> Result<(), ExportError> {
+    let watch = mount.watch()?;
+    let asked = || stop.load(Ordering::Acquire);
+    while !asked() {
+        let Some(device) = watch.device() else {
+            std::thread::sleep(PAUSE);
+            continue;
+        };
+        let is_there = || watch.device() == Some(device);
+        let started = server.start()?;
+        let mut child = Guard(Some(started));
+        let begun = Instant::now();
+        let mut ready = false;
+        while is_there() && !asked() {
+            if let Some(status) = child.ended() {
+                return Err(ExportError::Server {
+                    program: server.program(),
+                    what: format!("ended by itself ({status})"),
+                });
+            }
+            if !ready && server.is_ready()? {
+                ready = true;
+                tell(Told::Serving);
+            }
+            if !ready && begun.elapsed() > READY_WITHIN {
+                return Err(ExportError::Server {
+                    program: server.program(),
+                    what: format!("does not answer after {READY_WITHIN:?}"),
+                });
+            }
+            std::thread::sleep(PAUSE);
+        }
+        if let Some(child) = child.0.take() {
+            server.stop(child);
+        }
+        if !asked() {
+            tell(Told::Waiting);
+        }
+    }
+    Ok(())
+}
+
+/// A child that is not left behind when something fails.
+struct Guard(Option<Child>);
+
+impl Guard {
+    fn ended(&mut self) -> Option<std::process::ExitStatus> {
+        self.0.as_mut().and_then(|child| child.try_wait().ok())?
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

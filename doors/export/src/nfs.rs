@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+//! NFS by NFS-Ganesha and its FSAL_VFS: the configuration, and the server.
+//!
+//! Ganesha keeps what it knows of names and attributes for a minute by default, during which a client would not see what the mount, iSCSI or
+//! Samba did. Both memories are off: the kernel's own below the mount answers as fast, and is right. It also keeps files open that nobody
+//! has open any more, until there are very many: a file that is removed elsewhere would keep its room. It closes them after seconds here.
+
+use crate::error::ExportError;
+use crate::keep::Server;
+use crate::mount::Mount;
+use crate::program;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fmt::Write;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// After this it is killed. It has nothing that is not in the kernel.
+const STOP_WITHIN: Duration = Duration::from_secs(10);
+
+/// Whose rights a client's users have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Squash {
+    /// Everybody is who the client says; its root is nobody.
+    #[default]
+    Root,
+    /// Everybody is the anonymous user.
+    All,
+    /// Everybody is who the client says, root too.
+    None,
+}
+
+/// One folder, for some clients.
+#[derive(Clone, Debug)]
+pub struct NfsExport {
+    /// A mount or a folder in it; canonical.
+    pub folder: PathBuf,
+    /// What clients mount: `/media`.
+    pub name: String,
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Addresses, networks (`192.168.7.0/24`), host names.
+    pub clients: Vec<String>,
+    /// Nobody writes.
+    pub read_only: bool,
+    /// Whose rights users have.
+    pub squash: Squash,
+    /// User and group of who is nobody, or of everybody.
+    pub anonymous: Option<(u32, u32)>,
+    /// Also NFSv3, whose mount protocol is on this port.
+    pub v3_mount_port: Option<u16>,
+    /// How long clients have after a restart to claim what they had open. Units: seconds.
+    pub grace_s: u32,
+    /// Configuration and process id; goes with a reboot.
+    pub runtime: PathBuf,
+    /// Which clients had something open; must outlive a reboot.
+    pub state: PathBuf,
+}
+
+impl NfsExport {
+    /// What `ganesha.nfsd` is told.
+    ///
+    /// Errors   Refused for what it cannot be told, or must not
+    pub fn configuration(&self, mount: &Mount) -> Result<String, ExportError> {
+        self.check(mount)?;
+        let (high, low) = ((mount.pool().0 >> 64) as u64, mount.pool().0 as u64);
+        let protocols = if self.v3_mount_port.is_some() {
+            "3, 4"
+        } else {
+            "4"
+        };
+        let access = if self.read_only { "RO" } else { "RW" };
+        let squash = match self.squash {
+            Squash::Root => "root_squash",
+            Squash::All => "all_squash",
+            Squash::None => "no_root_squash",
+        };
+        let mut text = format!(
+            "# Written by `rushes pool export nfs` at each start: changes are made by its options.\n\
+             NFS_CORE_PARAM {{\n\
+             \x20   Bind_addr = {}; NFS_Port = {}; Protocols = {protocols};\n\
+             \x20   MNT_Port = {}; NLM_Port = 0; Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false;\n\
+             \x20   mount_path_pseudo = true; fsid_device = false;\n\
+             }}\n",
+            self.listen.ip(),
+            self.listen.port(),
+            self.v3_mount_port.unwrap_or(0),
+        );
+        // Clients renew within the lease, so that it must be shorter than the time they have to come back.
+        let _ = write!(
+            text,
+            "NFSv4 {{\n\
+             \x20   Grace_Period = {}; Lease_Lifetime = {}; Minor_Versions = 0, 1, 2;\n\
+             \x20   RecoveryBackend = fs; RecoveryRoot = {};\n\
+             \x20   Only_Numeric_Owners = true; Allow_Numeric_Owners = true;\n\
+             }}\n\
+             NFS_KRB5 {{ Active_krb5 = false; }}\n\
+             # What other doors do is seen at once.\n\
+             MDCACHE {{ Dir_Chunk = 0; FD_LWMark_Percent = 0; LRU_Run_Interval = 5; Reaper_Work_Per_Lane = 1000; }}\n\
+             EXPORT_DEFAULTS {{ Attr_Expiration_Time = 0; }}\n",
+            self.grace_s,
+            (self.grace_s / 2).max(1),
+            quoted(&self.state)?,
+        );
+        let anonymous = self.anonymous.map_or_else(String::new, |(user, group)| {
+            format!("    Anonymous_uid = {user}; Anonymous_gid = {group};\n")
+        });
+        let _ = write!(
+            text,
+            "EXPORT {{\n\
+             \x20   Export_Id = 1; Path = {}; Pseudo = {}; Filesystem_Id = {high}.{low};\n\
+             \x20   Access_Type = NONE; Squash = {squash}; SecType = sys; Protocols = {protocols}; Transports = TCP;\n\
+             {anonymous}\
+             \x20   CLIENT {{ Clients = {}; Access_Type = {access}; Protocols = {protocols}; }}\n\
+             \x20   FSAL {{ Name = VFS; }}\n\
+             }}\n",
+            quoted(&self.folder)?,
+            quoted(Path::new(&self.name))?,
+            self.clients.join(", "),
+        );
+        Ok(text)
+    }
+
+    fn check(&self, mount: &Mount) -> Result<(), ExportError> {
+        if !self.folder.is_dir() {
+            return Err(ExportError::refused(format!(
+                "{} is no folder; NFS exports folders",
+                self.folder.display()
+            )));
+        }
+        if !mount.has_lasting_handles() {
+            return Err(ExportError::refused(format!(
+                "the catalogue of {} is not on ext4: clients would lose their files (\"stale file handle\") whenever the mount is \
+                 started again; put the catalogue of a pool for NFS on ext4",
+                mount.folder().display()
+            )));
+        }
+        let name_is_plain = self.name.starts_with('/')
+            && self.name.len() > 1
+            && !self.name.ends_with('/')
+            && !self.name.contains("//");
+        if !name_is_plain {
+            return Err(ExportError::refused(format!(
+                "{:?} is no name for clients to mount; expected one like /media",
+                self.name
+            )));
+        }
+        if self.clients.is_empty() {
+            return Err(ExportError::refused(
+                "nobody is named who may mount it; --client takes an address, a network such as 192.168.7.0/24, or a host's name",
+            ));
+        }
+        // They stand in the configuration without quotes.
+        let plain = |c: char| c.is_ascii_alphanumeric() || ".:/-_*?@".contains(c);
+        match self
+            .clients
+            .iter()
+            .find(|client| client.is_empty() || !client.chars().all(plain))
+        {
+            Some(client) => Err(ExportError::refused(format!(
+                "{client:?} names no client; expected an address, a network such as 192.168.7.0/24, or a host's name"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    fn conf(&self) -> PathBuf {
+        self.runtime.join("ganesha.conf")
+    }
+
+    /// How it is started, by program and arguments.
+    fn arguments(&self) -> Vec<PathBuf> {
+        let words = ["-F", "-L", "STDERR", "-f"].map(PathBuf::from);
+        let mut all = words.to_vec();
+        all.extend([
+            self.conf(),
+            PathBuf::from("-p"),
+            self.runtime.join("ganesha.pid"),
+        ]);
+        all
+    }
+
+    /// The command that starts the server, for people.
+    pub fn command_line(&self) -> String {
+        let mut line = String::from("ganesha.nfsd");
+        for word in self.arguments() {
+            line.push(' ');
+            line.push_str(&program::quoted(&word.to_string_lossy()));
+        }
+        line
+    }
+}
+
+/// As a string of Ganesha's configuration, which knows no escapes.
+fn quoted(path: &Path) -> Result<String, ExportError> {
+    match path.to_str() {
+        Some(text) if !text.contains(['"', '\\', '\n']) => Ok(format!("\"{text}\"")),
+        _ => Err(ExportError::refused(format!(
+            "{} cannot stand in Ganesha's configuration; expected a path in UTF-8 without quotes, backslashes and line ends",
+            path.display()
+        ))),
+    }
+}
+
+/// Ganesha for one export.
+pub struct NfsServer {
+    export: NfsExport,
+    program: PathBuf,
+    configuration: String,
+    mount: Mount,
+}
+
+impl NfsServer {
+    /// Ready to be started.
+    ///
+    /// Errors   Refused: there is no Ganesha here, or it cannot be told this
+    pub fn new(export: NfsExport, mount: &Mount) -> Result<NfsServer, ExportError> {
+        Ok(NfsServer {
+            program: program::find("ganesha.nfsd", "nfs-ganesha nfs-ganesha-vfs")?,
+            configuration: export.configuration(mount)?,
+            mount: mount.clone(),
+            export,
+        })
+    }
+
+    /// Ganesha 4.3 writes the mount's device number into handles and takes none with another. The kernel gives the lowest that is free,
+    /// which after a restart mostly is the same one, and cannot be asked for one.
+    fn compare_device(&self) -> Result<(), ExportError> {
+        let file = self.export.state.join("device");
+        let folder = self.mount.folder();
+        let now = rustix::fs::stat(folder)
+            .map_err(|error| ExportError::at("look at", folder, error))?
+            .st_dev
+            .to_string();
+        let before = std::fs::read_to_string(&file).unwrap_or_default();
+        if !before.is_empty() && before.trim() != now {
+            tracing::warn!(
+                "{} has another device number than before: clients that had it mounted may hear \"stale file handle\" and have to mount it again",
+                folder.display()
+            );
+        }
+        program::write(&file, &now)
+    }
+}
+
+impl Server for NfsServer {
+    fn program(&self) -> &'static str {
+        "ganesha.nfsd"
+    }
+
+    fn start(&mut self) -> Result<Child, ExportError> {
+        program::folder(&self.export.runtime)?;
+        program::folder(&self.export.state)?;
+        self.compare_device()?;
+        program::write(&self.export.conf(), &self.configuration)?;
+        let mut command: Command = program::bound(&self.program, "TERM")?;
+        command
+            .args(self.export.arguments())
+            .current_dir(&self.export.runtime)
+            .stdin(Stdio::null())
+            // Ours is for those who asked us.
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(|error| ExportError::at("start", &self.program, error))
+    }
+
+    fn is_ready(&mut self) -> Result<bool, ExportError> {
+        let mut address = self.export.listen;
+        if address.ip().is_unspecified() {
+            let loopback = match address.ip() {
+                IpAddr::V4(_) => IpAddr::from([127, 0, 0, 1]),
+                IpAddr::V6(_) => IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]),
+            };
+            address.set_ip(loopback);
+        }
+        Ok(TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok())
+    }
+
+    fn stop(&mut self, mut child: Child) {
+        if let Some(pid) = Pid::from_raw(child.id() as i32) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let end = Instant::now() + STOP_WITHIN;
+        while Instant::now() < end {
+            if matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        tracing::warn!("ganesha.nfsd did not end within {STOP_WITHIN:?} and is killed");
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}

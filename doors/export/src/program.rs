@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Programs of the distribution: where they are, and how they are started so that none outlives us.
+
+use crate::error::ExportError;
+use rustix::fs::{Mode, OFlags, open};
+use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where a program is.
+///
+/// Errors   Refused, naming the package that has it
+pub(crate) fn find(name: &str, package: &str) -> Result<PathBuf, ExportError> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/usr/bin", "/sbin"].map(PathBuf::from))
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+        .ok_or_else(|| {
+            ExportError::refused(format!(
+                "there is no program {name} here; on Debian `apt-get install {package}` brings it"
+            ))
+        })
+}
+
+/// A command that gets `signal` when we die, however that happens: nobody would stop it with its mount then.
+///
+/// It is sent when the thread ends that started it, so that must be the one that waits.
+pub(crate) fn bound(program: &Path, signal: &str) -> Result<Command, ExportError> {
+    let mut command = Command::new(find("setpriv", "util-linux")?);
+    command.args(["--pdeathsig", signal, "--"]).arg(program);
+    Ok(command)
+}
+
+/// A folder of root alone; those above it are everybody's to pass, as the daemon's own are.
+pub(crate) fn folder(path: &Path) -> Result<(), ExportError> {
+    let above = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+    above
+        .and_then(
+            |()| match std::fs::DirBuilder::new().mode(0o700).create(path) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+                made => made,
+            },
+        )
+        .map_err(|error| ExportError::at("make the folder", path, error))
+}
+
+/// A file of root alone with this text, whole or not at all.
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), ExportError> {
+    let failed = |error: std::io::Error| ExportError::at("write", path, error);
+    let new = path.with_extension("new");
+    let flags =
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = open(&new, flags, Mode::RUSR | Mode::WUSR).map_err(|error| failed(error.into()))?;
+    std::fs::File::from(fd)
+        .write_all(text.as_bytes())
+        .and_then(|()| std::fs::rename(&new, path))
+        .map_err(failed)
+}
+
+/// As a word of a shell command that somebody may copy.
+pub(crate) fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=,@[]".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn words_are_quoted_where_a_shell_needs_it() {
+        assert_eq!(quoted("portal=[::1]:3260"), "portal=[::1]:3260");
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+    }
+}
