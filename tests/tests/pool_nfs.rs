@@ -700,6 +700,10 @@ ip link set v1 up
 mount -t tmpfs tmpfs /run
 rpcbind -f -w &
 portmapper=$!
+for _ in $(seq 200); do
+    if rpcinfo -p 127.0.0.1 >/dev/null 2>&1; then break; fi
+    sleep 0.1
+done
 coproc export { exec "$1" pool export nfs "$2" --name /media --v3 --squash none --grace 2 --port 2049 \
     --runtime-dir "$3/nfs3" --state-dir "$3/nfs3-state"; }
 server=$export_PID
@@ -712,7 +716,7 @@ nfs-cp "nfs://127.0.0.1/media/mounted?version=3&nfsport=2049&mountport=20048" "$
 
 #[test]
 fn nfsv3_clients_write_and_read_with_libnfss_own_tools() {
-    let programs = ["rpcbind", "ip", "unshare", "nfs-cp"].map(needs::Need::Program);
+    let programs = ["rpcbind", "rpcinfo", "ip", "unshare", "nfs-cp"].map(needs::Need::Program);
     if !needs::all_there(&programs) {
         return;
     }
