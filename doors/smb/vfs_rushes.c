@@ -1014,6 +1014,7 @@ static struct tevent_req *vfs_rushes_offload_write_send(
 	 * instead of copying gives the file others.
 	 */
 	rushes_changed_fsp(handle, dest_fsp, dest_off, UINT64_MAX);
+	rushes_copied();
 	if (tevent_req_nomem(subreq, req)) {
 		return tevent_req_post(req, ev);
 	}
@@ -1032,18 +1033,6 @@ static void rushes_offload_write_done(struct tevent_req *subreq)
 	status = SMB_VFS_NEXT_OFFLOAD_WRITE_RECV(state->handle, subreq,
 						 &state->copied);
 	TALLOC_FREE(subreq);
-<<<<<<< HEAD
-=======
-	talloc_set_destructor(state, NULL);
-
-	/*
-	 * A failed copy may have copied something; and one that shares blocks
-	 * instead of copying gives the file others.
-	 */
-	rushes_changed_fsp(state->handle, state->dest_fsp,
-			   state->dest_off, UINT64_MAX);
-	rushes_copied();
->>>>>>> 1f5a508a8d725fdb17b95eee6eafe3a01654b947
 	if (tevent_req_nterror(req, status)) {
 		return;
 	}

@@ -195,10 +195,22 @@ impl PoolWorld {
     /// As it was before [`PoolWorld::unplug`].
     pub fn plug(&self, number: usize, options: &str) {
         let image = self.scratch.path().join(format!("m{number}.img"));
-        run(Command::new("mount")
-            .args(["-o", options])
-            .arg(image)
-            .arg(self.member(number)));
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            run(Command::new("mount")
+                .args(["-o", options])
+                .arg(&image)
+                .arg(self.member(number)));
+            let found = rustix::fs::statvfs(self.member(number)).expect("mounted");
+            let is_read_only = found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY);
+            if is_read_only == options.contains("ro") {
+                return;
+            }
+            // A loop device that was read-only goes a moment after its mount, and is used again until then.
+            assert!(Instant::now() < end, "member {number} stays read-only");
+            self.unplug(number);
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// `rushes pool where FILE --json`, its one report.

@@ -173,7 +173,13 @@ fn a_member_that_is_away_costs_what_is_on_it_and_comes_back_without_ceremony() {
     world.plug(1, "loop");
     check(&world, "on1.mov", 1, 70 * MIB);
     put(&world, "newest.mov", 6, 5 * MIB);
-    assert_eq!(world.members_of("newest.mov"), [1]);
+    let status = world.json(&["status"], &[]);
+    assert_eq!(
+        world.members_of("newest.mov"),
+        [1],
+        "{status:?} {}",
+        world.log()
+    );
     check(&world, "new.mov", 3, 5 * MIB);
 }
 
