@@ -139,6 +139,13 @@ struct rushes_session {
 	 */
 	struct rushes_facts *facts;
 
+	/* Of any file, when they were last looked through; not before look_ns */
+	bool has_facts;
+	uint64_t facts_look_ns;
+
+	/* There is a daemon, and it does not want us */
+	bool is_refused;
+
 	/* Changes on our own descriptors that no daemon may start beside */
 	uint32_t plain_count;
 
@@ -185,6 +192,12 @@ bool rushes_session_has_daemon(const struct rushes_session *session);
  */
 void rushes_session_seek(struct rushes_session *session);
 bool rushes_session_is_lost(const struct rushes_session *session);
+
+/*
+ * May a request have to wait for a daemon that is not there? As long as there
+ * are bytes that a dead one had.
+ */
+bool rushes_session_may_wait(struct rushes_session *session);
 
 /* For good: reads under way fail, their ground is pulled away. */
 void rushes_session_disconnect(struct rushes_session *session);

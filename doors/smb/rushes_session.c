@@ -258,6 +258,7 @@ static void rushes_session_learn(struct rushes_session *session)
 	if (facts != NULL) {
 		rushes_facts_close(session->facts);
 		session->facts = facts;
+		session->facts_look_ns = 0;
 	}
 }
 
@@ -304,6 +305,7 @@ static void rushes_session_try(struct rushes_session *session,
 					 patience_ms,
 					 &reason);
 	session->is_silent = session->client == NULL && errno == ETIMEDOUT;
+	session->is_refused = session->client == NULL && errno == EACCES;
 	rushes_session_learn(session);
 	spent_ns = rushes_now_ns() - started_ns;
 	if (session->client == NULL) {
@@ -456,6 +458,23 @@ void rushes_session_seek(struct rushes_session *session)
 		}
 		rushes_session_recover(session, session->missed_ns);
 	}
+}
+
+bool rushes_session_may_wait(struct rushes_session *session)
+{
+	uint64_t now_ns = rushes_now_ns();
+
+	if (rushes_session_has_daemon(session) || session->facts == NULL) {
+		return false;
+	}
+	if (session->lost_ns != 0) {
+		return true;
+	}
+	if (now_ns >= session->facts_look_ns) {
+		session->facts_look_ns = now_ns + RUSHES_RETRY_NS;
+		session->has_facts = rushes_has_facts(session->facts);
+	}
+	return session->has_facts && !session->is_refused;
 }
 
 bool rushes_session_is_lost(const struct rushes_session *session)

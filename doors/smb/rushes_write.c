@@ -84,21 +84,30 @@ static bool rushes_wait_for_fact(struct rushes_session *session, dev_t device,
 static bool rushes_hold_inode(struct rushes_session *session, dev_t device,
 			      ino_t inode)
 {
+	uint64_t end_ns = rushes_now_ns() + RUSHES_PATIENCE_S * RUSHES_NS_PER_S;
 	int saved_errno = errno;
-	bool held = false;
+	ssize_t ret = RUSHES_PLAIN;
 
 	rushes_session_for_write(session);
-	while (!held && session->facts != NULL) {
+	while (ret == RUSHES_PLAIN && session->facts != NULL) {
 		if (!rushes_wait_for_fact(session, device, inode)) {
 			return false;
 		}
 		if (!rushes_session_has_daemon(session)) {
 			break;
 		}
-		held = rushes_hold(session->client, device, inode);
+		if (rushes_now_ns() > end_ns) {
+			errno = EIO;
+			return false;
+		}
+		ret = rushes_hold(session->client, device, inode);
 		rushes_session_after_wait(session);
 	}
 	errno = saved_errno;
+	if (ret < 0 && ret != RUSHES_PLAIN) {
+		errno = -ret;
+		return false;
+	}
 	return true;
 }
 
@@ -167,23 +176,26 @@ void rushes_plain_ended(struct rushes_fsp *file)
 }
 
 /*
- * Nobody has bytes of it that the file has not, nor will have before we are
+ * 0: nobody has bytes of it that the file has not, nor will have before we are
  * done: the daemon that lives has promised, and no other starts to serve.
+ * RUSHES_PLAIN: perhaps later. -errno: what the daemon has cannot be written.
  */
-static bool rushes_hold_now(struct rushes_fsp *file)
+static ssize_t rushes_hold_now(struct rushes_fsp *file)
 {
 	struct rushes_session *session = file->session;
-	bool held;
+	ssize_t ret;
 
 	if (rushes_session_is_alone(session)) {
-		return !rushes_has_fact(session, file->device, file->inode);
+		return rushes_has_fact(session, file->device, file->inode)
+			       ? RUSHES_PLAIN
+			       : 0;
 	}
 	if (!rushes_session_has_daemon(session)) {
-		return false;
+		return RUSHES_PLAIN;
 	}
-	held = rushes_hold(session->client, file->device, file->inode);
+	ret = rushes_hold(session->client, file->device, file->inode);
 	rushes_session_after_wait(session);
-	return held;
+	return ret;
 }
 
 bool rushes_hold_fsp(struct vfs_handle_struct *handle,
@@ -192,6 +204,7 @@ bool rushes_hold_fsp(struct vfs_handle_struct *handle,
 	struct rushes_fsp *file = rushes_fsp_of_writer(handle, fsp);
 	uint64_t end_ns = rushes_now_ns() + RUSHES_PATIENCE_S * RUSHES_NS_PER_S;
 	int saved_errno = errno;
+	ssize_t ret = RUSHES_PLAIN;
 
 	while (file != NULL && file->session->facts != NULL) {
 		/* Before the lock: a daemon that starts waits for that. */
@@ -201,16 +214,22 @@ bool rushes_hold_fsp(struct vfs_handle_struct *handle,
 		{
 			return false;
 		}
-		if (rushes_plain_begins(file)) {
-			if (rushes_hold_now(file)) {
-				break;
-			}
-			rushes_plain_ended(file);
-		} else if (rushes_now_ns() > end_ns) {
+		if (rushes_now_ns() > end_ns) {
 			errno = EIO;
 			return false;
-		} else {
+		}
+		if (!rushes_plain_begins(file)) {
 			smb_msleep(RUSHES_LOOK_MS);
+			continue;
+		}
+		ret = rushes_hold_now(file);
+		if (ret == 0) {
+			break;
+		}
+		rushes_plain_ended(file);
+		if (ret != RUSHES_PLAIN) {
+			errno = -ret;
+			return false;
 		}
 	}
 	errno = saved_errno;
@@ -386,7 +405,8 @@ void rushes_copied(void)
 	struct rushes_fsp *file = NULL;
 
 	for (file = rushes_copy_sources; file != NULL; file = file->next) {
-		if (file->is_shared_told ||
+		/* A stream's bytes may lie elsewhere than in a file. */
+		if (!file->is_regular || file->is_shared_told ||
 		    !rushes_is_shared(fsp_get_io_fd(file->fsp)))
 		{
 			continue;

@@ -758,7 +758,7 @@ static void rushes_pwrite_plain(struct rushes_pwrite_state *state)
 		tevent_req_error(state->req, errno);
 		return;
 	}
-	if (session->facts != NULL && !rushes_session_has_daemon(session)) {
+	if (rushes_session_may_wait(session)) {
 		rushes_pwrite_alone(state);
 		return;
 	}
@@ -1009,8 +1009,8 @@ static struct tevent_req *vfs_rushes_offload_write_send(
 	/*
 	 * What copies on the descriptors themselves has done so by now. What
 	 * goes on reads and writes through us, by requests that are each told;
-	 * they may have to wait for a daemon, which must be able to start. One
-	 * that failed may have copied something; and one that shares blocks
+	 * they may have to wait for a daemon, which must be able to start. (No
+	 * module of Samba's does it otherwise.) One that failed may have copied something; and one that shares blocks
 	 * instead of copying gives the file others.
 	 */
 	rushes_changed_fsp(handle, dest_fsp, dest_off, UINT64_MAX);

@@ -206,7 +206,7 @@ impl Files {
                 Vec::new()
             },
             hint: file.hint,
-            way: WriteWay::Through,
+            way: Some(WriteWay::Through),
             is_exclusive: false,
         }
     }

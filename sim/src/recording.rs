@@ -635,7 +635,7 @@ impl World {
             version: 1,
             extents: one.extents.clone(),
             hint: (role == Role::Read).then_some(RateHint::Rate(self.rate, RateSource::Rule)),
-            way: WriteWay::Cached,
+            way: Some(WriteWay::Cached),
             is_exclusive: role == Role::Scatter,
         };
         self.step(Event::Opened {

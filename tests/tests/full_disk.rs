@@ -135,6 +135,10 @@ fn so_does_who_wrote_to_the_file_before_it_was_copied_by_the_server() {
             client.copy(file, copy, &[chunk]).expect("copied");
         }
         client.close(copy).expect("closed");
+        // Whoever opens it meanwhile does not make its blocks its own.
+        let other = rushes_tests::fsx::client(world);
+        let (again, _) = other.open("take.mov", Disposition::Open).expect("opened");
+        other.read(again, 0, BLOCK).expect("read");
         // Else this would be a test of something else.
         let output = Command::new("filefrag")
             .arg("-v")

@@ -170,6 +170,15 @@ fn a_device_that_fails_is_told_and_gets_the_bytes_when_it_works_again() {
     assert!(client.write(file, 2 << 20, &more).is_err(), "told once");
     client.write(file, 2 << 20, &more).expect("and only once");
     assert!(client.flush(file).is_err(), "it is not all there yet");
+    let begun = Instant::now();
+    assert!(
+        client.set_size(file, 3 << 20).is_err(),
+        "it would be cut before it has its bytes"
+    );
+    assert!(
+        begun.elapsed() < Duration::from_secs(30),
+        "and nobody waits for that"
+    );
     // Whoever reads it gets what was written, not what the device has.
     assert_eq!(client.read(file, 1 << 20, BLOCK), Ok(bytes.clone()));
     let log = world.daemon().log();
@@ -178,6 +187,7 @@ fn a_device_that_fails_is_told_and_gets_the_bytes_when_it_works_again() {
     world.everything_is_written();
     client.flush(file).expect("nobody is told of what is over");
     client.write(file, 3 << 20, &more).expect("nor refused");
+    client.set_size(file, 5 << 20).expect("nor kept from it");
     let found = fs::read(world.path("take.mov")).expect("the file is there");
     assert!(found[1 << 20..(1 << 20) + BLOCK] == bytes);
     assert!(found[2 << 20..(2 << 20) + BLOCK] == more);

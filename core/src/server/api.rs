@@ -153,8 +153,8 @@ pub struct FileFacts {
     pub extents: Vec<Extent>,
     /// From a rule or its header.
     pub hint: Option<RateHint>,
-    /// How it may be written.
-    pub way: WriteWay,
+    /// How it may be written. None: nobody has looked; what was found before counts.
+    pub way: Option<WriteWay>,
     /// Nobody writes to it but clients of ours: no other program, through no other door.
     pub is_exclusive: bool,
 }

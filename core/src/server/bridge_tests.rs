@@ -97,7 +97,7 @@ impl Bench {
                 version: 1,
                 extents,
                 hint: None,
-                way: WriteWay::Cached,
+                way: Some(WriteWay::Cached),
                 is_exclusive: terms.exclusive,
             }),
         });

@@ -229,7 +229,7 @@ impl Server {
             waiting: Vec::new(),
             use_count: 0,
             gone: false,
-            way: facts.way,
+            way: facts.way.unwrap_or(WriteWay::Through),
             is_exclusive: facts.is_exclusive,
             writing: Writing {
                 native_size: facts.size.0,
@@ -249,7 +249,9 @@ impl Server {
             asked.is_void |= changed || file.size != facts.size.0;
         }
         file.version = facts.version;
-        file.way = facts.way;
+        if let Some(way) = facts.way {
+            file.way = way;
+        }
         // Once somebody else was seen to write, it stays so as long as the file is known.
         file.is_exclusive &= facts.is_exclusive;
         // What was acknowledged and is not written yet lies past the end that the file system knows.

@@ -86,7 +86,7 @@ impl Writer {
                 version: 1,
                 extents: Vec::new(),
                 hint: None,
-                way: WriteWay::Cached,
+                way: Some(WriteWay::Cached),
                 is_exclusive: false,
             }),
         });

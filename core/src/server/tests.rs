@@ -50,7 +50,7 @@ fn facts(file: u32, size: u64) -> FileFacts {
             length: ByteCount(size.div_ceil(PAGE_BYTES) * PAGE_BYTES),
         }],
         hint: None,
-        way: WriteWay::Through,
+        way: Some(WriteWay::Through),
         is_exclusive: false,
     }
 }

@@ -130,6 +130,7 @@ struct Counts {
     syncs: u64,
     syncs_refused: u64,
     holds: u64,
+    holds_refused: u64,
     crashes: u64,
     recovered: u64,
     died_booting: u64,
@@ -217,7 +218,7 @@ impl World {
             version: self.version,
             extents: self.extents(),
             hint: None,
-            way: self.way,
+            way: Some(self.way),
             is_exclusive: self.is_exclusive,
         }
     }
@@ -630,6 +631,11 @@ impl World {
                     }
                     other => panic!("a sync was answered {other:?}"),
                 }
+                Doing::Nothing
+            }
+            (Doing::Holding { request: own }, Outcome::Failed(_)) if own == request => {
+                assert!(self.has_failed);
+                self.counts.holds_refused += 1;
                 Doing::Nothing
             }
             (Doing::Holding { request: own }, Outcome::Done) if own == request => {
@@ -1155,6 +1161,7 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
         sum.writes += world.counts.writes;
         sum.syncs += world.counts.syncs;
         sum.holds += world.counts.holds;
+        sum.holds_refused += world.counts.holds_refused;
         sum.crashes += world.counts.crashes;
         sum.recovered += world.counts.recovered;
         sum.died_booting += world.counts.died_booting;
@@ -1174,6 +1181,7 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
     assert!(sum.spent > 20 && sum.given_back > 20, "{sum:?}");
     assert!(sum.bridged_writes > 60 && sum.strange > 20, "{sum:?}");
     assert!(sum.refused > 10 && sum.syncs_refused > 10, "{sum:?}");
+    assert!(sum.holds_refused > 3, "{sum:?}");
 }
 
 /// Whether one of these writes put that byte there.
@@ -1211,6 +1219,36 @@ impl World {
     fn sync(&mut self, index: usize) {
         let request = self.fresh();
         self.ask_sync(index, request);
+    }
+
+    fn hold(&mut self, index: usize) {
+        let request = self.fresh();
+        self.clients[index].2 = Doing::Holding { request };
+        self.step(Event::Hold {
+            session: self.clients[index].0,
+            request: RequestId(request),
+            key: KEY,
+        });
+    }
+
+    /// Somebody else opens the file; whoever looked at it for him found this.
+    fn open_again(&mut self, way: Option<WriteWay>) {
+        let (session, handle) = (self.clients[0].0, HandleId(u32::MAX));
+        self.step(Event::Opening {
+            session,
+            handle,
+            path: String::from("again"),
+        });
+        let facts = FileFacts {
+            way,
+            ..self.facts()
+        };
+        self.step(Event::Opened {
+            session,
+            handle,
+            facts: Ok(facts),
+        });
+        self.step(Event::Closed { session, handle });
     }
 
     /// Time goes by until the device is to write; it does, or fails to.
@@ -1252,6 +1290,44 @@ fn a_device_that_fails_refuses_one_write_and_every_sync_until_it_has_everything(
     world.write(1, ByteRange::new(4096, 100));
     world.settle();
     assert_eq!((world.counts.syncs, world.counts.writes), (1, 5));
+}
+
+/// Who would change the file on its own descriptor is told as well, and whoever comes next is not kept waiting by him.
+#[test]
+fn nobody_waits_for_bytes_that_a_device_does_not_take() {
+    let mut world = quiet();
+    world.has_failed = true;
+    world.write(0, ByteRange::new(0, 4096));
+    world.hold(1);
+    assert_eq!((world.counts.holds, world.counts.holds_refused), (0, 0));
+    world.write_back(Err(Errno::IO));
+    assert_eq!((world.counts.holds, world.counts.holds_refused), (0, 1));
+    world.hold(1);
+    assert_eq!((world.counts.holds, world.counts.holds_refused), (0, 2));
+    world.settle();
+    world.write(0, ByteRange::new(4096, 100));
+    assert_eq!(world.counts.writes, 2);
+    world.settle();
+    world.hold(1);
+    assert_eq!((world.counts.holds, world.counts.holds_refused), (1, 2));
+}
+
+/// Who only reads a file has not looked whether it may be written: what was found before counts.
+#[test]
+fn an_open_that_looks_at_nothing_changes_no_way() {
+    let mut world = quiet();
+    world.write(0, ByteRange::new(0, 4096));
+    world.settle();
+    let way = |world: &World| world.server.files.get(&FILE).map(|file| file.way);
+    for (found, then) in [
+        (None, WriteWay::Cached),
+        (Some(WriteWay::Through), WriteWay::Through),
+        (None, WriteWay::Through),
+        (Some(WriteWay::Cached), WriteWay::Cached),
+    ] {
+        world.open_again(found);
+        assert_eq!(way(&world), Some(then));
+    }
 }
 
 /// Bytes that wait for their page to be free are written over: neither they nor the newer ones are on the device yet.

@@ -998,12 +998,28 @@ impl Server {
             return;
         };
         let writing = &mut file.writing;
-        if let Some(errno) = writing.failing
-            && !writing.syncs.is_empty()
-        {
+        if let Some(errno) = writing.failing {
+            // It will have its bytes when the device works again: nobody is to wait for that.
+            let outcome = Outcome::Failed(errno);
+            let holds = writing.holds.len();
+            writing.holds.retain(|&(holder, request)| {
+                if let Some(request) = request {
+                    actions.list.push(Action::Reply {
+                        session: holder,
+                        request,
+                        outcome,
+                    });
+                }
+                request.is_none()
+            });
+            let is_free = writing.holds.len() < holds;
             let waiters = core::mem::take(&mut writing.syncs);
             writing.syncing = 0;
-            self.answer_syncs(id, waiters, Outcome::Failed(errno), actions);
+            self.answer_syncs(id, waiters, outcome, actions);
+            if is_free {
+                self.advance_writes(id, actions);
+                self.forget_if_unused(id, actions);
+            }
             return;
         }
         if !writing.is_syncing && due > 0 {

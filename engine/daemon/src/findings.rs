@@ -2,15 +2,14 @@
 //! The loop's part for files: what workers found out about them, and what others did to them.
 
 use crate::event_loop::Daemon;
-use crate::files::{Chore, Durable, Written};
-use crate::jobs::{Done, Found, Job, is_container};
+use crate::files::{Chore, Written};
+use crate::jobs::{Done, Found, Job, Looked, is_container};
 use crate::share::Share;
 use crate::worker::Urgency;
 use rushes_core::server::*;
 use rushes_core::units::*;
 use rushes_sys::clock;
 use rushes_sys::file::{FileStatus, Unserved};
-use rushes_sys::space::WriteFile;
 use rushes_sys::watch::Change;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -197,7 +196,7 @@ impl Daemon {
         let (device, offset) = self.place(status.key.device, share);
         let fd = found.file.fd;
         let (file, _) = self.files.adopt(status.key, fd, status.size.0, share, path);
-        let way = self.may_be_written(file, found.written);
+        let way = self.may_be_written(file, found.looked);
         self.watch(file);
         if status.link_count == 0 {
             // Nobody will tell of the loss of its last name any more. (Once the core knows it.)
@@ -221,13 +220,17 @@ impl Daemon {
     }
 
     /// Remember how a file is written; the latest writer's account counts.
-    fn may_be_written(&mut self, id: FileId, written: Option<(WriteFile, Durable)>) -> WriteWay {
-        let Some(file) = self.files.get_mut(id) else {
-            return WriteWay::Through;
+    fn may_be_written(&mut self, id: FileId, looked: Looked) -> Option<WriteWay> {
+        let file = self.files.get_mut(id)?;
+        let written = match looked {
+            Looked::Not => return None,
+            // What it has of it is written all the same.
+            Looked::Refused => return Some(WriteWay::Through),
+            Looked::Writable(written) => *written,
         };
         match (&mut file.written, written) {
-            (Some(known), Some((_, durable))) => known.durable.writer = durable.writer,
-            (known @ None, Some((opened, durable))) => {
+            (Some(known), (_, durable)) => known.durable.writer = durable.writer,
+            (known @ None, (opened, durable)) => {
                 *known = Some(Written {
                     file: opened,
                     durable,
@@ -236,12 +239,8 @@ impl Daemon {
                     is_busy: false,
                 });
             }
-            (_, None) => {}
         }
-        match file.written {
-            Some(_) => WriteWay::Cached,
-            None => WriteWay::Through,
-        }
+        Some(WriteWay::Cached)
     }
 
     /// Device and where the file system starts on it; a subvolume lies where its share lies.

@@ -155,10 +155,20 @@ pub(crate) enum Done {
     Reloaded(Result<Box<Reloaded>, ConfigError>),
 }
 
+/// Whether a file can be written through a lane.
+pub(crate) enum Looked {
+    /// Nobody asked, or it could not be found out.
+    Not,
+    /// It cannot.
+    Refused,
+    /// It can, by these.
+    Writable(Box<(WriteFile, Durable)>),
+}
+
 /// A file opened for ourselves.
 pub(crate) struct Found {
-    /// To be written through a lane.
-    pub(crate) written: Option<(WriteFile, Durable)>,
+    /// Whether it can be written through a lane.
+    pub(crate) looked: Looked,
     pub(crate) file: PrivateFile,
     /// On the file system's device, not the disk.
     pub(crate) extents: Vec<Extent>,
@@ -189,9 +199,9 @@ pub(crate) fn work(job: Job) -> Done {
             opening,
             path,
             result: reopen(&share, &fd, pid).and_then(|file| {
-                let written = writer.and_then(|writer| writable(&fd, &file, writer));
+                let looked = writer.map_or(Looked::Not, |writer| writable(&fd, &file, writer));
                 Ok(Found {
-                    written,
+                    looked,
                     ..found(file)?
                 })
             }),
@@ -328,29 +338,35 @@ fn do_chore(fd: &OwnedFd, writer: Writer, chore: Chore) -> io::Result<Vec<Extent
 }
 
 /// Our own descriptors for writing, if the file can be written through a lane.
-fn writable(fd: &OwnedFd, file: &PrivateFile, writer: Writer) -> Option<(WriteFile, Durable)> {
+fn writable(fd: &OwnedFd, file: &PrivateFile, writer: Writer) -> Looked {
     let key = file.status.key;
     let opened = match space::open_writing(fd, key) {
         Ok(Ok(opened)) => opened,
         Ok(Err(why)) => {
             tracing::debug!("a file is written by its client: {why:?}");
-            return None;
+            return Looked::Refused;
         }
         Err(error) => {
             tracing::debug!("a file is written by its client: {error}");
-            return None;
+            return Looked::Not;
         }
     };
+    match durable(fd, key, writer) {
+        Some(durable) => Looked::Writable(Box::new((opened, durable))),
+        None => Looked::Refused,
+    }
+}
+
+fn durable(fd: &OwnedFd, key: FileKey, writer: Writer) -> Option<Durable> {
     let handle = handle_of(fd).ok()?;
     let (kind, handle) = handle.split_first_chunk::<4>()?;
-    let durable = Durable {
+    Some(Durable {
         key,
         file_system: space::file_system_id(fd).ok()?,
         handle_kind: i32::from_ne_bytes(*kind),
         handle: handle.into(),
         writer,
-    };
-    Some((opened, durable))
+    })
 }
 
 fn neighbour(share: &Share, path: &str, key: FileKey, name: &str) -> Result<Found, Unserved> {
@@ -374,7 +390,7 @@ fn found(file: PrivateFile) -> Result<Found, Unserved> {
         .map(|map| map.extents)
         .unwrap_or_default();
     Ok(Found {
-        written: None,
+        looked: Looked::Not,
         file,
         extents,
     })

@@ -7,7 +7,7 @@
 use crate::error::ServeError;
 use crate::event_loop::Daemon;
 use crate::files::Durable;
-use crate::jobs::Found;
+use crate::jobs::{Found, Looked};
 use crate::lanes::{Lanes, Left, LeftPiece};
 use crate::share::{ServedShare, Share};
 use rushes_core::format::facts::reserved_mark;
@@ -248,7 +248,7 @@ impl Daemon {
             .map(|map| map.extents)
             .unwrap_or_default();
         let found = Found {
-            written: Some((written, durable)),
+            looked: Looked::Writable(Box::new((written, durable))),
             file: PrivateFile {
                 fd,
                 direct: true,

@@ -68,7 +68,7 @@ struct rushes_fact {
  * Connect to the daemon, waiting at most `patience_ms`. The caller must be
  * uid 0. Returns NULL and sets *reason (static string, never NULL) when there
  * is no daemon, it refuses, or it speaks another version; errno is ETIMEDOUT
- * when there is one that has not answered.
+ * when there is one that has not answered, EACCES when it refuses.
  */
 struct rushes_client *rushes_connect(const char *socket_path, uint32_t door,
 				     const char *share, const char *user,
@@ -174,9 +174,10 @@ uint64_t rushes_sync_send(struct rushes_file *file, void *private_data);
  * A file is about to be changed on its own descriptor in a way that leads past
  * its bytes (truncate, copy on the server, setting its times): wait until it
  * has all that was acknowledged. Nothing more is granted of it, to nobody,
- * until rushes_changed. False: the daemon is gone.
+ * until rushes_changed. Returns 0; RUSHES_PLAIN when the daemon is gone; -errno,
+ * and nothing is held, when what was acknowledged cannot be written.
  */
-bool rushes_hold(struct rushes_client *client, dev_t device, ino_t inode);
+ssize_t rushes_hold(struct rushes_client *client, dev_t device, ino_t inode);
 
 /*
  * The time of change of a file is about to be set, since 1970, on its own
@@ -202,6 +203,9 @@ void rushes_facts_close(struct rushes_facts *facts);
  */
 bool rushes_plain_begin(const struct rushes_facts *facts);
 void rushes_plain_end(const struct rushes_facts *facts);
+
+/* Is there a file with a fact at all? Looks at all of the table: 4 MiB. */
+bool rushes_has_facts(const struct rushes_facts *facts);
 
 /*
  * Length and time of change of a file of which the file system does not have

@@ -140,6 +140,7 @@ fn errno_of(error: &ConnectError) -> c_int {
         ConnectError::NoDaemon(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
             libc::ETIMEDOUT
         }
+        ConnectError::Refused { .. } => libc::EACCES,
         _ => libc::ECONNREFUSED,
     }
 }
@@ -588,12 +589,14 @@ pub unsafe extern "C" fn rushes_hold(
     client: *mut rushes_client,
     device: dev_t,
     inode: ino_t,
-) -> bool {
+) -> ssize_t {
     // SAFETY: the caller's promise.
     let Some(session) = (unsafe { client.as_mut() }) else {
-        return false;
+        return RUSHES_PLAIN;
     };
-    session.guarded(false, |session| session.client.hold(device, inode))
+    session.guarded(RUSHES_PLAIN, |session| {
+        result_of(session.client.hold(device, inode).map(|()| 0))
+    })
 }
 
 /// # Safety
@@ -659,6 +662,14 @@ pub unsafe extern "C" fn rushes_plain_end(facts: *const rushes_facts) {
     if let Some(facts) = unsafe { facts.as_ref() } {
         facts.0.plain_changes_end();
     }
+}
+
+/// # Safety
+/// `facts` is null or of rushes_facts_open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_has_facts(facts: *const rushes_facts) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { facts.as_ref() }.is_some_and(|facts| !facts.0.is_empty())
 }
 
 /// # Safety

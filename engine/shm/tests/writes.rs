@@ -87,7 +87,7 @@ fn written_bytes_arrive_whole_or_are_left_to_the_caller() {
     }
     assert!(plain > 20 && full > 0, "{plain} {full}");
     client.sync(handle).unwrap();
-    assert!(client.hold(1, 2));
+    assert_eq!(client.hold(1, 2), Ok(()));
     assert!(std::fs::read(folder.0.join("take.mov")).unwrap() == flat);
     let mut back = vec![0; flat.len()];
     assert_eq!(client.read(handle, &mut back, 0), Ok(flat.len()));
@@ -161,7 +161,7 @@ fn without_a_lane_writes_are_the_callers_own() {
     assert!(!client.takes_writes());
     assert_eq!(client.write(handle, b"x", 0), Err(ReadError::Plain));
     assert_eq!(client.sync(handle), Err(ReadError::Plain));
-    assert!(client.hold(1, 2));
+    assert_eq!(client.hold(1, 2), Ok(()));
     assert_eq!(client.fact(1, 2), None);
     drop(client);
     server.stop();

@@ -166,6 +166,13 @@ fn gone() -> io::Error {
     io::Error::other("the daemon is gone in the middle of a recording")
 }
 
+fn not_held(error: ReadError) -> io::Error {
+    match error {
+        ReadError::Plain => gone(),
+        ReadError::Errno(errno) => io::Error::from_raw_os_error(errno as i32),
+    }
+}
+
 impl Lane<'_> {
     fn path(&self, path: &str) -> PathBuf {
         self.host.root.join(path)
@@ -231,8 +238,8 @@ impl Lane<'_> {
         }
         let held = self.session.hold(device, inode);
         let changed = match held {
-            true => change(&self.open[&file].file),
-            false => Err(gone()),
+            Ok(()) => change(&self.open[&file].file),
+            Err(error) => Err(not_held(error)),
         };
         // A failed change may have changed something.
         let length = if changed.is_ok() { length } else { u64::MAX };
@@ -277,9 +284,7 @@ impl Lane<'_> {
     fn settle(&mut self, file: u64) -> io::Result<()> {
         let &OpenFile { device, inode, .. } = self.opened(file)?;
         if self.session.fact(device, inode).is_some() {
-            if !self.session.hold(device, inode) {
-                return Err(gone());
-            }
+            self.session.hold(device, inode).map_err(not_held)?;
             self.session.changed(device, inode, 0, 0);
         }
         Ok(())

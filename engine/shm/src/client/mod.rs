@@ -290,9 +290,10 @@ enum PartUse {
     LeaseGiven(Reply),
     /// Given out.
     Leased,
-    /// CHANGED or GONE.
+    /// CHANGED, GONE, HOLD or TIMED.
     Notice,
-    NoticeDone,
+    /// Its errno.
+    NoticeDone(u32),
 }
 
 struct FileState {
@@ -665,14 +666,20 @@ impl Client {
     }
 
     /// A file is about to be changed on its own descriptor in a way that leads past its bytes: wait until it has everything that was
-    /// acknowledged. Nothing is granted of it until [`Client::changed`]. False: the daemon is gone.
-    pub fn hold(&mut self, device: u64, inode: u64) -> bool {
-        self.notice(Request {
+    /// acknowledged. Nothing is granted of it until [`Client::changed`].
+    ///
+    /// Errors   Plain: the daemon is gone. Errno: what was acknowledged cannot be written; nothing is held.
+    pub fn hold(&mut self, device: u64, inode: u64) -> Result<(), ReadError> {
+        match self.notice(Request {
             op: op::HOLD,
             device,
             inode,
             ..Request::default()
-        })
+        }) {
+            Some(0) if self.alive => Ok(()),
+            Some(0 | PLAIN) | None => Err(ReadError::Plain),
+            Some(errno) => Err(ReadError::Errno(errno)),
+        }
     }
 
     /// The time of change of a file is about to be set to this, on its own descriptor: nobody is to set an older one. Units: ns since
@@ -685,6 +692,8 @@ impl Client {
             offset: changed_ns as u64,
             ..Request::default()
         })
+        .is_some()
+            && self.alive
     }
 
     /// The same for a file that lost a name.
@@ -904,15 +913,16 @@ impl Client {
     }
 
     /// False: the daemon is gone.
-    fn notice(&mut self, request: Request) -> bool {
+    /// The answer's errno, 0 for none. None: there is no answer.
+    fn notice(&mut self, request: Request) -> Option<u32> {
         if !self.usable() {
-            return false;
+            return None;
         }
         if !self.room_for(1) {
             self.wait_for(Wanted::Room);
         }
         if !self.room_for(1) {
-            return false;
+            return None;
         }
         let key = self.parts.insert(Part {
             handle: 0,
@@ -927,9 +937,12 @@ impl Client {
         });
         self.tell_server();
         self.wait_for(Wanted::Part(key));
-        self.parts.remove(key);
+        let part = self.parts.remove(key);
         self.rest();
-        self.alive
+        match part.map(|part| part.use_) {
+            Some(PartUse::NoticeDone(errno)) => Some(errno),
+            _ => None,
+        }
     }
 
     fn is_open(&self, file: FileHandle) -> bool {
@@ -1034,7 +1047,7 @@ impl Client {
                 self.drop_part(key, owes_end);
                 self.end_ticket(ticket, reply);
             }
-            PartUse::Notice => part.use_ = PartUse::NoticeDone,
+            PartUse::Notice => part.use_ = PartUse::NoticeDone(reply.errno),
             PartUse::LeaseWanted => part.use_ = PartUse::LeaseGiven(*reply),
             PartUse::Read { ticket, start } => {
                 self.take_part(ticket, start, length as usize, reply);
@@ -1049,7 +1062,7 @@ impl Client {
             PartUse::EndForgotten => {
                 self.drop_part(key, false);
             }
-            PartUse::LeaseGiven(_) | PartUse::Leased | PartUse::NoticeDone => {
+            PartUse::LeaseGiven(_) | PartUse::Leased | PartUse::NoticeDone(_) => {
                 return Err(broken(format!(
                     "read a second reply to request {}",
                     reply.id
@@ -1211,7 +1224,7 @@ impl Client {
         match wanted {
             Wanted::Ticket(key) => self.tickets.get(key).is_none_or(|ticket| ticket.done),
             Wanted::Part(key) => self.parts.get(key).is_none_or(|part| {
-                matches!(part.use_, PartUse::LeaseGiven(_) | PartUse::NoticeDone)
+                matches!(part.use_, PartUse::LeaseGiven(_) | PartUse::NoticeDone(_))
             }),
             Wanted::Room => self.room_for_read(),
         }
