@@ -412,7 +412,12 @@ void rushes_copied(void)
 			continue;
 		}
 		file->is_shared_told = true;
-		rushes_changed_inode(file->session, file->device, file->inode,
-				     0, UINT64_MAX);
+		/* Each change that is told ends a hold: this one's own. */
+		if (rushes_hold_inode(file->session, file->device,
+				      file->inode))
+		{
+			rushes_changed_inode(file->session, file->device,
+					     file->inode, 0, UINT64_MAX);
+		}
 	}
 }
