@@ -26,6 +26,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,8 +38,10 @@ const GROWTH_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: usize = 1 << 20;
 /// While a checkpoint is made, what changes goes on being logged so often.
 const LAG: Duration = Duration::from_secs(1);
-/// Between two tries of a checkpoint.
+/// Between two tries of a checkpoint: behind the first that failed, behind one that a rename spoilt, and at most.
 const RETRY: Duration = Duration::from_secs(10);
+const RETRY_MOVED: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(600);
 /// A member with less is asked last. Units: bytes.
 const ROOM_LEAST: ByteCount = ByteCount::from_mib(16);
 /// Longest name or value of an attribute. Units: bytes.
@@ -48,6 +51,8 @@ const VALUE_BYTES_MAX: usize = 65_536;
 #[derive(Debug, Default)]
 pub struct NameLog {
     pending: Mutex<Vec<u8>>,
+    /// Of folders: while it changes, a walk may miss what is in one.
+    moves: AtomicU64,
     writer: Mutex<Writer>,
 }
 
@@ -62,8 +67,24 @@ struct Writer {
     tail_bytes: u64,
     /// It is not on as many members as it should be, or it is not known whether it has everything.
     is_due: bool,
-    /// When a checkpoint was last tried.
+    /// When a checkpoint was last tried in vain, and how long not again.
     tried: Option<Instant>,
+    wait: Duration,
+    /// [`NameLog::moves`] when the last checkpoint was whole, until the next look.
+    moves_then: Option<u64>,
+}
+
+/// Why there is no new checkpoint.
+enum Without {
+    /// A folder was renamed meanwhile.
+    Moved,
+    Failed(PoolError),
+}
+
+impl From<PoolError> for Without {
+    fn from(error: PoolError) -> Without {
+        Without::Failed(error)
+    }
 }
 
 fn log_name(serial: u64) -> String {
@@ -159,6 +180,7 @@ impl NameLog {
         }
         NameLog {
             pending: Mutex::default(),
+            moves: AtomicU64::new(0),
             writer: Mutex::new(writer),
         }
     }
@@ -177,6 +199,11 @@ impl NameLog {
         .encode(&mut pending);
     }
 
+    /// A folder has another name or place now. To be told of each, or a checkpoint that is being made may lack what is in it.
+    pub fn folder_moved(&self) {
+        self.moves.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Write what was told, and how the inodes are that `changed` knows; a checkpoint if one is due. For a thread of its own, once a second.
     ///
     /// Returns  false: fewer members than there should be have all of it; it is tried again the next time
@@ -189,11 +216,22 @@ impl NameLog {
         writer.is_due |= writer.members.len() < COPY_COUNT
             && !bytes.is_empty()
             && choose(pool).len() > writer.members.len();
-        let may_try = writer.tried.is_none_or(|tried| tried.elapsed() >= RETRY);
+        // It may have been renamed while the walk was, and told only now.
+        if let Some(then) = writer.moves_then.take() {
+            writer.is_due |= self.moves.load(Ordering::Acquire) != then;
+        }
+        let may_try = writer
+            .tried
+            .is_none_or(|tried| tried.elapsed() >= writer.wait);
         if writer.is_due && may_try {
-            let made = self.checkpoint(pool, &mut writer, &mut changed);
+            let least = match self.checkpoint(pool, &mut writer, &mut changed) {
+                Ok(()) if !writer.is_due => return true,
+                Err(Without::Moved) => RETRY_MOVED,
+                Ok(()) | Err(Without::Failed(_)) => RETRY,
+            };
+            writer.is_due = true;
+            writer.wait = (2 * writer.wait).clamp(least, RETRY_MAX);
             writer.tried = Some(Instant::now());
-            return made.is_ok() && !writer.is_due;
         }
         !writer.is_due
     }
@@ -212,8 +250,9 @@ impl NameLog {
         pool: &Pool,
         writer: &mut Writer,
         changed: &mut impl FnMut() -> Vec<Inode>,
-    ) -> Result<(), PoolError> {
+    ) -> Result<(), Without> {
         let serial = writer.serial + 1;
+        let moves = self.moves.load(Ordering::Acquire);
         let mut log = Making {
             pool,
             temporary: format!("{serial:016x}.new"),
@@ -221,8 +260,51 @@ impl NameLog {
             failed: false,
             length: 0,
         };
-        let head = Fact::Head(Head {
+        let followed = self.fill(pool, writer, changed, &mut log);
+        let is_spoilt = self.moves.load(Ordering::Acquire) != moves;
+        let tail_bytes = match followed {
+            Ok(followed) if !is_spoilt => followed,
+            // The log that is there has all of it.
+            Ok(_) => {
+                log.drop();
+                return Err(Without::Moved);
+            }
+            Err(error) => {
+                log.drop();
+                return Err(error.into());
+            }
+        };
+        let (length, is_due) = (log.length, log.failed);
+        let members = log.finish(serial);
+        if members.is_empty() {
+            return Err(PoolError::NoRoom.into());
+        }
+        *writer = Writer {
             serial,
+            members,
+            checkpoint_bytes: length - tail_bytes,
+            tail_bytes,
+            is_due,
+            tried: None,
+            wait: if is_due { writer.wait } else { Duration::ZERO },
+            moves_then: Some(moves),
+        };
+        Ok(())
+    }
+
+    /// The tree as it is found, and what changes meanwhile: each fact behind those that were read before it was told, so that none
+    /// replaces a newer one for good.
+    ///
+    /// Returns  how much of it was told. Units: bytes
+    fn fill(
+        &self,
+        pool: &Pool,
+        writer: &mut Writer,
+        changed: &mut impl FnMut() -> Vec<Inode>,
+        log: &mut Making<'_>,
+    ) -> Result<u64, PoolError> {
+        let head = Fact::Head(Head {
+            serial: writer.serial + 1,
             pool: pool.id(),
             catalogue: pool.catalogue().path().as_os_str().as_bytes().to_vec(),
             format: pool.format_text()?.into_bytes(),
@@ -230,24 +312,27 @@ impl NameLog {
         let mut bytes = Vec::new();
         head.encode(&mut bytes);
         log.begin(&bytes);
-        // What changes from here on is read by the walk or not: it follows, whole.
-        let mut since: Vec<u8> = Vec::new();
-        let mut last = Instant::now();
+        let mut followed = 0;
+        let mut told_at: Option<Instant> = None;
         let tree = pool.catalogue().tree();
         bytes.clear();
         let root = inode(ROOT, tree).map_err(|error| failed_at("the tree", error))?;
         Fact::Inode(root).encode(&mut bytes);
-        let root = fstat(tree)
-            .map_err(|error| failed_at("the tree", error))?
-            .st_ino;
+        let root = fstat(tree).map_err(|error| failed_at("the tree", error))?;
         walk(pool.catalogue(), |named| {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let found = openat(named.folder, named.name, flags, Mode::empty())
-                .and_then(|fd| inode(named.status.st_ino, fd.as_fd()));
+            // Its own number: another one may have the name by now.
+            let found = openat(named.folder, named.name, flags, Mode::empty()).and_then(|fd| {
+                let status = fstat(&fd)?;
+                if status.st_dev != root.st_dev {
+                    return Err(Errno::NOENT);
+                }
+                inode(status.st_ino, fd.as_fd())
+            });
             match found {
                 Ok(inode) => {
                     let folder = match named.folder_inode {
-                        inode if inode == root => ROOT,
+                        inode if inode == root.st_ino => ROOT,
                         inode => inode,
                     };
                     Fact::Name {
@@ -261,38 +346,25 @@ impl NameLog {
                 Err(Errno::NOENT) => {}
                 Err(error) => return Err(failed_at(named.path.display().to_string(), error)),
             }
-            if bytes.len() > CHUNK_BYTES {
+            let is_time = told_at.is_none_or(|at| at.elapsed() > LAG);
+            if is_time || bytes.len() > CHUNK_BYTES {
                 log.append(&bytes);
                 bytes.clear();
             }
-            if last.elapsed() > LAG {
+            if is_time {
                 let told = self.take(changed);
                 writer.append(pool, &told);
-                since.extend(told);
-                last = Instant::now();
+                log.append(&told);
+                followed += told.len() as u64;
+                told_at = Some(Instant::now());
             }
             Ok(())
         })?;
         log.append(&bytes);
         let told = self.take(changed);
         writer.append(pool, &told);
-        since.extend(told);
-        log.append(&since);
-        let length = log.length;
-        let is_due = log.failed;
-        let members = log.finish(serial);
-        if members.is_empty() {
-            return Err(PoolError::NoRoom);
-        }
-        *writer = Writer {
-            serial,
-            members,
-            checkpoint_bytes: length - since.len() as u64,
-            tail_bytes: since.len() as u64,
-            is_due,
-            tried: None,
-        };
-        Ok(())
+        log.append(&told);
+        Ok(followed + told.len() as u64)
     }
 }
 
@@ -330,7 +402,16 @@ impl Making<'_> {
     }
 
     fn append(&mut self, bytes: &[u8]) {
-        self.write(bytes, OFlags::empty());
+        if !bytes.is_empty() {
+            self.write(bytes, OFlags::empty());
+        }
+    }
+
+    /// It comes to nothing.
+    fn drop(self) {
+        for &number in &self.members {
+            remove(self.pool, number, &self.temporary);
+        }
     }
 
     fn write(&mut self, bytes: &[u8], flags: OFlags) {
@@ -357,9 +438,8 @@ impl Making<'_> {
             // The last ones that are whole stay until there are new ones.
             if old.serial < serial
                 && members.contains(&old.member)
-                && let Ok(folder) = self.pool.known(old.member).and_then(Member::names_folder)
             {
-                let _ = unlinkat(folder, log_name(old.serial).as_str(), AtFlags::empty());
+                remove(self.pool, old.member, &log_name(old.serial));
             }
         }
         members
@@ -381,6 +461,13 @@ fn append(
     let mut file = File::from(fd);
     file.write_all(bytes).map_err(failed)?;
     fdatasync(&file).map_err(|error| failed(error.into()))
+}
+
+/// Room that is not regained does no harm.
+fn remove(pool: &Pool, number: MemberNumber, name: &str) {
+    if let Ok(folder) = pool.known(number).and_then(Member::names_folder) {
+        let _ = unlinkat(folder, name, AtFlags::empty());
+    }
 }
 
 /// Who gets the next log: members that can be written to, with some room, of different devices.

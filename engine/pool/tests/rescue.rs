@@ -354,3 +354,62 @@ fn rescue_refuses_what_would_do_harm_and_changes_nothing_then() {
     assert_eq!(done.fsck.issues[0].state, State::Open);
     assert_eq!(fs::read(&path).unwrap(), b"bytes");
 }
+
+#[test]
+fn a_folder_that_is_renamed_while_a_checkpoint_is_made_keeps_what_is_in_it() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    for into_other in [false, true] {
+        let pool = place.pool(&[16, 16]);
+        let tree = pool.catalogue().path().join("tree");
+        fs::create_dir_all(tree.join("reel/scene/take")).unwrap();
+        put(&pool, "reel/scene/take/a.mov", MIB);
+        let members = paths(&pool);
+        log(&pool);
+        // Long enough after the first one, as a door that was started again.
+        let names = NameLog::open(&pool);
+        let mut calls = 0;
+        let is_whole = names.write(&pool, || {
+            calls += 1;
+            // The walk has seen the name "reel", and nothing below it.
+            if calls == 2 {
+                let folder = fs::metadata(tree.join("reel")).unwrap().ino();
+                let scene = fs::metadata(tree.join("reel/scene")).unwrap().ino();
+                if into_other {
+                    fs::rename(tree.join("reel/scene"), tree.join("scene")).unwrap();
+                    names.name(folder, b"scene", 0);
+                    names.name(1, b"scene", scene);
+                } else {
+                    fs::rename(tree.join("reel"), tree.join("day 2")).unwrap();
+                    names.name(1, b"reel", 0);
+                    names.name(1, b"day 2", folder);
+                }
+                names.folder_moved();
+            }
+            Vec::new()
+        });
+        assert!(calls > 2, "it was renamed in the middle");
+        let mut before = shown(&tree);
+        let catalogue = lose(&mut place, pool);
+        let (pool, _) = rescued(&catalogue, &members);
+        // No door told of the times.
+        let names = |shown: &mut Vec<String>| {
+            shown
+                .iter_mut()
+                .for_each(|line| line.truncate(line.find(" 40").unwrap_or(line.len())));
+        };
+        let mut after = shown(&catalogue.join("tree"));
+        names(&mut before);
+        names(&mut after);
+        assert_eq!(after, before, "into another: {into_other}");
+        assert!(!is_whole, "the checkpoint is made again");
+        for name in fs::read_dir(members[0].join("names")).unwrap() {
+            assert!(!name.unwrap().path().to_string_lossy().ends_with(".new"));
+        }
+        // Not spoilt, it is whole.
+        assert!(NameLog::open(&pool).write(&pool, Vec::new));
+        drop(pool);
+        place.unmount_all();
+    }
+}

@@ -76,6 +76,13 @@ impl Place {
         self.mounts.remove(at.unwrap());
     }
 
+    /// All disks are gone, so that there can be another pool.
+    pub(crate) fn unmount_all(&mut self) {
+        for path in self.mounts.clone() {
+            self.unmount(&path);
+        }
+    }
+
     /// A pool over members of these sizes.
     pub(crate) fn pool(&mut self, sizes_mib: &[u64]) -> Pool {
         let members = sizes_mib
