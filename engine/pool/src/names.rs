@@ -14,16 +14,17 @@ use crate::walk::walk;
 use crate::xattr::{HIDDEN_PREFIX, LAYOUT_ATTRIBUTE};
 use rushes_core::pool::MemberNumber;
 pub use rushes_core::pool::names::Inode;
-use rushes_core::pool::names::{Fact, Head, Names, ROOT};
+use rushes_core::pool::names::{Fact, Head, PREFIX_BYTES, ROOT, fact_bytes, fact_of};
 use rushes_core::units::ByteCount;
+use rushes_sys::handle::Handle;
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, fdatasync, fstat, fsync, ftruncate, getxattr, listxattr,
+    AtFlags, Dir, FileType, Mode, OFlags, fdatasync, fstat, fstatvfs, fsync, ftruncate, getxattr, listxattr,
     openat, readlinkat, renameat, unlinkat,
 };
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufReader, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -131,49 +132,109 @@ pub fn newest_log(pool: &Pool) -> Option<(u64, Vec<MemberNumber>)> {
     Some((serial, newest.map(|log| log.member).collect()))
 }
 
+fn failed_log(member: &Member, serial: u64, error: std::io::Error) -> PoolError {
+    let about = member.path().join(NAMES).join(log_name(serial));
+    PoolError::system("read", about.display().to_string(), error)
+}
+
+fn open_log(member: &Member, serial: u64) -> Result<File, PoolError> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let name = log_name(serial);
+    openat(member.names_folder()?, name.as_str(), flags, Mode::empty())
+        .map(File::from)
+        .map_err(|error| failed_log(member, serial, error.into()))
+}
+
 /// A log's bytes.
 pub(crate) fn read(member: &Member, serial: u64) -> Result<Vec<u8>, PoolError> {
-    let name = log_name(serial);
-    let failed = |error: std::io::Error| {
-        let about = member.path().join(NAMES).join(&name);
-        PoolError::system("read", about.display().to_string(), error)
-    };
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = openat(member.names_folder()?, name.as_str(), flags, Mode::empty())
-        .map_err(|error| failed(error.into()))?;
     let mut bytes = Vec::new();
-    File::from(fd).read_to_end(&mut bytes).map_err(failed)?;
+    open_log(member, serial)?
+        .read_to_end(&mut bytes)
+        .map_err(|error| failed_log(member, serial, error))?;
     Ok(bytes)
+}
+
+/// A log's head, and how much of it is sound. Keeps one fact in memory at a time.
+fn scan(member: &Member, serial: u64) -> Result<(Option<Head>, u64), PoolError> {
+    let mut log = BufReader::with_capacity(CHUNK_BYTES, open_log(member, serial)?);
+    let (mut head, mut sound_bytes) = (None, 0);
+    let mut prefix = [0; PREFIX_BYTES];
+    let mut payload = Vec::new();
+    loop {
+        let fact = log.read_exact(&mut prefix).and_then(|()| {
+            let Some(length) = fact_bytes(&prefix) else {
+                return Ok(None);
+            };
+            payload.resize(length, 0);
+            log.read_exact(&mut payload)?;
+            Ok(fact_of(&prefix, &payload))
+        });
+        match fact {
+            Ok(Some(Fact::Head(found))) if head.is_none() => head = Some(found),
+            Ok(Some(Fact::Name { .. } | Fact::Inode(_))) if head.is_some() => {}
+            Ok(_) => return Ok((head, sound_bytes)),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                return Ok((head, sound_bytes));
+            }
+            Err(error) => return Err(failed_log(member, serial, error)),
+        }
+        sound_bytes += (PREFIX_BYTES + payload.len()) as u64;
+    }
+}
+
+/// What a log's inode numbers are good for: file system, inode and generation of the tree's root. Empty: it cannot be said.
+fn root_of(pool: &Pool) -> Vec<u8> {
+    let tree = pool.catalogue().tree();
+    let (Ok(space), Ok(status), Ok(handle)) = (fstatvfs(tree), fstat(tree), Handle::of(tree))
+    else {
+        return Vec::new();
+    };
+    let mut root = space.f_fsid.to_le_bytes().to_vec();
+    root.extend(status.st_ino.to_le_bytes());
+    root.extend(handle.generation().to_le_bytes());
+    root
+}
+
+/// A checkpoint of a pool that nobody serves, at once.
+pub(crate) fn checkpoint_now(pool: &Pool) -> Result<(), PoolError> {
+    let log = NameLog::open(pool);
+    let mut writer = log.writer.lock().unwrap_or_else(PoisonError::into_inner);
+    match log.checkpoint(pool, &mut writer, &mut Vec::new) {
+        Ok(()) => Ok(()),
+        Err(Without::Failed(error)) => Err(error),
+        Err(Without::Moved) => Err(PoolError::Refused(String::from(
+            "a folder was renamed while the log of names was written; nobody may change the pool meanwhile",
+        ))),
+    }
 }
 
 impl NameLog {
     /// Go on with the newest log until there is a checkpoint, which is due: nobody knows what the door before had not written yet.
+    /// One of another catalogue (this one is a copy of it, or was rescued) stays as it is until then: its inodes have other numbers.
     pub fn open(pool: &Pool) -> NameLog {
         let mut writer = Writer {
             is_due: true,
             ..Writer::default()
         };
-        let found = logs(pool);
+        let (found, root) = (logs(pool), root_of(pool));
         writer.serial = found.iter().map(|log| log.serial).max().unwrap_or(0);
         for log in found.iter().filter(|log| log.serial == writer.serial) {
             let Some(member) = pool.member(log.member) else {
                 continue;
             };
+            let Ok((Some(head), sound_bytes)) = scan(member, log.serial) else {
+                continue;
+            };
+            if head.pool != pool.id() || head.root.is_empty() || head.root != root {
+                continue;
+            }
             // What is appended behind a frame that was cut off would never be read.
-            let sound = read(member, log.serial).ok().and_then(|bytes| {
-                let names = Names::read(&bytes);
-                names
-                    .head
-                    .is_some_and(|head| head.pool == pool.id())
-                    .then_some(names.sound_bytes)
+            let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let cut = member.names_folder().is_ok_and(|folder| {
+                openat(folder, log_name(log.serial).as_str(), flags, Mode::empty())
+                    .is_ok_and(|fd| ftruncate(fd, sound_bytes).is_ok())
             });
-            let cut = sound.is_some_and(|sound| {
-                let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                member.names_folder().is_ok_and(|folder| {
-                    openat(folder, log_name(log.serial).as_str(), flags, Mode::empty())
-                        .is_ok_and(|fd| ftruncate(fd, sound as u64).is_ok())
-                })
-            });
+            writer.checkpoint_bytes = writer.checkpoint_bytes.max(sound_bytes);
             if cut {
                 writer.members.push(log.member);
             }
@@ -257,7 +318,7 @@ impl NameLog {
             pool,
             temporary: format!("{serial:016x}.new"),
             members: choose(pool),
-            failed: false,
+            failed: None,
             length: 0,
         };
         let followed = self.fill(pool, writer, changed, &mut log);
@@ -274,11 +335,9 @@ impl NameLog {
                 return Err(error.into());
             }
         };
-        let (length, is_due) = (log.length, log.failed);
-        let members = log.finish(serial);
-        if members.is_empty() {
-            return Err(PoolError::NoRoom.into());
-        }
+        let length = log.length;
+        let members = log.finish(serial)?;
+        let is_due = log.failed.is_some();
         *writer = Writer {
             serial,
             members,
@@ -308,6 +367,7 @@ impl NameLog {
             pool: pool.id(),
             catalogue: pool.catalogue().path().as_os_str().as_bytes().to_vec(),
             format: pool.format_text()?.into_bytes(),
+            root: root_of(pool),
         });
         let mut bytes = Vec::new();
         head.encode(&mut bytes);
@@ -392,7 +452,7 @@ struct Making<'a> {
     pool: &'a Pool,
     temporary: String,
     members: Vec<MemberNumber>,
-    failed: bool,
+    failed: Option<PoolError>,
     length: u64,
 }
 
@@ -415,15 +475,21 @@ impl Making<'_> {
     }
 
     fn write(&mut self, bytes: &[u8], flags: OFlags) {
-        let (pool, name, before) = (self.pool, &self.temporary, self.members.len());
+        let (pool, name) = (self.pool, &self.temporary);
         self.members
-            .retain(|&number| append(pool, number, name, bytes, flags).is_ok());
-        self.failed |= self.members.len() < before;
+            .retain(|&number| match append(pool, number, name, bytes, flags) {
+                Ok(()) => true,
+                Err(error) => {
+                    remove(pool, number, name);
+                    self.failed = Some(error);
+                    false
+                }
+            });
         self.length += bytes.len() as u64;
     }
 
     /// It is a log now; older ones beside it go.
-    fn finish(self, serial: u64) -> Vec<MemberNumber> {
+    fn finish(&mut self, serial: u64) -> Result<Vec<MemberNumber>, PoolError> {
         let named = |number: MemberNumber| -> Result<(), PoolError> {
             let member = self.pool.known(number)?;
             let folder = member.names_folder()?;
@@ -432,8 +498,19 @@ impl Making<'_> {
                 .and_then(|()| fsync(&folder))
                 .map_err(|error| member.failed("name", NAMES, error))
         };
-        let mut members = self.members.clone();
-        members.retain(|&number| named(number).is_ok());
+        let (mut members, mut failed) = (self.members.clone(), None);
+        members.retain(|&number| match named(number) {
+            Ok(()) => true,
+            Err(error) => {
+                remove(self.pool, number, &self.temporary);
+                failed = Some(error);
+                false
+            }
+        });
+        self.failed = failed.or(self.failed.take());
+        if members.is_empty() {
+            return Err(self.failed.take().unwrap_or(PoolError::NoRoom));
+        }
         for old in logs(self.pool) {
             // The last ones that are whole stay until there are new ones.
             if old.serial < serial
@@ -442,7 +519,7 @@ impl Making<'_> {
                 remove(self.pool, old.member, &log_name(old.serial));
             }
         }
-        members
+        Ok(members)
     }
 }
 

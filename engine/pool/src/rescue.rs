@@ -9,7 +9,7 @@ use crate::catalogue::{LOCK, NUMBERS, REMOVED, TREE};
 use crate::create::{Folder, LOST_AND_FOUND, PROBE, all_apart, refused};
 use crate::error::PoolError;
 use crate::format::{self, CatalogueFormat, FORMAT_FILE, Format, MemberEntry};
-use crate::fsck::{Fsck, LOST, Progress, fsck};
+use crate::fsck::{Fsck, Issue, LOST, Progress, State, fsck};
 use crate::member::{Access, Listed, MemberState, data_ranges};
 use crate::names;
 use crate::pool::Pool;
@@ -113,12 +113,18 @@ pub fn rescue(
     pool.catalogue().sync()?;
     pool.catalogue()
         .set_numbers_end(most.saturating_add(NUMBERS_SPARE))?;
-    let fsck = fsck(&pool, true, &mut progress)?;
+    let mut fsck = fsck(&pool, true, &mut progress)?;
     pool.catalogue().sync()?;
     folder.failed(
         "name the catalogue",
         renameat(&folder.fd, PLAN, &folder.fd, FORMAT_FILE).and_then(|()| fsync(&folder.fd)),
     )?;
+    // Until now the old log stays: a rescue that is repeated needs it. It knows nothing of the new inodes.
+    if let Err(error) = names::checkpoint_now(&pool) {
+        let sentence =
+            format!("the log of names could not be written: {error}; the next mount tries again");
+        fsck.issues.push(about_log(sentence));
+    }
     Ok(Rescued {
         catalogue: folder.path.clone(),
         name_count,
@@ -219,6 +225,16 @@ fn start(folder: &Folder, format: &CatalogueFormat) -> Result<(), PoolError> {
         }
     }
     folder.furnish_catalogue()
+}
+
+fn about_log(sentence: String) -> Issue {
+    Issue {
+        kind: "log_of_names",
+        sentence,
+        path: None,
+        object: None,
+        state: State::Open,
+    }
 }
 
 /// The newest log that any member has.

@@ -10,8 +10,8 @@ mod place;
 
 use place::{Place, Written, pattern};
 use rushes_pool::{
-    ByteRange, Layout, NameLog, OBJECT_ATTRIBUTE, ObjectName, Pool, PoolError, Rescued,
-    SpillReason, State, fsck, rescue,
+    ByteRange, Layout, MemberNumber, NameLog, OBJECT_ATTRIBUTE, ObjectName, Pool, PoolError, Rescued,
+    SpillReason, State, fsck, newest_log, rescue,
 };
 use rustix::fs::{XattrFlags, setxattr};
 use std::fs;
@@ -137,7 +137,7 @@ fn names_owners_rights_times_and_bytes_come_back_and_a_repeated_rescue_makes_the
         let (pool, done) = rescued(&catalogue, &members);
         assert_eq!(shown(&catalogue.join("tree")), before);
         assert_eq!((pool.id(), done.attributes_lost), (id, 0));
-        assert_eq!(done.log_serial, Some(1));
+        assert_eq!(done.log_serial, Some(round + 1));
         assert_eq!(done.name_count, 8);
         assert!(done.fsck.issues.is_empty(), "{:?}", done.fsck.issues);
         check(&pool, "reel/a.mov", MIB);
@@ -229,10 +229,11 @@ fn facts_behind_the_checkpoint_count_and_a_torn_one_ends_the_log() {
     assert_eq!(shown(&catalogue.join("tree")), before);
     check(&pool, "day 2/a.mov", MIB);
     check(&pool, "new", MIB);
-    // The next checkpoint follows it.
-    log(&pool);
-    assert!(members[0].join("names/0000000000000002.log").is_file());
+    // Rescue has written one, of the new inodes; the next checkpoint follows it.
+    assert_eq!(newest_log(&pool), Some((2, vec![MemberNumber(0), MemberNumber(1)])));
     assert!(!torn.exists(), "older logs go");
+    log(&pool);
+    assert!(members[0].join("names/0000000000000003.log").is_file());
 }
 
 #[test]
@@ -412,4 +413,46 @@ fn a_folder_that_is_renamed_while_a_checkpoint_is_made_keeps_what_is_in_it() {
         drop(pool);
         place.unmount_all();
     }
+}
+
+#[test]
+fn the_log_of_another_catalogue_is_not_gone_on_with() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    furnish(&pool);
+    let members = paths(&pool);
+    log(&pool);
+    let old = pool.catalogue().path().to_path_buf();
+    drop(pool);
+    let length = |serial: u64| {
+        let path = members[0].join(format!("names/{serial:016x}.log"));
+        fs::metadata(path).map(|found| found.len()).ok()
+    };
+    let first = length(1);
+    let write = |catalogue: &Path, serial: u64| {
+        let pool = Pool::serve(catalogue).unwrap();
+        let names = NameLog::open(&pool);
+        names.name(1, b"told", 4711);
+        let mut before = None;
+        assert!(names.write(&pool, || {
+            before = length(serial);
+            Vec::new()
+        }));
+        before
+    };
+    // Its inodes have other numbers there.
+    let new = place.disk("new", 16);
+    fs::create_dir(new.join("before")).unwrap();
+    let copied = std::process::Command::new("cp")
+        .args(["--archive", "--no-target-directory"])
+        .args([&old, &new])
+        .status();
+    assert!(copied.unwrap().success());
+    assert_eq!(write(&new, 1), first, "nothing is put behind facts of others");
+    assert!(length(1).is_none() && length(2).is_some());
+    // Its own is.
+    let second = length(2);
+    assert!(write(&new, 2) > second);
 }
