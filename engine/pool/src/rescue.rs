@@ -19,8 +19,8 @@ use rushes_core::pool::names::{Inode, Names, ROOT, is_newer};
 use rushes_core::pool::{FileIdentity, Layout, MemberNumber, Object, Policy, PoolId};
 use rushes_core::units::{ByteOffset, ByteRange};
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags, chmodat, chownat, fsync,
-    ftruncate, linkat, mkdirat, mknodat, openat, renameat, setxattr, symlinkat, utimensat,
+    AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags, chmodat, chownat, fstat,
+    fsync, ftruncate, linkat, mkdirat, mknodat, openat, renameat, setxattr, symlinkat, utimensat,
 };
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
@@ -519,7 +519,7 @@ impl Maker<'_> {
     fn fill(&self, stub: &OwnedFd, inode: &Inode) -> Result<(), PoolError> {
         let mut size = inode.size;
         if let Ok(layout) = Layout::decode(&inode.record) {
-            let layout = self.as_it_is(layout)?;
+            let layout = self.as_it_is(layout, inode.modified)?;
             for object in layout.objects() {
                 if self.is_there(&layout, object) {
                     let fd = self.pool.open_object(&layout, object, Access::Read)?;
@@ -543,14 +543,20 @@ impl Maker<'_> {
             .is_some_and(|all| all.contains(&object))
     }
 
-    /// Objects that the record does not know have what its own do not, or not any more.
-    fn as_it_is(&self, mut layout: Layout) -> Result<Layout, PoolError> {
+    /// Objects that the record does not know have what its own do not, or not any more: if they are as new as the record. An older one
+    /// is left of bytes that were cut off or replaced; fsck gives it a name of its own.
+    fn as_it_is(&self, mut layout: Layout, modified: (i64, u32)) -> Result<Layout, PoolError> {
         let named = layout.objects();
         let Some(all) = self.objects.get(&layout.file).filter(|_| is_plain(&layout)) else {
             return Ok(layout);
         };
         for &extra in all.iter().filter(|object| !named.contains(object)) {
             let fd = self.pool.open_object(&layout, extra, Access::Read)?;
+            let status = fstat(&fd)
+                .map_err(|error| PoolError::system("look at an object", "", error))?;
+            if (status.st_mtime, status.st_mtime_nsec as u32) < modified {
+                continue;
+            }
             for range in ranges(&fd)? {
                 if layout.segments().is_empty() {
                     layout.assign(ByteRange::new(0, u64::MAX), ByteOffset(0), extra);
@@ -563,7 +569,7 @@ impl Maker<'_> {
         Ok(layout)
     }
 
-    /// Parts of a range of which no object that is there and named has a byte.
+    /// Parts of a range of which no named object has a byte. What one on a member that is away has is not known.
     fn free_parts(&self, layout: &Layout, range: ByteRange) -> Result<Vec<ByteRange>, PoolError> {
         let mut free = Vec::new();
         let mut at = range.start.0;
@@ -572,10 +578,12 @@ impl Maker<'_> {
                 break;
             };
             let end = at + located.length.0.min(range.end() - at);
-            let is_there = self.is_there(layout, located.object)
-                && !self.away.contains(&located.object.member);
+            if self.away.contains(&located.object.member) {
+                at = end;
+                continue;
+            }
             let mut taken = Vec::new();
-            if is_there {
+            if self.is_there(layout, located.object) {
                 let fd = self
                     .pool
                     .open_object(layout, located.object, Access::Read)?;

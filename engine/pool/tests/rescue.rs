@@ -10,7 +10,7 @@ mod place;
 
 use place::{Place, Written, pattern};
 use rushes_pool::{
-    ByteRange, Layout, MemberNumber, NameLog, OBJECT_ATTRIBUTE, ObjectName, Pool, PoolError, Rescued,
+    ByteCount, ByteRange, Layout, MemberNumber, NameLog, OBJECT_ATTRIBUTE, ObjectName, Pool, PoolError, Rescued,
     SpillReason, State, fsck, newest_log, rescue,
 };
 use rustix::fs::{XattrFlags, setxattr};
@@ -455,4 +455,79 @@ fn the_log_of_another_catalogue_is_not_gone_on_with() {
     // Its own is.
     let second = length(2);
     assert!(write(&new, 2) > second);
+}
+
+/// A member's disk is gone, or there again, with what is on it.
+fn unplug(member: &Path) {
+    fs::rename(member.join("rushes-pool"), member.join("unplugged")).unwrap();
+}
+
+fn plug_in(member: &Path) {
+    fs::rename(member.join("unplugged"), member.join("rushes-pool")).unwrap();
+}
+
+#[test]
+fn bytes_that_were_cut_off_while_a_member_was_away_do_not_come_back_into_the_file() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[24, 16, 16]);
+    let mut cut = put(&pool, "cut", 2 * MIB);
+    let object = cut.layout.objects()[0];
+    assert_eq!(object.member, MemberNumber(0));
+    let members = paths(&pool);
+    std::thread::sleep(Duration::from_millis(50));
+    unplug(&members[0]);
+    let stub = cut.stub.as_fd();
+    pool.cut(stub, &mut cut.layout, ByteCount(0)).unwrap();
+    cut.stub.set_len(0).unwrap();
+    cut.write(&pool, 0, &pattern(7, 100)).unwrap();
+    log(&pool);
+    plug_in(&members[0]);
+    let catalogue = lose(&mut place, pool);
+    let (pool, done) = rescued(&catalogue, &members);
+    assert_eq!(fs::metadata(catalogue.join("tree/cut")).unwrap().len(), 100);
+    let stub = fs::File::open(catalogue.join("tree/cut")).unwrap();
+    let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
+    assert!(!layout.objects().contains(&object));
+    assert!(Written { stub, layout }.read(&pool, 0, 100) == pattern(7, 100));
+    assert_eq!(done.fsck.left_count(), 0);
+    // Nothing is lost by it.
+    check(&pool, &format!("lost+found/0.{:016x}", object.id.0), 2 * MIB);
+}
+
+#[test]
+fn what_a_member_that_is_away_has_is_not_replaced_by_an_object_that_nobody_names() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[24, 16, 16]);
+    let mut file = put(&pool, "file", MIB);
+    let old = file.layout.objects()[0];
+    let members = paths(&pool);
+    let at = members[0].join(ObjectName::of(old.id).as_str());
+    fs::hard_link(&at, members[0].join("kept")).unwrap();
+    let wanted = ByteRange::new(0, MIB as u64);
+    let stub = file.stub.as_fd();
+    pool.spill(stub, &mut file.layout, wanted, SpillReason::Unwritable)
+        .unwrap();
+    let new = file.layout.objects()[0];
+    assert_ne!(new.member, old.member);
+    file.write(&pool, 0, &pattern(3, MIB)).unwrap();
+    log(&pool);
+    // As if its removal had not come to the disk, and with bytes of another time.
+    fs::rename(members[0].join("kept"), &at).unwrap();
+    fs::write(&at, pattern(0, 2 * MIB)).unwrap();
+    let catalogue = lose(&mut place, pool);
+    unplug(&members[usize::from(new.member.0)]);
+    let given: Vec<_> = members
+        .iter()
+        .filter(|path| path.join("rushes-pool").exists())
+        .cloned()
+        .collect();
+    let (pool, _) = rescued(&catalogue, &given);
+    let stub = fs::File::open(catalogue.join("tree/file")).unwrap();
+    assert_eq!(stub.metadata().unwrap().len(), MIB as u64);
+    let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
+    assert_eq!(layout.objects(), [new], "an error, not old bytes");
 }
