@@ -22,12 +22,13 @@ use rustix::fs::{
     openat, readlinkat, renameat, unlinkat,
 };
 use rustix::io::Errno;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -43,8 +44,10 @@ const LAG: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(10);
 const RETRY_MOVED: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(600);
-/// A member with less is asked last. Units: bytes.
+/// A member with less is asked behind others, however short the log is. Units: bytes.
 const ROOM_LEAST: ByteCount = ByteCount::from_mib(16);
+/// Told and not written, while a member's disk does not answer: then it is let go, and a checkpoint is due. Units: bytes.
+const PENDING_BYTES_MAX: usize = 16 << 20;
 /// Longest name or value of an attribute. Units: bytes.
 const VALUE_BYTES_MAX: usize = 65_536;
 
@@ -52,8 +55,10 @@ const VALUE_BYTES_MAX: usize = 65_536;
 #[derive(Debug, Default)]
 pub struct NameLog {
     pending: Mutex<Vec<u8>>,
-    /// Of folders: while it changes, a walk may miss what is in one.
+    /// Of folders, and of facts that were let go: while it changes, what a checkpoint is made of may lack something.
     moves: AtomicU64,
+    /// Facts were let go.
+    has_gap: AtomicBool,
     writer: Mutex<Writer>,
 }
 
@@ -100,6 +105,10 @@ pub(crate) struct Found {
 
 /// All logs on members that are there, by their names.
 pub(crate) fn logs(pool: &Pool) -> Vec<Found> {
+    named(pool, ".log")
+}
+
+fn named(pool: &Pool, end: &str) -> Vec<Found> {
     let mut found = Vec::new();
     for member in pool.members() {
         let Ok(folder) = member.names_folder() else {
@@ -113,7 +122,7 @@ pub(crate) fn logs(pool: &Pool) -> Vec<Found> {
                 .file_name()
                 .to_str()
                 .ok()
-                .and_then(|name| name.strip_suffix(".log"))
+                .and_then(|name| name.strip_suffix(end))
                 .and_then(|digits| u64::from_str_radix(digits, 16).ok());
             found.extend(serial.map(|serial| Found {
                 serial,
@@ -122,6 +131,10 @@ pub(crate) fn logs(pool: &Pool) -> Vec<Found> {
         }
     }
     found
+}
+
+fn temporary_name(serial: u64) -> String {
+    format!("{serial:016x}.new")
 }
 
 /// Serial of the newest log of names that a member has, and which members have it. None: there is none.
@@ -218,6 +231,10 @@ impl NameLog {
         };
         let (found, root) = (logs(pool), root_of(pool));
         writer.serial = found.iter().map(|log| log.serial).max().unwrap_or(0);
+        // A door before us was killed in the middle.
+        for half in named(pool, ".new") {
+            remove(pool, half.member, &temporary_name(half.serial));
+        }
         for log in found.iter().filter(|log| log.serial == writer.serial) {
             let Some(member) = pool.member(log.member) else {
                 continue;
@@ -242,6 +259,7 @@ impl NameLog {
         NameLog {
             pending: Mutex::default(),
             moves: AtomicU64::new(0),
+            has_gap: AtomicBool::new(false),
             writer: Mutex::new(writer),
         }
     }
@@ -252,6 +270,11 @@ impl NameLog {
     pub fn name(&self, folder: u64, name: &[u8], inode: u64) {
         let name = name.to_vec();
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        if pending.len() > PENDING_BYTES_MAX {
+            *pending = Vec::new();
+            self.has_gap.store(true, Ordering::Release);
+            self.moves.fetch_add(1, Ordering::AcqRel);
+        }
         Fact::Name {
             folder,
             name,
@@ -276,7 +299,8 @@ impl NameLog {
         // A member that came back is seen when there is something to write: nobody is woken for less.
         writer.is_due |= writer.members.len() < COPY_COUNT
             && !bytes.is_empty()
-            && choose(pool).len() > writer.members.len();
+            && choose(pool, writer.checkpoint_bytes).len() > writer.members.len();
+        writer.is_due |= self.has_gap.swap(false, Ordering::AcqRel);
         // It may have been renamed while the walk was, and told only now.
         if let Some(then) = writer.moves_then.take() {
             writer.is_due |= self.moves.load(Ordering::Acquire) != then;
@@ -316,8 +340,8 @@ impl NameLog {
         let moves = self.moves.load(Ordering::Acquire);
         let mut log = Making {
             pool,
-            temporary: format!("{serial:016x}.new"),
-            members: choose(pool),
+            temporary: temporary_name(serial),
+            members: choose(pool, writer.checkpoint_bytes),
             failed: None,
             length: 0,
         };
@@ -371,7 +395,7 @@ impl NameLog {
         });
         let mut bytes = Vec::new();
         head.encode(&mut bytes);
-        log.begin(&bytes);
+        log.begin(&bytes)?;
         let mut followed = 0;
         let mut told_at: Option<Instant> = None;
         let tree = pool.catalogue().tree();
@@ -408,22 +432,22 @@ impl NameLog {
             }
             let is_time = told_at.is_none_or(|at| at.elapsed() > LAG);
             if is_time || bytes.len() > CHUNK_BYTES {
-                log.append(&bytes);
+                log.append(&bytes)?;
                 bytes.clear();
             }
             if is_time {
                 let told = self.take(changed);
                 writer.append(pool, &told);
-                log.append(&told);
+                log.append(&told)?;
                 followed += told.len() as u64;
                 told_at = Some(Instant::now());
             }
             Ok(())
         })?;
-        log.append(&bytes);
+        log.append(&bytes)?;
         let told = self.take(changed);
         writer.append(pool, &told);
-        log.append(&told);
+        log.append(&told)?;
         Ok(followed + told.len() as u64)
     }
 }
@@ -457,14 +481,15 @@ struct Making<'a> {
 }
 
 impl Making<'_> {
-    fn begin(&mut self, bytes: &[u8]) {
-        self.write(bytes, OFlags::CREATE | OFlags::TRUNC);
+    fn begin(&mut self, bytes: &[u8]) -> Result<(), PoolError> {
+        self.write(bytes, OFlags::CREATE | OFlags::TRUNC)
     }
 
-    fn append(&mut self, bytes: &[u8]) {
-        if !bytes.is_empty() {
-            self.write(bytes, OFlags::empty());
+    fn append(&mut self, bytes: &[u8]) -> Result<(), PoolError> {
+        if bytes.is_empty() {
+            return Ok(());
         }
+        self.write(bytes, OFlags::empty())
     }
 
     /// It comes to nothing.
@@ -474,7 +499,8 @@ impl Making<'_> {
         }
     }
 
-    fn write(&mut self, bytes: &[u8], flags: OFlags) {
+    /// Errors   nobody takes it any more
+    fn write(&mut self, bytes: &[u8], flags: OFlags) -> Result<(), PoolError> {
         let (pool, name) = (self.pool, &self.temporary);
         self.members
             .retain(|&number| match append(pool, number, name, bytes, flags) {
@@ -486,6 +512,10 @@ impl Making<'_> {
                 }
             });
         self.length += bytes.len() as u64;
+        match self.members.is_empty() {
+            true => Err(self.failed.take().unwrap_or(PoolError::NoRoom)),
+            false => Ok(()),
+        }
     }
 
     /// It is a log now; older ones beside it go.
@@ -512,10 +542,9 @@ impl Making<'_> {
             return Err(self.failed.take().unwrap_or(PoolError::NoRoom));
         }
         for old in logs(self.pool) {
-            // The last ones that are whole stay until there are new ones.
-            if old.serial < serial
-                && members.contains(&old.member)
-            {
+            // The last ones that are whole stay until there are as many new ones.
+            let is_replaced = members.contains(&old.member) || members.len() >= COPY_COUNT;
+            if old.serial < serial && is_replaced {
                 remove(self.pool, old.member, &log_name(old.serial));
             }
         }
@@ -533,7 +562,11 @@ fn append(
     let member = pool.known(number)?;
     let failed = |error: std::io::Error| PoolError::system("write the log of names", name, error);
     let flags = flags | OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = openat(member.names_folder()?, name, flags, Mode::RUSR | Mode::WUSR)
+    let folder = match flags.contains(OFlags::CREATE) {
+        true => member.make_names_folder()?,
+        false => member.names_folder()?,
+    };
+    let fd = openat(folder, name, flags, Mode::RUSR | Mode::WUSR)
         .map_err(|error| failed(error.into()))?;
     let mut file = File::from(fd);
     file.write_all(bytes).map_err(failed)?;
@@ -547,8 +580,10 @@ fn remove(pool: &Pool, number: MemberNumber, name: &str) {
     }
 }
 
-/// Who gets the next log: members that can be written to, with some room, of different devices.
-fn choose(pool: &Pool) -> Vec<MemberNumber> {
+/// Who gets the next log: members that can be written to, of different devices; first those with room for two logs of this length,
+/// then those with most.
+fn choose(pool: &Pool, log_bytes: u64) -> Vec<MemberNumber> {
+    let wanted = ByteCount(log_bytes.saturating_mul(2)).max(ROOM_LEAST);
     let mut found: Vec<_> = pool
         .members()
         .iter()
@@ -556,7 +591,10 @@ fn choose(pool: &Pool) -> Vec<MemberNumber> {
         .map(|member| (member.number(), member.status()))
         .filter(|(_, status)| status.state == MemberState::Present)
         .collect();
-    found.sort_by_key(|(number, status)| (status.bytes_free < ROOM_LEAST, *number));
+    found.sort_by_key(|(number, status)| match status.bytes_free > wanted {
+        true => (false, Reverse(ByteCount(0)), *number),
+        false => (true, Reverse(status.bytes_free), *number),
+    });
     let mut devices = BTreeSet::new();
     found.retain(|(_, status)| devices.insert(status.device));
     found.truncate(COPY_COUNT);

@@ -531,3 +531,105 @@ fn what_a_member_that_is_away_has_is_not_replaced_by_an_object_that_nobody_names
     let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
     assert_eq!(layout.objects(), [new], "an error, not old bytes");
 }
+
+/// Leave so much room on a disk.
+fn fill(disk: &Path, free: u64) {
+    let room = || {
+        let found = rustix::fs::statvfs(disk).unwrap();
+        found.f_bavail * found.f_frsize
+    };
+    let mut filler = fs::File::create(disk.join("filler")).unwrap();
+    filler
+        .write_all(&vec![1; (room() - free) as usize])
+        .unwrap();
+    assert_eq!(room(), free);
+}
+
+fn files_in_names(members: &[PathBuf]) -> Vec<Vec<String>> {
+    let list = |member: &PathBuf| {
+        let found = fs::read_dir(member.join("names")).into_iter().flatten();
+        let mut names: Vec<String> = found
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    members.iter().map(list).collect()
+}
+
+#[test]
+fn a_log_goes_where_there_is_room_for_the_next_one_and_no_half_one_stays() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[40, 40, 40]);
+    let members = paths(&pool);
+    assert_eq!(newest_log(&pool), None);
+    assert!(!members[0].join("names").exists(), "a look makes nothing");
+    // Long attributes make a long log.
+    let tree = pool.catalogue().path().join("tree");
+    for at in 0..150 {
+        let path = tree.join(format!("f{at}"));
+        fs::write(&path, "").unwrap();
+        let none = XattrFlags::empty();
+        setxattr(&path, "trusted.note", &[7; 60_000], none).unwrap();
+    }
+    log(&pool);
+    let first = "0000000000000001.log".to_owned();
+    let has = vec![first.clone()];
+    assert_eq!(files_in_names(&members), [has.clone(), has, vec![]]);
+    // More than the least, and less than two logs.
+    fill(&members[0], 17 << 20);
+    for member in [0, 2] {
+        fs::create_dir_all(members[member].join("names")).unwrap();
+        fs::write(members[member].join("names/0000000000000009.new"), "half").unwrap();
+    }
+    log(&pool);
+    let second = vec!["0000000000000002.log".to_owned()];
+    assert_eq!(
+        files_in_names(&members),
+        [vec![], second.clone(), second.clone()]
+    );
+    // Nowhere is room: the one that is there stays, and nothing else.
+    for member in [1, 2] {
+        fill(&members[member], 1 << 20);
+    }
+    fs::write(members[0].join("more"), vec![1; 24 << 20]).unwrap();
+    let names = NameLog::open(&pool);
+    let mut calls = 0;
+    let mut count = || {
+        calls += 1;
+        Vec::new()
+    };
+    assert!(!names.write(&pool, &mut count));
+    assert_eq!(files_in_names(&members), [vec![], second.clone(), second]);
+    // Not again at once.
+    calls = 0;
+    assert!(!names.write(&pool, || {
+        calls += 1;
+        Vec::new()
+    }));
+    assert_eq!(calls, 1);
+}
+
+#[test]
+fn what_is_told_while_nothing_can_be_written_has_a_bound_and_a_checkpoint_follows() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[40, 40]);
+    furnish(&pool);
+    let names = log(&pool);
+    let name = [b'n'; 255];
+    for number in 0..70_000 {
+        names.name(1, &name, number % 2);
+    }
+    assert!(names.write(&pool, Vec::new));
+    assert_eq!(newest_log(&pool).unwrap().0, 2);
+    let log = paths(&pool)[0].join("names/0000000000000002.log");
+    assert!(log.metadata().unwrap().len() < 1 << 20);
+    // And only then.
+    names.name(1, &name, 0);
+    assert!(names.write(&pool, Vec::new));
+    assert_eq!(newest_log(&pool).unwrap().0, 2);
+}
