@@ -14,6 +14,7 @@ use crate::member::{Access, Listed, MemberState, data_ranges};
 use crate::names;
 use crate::pool::Pool;
 use crate::walk::open_below;
+use crate::xattr::INODE_ATTRIBUTE;
 use rushes_core::pool::check::{Mark, is_plain};
 use rushes_core::pool::names::{Inode, Names, ROOT, is_newer};
 use rushes_core::pool::{FileIdentity, Layout, MemberNumber, Object, Policy, PoolId};
@@ -81,7 +82,8 @@ pub fn rescue(
     };
     start(&folder, &first)?;
     let mut pool = Pool::open(&folder.path, true, PLAN)?;
-    let log = newest(&pool)?;
+    let mut unread = Vec::new();
+    let log = newest(&pool, &mut unread)?;
     if let Some((_, names)) = &log {
         let format = known_format(&folder, names, &entries)?;
         drop(pool);
@@ -97,6 +99,8 @@ pub fn rescue(
         .chain(objects.keys().map(|file| file.number))
         .max()
         .unwrap_or(0);
+    pool.catalogue()
+        .set_numbers_end(most.saturating_add(NUMBERS_SPARE))?;
     let mut maker = Maker {
         pool: &pool,
         objects,
@@ -111,14 +115,16 @@ pub fn rescue(
     }
     let (name_count, attributes_lost) = (maker.name_count, maker.attributes_lost);
     pool.catalogue().sync()?;
-    pool.catalogue()
-        .set_numbers_end(most.saturating_add(NUMBERS_SPARE))?;
     let mut fsck = fsck(&pool, true, &mut progress)?;
     pool.catalogue().sync()?;
     folder.failed(
         "name the catalogue",
         renameat(&folder.fd, PLAN, &folder.fd, FORMAT_FILE).and_then(|()| fsync(&folder.fd)),
     )?;
+    for error in unread {
+        let sentence = format!("a copy of the log of names could not be read: {error}; it was not the only one");
+        fsck.issues.push(about_log(sentence));
+    }
     // Until now the old log stays: a rescue that is repeated needs it. It knows nothing of the new inodes.
     if let Err(error) = names::checkpoint_now(&pool) {
         let sentence =
@@ -238,7 +244,10 @@ fn about_log(sentence: String) -> Issue {
 }
 
 /// The newest log that any member has.
-fn newest(pool: &Pool) -> Result<Option<(u64, Names)>, PoolError> {
+///
+/// `unread`  is told what could not be read, though another could
+/// Errors    none could be read
+fn newest(pool: &Pool, unread: &mut Vec<PoolError>) -> Result<Option<(u64, Names)>, PoolError> {
     let mut found = names::logs(pool);
     found.sort_by_key(|log| std::cmp::Reverse(log.serial));
     let mut best: Option<(u64, Names)> = None;
@@ -249,7 +258,13 @@ fn newest(pool: &Pool) -> Result<Option<(u64, Names)>, PoolError> {
         {
             break;
         }
-        let bytes = names::read(pool.known(log.member)?, log.serial)?;
+        let bytes = match names::read(pool.known(log.member)?, log.serial) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                unread.push(error);
+                continue;
+            }
+        };
         if is_newer(&bytes) {
             return refused(format!(
                 "the log of names of member {} is of a newer version; use a newer Rushes",
@@ -266,7 +281,10 @@ fn newest(pool: &Pool) -> Result<Option<(u64, Names)>, PoolError> {
             best = Some((log.serial, names));
         }
     }
-    Ok(best)
+    match unread.pop_if(|_| best.is_none()) {
+        Some(error) => Err(error),
+        None => Ok(best),
+    }
 }
 
 /// The members that the log knows, at the places where they were given.
@@ -476,6 +494,14 @@ impl Maker<'_> {
             return Ok(());
         }
         let fd = self.open(path)?;
+        if kind != FileType::RegularFile {
+            let by_descriptor = format!("/proc/self/fd/{}", fd.as_raw_fd());
+            let id = self.pool.id().0.to_le_bytes();
+            let none = XattrFlags::empty();
+            if setxattr(by_descriptor.as_str(), INODE_ATTRIBUTE, &id, none).is_err() {
+                self.attributes_lost += 1;
+            }
+        }
         self.dress(path, &fd, inode)?;
         self.first_names.insert(inode.number, path.to_path_buf());
         Ok(())
@@ -533,6 +559,10 @@ impl Maker<'_> {
             let record = inode.record.as_slice();
             crate::xattr::set(stub.as_fd(), crate::xattr::LAYOUT_ATTRIBUTE, record)
                 .map_err(|error| PoolError::system("write the layout record", "", error))?;
+        } else if size == 0 {
+            // A door looks by it whether an inode is of the tree.
+            let layout = Layout::new(self.pool.new_file()?);
+            self.pool.set_layout(stub.as_fd(), &layout)?;
         }
         ftruncate(stub, size).map_err(|error| PoolError::system("give its size to", "", error))
     }

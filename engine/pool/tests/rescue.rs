@@ -10,7 +10,7 @@ mod place;
 
 use place::{Place, Written, pattern};
 use rushes_pool::{
-    ByteCount, ByteRange, Layout, MemberNumber, NameLog, OBJECT_ATTRIBUTE, ObjectName, Pool, PoolError, Rescued,
+    ByteCount, ByteRange, INODE_ATTRIBUTE, Layout, MemberNumber, NameLog, OBJECT_ATTRIBUTE, ObjectName, Pool, PoolError, Rescued,
     SpillReason, State, fsck, newest_log, rescue,
 };
 use rustix::fs::{XattrFlags, setxattr};
@@ -632,4 +632,66 @@ fn what_is_told_while_nothing_can_be_written_has_a_bound_and_a_checkpoint_follow
     names.name(1, &name, 0);
     assert!(names.write(&pool, Vec::new));
     assert_eq!(newest_log(&pool).unwrap().0, 2);
+}
+
+#[test]
+fn a_copy_of_the_log_that_cannot_be_read_is_said_and_the_other_one_is_taken() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    furnish(&pool);
+    let members = paths(&pool);
+    log(&pool);
+    let before = shown(&pool.catalogue().path().join("tree"));
+    let [first, second] =
+        [0, 1].map(|member: usize| members[member].join("names/0000000000000001.log"));
+    // read(2) of a folder fails.
+    let unreadable = |log: &Path| {
+        fs::rename(log, log.with_extension("aside")).unwrap();
+        fs::create_dir(log).unwrap();
+    };
+    unreadable(&first);
+    unreadable(&second);
+    let catalogue = lose(&mut place, pool);
+    let error = rescue(&catalogue, &members, |_| {}).unwrap_err();
+    assert!(error.to_string().contains("0000000000000001.log"), "{error}");
+    fs::remove_dir(&second).unwrap();
+    fs::rename(second.with_extension("aside"), &second).unwrap();
+    let (_, done) = rescued(&catalogue, &members);
+    assert_eq!(shown(&catalogue.join("tree")), before);
+    let said: Vec<_> = done.fsck.issues.iter().map(|issue| issue.kind).collect();
+    assert_eq!(said, ["log_of_names"]);
+}
+
+#[test]
+fn what_a_door_knows_inodes_by_comes_back_too() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    furnish(&pool);
+    let tree = pool.catalogue().path().join("tree");
+    let status = std::process::Command::new("mkfifo")
+        .arg(tree.join("pipe"))
+        .status();
+    assert!(status.unwrap().success());
+    let (members, id) = (paths(&pool), pool.id());
+    log(&pool);
+    let catalogue = lose(&mut place, pool);
+    let (pool, _) = rescued(&catalogue, &members);
+    for name in ["link", "pipe"] {
+        let mut found = [0; 16];
+        let path = catalogue.join("tree").join(name);
+        let length = rustix::fs::lgetxattr(&path, INODE_ATTRIBUTE, &mut found[..]);
+        assert_eq!((length, found), (Ok(16), id.0.to_le_bytes()), "{name}");
+    }
+    let record = |name: &str| {
+        let stub = fs::File::open(catalogue.join("tree").join(name)).unwrap();
+        pool.layout(stub.as_fd()).unwrap().expect("it has a record")
+    };
+    let [never, empty] = ["never written", "empty"].map(record);
+    assert!(never.segments().is_empty());
+    assert_ne!(never.file, empty.file);
+    assert!(fsck(&pool, false, |_| {}).unwrap().issues.is_empty());
 }
