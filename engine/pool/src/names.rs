@@ -18,8 +18,8 @@ use rushes_core::pool::names::{Fact, Head, PREFIX_BYTES, ROOT, fact_bytes, fact_
 use rushes_core::units::ByteCount;
 use rushes_sys::handle::Handle;
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, fdatasync, fstat, fstatvfs, fsync, ftruncate, getxattr, listxattr,
-    openat, readlinkat, renameat, unlinkat,
+    AtFlags, Dir, FileType, Mode, OFlags, fdatasync, fstat, fstatvfs, fsync, ftruncate, getxattr,
+    listxattr, openat, readlinkat, renameat, unlinkat,
 };
 use rustix::io::Errno;
 use std::cmp::Reverse;

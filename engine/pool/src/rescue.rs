@@ -122,7 +122,9 @@ pub fn rescue(
         renameat(&folder.fd, PLAN, &folder.fd, FORMAT_FILE).and_then(|()| fsync(&folder.fd)),
     )?;
     for error in unread {
-        let sentence = format!("a copy of the log of names could not be read: {error}; it was not the only one");
+        let sentence = format!(
+            "a copy of the log of names could not be read: {error}; it was not the only one"
+        );
         fsck.issues.push(about_log(sentence));
     }
     // Until now the old log stays: a rescue that is repeated needs it. It knows nothing of the new inodes.
@@ -582,8 +584,8 @@ impl Maker<'_> {
         };
         for &extra in all.iter().filter(|object| !named.contains(object)) {
             let fd = self.pool.open_object(&layout, extra, Access::Read)?;
-            let status = fstat(&fd)
-                .map_err(|error| PoolError::system("look at an object", "", error))?;
+            let status =
+                fstat(&fd).map_err(|error| PoolError::system("look at an object", "", error))?;
             if (status.st_mtime, status.st_mtime_nsec as u32) < modified {
                 continue;
             }

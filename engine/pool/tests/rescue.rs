@@ -8,10 +8,10 @@
 
 mod place;
 
-use place::{Place, Written, pattern};
+use place::{Place, Written, fill, pattern};
 use rushes_pool::{
-    ByteCount, ByteRange, INODE_ATTRIBUTE, Layout, MemberNumber, NameLog, OBJECT_ATTRIBUTE, ObjectName, Pool, PoolError, Rescued,
-    SpillReason, State, fsck, newest_log, rescue,
+    ByteCount, ByteRange, INODE_ATTRIBUTE, Layout, MemberNumber, NameLog, OBJECT_ATTRIBUTE,
+    ObjectName, Pool, PoolError, Rescued, SpillReason, State, fsck, newest_log, rescue,
 };
 use rustix::fs::{XattrFlags, setxattr};
 use std::fs;
@@ -230,7 +230,10 @@ fn facts_behind_the_checkpoint_count_and_a_torn_one_ends_the_log() {
     check(&pool, "day 2/a.mov", MIB);
     check(&pool, "new", MIB);
     // Rescue has written one, of the new inodes; the next checkpoint follows it.
-    assert_eq!(newest_log(&pool), Some((2, vec![MemberNumber(0), MemberNumber(1)])));
+    assert_eq!(
+        newest_log(&pool),
+        Some((2, vec![MemberNumber(0), MemberNumber(1)]))
+    );
     assert!(!torn.exists(), "older logs go");
     log(&pool);
     assert!(members[0].join("names/0000000000000003.log").is_file());
@@ -450,7 +453,11 @@ fn the_log_of_another_catalogue_is_not_gone_on_with() {
         .args([&old, &new])
         .status();
     assert!(copied.unwrap().success());
-    assert_eq!(write(&new, 1), first, "nothing is put behind facts of others");
+    assert_eq!(
+        write(&new, 1),
+        first,
+        "nothing is put behind facts of others"
+    );
     assert!(length(1).is_none() && length(2).is_some());
     // Its own is.
     let second = length(2);
@@ -493,7 +500,11 @@ fn bytes_that_were_cut_off_while_a_member_was_away_do_not_come_back_into_the_fil
     assert!(Written { stub, layout }.read(&pool, 0, 100) == pattern(7, 100));
     assert_eq!(done.fsck.left_count(), 0);
     // Nothing is lost by it.
-    check(&pool, &format!("lost+found/0.{:016x}", object.id.0), 2 * MIB);
+    check(
+        &pool,
+        &format!("lost+found/0.{:016x}", object.id.0),
+        2 * MIB,
+    );
 }
 
 #[test]
@@ -530,19 +541,6 @@ fn what_a_member_that_is_away_has_is_not_replaced_by_an_object_that_nobody_names
     assert_eq!(stub.metadata().unwrap().len(), MIB as u64);
     let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
     assert_eq!(layout.objects(), [new], "an error, not old bytes");
-}
-
-/// Leave so much room on a disk.
-fn fill(disk: &Path, free: u64) {
-    let room = || {
-        let found = rustix::fs::statvfs(disk).unwrap();
-        found.f_bavail * found.f_frsize
-    };
-    let mut filler = fs::File::create(disk.join("filler")).unwrap();
-    filler
-        .write_all(&vec![1; (room() - free) as usize])
-        .unwrap();
-    assert_eq!(room(), free);
 }
 
 fn files_in_names(members: &[PathBuf]) -> Vec<Vec<String>> {
@@ -655,7 +653,10 @@ fn a_copy_of_the_log_that_cannot_be_read_is_said_and_the_other_one_is_taken() {
     unreadable(&second);
     let catalogue = lose(&mut place, pool);
     let error = rescue(&catalogue, &members, |_| {}).unwrap_err();
-    assert!(error.to_string().contains("0000000000000001.log"), "{error}");
+    assert!(
+        error.to_string().contains("0000000000000001.log"),
+        "{error}"
+    );
     fs::remove_dir(&second).unwrap();
     fs::rename(second.with_extension("aside"), &second).unwrap();
     let (_, done) = rescued(&catalogue, &members);

@@ -191,3 +191,16 @@ pub(crate) fn objects_on(pool: &Pool) -> usize {
         .map(|folder| fs::read_dir(folder.unwrap().path()).unwrap().count())
         .sum()
 }
+
+/// Leave so much room on a disk.
+pub(crate) fn fill(disk: &Path, free: u64) {
+    let room = || {
+        let found = rustix::fs::statvfs(disk).unwrap();
+        found.f_bavail * found.f_frsize
+    };
+    let mut filler = fs::File::create(disk.join("filler")).unwrap();
+    filler
+        .write_all(&vec![1; (room() - free) as usize])
+        .unwrap();
+    assert_eq!(room(), free);
+}
