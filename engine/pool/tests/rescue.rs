@@ -696,3 +696,26 @@ fn what_a_door_knows_inodes_by_comes_back_too() {
     assert_ne!(never.file, empty.file);
     assert!(fsck(&pool, false, |_| {}).unwrap().issues.is_empty());
 }
+
+#[test]
+fn a_rename_that_is_told_just_behind_a_checkpoint_has_it_made_again_and_a_later_one_has_not() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    furnish(&pool);
+    let names = log(&pool);
+    let serial = || newest_log(&pool).unwrap().0;
+    names.folder_moved();
+    assert!(names.write(&pool, Vec::new));
+    assert_eq!(
+        serial(),
+        2,
+        "it may have been renamed before the walk's end"
+    );
+    for _ in 0..3 {
+        assert!(names.write(&pool, Vec::new));
+        names.folder_moved();
+    }
+    assert_eq!(serial(), 2, "one fact is enough");
+}
