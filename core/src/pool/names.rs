@@ -15,7 +15,7 @@
 //!
 //! | fact | then |
 //! |---|---|
-//! | head | version (4), serial (8), id of the pool (16), path of the catalogue, its format file |
+//! | head | version (4), serial (8), id of the pool (16), path of the catalogue, its format file, identity of the tree's root (not in version 1) |
 //! | name | inode of the folder (8), inode it leads to (8; 0: the name is gone), the name |
 //! | inode | inode, mode, user, group (8, 4, 4, 4), device (8), size (8), modified (8 s, 4 ns), layout record, target of a link, count of attributes (4), of each name and value |
 //!
@@ -25,8 +25,8 @@ use super::layout::{PoolId, crc32c};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-/// Version of the log.
-pub const VERSION: u32 = 1;
+/// Version of the log; older ones are read, too.
+pub const VERSION: u32 = 2;
 /// The root of the tree.
 pub const ROOT: u64 = 1;
 /// Longest frame. Units: bytes.
@@ -47,6 +47,8 @@ pub struct Head {
     pub catalogue: Vec<u8>,
     /// The catalogue's format file.
     pub format: Vec<u8>,
+    /// What tells the tree's root from that of a copy of it, whose inodes have other numbers. Empty: not known.
+    pub root: Vec<u8>,
 }
 
 /// What is known of an inode.
@@ -110,6 +112,7 @@ impl Fact {
                 out.extend(head.pool.0.to_le_bytes());
                 string(out, &head.catalogue);
                 string(out, &head.format);
+                string(out, &head.root);
             }
             Fact::Name {
                 folder,
@@ -142,7 +145,8 @@ impl Fact {
         let [tag] = reader.array::<1>()?;
         let fact = match tag {
             HEAD => {
-                if u32::from_le_bytes(reader.array()?) != VERSION {
+                let version = u32::from_le_bytes(reader.array()?);
+                if !(1..=VERSION).contains(&version) {
                     return None;
                 }
                 Fact::Head(Head {
@@ -150,6 +154,10 @@ impl Fact {
                     pool: PoolId(u128::from_le_bytes(reader.array()?)),
                     catalogue: reader.string()?,
                     format: reader.string()?,
+                    root: match version {
+                        1 => Vec::new(),
+                        _ => reader.string()?,
+                    },
                 })
             }
             NAME => {
@@ -293,19 +301,28 @@ pub fn is_newer(log: &[u8]) -> bool {
         && reader.u32().is_some_and(|version| version > VERSION)
 }
 
-/// The first fact, and what follows it. None: it is cut off or damaged.
-fn next(log: &[u8]) -> Option<(Fact, &[u8])> {
-    let mut reader = Reader(log);
-    let length = reader.u32()? as usize;
-    let sum = reader.u32()?;
-    if length > FRAME_BYTES_MAX || length > reader.0.len() {
-        return None;
-    }
-    let (payload, rest) = reader.0.split_at(length);
-    (crc32c(payload) == sum)
+/// Before each fact. Units: bytes.
+pub const PREFIX_BYTES: usize = 8;
+
+/// How long the fact is that follows a frame's first bytes. Units: bytes. None: no fact is so long.
+pub fn fact_bytes(prefix: &[u8; PREFIX_BYTES]) -> Option<usize> {
+    let length = Reader(prefix).u32()? as usize;
+    (length <= FRAME_BYTES_MAX).then_some(length)
+}
+
+/// The fact of a frame. None: it is damaged.
+pub fn fact_of(prefix: &[u8; PREFIX_BYTES], payload: &[u8]) -> Option<Fact> {
+    let [_, _, _, _, sum @ ..] = *prefix;
+    (crc32c(payload) == u32::from_le_bytes(sum))
         .then(|| Fact::decode(payload))
         .flatten()
-        .map(|fact| (fact, rest))
+}
+
+/// The first fact, and what follows it. None: it is cut off or damaged.
+fn next(log: &[u8]) -> Option<(Fact, &[u8])> {
+    let (prefix, rest) = log.split_first_chunk::<PREFIX_BYTES>()?;
+    let (payload, rest) = rest.split_at_checked(fact_bytes(prefix)?)?;
+    Some((fact_of(prefix, payload)?, rest))
 }
 
 #[cfg(test)]
@@ -325,6 +342,7 @@ mod tests {
                 pool: PoolId(9),
                 catalogue: b"/c\xff".to_vec(),
                 format: b"{}".to_vec(),
+                root: vec![4, 0, 4],
             }),
             name(ROOT, b"reel", 12),
             name(12, b"a\n\xfe", 13),
@@ -399,9 +417,26 @@ mod tests {
     fn a_newer_log_is_told_apart_from_a_damaged_one() {
         let mut log = encoded(&facts());
         assert!(!is_newer(&log) && !is_newer(&log[..12]) && !is_newer(b""));
-        log[9] = 2;
+        log[9] = 3;
         assert!(is_newer(&log));
         assert_eq!(Names::read(&log), Names::default());
+    }
+
+    #[test]
+    fn a_log_of_version_1_is_read_and_does_not_know_the_root() {
+        let mut payload = vec![HEAD];
+        payload.extend(1u32.to_le_bytes());
+        payload.extend(7u64.to_le_bytes());
+        payload.extend(9u128.to_le_bytes());
+        string(&mut payload, b"/c");
+        string(&mut payload, b"{}");
+        let mut log = (payload.len() as u32).to_le_bytes().to_vec();
+        log.extend(crc32c(&payload).to_le_bytes());
+        log.extend(payload);
+        assert!(!is_newer(&log));
+        let head = Names::read(&log).head.expect("it has one");
+        assert_eq!((head.serial, head.pool), (7, PoolId(9)));
+        assert_eq!((head.format, head.root), (b"{}".to_vec(), Vec::new()));
     }
 
     #[test]

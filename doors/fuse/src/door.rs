@@ -5,7 +5,7 @@ use crate::answer::Answer;
 use crate::engine::Engine;
 use crate::nodes::{Node, Nodes, locked};
 use rushes_pool::{Inode, NameLog, Pool};
-use rustix::fs::fstatvfs;
+use rustix::fs::{FileType, fstat, fstatvfs};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::AsFd;
@@ -67,19 +67,34 @@ impl Door {
 
     /// A name leads there now; None: it is gone. Told while the kernel holds the folder's lock, so in order.
     pub(crate) fn name_changed(&self, folder: u64, name: &OsStr, node: Option<&Arc<Node>>) {
-        self.name_leads_to(folder, name, node.map_or(0, |node| node.number));
+        self.tell_name(folder, name, node.map_or(0, |node| node.number));
         if let Some(node) = node {
             self.changed(node);
         }
     }
 
-    /// The same, by the inode's number; 0: nowhere.
+    /// The same of a rename, by the inode's number; 0: nowhere.
     pub(crate) fn name_leads_to(&self, folder: u64, name: &OsStr, number: u64) {
+        if number != 0 && self.may_be_folder(number) {
+            self.names.folder_moved();
+        }
+        self.tell_name(folder, name, number);
+    }
+
+    fn tell_name(&self, folder: u64, name: &OsStr, number: u64) {
         self.names.name(folder, name.as_bytes(), number);
         // Its times.
         if let Ok(folder) = self.nodes.get(folder) {
             self.changed(&folder);
         }
+    }
+
+    fn may_be_folder(&self, number: u64) -> bool {
+        let node = self.nodes.get(number);
+        let found = node.and_then(|node| fstat(self.nodes.descriptor(&node)?));
+        found.map_or(true, |found| {
+            FileType::from_raw_mode(found.st_mode) == FileType::Directory
+        })
     }
 
     /// Anything that stat(2) or an attribute says is different now.
@@ -107,7 +122,7 @@ impl Door {
             let is_well = self.names.write(&self.pool, || self.take_changed());
             if was_well && !is_well {
                 tracing::warn!(
-                    "the log of names is on fewer members than it should be; without it a lost catalogue is not made anew"
+                    "the log of names is behind, or on fewer members than it should be; without it a lost catalogue is not made anew"
                 );
             }
             was_well = is_well;

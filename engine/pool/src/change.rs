@@ -8,7 +8,7 @@ use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, member_format,
 use crate::error::PoolError;
 use crate::format::{self, CatalogueFormat, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
 use crate::member::{Access, Member, MemberState, NAMES, data_ranges, random};
-use crate::names::NameLog;
+use crate::names::{checkpoint_now, newest_log};
 use crate::pool::{Pool, punch};
 use crate::walk::walk;
 use rushes_core::pool::check::is_plain;
@@ -263,7 +263,12 @@ pub fn drain(
         Ok(())
     })?;
     // Records have changed without a door that tells of it.
-    NameLog::open(pool).write(pool, Vec::new);
+    checkpoint_now(pool).map_err(|error| {
+        PoolError::Refused(format!(
+            "everything was moved off member {}, but the log of names could not be written: {error}; repeat the drain when another member has room for it",
+            number.0
+        ))
+    })?;
     Ok(drained)
 }
 
@@ -493,17 +498,28 @@ pub fn remove(pool: Pool, number: MemberNumber) -> Result<(), PoolError> {
         }
         set_duty(&pool, number, Duty::Leaving)?;
     }
+    // From here on it takes no log of names. What it has may be all there is of one.
+    let catalogue = pool.catalogue().path().to_path_buf();
+    drop(pool);
+    let pool = Pool::serve(&catalogue)?;
+    let member = pool.known(number)?;
+    if let Err(error) = checkpoint_now(&pool)
+        && newest_log(&pool).is_none_or(|(_, members)| members.iter().all(|one| *one == number))
+    {
+        return refused(format!(
+            "no other member than {} has the log of names, and it could not be written: {error}; make room on one and repeat this",
+            number.0
+        ));
+    }
     if !matches!(member.status().state, MemberState::Missing(_)) {
         clear(member)?;
     }
     let mut format = pool.format().clone();
     format.members.retain(|entry| entry.number != number);
     write(&pool, &format)?;
-    let catalogue = pool.catalogue().path().to_path_buf();
     drop(pool);
-    // The log of names may have been on it.
-    let pool = Pool::serve(&catalogue)?;
-    NameLog::open(&pool).write(&pool, Vec::new);
+    // So that it knows who is left. The one before is there; the next mount writes another.
+    let _ = checkpoint_now(&Pool::serve(&catalogue)?);
     Ok(())
 }
 

@@ -162,8 +162,20 @@ pub fn fsck(
         };
         report.issues.push(mender.issue(finding, state));
     }
-    mender.leftovers(repair, &mut report)?;
+    mender.leftovers(repair, &in_doubt(&findings), &mut report)?;
     Ok(report)
+}
+
+/// Stubs whose objects another one may need: a person decides.
+fn in_doubt(findings: &[Finding]) -> BTreeSet<usize> {
+    let mut stubs = BTreeSet::new();
+    for finding in findings {
+        if let Finding::NamedTwice { stub, first, .. } | Finding::SameFile { stub, first } = finding
+        {
+            stubs.extend([*stub, *first]);
+        }
+    }
+    stubs
 }
 
 /// Files on their way out.
@@ -654,16 +666,22 @@ impl Mender<'_> {
     }
 
     /// Bytes where the record does not look for them: what a spill that was interrupted had still to give back.
-    fn leftovers(&self, repair: bool, report: &mut Fsck) -> Result<(), PoolError> {
+    fn leftovers(
+        &self,
+        repair: bool,
+        in_doubt: &BTreeSet<usize>,
+        report: &mut Fsck,
+    ) -> Result<(), PoolError> {
         for (at, stub) in self.look.stubs.iter().enumerate() {
             let Record::Sound(layout) = &stub.record else {
                 continue;
             };
+            let is_in_doubt = in_doubt.contains(&at);
             let objects = layout.objects();
             for &object in &objects {
                 let size = self.look.sizes.get(&object);
                 report.behind_end_count += u64::from(size.is_some_and(|&size| size > stub.size));
-                if objects.len() < 2 || size.is_none() || !is_plain(layout) {
+                if is_in_doubt || objects.len() < 2 || size.is_none() || !is_plain(layout) {
                     continue;
                 }
                 let Ok(fd) = self.pool.open_object(layout, object, Access::Write) else {

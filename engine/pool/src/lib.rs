@@ -38,4 +38,4 @@ pub use rushes_core::pool::{
     Segment, Shape,
 };
 pub use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
-pub use xattr::{HIDDEN_PREFIX, LAYOUT_ATTRIBUTE, OBJECT_ATTRIBUTE};
+pub use xattr::{HIDDEN_PREFIX, INODE_ATTRIBUTE, LAYOUT_ATTRIBUTE, OBJECT_ATTRIBUTE};

@@ -329,19 +329,23 @@ impl Member {
         Ok(fd)
     }
 
-    /// Its folder for logs of names.
+    /// Its folder for logs of names, if there is one.
     pub(crate) fn names_folder(&self) -> Result<OwnedFd, PoolError> {
+        let (root, _) = self.enter()?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        openat(&root, NAMES, flags, Mode::empty())
+            .map_err(|error| self.failed("enter", NAMES, error))
+    }
+
+    /// The same, for who is about to write one.
+    pub(crate) fn make_names_folder(&self) -> Result<OwnedFd, PoolError> {
         let (root, _) = self.enter()?;
         match mkdirat(&root, NAMES, Mode::RWXU) {
             Ok(()) => fsync(&root).map_err(|error| self.failed("make a folder", NAMES, error))?,
             Err(Errno::EXIST) => {}
-            // There may be one all the same.
-            Err(Errno::ROFS) => {}
             Err(error) => return Err(self.failed("make a folder", NAMES, error)),
         }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        openat(&root, NAMES, flags, Mode::empty())
-            .map_err(|error| self.failed("enter", NAMES, error))
+        self.names_folder()
     }
 
     /// Every object that is there, and every name among them that is none's.

@@ -14,18 +14,21 @@ use crate::walk::walk;
 use crate::xattr::{HIDDEN_PREFIX, LAYOUT_ATTRIBUTE};
 use rushes_core::pool::MemberNumber;
 pub use rushes_core::pool::names::Inode;
-use rushes_core::pool::names::{Fact, Head, Names, ROOT};
+use rushes_core::pool::names::{Fact, Head, PREFIX_BYTES, ROOT, fact_bytes, fact_of};
 use rushes_core::units::ByteCount;
+use rushes_sys::handle::Handle;
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, fdatasync, fstat, fsync, ftruncate, getxattr, listxattr,
-    openat, readlinkat, renameat, unlinkat,
+    AtFlags, Dir, FileType, Mode, OFlags, fdatasync, fstat, fstatvfs, fsync, ftruncate, getxattr,
+    listxattr, openat, readlinkat, renameat, unlinkat,
 };
 use rustix::io::Errno;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufReader, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,10 +40,14 @@ const GROWTH_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: usize = 1 << 20;
 /// While a checkpoint is made, what changes goes on being logged so often.
 const LAG: Duration = Duration::from_secs(1);
-/// Between two tries of a checkpoint.
+/// Between two tries of a checkpoint: behind the first that failed, behind one that a rename spoilt, and at most.
 const RETRY: Duration = Duration::from_secs(10);
-/// A member with less is asked last. Units: bytes.
+const RETRY_MOVED: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(600);
+/// A member with less is asked behind others, however short the log is. Units: bytes.
 const ROOM_LEAST: ByteCount = ByteCount::from_mib(16);
+/// Told and not written, while a member's disk does not answer: then it is let go, and a checkpoint is due. Units: bytes.
+const PENDING_BYTES_MAX: usize = 16 << 20;
 /// Longest name or value of an attribute. Units: bytes.
 const VALUE_BYTES_MAX: usize = 65_536;
 
@@ -48,6 +55,10 @@ const VALUE_BYTES_MAX: usize = 65_536;
 #[derive(Debug, Default)]
 pub struct NameLog {
     pending: Mutex<Vec<u8>>,
+    /// Of folders, and of facts that were let go: while it changes, what a checkpoint is made of may lack something.
+    moves: AtomicU64,
+    /// Facts were let go.
+    has_gap: AtomicBool,
     writer: Mutex<Writer>,
 }
 
@@ -62,8 +73,24 @@ struct Writer {
     tail_bytes: u64,
     /// It is not on as many members as it should be, or it is not known whether it has everything.
     is_due: bool,
-    /// When a checkpoint was last tried.
+    /// When a checkpoint was last tried in vain, and how long not again.
     tried: Option<Instant>,
+    wait: Duration,
+    /// [`NameLog::moves`] when the last checkpoint was whole, until the next look.
+    moves_then: Option<u64>,
+}
+
+/// Why there is no new checkpoint.
+enum Without {
+    /// A folder was renamed meanwhile.
+    Moved,
+    Failed(PoolError),
+}
+
+impl From<PoolError> for Without {
+    fn from(error: PoolError) -> Without {
+        Without::Failed(error)
+    }
 }
 
 fn log_name(serial: u64) -> String {
@@ -78,6 +105,10 @@ pub(crate) struct Found {
 
 /// All logs on members that are there, by their names.
 pub(crate) fn logs(pool: &Pool) -> Vec<Found> {
+    named(pool, ".log")
+}
+
+fn named(pool: &Pool, end: &str) -> Vec<Found> {
     let mut found = Vec::new();
     for member in pool.members() {
         let Ok(folder) = member.names_folder() else {
@@ -91,7 +122,7 @@ pub(crate) fn logs(pool: &Pool) -> Vec<Found> {
                 .file_name()
                 .to_str()
                 .ok()
-                .and_then(|name| name.strip_suffix(".log"))
+                .and_then(|name| name.strip_suffix(end))
                 .and_then(|digits| u64::from_str_radix(digits, 16).ok());
             found.extend(serial.map(|serial| Found {
                 serial,
@@ -102,6 +133,10 @@ pub(crate) fn logs(pool: &Pool) -> Vec<Found> {
     found
 }
 
+fn temporary_name(serial: u64) -> String {
+    format!("{serial:016x}.new")
+}
+
 /// Serial of the newest log of names that a member has, and which members have it. None: there is none.
 pub fn newest_log(pool: &Pool) -> Option<(u64, Vec<MemberNumber>)> {
     let found = logs(pool);
@@ -110,55 +145,121 @@ pub fn newest_log(pool: &Pool) -> Option<(u64, Vec<MemberNumber>)> {
     Some((serial, newest.map(|log| log.member).collect()))
 }
 
+fn failed_log(member: &Member, serial: u64, error: std::io::Error) -> PoolError {
+    let about = member.path().join(NAMES).join(log_name(serial));
+    PoolError::system("read", about.display().to_string(), error)
+}
+
+fn open_log(member: &Member, serial: u64) -> Result<File, PoolError> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let name = log_name(serial);
+    openat(member.names_folder()?, name.as_str(), flags, Mode::empty())
+        .map(File::from)
+        .map_err(|error| failed_log(member, serial, error.into()))
+}
+
 /// A log's bytes.
 pub(crate) fn read(member: &Member, serial: u64) -> Result<Vec<u8>, PoolError> {
-    let name = log_name(serial);
-    let failed = |error: std::io::Error| {
-        let about = member.path().join(NAMES).join(&name);
-        PoolError::system("read", about.display().to_string(), error)
-    };
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = openat(member.names_folder()?, name.as_str(), flags, Mode::empty())
-        .map_err(|error| failed(error.into()))?;
     let mut bytes = Vec::new();
-    File::from(fd).read_to_end(&mut bytes).map_err(failed)?;
+    open_log(member, serial)?
+        .read_to_end(&mut bytes)
+        .map_err(|error| failed_log(member, serial, error))?;
     Ok(bytes)
+}
+
+/// A log's head, and how much of it is sound. Keeps one fact in memory at a time.
+fn scan(member: &Member, serial: u64) -> Result<(Option<Head>, u64), PoolError> {
+    let mut log = BufReader::with_capacity(CHUNK_BYTES, open_log(member, serial)?);
+    let (mut head, mut sound_bytes) = (None, 0);
+    let mut prefix = [0; PREFIX_BYTES];
+    let mut payload = Vec::new();
+    loop {
+        let fact = log.read_exact(&mut prefix).and_then(|()| {
+            let Some(length) = fact_bytes(&prefix) else {
+                return Ok(None);
+            };
+            payload.resize(length, 0);
+            log.read_exact(&mut payload)?;
+            Ok(fact_of(&prefix, &payload))
+        });
+        match fact {
+            Ok(Some(Fact::Head(found))) if head.is_none() => head = Some(found),
+            Ok(Some(Fact::Name { .. } | Fact::Inode(_))) if head.is_some() => {}
+            Ok(_) => return Ok((head, sound_bytes)),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                return Ok((head, sound_bytes));
+            }
+            Err(error) => return Err(failed_log(member, serial, error)),
+        }
+        sound_bytes += (PREFIX_BYTES + payload.len()) as u64;
+    }
+}
+
+/// What a log's inode numbers are good for: file system, inode and generation of the tree's root. Empty: it cannot be said.
+fn root_of(pool: &Pool) -> Vec<u8> {
+    let tree = pool.catalogue().tree();
+    let (Ok(space), Ok(status), Ok(handle)) = (fstatvfs(tree), fstat(tree), Handle::of(tree))
+    else {
+        return Vec::new();
+    };
+    let mut root = space.f_fsid.to_le_bytes().to_vec();
+    root.extend(status.st_ino.to_le_bytes());
+    root.extend(handle.generation().to_le_bytes());
+    root
+}
+
+/// A checkpoint of a pool that nobody serves, at once.
+pub(crate) fn checkpoint_now(pool: &Pool) -> Result<(), PoolError> {
+    let log = NameLog::open(pool);
+    let mut writer = log.writer.lock().unwrap_or_else(PoisonError::into_inner);
+    match log.checkpoint(pool, &mut writer, &mut Vec::new) {
+        Ok(()) => Ok(()),
+        Err(Without::Failed(error)) => Err(error),
+        Err(Without::Moved) => Err(PoolError::Refused(String::from(
+            "a folder was renamed while the log of names was written; nobody may change the pool meanwhile",
+        ))),
+    }
 }
 
 impl NameLog {
     /// Go on with the newest log until there is a checkpoint, which is due: nobody knows what the door before had not written yet.
+    /// One of another catalogue (this one is a copy of it, or was rescued) stays as it is until then: its inodes have other numbers.
     pub fn open(pool: &Pool) -> NameLog {
         let mut writer = Writer {
             is_due: true,
             ..Writer::default()
         };
-        let found = logs(pool);
+        let (found, root) = (logs(pool), root_of(pool));
         writer.serial = found.iter().map(|log| log.serial).max().unwrap_or(0);
+        // A door before us was killed in the middle.
+        for half in named(pool, ".new") {
+            remove(pool, half.member, &temporary_name(half.serial));
+        }
         for log in found.iter().filter(|log| log.serial == writer.serial) {
             let Some(member) = pool.member(log.member) else {
                 continue;
             };
+            let Ok((Some(head), sound_bytes)) = scan(member, log.serial) else {
+                continue;
+            };
+            if head.pool != pool.id() || head.root.is_empty() || head.root != root {
+                continue;
+            }
             // What is appended behind a frame that was cut off would never be read.
-            let sound = read(member, log.serial).ok().and_then(|bytes| {
-                let names = Names::read(&bytes);
-                names
-                    .head
-                    .is_some_and(|head| head.pool == pool.id())
-                    .then_some(names.sound_bytes)
+            let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let cut = member.names_folder().is_ok_and(|folder| {
+                openat(folder, log_name(log.serial).as_str(), flags, Mode::empty())
+                    .is_ok_and(|fd| ftruncate(fd, sound_bytes).is_ok())
             });
-            let cut = sound.is_some_and(|sound| {
-                let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                member.names_folder().is_ok_and(|folder| {
-                    openat(folder, log_name(log.serial).as_str(), flags, Mode::empty())
-                        .is_ok_and(|fd| ftruncate(fd, sound as u64).is_ok())
-                })
-            });
+            writer.checkpoint_bytes = writer.checkpoint_bytes.max(sound_bytes);
             if cut {
                 writer.members.push(log.member);
             }
         }
         NameLog {
             pending: Mutex::default(),
+            moves: AtomicU64::new(0),
+            has_gap: AtomicBool::new(false),
             writer: Mutex::new(writer),
         }
     }
@@ -169,12 +270,22 @@ impl NameLog {
     pub fn name(&self, folder: u64, name: &[u8], inode: u64) {
         let name = name.to_vec();
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        if pending.len() > PENDING_BYTES_MAX {
+            *pending = Vec::new();
+            self.has_gap.store(true, Ordering::Release);
+            self.moves.fetch_add(1, Ordering::AcqRel);
+        }
         Fact::Name {
             folder,
             name,
             inode,
         }
         .encode(&mut pending);
+    }
+
+    /// A folder has another name or place now. To be told of each, or a checkpoint that is being made may lack what is in it.
+    pub fn folder_moved(&self) {
+        self.moves.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Write what was told, and how the inodes are that `changed` knows; a checkpoint if one is due. For a thread of its own, once a second.
@@ -188,12 +299,24 @@ impl NameLog {
         // A member that came back is seen when there is something to write: nobody is woken for less.
         writer.is_due |= writer.members.len() < COPY_COUNT
             && !bytes.is_empty()
-            && choose(pool).len() > writer.members.len();
-        let may_try = writer.tried.is_none_or(|tried| tried.elapsed() >= RETRY);
+            && choose(pool, writer.checkpoint_bytes).len() > writer.members.len();
+        writer.is_due |= self.has_gap.swap(false, Ordering::AcqRel);
+        // It may have been renamed while the walk was, and told only now.
+        if let Some(then) = writer.moves_then.take() {
+            writer.is_due |= self.moves.load(Ordering::Acquire) != then;
+        }
+        let may_try = writer
+            .tried
+            .is_none_or(|tried| tried.elapsed() >= writer.wait);
         if writer.is_due && may_try {
-            let made = self.checkpoint(pool, &mut writer, &mut changed);
+            let least = match self.checkpoint(pool, &mut writer, &mut changed) {
+                Ok(()) if !writer.is_due => return true,
+                Err(Without::Moved) => RETRY_MOVED,
+                Ok(()) | Err(Without::Failed(_)) => RETRY,
+            };
+            writer.is_due = true;
+            writer.wait = (2 * writer.wait).clamp(least, RETRY_MAX);
             writer.tried = Some(Instant::now());
-            return made.is_ok() && !writer.is_due;
         }
         !writer.is_due
     }
@@ -212,42 +335,88 @@ impl NameLog {
         pool: &Pool,
         writer: &mut Writer,
         changed: &mut impl FnMut() -> Vec<Inode>,
-    ) -> Result<(), PoolError> {
+    ) -> Result<(), Without> {
         let serial = writer.serial + 1;
+        let moves = self.moves.load(Ordering::Acquire);
         let mut log = Making {
             pool,
-            temporary: format!("{serial:016x}.new"),
-            members: choose(pool),
-            failed: false,
+            temporary: temporary_name(serial),
+            members: choose(pool, writer.checkpoint_bytes),
+            failed: None,
             length: 0,
         };
-        let head = Fact::Head(Head {
+        let followed = self.fill(pool, writer, changed, &mut log);
+        let is_spoilt = self.moves.load(Ordering::Acquire) != moves;
+        let tail_bytes = match followed {
+            Ok(followed) if !is_spoilt => followed,
+            // The log that is there has all of it.
+            Ok(_) => {
+                log.drop();
+                return Err(Without::Moved);
+            }
+            Err(error) => {
+                log.drop();
+                return Err(error.into());
+            }
+        };
+        let length = log.length;
+        let members = log.finish(serial)?;
+        let is_due = log.failed.is_some();
+        *writer = Writer {
             serial,
+            members,
+            checkpoint_bytes: length - tail_bytes,
+            tail_bytes,
+            is_due,
+            tried: None,
+            wait: if is_due { writer.wait } else { Duration::ZERO },
+            moves_then: Some(moves),
+        };
+        Ok(())
+    }
+
+    /// The tree as it is found, and what changes meanwhile: each fact behind those that were read before it was told, so that none
+    /// replaces a newer one for good.
+    ///
+    /// Returns  how much of it was told. Units: bytes
+    fn fill(
+        &self,
+        pool: &Pool,
+        writer: &mut Writer,
+        changed: &mut impl FnMut() -> Vec<Inode>,
+        log: &mut Making<'_>,
+    ) -> Result<u64, PoolError> {
+        let head = Fact::Head(Head {
+            serial: writer.serial + 1,
             pool: pool.id(),
             catalogue: pool.catalogue().path().as_os_str().as_bytes().to_vec(),
             format: pool.format_text()?.into_bytes(),
+            root: root_of(pool),
         });
         let mut bytes = Vec::new();
         head.encode(&mut bytes);
-        log.begin(&bytes);
-        // What changes from here on is read by the walk or not: it follows, whole.
-        let mut since: Vec<u8> = Vec::new();
-        let mut last = Instant::now();
+        log.begin(&bytes)?;
+        let mut followed = 0;
+        let mut told_at: Option<Instant> = None;
         let tree = pool.catalogue().tree();
         bytes.clear();
         let root = inode(ROOT, tree).map_err(|error| failed_at("the tree", error))?;
         Fact::Inode(root).encode(&mut bytes);
-        let root = fstat(tree)
-            .map_err(|error| failed_at("the tree", error))?
-            .st_ino;
+        let root = fstat(tree).map_err(|error| failed_at("the tree", error))?;
         walk(pool.catalogue(), |named| {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let found = openat(named.folder, named.name, flags, Mode::empty())
-                .and_then(|fd| inode(named.status.st_ino, fd.as_fd()));
+            // Its own number: another one may have the name by now.
+            let found = openat(named.folder, named.name, flags, Mode::empty()).and_then(|fd| {
+                let status = fstat(&fd)?;
+                if status.st_dev != root.st_dev {
+                    return Err(Errno::NOENT);
+                }
+                inode(status.st_ino, fd.as_fd())
+            });
             match found {
                 Ok(inode) => {
                     let folder = match named.folder_inode {
-                        inode if inode == root => ROOT,
+                        inode if inode == root.st_ino => ROOT,
                         inode => inode,
                     };
                     Fact::Name {
@@ -261,38 +430,25 @@ impl NameLog {
                 Err(Errno::NOENT) => {}
                 Err(error) => return Err(failed_at(named.path.display().to_string(), error)),
             }
-            if bytes.len() > CHUNK_BYTES {
-                log.append(&bytes);
+            let is_time = told_at.is_none_or(|at| at.elapsed() > LAG);
+            if is_time || bytes.len() > CHUNK_BYTES {
+                log.append(&bytes)?;
                 bytes.clear();
             }
-            if last.elapsed() > LAG {
+            if is_time {
                 let told = self.take(changed);
                 writer.append(pool, &told);
-                since.extend(told);
-                last = Instant::now();
+                log.append(&told)?;
+                followed += told.len() as u64;
+                told_at = Some(Instant::now());
             }
             Ok(())
         })?;
-        log.append(&bytes);
+        log.append(&bytes)?;
         let told = self.take(changed);
         writer.append(pool, &told);
-        since.extend(told);
-        log.append(&since);
-        let length = log.length;
-        let is_due = log.failed;
-        let members = log.finish(serial);
-        if members.is_empty() {
-            return Err(PoolError::NoRoom);
-        }
-        *writer = Writer {
-            serial,
-            members,
-            checkpoint_bytes: length - since.len() as u64,
-            tail_bytes: since.len() as u64,
-            is_due,
-            tried: None,
-        };
-        Ok(())
+        log.append(&told)?;
+        Ok(followed + told.len() as u64)
     }
 }
 
@@ -320,29 +476,50 @@ struct Making<'a> {
     pool: &'a Pool,
     temporary: String,
     members: Vec<MemberNumber>,
-    failed: bool,
+    failed: Option<PoolError>,
     length: u64,
 }
 
 impl Making<'_> {
-    fn begin(&mut self, bytes: &[u8]) {
-        self.write(bytes, OFlags::CREATE | OFlags::TRUNC);
+    fn begin(&mut self, bytes: &[u8]) -> Result<(), PoolError> {
+        self.write(bytes, OFlags::CREATE | OFlags::TRUNC)
     }
 
-    fn append(&mut self, bytes: &[u8]) {
-        self.write(bytes, OFlags::empty());
+    fn append(&mut self, bytes: &[u8]) -> Result<(), PoolError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.write(bytes, OFlags::empty())
     }
 
-    fn write(&mut self, bytes: &[u8], flags: OFlags) {
-        let (pool, name, before) = (self.pool, &self.temporary, self.members.len());
+    /// It comes to nothing.
+    fn drop(self) {
+        for &number in &self.members {
+            remove(self.pool, number, &self.temporary);
+        }
+    }
+
+    /// Errors   nobody takes it any more
+    fn write(&mut self, bytes: &[u8], flags: OFlags) -> Result<(), PoolError> {
+        let (pool, name) = (self.pool, &self.temporary);
         self.members
-            .retain(|&number| append(pool, number, name, bytes, flags).is_ok());
-        self.failed |= self.members.len() < before;
+            .retain(|&number| match append(pool, number, name, bytes, flags) {
+                Ok(()) => true,
+                Err(error) => {
+                    remove(pool, number, name);
+                    self.failed = Some(error);
+                    false
+                }
+            });
         self.length += bytes.len() as u64;
+        match self.members.is_empty() {
+            true => Err(self.failed.take().unwrap_or(PoolError::NoRoom)),
+            false => Ok(()),
+        }
     }
 
     /// It is a log now; older ones beside it go.
-    fn finish(self, serial: u64) -> Vec<MemberNumber> {
+    fn finish(&mut self, serial: u64) -> Result<Vec<MemberNumber>, PoolError> {
         let named = |number: MemberNumber| -> Result<(), PoolError> {
             let member = self.pool.known(number)?;
             let folder = member.names_folder()?;
@@ -351,18 +528,27 @@ impl Making<'_> {
                 .and_then(|()| fsync(&folder))
                 .map_err(|error| member.failed("name", NAMES, error))
         };
-        let mut members = self.members.clone();
-        members.retain(|&number| named(number).is_ok());
+        let (mut members, mut failed) = (self.members.clone(), None);
+        members.retain(|&number| match named(number) {
+            Ok(()) => true,
+            Err(error) => {
+                remove(self.pool, number, &self.temporary);
+                failed = Some(error);
+                false
+            }
+        });
+        self.failed = failed.or(self.failed.take());
+        if members.is_empty() {
+            return Err(self.failed.take().unwrap_or(PoolError::NoRoom));
+        }
         for old in logs(self.pool) {
-            // The last ones that are whole stay until there are new ones.
-            if old.serial < serial
-                && members.contains(&old.member)
-                && let Ok(folder) = self.pool.known(old.member).and_then(Member::names_folder)
-            {
-                let _ = unlinkat(folder, log_name(old.serial).as_str(), AtFlags::empty());
+            // The last ones that are whole stay until there are as many new ones.
+            let is_replaced = members.contains(&old.member) || members.len() >= COPY_COUNT;
+            if old.serial < serial && is_replaced {
+                remove(self.pool, old.member, &log_name(old.serial));
             }
         }
-        members
+        Ok(members)
     }
 }
 
@@ -376,15 +562,28 @@ fn append(
     let member = pool.known(number)?;
     let failed = |error: std::io::Error| PoolError::system("write the log of names", name, error);
     let flags = flags | OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = openat(member.names_folder()?, name, flags, Mode::RUSR | Mode::WUSR)
+    let folder = match flags.contains(OFlags::CREATE) {
+        true => member.make_names_folder()?,
+        false => member.names_folder()?,
+    };
+    let fd = openat(folder, name, flags, Mode::RUSR | Mode::WUSR)
         .map_err(|error| failed(error.into()))?;
     let mut file = File::from(fd);
     file.write_all(bytes).map_err(failed)?;
     fdatasync(&file).map_err(|error| failed(error.into()))
 }
 
-/// Who gets the next log: members that can be written to, with some room, of different devices.
-fn choose(pool: &Pool) -> Vec<MemberNumber> {
+/// Room that is not regained does no harm.
+fn remove(pool: &Pool, number: MemberNumber, name: &str) {
+    if let Ok(folder) = pool.known(number).and_then(Member::names_folder) {
+        let _ = unlinkat(folder, name, AtFlags::empty());
+    }
+}
+
+/// Who gets the next log: members that can be written to, of different devices; first those with room for two logs of this length,
+/// then those with most.
+fn choose(pool: &Pool, log_bytes: u64) -> Vec<MemberNumber> {
+    let wanted = ByteCount(log_bytes.saturating_mul(2)).max(ROOM_LEAST);
     let mut found: Vec<_> = pool
         .members()
         .iter()
@@ -392,7 +591,10 @@ fn choose(pool: &Pool) -> Vec<MemberNumber> {
         .map(|member| (member.number(), member.status()))
         .filter(|(_, status)| status.state == MemberState::Present)
         .collect();
-    found.sort_by_key(|(number, status)| (status.bytes_free < ROOM_LEAST, *number));
+    found.sort_by_key(|(number, status)| match status.bytes_free > wanted {
+        true => (false, Reverse(ByteCount(0)), *number),
+        false => (true, Reverse(status.bytes_free), *number),
+    });
     let mut devices = BTreeSet::new();
     found.retain(|(_, status)| devices.insert(status.device));
     found.truncate(COPY_COUNT);

@@ -9,18 +9,19 @@ use crate::catalogue::{LOCK, NUMBERS, REMOVED, TREE};
 use crate::create::{Folder, LOST_AND_FOUND, PROBE, all_apart, refused};
 use crate::error::PoolError;
 use crate::format::{self, CatalogueFormat, FORMAT_FILE, Format, MemberEntry};
-use crate::fsck::{Fsck, LOST, Progress, fsck};
+use crate::fsck::{Fsck, Issue, LOST, Progress, State, fsck};
 use crate::member::{Access, Listed, MemberState, data_ranges};
 use crate::names;
 use crate::pool::Pool;
 use crate::walk::open_below;
+use crate::xattr::INODE_ATTRIBUTE;
 use rushes_core::pool::check::{Mark, is_plain};
 use rushes_core::pool::names::{Inode, Names, ROOT, is_newer};
 use rushes_core::pool::{FileIdentity, Layout, MemberNumber, Object, Policy, PoolId};
 use rushes_core::units::{ByteOffset, ByteRange};
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags, chmodat, chownat, fsync,
-    ftruncate, linkat, mkdirat, mknodat, openat, renameat, setxattr, symlinkat, utimensat,
+    AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags, chmodat, chownat, fstat,
+    fsync, ftruncate, linkat, mkdirat, mknodat, openat, renameat, setxattr, symlinkat, utimensat,
 };
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
@@ -81,7 +82,8 @@ pub fn rescue(
     };
     start(&folder, &first)?;
     let mut pool = Pool::open(&folder.path, true, PLAN)?;
-    let log = newest(&pool)?;
+    let mut unread = Vec::new();
+    let log = newest(&pool, &mut unread)?;
     if let Some((_, names)) = &log {
         let format = known_format(&folder, names, &entries)?;
         drop(pool);
@@ -97,6 +99,8 @@ pub fn rescue(
         .chain(objects.keys().map(|file| file.number))
         .max()
         .unwrap_or(0);
+    pool.catalogue()
+        .set_numbers_end(most.saturating_add(NUMBERS_SPARE))?;
     let mut maker = Maker {
         pool: &pool,
         objects,
@@ -111,14 +115,24 @@ pub fn rescue(
     }
     let (name_count, attributes_lost) = (maker.name_count, maker.attributes_lost);
     pool.catalogue().sync()?;
-    pool.catalogue()
-        .set_numbers_end(most.saturating_add(NUMBERS_SPARE))?;
-    let fsck = fsck(&pool, true, &mut progress)?;
+    let mut fsck = fsck(&pool, true, &mut progress)?;
     pool.catalogue().sync()?;
     folder.failed(
         "name the catalogue",
         renameat(&folder.fd, PLAN, &folder.fd, FORMAT_FILE).and_then(|()| fsync(&folder.fd)),
     )?;
+    for error in unread {
+        let sentence = format!(
+            "a copy of the log of names could not be read: {error}; it was not the only one"
+        );
+        fsck.issues.push(about_log(sentence));
+    }
+    // Until now the old log stays: a rescue that is repeated needs it. It knows nothing of the new inodes.
+    if let Err(error) = names::checkpoint_now(&pool) {
+        let sentence =
+            format!("the log of names could not be written: {error}; the next mount tries again");
+        fsck.issues.push(about_log(sentence));
+    }
     Ok(Rescued {
         catalogue: folder.path.clone(),
         name_count,
@@ -221,8 +235,21 @@ fn start(folder: &Folder, format: &CatalogueFormat) -> Result<(), PoolError> {
     folder.furnish_catalogue()
 }
 
+fn about_log(sentence: String) -> Issue {
+    Issue {
+        kind: "log_of_names",
+        sentence,
+        path: None,
+        object: None,
+        state: State::Open,
+    }
+}
+
 /// The newest log that any member has.
-fn newest(pool: &Pool) -> Result<Option<(u64, Names)>, PoolError> {
+///
+/// `unread`  is told what could not be read, though another could
+/// Errors    none could be read
+fn newest(pool: &Pool, unread: &mut Vec<PoolError>) -> Result<Option<(u64, Names)>, PoolError> {
     let mut found = names::logs(pool);
     found.sort_by_key(|log| std::cmp::Reverse(log.serial));
     let mut best: Option<(u64, Names)> = None;
@@ -233,7 +260,13 @@ fn newest(pool: &Pool) -> Result<Option<(u64, Names)>, PoolError> {
         {
             break;
         }
-        let bytes = names::read(pool.known(log.member)?, log.serial)?;
+        let bytes = match names::read(pool.known(log.member)?, log.serial) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                unread.push(error);
+                continue;
+            }
+        };
         if is_newer(&bytes) {
             return refused(format!(
                 "the log of names of member {} is of a newer version; use a newer Rushes",
@@ -250,7 +283,10 @@ fn newest(pool: &Pool) -> Result<Option<(u64, Names)>, PoolError> {
             best = Some((log.serial, names));
         }
     }
-    Ok(best)
+    match unread.pop_if(|_| best.is_none()) {
+        Some(error) => Err(error),
+        None => Ok(best),
+    }
 }
 
 /// The members that the log knows, at the places where they were given.
@@ -460,6 +496,14 @@ impl Maker<'_> {
             return Ok(());
         }
         let fd = self.open(path)?;
+        if kind != FileType::RegularFile {
+            let by_descriptor = format!("/proc/self/fd/{}", fd.as_raw_fd());
+            let id = self.pool.id().0.to_le_bytes();
+            let none = XattrFlags::empty();
+            if setxattr(by_descriptor.as_str(), INODE_ATTRIBUTE, &id, none).is_err() {
+                self.attributes_lost += 1;
+            }
+        }
         self.dress(path, &fd, inode)?;
         self.first_names.insert(inode.number, path.to_path_buf());
         Ok(())
@@ -503,7 +547,7 @@ impl Maker<'_> {
     fn fill(&self, stub: &OwnedFd, inode: &Inode) -> Result<(), PoolError> {
         let mut size = inode.size;
         if let Ok(layout) = Layout::decode(&inode.record) {
-            let layout = self.as_it_is(layout)?;
+            let layout = self.as_it_is(layout, inode.modified)?;
             for object in layout.objects() {
                 if self.is_there(&layout, object) {
                     let fd = self.pool.open_object(&layout, object, Access::Read)?;
@@ -517,6 +561,10 @@ impl Maker<'_> {
             let record = inode.record.as_slice();
             crate::xattr::set(stub.as_fd(), crate::xattr::LAYOUT_ATTRIBUTE, record)
                 .map_err(|error| PoolError::system("write the layout record", "", error))?;
+        } else if size == 0 {
+            // A door looks by it whether an inode is of the tree.
+            let layout = Layout::new(self.pool.new_file()?);
+            self.pool.set_layout(stub.as_fd(), &layout)?;
         }
         ftruncate(stub, size).map_err(|error| PoolError::system("give its size to", "", error))
     }
@@ -527,14 +575,20 @@ impl Maker<'_> {
             .is_some_and(|all| all.contains(&object))
     }
 
-    /// Objects that the record does not know have what its own do not, or not any more.
-    fn as_it_is(&self, mut layout: Layout) -> Result<Layout, PoolError> {
+    /// Objects that the record does not know have what its own do not, or not any more: if they are as new as the record. An older one
+    /// is left of bytes that were cut off or replaced; fsck gives it a name of its own.
+    fn as_it_is(&self, mut layout: Layout, modified: (i64, u32)) -> Result<Layout, PoolError> {
         let named = layout.objects();
         let Some(all) = self.objects.get(&layout.file).filter(|_| is_plain(&layout)) else {
             return Ok(layout);
         };
         for &extra in all.iter().filter(|object| !named.contains(object)) {
             let fd = self.pool.open_object(&layout, extra, Access::Read)?;
+            let status =
+                fstat(&fd).map_err(|error| PoolError::system("look at an object", "", error))?;
+            if (status.st_mtime, status.st_mtime_nsec as u32) < modified {
+                continue;
+            }
             for range in ranges(&fd)? {
                 if layout.segments().is_empty() {
                     layout.assign(ByteRange::new(0, u64::MAX), ByteOffset(0), extra);
@@ -547,7 +601,7 @@ impl Maker<'_> {
         Ok(layout)
     }
 
-    /// Parts of a range of which no object that is there and named has a byte.
+    /// Parts of a range of which no named object has a byte. What one on a member that is away has is not known.
     fn free_parts(&self, layout: &Layout, range: ByteRange) -> Result<Vec<ByteRange>, PoolError> {
         let mut free = Vec::new();
         let mut at = range.start.0;
@@ -556,10 +610,12 @@ impl Maker<'_> {
                 break;
             };
             let end = at + located.length.0.min(range.end() - at);
-            let is_there = self.is_there(layout, located.object)
-                && !self.away.contains(&located.object.member);
+            if self.away.contains(&located.object.member) {
+                at = end;
+                continue;
+            }
             let mut taken = Vec::new();
-            if is_there {
+            if self.is_there(layout, located.object) {
                 let fd = self
                     .pool
                     .open_object(layout, located.object, Access::Read)?;

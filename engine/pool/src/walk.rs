@@ -3,7 +3,9 @@
 
 use crate::catalogue::Catalogue;
 use crate::error::PoolError;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat, openat2, statat,
+};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,7 +36,7 @@ impl Named<'_> {
     }
 }
 
-/// Open something below a folder by a path of any length, following nothing.
+/// Open something below a folder by a path of any length, following nothing, in no part of it.
 pub(crate) fn open_below(
     root: BorrowedFd<'_>,
     path: &Path,
@@ -42,12 +44,13 @@ pub(crate) fn open_below(
 ) -> Result<OwnedFd, Errno> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let into = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let mut here: Option<OwnedFd> = None;
     let mut step = PathBuf::new();
     for part in path.components() {
         if step.as_os_str().len() + part.as_os_str().len() > STEP_BYTES {
             let from = here.as_ref().map_or(root, |fd| fd.as_fd());
-            here = Some(openat(from, &step, into, Mode::empty())?);
+            here = Some(openat2(from, &step, into, Mode::empty(), resolve)?);
             step = PathBuf::new();
         }
         step.push(part);
@@ -56,10 +59,11 @@ pub(crate) fn open_below(
         step.push(".");
     }
     let from = here.as_ref().map_or(root, |fd| fd.as_fd());
-    openat(from, &step, flags, Mode::empty())
+    openat2(from, &step, flags, Mode::empty(), resolve)
 }
 
-/// Tell `visit` of every name in the tree, of a folder before what is in it. Names that come or go meanwhile are told or not.
+/// Tell `visit` of every name in the tree, of a folder before what is in it. Names that come or go meanwhile are told or not;
+/// of a folder that is renamed meanwhile what is in it may not be told either.
 pub(crate) fn walk(
     catalogue: &Catalogue,
     mut visit: impl FnMut(&Named<'_>) -> Result<(), PoolError>,
@@ -75,7 +79,8 @@ pub(crate) fn walk(
     while let Some(path) = waiting.pop() {
         let folder = match open_below(root, &path, OFlags::RDONLY | OFlags::DIRECTORY) {
             Ok(folder) => folder,
-            Err(Errno::NOENT) => continue,
+            // It is gone, or something else has its name.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
             Err(error) => return Err(failed(&path, error)),
         };
         let folder_inode = fstat(&folder).map_err(|error| failed(&path, error))?.st_ino;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The two attributes that records live in, read and written by descriptor.
+//! The attributes that records live in, read and written by descriptor.
 
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
 use rustix::io::Errno;
@@ -9,6 +9,8 @@ use std::os::fd::BorrowedFd;
 pub const HIDDEN_PREFIX: &str = "trusted.rushes.";
 /// The layout record of a stub.
 pub const LAYOUT_ATTRIBUTE: &str = "trusted.rushes.layout";
+/// The pool's id, little-endian, on anything in the tree but files and folders: a door answers for it by number.
+pub const INODE_ATTRIBUTE: &str = "trusted.rushes.inode";
 /// The back-pointer of an object.
 pub const OBJECT_ATTRIBUTE: &str = "trusted.rushes.object";
 /// The largest value that Linux takes. Units: bytes.

@@ -8,10 +8,10 @@
 
 mod place;
 
-use place::{Place, Written, objects_on, pattern};
+use place::{Place, Written, fill, objects_on, pattern};
 use rushes_pool::{
-    Access, ByteRange, Duty, MemberNumber, MemberState, Policy, Pool, PoolError, SpillReason,
-    Wanted, add, create, drain, fsck, remove, set_draining,
+    Access, ByteRange, Duty, MemberNumber, MemberState, NameLog, Policy, Pool, PoolError,
+    SpillReason, Wanted, add, create, drain, fsck, newest_log, remove, set_draining,
 };
 use std::fs;
 use std::os::fd::AsFd;
@@ -298,4 +298,53 @@ fn a_member_that_is_read_only_can_be_emptied() {
     pool.open_object(&layout, layout.objects()[0], Access::Read)
         .unwrap();
     remove(pool, MemberNumber(0)).unwrap();
+}
+
+#[test]
+fn the_log_of_names_is_on_others_before_a_member_is_emptied_of_it() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[12, 16, 12]);
+    let catalogue = pool.catalogue().path().to_path_buf();
+    let again = || Pool::serve(&catalogue).unwrap();
+    let members: Vec<_> = [0, 1, 2]
+        .map(|at| place.path.join(format!("member{at}")))
+        .into();
+    put(&pool, "f", MIB);
+    // Only the first has room for it.
+    fill(&members[1], 0);
+    fill(&members[2], 0);
+    NameLog::open(&pool).write(&pool, Vec::new);
+    let has = |numbers: &[u16]| {
+        numbers
+            .iter()
+            .copied()
+            .map(MemberNumber)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(newest_log(&pool), Some((1, has(&[0]))));
+    let pool = set_draining(pool, MemberNumber(0), true).unwrap();
+    refused(
+        drain(&pool, MemberNumber(0), |_| {}),
+        "the log of names could not be written",
+    );
+    drop(pool);
+    refused(
+        remove(again(), MemberNumber(0)),
+        "no other member than 0 has the log of names",
+    );
+    assert_eq!(newest_log(&again()), Some((1, has(&[0]))));
+    // There is room, and the removal stops in the middle.
+    for member in &members[1..] {
+        fs::remove_file(member.join("filler")).unwrap();
+    }
+    fs::create_dir(members[0].join("names/folder.log")).unwrap();
+    remove(again(), MemberNumber(0)).unwrap_err();
+    assert_eq!(newest_log(&again()), Some((2, has(&[1, 2]))));
+    fs::remove_dir(members[0].join("names/folder.log")).unwrap();
+    remove(again(), MemberNumber(0)).unwrap();
+    assert_eq!(numbers(&again()), [1, 2]);
+    assert!(!members[0].join("names").exists());
+    assert_eq!(newest_log(&again()).unwrap().1, has(&[1, 2]));
 }

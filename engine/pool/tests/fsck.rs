@@ -318,3 +318,36 @@ fn removed_files_are_buried_and_numbers_are_never_given_again() {
     assert!(!of(&found).is_empty() && of(&found).iter().all(is_open));
     check(&pool, "g", 2 * MIB);
 }
+
+#[test]
+fn nothing_is_given_back_of_an_object_that_two_files_name() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    let file = on_two(&pool, "f");
+    let object = |at: usize| {
+        file.layout
+            .locate(rushes_pool::ByteOffset(at as u64))
+            .unwrap()
+            .object
+    };
+    let first = pool
+        .open_object(&file.layout, object(0), Access::Write)
+        .unwrap();
+    rustix::io::pwrite(&first, &pattern(MIB as u64, MIB), MIB as u64).unwrap();
+    // A stub as it was before the spill, of a catalogue that was put together from two copies.
+    let old = Written::new(&pool, "old");
+    let mut before = Layout::new(file.layout.file);
+    let whole = ByteRange::new(0, u64::MAX);
+    before.assign(whole, rushes_pool::ByteOffset(0), object(0));
+    pool.set_layout(old.stub.as_fd(), &before).unwrap();
+    old.stub.set_len(2 * MIB as u64).unwrap();
+    check(&pool, "old", 2 * MIB);
+    let report = fsck(&pool, true, |_| {}).unwrap();
+    let kinds: Vec<_> = report.issues.iter().map(|issue| issue.kind).collect();
+    assert!(!kinds.contains(&"copied"), "{kinds:?}");
+    assert!(report.issues.iter().all(|one| one.state == State::Open));
+    check(&pool, "old", 2 * MIB);
+    check(&pool, "f", 2 * MIB);
+}

@@ -8,10 +8,10 @@
 
 mod place;
 
-use place::{Place, Written, pattern};
+use place::{Place, Written, fill, pattern};
 use rushes_pool::{
-    ByteRange, Layout, NameLog, OBJECT_ATTRIBUTE, ObjectName, Pool, PoolError, Rescued,
-    SpillReason, State, fsck, rescue,
+    ByteCount, ByteRange, INODE_ATTRIBUTE, Layout, MemberNumber, NameLog, OBJECT_ATTRIBUTE,
+    ObjectName, Pool, PoolError, Rescued, SpillReason, State, fsck, newest_log, rescue,
 };
 use rustix::fs::{XattrFlags, setxattr};
 use std::fs;
@@ -137,7 +137,7 @@ fn names_owners_rights_times_and_bytes_come_back_and_a_repeated_rescue_makes_the
         let (pool, done) = rescued(&catalogue, &members);
         assert_eq!(shown(&catalogue.join("tree")), before);
         assert_eq!((pool.id(), done.attributes_lost), (id, 0));
-        assert_eq!(done.log_serial, Some(1));
+        assert_eq!(done.log_serial, Some(round + 1));
         assert_eq!(done.name_count, 8);
         assert!(done.fsck.issues.is_empty(), "{:?}", done.fsck.issues);
         check(&pool, "reel/a.mov", MIB);
@@ -229,10 +229,14 @@ fn facts_behind_the_checkpoint_count_and_a_torn_one_ends_the_log() {
     assert_eq!(shown(&catalogue.join("tree")), before);
     check(&pool, "day 2/a.mov", MIB);
     check(&pool, "new", MIB);
-    // The next checkpoint follows it.
-    log(&pool);
-    assert!(members[0].join("names/0000000000000002.log").is_file());
+    // Rescue has written one, of the new inodes; the next checkpoint follows it.
+    assert_eq!(
+        newest_log(&pool),
+        Some((2, vec![MemberNumber(0), MemberNumber(1)]))
+    );
     assert!(!torn.exists(), "older logs go");
+    log(&pool);
+    assert!(members[0].join("names/0000000000000003.log").is_file());
 }
 
 #[test]
@@ -353,4 +357,365 @@ fn rescue_refuses_what_would_do_harm_and_changes_nothing_then() {
     assert_eq!(done.fsck.issues.len(), 1);
     assert_eq!(done.fsck.issues[0].state, State::Open);
     assert_eq!(fs::read(&path).unwrap(), b"bytes");
+}
+
+#[test]
+fn a_folder_that_is_renamed_while_a_checkpoint_is_made_keeps_what_is_in_it() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    for into_other in [false, true] {
+        let pool = place.pool(&[16, 16]);
+        let tree = pool.catalogue().path().join("tree");
+        fs::create_dir_all(tree.join("reel/scene/take")).unwrap();
+        put(&pool, "reel/scene/take/a.mov", MIB);
+        let members = paths(&pool);
+        log(&pool);
+        // Long enough after the first one, as a door that was started again.
+        let names = NameLog::open(&pool);
+        let mut calls = 0;
+        let is_whole = names.write(&pool, || {
+            calls += 1;
+            // The walk has seen the name "reel", and nothing below it.
+            if calls == 2 {
+                let folder = fs::metadata(tree.join("reel")).unwrap().ino();
+                let scene = fs::metadata(tree.join("reel/scene")).unwrap().ino();
+                if into_other {
+                    fs::rename(tree.join("reel/scene"), tree.join("scene")).unwrap();
+                    names.name(folder, b"scene", 0);
+                    names.name(1, b"scene", scene);
+                } else {
+                    fs::rename(tree.join("reel"), tree.join("day 2")).unwrap();
+                    names.name(1, b"reel", 0);
+                    names.name(1, b"day 2", folder);
+                }
+                names.folder_moved();
+            }
+            Vec::new()
+        });
+        assert!(calls > 2, "it was renamed in the middle");
+        let mut before = shown(&tree);
+        let catalogue = lose(&mut place, pool);
+        let (pool, _) = rescued(&catalogue, &members);
+        // No door told of the times.
+        let names = |shown: &mut Vec<String>| {
+            shown
+                .iter_mut()
+                .for_each(|line| line.truncate(line.find(" 40").unwrap_or(line.len())));
+        };
+        let mut after = shown(&catalogue.join("tree"));
+        names(&mut before);
+        names(&mut after);
+        assert_eq!(after, before, "into another: {into_other}");
+        assert!(!is_whole, "the checkpoint is made again");
+        for name in fs::read_dir(members[0].join("names")).unwrap() {
+            assert!(!name.unwrap().path().to_string_lossy().ends_with(".new"));
+        }
+        // Not spoilt, it is whole.
+        assert!(NameLog::open(&pool).write(&pool, Vec::new));
+        drop(pool);
+        place.unmount_all();
+    }
+}
+
+#[test]
+fn the_log_of_another_catalogue_is_not_gone_on_with() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    furnish(&pool);
+    let members = paths(&pool);
+    log(&pool);
+    let old = pool.catalogue().path().to_path_buf();
+    drop(pool);
+    let length = |serial: u64| {
+        let path = members[0].join(format!("names/{serial:016x}.log"));
+        fs::metadata(path).map(|found| found.len()).ok()
+    };
+    let first = length(1);
+    let write = |catalogue: &Path, serial: u64| {
+        let pool = Pool::serve(catalogue).unwrap();
+        let names = NameLog::open(&pool);
+        names.name(1, b"told", 4711);
+        let mut before = None;
+        assert!(names.write(&pool, || {
+            before = length(serial);
+            Vec::new()
+        }));
+        before
+    };
+    // Its inodes have other numbers there.
+    let new = place.disk("new", 16);
+    fs::create_dir(new.join("before")).unwrap();
+    let copied = std::process::Command::new("cp")
+        .args(["--archive", "--no-target-directory"])
+        .args([&old, &new])
+        .status();
+    assert!(copied.unwrap().success());
+    assert_eq!(
+        write(&new, 1),
+        first,
+        "nothing is put behind facts of others"
+    );
+    assert!(length(1).is_none() && length(2).is_some());
+    // Its own is.
+    let second = length(2);
+    assert!(write(&new, 2) > second);
+}
+
+/// A member's disk is gone, or there again, with what is on it.
+fn unplug(member: &Path) {
+    fs::rename(member.join("rushes-pool"), member.join("unplugged")).unwrap();
+}
+
+fn plug_in(member: &Path) {
+    fs::rename(member.join("unplugged"), member.join("rushes-pool")).unwrap();
+}
+
+#[test]
+fn bytes_that_were_cut_off_while_a_member_was_away_do_not_come_back_into_the_file() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[24, 16, 16]);
+    let mut cut = put(&pool, "cut", 2 * MIB);
+    let object = cut.layout.objects()[0];
+    assert_eq!(object.member, MemberNumber(0));
+    let members = paths(&pool);
+    std::thread::sleep(Duration::from_millis(50));
+    unplug(&members[0]);
+    let stub = cut.stub.as_fd();
+    pool.cut(stub, &mut cut.layout, ByteCount(0)).unwrap();
+    cut.stub.set_len(0).unwrap();
+    cut.write(&pool, 0, &pattern(7, 100)).unwrap();
+    log(&pool);
+    plug_in(&members[0]);
+    let catalogue = lose(&mut place, pool);
+    let (pool, done) = rescued(&catalogue, &members);
+    assert_eq!(fs::metadata(catalogue.join("tree/cut")).unwrap().len(), 100);
+    let stub = fs::File::open(catalogue.join("tree/cut")).unwrap();
+    let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
+    assert!(!layout.objects().contains(&object));
+    assert!(Written { stub, layout }.read(&pool, 0, 100) == pattern(7, 100));
+    assert_eq!(done.fsck.left_count(), 0);
+    // Nothing is lost by it.
+    check(
+        &pool,
+        &format!("lost+found/0.{:016x}", object.id.0),
+        2 * MIB,
+    );
+}
+
+#[test]
+fn what_a_member_that_is_away_has_is_not_replaced_by_an_object_that_nobody_names() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[24, 16, 16]);
+    let mut file = put(&pool, "file", MIB);
+    let old = file.layout.objects()[0];
+    let members = paths(&pool);
+    let at = members[0].join(ObjectName::of(old.id).as_str());
+    fs::hard_link(&at, members[0].join("kept")).unwrap();
+    let wanted = ByteRange::new(0, MIB as u64);
+    let stub = file.stub.as_fd();
+    pool.spill(stub, &mut file.layout, wanted, SpillReason::Unwritable)
+        .unwrap();
+    let new = file.layout.objects()[0];
+    assert_ne!(new.member, old.member);
+    file.write(&pool, 0, &pattern(3, MIB)).unwrap();
+    log(&pool);
+    // As if its removal had not come to the disk, and with bytes of another time.
+    fs::rename(members[0].join("kept"), &at).unwrap();
+    fs::write(&at, pattern(0, 2 * MIB)).unwrap();
+    let catalogue = lose(&mut place, pool);
+    unplug(&members[usize::from(new.member.0)]);
+    let given: Vec<_> = members
+        .iter()
+        .filter(|path| path.join("rushes-pool").exists())
+        .cloned()
+        .collect();
+    let (pool, _) = rescued(&catalogue, &given);
+    let stub = fs::File::open(catalogue.join("tree/file")).unwrap();
+    assert_eq!(stub.metadata().unwrap().len(), MIB as u64);
+    let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
+    assert_eq!(layout.objects(), [new], "an error, not old bytes");
+}
+
+fn files_in_names(members: &[PathBuf]) -> Vec<Vec<String>> {
+    let list = |member: &PathBuf| {
+        let found = fs::read_dir(member.join("names")).into_iter().flatten();
+        let mut names: Vec<String> = found
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    members.iter().map(list).collect()
+}
+
+#[test]
+fn a_log_goes_where_there_is_room_for_the_next_one_and_no_half_one_stays() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[40, 40, 40]);
+    let members = paths(&pool);
+    assert_eq!(newest_log(&pool), None);
+    assert!(!members[0].join("names").exists(), "a look makes nothing");
+    // Long attributes make a long log.
+    let tree = pool.catalogue().path().join("tree");
+    for at in 0..150 {
+        let path = tree.join(format!("f{at}"));
+        fs::write(&path, "").unwrap();
+        let none = XattrFlags::empty();
+        setxattr(&path, "trusted.note", &[7; 60_000], none).unwrap();
+    }
+    log(&pool);
+    let first = "0000000000000001.log".to_owned();
+    let has = vec![first.clone()];
+    assert_eq!(files_in_names(&members), [has.clone(), has, vec![]]);
+    // More than the least, and less than two logs.
+    fill(&members[0], 17 << 20);
+    for member in [0, 2] {
+        fs::create_dir_all(members[member].join("names")).unwrap();
+        fs::write(members[member].join("names/0000000000000009.new"), "half").unwrap();
+    }
+    log(&pool);
+    let second = vec!["0000000000000002.log".to_owned()];
+    assert_eq!(
+        files_in_names(&members),
+        [vec![], second.clone(), second.clone()]
+    );
+    // Nowhere is room: the one that is there stays, and nothing else.
+    for member in [1, 2] {
+        fill(&members[member], 1 << 20);
+    }
+    fs::write(members[0].join("more"), vec![1; 24 << 20]).unwrap();
+    let names = NameLog::open(&pool);
+    let mut calls = 0;
+    let mut count = || {
+        calls += 1;
+        Vec::new()
+    };
+    assert!(!names.write(&pool, &mut count));
+    assert_eq!(files_in_names(&members), [vec![], second.clone(), second]);
+    // Not again at once.
+    calls = 0;
+    assert!(!names.write(&pool, || {
+        calls += 1;
+        Vec::new()
+    }));
+    assert_eq!(calls, 1);
+}
+
+#[test]
+fn what_is_told_while_nothing_can_be_written_has_a_bound_and_a_checkpoint_follows() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[40, 40]);
+    furnish(&pool);
+    let names = log(&pool);
+    let name = [b'n'; 255];
+    for number in 0..70_000 {
+        names.name(1, &name, number % 2);
+    }
+    assert!(names.write(&pool, Vec::new));
+    assert_eq!(newest_log(&pool).unwrap().0, 2);
+    let log = paths(&pool)[0].join("names/0000000000000002.log");
+    assert!(log.metadata().unwrap().len() < 1 << 20);
+    // And only then.
+    names.name(1, &name, 0);
+    assert!(names.write(&pool, Vec::new));
+    assert_eq!(newest_log(&pool).unwrap().0, 2);
+}
+
+#[test]
+fn a_copy_of_the_log_that_cannot_be_read_is_said_and_the_other_one_is_taken() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    furnish(&pool);
+    let members = paths(&pool);
+    log(&pool);
+    let before = shown(&pool.catalogue().path().join("tree"));
+    let [first, second] =
+        [0, 1].map(|member: usize| members[member].join("names/0000000000000001.log"));
+    // read(2) of a folder fails.
+    let unreadable = |log: &Path| {
+        fs::rename(log, log.with_extension("aside")).unwrap();
+        fs::create_dir(log).unwrap();
+    };
+    unreadable(&first);
+    unreadable(&second);
+    let catalogue = lose(&mut place, pool);
+    let error = rescue(&catalogue, &members, |_| {}).unwrap_err();
+    assert!(
+        error.to_string().contains("0000000000000001.log"),
+        "{error}"
+    );
+    fs::remove_dir(&second).unwrap();
+    fs::rename(second.with_extension("aside"), &second).unwrap();
+    let (_, done) = rescued(&catalogue, &members);
+    assert_eq!(shown(&catalogue.join("tree")), before);
+    let said: Vec<_> = done.fsck.issues.iter().map(|issue| issue.kind).collect();
+    assert_eq!(said, ["log_of_names"]);
+}
+
+#[test]
+fn what_a_door_knows_inodes_by_comes_back_too() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    furnish(&pool);
+    let tree = pool.catalogue().path().join("tree");
+    let status = std::process::Command::new("mkfifo")
+        .arg(tree.join("pipe"))
+        .status();
+    assert!(status.unwrap().success());
+    let (members, id) = (paths(&pool), pool.id());
+    log(&pool);
+    let catalogue = lose(&mut place, pool);
+    let (pool, _) = rescued(&catalogue, &members);
+    for name in ["link", "pipe"] {
+        let mut found = [0; 16];
+        let path = catalogue.join("tree").join(name);
+        let length = rustix::fs::lgetxattr(&path, INODE_ATTRIBUTE, &mut found[..]);
+        assert_eq!((length, found), (Ok(16), id.0.to_le_bytes()), "{name}");
+    }
+    let record = |name: &str| {
+        let stub = fs::File::open(catalogue.join("tree").join(name)).unwrap();
+        pool.layout(stub.as_fd()).unwrap().expect("it has a record")
+    };
+    let [never, empty] = ["never written", "empty"].map(record);
+    assert!(never.segments().is_empty());
+    assert_ne!(never.file, empty.file);
+    assert!(fsck(&pool, false, |_| {}).unwrap().issues.is_empty());
+}
+
+#[test]
+fn a_rename_that_is_told_just_behind_a_checkpoint_has_it_made_again_and_a_later_one_has_not() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    furnish(&pool);
+    let names = log(&pool);
+    let serial = || newest_log(&pool).unwrap().0;
+    names.folder_moved();
+    assert!(names.write(&pool, Vec::new));
+    assert_eq!(
+        serial(),
+        2,
+        "it may have been renamed before the walk's end"
+    );
+    for _ in 0..3 {
+        assert!(names.write(&pool, Vec::new));
+        names.folder_moved();
+    }
+    assert_eq!(serial(), 2, "one fact is enough");
 }

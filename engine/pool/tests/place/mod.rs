@@ -76,6 +76,13 @@ impl Place {
         self.mounts.remove(at.unwrap());
     }
 
+    /// All disks are gone, so that there can be another pool.
+    pub(crate) fn unmount_all(&mut self) {
+        for path in self.mounts.clone() {
+            self.unmount(&path);
+        }
+    }
+
     /// A pool over members of these sizes.
     pub(crate) fn pool(&mut self, sizes_mib: &[u64]) -> Pool {
         let members = sizes_mib
@@ -183,4 +190,17 @@ pub(crate) fn objects_on(pool: &Pool) -> usize {
         .flat_map(|member| fs::read_dir(member.path().join("objects")).unwrap())
         .map(|folder| fs::read_dir(folder.unwrap().path()).unwrap().count())
         .sum()
+}
+
+/// Leave so much room on a disk.
+pub(crate) fn fill(disk: &Path, free: u64) {
+    let room = || {
+        let found = rustix::fs::statvfs(disk).unwrap();
+        found.f_bavail * found.f_frsize
+    };
+    let mut filler = fs::File::create(disk.join("filler")).unwrap();
+    filler
+        .write_all(&vec![1; (room() - free) as usize])
+        .unwrap();
+    assert_eq!(room(), free);
 }
