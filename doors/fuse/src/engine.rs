@@ -57,6 +57,11 @@ enum Job {
         length: u64,
         answer: SyncSender<()>,
     },
+    /// It has no name any more.
+    Gone {
+        object: ObjectId,
+        fd: Arc<OwnedFd>,
+    },
     Closed(ObjectId),
 }
 
@@ -169,6 +174,17 @@ impl Engine {
         });
         // An error: the session has ended, and its cache with it.
         let _ = answered.recv();
+    }
+
+    /// The object is removed, or is about to be: the daemon keeps nothing of it once it is closed.
+    pub(crate) fn gone(&self, object: Object, fd: &Arc<OwnedFd>) {
+        if let Some(queue) = self.serving(object.member) {
+            let fd = Arc::clone(fd);
+            queue.push(Job::Gone {
+                object: object.id,
+                fd,
+            });
+        }
     }
 
     /// The door has closed the object.
@@ -361,6 +377,14 @@ impl Session {
         self.named.get(&object)
     }
 
+    /// Device and inode of an object.
+    fn identity(&self, object: ObjectId, fd: &OwnedFd) -> Option<(u64, u64)> {
+        let known = self.named.get(&object);
+        let known = known.map(|named| (named.device, named.inode));
+        let found = || rustix::fs::fstat(fd).map(|found| (found.st_dev, found.st_ino));
+        known.or_else(|| found().ok())
+    }
+
     fn begin(&mut self, job: Job) {
         match job {
             Job::Read {
@@ -384,15 +408,15 @@ impl Session {
                 length,
                 answer,
             } => {
-                let known = self
-                    .named
-                    .get(&object)
-                    .map(|named| (named.device, named.inode));
-                let found = || rustix::fs::fstat(&fd).map(|found| (found.st_dev, found.st_ino));
-                if let Some((device, inode)) = known.or_else(|| found().ok()) {
+                if let Some((device, inode)) = self.identity(object, &fd) {
                     self.client.changed(device, inode, offset, length);
                 }
                 let _ = answer.send(());
+            }
+            Job::Gone { object, fd } => {
+                if let Some((device, inode)) = self.identity(object, &fd) {
+                    self.client.gone(device, inode);
+                }
             }
             Job::Closed(object) => self.closing.push(object),
         }
