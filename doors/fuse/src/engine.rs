@@ -12,7 +12,6 @@ use rushes_shm::Connect;
 use rushes_shm::client::{FileHandle, HUNG_PATIENCE, OwnedClient, ReadError};
 use rushes_sys::bell;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,9 +35,7 @@ const BEAT_EVERY: Duration = Duration::from_secs(5);
 pub(crate) enum Served {
     /// Fewer than asked at the object's end only.
     Bytes(Vec<u8>),
-    /// The object's own error.
-    Failed(Errno),
-    /// Nobody has read: do it on the object.
+    /// Nobody has read, or it was an error: do it on the object, which says what is true.
     Plain,
 }
 
@@ -435,14 +432,18 @@ impl Session {
 
     fn collect(&mut self) {
         while let Some(read) = self.client.poll() {
-            let Some((_, answer)) = self.waiting.remove(&read.number) else {
+            let Some((object, answer)) = self.waiting.remove(&read.number) else {
                 continue;
             };
             let _ = answer.send(match read.result {
                 Ok(bytes) => Served::Bytes(bytes),
                 Err(ReadError::Plain) => Served::Plain,
                 Err(ReadError::Errno(errno)) => {
-                    Served::Failed(Errno::from_raw_os_error(errno as i32))
+                    tracing::debug!(
+                        "{}: the daemon read with error {errno}",
+                        ObjectName::of(object).as_str()
+                    );
+                    Served::Plain
                 }
             });
         }
