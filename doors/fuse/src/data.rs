@@ -298,8 +298,11 @@ impl Door {
         if by_user {
             self.drop_set_id(&node)?;
         }
-        if end > file.size() {
-            self.clean_tail(&node, &file)?;
+        if end > file.size()
+            && let Err(error) = self.clean_tail(&node, &file)
+        {
+            self.changed(&node);
+            return Err(error);
         }
         if mode & PUNCH_HOLE != 0 && file.state().layout.is_none() {
             return Ok(());
@@ -395,20 +398,27 @@ impl Door {
         }
         let length = length.min(COPY_BYTES_MAX);
         let mut done = 0;
+        let mut result = Ok(());
         while done < length {
             let chunk = (length - done).min(COPY_CHUNK_BYTES as u64) as usize;
-            let bytes = self.read_from(&source_node, &source, from.1 + done, chunk)?;
-            if bytes.is_empty() {
-                break;
-            }
-            match self.write_to(&target_node, &target, to.1 + done, &bytes) {
+            let copied = self
+                .read_from(&source_node, &source, from.1 + done, chunk)
+                .and_then(|bytes| self.write_to(&target_node, &target, to.1 + done, &bytes));
+            match copied {
+                Ok(0) => break,
                 Ok(count) => done += count as u64,
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
             }
         }
         self.changed(&target_node);
-        Ok(done as usize)
+        // What ended it is heard by who goes on.
+        if done > 0 {
+            return Ok(done as usize);
+        }
+        result.map(|()| 0)
     }
 
     /// Objects first, then the stub that names them. Also those that another open wrote.
