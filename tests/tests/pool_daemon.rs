@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 const MIB: usize = 1 << 20;
 const CLIP_BYTES: usize = 12 * MIB + 17;
 
-/// Both members are shares, the first one by a folder above it.
+/// Both members are shares, the first one by a folder above it, the second by a symbolic link.
 fn served() -> Option<(PoolWorld, Daemon)> {
     let world = PoolWorld::build(&[(EXT4, 100), (XFS, 300)])?;
-    let second = world.member(1).join("pool");
+    let second = world.scratch.path().join("link");
+    std::os::unix::fs::symlink(world.member(1).join("pool"), &second).expect("made");
     let spec = DaemonSpec {
         share: world.member(0),
         cache: String::from("64MiB"),

@@ -266,7 +266,7 @@ impl Door {
             _ => u64::MAX,
         };
         self.engine
-            .changed(located.object, &fd, located.object_offset.0, changed);
+            .changed(located.object, Some(&fd), located.object_offset.0, changed);
         match done {
             Ok(count) => Ok(Piece::Done(count)),
             Err(Errno::NOSPC) => moved(SpillReason::Full),

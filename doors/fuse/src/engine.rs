@@ -49,7 +49,8 @@ enum Job {
     },
     Changed {
         object: ObjectId,
-        fd: Arc<OwnedFd>,
+        /// None: it cannot be opened now.
+        fd: Option<Arc<OwnedFd>>,
         offset: u64,
         length: u64,
         answer: SyncSender<()>,
@@ -156,15 +157,22 @@ impl Engine {
         answered.recv().unwrap_or(Served::Plain)
     }
 
-    /// These bytes of the object were changed: whoever reads from now on sees the new ones. `length` u64::MAX: to its end.
-    pub(crate) fn changed(&self, object: Object, fd: &Arc<OwnedFd>, offset: u64, length: u64) {
+    /// These bytes of the object were changed: whoever reads from now on sees the new ones. `length` u64::MAX: to its end. Without a
+    /// descriptor it is the object that is known, or has the name.
+    pub(crate) fn changed(
+        &self,
+        object: Object,
+        fd: Option<&Arc<OwnedFd>>,
+        offset: u64,
+        length: u64,
+    ) {
         let Some(queue) = self.serving(object.member) else {
             return;
         };
         let (answer, answered) = sync_channel(1);
         queue.push(Job::Changed {
             object: object.id,
-            fd: Arc::clone(fd),
+            fd: fd.cloned(),
             offset,
             length,
             answer,
@@ -213,7 +221,8 @@ struct Named {
 
 struct Session {
     client: OwnedClient,
-    /// Where the member lies below the share.
+    member: PathBuf,
+    /// Where it lies below the share.
     below: PathBuf,
     named: HashMap<ObjectId, Named>,
     waiting: HashMap<usize, (ObjectId, SyncSender<Served>)>,
@@ -273,7 +282,10 @@ impl Lead {
             .shares
             .iter()
             .filter_map(|share| {
-                let below = member.strip_prefix(&share.path).ok()?;
+                let path = Path::new(&share.path);
+                // As it was written into the configuration, links and all.
+                let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+                let below = member.strip_prefix(path).ok()?;
                 Some((share, below.to_path_buf()))
             })
             .min_by_key(|(_, below)| below.components().count());
@@ -300,6 +312,7 @@ impl Lead {
         let beat = (client.heartbeat(), Instant::now());
         Ok(Some(Session {
             client: OwnedClient::new(client),
+            member,
             below,
             named: HashMap::new(),
             waiting: HashMap::new(),
@@ -374,12 +387,16 @@ impl Session {
         self.named.get(&object)
     }
 
-    /// Device and inode of an object.
-    fn identity(&self, object: ObjectId, fd: &OwnedFd) -> Option<(u64, u64)> {
-        let known = self.named.get(&object);
-        let known = known.map(|named| (named.device, named.inode));
-        let found = || rustix::fs::fstat(fd).map(|found| (found.st_dev, found.st_ino));
-        known.or_else(|| found().ok())
+    /// Device and inode of an object: as the daemon has it, else as it is now. By its name it costs no descriptor.
+    fn identity(&self, object: ObjectId, fd: Option<&Arc<OwnedFd>>) -> Option<(u64, u64)> {
+        if let Some(named) = self.named.get(&object) {
+            return Some((named.device, named.inode));
+        }
+        let found = match fd {
+            Some(fd) => rustix::fs::fstat(fd),
+            None => rustix::fs::lstat(self.member.join(ObjectName::of(object).as_str())),
+        };
+        found.map(|found| (found.st_dev, found.st_ino)).ok()
     }
 
     fn begin(&mut self, job: Job) {
@@ -405,13 +422,13 @@ impl Session {
                 length,
                 answer,
             } => {
-                if let Some((device, inode)) = self.identity(object, &fd) {
+                if let Some((device, inode)) = self.identity(object, fd.as_ref()) {
                     self.client.changed(device, inode, offset, length);
                 }
                 let _ = answer.send(());
             }
             Job::Gone { object, fd } => {
-                if let Some((device, inode)) = self.identity(object, &fd) {
+                if let Some((device, inode)) = self.identity(object, Some(&fd)) {
                     self.client.gone(device, inode);
                 }
             }

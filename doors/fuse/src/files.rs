@@ -219,10 +219,9 @@ impl Door {
     /// Any byte of its objects may be another.
     fn all_changed(&self, node: &Node, state: &State) {
         for object in state.layout.iter().flat_map(Layout::objects) {
-            // One that cannot be opened is read by nobody.
-            if let Ok(fd) = self.object(node, state, object, Access::Read) {
-                self.engine.changed(object, &fd, 0, u64::MAX);
-            }
+            // One that cannot be opened now, for want of descriptors perhaps, will be read later.
+            let fd = self.object(node, state, object, Access::Read).ok();
+            self.engine.changed(object, fd.as_ref(), 0, u64::MAX);
         }
     }
 
