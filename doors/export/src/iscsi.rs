@@ -101,7 +101,8 @@ impl DiskExport {
     fn check(&self) -> Result<(), ExportError> {
         if self.initiators.is_empty() {
             return Err(ExportError::refused(
-                "nobody is named who may log in; --client takes an address or network, --initiator a name (iqn.…)",
+                "nobody is named who may log in; --client takes an address or network, --initiator a name (iqn.…). There are no passwords: \
+                 whoever is named has the whole disk, and by --client 127.0.0.1 that is each user of this machine",
             ));
         }
         let by_address = |initiator: &Initiator| matches!(initiator, Initiator::Address(_));
@@ -224,6 +225,7 @@ impl DiskExport {
             mount: mount.clone(),
             export: self,
             held: None,
+            folder: None,
         })
     }
 }
@@ -253,6 +255,8 @@ struct DiskServer {
     export: DiskExport,
     /// Our lock on the file, and the target's number when tgtd was told of it.
     held: Option<(OwnedFd, Option<u128>)>,
+    /// Of its socket, locked.
+    folder: Option<OwnedFd>,
 }
 
 impl DiskServer {
@@ -283,6 +287,9 @@ impl Server for DiskServer {
     fn start(&mut self) -> Result<Child, ExportError> {
         let file = &self.export.file;
         self.held = None;
+        if self.folder.is_none() {
+            self.folder = Some(program::own_folder(&self.export.runtime, "--runtime-dir")?);
+        }
         let fd = open(file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|error| ExportError::at("open", file, error))?;
         flock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
@@ -293,7 +300,6 @@ impl Server for DiskServer {
             error => ExportError::at("lock", file, error),
         })?;
         self.held = Some((fd, None));
-        program::folder(&self.export.runtime)?;
         let mut command = program::bound(&self.daemon, "KILL")?;
         command
             .args(["-f", "-C", "0", "--iscsi"])
