@@ -43,8 +43,8 @@ fn real(path: &Path) -> Result<PathBuf, String> {
 }
 
 /// Those who were named; on the loopback address this machine, if nobody was.
-fn clients(named: &[String], listen: IpAddr, has_others: bool) -> Vec<String> {
-    if named.is_empty() && !has_others && listen.is_loopback() {
+fn clients(named: &[String], listen: IpAddr) -> Vec<String> {
+    if named.is_empty() && listen.is_loopback() {
         return vec![listen.to_string()];
     }
     named.to_vec()
@@ -72,7 +72,11 @@ fn nfs(args: &ExportNfsArgs) -> Result<(), String> {
         ),
     };
     // One server keeps its folders for itself: they are told apart by what it serves.
-    let label = format!("nfs-{}", plain_name(Path::new(&name)));
+    let label = format!(
+        "nfs-{}-{}",
+        plain_name(Path::new(&name)),
+        mount.label(&folder)
+    );
     let or = |given: &Option<PathBuf>, above: &str| {
         given
             .clone()
@@ -80,8 +84,9 @@ fn nfs(args: &ExportNfsArgs) -> Result<(), String> {
     };
     let export = NfsExport {
         listen: SocketAddr::new(args.listen, args.port),
-        clients: clients(&args.clients, args.listen, false),
+        clients: clients(&args.clients, args.listen),
         read_only: args.read_only,
+        any_port: args.any_port,
         squash: match args.squash {
             SquashArg::Root => Squash::Root,
             SquashArg::All => Squash::All,
@@ -122,10 +127,12 @@ fn iscsi(args: &ExportIscsiArgs) -> Result<(), String> {
     };
     let mount = Mount::of(if file.exists() { &file } else { folder }).map_err(told)?;
     let label = plain_name(&file);
-    let address = |client: String| Initiator::Address(client);
-    let initiators = clients(&args.clients, args.listen, !args.initiators.is_empty())
-        .into_iter()
-        .map(address)
+    // Nobody by default, on loopback neither: a disk knows no users, and whoever has it has all of it.
+    let initiators = args
+        .clients
+        .iter()
+        .cloned()
+        .map(Initiator::Address)
         .chain(args.initiators.iter().cloned().map(Initiator::Name))
         .collect();
     let export = DiskExport {
@@ -136,10 +143,9 @@ fn iscsi(args: &ExportIscsiArgs) -> Result<(), String> {
         listen: SocketAddr::new(args.listen, args.port),
         initiators,
         read_only: args.read_only,
-        runtime: args
-            .runtime_dir
-            .clone()
-            .unwrap_or_else(|| Path::new("/run/rushes").join(format!("iscsi-{label}"))),
+        runtime: args.runtime_dir.clone().unwrap_or_else(|| {
+            Path::new("/run/rushes").join(format!("iscsi-{label}-{}", mount.label(&file)))
+        }),
         file,
     };
     if args.print {

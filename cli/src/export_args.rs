@@ -14,14 +14,16 @@ Stays in the foreground and ends with SIGTERM or SIGINT. It is stopped while the
 wait. Clients mount it by `mount -t nfs -o vers=4.2,proto=tcp,port=PORT SERVER:NAME /mnt`. Exit code: 0 it was told to end, 2 it could not \
 be served, or ganesha.nfsd ended.
 
-Without --listen and --client it is for this machine alone. Needs the Debian packages nfs-ganesha and nfs-ganesha-vfs.")]
+Without --listen and --client it is for this machine alone. NFS believes what a client says of its users, so clients are to come from ports that \
+only root may use: Linux does, macOS by its mount option resvport; --any-port takes any. Needs the Debian packages nfs-ganesha and nfs-ganesha-vfs.")]
     Nfs(ExportNfsArgs),
     /// Serve a file in a mounted pool as a disk, by iSCSI (tgt)
     #[command(after_help = "\
 Stays in the foreground and ends with SIGTERM or SIGINT. It is stopped while the pool's mount is away and started again with it: \
 initiators log in again by themselves. Exit code: 0 it was told to end, 2 it could not be served, or tgtd ended.
 
-Without --listen, --client and --initiator it is for this machine alone. A disk has one client at a time unless its file system is made for \
+--client or --initiator has to be given. There are no passwords: whoever can log in reads and writes the whole disk, whatever its file system says of \
+users. With --client 127.0.0.1 that is each user of this machine. Without --listen nobody else can. A disk has one client at a time unless its file system is made for \
 more. Needs the Debian package tgt.")]
     Iscsi(ExportIscsiArgs),
 }
@@ -57,6 +59,9 @@ pub(crate) struct ExportNfsArgs {
     /// Nobody writes through it
     #[arg(long)]
     pub(crate) read_only: bool,
+    /// Take clients from any port: any user there, or here on loopback, can then say that he is another one
+    #[arg(long)]
+    pub(crate) any_port: bool,
     /// Whose rights users have
     #[arg(long, value_enum, default_value = "root", value_name = "WHO")]
     pub(crate) squash: SquashArg,
@@ -72,10 +77,10 @@ pub(crate) struct ExportNfsArgs {
     /// Seconds that clients have after a restart to claim what they had open, before others may open
     #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(2..=180))]
     pub(crate) grace: u32,
-    /// Folder for configuration and process id; otherwise /run/rushes/nfs-NAME
+    /// Folder for configuration and process id; otherwise /run/rushes/nfs-NAME-ID, ID being of pool and folder
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) runtime_dir: Option<PathBuf>,
-    /// Folder for what must outlive a reboot: which clients had something open; otherwise /var/lib/rushes/nfs-NAME
+    /// Folder for what must outlive a reboot: which clients had something open; otherwise /var/lib/rushes/nfs-NAME-ID
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,
     /// Print Ganesha's configuration and how it is started, and do nothing
@@ -109,13 +114,13 @@ pub(crate) struct ExportIscsiArgs {
     /// TCP port
     #[arg(long, default_value_t = 3260, value_name = "PORT")]
     pub(crate) port: u16,
-    /// Name of the target; otherwise iqn.2026-01.local.rushes: and the file's name
+    /// Name of the target; otherwise iqn.2026-01.local.rushes: and the file's name. Two disks need two
     #[arg(long, value_name = "IQN")]
     pub(crate) target: Option<String>,
     /// Nobody writes through it
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// Folder for tgtd's socket; otherwise /run/rushes/iscsi-NAME
+    /// Folder for tgtd's socket; otherwise /run/rushes/iscsi-NAME-ID, ID being of pool and file
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Print the commands that do the same, and do nothing; the file has to be there

@@ -95,6 +95,9 @@ impl Export {
             .to_string();
         let path = world.path(file).display().to_string();
         let mut words = vec!["iscsi", &path, "--runtime-dir", &runtime];
+        if !more.contains(&"--client") && !more.contains(&"--initiator") {
+            words.extend(["--client", "127.0.0.1"]);
+        }
         words.extend(more);
         Export::start(world, &format!("{file}.log"), &words)
     }

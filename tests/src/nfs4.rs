@@ -197,7 +197,26 @@ impl Nfs4 {
             None,
         )
         .expect("a socket");
-        rustix::net::bind(&socket, &SocketAddr::new(from, 0)).expect("an address of this machine");
+        // As a kernel's client does: from a port that only root may use. Some are taken, or were until a moment ago.
+        let begin = std::process::id() as u16 % 400;
+        let bound = (0..400)
+            .map(|step| 600 + (begin + step) % 400)
+            .find(|&own| rustix::net::bind(&socket, &SocketAddr::new(from, own)).is_ok());
+        bound.expect("an address of this machine, and a free port");
+        Nfs4::over(socket, port)
+    }
+
+    /// The same from a port that any program may have.
+    pub fn connect_from_any_port(port: u16) -> Nfs4 {
+        let socket = rustix::net::socket(
+            rustix::net::AddressFamily::INET,
+            rustix::net::SocketType::STREAM,
+            None,
+        );
+        Nfs4::over(socket.expect("a socket"), port)
+    }
+
+    fn over(socket: std::os::fd::OwnedFd, port: u16) -> Nfs4 {
         let server = SocketAddr::from(([127, 0, 0, 1], port));
         rustix::net::connect(&socket, &server).expect("the server listens");
         let stream = TcpStream::from(socket);

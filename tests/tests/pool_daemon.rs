@@ -7,15 +7,17 @@ use rushes_tests::pool::{EXT4, PoolWorld, XFS};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 const CLIP_BYTES: usize = 12 * MIB + 17;
 
-/// Both members are shares, the first one by a folder above it.
+/// Both members are shares, the first one by a folder above it, the second by a symbolic link.
 fn served() -> Option<(PoolWorld, Daemon)> {
     let world = PoolWorld::build(&[(EXT4, 100), (XFS, 300)])?;
-    let second = world.member(1).join("pool");
+    let second = world.scratch.path().join("link");
+    std::os::unix::fs::symlink(world.member(1).join("pool"), &second).expect("made");
     let spec = DaemonSpec {
         share: world.member(0),
         cache: String::from("64MiB"),
@@ -162,4 +164,101 @@ fn what_is_removed_gives_its_room_back_though_the_daemon_had_it_open() {
         assert!(Instant::now() < end, "the room does not come back");
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Files that a process has open though they have no name any more.
+fn nameless_open(pid: u32) -> usize {
+    let all = fs::read_dir(format!("/proc/{pid}/fd")).expect("it is there");
+    all.flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .filter(|to| to.to_string_lossy().contains("/objects/"))
+        .filter(|to| to.to_string_lossy().ends_with(" (deleted)"))
+        .count()
+}
+
+#[test]
+fn what_is_cut_off_gives_its_room_back_while_the_file_stays_open() {
+    let Some((world, daemon)) = served() else {
+        return;
+    };
+    let file = File::options()
+        .create(true)
+        .truncate(true)
+        .read(true)
+        .write(true)
+        .open(world.path("take.mov"))
+        .expect("made");
+    let free = |world: &PoolWorld| {
+        let found = rustix::fs::statvfs(world.path("")).expect("mounted");
+        found.f_bavail * found.f_frsize
+    };
+    let before = free(&world);
+    for take in 0..5 {
+        let bytes = pattern::bytes(take, 0, CLIP_BYTES);
+        file.write_all_at(&bytes, 0).expect("there is room");
+        file.sync_all().expect("written");
+        forget();
+        let served = served_count(&daemon.status());
+        let mut found = vec![0; CLIP_BYTES];
+        file.read_exact_at(&mut found, 0).expect("read");
+        pattern::check(take, 0, &found, "take.mov");
+        assert!(served_count(&daemon.status()) > served, "the daemon has it");
+        file.set_len(0).expect("cut");
+    }
+    let end = Instant::now() + Duration::from_secs(20);
+    while nameless_open(daemon.pid()) > 0 || free(&world) + 2 * (MIB as u64) < before {
+        assert!(
+            Instant::now() < end,
+            "the daemon has {} removed objects open, {} of {before} bytes are free",
+            nameless_open(daemon.pid()),
+            free(&world)
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(file);
+}
+
+#[test]
+fn room_that_is_reserved_behind_the_end_is_no_length_for_the_daemon() {
+    let Some((world, daemon)) = served() else {
+        return;
+    };
+    put(&world, "clip.mov", 1);
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open(world.path("clip.mov"))
+        .expect("opened");
+    let mut found = vec![0; CLIP_BYTES];
+    forget();
+    file.read_exact_at(&mut found, 0).expect("read");
+    assert!(served_count(&daemon.status()) > 0);
+    let longer = CLIP_BYTES as u64 + (8 << 20);
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, longer)
+        .expect("there is room");
+    assert_eq!(file.metadata().expect("known").len(), CLIP_BYTES as u64);
+    // A hole behind it: the object is as short as it was, whoever reserves meanwhile. (A daemon that is told a length once finds
+    // out by itself that it is not true; one that is told so again and again takes it for the device's fault.)
+    file.set_len(longer).expect("made longer");
+    let is_read = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reserving = scope.spawn(|| {
+            while !is_read.load(Ordering::Acquire) {
+                let kept = rustix::fs::FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(&file, kept, 0, longer).expect("there is room");
+            }
+        });
+        let end = Instant::now() + Duration::from_secs(3);
+        let mut wrong = None;
+        let mut found = vec![1; longer as usize];
+        while wrong.is_none() && Instant::now() < end {
+            forget();
+            wrong = file.read_exact_at(&mut found, 0).err();
+        }
+        is_read.store(true, Ordering::Release);
+        reserving.join().expect("nothing was wrong");
+        assert!(wrong.is_none(), "{wrong:?}");
+        pattern::check(1, 0, &found[..CLIP_BYTES], "clip.mov");
+        assert!(found[CLIP_BYTES..].iter().all(|byte| *byte == 0), "zeros");
+    });
 }

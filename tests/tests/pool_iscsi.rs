@@ -128,11 +128,12 @@ fn a_disk_takes_its_room_when_it_is_made_or_is_not_made() {
         found.f_bavail * 4096
     };
     let path = |name: &str| world.path(name).display().to_string();
-    let refused = |words: &[&str]| {
+    let refused_as_it_is = |words: &[&str]| {
         let output = export::export(&world, words);
         assert_eq!(output.status.code(), Some(2), "{words:?}: {output:?}");
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
+    let refused = |words: &[&str]| refused_as_it_is(&[words, &["--client", "127.0.0.1"]].concat());
     let said = refused(&["iscsi", &path("a"), "--size", "500MiB"]);
     assert!(said.contains("no room"), "{said}");
     assert!(!world.path("a").exists());
@@ -140,8 +141,12 @@ fn a_disk_takes_its_room_when_it_is_made_or_is_not_made() {
     assert!(said.contains("--size"), "{said}");
     let said = refused(&["iscsi", &path("a"), "--size", "10000"]);
     assert!(said.contains("multiple of 4096"), "{said}");
-    let said = refused(&["iscsi", &path("a"), "--size", "1MiB", "--listen", "0.0.0.0"]);
-    assert!(said.contains("--client"), "{said}");
+    // Nobody by default, on loopback neither.
+    for listen in ["0.0.0.0", "127.0.0.1"] {
+        let words = ["iscsi", &path("a"), "--size", "1MiB", "--listen", listen];
+        let said = refused_as_it_is(&words);
+        assert!(said.contains("--client"), "{said}");
+    }
     assert!(!world.path("a").exists());
     let end = Instant::now() + Duration::from_secs(30);
     while free(&world) < 100 << 20 {
@@ -270,7 +275,7 @@ fn nobody_logs_in_who_was_not_named() {
         assert_eq!(found, expected, "{options:?}");
         disk.end();
     };
-    check(&[], (true, true));
+    check(&["--client", "127.0.0.1"], (true, true));
     check(&["--initiator", named], (true, false));
     check(&["--client", "127.0.0.0/8"], (true, true));
     check(&["--client", "127.0.0.3"], (false, false));

@@ -145,6 +145,55 @@ fn files_go_on_elsewhere_when_a_member_is_full_and_every_member_is_filled() {
 }
 
 #[test]
+fn a_copy_ends_where_its_source_cannot_be_read() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 64), (EXT4, 64)]) else {
+        return;
+    };
+    // Two files fill half of each member, the third what is left of one and goes on on the other.
+    for (name, seed) in [("a", 1), ("b", 2)] {
+        put(&world, name, seed, 30 * MIB);
+    }
+    put(&world, "source", 3, 36 * MIB);
+    let source = world.where_is("source");
+    let segments = source["segments"].as_array().expect("a list");
+    assert_eq!(segments.len(), 2, "{source:#}");
+    let number = |at: usize, name: &str| segments[at][name].as_u64().expect("a number");
+    let member = |at: usize| segments[at]["objects"][0]["member"].as_u64().expect("one");
+    let (border, (first, second)) = (number(1, "start"), (member(0), member(1)));
+    assert_ne!(first, second);
+    // Room for the copy on the member that stays.
+    let on_first = ["a", "b"].map(|name| (name, world.members_of(name) == [first]));
+    let (filler, _) = on_first
+        .into_iter()
+        .find(|(_, is)| *is)
+        .expect("one of both");
+    fs::remove_file(world.path(filler)).expect("removed");
+    let end = Instant::now() + Duration::from_secs(30);
+    let room = || {
+        let found = rustix::fs::statvfs(world.member(first as usize)).expect("mounted");
+        found.f_bavail * found.f_frsize
+    };
+    while room() < 20 << 20 {
+        assert!(Instant::now() < end, "the room does not come back");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    world.unplug(second as usize);
+    let source = File::open(world.path("source")).expect("opened");
+    let target = File::create(world.path("target")).expect("made");
+    let mut at = border - (5 << 19);
+    let copied = rustix::fs::copy_file_range(&source, Some(&mut at), &target, None, 8 * MIB);
+    // Chunks are of 1 MiB: the third one has bytes that are away.
+    assert_eq!(copied, Ok(2 * MIB));
+    let copied = rustix::fs::copy_file_range(&source, Some(&mut at), &target, None, 8 * MIB);
+    assert_eq!(copied, Err(rustix::io::Errno::IO));
+    let found = fs::read(world.path("target")).expect("read");
+    assert_eq!(found.len(), 2 * MIB);
+    pattern::check(3, border - (5 << 19), &found, "target");
+    drop((source, target));
+    world.plug(second as usize, "rw");
+}
+
+#[test]
 fn a_member_that_is_away_costs_what_is_on_it_and_comes_back_without_ceremony() {
     let Some(world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 120)]) else {
         return;

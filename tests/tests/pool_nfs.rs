@@ -649,9 +649,27 @@ fn nobody_is_let_in_who_was_not_named() {
     let output = export::export(&world, &["nfs", &folder, "--print"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{output:?}");
-    for line in ["Clients = 127.0.0.1;", "Access_Type = NONE;", "root_squash"] {
+    for line in [
+        "Clients = 127.0.0.1;",
+        "Access_Type = NONE;",
+        "root_squash",
+        "PrivilegedPort = true",
+    ] {
         assert!(text.contains(line), "{line}: {text}");
     }
+    // Folders of one name are told apart.
+    let config = |folder: &str| {
+        let folder = world.path(folder);
+        fs::create_dir_all(&folder).expect("made");
+        let words = ["nfs", &folder.display().to_string(), "--print"];
+        let output = export::export(&world, &words);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines().next().unwrap_or_default().to_owned()
+    };
+    let (one, other) = (config("x/media"), config("y/media"));
+    assert!(one.contains("/run/rushes/nfs-media-"), "{one}");
+    assert_ne!(one, other);
+    assert_eq!(one, config("x/media"));
     let export = Export::nfs_with(&world, &["--client", "127.0.0.3", "--read-only"]);
     let from = |last| Nfs4::connect_from(IpAddr::from([127, 0, 0, last]), export.port);
     let mut named = from(3);
@@ -665,6 +683,29 @@ fn nobody_is_let_in_who_was_not_named() {
         assert!(nobody.known(&root).is_err(), "127.0.0.{last} is let in");
     }
     export.end();
+    // Any user could say that he is another one.
+    for (options, expected) in [(vec![], false), (vec!["--any-port"], true)] {
+        let export = Export::nfs_with(&world, &options);
+        let root = Nfs4::connect_from_any_port(export.port).root("media");
+        assert_eq!(root.is_ok(), expected, "{options:?}: {root:?}");
+        let mut as_root = Nfs4::connect_from(IpAddr::from([127, 0, 0, 1]), export.port);
+        as_root.root("media").expect("it is named");
+        if let Some(export_root) = root.ok() {
+            assert_eq!(as_root.known(&export_root).expect("known").kind, 2);
+        }
+        // Its folders are its own.
+        let (runtime, state) = (
+            world.scratch.folder("nfs"),
+            world.scratch.folder("nfs-state"),
+        );
+        let (runtime, state) = (runtime.display().to_string(), state.display().to_string());
+        let port = rushes_tests::export::free_port().to_string();
+        let words = ["nfs", &folder, "--port", &port, "--state-dir", &state];
+        let second = said(&[&words[..], &["--runtime-dir", &runtime]].concat());
+        assert!(second.contains("in use by another export"), "{second}");
+        assert!(second.contains("--state-dir"), "{second}");
+        export.end();
+    }
     // Root of a client is nobody, unless it is said otherwise; and everybody can be one user.
     fs::set_permissions(world.path(""), fs::Permissions::from_mode(0o777)).expect("set");
     for (options, owner) in [

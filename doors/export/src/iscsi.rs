@@ -9,7 +9,8 @@ use crate::keep::Server;
 use crate::mount::Mount;
 use crate::program;
 use rustix::fs::{
-    FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstat, ftruncate, open,
+    CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, fallocate, flock, fstat, fsync,
+    ftruncate, lstat, open, renameat_with,
 };
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -79,16 +80,19 @@ impl DiskExport {
                 "a disk of {size} bytes; expected a multiple of {SIZE_STEP_BYTES}"
             )));
         }
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let fd = open(path, flags, Mode::RUSR | Mode::WUSR)
-            .map_err(|error| ExportError::at("make", path, error))?;
-        let made = ftruncate(&fd, size).and_then(|()| match sparse {
-            true => Ok(()),
-            false => fallocate(&fd, FallocateFlags::empty(), 0, size),
-        });
+        // Under its own name it is whole: who is killed leaves what the next one takes away.
+        let (new, fd) = unfinished(path)?;
+        let made = ftruncate(&fd, size)
+            .and_then(|()| match sparse {
+                true => Ok(()),
+                false => fallocate(&fd, FallocateFlags::empty(), 0, size),
+            })
+            .and_then(|()| fsync(&fd))
+            .and_then(|()| renameat_with(CWD, &new, CWD, path, RenameFlags::NOREPLACE));
         if let Err(error) = made {
-            let _ = std::fs::remove_file(path);
+            let _ = std::fs::remove_file(&new);
             return Err(match error {
+                Errno::EXIST => said("it was made by somebody else meanwhile"),
                 Errno::NOSPC => said(&format!(
                     "no room for a disk of {size} bytes; --sparse takes room only as it is written, and a full pool is then an error of the disk"
                 )),
@@ -101,7 +105,8 @@ impl DiskExport {
     fn check(&self) -> Result<(), ExportError> {
         if self.initiators.is_empty() {
             return Err(ExportError::refused(
-                "nobody is named who may log in; --client takes an address or network, --initiator a name (iqn.…)",
+                "nobody is named who may log in; --client takes an address or network, --initiator a name (iqn.…). There are no passwords: \
+                 whoever is named has the whole disk, and by --client 127.0.0.1 that is each user of this machine",
             ));
         }
         let by_address = |initiator: &Initiator| matches!(initiator, Initiator::Address(_));
@@ -224,7 +229,51 @@ impl DiskExport {
             mount: mount.clone(),
             export: self,
             held: None,
+            folder: None,
         })
+    }
+}
+
+/// An empty file beside `path` for what is to be there, locked, and its name. One that is left of somebody who was killed goes first,
+/// with the room that it has.
+///
+/// Errors   Refused when somebody makes it at this moment
+fn unfinished(path: &Path) -> Result<(PathBuf, OwnedFd), ExportError> {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(".unfinished");
+    let new = path.with_file_name(name);
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let failed = |error| ExportError::at("make", &new, error);
+    // What is locked may have got another name, or none, while we waited for it.
+    let is_at = |fd: &OwnedFd| {
+        let (own, found) = (fstat(fd)?, lstat(&new)?);
+        Ok((own.st_dev, own.st_ino) == (found.st_dev, found.st_ino))
+    };
+    let busy = || {
+        ExportError::refused(format!(
+            "{}: somebody is making this disk at the moment",
+            path.display()
+        ))
+    };
+    let locked = |fd: &OwnedFd| match flock(fd, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => is_at(fd).map_err(failed),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(failed(error)),
+    };
+    match open(&new, flags, Mode::empty()) {
+        Ok(left) if locked(&left)? => {
+            std::fs::remove_file(&new).map_err(|error| ExportError::at("remove", &new, error))?
+        }
+        Ok(_) => return Err(busy()),
+        Err(Errno::NOENT) => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let flags = flags | OFlags::CREATE | OFlags::EXCL;
+    match open(&new, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(fd) if locked(&fd)? => Ok((new, fd)),
+        Ok(_) | Err(Errno::EXIST) => Err(busy()),
+        Err(error) => Err(failed(error)),
     }
 }
 
@@ -253,6 +302,8 @@ struct DiskServer {
     export: DiskExport,
     /// Our lock on the file, and the target's number when tgtd was told of it.
     held: Option<(OwnedFd, Option<u128>)>,
+    /// Of its socket, locked.
+    folder: Option<OwnedFd>,
 }
 
 impl DiskServer {
@@ -283,6 +334,9 @@ impl Server for DiskServer {
     fn start(&mut self) -> Result<Child, ExportError> {
         let file = &self.export.file;
         self.held = None;
+        if self.folder.is_none() {
+            self.folder = Some(program::own_folder(&self.export.runtime, "--runtime-dir")?);
+        }
         let fd = open(file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|error| ExportError::at("open", file, error))?;
         flock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
@@ -293,7 +347,6 @@ impl Server for DiskServer {
             error => ExportError::at("lock", file, error),
         })?;
         self.held = Some((fd, None));
-        program::folder(&self.export.runtime)?;
         let mut command = program::bound(&self.daemon, "KILL")?;
         command
             .args(["-f", "-C", "0", "--iscsi"])
@@ -350,5 +403,86 @@ impl Server for DiskServer {
         let _ = child.kill();
         let _ = child.wait();
         self.held = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    const SIZE: u64 = 1 << 20;
+
+    /// A folder that goes with the test.
+    struct Folder(PathBuf);
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn folder(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("rushes-{name}-{}", std::process::id()));
+        fs::create_dir(&path).expect("the temporary folder is writable");
+        Folder(path)
+    }
+
+    fn names(folder: &Folder) -> Vec<String> {
+        let all = fs::read_dir(&folder.0).expect("it is there").flatten();
+        all.map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect()
+    }
+
+    #[test]
+    fn what_a_killed_maker_left_is_no_disk_and_in_nobodys_way() {
+        let folder = folder("disk-left");
+        let path = folder.0.join("a.disk");
+        let left = folder.0.join(".a.disk.unfinished");
+        // Killed before it had its room.
+        let file = fs::File::create(&left).expect("made");
+        file.set_len(SIZE).expect("made longer");
+        drop(file);
+        let none = DiskExport::prepare(&path, None, false);
+        assert!(matches!(none, Err(ExportError::Refused(_))), "{none:?}");
+        assert_eq!(
+            DiskExport::prepare(&path, Some(SIZE), false).ok(),
+            Some(SIZE)
+        );
+        assert_eq!(names(&folder), ["a.disk"]);
+        let found = fs::metadata(&path).expect("made");
+        assert_eq!(found.len(), SIZE);
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&found);
+        assert!(blocks * 512 >= SIZE, "it has {blocks} blocks");
+        assert_eq!(DiskExport::prepare(&path, None, false).ok(), Some(SIZE));
+    }
+
+    #[test]
+    fn a_disk_that_somebody_makes_is_left_to_him() {
+        let folder = folder("disk-busy");
+        let path = folder.0.join("a.disk");
+        let (new, held) = unfinished(&path).expect("nobody else");
+        ftruncate(&held, SIZE).expect("made longer");
+        let second = DiskExport::prepare(&path, Some(SIZE), true);
+        assert!(matches!(second, Err(ExportError::Refused(_))), "{second:?}");
+        assert_eq!(fs::metadata(&new).expect("it stays").len(), SIZE);
+        // It died.
+        drop(held);
+        assert_eq!(
+            DiskExport::prepare(&path, Some(SIZE), true).ok(),
+            Some(SIZE)
+        );
+        assert_eq!(names(&folder), ["a.disk"]);
+    }
+
+    #[test]
+    fn a_link_under_the_unfinished_name_is_not_followed() {
+        let folder = folder("disk-link");
+        let other = folder.0.join("other");
+        fs::write(&other, "mine").expect("written");
+        std::os::unix::fs::symlink(&other, folder.0.join(".a.disk.unfinished")).expect("made");
+        let made = DiskExport::prepare(&folder.0.join("a.disk"), Some(SIZE), true);
+        assert!(matches!(made, Err(ExportError::System { .. })), "{made:?}");
+        assert_eq!(fs::read(&other).expect("read"), b"mine");
     }
 }

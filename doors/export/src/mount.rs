@@ -6,6 +6,7 @@
 
 use crate::error::ExportError;
 use rushes_pool::{Pool, PoolId};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -57,6 +58,17 @@ impl Mount {
     /// Where it is mounted.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Part of names that are another for anything else that can be exported, also if it is called the same: 8 hexadecimal digits.
+    pub fn label(&self, path: &Path) -> String {
+        let below = path.strip_prefix(&self.folder).unwrap_or(path);
+        // FNV-1a
+        let mixed = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        let pool = self.pool.0.to_le_bytes();
+        let bytes = pool.iter().chain(below.as_os_str().as_bytes());
+        let hash = bytes.fold(0xcbf2_9ce4_8422_2325, mixed);
+        format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
     }
 
     /// Of its pool.
@@ -125,5 +137,36 @@ impl Watch {
             0 => None,
             device => Some(device),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(folder: &str, pool: u128) -> Mount {
+        Mount {
+            folder: PathBuf::from(folder),
+            catalogue: PathBuf::from("/catalogue"),
+            pool: PoolId(pool),
+        }
+    }
+
+    #[test]
+    fn what_is_called_the_same_has_another_label_and_a_pool_keeps_its_own() {
+        let (a, b) = (mount("/a/media", 1), mount("/b/media", 2));
+        let label = a.label(Path::new("/a/media"));
+        assert_eq!(label.len(), 8);
+        assert_ne!(label, b.label(Path::new("/b/media")));
+        assert_ne!(label, a.label(Path::new("/a/media/x/media")));
+        assert_ne!(
+            a.label(Path::new("/a/media/x/disk")),
+            a.label(Path::new("/a/media/y/disk"))
+        );
+        let elsewhere = mount("/c", 1);
+        assert_eq!(
+            a.label(Path::new("/a/media/disk")),
+            elsewhere.label(Path::new("/c/disk"))
+        );
     }
 }

@@ -12,6 +12,7 @@ use crate::program;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -44,6 +45,8 @@ pub struct NfsExport {
     pub clients: Vec<String>,
     /// Nobody writes.
     pub read_only: bool,
+    /// From ports that any program may have: then any user of a client, or of this machine, can say that he is another one.
+    pub any_port: bool,
     /// Whose rights users have.
     pub squash: Squash,
     /// User and group of who is nobody, or of everybody.
@@ -110,13 +113,14 @@ impl NfsExport {
             text,
             "EXPORT {{\n\
              \x20   Export_Id = 1; Path = {}; Pseudo = {}; Filesystem_Id = {high}.{low};\n\
-             \x20   Access_Type = NONE; Squash = {squash}; SecType = sys; Protocols = {protocols}; Transports = TCP;\n\
+             \x20   Access_Type = NONE; PrivilegedPort = {}; Squash = {squash}; SecType = sys; Protocols = {protocols}; Transports = TCP;\n\
              {anonymous}\
              \x20   CLIENT {{ Clients = {}; Access_Type = {access}; Protocols = {protocols}; }}\n\
              \x20   FSAL {{ Name = VFS; }}\n\
              }}\n",
             quoted(&self.folder)?,
             quoted(Path::new(&self.name))?,
+            !self.any_port,
             self.clients.join(", "),
         );
         Ok(text)
@@ -209,6 +213,8 @@ pub struct NfsServer {
     program: PathBuf,
     configuration: String,
     mount: Mount,
+    /// Its folders, locked.
+    held: Vec<OwnedFd>,
 }
 
 impl NfsServer {
@@ -220,6 +226,7 @@ impl NfsServer {
             program: program::find("ganesha.nfsd", "nfs-ganesha nfs-ganesha-vfs")?,
             configuration: export.configuration(mount)?,
             mount: mount.clone(),
+            held: Vec::new(),
             export,
         })
     }
@@ -250,8 +257,14 @@ impl Server for NfsServer {
     }
 
     fn start(&mut self) -> Result<Child, ExportError> {
-        program::folder(&self.export.runtime)?;
-        program::folder(&self.export.state)?;
+        if self.held.is_empty() {
+            let state = program::own_folder(&self.export.state, "--state-dir")?;
+            self.held.push(state);
+            if self.export.runtime != self.export.state {
+                let runtime = program::own_folder(&self.export.runtime, "--runtime-dir")?;
+                self.held.push(runtime);
+            }
+        }
         self.compare_device()?;
         program::write(&self.export.conf(), &self.configuration)?;
         let mut command: Command = program::bound(&self.program, "TERM")?;

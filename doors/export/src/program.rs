@@ -2,8 +2,10 @@
 //! Programs of the distribution: where they are, and how they are started so that none outlives us.
 
 use crate::error::ExportError;
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::io::Errno;
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -44,6 +46,24 @@ pub(crate) fn folder(path: &Path) -> Result<(), ExportError> {
             },
         )
         .map_err(|error| ExportError::at("make the folder", path, error))
+}
+
+/// The same, for one export alone as long as the descriptor is open: two would write over each other's configuration and what clients have open.
+///
+/// Errors   Refused when another export has it; `option` names another one
+pub(crate) fn own_folder(path: &Path, option: &str) -> Result<OwnedFd, ExportError> {
+    folder(path)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = open(path, flags, Mode::empty())
+        .map_err(|error| ExportError::at("open the folder", path, error))?;
+    match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(fd),
+        Err(Errno::WOULDBLOCK) => Err(ExportError::refused(format!(
+            "{} is in use by another export that runs; end that one, or name another folder by {option}",
+            path.display()
+        ))),
+        Err(error) => Err(ExportError::at("lock the folder", path, error)),
+    }
 }
 
 /// A file of root alone with this text, whole or not at all.

@@ -32,6 +32,15 @@ const ZERO_RANGE: u32 = 16;
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
+/// What others know of an object by what is done to it.
+#[derive(Clone, Copy, Debug)]
+enum Known {
+    /// It reaches to the end of the piece at least.
+    Written,
+    /// Nothing: a reservation behind its end leaves it as long as it was.
+    Nothing,
+}
+
 /// What came of one piece of a write or an allocation.
 enum Piece {
     /// So many bytes are done.
@@ -104,18 +113,16 @@ impl Door {
         let served = self.engine.read(located.object, fd, length, start);
         let mut bytes = match served {
             Served::Bytes(bytes) => bytes,
-            Served::Failed(error) => return Err(error),
-            Served::Plain => {
-                let mut bytes = Vec::with_capacity(length);
-                while bytes.len() < length {
-                    let at = start + bytes.len() as u64;
-                    if pread(&**fd, spare_capacity(&mut bytes), at)? == 0 {
-                        break;
-                    }
-                }
-                bytes
-            }
+            Served::Plain => Vec::with_capacity(length),
         };
+        // Also what the daemon's answer lacks: where the object ends is the object's to say.
+        bytes.reserve_exact(length - bytes.len().min(length));
+        while bytes.len() < length {
+            let at = start + bytes.len() as u64;
+            if pread(&**fd, spare_capacity(&mut bytes), at)? == 0 {
+                break;
+            }
+        }
         bytes.resize(length, 0);
         Ok(bytes)
     }
@@ -142,14 +149,19 @@ impl Door {
             self.clean_tail(node, file)?;
         }
         let total = data.len() as u64;
-        let (done, result) =
-            self.piece_by_piece(node, file, (offset, total), |fd, located, done, length| {
+        let (done, result) = self.piece_by_piece(
+            node,
+            file,
+            (offset, total),
+            Known::Written,
+            |fd, located, done, length| {
                 let part = &data[done as usize..(done + length) as usize];
                 less_and_less(located.object_offset.0, length, |length| {
                     pwrite(fd, &part[..length as usize], located.object_offset.0)
                         .map(|count| count as u64)
                 })
-            });
+            },
+        );
         if done > 0 {
             self.written(file, offset + done)?;
             return Ok(done as usize);
@@ -187,6 +199,7 @@ impl Door {
         node: &Node,
         file: &OpenFile,
         (offset, total): (u64, u64),
+        known: Known,
         mut act: impl FnMut(&OwnedFd, &Located, u64, u64) -> Answer<u64>,
     ) -> (u64, Answer<()>) {
         let mut done = 0;
@@ -195,9 +208,13 @@ impl Door {
         let mut tries = 0;
         while done < total {
             let at = offset + done;
-            let piece = self.one_piece(node, file, at, total - done, |fd, located, length| {
-                act(fd, located, done, length)
-            });
+            let piece = self.one_piece(
+                node,
+                file,
+                (at, total - done),
+                known,
+                |fd, located, length| act(fd, located, done, length),
+            );
             let went_on = match piece {
                 Ok(Piece::Done(count)) => {
                     done += count;
@@ -222,8 +239,8 @@ impl Door {
         &self,
         node: &Node,
         file: &OpenFile,
-        at: u64,
-        length: u64,
+        (at, length): (u64, u64),
+        known: Known,
         act: impl FnOnce(&OwnedFd, &Located, u64) -> Answer<u64>,
     ) -> Answer<Piece> {
         let state = file.state();
@@ -244,9 +261,12 @@ impl Door {
             Err(error) => return Err(self.trouble(node, &error)),
         };
         let done = act(&fd, &located, located.length.0.min(length));
-        let changed = *done.as_ref().unwrap_or(&u64::MAX);
+        let changed = match (known, &done) {
+            (Known::Written, Ok(count)) => *count,
+            _ => u64::MAX,
+        };
         self.engine
-            .changed(located.object, &fd, located.object_offset.0, changed);
+            .changed(located.object, Some(&fd), located.object_offset.0, changed);
         match done {
             Ok(count) => Ok(Piece::Done(count)),
             Err(Errno::NOSPC) => moved(SpillReason::Full),
@@ -278,18 +298,26 @@ impl Door {
         if by_user {
             self.drop_set_id(&node)?;
         }
-        if end > file.size() {
-            self.clean_tail(&node, &file)?;
+        if end > file.size()
+            && let Err(error) = self.clean_tail(&node, &file)
+        {
+            self.changed(&node);
+            return Err(error);
         }
         if mode & PUNCH_HOLE != 0 && file.state().layout.is_none() {
             return Ok(());
         }
-        let (_, result) =
-            self.piece_by_piece(&node, &file, (offset, length), |fd, located, _, length| {
+        let (_, result) = self.piece_by_piece(
+            &node,
+            &file,
+            (offset, length),
+            Known::Nothing,
+            |fd, located, _, length| {
                 less_and_less(located.object_offset.0, length, |length| {
                     fallocate(fd, action, located.object_offset.0, length).map(|()| length)
                 })
-            });
+            },
+        );
         let end = if mode & KEEP_SIZE == 0 { end } else { 0 };
         let done = result.and_then(|()| self.written(&file, end));
         self.changed(&node);
@@ -370,20 +398,27 @@ impl Door {
         }
         let length = length.min(COPY_BYTES_MAX);
         let mut done = 0;
+        let mut result = Ok(());
         while done < length {
             let chunk = (length - done).min(COPY_CHUNK_BYTES as u64) as usize;
-            let bytes = self.read_from(&source_node, &source, from.1 + done, chunk)?;
-            if bytes.is_empty() {
-                break;
-            }
-            match self.write_to(&target_node, &target, to.1 + done, &bytes) {
+            let copied = self
+                .read_from(&source_node, &source, from.1 + done, chunk)
+                .and_then(|bytes| self.write_to(&target_node, &target, to.1 + done, &bytes));
+            match copied {
+                Ok(0) => break,
                 Ok(count) => done += count as u64,
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
             }
         }
         self.changed(&target_node);
-        Ok(done as usize)
+        // What ended it is heard by who goes on.
+        if done > 0 {
+            return Ok(done as usize);
+        }
+        result.map(|()| 0)
     }
 
     /// Objects first, then the stub that names them. Also those that another open wrote.

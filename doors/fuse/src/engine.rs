@@ -12,7 +12,6 @@ use rushes_shm::Connect;
 use rushes_shm::client::{FileHandle, HUNG_PATIENCE, OwnedClient, ReadError};
 use rushes_sys::bell;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,9 +35,7 @@ const BEAT_EVERY: Duration = Duration::from_secs(5);
 pub(crate) enum Served {
     /// Fewer than asked at the object's end only.
     Bytes(Vec<u8>),
-    /// The object's own error.
-    Failed(Errno),
-    /// Nobody has read: do it on the object.
+    /// Nobody has read, or it was an error: do it on the object, which says what is true.
     Plain,
 }
 
@@ -52,10 +49,16 @@ enum Job {
     },
     Changed {
         object: ObjectId,
-        fd: Arc<OwnedFd>,
+        /// None: it cannot be opened now.
+        fd: Option<Arc<OwnedFd>>,
         offset: u64,
         length: u64,
         answer: SyncSender<()>,
+    },
+    /// It has no name any more.
+    Gone {
+        object: ObjectId,
+        fd: Arc<OwnedFd>,
     },
     Closed(ObjectId),
 }
@@ -154,21 +157,39 @@ impl Engine {
         answered.recv().unwrap_or(Served::Plain)
     }
 
-    /// These bytes of the object were changed: whoever reads from now on sees the new ones. `length` u64::MAX: to its end.
-    pub(crate) fn changed(&self, object: Object, fd: &Arc<OwnedFd>, offset: u64, length: u64) {
+    /// These bytes of the object were changed: whoever reads from now on sees the new ones. `length` u64::MAX: to its end. Without a
+    /// descriptor it is the object that is known, or has the name.
+    pub(crate) fn changed(
+        &self,
+        object: Object,
+        fd: Option<&Arc<OwnedFd>>,
+        offset: u64,
+        length: u64,
+    ) {
         let Some(queue) = self.serving(object.member) else {
             return;
         };
         let (answer, answered) = sync_channel(1);
         queue.push(Job::Changed {
             object: object.id,
-            fd: Arc::clone(fd),
+            fd: fd.cloned(),
             offset,
             length,
             answer,
         });
         // An error: the session has ended, and its cache with it.
         let _ = answered.recv();
+    }
+
+    /// The object is removed, or is about to be: the daemon keeps nothing of it once it is closed.
+    pub(crate) fn gone(&self, object: Object, fd: &Arc<OwnedFd>) {
+        if let Some(queue) = self.serving(object.member) {
+            let fd = Arc::clone(fd);
+            queue.push(Job::Gone {
+                object: object.id,
+                fd,
+            });
+        }
     }
 
     /// The door has closed the object.
@@ -200,7 +221,8 @@ struct Named {
 
 struct Session {
     client: OwnedClient,
-    /// Where the member lies below the share.
+    member: PathBuf,
+    /// Where it lies below the share.
     below: PathBuf,
     named: HashMap<ObjectId, Named>,
     waiting: HashMap<usize, (ObjectId, SyncSender<Served>)>,
@@ -260,7 +282,10 @@ impl Lead {
             .shares
             .iter()
             .filter_map(|share| {
-                let below = member.strip_prefix(&share.path).ok()?;
+                let path = Path::new(&share.path);
+                // As it was written into the configuration, links and all.
+                let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+                let below = member.strip_prefix(path).ok()?;
                 Some((share, below.to_path_buf()))
             })
             .min_by_key(|(_, below)| below.components().count());
@@ -287,6 +312,7 @@ impl Lead {
         let beat = (client.heartbeat(), Instant::now());
         Ok(Some(Session {
             client: OwnedClient::new(client),
+            member,
             below,
             named: HashMap::new(),
             waiting: HashMap::new(),
@@ -361,6 +387,18 @@ impl Session {
         self.named.get(&object)
     }
 
+    /// Device and inode of an object: as the daemon has it, else as it is now. By its name it costs no descriptor.
+    fn identity(&self, object: ObjectId, fd: Option<&Arc<OwnedFd>>) -> Option<(u64, u64)> {
+        if let Some(named) = self.named.get(&object) {
+            return Some((named.device, named.inode));
+        }
+        let found = match fd {
+            Some(fd) => rustix::fs::fstat(fd),
+            None => rustix::fs::lstat(self.member.join(ObjectName::of(object).as_str())),
+        };
+        found.map(|found| (found.st_dev, found.st_ino)).ok()
+    }
+
     fn begin(&mut self, job: Job) {
         match job {
             Job::Read {
@@ -384,15 +422,15 @@ impl Session {
                 length,
                 answer,
             } => {
-                let known = self
-                    .named
-                    .get(&object)
-                    .map(|named| (named.device, named.inode));
-                let found = || rustix::fs::fstat(&fd).map(|found| (found.st_dev, found.st_ino));
-                if let Some((device, inode)) = known.or_else(|| found().ok()) {
+                if let Some((device, inode)) = self.identity(object, fd.as_ref()) {
                     self.client.changed(device, inode, offset, length);
                 }
                 let _ = answer.send(());
+            }
+            Job::Gone { object, fd } => {
+                if let Some((device, inode)) = self.identity(object, Some(&fd)) {
+                    self.client.gone(device, inode);
+                }
             }
             Job::Closed(object) => self.closing.push(object),
         }
@@ -411,14 +449,18 @@ impl Session {
 
     fn collect(&mut self) {
         while let Some(read) = self.client.poll() {
-            let Some((_, answer)) = self.waiting.remove(&read.number) else {
+            let Some((object, answer)) = self.waiting.remove(&read.number) else {
                 continue;
             };
             let _ = answer.send(match read.result {
                 Ok(bytes) => Served::Bytes(bytes),
                 Err(ReadError::Plain) => Served::Plain,
                 Err(ReadError::Errno(errno)) => {
-                    Served::Failed(Errno::from_raw_os_error(errno as i32))
+                    tracing::debug!(
+                        "{}: the daemon read with error {errno}",
+                        ObjectName::of(object).as_str()
+                    );
+                    Served::Plain
                 }
             });
         }

@@ -152,7 +152,11 @@ impl Door {
         let nameless = slot.nameless;
         drop(slot);
         if let Some(file) = &last {
-            for object in locked(&file.state().objects).keys() {
+            let state = file.state();
+            if nameless {
+                self.all_gone(&node, &state);
+            }
+            for object in locked(&state.objects).keys() {
                 self.engine.closed(*object);
             }
         }
@@ -206,6 +210,7 @@ impl Door {
                 .spill(file.stub.as_fd(), &mut layout, wanted, reason),
             None => self.pool.place(file.stub.as_fd(), &mut layout, wanted),
         };
+        self.let_go(&state, &layout);
         state.layout = Some(layout);
         self.all_changed(node, &state);
         done.map(drop).map_err(|error| self.trouble(node, &error))
@@ -214,11 +219,32 @@ impl Door {
     /// Any byte of its objects may be another.
     fn all_changed(&self, node: &Node, state: &State) {
         for object in state.layout.iter().flat_map(Layout::objects) {
-            // One that cannot be opened is read by nobody.
+            // One that cannot be opened now, for want of descriptors perhaps, will be read later.
+            let fd = self.object(node, state, object, Access::Read).ok();
+            self.engine.changed(object, fd.as_ref(), 0, u64::MAX);
+        }
+    }
+
+    /// All of its objects will be removed, also those that the daemon knows of an earlier open.
+    fn all_gone(&self, node: &Node, state: &State) {
+        for object in state.layout.iter().flat_map(Layout::objects) {
             if let Ok(fd) = self.object(node, state, object, Access::Read) {
-                self.engine.changed(object, &fd, 0, u64::MAX);
+                self.engine.gone(object, &fd);
             }
         }
+    }
+
+    /// Objects that the layout names no longer are removed, whoever has them open.
+    fn let_go(&self, state: &State, layout: &Layout) {
+        let named = layout.objects();
+        locked(&state.objects).retain(|object, (_, fd)| {
+            let is_named = named.contains(object);
+            if !is_named {
+                self.engine.gone(*object, fd);
+                self.engine.closed(*object);
+            }
+            is_named
+        });
     }
 
     /// The layout; a new one is written down before the file gets a size.
@@ -252,11 +278,14 @@ impl Door {
         let Some(mut layout) = state.layout.clone() else {
             return Ok(());
         };
+        // By their descriptors those that go are told to the daemon, who may know them of an earlier open.
+        for object in layout.clone().cut(ByteCount(size)) {
+            let _ = self.object(node, state, object, Access::Read);
+        }
         let done = self
             .pool
             .cut(file.stub.as_fd(), &mut layout, ByteCount(size));
-        let named = layout.objects();
-        locked(&state.objects).retain(|object, _| named.contains(object));
+        self.let_go(state, &layout);
         state.layout = Some(layout);
         self.all_changed(node, state);
         done.map_err(|error| self.trouble(node, &error))

@@ -12,7 +12,7 @@ use crate::nodes::{Node, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, locked, status};
 use rushes_sys::thread::{ActingAs, Identity, set_own_umask};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, readlinkat,
-    renameat_with, symlinkat, unlinkat,
+    renameat_with, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -48,6 +48,15 @@ fn path_at(folder: impl AsFd, name: &OsStr) -> Answer<OwnedFd> {
         OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
         Mode::empty(),
     )
+}
+
+/// Number of the inode of this name, by no descriptor; 0: there is none.
+fn number_at(folder: impl AsFd, name: &OsStr) -> Answer<u64> {
+    match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(found) => Ok(found.st_ino),
+        Err(Errno::NOENT) => Ok(0),
+        Err(error) => Err(error),
+    }
 }
 
 impl Door {
@@ -233,21 +242,27 @@ impl Door {
             return Err(Errno::INVAL);
         }
         let (source, target) = (self.folder(from.0)?, self.folder(to.0)?);
-        let victim = if flags.is_empty() {
-            path_at(&target, to.1).ok()
-        } else {
-            None
+        let victim = match path_at(&target, to.1) {
+            Ok(victim) if flags.is_empty() => Some(victim),
+            Ok(_) | Err(Errno::NOENT) => None,
+            // Without it the objects of what is replaced would be nobody's.
+            Err(error) => return Err(error),
         };
+        // Before: what is asked afterwards may fail, and the rename is done.
+        let (moved, replaced) = (number_at(&source, from.1)?, number_at(&target, to.1)?);
         let replace = || renameat_with(&source, from.1, &target, to.1, flags);
         match victim {
             Some(victim) => self.replace_name(&victim, replace),
             None => replace(),
         }?;
-        // Asked, not inferred: two names of one inode both stay as they are.
-        for (folder, (parent, name)) in [(&source, from), (&target, to)] {
-            let number = path_at(folder, name).and_then(status).map(|at| at.stx_ino);
-            self.name_leads_to(parent, name, number.unwrap_or(0));
-        }
+        let left = match flags.contains(RenameFlags::EXCHANGE) {
+            true => replaced,
+            // Two names of one inode both stay as they are.
+            false if moved == replaced => moved,
+            false => 0,
+        };
+        self.name_leads_to(from.0, from.1, left);
+        self.name_leads_to(to.0, to.1, moved);
         Ok(())
     }
 
