@@ -73,11 +73,16 @@ impl Door {
         }
     }
 
-    /// The same of a rename, by the inode's number; 0: nowhere.
-    pub(crate) fn name_leads_to(&self, folder: u64, name: &OsStr, number: u64) {
+    /// An inode is about to be renamed: a checkpoint of names that ends before we tell of it is not to be believed.
+    pub(crate) fn moves(&self, number: u64) {
         if number != 0 && self.may_be_folder(number) {
             self.names.folder_moved();
         }
+    }
+
+    /// As [`Door::name_changed`], of a rename, by the inode's number; 0: nowhere.
+    pub(crate) fn name_leads_to(&self, folder: u64, name: &OsStr, number: u64) {
+        self.moves(number);
         self.tell_name(folder, name, number);
     }
 

@@ -250,6 +250,10 @@ impl Door {
         };
         // Before: what is asked afterwards may fail, and the rename is done.
         let (moved, replaced) = (number_at(&source, from.1)?, number_at(&target, to.1)?);
+        self.moves(moved);
+        if flags.contains(RenameFlags::EXCHANGE) {
+            self.moves(replaced);
+        }
         let replace = || renameat_with(&source, from.1, &target, to.1, flags);
         match victim {
             Some(victim) => self.replace_name(&victim, replace),
