@@ -690,7 +690,7 @@ fn nobody_is_let_in_who_was_not_named() {
         assert_eq!(root.is_ok(), expected, "{options:?}: {root:?}");
         let mut as_root = Nfs4::connect_from(IpAddr::from([127, 0, 0, 1]), export.port);
         as_root.root("media").expect("it is named");
-        if let Some(export_root) = root.ok() {
+        if let Ok(export_root) = root {
             assert_eq!(as_root.known(&export_root).expect("known").kind, 2);
         }
         // Its folders are its own.
