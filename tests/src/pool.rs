@@ -249,6 +249,8 @@ impl Drop for PoolWorld {
 
 fn file_system(scratch: &Scratch, name: &str, (mkfs, mib): Made) {
     let image = scratch.path().join(format!("{name}.img"));
+    // A new file: whoever has copied the mounts of this machine still has the former one mounted.
+    let _ = fs::remove_file(&image);
     File::create(&image)
         .and_then(|file| file.set_len(mib << 20))
         .expect("the temporary folder takes a sparse image");
