@@ -10,11 +10,11 @@ use crate::format::{self, CatalogueFormat, Duty, FORMAT_FILE, Format, MemberEntr
 use crate::member::{Access, Member, MemberState, NAMES, data_ranges, random};
 use crate::names::{checkpoint_now, newest_log};
 use crate::pool::{Pool, punch};
-use crate::walk::walk;
+use crate::walk::each_stub;
 use rushes_core::pool::check::is_plain;
 use rushes_core::pool::{Layout, MemberNumber, Object, Room, order};
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, fsync, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, fsync, openat, renameat, unlinkat};
 use rustix::io::{Errno, pread, pwrite};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -234,16 +234,8 @@ pub fn drain(
     );
     pool.bury(|_| false)?;
     let mut drained = Drained::default();
-    let mut linked = BTreeSet::new();
-    walk(pool.catalogue(), |named| {
-        if named.kind != FileType::RegularFile
-            || (named.status.st_nlink > 1 && !linked.insert(named.status.st_ino))
-        {
-            return Ok(());
-        }
-        let failed = |error| PoolError::system("open", named.path.display().to_string(), error);
+    each_stub(pool.catalogue(), &mut BTreeSet::new(), |named, stub| {
         drained.file_count += 1;
-        let stub = named.open().map_err(failed)?;
         let layout = pool.layout(stub.as_fd());
         let layout = layout.map_err(|error| about(named.path, &error))?;
         let Some(mut layout) = layout else {
@@ -527,7 +519,6 @@ pub fn remove(pool: Pool, number: MemberNumber) -> Result<(), PoolError> {
 pub fn left(pool: &Pool, member: &Member) -> Result<Left, PoolError> {
     let mut left = Left::default();
     pool.bury(|_| false)?;
-    let mut linked = BTreeSet::new();
     let mut count = |path: &Path, stub: BorrowedFd<'_>| {
         // A record that nobody can read may name it.
         let layout = pool.layout(stub).map_err(|error| about(path, &error))?;
@@ -538,14 +529,8 @@ pub fn left(pool: &Pool, member: &Member) -> Result<Left, PoolError> {
         left.file_count += u64::from(is_on_it);
         Ok::<(), PoolError>(())
     };
-    walk(pool.catalogue(), |named| {
-        if named.kind != FileType::RegularFile
-            || (named.status.st_nlink > 1 && !linked.insert(named.status.st_ino))
-        {
-            return Ok(());
-        }
-        let failed = |error| PoolError::system("open", named.path.display().to_string(), error);
-        count(named.path, named.open().map_err(failed)?.as_fd())
+    each_stub(pool.catalogue(), &mut BTreeSet::new(), |named, stub| {
+        count(named.path, stub.as_fd())
     })?;
     let removed = pool.catalogue().path().join(crate::catalogue::REMOVED);
     let failed = |error| PoolError::system("list", removed.display().to_string(), error);

@@ -15,7 +15,7 @@ use rustix::fs::{
     mkdirat, open, openat, seek, statat, unlinkat,
 };
 use rustix::io::Errno;
-use std::ffi::OsStr;
+use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -353,75 +353,63 @@ impl Member {
         &self,
         mut each: impl FnMut(Listed) -> Result<(), PoolError>,
     ) -> Result<(), PoolError> {
-        let (root, _) = self.enter()?;
-        for first in 0..=u8::MAX {
-            let below = format!("objects/{first:02x}");
-            let failed = |error| self.failed("look through", &below, error);
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let folder = match openat(&root, below.as_str(), flags, Mode::empty()) {
-                Ok(folder) => folder,
-                Err(Errno::NOENT) => continue,
+        self.names_among_objects(|folder, below, name| {
+            let failed = |error| self.failed("look through", below, error);
+            let id = name.to_str().ok().and_then(|text| {
+                let id = ObjectId(u64::from_str_radix(text, 16).ok()?);
+                let whole = ObjectName::of(id);
+                (whole.folder() == below && whole.0.ends_with(&format!("/{text}"))).then_some(id)
+            });
+            let stranger = || {
+                let name = OsStr::from_bytes(name.to_bytes());
+                Listed::Stranger(self.path.join(below).join(name))
+            };
+            let Some(id) = id else {
+                return each(stranger());
+            };
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            let fd = match openat(folder, name, flags, Mode::empty()) {
+                Ok(fd) => fd,
+                Err(Errno::NOENT) => return Ok(()),
+                Err(Errno::LOOP | Errno::NXIO) => return each(stranger()),
                 Err(error) => return Err(failed(error)),
             };
-            for entry in Dir::read_from(&folder).map_err(failed)? {
-                let entry = entry.map_err(failed)?;
-                let name = entry.file_name();
-                if name == c"." || name == c".." {
-                    continue;
-                }
-                let id = name.to_str().ok().and_then(|text| {
-                    let id = ObjectId(u64::from_str_radix(text, 16).ok()?);
-                    let whole = ObjectName::of(id);
-                    (whole.folder() == below && whole.0.ends_with(&format!("/{text}")))
-                        .then_some(id)
-                });
-                let stranger = || {
-                    Listed::Stranger(
-                        self.path
-                            .join(&below)
-                            .join(OsStr::from_bytes(name.to_bytes())),
-                    )
-                };
-                let Some(id) = id else {
-                    each(stranger())?;
-                    continue;
-                };
-                let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-                let fd = match openat(&folder, name, flags, Mode::empty()) {
-                    Ok(fd) => fd,
-                    Err(Errno::NOENT) => continue,
-                    Err(Errno::LOOP | Errno::NXIO) => {
-                        each(stranger())?;
-                        continue;
-                    }
-                    Err(error) => return Err(failed(error)),
-                };
-                let status = fstat(&fd).map_err(failed)?;
-                if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
-                    each(stranger())?;
-                    continue;
-                }
-                let mark = mark_of(&fd).map_err(failed)?;
-                each(Listed::Object {
-                    found: FoundObject {
-                        object: Object {
-                            member: self.number,
-                            id,
-                        },
-                        mark,
-                        has_data: has_data(&fd).map_err(failed)?,
-                    },
-                    size: status.st_size as u64,
-                })?;
+            let status = fstat(&fd).map_err(failed)?;
+            if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
+                return each(stranger());
             }
-        }
-        Ok(())
+            let mark = mark_of(&fd).map_err(failed)?;
+            let object = Object {
+                member: self.number,
+                id,
+            };
+            each(Listed::Object {
+                found: FoundObject {
+                    object,
+                    mark,
+                    has_data: has_data(&fd).map_err(failed)?,
+                },
+                size: status.st_size as u64,
+            })
+        })
     }
 
     /// How many names there are among its objects. Opens none of them.
     pub fn object_count(&self) -> Result<u64, PoolError> {
-        let (root, _) = self.enter()?;
         let mut count = 0;
+        self.names_among_objects(|_, _, _| {
+            count += 1;
+            Ok(())
+        })?;
+        Ok(count)
+    }
+
+    /// Every name in the folders of objects: the folder, where that is below the member, and the name.
+    fn names_among_objects(
+        &self,
+        mut each: impl FnMut(&OwnedFd, &str, &CStr) -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
+        let (root, _) = self.enter()?;
         for first in 0..=u8::MAX {
             let below = format!("objects/{first:02x}");
             let failed = |error| self.failed("look through", &below, error);
@@ -434,10 +422,12 @@ impl Member {
             for entry in Dir::read_from(&folder).map_err(failed)? {
                 let entry = entry.map_err(failed)?;
                 let name = entry.file_name();
-                count += u64::from(name != c"." && name != c"..");
+                if name != c"." && name != c".." {
+                    each(&folder, &below, name)?;
+                }
             }
         }
-        Ok(count)
+        Ok(())
     }
 
     /// Whether its device has to move a head; None: it does not say.

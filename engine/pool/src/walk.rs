@@ -7,6 +7,7 @@ use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat, openat2, statat,
 };
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -34,6 +35,24 @@ impl Named<'_> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         openat(self.folder, self.name, flags, Mode::empty())
     }
+}
+
+/// Each regular file of the tree once, by the first of its names that is come upon, open to read. `linked` has the inode numbers of those
+/// with several names, also of such as were come upon before.
+pub(crate) fn each_stub(
+    catalogue: &Catalogue,
+    linked: &mut BTreeSet<u64>,
+    mut each: impl FnMut(&Named<'_>, &OwnedFd) -> Result<(), PoolError>,
+) -> Result<(), PoolError> {
+    walk(catalogue, |named| {
+        if named.kind != FileType::RegularFile
+            || (named.status.st_nlink > 1 && !linked.insert(named.status.st_ino))
+        {
+            return Ok(());
+        }
+        let failed = |error| PoolError::system("open", named.path.display().to_string(), error);
+        each(named, &named.open().map_err(failed)?)
+    })
 }
 
 /// Open something below a folder by a path of any length, following nothing, in no part of it.
