@@ -173,19 +173,31 @@ fn ls(args: &PoolLsArgs) -> Result<ExitCode, String> {
         .map(|catalogue| report(&Pool::look(catalogue).map_err(told)?, false))
         .collect();
     let reports = reports?;
-    if args.json {
-        print_json(&reports)?;
-    } else if reports.is_empty() {
-        say("No pool is mounted here. `rushes pool ls CATALOGUE` looks at one that is not.\n")?;
-    } else {
-        let texts: Vec<String> = reports.iter().map(text).collect();
-        say(&texts.join("\n"))?;
-    }
+    print_all(&reports, args.json, "ls", text)?;
     let is_whole = reports
         .iter()
         .flat_map(|report| &report.members)
         .all(|member| member.state == PRESENT);
     Ok(ExitCode::from(u8::from(!is_whole)))
+}
+
+/// What `rushes pool COMMAND` says of each of some pools.
+pub(crate) fn print_all<Report: Serialize>(
+    reports: &[Report],
+    json: bool,
+    command: &str,
+    text: impl Fn(&Report) -> String,
+) -> Result<(), String> {
+    if json {
+        return print_json(&reports);
+    }
+    if reports.is_empty() {
+        return say(&format!(
+            "No pool is mounted here. `rushes pool {command} CATALOGUE` looks at one that is not.\n"
+        ));
+    }
+    let texts: Vec<String> = reports.iter().map(text).collect();
+    say(&texts.join("\n"))
 }
 
 /// Of the pool that is asked for, or of all that are mounted.

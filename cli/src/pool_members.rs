@@ -3,7 +3,7 @@
 
 use crate::args::{PoolAddArgs, PoolDrainArgs, PoolLsArgs, PoolRemoveArgs};
 use crate::ask::{print_json, say};
-use crate::pool::{PRESENT, catalogues, shown, state_of, told};
+use crate::pool::{PRESENT, catalogues, print_all, shown, state_of, told};
 use crate::pool_care::counter;
 use crate::show::{self, Table};
 use rushes_pool::{Member, MemberNumber, Pool, PoolError, newest_log};
@@ -215,14 +215,7 @@ pub(crate) fn status(args: &PoolLsArgs) -> Result<ExitCode, String> {
         .map(|catalogue| status_of(catalogue))
         .collect();
     let reports = reports?;
-    if args.json {
-        print_json(&reports)?;
-    } else if reports.is_empty() {
-        say("No pool is mounted here. `rushes pool status CATALOGUE` looks at one that is not.\n")?;
-    } else {
-        let texts: Vec<String> = reports.iter().map(text).collect();
-        say(&texts.join("\n"))?;
-    }
+    print_all(&reports, args.json, "status", text)?;
     let is_well = reports.iter().all(|report| {
         report.log_serial.is_some() && report.members.iter().all(|one| one.state == PRESENT)
     });

@@ -13,6 +13,7 @@ pub mod needs;
 pub mod nfs4;
 pub mod pattern;
 pub mod pool;
+pub mod random;
 pub mod rust_text;
 pub mod scratch;
 pub mod smb2;

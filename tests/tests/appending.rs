@@ -6,6 +6,7 @@
 
 use rushes_tests::fsx::{client, setup, world};
 use rushes_tests::pattern;
+use rushes_tests::random::Random;
 use rushes_tests::smb2::{
     Access, Connection, Disposition, Handle, LOCK_NOT_GRANTED, REQUEST_MAX, Status,
 };
@@ -14,18 +15,6 @@ use std::fs;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (self.0 >> 33) % limit
-    }
-}
 
 fn append_handle(client: &Connection, name: &str) -> Handle {
     let alone = Access {

@@ -5,6 +5,7 @@
 use rushes_tests::fsx::{self, client};
 use rushes_tests::needs;
 use rushes_tests::pattern;
+use rushes_tests::random::Random;
 use rushes_tests::smb2::{Connection, Disposition, Handle};
 use rushes_tests::world::{Backing, Setup, World};
 use serde_json::Value;
@@ -15,18 +16,6 @@ use std::time::Duration;
 const FILES: usize = 3;
 /// Units: bytes.
 const LENGTH: usize = 12 << 20;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (self.0 >> 33) % limit
-    }
-}
 
 fn number_from(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;

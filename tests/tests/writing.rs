@@ -3,6 +3,7 @@
 
 use rushes_tests::hand::{Hand, Held};
 use rushes_tests::pattern;
+use rushes_tests::random::Random;
 use rushes_tests::world::{Setup, World};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -17,18 +18,6 @@ fn setup() -> Setup {
         // The analyser would leave scattered reads to the kernel's cache; here ours is on trial.
         server: String::from("analyser = false"),
         ..Setup::default()
-    }
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (self.0 >> 33) % limit
     }
 }
 

@@ -7,7 +7,7 @@
 
 use crate::answer::Answer;
 use crate::door::Door;
-use rushes_pool::{HIDDEN_PREFIX, LAYOUT_ATTRIBUTE, Layout};
+use rushes_pool::{INODE_ATTRIBUTE, LAYOUT_ATTRIBUTE, Layout};
 use rustix::fs::{
     Mode, OFlags, RawDir, XattrFlags, fsetxattr, getxattr, getxattr_query, openat, setxattr,
 };
@@ -19,10 +19,6 @@ const RECORD_BYTES: usize = 256;
 
 fn by_descriptor(fd: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
-}
-
-fn mark_name() -> String {
-    format!("{HIDDEN_PREFIX}inode")
 }
 
 impl Door {
@@ -49,12 +45,12 @@ impl Door {
     /// Anything but a file or a directory that was just made.
     pub(crate) fn mark(&self, fd: &OwnedFd) -> Answer<()> {
         let id = self.pool.id().0.to_le_bytes();
-        setxattr(by_descriptor(fd), mark_name(), &id, XattrFlags::empty())
+        setxattr(by_descriptor(fd), INODE_ATTRIBUTE, &id, XattrFlags::empty())
     }
 
     pub(crate) fn is_marked(&self, fd: &OwnedFd) -> bool {
         let mut found = [0; 16];
-        let length = getxattr(by_descriptor(fd), mark_name(), &mut found[..]);
+        let length = getxattr(by_descriptor(fd), INODE_ATTRIBUTE, &mut found[..]);
         length == Ok(found.len()) && found == self.pool.id().0.to_le_bytes()
     }
 

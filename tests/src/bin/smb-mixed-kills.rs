@@ -9,6 +9,7 @@
 
 use rushes_tests::fsx::{self, Plan};
 use rushes_tests::pattern;
+use rushes_tests::random::Random;
 use rushes_tests::smb2::{Connection, Disposition, Handle, Status};
 use rushes_tests::smbd::SHARE;
 use rushes_tests::world::{Setup, World};
@@ -30,18 +31,6 @@ const STRIPE_BYTES: u64 = 30_011;
 const DEPTH: u64 = 4;
 /// Steps that each client ends before the daemon may be killed: nobody is only kept waiting.
 const STEPS_BETWEEN: u64 = 2;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (self.0 >> 33) % limit
-    }
-}
 
 /// What all clients share.
 struct Stage {
