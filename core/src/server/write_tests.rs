@@ -1393,6 +1393,32 @@ fn a_file_that_is_clean_for_a_moment_of_recovery_is_not_forgotten() {
     assert_eq!(world.native, vec![4; 8192]);
 }
 
+/// Else a facility would stand still until nobody can be expected to go on with that page, two seconds, whenever a daemon
+/// has left such parts all over its lanes.
+#[test]
+fn whoever_waits_for_memory_does_not_wait_for_the_rest_of_a_page() {
+    let mut world = quiet();
+    world.crash();
+    let length = 80 * PAGE_BYTES as usize;
+    (world.native, world.flat, world.from) = (vec![1; length], vec![1; length], vec![0; length]);
+    world.durable = world.native.clone();
+    world.boot();
+    for first in [0, 20] {
+        world.write(0, ByteRange::new(first * PAGE_BYTES, 20 * PAGE_BYTES));
+    }
+    // Where it lies is behind all that.
+    world.write(0, ByteRange::new(41 * PAGE_BYTES, 100));
+    let begun = world.now;
+    while world.server.free_bytes() < limits().write_buffer_bytes - PAGE_BYTES {
+        world.write_back(Ok(()));
+    }
+    world.write(1, ByteRange::new(45 * PAGE_BYTES, 24 * PAGE_BYTES));
+    assert_eq!((world.counts.writes, world.ios.len()), (3, 1));
+    world.write_back(Ok(()));
+    assert!(matches!(world.clients[1].2, Doing::Granted { .. }));
+    assert!(world.now < begun + Duration::from_s(1));
+}
+
 /// Two writes were under way to the device in one request when the daemon died; the newer one's record says that it is there.
 #[test]
 fn nothing_is_written_before_all_that_was_left_is_known() {

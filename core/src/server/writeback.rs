@@ -176,7 +176,7 @@ impl Server {
         let pressed = self.is_pressed();
         let mut best: Option<((bool, bool, bool, u64), NextWrite)> = None;
         for &file in &device.writers {
-            let Some(weighed) = self.weigh_file(device, file, pressed) else {
+            let Some(weighed) = self.weigh_file(device, file, pressed, false) else {
                 continue;
             };
             if let Some(claim) = self.writing_claim(file, weighed.oldest, weighed.next.physical) {
@@ -198,7 +198,26 @@ impl Server {
                 best = Some((key, next));
             }
         }
-        self.next_write = best.map(|(_, next)| next);
+        self.next_write = best
+            .map(|(_, next)| next)
+            .or_else(|| self.next_edge(device, pressed));
+    }
+
+    /// Somebody waits for pages, and all that is left are parts of pages whose rest may still come: they hold the memory up to where they lie.
+    fn next_edge(&self, device: &Device, pressed: bool) -> Option<NextWrite> {
+        let somebody_waits = self.lanes.values().any(|lane| !lane.waiting.is_empty());
+        let is_under_way = |id: &FileId| {
+            let file = self.files.get(id);
+            file.is_some_and(|file| !file.writing.flights.is_empty())
+        };
+        if !somebody_waits || device.writers.iter().any(is_under_way) {
+            return None;
+        }
+        let weighed = |&id| self.weigh_file(device, id, pressed, true);
+        let edges = device.writers.iter().filter_map(weighed);
+        edges
+            .map(|weighed| weighed.next)
+            .min_by_key(|next| next.due)
     }
 
     /// The write buffer is more than half in use: there is no use in waiting.
@@ -253,7 +272,14 @@ impl Server {
         (waits || file.writing.pace.rate(self.now).0 > 0) && !short
     }
 
-    fn weigh_file(&self, device: &Device, id: FileId, pressed: bool) -> Option<Weighed> {
+    /// What would be written of a file next; with `edges` parts of pages, too, that somebody may go on with.
+    fn weigh_file(
+        &self,
+        device: &Device,
+        id: FileId,
+        pressed: bool,
+        edges: bool,
+    ) -> Option<Weighed> {
         let now = self.now;
         let file = self.files.get(&id)?;
         let asked = file.writing.is_wanted() || file.way == WriteWay::Through;
@@ -271,8 +297,8 @@ impl Server {
             _ => 0,
         };
         let (range, buffered) = self
-            .next_range(file, goes_on, asked)
-            .or_else(|| self.next_range(file, 0, asked))?;
+            .next_range(file, goes_on, asked || edges)
+            .or_else(|| self.next_range(file, 0, asked || edges))?;
         let range = match buffered {
             true => range,
             false => self.lengthened(device, file, range),

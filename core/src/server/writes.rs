@@ -326,8 +326,12 @@ impl Server {
             if let Some(file) = self.files.get_mut(&id) {
                 file.writing.pace.held_back(self.now);
             }
-            let device = file_device(&self.files, id);
-            self.touch(device);
+            // What he waits for may be what another device has to write.
+            for (&device, state) in &self.devices {
+                if !state.writers.is_empty() && !self.touched.contains(&device) {
+                    self.touched.push(device);
+                }
+            }
             return Turn::Wait;
         };
         let record = state.records.pop().unwrap_or(0);

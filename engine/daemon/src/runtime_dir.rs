@@ -168,6 +168,17 @@ mod tests {
     #[test]
     fn a_folder_belongs_to_one_daemon_and_to_nobody_else() {
         let path = std::env::temp_dir().join(format!("rushes-run-{}", std::process::id()));
+        // A program that another test starts has our lock until it has closed what it inherited.
+        let free = |purpose| {
+            let end = Instant::now() + Duration::from_secs(5);
+            loop {
+                match RuntimeDir::take(&path, purpose) {
+                    Ok(taken) => return taken,
+                    Err(error) => assert!(Instant::now() < end, "{error}"),
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
         let first = RuntimeDir::take_to_serve(&path).unwrap();
         let second = RuntimeDir::take_to_serve(&path).unwrap_err().to_string();
         assert!(
@@ -175,14 +186,9 @@ mod tests {
             "{second}"
         );
         drop(first);
-        // A program that another test starts has our lock until it has closed what it inherited.
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
-        while let Err(error) = RuntimeDir::take_to_serve(&path) {
-            assert!(std::time::Instant::now() < end, "{error}");
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
+        drop(free(Purpose::Serve));
         // Who only recovers is waited for.
-        let recovers = RuntimeDir::take(&path, Purpose::Recover).unwrap();
+        let recovers = free(Purpose::Recover);
         let found =
             RuntimeDir::holder(&path).map(|(pid, purpose)| (pid.as_raw_nonzero().get(), purpose));
         assert_eq!(found, Some((std::process::id() as i32, Purpose::Recover)));

@@ -2,7 +2,8 @@
 //! The daemon is killed again and again while clients do what they do in a facility, all at once: they play, record, grade in place, copy, cut, rename and
 //! delete. Whatever they read is what was written, nobody sees an error, and in the end the disk has it all.
 //!
-//! The longest request is measured and printed, not judged: it also waits for its turn. Nor are times of files judged, which may go back.
+//! The longest request is measured and printed, not judged: it also waits for its turn. A daemon that dies before anybody has had anything of it
+//! leaves requests waiting for the next one: those over several kills are measured by themselves. Nor are times of files judged, which may go back.
 //!
 //! One file and one request at a time, where each byte can be followed, is in writing.rs. `RUSHES_TEST_KILLS` says how often; what
 //! clients do follows from chance and from who comes first.
@@ -15,8 +16,8 @@ use rushes_tests::smbd::SHARE;
 use rushes_tests::world::{Setup, World};
 use std::collections::BTreeMap;
 use std::fs;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const BLOCK: usize = 65_536;
@@ -36,13 +37,46 @@ const STEPS_BETWEEN: u64 = 2;
 struct Stage {
     port: u16,
     done: AtomicBool,
-    /// The longest that any request took since it was last asked. Units: ns.
-    slowest_ns: AtomicU64,
+    /// How often the daemon was killed so far.
+    kills: AtomicU64,
+    /// What took longest of all requests in whose time it was killed once at most; and of the others.
+    slowest: Mutex<[Slow; 2]>,
+}
+
+/// A request that took long.
+#[derive(Clone, Default)]
+struct Slow {
+    taken: Duration,
+    /// Kills in its time.
+    kills: u64,
+    what: String,
 }
 
 impl Stage {
     fn goes_on(&self) -> bool {
         !self.done.load(Ordering::Relaxed)
+    }
+
+    /// A request ended that was begun then, after so many kills.
+    fn took(&self, (begun, kills): (Instant, u64), whose: &str, what: &str) {
+        let taken = begun.elapsed();
+        let kills = self.kills.load(Ordering::Relaxed) - kills;
+        let mut slowest = self.slowest.lock().expect("nobody panics with it");
+        let slow = &mut slowest[usize::from(kills > 1)];
+        if taken <= slow.taken {
+            return;
+        }
+        if taken > Duration::from_secs(1) {
+            println!(
+                "{whose}: {what} took {} ms, {kills} kills",
+                taken.as_millis()
+            );
+        }
+        *slow = Slow {
+            taken,
+            kills,
+            what: format!("{whose}: {what}"),
+        };
     }
 
     fn connect(&self) -> Connection {
@@ -69,10 +103,9 @@ struct Worker<'a> {
 
 impl Worker<'_> {
     fn must<T>(&self, what: &str, request: impl FnOnce() -> Result<T, Status>) -> T {
-        let begun = Instant::now();
+        let begun = (Instant::now(), self.stage.kills.load(Ordering::Relaxed));
         let result = request();
-        let taken_ns = begun.elapsed().as_nanos() as u64;
-        self.stage.slowest_ns.fetch_max(taken_ns, Ordering::Relaxed);
+        self.stage.took(begun, &self.name, what);
         self.steps.fetch_add(1, Ordering::Relaxed);
         result.unwrap_or_else(|status| panic!("{}: {what}: {:#010x}", self.name, status.0))
     }
@@ -317,7 +350,8 @@ fn main() {
     let stage = Stage {
         port: world.smbd.port(),
         done: AtomicBool::new(false),
-        slowest_ns: AtomicU64::new(0),
+        kills: AtomicU64::new(0),
+        slowest: Mutex::default(),
     };
     let steps: [Arc<AtomicU64>; CLIENTS] = Default::default();
     let kill_count = kills_wanted();
@@ -360,18 +394,23 @@ fn main() {
             let _all = Finally(stage);
             anything(stage, world, &steps[6]);
         });
-        let longest = {
+        {
             let _all = Finally(stage);
-            kill(&mut daemon, stage, steps, kill_count)
-        };
+            kill(&mut daemon, stage, steps, kill_count);
+        }
         for client in clients {
             left.extend(client.join().expect("a client"));
         }
         graded = grader.join().expect("the grader");
         let sum: u64 = steps.iter().map(|s| s.load(Ordering::Relaxed)).sum();
+        let [one, several] = stage.slowest.lock().expect("nobody panics with it").clone();
         println!(
-            "{CLIENTS} clients, {sum} steps, {kill_count} kills, longest request {} ms",
-            longest.as_millis()
+            "{CLIENTS} clients, {sum} steps, {kill_count} kills, longest request {} ms ({}); {} ms ({}) over {} kills",
+            one.taken.as_millis(),
+            one.what,
+            several.taken.as_millis(),
+            several.what,
+            several.kills,
         );
     });
     assert!(
@@ -393,18 +432,17 @@ fn main() {
     }
 }
 
-/// Kill the daemon so often and start it again. Returns the longest that any request took meanwhile.
+/// Kill the daemon so often and start it again.
 fn kill(
     daemon: &mut rushes_tests::daemon::Daemon,
     stage: &Stage,
     steps: &[Arc<AtomicU64>; CLIENTS],
     count: usize,
-) -> Duration {
+) {
     let now = || steps.each_ref().map(|s| s.load(Ordering::Relaxed));
     let mut random = Random(5);
-    let mut longest = Duration::ZERO;
     let mut before = [0; CLIENTS];
-    for number in 1..=count {
+    for _ in 0..count {
         // A step that was begun after the kill has ended: as many as were under way then, and another.
         let goes_on = |before: [u64; CLIENTS]| {
             let wanted = DEPTH + STEPS_BETWEEN;
@@ -421,7 +459,7 @@ fn kill(
             break;
         }
         before = now();
-        stage.slowest_ns.store(0, Ordering::Relaxed);
+        stage.kills.fetch_add(1, Ordering::Relaxed);
         daemon.kill();
         daemon.start_again();
         // Others die before anybody has had anything of them.
@@ -432,11 +470,5 @@ fn kill(
         while !goes_on(before) && stage.goes_on() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let slowest = Duration::from_nanos(stage.slowest_ns.load(Ordering::Relaxed));
-        if slowest > Duration::from_secs(1) {
-            println!("kill {number}: a request took {} ms", slowest.as_millis());
-        }
-        longest = longest.max(slowest);
     }
-    longest
 }
