@@ -1182,10 +1182,6 @@ fn note_hidden(
     }
 }
 
-fn file_device(files: &BTreeMap<FileId, File>, id: FileId) -> DeviceId {
-    files.get(&id).map_or(DeviceId(0), |file| file.device)
-}
-
 impl File {
     /// Blocks from `end` on are not the file's any more.
     fn unmap_from(&mut self, end: u64) {
