@@ -1419,6 +1419,17 @@ fn whoever_waits_for_memory_does_not_wait_for_the_rest_of_a_page() {
     assert!(world.now < begun + Duration::from_s(1));
 }
 
+/// Daemons that are killed again and again before anything has rested long enough would leave more and more lanes.
+#[test]
+fn what_a_dead_daemon_left_is_written_at_once() {
+    let mut world = quiet();
+    world.write(0, ByteRange::new(100, 50));
+    world.crash();
+    assert_eq!(world.ios.len(), 1, "a part of a page");
+    world.write_back(Ok(()));
+    assert_eq!(world.native[100..150], world.flat[100..150]);
+}
+
 /// Two writes were under way to the device in one request when the daemon died; the newer one's record says that it is there.
 #[test]
 fn nothing_is_written_before_all_that_was_left_is_known() {

@@ -206,9 +206,10 @@ impl Server {
     /// Somebody waits for pages, and all that is left are parts of pages whose rest may still come: they hold the memory up to where they lie.
     fn next_edge(&self, device: &Device, pressed: bool) -> Option<NextWrite> {
         let somebody_waits = self.lanes.values().any(|lane| !lane.waiting.is_empty());
+        // What is under way gives its memory back by itself.
         let is_under_way = |id: &FileId| {
-            let file = self.files.get(id);
-            file.is_some_and(|file| !file.writing.flights.is_empty())
+            let flights = self.files.get(id).map(|file| &file.writing.flights);
+            flights.is_some_and(|all| all.iter().any(|range| range.length.0 >= PAGE_BYTES))
         };
         if !somebody_waits || device.writers.iter().any(is_under_way) {
             return None;
@@ -246,6 +247,16 @@ impl Server {
             .filter_map(|(commit, key)| pieces.get(key.0).filter(|piece| piece.commit == *commit))
             .find(|piece| piece.live > 0 && counts(piece))
             .map(|piece| piece.committed)
+    }
+
+    /// Its oldest bytes are in a lane that nobody writes to any more, as a dead daemon leaves them: nobody can be expected to go on with them there.
+    fn is_left(&self, file: &File) -> bool {
+        let live = file.writing.commits.iter().find_map(|(commit, key)| {
+            let piece = self.pieces.get(key.0)?;
+            (piece.commit == *commit && piece.live > 0).then_some(piece)
+        });
+        live.and_then(|piece| self.lanes.get(&piece.lane))
+            .is_some_and(|lane| lane.session.is_none())
     }
 
     /// Where its newest bytes lie.
@@ -296,9 +307,11 @@ impl Server {
             Some((same, offset)) if same == id => offset,
             _ => 0,
         };
+        let is_left = self.is_left(file);
+        let edges = edges || asked || is_left;
         let (range, buffered) = self
-            .next_range(file, goes_on, asked || edges)
-            .or_else(|| self.next_range(file, 0, asked || edges))?;
+            .next_range(file, goes_on, edges)
+            .or_else(|| self.next_range(file, 0, edges))?;
         let range = match buffered {
             true => range,
             false => self.lengthened(device, file, range),
@@ -322,7 +335,7 @@ impl Server {
                 due: oldest + age,
                 is_wanted: asked || soon && !has_claim,
             },
-            is_ripe: asked || soon || rests,
+            is_ripe: asked || soon || rests || is_left,
         })
     }
 
