@@ -61,7 +61,7 @@ pub const BACK_POINTER_BYTES: usize = 48;
 /// Most segments of one file. A catalogue's file system may have room for fewer.
 pub const SEGMENT_COUNT_MAX: usize = 1024;
 /// Smallest and largest unit of a stripe, as logarithms: 4 KiB, 1 GiB.
-const UNIT_LOG2: core::ops::RangeInclusive<u8> = 12..=30;
+pub(super) const UNIT_LOG2: core::ops::RangeInclusive<u8> = 12..=30;
 
 const LAYOUT_MAGIC: [u8; 3] = *b"RSL";
 const OBJECT_MAGIC: [u8; 3] = *b"RSO";

@@ -7,9 +7,11 @@ pub mod check;
 pub mod layout;
 pub mod names;
 pub mod place;
+pub mod wish;
 
 pub use layout::{
     BackPointer, FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId,
     PoolId, Segment, Shape,
 };
 pub use place::{Policy, Room, order};
+pub use wish::{Class, Spread, WISH_ATTRIBUTE, Wish, WishFault};
