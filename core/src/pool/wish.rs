@@ -257,7 +257,7 @@ fn size_of(text: &str) -> Option<u8> {
 
 fn size_text(log2: u8) -> String {
     match log2 {
-        0..20 => format!("{}KiB", 1u64 << (log2 - 10).min(63)),
+        0..20 => format!("{}KiB", 1u64 << log2.saturating_sub(10)),
         20..30 => format!("{}MiB", 1u64 << (log2 - 20)),
         _ => format!("{}GiB", 1u64 << (log2 - 30)),
     }
