@@ -3,7 +3,7 @@
 
 use crate::args::{PoolAddArgs, PoolDrainArgs, PoolLsArgs, PoolRemoveArgs};
 use crate::ask::{print_json, say};
-use crate::pool::{PRESENT, catalogues, print_all, shown, state_of, told};
+use crate::pool::{PRESENT, catalogues, class_of, print_all, shown, state_of, told, with_wish};
 use crate::pool_care::counter;
 use crate::show::{self, Table};
 use rushes_pool::{Member, MemberNumber, Pool, PoolError, newest_log};
@@ -148,6 +148,7 @@ pub(crate) fn remove(args: &PoolRemoveArgs) -> Result<ExitCode, String> {
 #[derive(Debug, Serialize)]
 struct StatusReport {
     catalogue: String,
+    wish: String,
     is_served: bool,
     is_add_interrupted: bool,
     log_serial: Option<u64>,
@@ -164,6 +165,7 @@ struct MemberStatusReport {
     reason: Option<String>,
     duty: &'static str,
     class: &'static str,
+    assigned_class: Option<String>,
     bytes_total: u64,
     bytes_free: u64,
     object_count: Option<u64>,
@@ -190,6 +192,7 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
                 Some(false) => "solid_state",
                 None => "unknown",
             },
+            assigned_class: class_of(member),
             bytes_total: status.bytes_total.0,
             bytes_free: status.bytes_free.0,
             object_count,
@@ -198,6 +201,7 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
     let log = newest_log(&pool);
     Ok(StatusReport {
         catalogue: shown(pool.catalogue().path()),
+        wish: pool.wish().to_string(),
         is_served: pool.catalogue().is_served().map_err(told)?,
         is_add_interrupted: rushes_pool::is_add_interrupted(&pool),
         log_serial: log.as_ref().map(|(serial, _)| *serial),
@@ -224,7 +228,7 @@ pub(crate) fn status(args: &PoolLsArgs) -> Result<ExitCode, String> {
 
 fn text(report: &StatusReport) -> String {
     let heads = [
-        "member", "path", "class", "state", "duty", ">size", ">free", ">objects", "",
+        "member", "path", "disk", "class", "state", "duty", ">size", ">free", ">objects", "",
     ];
     let mut table = Table::new(&heads);
     for member in &report.members {
@@ -236,6 +240,7 @@ fn text(report: &StatusReport) -> String {
             member.number.to_string(),
             member.path.clone(),
             member.class.replace('_', " "),
+            member.assigned_class.clone().unwrap_or_default(),
             member.state.replace('_', "-"),
             member.duty.to_owned(),
             size(member.bytes_total),
@@ -261,9 +266,11 @@ fn text(report: &StatusReport) -> String {
     } else {
         ""
     };
+    let state = format!("{served}, {names}{add}");
     format!(
-        "pool {}, {served}, {names}{add}\n{}",
+        "pool {}, {}\n{}",
         report.catalogue,
+        with_wish(&state, &report.wish),
         table.text()
     )
 }

@@ -74,7 +74,7 @@ fn every_field_of_a_lab_report_is_described() {
 
 #[test]
 fn every_field_of_the_pool_commands_is_described() {
-    let source = ["pool", "pool_care", "pool_members", "export"]
+    let source = ["pool", "pool_care", "pool_members", "pool_policy", "export"]
         .map(|name| read(&format!("cli/src/{name}.rs")))
         .concat();
     let fields = public_fields(&source.replace("pub(crate) ", "pub "));

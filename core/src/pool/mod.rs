@@ -13,5 +13,5 @@ pub use layout::{
     BackPointer, FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId,
     PoolId, Segment, Shape,
 };
-pub use place::{Policy, Room, order};
+pub use place::{Asked, Policy, Room, order};
 pub use wish::{Class, Spread, WISH_ATTRIBUTE, Wish, WishFault};

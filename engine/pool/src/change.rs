@@ -180,7 +180,7 @@ fn set_duty(pool: &Pool, number: MemberNumber, duty: Duty) -> Result<(), PoolErr
     write(pool, &format)
 }
 
-fn write(pool: &Pool, format: &CatalogueFormat) -> Result<(), PoolError> {
+pub(crate) fn write(pool: &Pool, format: &CatalogueFormat) -> Result<(), PoolError> {
     let catalogue = pool.catalogue();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(catalogue.path(), flags, Mode::empty()).map_err(|error| {

@@ -20,6 +20,7 @@ mod names;
 mod pool;
 mod rescue;
 mod walk;
+mod wishes;
 mod xattr;
 
 pub use catalogue::{Catalogue, TREE};
@@ -33,9 +34,11 @@ pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
 pub use names::{Inode, NameLog, inode, newest_log};
 pub use pool::{Buried, Pool, SpillReason, Usage};
 pub use rescue::{Rescued, rescue};
+pub use rushes_core::pool::wish::WISH_BYTES_MAX;
 pub use rushes_core::pool::{
-    FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId, Policy, PoolId,
-    Segment, Shape,
+    Class, FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId, Policy,
+    PoolId, Segment, Shape, Spread, WISH_ATTRIBUTE, Wish, WishFault,
 };
 pub use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
+pub use wishes::{Rules, set_rules};
 pub use xattr::{HIDDEN_PREFIX, INODE_ATTRIBUTE, LAYOUT_ATTRIBUTE, OBJECT_ATTRIBUTE};

@@ -8,7 +8,7 @@ use crate::error::{ObjectFault, PoolError};
 use crate::format::{self, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
 use crate::xattr::{self, OBJECT_ATTRIBUTE};
 use rushes_core::pool::check::{FoundObject, Mark};
-use rushes_core::pool::{BackPointer, FileIdentity, MemberNumber, Object, ObjectId, PoolId};
+use rushes_core::pool::{BackPointer, Class, FileIdentity, MemberNumber, Object, ObjectId, PoolId};
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags, fstat, fstatvfs, fsync,
@@ -116,6 +116,7 @@ pub struct Member {
     pool: PoolId,
     path: PathBuf,
     duty: Duty,
+    class: Option<Class>,
     seen: Mutex<Option<Seen>>,
 }
 
@@ -127,6 +128,7 @@ impl Member {
             pool,
             path: entry.path.clone(),
             duty: entry.duty,
+            class: entry.class.clone(),
             seen: Mutex::new(None),
         }
     }
@@ -134,6 +136,11 @@ impl Member {
     /// What it is for.
     pub fn duty(&self) -> Duty {
         self.duty
+    }
+
+    /// Its kind, as the operator calls it.
+    pub fn class(&self) -> Option<&Class> {
+        self.class.as_ref()
     }
 
     /// New bytes may go there.

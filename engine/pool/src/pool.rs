@@ -8,9 +8,10 @@ use crate::catalogue::{Catalogue, REMOVED};
 use crate::error::PoolError;
 use crate::format::{CatalogueFormat, FORMAT_FILE, Format};
 use crate::member::{Access, Member, MemberState};
+use crate::wishes::Loads;
 use crate::xattr::{self, LAYOUT_ATTRIBUTE};
 use rushes_core::pool::{
-    FileIdentity, Layout, Located, MemberNumber, Object, Policy, PoolId, Room, order,
+    Class, FileIdentity, Layout, Located, MemberNumber, Object, Policy, PoolId, Room, order,
 };
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rustix::fs::{
@@ -67,6 +68,7 @@ pub struct Pool {
     members: Vec<Member>,
     turn: AtomicU64,
     format: CatalogueFormat,
+    loads: Loads,
 }
 
 impl Pool {
@@ -99,6 +101,7 @@ impl Pool {
             members,
             turn,
             format: kept,
+            loads: Loads::default(),
         })
     }
 
@@ -371,10 +374,17 @@ impl Pool {
         }
     }
 
-    pub(crate) fn rooms(&self, except: Option<MemberNumber>) -> Vec<Room> {
+    /// What is known of devices' bandwidth.
+    pub(crate) fn loads(&self) -> &Loads {
+        &self.loads
+    }
+
+    /// Members that take new bytes; with `class` only those of it.
+    pub(crate) fn rooms(&self, except: Option<MemberNumber>, class: Option<&Class>) -> Vec<Room> {
         self.members
             .iter()
             .filter(|member| member.takes_bytes() && Some(member.number()) != except)
+            .filter(|member| class.is_none() || member.class() == class)
             .filter_map(|member| {
                 let status = member.status();
                 let device = status
@@ -384,6 +394,7 @@ impl Pool {
                     member: member.number(),
                     device,
                     free: status.bytes_free,
+                    unpromised: self.unpromised(device),
                 })
             })
             .collect()

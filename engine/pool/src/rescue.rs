@@ -17,7 +17,7 @@ use crate::walk::open_below;
 use crate::xattr::INODE_ATTRIBUTE;
 use rushes_core::pool::check::{Mark, is_plain};
 use rushes_core::pool::names::{Inode, Names, ROOT, is_newer};
-use rushes_core::pool::{FileIdentity, Layout, MemberNumber, Object, Policy, PoolId};
+use rushes_core::pool::{FileIdentity, Layout, MemberNumber, Object, Policy, PoolId, Wish};
 use rushes_core::units::{ByteOffset, ByteRange};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags, chmodat, chownat, fstat,
@@ -77,6 +77,7 @@ pub fn rescue(
     let first = CatalogueFormat {
         pool: id,
         policy: Policy::default(),
+        wish: Wish::default(),
         members: entries.clone(),
         members_given: 0,
     };
