@@ -9,7 +9,7 @@ use crate::units::ByteCount;
 use alloc::vec::Vec;
 
 /// A member with less than this is asked last: what begins there would soon have to go on elsewhere.
-const ROOM_LEAST: ByteCount = ByteCount::from_mib(64);
+pub(super) const ROOM_LEAST: ByteCount = ByteCount::from_mib(64);
 
 /// How members are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,13 +48,26 @@ pub struct Room {
     pub device: u64,
     /// For files of others than root.
     pub free: ByteCount,
+    /// What the daemon has not promised of its device. None: not known. Units: bytes per second.
+    pub unpromised: Option<u64>,
 }
 
-/// In which order members are asked to take a segment of which `wanted` bytes are to be written now.
+/// Who asks for a place, and for how much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Rises by one with each segment of the pool; where it starts does not matter.
+    pub turn: u64,
+    /// Whose file it is.
+    pub user: u32,
+    /// Bytes that are to be written now.
+    pub wanted: ByteCount,
+}
+
+/// In which order members are asked to take a segment.
 ///
-/// `turn`   rises by one with each segment of the pool; where it starts does not matter
 /// Returns  every member of `rooms` once: first those with room for a good while, last the nearly full ones (most free first)
-pub fn order(policy: Policy, rooms: &[Room], turn: u64, wanted: ByteCount) -> Vec<MemberNumber> {
+pub fn order(policy: Policy, rooms: &[Room], asked: Asked) -> Vec<MemberNumber> {
+    let Asked { turn, wanted, .. } = asked;
     let least = ByteCount(ROOM_LEAST.0.max(wanted.0.saturating_mul(2)));
     let (roomy, nearly_full): (Vec<Room>, Vec<Room>) =
         rooms.iter().copied().partition(|room| room.free >= least);
@@ -107,11 +120,17 @@ mod tests {
             member: MemberNumber(member),
             device,
             free: ByteCount::from_mib(free_mib),
+            unpromised: None,
         }
     }
 
     fn numbers(policy: Policy, rooms: &[Room], turn: u64, wanted: u64) -> Vec<u16> {
-        order(policy, rooms, turn, ByteCount(wanted))
+        let asked = Asked {
+            turn,
+            user: 0,
+            wanted: ByteCount(wanted),
+        };
+        order(policy, rooms, asked)
             .into_iter()
             .map(|member| member.0)
             .collect()
