@@ -379,6 +379,7 @@ fn segments(pool: &Pool, layout: &Layout) -> Vec<SegmentReport> {
                     Shape::Striped { .. } => "striped",
                     Shape::StripedTwice { .. } => "striped_twice",
                 },
+                unit_bytes: (segment.shape != Shape::Single).then(|| segment.shape.unit_bytes()),
                 objects: segment
                     .objects
                     .iter()
