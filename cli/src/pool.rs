@@ -63,6 +63,7 @@ pub(crate) struct SegmentReport {
     pub(crate) start: u64,
     pub(crate) end: Option<u64>,
     pub(crate) shape: &'static str,
+    pub(crate) unit_bytes: Option<u64>,
     pub(crate) objects: Vec<ObjectReport>,
 }
 
