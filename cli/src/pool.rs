@@ -67,6 +67,7 @@ pub(crate) struct SegmentReport {
     pub(crate) start: u64,
     pub(crate) end: Option<u64>,
     pub(crate) shape: &'static str,
+    pub(crate) unit_bytes: Option<u64>,
     pub(crate) objects: Vec<ObjectReport>,
 }
 
@@ -402,6 +403,7 @@ fn segments(pool: &Pool, layout: &Layout) -> Vec<SegmentReport> {
                     Shape::Striped { .. } => "striped",
                     Shape::StripedTwice { .. } => "striped_twice",
                 },
+                unit_bytes: (segment.shape != Shape::Single).then(|| segment.shape.unit_bytes()),
                 objects: segment
                     .objects
                     .iter()

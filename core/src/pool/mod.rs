@@ -7,11 +7,13 @@ pub mod check;
 pub mod layout;
 pub mod names;
 pub mod place;
+pub mod stripe;
 pub mod wish;
 
 pub use layout::{
     BackPointer, FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId,
-    PoolId, Segment, Shape,
+    Part, PoolId, Segment, Shape,
 };
 pub use place::{Asked, Policy, Room, order};
+pub use stripe::stripe;
 pub use wish::{Class, Spread, WISH_ATTRIBUTE, Wish, WishFault};

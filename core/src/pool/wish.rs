@@ -30,7 +30,7 @@ const CLASS_BYTES_MAX: usize = 16;
 /// Unit of a stripe that says nothing of it, as logarithm: 1 MiB, a frame or two.
 const UNIT_DEFAULT_LOG2: u8 = 20;
 /// Most objects of a stripe.
-const STRIPE_MAX: u8 = 64;
+pub(super) const STRIPE_MAX: u8 = 64;
 
 /// How bytes are to be spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

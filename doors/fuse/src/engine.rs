@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -61,6 +61,19 @@ enum Job {
         fd: Arc<OwnedFd>,
     },
     Closed(ObjectId),
+}
+
+/// A read that is under way.
+pub(crate) struct Reading(Option<Receiver<Served>>);
+
+impl Reading {
+    /// Wait for it.
+    pub(crate) fn served(self) -> Served {
+        // An error: the session has ended.
+        self.0
+            .and_then(|answered| answered.recv().ok())
+            .unwrap_or(Served::Plain)
+    }
 }
 
 /// One thread's requests.
@@ -134,16 +147,16 @@ impl Engine {
             .filter(|queue| queue.serves.load(Ordering::Acquire))
     }
 
-    /// Read so many bytes from this offset of the object, and wait.
+    /// Ask for so many bytes from this offset of the object.
     pub(crate) fn read(
         &self,
         object: Object,
         fd: &Arc<OwnedFd>,
         length: usize,
         offset: u64,
-    ) -> Served {
+    ) -> Reading {
         let Some(queue) = self.serving(object.member) else {
-            return Served::Plain;
+            return Reading(None);
         };
         let (answer, answered) = sync_channel(1);
         queue.push(Job::Read {
@@ -153,8 +166,7 @@ impl Engine {
             offset,
             answer,
         });
-        // An error: the session has ended.
-        answered.recv().unwrap_or(Served::Plain)
+        Reading(Some(answered))
     }
 
     /// These bytes of the object were changed: whoever reads from now on sees the new ones. `length` u64::MAX: to its end. Without a
