@@ -115,6 +115,12 @@ not be taken.")]
 The member takes nothing new from then on, also when this is interrupted; the same command again goes on. --cancel lets it take new bytes again. \
 Exit code: 0 the member is empty, 1 the others are full, 2 it could not be done.")]
     Drain(PoolDrainArgs),
+    /// Move files from full members to emptier ones, after one was added; the pool must not be mounted
+    #[command(after_help = "\
+Whole files move until each member is as full as all together, within one part in a hundred; stripes stay where they are, and files for which a class \
+of members was wished stay on members of that class. One that was interrupted goes on when it is repeated. Exit code: 0 done, 2 it could not be begun or \
+went wrong.")]
+    Rebalance(PoolCatalogueArgs),
     /// Let a member go that has no bytes; the pool must not be mounted
     #[command(after_help = "\
 Refused while a file has bytes on it. One that is missing may go if nothing was on it. A remove that was interrupted is finished by repeating \
@@ -176,6 +182,16 @@ pub(crate) struct PoolDrainArgs {
     /// It takes new bytes again
     #[arg(long)]
     pub(crate) cancel: bool,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolCatalogueArgs {
+    /// The pool's catalogue
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
+    pub(crate) catalogue: PathBuf,
     /// Print JSON; the names of its fields are promised
     #[arg(long)]
     pub(crate) json: bool,

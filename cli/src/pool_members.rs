@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `rushes pool add`, `drain`, `remove` and `status`: which members a pool has, and how they are. No daemon is asked.
 
-use crate::args::{PoolAddArgs, PoolDrainArgs, PoolLsArgs, PoolRemoveArgs};
+use crate::args::{PoolAddArgs, PoolCatalogueArgs, PoolDrainArgs, PoolLsArgs, PoolRemoveArgs};
 use crate::ask::{print_json, say};
 use crate::pool::{PRESENT, catalogues, class_of, print_all, shown, state_of, told, with_wish};
 use crate::pool_care::counter;
 use crate::show::{self, Table};
-use rushes_pool::{Member, MemberNumber, Pool, PoolError, newest_log};
+use rushes_pool::{Drained, Member, MemberNumber, Pool, PoolError, newest_log};
 use serde::Serialize;
 use std::path::Path;
 use std::process::ExitCode;
@@ -74,18 +74,13 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
     let pool = Pool::serve(&args.catalogue).map_err(told)?;
     let number = number_of(&pool, &args.member)?;
     let pool = rushes_pool::set_draining(pool, number, !args.cancel).map_err(told)?;
-    let mut last = rushes_pool::Drained::default();
+    let mut last = Drained::default();
     let mut is_empty = false;
     if !args.cancel {
         let bar = counter("{msg}");
         let done = rushes_pool::drain(&pool, number, |now| {
             last = now;
-            bar.set_message(format!(
-                "{} files looked at, {} moved, {}",
-                now.file_count,
-                now.moved_count,
-                show::bytes(now.moved_bytes)
-            ));
+            bar.set_message(moved_so_far(now));
         });
         bar.finish_and_clear();
         match done {
@@ -120,6 +115,44 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
         })?;
     }
     Ok(ExitCode::from(u8::from(!args.cancel && !is_empty)))
+}
+
+/// Files that were spread anew.
+#[derive(Debug, Serialize)]
+struct RebalanceReport {
+    catalogue: String,
+    file_count: u64,
+    moved_count: u64,
+    moved_bytes: u64,
+}
+
+pub(crate) fn rebalance(args: &PoolCatalogueArgs) -> Result<ExitCode, String> {
+    let pool = Pool::serve(&args.catalogue).map_err(told)?;
+    let bar = counter("{msg}");
+    let done = rushes_pool::rebalance(&pool, |now| bar.set_message(moved_so_far(now)));
+    bar.finish_and_clear();
+    let done = done.map_err(told)?;
+    let report = RebalanceReport {
+        catalogue: shown(pool.catalogue().path()),
+        file_count: done.file_count,
+        moved_count: done.moved_count,
+        moved_bytes: done.moved_bytes,
+    };
+    if args.json {
+        print_json(&report)?;
+    } else {
+        say(&format!("{}.\n", moved_so_far(done)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn moved_so_far(now: Drained) -> String {
+    format!(
+        "{} files looked at, {} moved, {}",
+        now.file_count,
+        now.moved_count,
+        show::bytes(now.moved_bytes)
+    )
 }
 
 /// A member that is gone.

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use rushes_lab::cli::{
     Cli, Command, CompareArgs, CopyInArgs, DemoArgs, MixedArgs, PlayArgs, PowerArgs, PrerollArgs,
-    RecordArgs, ScatterArgs, StageArgs, TrialArgs, default_players, no_others, plan_of, play_of,
+    MetadataArgs, RecordArgs, ScatterArgs, StageArgs, TrialArgs, default_players, no_others, plan_of, play_of,
 };
 use rushes_lab::play::Play;
 use rushes_lab::record::Record;
@@ -62,6 +62,7 @@ fn experiment(command: Command) -> Result<()> {
         Command::Mixed(args) => play_and_record(&args),
         Command::CopyIn(args) => copy_in(&args),
         Command::Scatter(args) => scatter(&args),
+        Command::Metadata(args) => metadata(&args),
         Command::Compare(args) => compare_servers(&args),
         Command::Preroll(args) => find_preroll(&args),
         Command::Hits(args) => hits(&args),
@@ -162,6 +163,16 @@ fn scatter(args: &ScatterArgs) -> Result<()> {
         print!("{}", report.table());
     }
     report.check()
+}
+
+fn metadata(args: &MetadataArgs) -> Result<()> {
+    let report = args.metadata().run()?;
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(())
 }
 
 fn prepare(room: &Room, play: &Play, args: &StageArgs, quiet: bool) -> Result<Stage> {

@@ -3,6 +3,7 @@
 //!
 //! Bytes, files and directories are engine/pool's; here are only numbers and the arithmetic of them.
 
+pub mod balance;
 pub mod check;
 pub mod layout;
 pub mod names;

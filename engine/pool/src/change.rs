@@ -28,7 +28,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// Copied at a time. Units: bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// How far a member is emptied.
+/// How far a member is emptied, or files are spread anew.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
     /// Files that were looked at.
@@ -264,7 +264,7 @@ pub fn drain(
     Ok(drained)
 }
 
-fn about(path: &Path, error: &PoolError) -> PoolError {
+pub(crate) fn about(path: &Path, error: &PoolError) -> PoolError {
     PoolError::Refused(format!(
         "{}: {error}; look through the pool with `rushes pool fsck`",
         path.display()
@@ -304,7 +304,7 @@ fn move_off(
     }
 }
 
-fn within(data: &[ByteRange], range: ByteRange) -> Vec<ByteRange> {
+pub(crate) fn within(data: &[ByteRange], range: ByteRange) -> Vec<ByteRange> {
     let parts = data.iter().map(|one| {
         let start = one.start.0.max(range.start.0);
         let end = one.end().min(range.end());
@@ -422,7 +422,7 @@ fn candidates(
 }
 
 /// Returns  false when the member has no room for it after all
-fn take(
+pub(crate) fn take(
     pool: &Pool,
     stub: BorrowedFd<'_>,
     layout: &mut Layout,

@@ -8,6 +8,7 @@
 //! This crate keeps no lock for single files and no cache: who calls it for a file (a door) holds that file's lock. What "exclusive" means is
 //! said at each function. Everything here must be called as root (file-system uid 0), whoever the door acts for otherwise.
 
+mod balance;
 mod catalogue;
 mod change;
 mod create;
@@ -23,6 +24,7 @@ mod walk;
 mod wishes;
 mod xattr;
 
+pub use balance::rebalance;
 pub use catalogue::{Catalogue, TREE};
 pub use change::{Drained, Left, add, drain, is_add_interrupted, left, remove, set_draining};
 pub use create::{Created, MEMBER_COUNT_MAX, Wanted, create};
