@@ -293,7 +293,12 @@ fn text(report: &PoolReport) -> String {
     let mut table = Table::new(&["member", "path", "state", "size", "free", ""]);
     for member in &report.members {
         let mut remarks: Vec<String> = member.reason.clone().into_iter().collect();
-        remarks.extend(member.assigned_class.iter().map(|class| format!("class {class}")));
+        remarks.extend(
+            member
+                .assigned_class
+                .iter()
+                .map(|class| format!("class {class}")),
+        );
         if !member.same_device_as.is_empty() {
             let others: Vec<String> = member
                 .same_device_as

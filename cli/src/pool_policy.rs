@@ -112,7 +112,10 @@ fn of_path(
     }
     let own = own(path)?;
     let said = own.as_deref().map(Wish::of);
-    let wish = said.and_then(Result::ok).unwrap_or_default().or(pool.wish());
+    let wish = said
+        .and_then(Result::ok)
+        .unwrap_or_default()
+        .or(pool.wish());
     let report = report(&pool, Some(path), own, wish)?;
     let sentence = if kind.is_dir() {
         "It counts for files and folders that are made in it from now on; what is there stays as it is.\n"
@@ -177,7 +180,11 @@ fn text(report: &PolicyReport) -> String {
         wish => format!("{wish} choose={}", report.policy),
     };
     let Some(path) = &report.path else {
-        let served = if report.is_served { "in use" } else { "not in use" };
+        let served = if report.is_served {
+            "in use"
+        } else {
+            "not in use"
+        };
         return format!(
             "pool {}, {served}: {in_force}\n{}",
             report.catalogue,

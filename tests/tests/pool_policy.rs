@@ -6,7 +6,9 @@ use rushes_tests::disk::run;
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld};
-use rustix::fs::{CWD, FileType, Mode, OFlags, XattrFlags, getxattr, mknodat, removexattr, setxattr};
+use rustix::fs::{
+    CWD, FileType, Mode, OFlags, XattrFlags, getxattr, mknodat, removexattr, setxattr,
+};
 use rustix::io::Errno;
 use serde_json::Value;
 use std::fs::{self, File};
@@ -85,12 +87,23 @@ fn what_is_made_in_a_folder_of_a_class_goes_to_the_members_of_that_class_alone()
     }
     // As NFS servers make files.
     let made = world.path("fast/reel/made");
-    mknodat(CWD, &made, FileType::RegularFile, Mode::RUSR | Mode::WUSR, 0).expect("made");
+    mknodat(
+        CWD,
+        &made,
+        FileType::RegularFile,
+        Mode::RUSR | Mode::WUSR,
+        0,
+    )
+    .expect("made");
     put(&world, "fast/reel/made", 2 * MIB);
     for name in files.iter().chain(&["fast/reel/made"]) {
         assert_ne!(world.members_of(name), [2], "{name}");
         assert_eq!(world.members_of(name).len(), 1, "{name}");
-        assert_eq!(own(&world.path(name)).as_deref(), Some("class=ssd"), "{name}");
+        assert_eq!(
+            own(&world.path(name)).as_deref(),
+            Some("class=ssd"),
+            "{name}"
+        );
     }
     assert_eq!(own(&world.path("fast/reel")).as_deref(), Some("class=ssd"));
     let found = world.where_is("fast/a");
@@ -194,7 +207,9 @@ fn served() -> Option<(PoolWorld, Daemon)> {
 /// From now on what is read is promised a quarter of a device.
 fn promise_much(world: &PoolWorld, daemon: &Daemon) {
     let status = daemon.status();
-    let rate = status["devices"][0]["read_bytes_per_s"].as_u64().expect("a rate");
+    let rate = status["devices"][0]["read_bytes_per_s"]
+        .as_u64()
+        .expect("a rate");
     let mut config = File::options()
         .append(true)
         .open(world.scratch.path().join("rushes.toml"))
@@ -333,17 +348,29 @@ fn words_that_are_none_are_refused_by_mount_and_command_with_a_sentence() {
     // Shown, also while it is mounted.
     let shown = said(&catalogue, &[]);
     assert_eq!(shown["is_served"], true);
-    assert_eq!((&shown["path"], &shown["own"]), (&Value::Null, &Value::Null));
+    assert_eq!(
+        (&shown["path"], &shown["own"]),
+        (&Value::Null, &Value::Null)
+    );
     assert_eq!(shown["wish"], "");
     assert_eq!(shown["policy"], "most_free_space");
     let format = catalogue.join("rushes-pool");
     let never = fs::read_to_string(&format).expect("read");
-    assert!(!never.contains("wish") && !never.contains("class"), "{never}");
+    assert!(
+        !never.contains("wish") && !never.contains("class"),
+        "{never}"
+    );
 
     world.end();
     refused(&policy(&catalogue, &["--class", "7=ssd"]), "no member 7");
-    refused(&policy(&catalogue, &["--set", "class=ssd"]), "--class NUMBER=ssd");
-    refused(&policy(&catalogue, &["--class", "0=The SSD"]), "small letters");
+    refused(
+        &policy(&catalogue, &["--set", "class=ssd"]),
+        "--class NUMBER=ssd",
+    );
+    refused(
+        &policy(&catalogue, &["--class", "0=The SSD"]),
+        "small letters",
+    );
     assert_eq!(fs::read_to_string(&format).expect("read"), never);
     let shown = said(
         &catalogue,
@@ -361,7 +388,10 @@ fn words_that_are_none_are_refused_by_mount_and_command_with_a_sentence() {
     assert_eq!(status[0]["wish"], "choose=per_user class=ssd");
     assert_eq!(status[0]["members"][1]["assigned_class"], "ssd");
     // Members may not lose the class that is wished for.
-    refused(&policy(&catalogue, &["--class", "1="]), "no member is of the class ssd");
+    refused(
+        &policy(&catalogue, &["--class", "1="]),
+        "no member is of the class ssd",
+    );
     said(&inside, &["--set", "single"]);
 
     world.start();

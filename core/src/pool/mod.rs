@@ -12,8 +12,8 @@ pub mod stripe;
 pub mod wish;
 
 pub use layout::{
-    BackPointer, FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId,
-    Part, PoolId, Segment, Shape,
+    BackPointer, FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId, Part,
+    PoolId, Segment, Shape,
 };
 pub use place::{Asked, Policy, Room, order};
 pub use stripe::stripe;

@@ -69,14 +69,13 @@ mod tests {
     use rushes_control::{DeviceStatus, ShareStatus};
 
     fn status(devices: &[(&str, u64, u64)], shares: &[(&str, &str)]) -> Status {
-        let device = |&(name, read_bytes_per_s, promised_bytes_per_s): &(&str, u64, u64)| {
-            DeviceStatus {
+        let device =
+            |&(name, read_bytes_per_s, promised_bytes_per_s): &(&str, u64, u64)| DeviceStatus {
                 name: name.to_owned(),
                 read_bytes_per_s,
                 promised_bytes_per_s,
                 ..DeviceStatus::default()
-            }
-        };
+            };
         let share = |&(path, device): &(&str, &str)| ShareStatus {
             path: path.to_owned(),
             device: device.to_owned(),
@@ -92,7 +91,12 @@ mod tests {
     #[test]
     fn a_folder_has_what_is_left_of_the_device_of_its_nearest_share() {
         let status = status(
-            &[("sda", 500, 100), ("sdb", 300, 400), ("tmpfs", 1, 0), ("tmpfs", 2, 0)],
+            &[
+                ("sda", 500, 100),
+                ("sdb", 300, 400),
+                ("tmpfs", 1, 0),
+                ("tmpfs", 2, 0),
+            ],
             &[
                 ("/none/a", "sda"),
                 ("/none/a/b", "sdb"),

@@ -436,7 +436,10 @@ mod tests {
         format.wish = Wish::of("striped=2 class=raid").unwrap();
         format.members[1].class = Class::of("raid");
         let text = Format::Catalogue(format.clone()).text().unwrap();
-        assert!(text.contains("\"wish\": \"striped=2 class=raid\""), "{text}");
+        assert!(
+            text.contains("\"wish\": \"striped=2 class=raid\""),
+            "{text}"
+        );
         assert_eq!(text.matches("\"class\": \"raid\"").count(), 1, "{text}");
         assert_eq!(catalogue(&text), Ok(format));
     }

@@ -89,7 +89,10 @@ fn files_of_a_class_are_on_its_members_and_the_next_hears_that_they_are_full() {
         let member = pool.member(MemberNumber(number)).unwrap();
         member.class().map(Class::name)
     };
-    assert_eq!([class(0), class(1), class(2)], [None, Some("ssd"), Some("ssd")]);
+    assert_eq!(
+        [class(0), class(1), class(2)],
+        [None, Some("ssd"), Some("ssd")]
+    );
     let mut count = 0;
     let end = loop {
         match put(&pool, &format!("file{count}"), MIB) {
@@ -118,7 +121,10 @@ fn rules_are_kept_and_what_cannot_be_followed_changes_nothing() {
     let pool = place.pool(&[4, 4]);
     let catalogue = pool.catalogue().path().to_path_buf();
     let (path, before) = format_file(&pool);
-    assert!(!before.contains("wish") && !before.contains("class"), "{before}");
+    assert!(
+        !before.contains("wish") && !before.contains("class"),
+        "{before}"
+    );
     drop(pool);
     for (rules, said) in [
         (
@@ -164,6 +170,9 @@ fn a_rescue_knows_classes_and_what_was_wished() {
     rescue(&catalogue, &members, |_| {}).unwrap();
     let pool = Pool::look(&catalogue).unwrap();
     assert_eq!(pool.wish().to_string(), "choose=per_user class=raid");
-    let class = |number| pool.member(MemberNumber(number)).and_then(|one| one.class());
+    let class = |number| {
+        pool.member(MemberNumber(number))
+            .and_then(|one| one.class())
+    };
     assert_eq!((class(0), class(1)), (None, Class::of("raid").as_ref()));
 }
