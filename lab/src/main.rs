@@ -4,8 +4,9 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use rushes_lab::cli::{
-    Cli, Command, CompareArgs, CopyInArgs, DemoArgs, MixedArgs, PlayArgs, PowerArgs, PrerollArgs,
-    MetadataArgs, RecordArgs, ScatterArgs, StageArgs, TrialArgs, default_players, no_others, plan_of, play_of,
+    Cli, Command, CompareArgs, CopyInArgs, DemoArgs, MetadataArgs, MixedArgs, PlayArgs, PowerArgs,
+    PrerollArgs, RecordArgs, ScatterArgs, StageArgs, TrialArgs, default_players, no_others,
+    plan_of, play_of,
 };
 use rushes_lab::play::Play;
 use rushes_lab::record::Record;

@@ -255,7 +255,10 @@ mod tests {
     #[test]
     fn a_place_has_a_label_and_a_folder() {
         let place: Place = "pool=/srv/a=b".parse().expect("a place");
-        assert_eq!((place.label.as_str(), place.path.to_str()), ("pool", Some("/srv/a=b")));
+        assert_eq!(
+            (place.label.as_str(), place.path.to_str()),
+            ("pool", Some("/srv/a=b"))
+        );
         assert!("pool".parse::<Place>().is_err());
         assert!("=x".parse::<Place>().is_err());
     }

@@ -242,7 +242,11 @@ fn after_an_add_files_are_spread_anew_also_when_that_is_killed() {
     let after = used(&world);
     let (most, least) = (after.iter().max(), after.iter().min());
     // No file is larger than a 19th of a member.
-    assert!(most.zip(least).is_some_and(|(most, least)| most - least < 80), "{before:?} {after:?}");
+    assert!(
+        most.zip(least)
+            .is_some_and(|(most, least)| most - least < 80),
+        "{before:?} {after:?}"
+    );
     let (again, _) = world.json(&["rebalance"], &[]);
     assert_eq!(again["moved_count"], 0, "{again}");
     world.start();

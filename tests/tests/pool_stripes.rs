@@ -18,7 +18,13 @@ const ENOSPC: i32 = 28;
 
 /// A wish for all that is made in a folder from now on.
 fn wish(folder: &Path, words: &str) {
-    setxattr(folder, "user.rushes.policy", words.as_bytes(), XattrFlags::empty()).expect("a wish");
+    setxattr(
+        folder,
+        "user.rushes.policy",
+        words.as_bytes(),
+        XattrFlags::empty(),
+    )
+    .expect("a wish");
 }
 
 fn put(path: &Path, seed: u64, length: usize) -> std::io::Result<()> {
@@ -72,13 +78,22 @@ fn a_striped_file_is_spread_evenly_and_its_members_have_their_shares() {
     wish(&world.path("reels"), "striped=3 unit=64KiB");
     fs::create_dir(world.path("reels/day")).expect("made");
     fs::create_dir(world.path("two")).expect("made");
-    wish(&world.path("two"), "striped=2x2 unit=64KiB group_unit=128KiB");
+    wish(
+        &world.path("two"),
+        "striped=2x2 unit=64KiB group_unit=128KiB",
+    );
     let length = 5 * MIB + 17;
     put(&world.path("reels/day/a.mov"), 1, length).expect("room");
     put(&world.path("two/b.mov"), 2, length).expect("room");
     put(&world.path("plain.mov"), 3, length).expect("room");
-    assert_eq!(shapes(&world, "reels/day/a.mov"), [(String::from("striped"), 3)]);
-    assert_eq!(shapes(&world, "two/b.mov"), [(String::from("striped_twice"), 4)]);
+    assert_eq!(
+        shapes(&world, "reels/day/a.mov"),
+        [(String::from("striped"), 3)]
+    );
+    assert_eq!(
+        shapes(&world, "two/b.mov"),
+        [(String::from("striped_twice"), 4)]
+    );
     assert_eq!(shapes(&world, "plain.mov"), [(String::from("single"), 1)]);
     assert_eq!(world.members_of("reels/day/a.mov").len(), 3);
     assert_eq!(world.members_of("two/b.mov").len(), 4);
@@ -107,7 +122,12 @@ fn a_striped_file_is_spread_evenly_and_its_members_have_their_shares() {
     fs::remove_file(world.path("reels/day/a.mov")).expect("removed");
     fs::remove_file(world.path("two/b.mov")).expect("removed");
     again(&mut world);
-    assert_eq!(fs::read_dir(world.path("reels/day")).expect("listed").count(), 0);
+    assert_eq!(
+        fs::read_dir(world.path("reels/day"))
+            .expect("listed")
+            .count(),
+        0
+    );
 }
 
 /// What a program may do to a file, many times, beside a model in memory.
@@ -116,7 +136,10 @@ fn whatever_is_done_to_a_striped_file_reads_back() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 64), (XFS, 300), (BTRFS, 120)]) else {
         return;
     };
-    for (round, words) in ["striped unit=4KiB", "striped=2 unit=64KiB"].into_iter().enumerate() {
+    for (round, words) in ["striped unit=4KiB", "striped=2 unit=64KiB"]
+        .into_iter()
+        .enumerate()
+    {
         let folder = world.path(format!("d{round}"));
         fs::create_dir(&folder).expect("made");
         wish(&folder, words);
@@ -161,7 +184,10 @@ fn whatever_is_done_to_a_striped_file_reads_back() {
                         let data = seek(&file, SeekFrom::Data(hole));
                         let end = data.map_or(model.len(), |data| data as usize);
                         let hole = (hole as usize).min(end);
-                        assert!(model[hole..end].iter().all(|&byte| byte == 0), "{words} {step}");
+                        assert!(
+                            model[hole..end].iter().all(|&byte| byte == 0),
+                            "{words} {step}"
+                        );
                     }
                 }
                 8 if step % 40 == 8 => {
@@ -181,9 +207,15 @@ fn whatever_is_done_to_a_striped_file_reads_back() {
         }
         drop(file);
         again(&mut world);
-        assert!(fs::read(folder.join("f")).expect("read") == model, "{words}");
+        assert!(
+            fs::read(folder.join("f")).expect("read") == model,
+            "{words}"
+        );
         fs::copy(folder.join("f"), folder.join("copy")).expect("room");
-        assert!(fs::read(folder.join("copy")).expect("read") == model, "{words}");
+        assert!(
+            fs::read(folder.join("copy")).expect("read") == model,
+            "{words}"
+        );
     }
 }
 
@@ -199,7 +231,10 @@ fn open(path: &Path, create: bool) -> File {
 fn read_at(file: &File, into: &mut [u8], at: u64) -> usize {
     let mut done = 0;
     while done < into.len() {
-        match file.read_at(&mut into[done..], at + done as u64).expect("read") {
+        match file
+            .read_at(&mut into[done..], at + done as u64)
+            .expect("read")
+        {
             0 => break,
             count => done += count,
         }
@@ -240,8 +275,12 @@ fn a_stripe_goes_on_over_the_members_that_have_room() {
     again(&mut world);
     check(&world.path("long.mov"), 3, length as usize);
     // Overwritten where it is, cut in the middle of the first stripe, and longer again.
-    let file = File::options().write(true).open(world.path("long.mov")).expect("opened");
-    file.write_all_at(&pattern::bytes(4, 100_000, MIB), 100_000).expect("it has its room");
+    let file = File::options()
+        .write(true)
+        .open(world.path("long.mov"))
+        .expect("opened");
+    file.write_all_at(&pattern::bytes(4, 100_000, MIB), 100_000)
+        .expect("it has its room");
     file.set_len(30_000_001).expect("cut");
     drop(file);
     again(&mut world);
@@ -275,7 +314,11 @@ fn a_member_with_stripes_is_emptied_and_removed() {
     assert!(there(&world) > 0, "nothing to move");
     world.end();
     let (report, code) = world.json(&["drain", "1"], &[]);
-    assert_eq!((&report["is_empty"], code), (&json!(true), Some(0)), "{report}");
+    assert_eq!(
+        (&report["is_empty"], code),
+        (&json!(true), Some(0)),
+        "{report}"
+    );
     is_sound(&world, "after the drain");
     let (report, code) = world.json(&["remove", "1"], &[]);
     assert_eq!(code, Some(0), "{report}");
@@ -309,7 +352,9 @@ fn a_damaged_record_and_a_lost_catalogue_cost_no_byte_of_a_stripe() {
     check(&world.path("f1"), 1, length);
     // Without one of its objects nobody can say where which byte is, and nobody does.
     let report = world.where_is("f2");
-    let object = report["segments"][0]["objects"][1]["path"].as_str().expect("text");
+    let object = report["segments"][0]["objects"][1]["path"]
+        .as_str()
+        .expect("text");
     let object = PathBuf::from(object);
     world.end();
     let kept = world.scratch.path().join("kept");
@@ -329,7 +374,10 @@ fn a_damaged_record_and_a_lost_catalogue_cost_no_byte_of_a_stripe() {
     world.start();
     for seed in 0..4 {
         check(&world.path(format!("f{seed}")), seed, length);
-        assert_eq!(shapes(&world, &format!("f{seed}")), [(String::from("striped"), 3)]);
+        assert_eq!(
+            shapes(&world, &format!("f{seed}")),
+            [(String::from("striped"), 3)]
+        );
     }
     assert!(!world.path("lost+found").exists());
 }
@@ -384,7 +432,10 @@ fn a_mount_that_is_killed_while_it_stripes_leaves_nothing_that_cannot_be_mended(
         let (report, code) = world.json(&["fsck", "--repair"], &[]);
         assert_eq!(code, Some(0), "round {round}: {report}");
         is_sound(&world, "mended");
-        let dead = Command::new("umount").arg("--lazy").arg(world.path("")).status();
+        let dead = Command::new("umount")
+            .arg("--lazy")
+            .arg(world.path(""))
+            .status();
         assert!(dead.expect("umount starts").success());
         world.start();
         for &(seed, length) in &whole {

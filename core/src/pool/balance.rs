@@ -84,9 +84,21 @@ mod tests {
 
     #[test]
     fn a_neighbour_on_the_same_device_is_no_relief() {
-        let fills = [fill(0, 1, 900, 1000), fill(1, 1, 900, 1000), fill(2, 2, 880, 1000)];
-        assert_eq!(lighter(&fills, MemberNumber(0), 10), None, "all are as full");
-        let fills = [fill(0, 1, 900, 1000), fill(1, 1, 900, 1000), fill(2, 2, 0, 1000)];
+        let fills = [
+            fill(0, 1, 900, 1000),
+            fill(1, 1, 900, 1000),
+            fill(2, 2, 880, 1000),
+        ];
+        assert_eq!(
+            lighter(&fills, MemberNumber(0), 10),
+            None,
+            "all are as full"
+        );
+        let fills = [
+            fill(0, 1, 900, 1000),
+            fill(1, 1, 900, 1000),
+            fill(2, 2, 0, 1000),
+        ];
         assert_eq!(lighter(&fills, MemberNumber(0), 10), Some(MemberNumber(2)));
     }
 

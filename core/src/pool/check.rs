@@ -360,10 +360,12 @@ pub struct Piece {
 impl Piece {
     /// Where in the file its last byte ends; 0 when it has none.
     pub fn end(&self) -> u64 {
-        let last = self.data.last().map_or(0, ByteRange::end);
-        match last.checked_sub(1) {
+        match self.data.last().and_then(|last| last.end().checked_sub(1)) {
             Some(last) => {
-                let behind = self.part.shape.offset_of(usize::from(self.part.place), last);
+                let behind = self
+                    .part
+                    .shape
+                    .offset_of(usize::from(self.part.place), last);
                 self.part.origin.0 + behind + 1
             }
             None => 0,
@@ -389,7 +391,13 @@ pub fn assemble(file: FileIdentity, pieces: &[Piece]) -> Option<Layout> {
     order.sort_by_key(|piece| {
         let part = piece.part;
         let is_striped = part.shape != Shape::Single;
-        (part.serial, is_striped, part.origin, part.place, piece.object)
+        (
+            part.serial,
+            is_striped,
+            part.origin,
+            part.place,
+            piece.object,
+        )
     });
     let mut rest = order.as_slice();
     while let Some(first) = rest.first() {
@@ -782,7 +790,9 @@ mod tests {
         while at < 100_000 {
             let located = found.locate(ByteOffset(at)).expect("it covers all");
             let length = located.length.0.min(100_000 - at);
-            let piece = pieces.iter_mut().find(|piece| piece.object == located.object);
+            let piece = pieces
+                .iter_mut()
+                .find(|piece| piece.object == located.object);
             let range = ByteRange::new(located.object_offset.0, length);
             piece.expect("it has a piece").data.push(range);
             at += length;
@@ -807,7 +817,13 @@ mod tests {
         let (layout, pieces) = striped();
         for piece in pieces {
             let part = part_of(&layout, piece.object);
-            assert_eq!(Part { serial: 0, ..part }, Part { serial: 0, ..piece.part });
+            assert_eq!(
+                Part { serial: 0, ..part },
+                Part {
+                    serial: 0,
+                    ..piece.part
+                }
+            );
         }
     }
 }

@@ -925,7 +925,11 @@ mod tests {
     #[test]
     fn a_mark_of_a_stripe_that_cannot_be_is_unsound() {
         let sound = mark(FOUR_OF_64_KIB).encode();
-        for (at, bytes) in [(38, &[4u8][..]), (48, &[0, 0, 1, 1][..]), (48, &[16, 0, 1, 1][..])] {
+        for (at, bytes) in [
+            (38, &[4u8][..]),
+            (48, &[0, 0, 1, 1][..]),
+            (48, &[16, 0, 1, 1][..]),
+        ] {
             let fault = BackPointer::decode(&resealed(sound.clone(), at, bytes));
             assert!(matches!(fault, Err(LayoutFault::Unsound(_))), "{fault:?}");
         }
@@ -961,9 +965,7 @@ mod tests {
         let mark = BackPointer {
             pool: PoolId(9),
             file: FILE,
-            serial: 0,
-            place: 0,
-            origin: ByteOffset(0),
+            part: Part::single(0),
         };
         for (record, is_layout) in [
             (single().encode(), true),
@@ -1217,10 +1219,17 @@ mod tests {
         assert_eq!(lengths, [64 << 10, 10, 0, 0]);
         assert_eq!(Layout::decode(&layout.encode()), Ok(layout.clone()));
         // A piece of it elsewhere: what follows goes on in the stripe.
-        layout.assign(ByteRange::new(2 << 20, 1 << 20), ByteOffset(0), object(7, 9));
+        layout.assign(
+            ByteRange::new(2 << 20, 1 << 20),
+            ByteOffset(0),
+            object(7, 9),
+        );
         assert_eq!(layout.segments().len(), 4);
         let behind = layout.locate(ByteOffset(3 << 20)).expect("it is there");
-        assert_eq!((behind.object, behind.object_offset.0), (stripe[0], 512 << 10));
+        assert_eq!(
+            (behind.object, behind.object_offset.0),
+            (stripe[0], 512 << 10)
+        );
         layout.replace(stripe[0], object(8, 10));
         assert!(!layout.objects().contains(&stripe[0]));
         let behind = layout.locate(ByteOffset(3 << 20)).expect("it is there");

@@ -43,7 +43,10 @@ pub fn stripe(
     }
     let (unit_log2, group_unit_log2) = wish.units_log2();
     let shape = match wish.spread? {
-        Spread::StripedTwice { groups, members: of } if count == most => {
+        Spread::StripedTwice {
+            groups,
+            members: of,
+        } if count == most => {
             // Neighbours by number are a group: that is how they were given.
             members.sort_unstable();
             Shape::StripedTwice {

@@ -278,7 +278,10 @@ mod tests {
             "unit=1GiB",
             "class=ssd-2_b",
         ] {
-            assert_eq!(Wish::of(text).map(|wish| wish.to_string()), Ok(text.to_string()));
+            assert_eq!(
+                Wish::of(text).map(|wish| wish.to_string()),
+                Ok(text.to_string())
+            );
         }
         assert_eq!(
             Wish::of(" class=ssd   single\t").map(|wish| wish.to_string()),

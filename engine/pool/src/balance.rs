@@ -17,10 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// Move files from members that are fuller than all together to those that are emptier. What was moved is moved, whenever it is interrupted;
 /// the same command again goes on.
-pub fn rebalance(
-    pool: &Pool,
-    mut progress: impl FnMut(Drained),
-) -> Result<Drained, PoolError> {
+pub fn rebalance(pool: &Pool, mut progress: impl FnMut(Drained)) -> Result<Drained, PoolError> {
     pool.bury(|_| false)?;
     let mut done = Drained::default();
     each_stub(pool.catalogue(), &mut BTreeSet::new(), |named, stub| {
@@ -83,7 +80,9 @@ fn move_one(
     let data = within(&data_ranges(&source).map_err(failed)?, range);
     let bytes: u64 = data.iter().map(|part| part.length.0).sum();
     let (_, rooms, _) = pool.candidates(stub, Some(object.member), ByteCount(bytes));
-    let of = |number: MemberNumber| number == object.member || rooms.iter().any(|room| room.member == number);
+    let of = |number: MemberNumber| {
+        number == object.member || rooms.iter().any(|room| room.member == number)
+    };
     let fills: Vec<Fill> = pool
         .members()
         .iter()

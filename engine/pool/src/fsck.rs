@@ -506,10 +506,7 @@ impl Mender<'_> {
             }
             (
                 Finding::MarkFaulty {
-                    stub,
-                    object,
-                    part,
-                    ..
+                    stub, object, part, ..
                 },
                 Remedy::WriteMark,
             ) => {
@@ -612,8 +609,7 @@ impl Mender<'_> {
             part: Part::single(0),
             data: self.ranges(&fd)?,
         };
-        let layout =
-            assemble(file, std::slice::from_ref(&piece)).expect("one object is whole");
+        let layout = assemble(file, std::slice::from_ref(&piece)).expect("one object is whole");
         member.write_mark(object.id, file, piece.part)?;
         let name = format!("{}.{:016x}", object.member.0, object.id.0);
         adopt(self.pool, &name, &layout, size_of(&[piece]))

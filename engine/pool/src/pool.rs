@@ -106,14 +106,11 @@ impl Source {
     /// Bytes of the file that are elsewhere by now.
     fn punch(&self, range: ByteRange) -> Result<(), Errno> {
         let (shape, origin) = (self.segment.shape, self.segment.origin.0);
-        self.objects
-            .iter()
-            .enumerate()
-            .try_for_each(|(index, fd)| {
-                let start = shape.share(index, range.start.0 - origin);
-                let end = shape.share(index, range.end() - origin);
-                punch(fd, ByteRange::new(start, end - start))
-            })
+        self.objects.iter().enumerate().try_for_each(|(index, fd)| {
+            let start = shape.share(index, range.start.0 - origin);
+            let end = shape.share(index, range.end() - origin);
+            punch(fd, ByteRange::new(start, end - start))
+        })
     }
 }
 
