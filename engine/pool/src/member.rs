@@ -11,7 +11,7 @@ use rushes_core::pool::check::{FoundObject, Mark};
 use rushes_core::pool::{
     BackPointer, Class, FileIdentity, MemberNumber, Object, ObjectId, Part, PoolId,
 };
-use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
+use rushes_core::units::{ByteCount, ByteRange};
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags, fstat, fstatvfs, fsync,
     mkdirat, open, openat, seek, statat, unlinkat,
