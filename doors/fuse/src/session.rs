@@ -101,21 +101,20 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
     if let Err(error) = raise_read_ahead(folder) {
         tracing::warn!("reading ahead stays as short as the kernel has it: {error}");
     }
-    let background: [(&str, fn(&Door)); 3] = [
-        ("burier", Door::bury_now_and_then),
-        ("names", Door::log_names_now_and_then),
-        ("loads", Door::ask_loads_now_and_then),
-    ];
-    let helper = |(name, work): (&str, fn(&Door))| {
+    let helper = |name: &str, work: fn(&Door)| {
         let door = Arc::clone(&door);
         std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || work(&door))
     };
-    let helpers = background.into_iter().map(helper);
+    let helpers = vec![
+        helper("burier", Door::bury_now_and_then)?,
+        helper("names", Door::log_names_now_and_then)?,
+        helper("loads", Door::ask_loads_now_and_then)?,
+    ];
     Ok(Mounted {
         session,
-        helpers: helpers.collect::<io::Result<_>>()?,
+        helpers,
         door,
     })
 }
