@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -503,6 +504,104 @@ def figure_power_cuts(runs):
     ]
     found = sum(report["violation_count"] for report in reports)
     return verdict(found == 0, f"{found} violations in 10,000 power cuts")
+
+
+class Mounts:
+    """File systems in memory and what is mounted over them, all gone at the end."""
+
+    def __init__(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="rushes-figures.", dir="/dev/shm"))
+        self.mounted = []
+        self.programs = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for path in reversed(self.mounted):
+            subprocess.run(["umount", path], check=False)
+        for program in self.programs:
+            program.terminate()
+            program.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def ext4(self, name, gib):
+        """A new ext4 of this size, mounted; its folder."""
+        image, place = self.folder / f"{name}.img", self.folder / name
+        with open(image, "wb") as file:
+            file.truncate(gib << 30)
+        subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", image], check=True)
+        place.mkdir()
+        subprocess.run(["mount", "-o", "loop", image, place], check=True)
+        self.mounted.append(place)
+        return place
+
+    def pool(self, catalogue, members):
+        """A pool over these folders, mounted by a process of its own."""
+        place = self.folder / "pool"
+        place.mkdir()
+        folders = [folder / "pool" for folder in (catalogue, *members)]
+        for folder in folders:
+            folder.mkdir()
+        subprocess.run([RUSHES, "pool", "create", *folders], check=True, stdout=subprocess.DEVNULL)
+        program = subprocess.Popen(
+            [RUSHES, "pool", "mount", folders[0], place, "--runtime-dir", self.folder / "run"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.programs.append(program)
+        if " is mounted on " not in program.stdout.readline():
+            sys.exit("figures: the pool could not be mounted")
+        self.mounted.append(place)
+        return place
+
+    def mergerfs(self, members):
+        """mergerfs over folders of these, as its manual has it; its folder."""
+        place = self.folder / "mergerfs"
+        place.mkdir()
+        branches = []
+        for member in members:
+            branch = member / "mergerfs"
+            branch.mkdir()
+            branches.append(str(branch))
+        options = "cache.files=partial,dropcacheonclose=true,category.create=mfs"
+        subprocess.run(["mergerfs", "-o", options, ":".join(branches), place], check=True)
+        self.mounted.append(place)
+        return place
+
+
+def figure_pool_metadata(runs):
+    """Files made, looked at, listed, renamed and removed a second: a pool, mergerfs over the same disks, and one of them bare."""
+    with Mounts() as mounts:
+        members = [mounts.ext4(f"member{number}", 4) for number in range(2)]
+        catalogue = mounts.ext4("catalogue", 4)
+        bare = members[0] / "bare"
+        bare.mkdir()
+        places = {
+            "pool": mounts.pool(catalogue, members),
+            "mergerfs": mounts.mergerfs(members),
+            "ext4": bare,
+        }
+        words = [f"{label}={place}" for label, place in places.items()]
+        report = runs.lab("run", "metadata", *words, "--rounds", 5)
+    rates = {
+        (row["label"], row["clients"], row["operation"]): row["median_per_s"]
+        for row in report["rates"]
+    }
+    slower = []
+    for (label, clients, operation), rate in rates.items():
+        if label != "pool":
+            continue
+        ratio = rate / rates["mergerfs", clients, operation]
+        to_bare = rate / rates["ext4", clients, operation]
+        print(
+            f"   {operation:8} {clients} clients: {rate:9.0f}/s, {ratio:5.2f} × mergerfs,"
+            f" {to_bare:5.2f} × the bare disk"
+        )
+        if ratio < 1:
+            slower.append(f"{operation} by {clients} ({ratio:.2f} ×)")
+    return verdict(not slower, f"slower than mergerfs: {', '.join(slower) or 'nothing'}")
 
 
 def figures():

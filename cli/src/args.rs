@@ -4,7 +4,7 @@
 use crate::export_args::ExportCommand;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use rushes_daemon::config::{DEFAULT_CONFIG, amount};
-use rushes_pool::Policy;
+use rushes_pool::{Class, MemberNumber, Policy, Wish};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -115,6 +115,12 @@ not be taken.")]
 The member takes nothing new from then on, also when this is interrupted; the same command again goes on. --cancel lets it take new bytes again. \
 Exit code: 0 the member is empty, 1 the others are full, 2 it could not be done.")]
     Drain(PoolDrainArgs),
+    /// Move files from full members to emptier ones, after one was added; the pool must not be mounted
+    #[command(after_help = "\
+Whole files move until each member is as full as all together, within one part in a hundred; stripes stay where they are, and files for which a class \
+of members was wished stay on members of that class. One that was interrupted goes on when it is repeated. Exit code: 0 done, 2 it could not be begun or \
+went wrong.")]
+    Rebalance(PoolCatalogueArgs),
     /// Let a member go that has no bytes; the pool must not be mounted
     #[command(after_help = "\
 Refused while a file has bytes on it. One that is missing may go if nothing was on it. A remove that was interrupted is finished by repeating \
@@ -125,6 +131,12 @@ it. Exit code: 0 it is gone, 2 it is not.")]
 Looks through the folders of all members. Exit code: 0 every member can be used, 1 one is missing or read-only, or no member has the names, 2 it \
 could not be looked at.")]
     Status(PoolLsArgs),
+    /// Where files of a pool go: show it, or say it for the pool, a folder or a file
+    #[command(after_help = "\
+WORDS, in any order: `single`, `striped`, `striped=N`, `striped=GxN`, `unit=SIZE`, `group_unit=SIZE`, `choose=POLICY`, `class=CLASS`. What a file \
+does not say its pool says; what is made in a folder says what that does. Nothing is moved: files that have bytes stay where they are. For the pool \
+itself give its catalogue; it must not be mounted then, but may be looked at. Exit code: 0 it is shown, or said from now on, 2 it could not be done.")]
+    Policy(PoolPolicyArgs),
     /// Serve a mounted pool to other machines: by NFS, or a file of it as a disk
     Export {
         /// By which protocol.
@@ -176,6 +188,16 @@ pub(crate) struct PoolDrainArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct PoolCatalogueArgs {
+    /// The pool's catalogue
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
+    pub(crate) catalogue: PathBuf,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct PoolRemoveArgs {
     /// The pool's catalogue
     #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
@@ -186,6 +208,36 @@ pub(crate) struct PoolRemoveArgs {
     /// Print JSON; the names of its fields are promised
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolPolicyArgs {
+    /// The pool's catalogue; or a file or folder of a pool that is mounted (or, if it is not, in its catalogue's `tree`)
+    #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) path: PathBuf,
+    /// What is wished from now on, instead of all that was: `class=ssd`, `striped=4 unit=1MiB choose=round_robin`
+    #[arg(long, value_name = "WORDS", value_parser = parse_wish)]
+    pub(crate) set: Option<Wish>,
+    /// Nothing is wished from now on
+    #[arg(long, conflicts_with = "set")]
+    pub(crate) clear: bool,
+    /// Of which class a member is, for `class=`; `NUMBER=`: of none any more. More than once, or with commas
+    #[arg(long, value_name = "NUMBER=CLASS", value_parser = parse_class, value_delimiter = ',')]
+    pub(crate) class: Vec<(MemberNumber, Option<Class>)>,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl PoolPolicyArgs {
+    /// What is to be wished. None: it is only to be shown.
+    pub(crate) fn wish(&self) -> Option<Wish> {
+        if self.clear {
+            Some(Wish::default())
+        } else {
+            self.set.clone()
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -209,7 +261,8 @@ pub(crate) struct PoolCreateArgs {
     /// A folder for the bytes of files on each file system that is to be a member
     #[arg(value_name = "MEMBER", required = true, value_hint = ValueHint::DirPath)]
     pub(crate) members: Vec<PathBuf>,
-    /// Which member takes a new file: `most_free_space`, or `round_robin` (one after the other)
+    /// Which member takes a new file: `most_free_space`, `round_robin` (one after the other), `per_user` (one for each user) or `least_loaded` (where
+    /// least bandwidth is promised)
     #[arg(long, default_value = Policy::MostFreeSpace.name(), value_parser = parse_policy, value_name = "POLICY")]
     pub(crate) policy: Policy,
     /// Print JSON
@@ -255,8 +308,25 @@ pub(crate) struct PoolWhereArgs {
 fn parse_policy(text: &str) -> Result<Policy, String> {
     Policy::of(text).ok_or_else(|| {
         let names: Vec<&str> = Policy::ALL.iter().map(|policy| policy.name()).collect();
-        format!("expected {}", names.join(" or "))
+        format!("expected one of {}", names.join(", "))
     })
+}
+
+fn parse_wish(text: &str) -> Result<Wish, String> {
+    Wish::of(text).map_err(|fault| fault.to_string())
+}
+
+fn parse_class(text: &str) -> Result<(MemberNumber, Option<Class>), String> {
+    let expected =
+        "expected NUMBER=CLASS, with a name of 1 to 16 small letters, digits, - or _; or NUMBER=";
+    let read = text.split_once('=').and_then(|(number, class)| {
+        let number = MemberNumber(number.parse().ok()?);
+        if class.is_empty() {
+            return Some((number, None));
+        }
+        Some((number, Some(Class::of(class)?)))
+    });
+    read.ok_or_else(|| expected.to_owned())
 }
 
 #[derive(Debug, Args)]
@@ -424,6 +494,37 @@ mod tests {
     #[test]
     fn the_table_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_policy_is_shown_set_or_cleared() {
+        let parsed = |words: &[&str]| {
+            let all = ["rushes", "pool", "policy", "/mnt/catalogue"];
+            Cli::try_parse_from(all.iter().chain(words))
+        };
+        let args = |words: &[&str]| match parsed(words).unwrap().command {
+            Command::Pool {
+                command: PoolCommand::Policy(args),
+            } => args,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(args(&[]).wish(), None);
+        assert_eq!(args(&["--clear"]).wish(), Some(Wish::default()));
+        let wish = args(&["--set", "class=ssd  single"]).wish().unwrap();
+        assert_eq!(wish.to_string(), "single class=ssd");
+        let classes = args(&["--class", "0=ssd,1=", "--class", "12=raid"]).class;
+        let of = |number, name| (MemberNumber(number), Class::of(name));
+        assert_eq!(classes, [of(0, "ssd"), of(1, ""), of(12, "raid")]);
+        for (words, said) in [
+            (["--set", "fast"], "expected single"),
+            (["--set", "striped=1"], "2 to 64"),
+            (["--class", "ssd"], "NUMBER=CLASS"),
+            (["--class", "0=The SSDs"], "small letters"),
+        ] {
+            let error = parsed(&words).unwrap_err().to_string();
+            assert!(error.contains(said), "{words:?}: {error}");
+        }
+        assert!(parsed(&["--set", "single", "--clear"]).is_err());
     }
 
     #[test]

@@ -4,10 +4,11 @@
 use crate::args::{PoolCommand, PoolCreateArgs, PoolLsArgs, PoolMountArgs, PoolWhereArgs};
 use crate::ask::{print_json, runtime_dir, say};
 use crate::show::{self, Table};
-use crate::{pool_care, pool_members};
+use crate::{pool_care, pool_members, pool_policy};
 use indicatif::{ProgressBar, ProgressStyle};
 use rushes_pool::{
-    Layout, MemberState, MemberStatus, Object, ObjectName, Pool, PoolError, Shape, Wanted,
+    Class, Layout, Member, MemberState, MemberStatus, Object, ObjectName, Pool, PoolError, Shape,
+    Wanted,
 };
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
@@ -25,6 +26,7 @@ pub(crate) struct PoolReport {
     pub(crate) catalogue: String,
     pub(crate) pool_id: String,
     pub(crate) policy: &'static str,
+    pub(crate) wish: String,
     pub(crate) is_resumed: bool,
     pub(crate) bytes_total: u64,
     pub(crate) bytes_free: u64,
@@ -42,6 +44,7 @@ pub(crate) struct MemberReport {
     pub(crate) reason: Option<String>,
     pub(crate) bytes_total: u64,
     pub(crate) bytes_free: u64,
+    pub(crate) assigned_class: Option<String>,
     pub(crate) same_device_as: Vec<u16>,
     pub(crate) with_catalogue: bool,
 }
@@ -54,6 +57,7 @@ pub(crate) struct FileReport {
     pub(crate) bytes: u64,
     pub(crate) number: Option<u64>,
     pub(crate) generation: Option<u32>,
+    pub(crate) wish: String,
     pub(crate) segments: Vec<SegmentReport>,
 }
 
@@ -63,6 +67,7 @@ pub(crate) struct SegmentReport {
     pub(crate) start: u64,
     pub(crate) end: Option<u64>,
     pub(crate) shape: &'static str,
+    pub(crate) unit_bytes: Option<u64>,
     pub(crate) objects: Vec<ObjectReport>,
 }
 
@@ -70,6 +75,7 @@ pub(crate) struct SegmentReport {
 #[derive(Debug, Serialize)]
 pub(crate) struct ObjectReport {
     pub(crate) member: u16,
+    pub(crate) assigned_class: Option<String>,
     pub(crate) path: Option<String>,
     pub(crate) state: &'static str,
     pub(crate) reason: Option<String>,
@@ -85,8 +91,10 @@ pub(crate) fn run(command: &PoolCommand) -> Result<ExitCode, String> {
         PoolCommand::Rescue(args) => pool_care::rescue(args),
         PoolCommand::Add(args) => pool_members::add(args),
         PoolCommand::Drain(args) => pool_members::drain(args),
+        PoolCommand::Rebalance(args) => pool_members::rebalance(args),
         PoolCommand::Remove(args) => pool_members::remove(args),
         PoolCommand::Status(args) => pool_members::status(args),
+        PoolCommand::Policy(args) => pool_policy::policy(args),
         PoolCommand::Export { command } => crate::export::run(command),
     }
 }
@@ -226,6 +234,11 @@ pub(crate) fn shown(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
+/// Of which class a member is, as it is shown.
+pub(crate) fn class_of(member: &Member) -> Option<String> {
+    member.class().map(Class::name).map(str::to_owned)
+}
+
 fn report(pool: &Pool, is_resumed: bool) -> Result<PoolReport, String> {
     let statuses: Vec<MemberStatus> = pool.members().iter().map(|m| m.status()).collect();
     let mut on_device: BTreeMap<u64, Vec<u16>> = BTreeMap::new();
@@ -250,6 +263,7 @@ fn report(pool: &Pool, is_resumed: bool) -> Result<PoolReport, String> {
                 reason,
                 bytes_total: status.bytes_total.0,
                 bytes_free: status.bytes_free.0,
+                assigned_class: class_of(member),
                 same_device_as: neighbours
                     .into_iter()
                     .flatten()
@@ -264,7 +278,8 @@ fn report(pool: &Pool, is_resumed: bool) -> Result<PoolReport, String> {
     Ok(PoolReport {
         catalogue: shown(pool.catalogue().path()),
         pool_id: format!("{:032x}", pool.id().0),
-        policy: pool.policy().name(),
+        policy: pool.wish().choose.unwrap_or(pool.policy()).name(),
+        wish: pool.wish().to_string(),
         is_resumed,
         bytes_total: usage.bytes_total.0,
         bytes_free: usage.bytes_free.0,
@@ -278,6 +293,12 @@ fn text(report: &PoolReport) -> String {
     let mut table = Table::new(&["member", "path", "state", "size", "free", ""]);
     for member in &report.members {
         let mut remarks: Vec<String> = member.reason.clone().into_iter().collect();
+        remarks.extend(
+            member
+                .assigned_class
+                .iter()
+                .map(|class| format!("class {class}")),
+        );
         if !member.same_device_as.is_empty() {
             let others: Vec<String> = member
                 .same_device_as
@@ -313,11 +334,19 @@ fn text(report: &PoolReport) -> String {
     format!(
         "pool {} ({}), {} free of {} on {devices}{missing}\n{}",
         report.catalogue,
-        report.policy,
+        with_wish(report.policy, &report.wish),
         show::bytes(report.bytes_free),
         show::bytes(report.bytes_total),
         table.text()
     )
+}
+
+/// "most_free_space; class=ssd"
+pub(crate) fn with_wish(first: &str, wish: &str) -> String {
+    match wish {
+        "" => first.to_owned(),
+        wish => format!("{first}; {wish}"),
+    }
 }
 
 fn where_is(args: &PoolWhereArgs) -> Result<ExitCode, String> {
@@ -360,6 +389,7 @@ fn file_report(file: &Path) -> Result<FileReport, String> {
         bytes,
         number: layout.as_ref().map(|layout| layout.file.number),
         generation: layout.as_ref().map(|layout| layout.file.generation),
+        wish: pool.wish_of(stub.as_fd()).to_string(),
         segments,
     })
 }
@@ -379,6 +409,7 @@ fn segments(pool: &Pool, layout: &Layout) -> Vec<SegmentReport> {
                     Shape::Striped { .. } => "striped",
                     Shape::StripedTwice { .. } => "striped_twice",
                 },
+                unit_bytes: (segment.shape != Shape::Single).then(|| segment.shape.unit_bytes()),
                 objects: segment
                     .objects
                     .iter()
@@ -401,6 +432,7 @@ fn object_report(pool: &Pool, layout: &Layout, object: Object) -> ObjectReport {
     };
     ObjectReport {
         member: object.member.0,
+        assigned_class: member.and_then(class_of),
         path: member.map(|member| shown(&member.path().join(ObjectName::of(object.id).as_str()))),
         state,
         reason,
@@ -408,7 +440,10 @@ fn object_report(pool: &Pool, layout: &Layout, object: Object) -> ObjectReport {
 }
 
 fn file_text(report: &FileReport) -> String {
-    let head = format!("{}: {}", report.file, show::bytes(report.bytes));
+    let head = with_wish(
+        &format!("{}: {}", report.file, show::bytes(report.bytes)),
+        &report.wish,
+    );
     if report.segments.is_empty() {
         return format!("{head}, no member has bytes of it\n");
     }
@@ -420,7 +455,10 @@ fn file_text(report: &FileReport) -> String {
                 segment
                     .end
                     .map_or_else(|| String::from("end"), |end| end.to_string()),
-                object.member.to_string(),
+                match &object.assigned_class {
+                    Some(class) => format!("{} ({class})", object.member),
+                    None => object.member.to_string(),
+                },
                 object.path.clone().unwrap_or_default(),
                 match (object.state, &object.reason) {
                     (PRESENT, _) => String::new(),

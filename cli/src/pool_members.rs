@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `rushes pool add`, `drain`, `remove` and `status`: which members a pool has, and how they are. No daemon is asked.
 
-use crate::args::{PoolAddArgs, PoolDrainArgs, PoolLsArgs, PoolRemoveArgs};
+use crate::args::{PoolAddArgs, PoolCatalogueArgs, PoolDrainArgs, PoolLsArgs, PoolRemoveArgs};
 use crate::ask::{print_json, say};
-use crate::pool::{PRESENT, catalogues, print_all, shown, state_of, told};
+use crate::pool::{PRESENT, catalogues, class_of, print_all, shown, state_of, told, with_wish};
 use crate::pool_care::counter;
 use crate::show::{self, Table};
-use rushes_pool::{Member, MemberNumber, Pool, PoolError, newest_log};
+use rushes_pool::{Drained, Member, MemberNumber, Pool, PoolError, newest_log};
 use serde::Serialize;
 use std::path::Path;
 use std::process::ExitCode;
@@ -74,18 +74,13 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
     let pool = Pool::serve(&args.catalogue).map_err(told)?;
     let number = number_of(&pool, &args.member)?;
     let pool = rushes_pool::set_draining(pool, number, !args.cancel).map_err(told)?;
-    let mut last = rushes_pool::Drained::default();
+    let mut last = Drained::default();
     let mut is_empty = false;
     if !args.cancel {
         let bar = counter("{msg}");
         let done = rushes_pool::drain(&pool, number, |now| {
             last = now;
-            bar.set_message(format!(
-                "{} files looked at, {} moved, {}",
-                now.file_count,
-                now.moved_count,
-                show::bytes(now.moved_bytes)
-            ));
+            bar.set_message(moved_so_far(now));
         });
         bar.finish_and_clear();
         match done {
@@ -122,6 +117,44 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::from(u8::from(!args.cancel && !is_empty)))
 }
 
+/// Files that were spread anew.
+#[derive(Debug, Serialize)]
+struct RebalanceReport {
+    catalogue: String,
+    file_count: u64,
+    moved_count: u64,
+    moved_bytes: u64,
+}
+
+pub(crate) fn rebalance(args: &PoolCatalogueArgs) -> Result<ExitCode, String> {
+    let pool = Pool::serve(&args.catalogue).map_err(told)?;
+    let bar = counter("{msg}");
+    let done = rushes_pool::rebalance(&pool, |now| bar.set_message(moved_so_far(now)));
+    bar.finish_and_clear();
+    let done = done.map_err(told)?;
+    let report = RebalanceReport {
+        catalogue: shown(pool.catalogue().path()),
+        file_count: done.file_count,
+        moved_count: done.moved_count,
+        moved_bytes: done.moved_bytes,
+    };
+    if args.json {
+        print_json(&report)?;
+    } else {
+        say(&format!("{}.\n", moved_so_far(done)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn moved_so_far(now: Drained) -> String {
+    format!(
+        "{} files looked at, {} moved, {}",
+        now.file_count,
+        now.moved_count,
+        show::bytes(now.moved_bytes)
+    )
+}
+
 /// A member that is gone.
 #[derive(Debug, Serialize)]
 struct RemoveReport {
@@ -148,6 +181,7 @@ pub(crate) fn remove(args: &PoolRemoveArgs) -> Result<ExitCode, String> {
 #[derive(Debug, Serialize)]
 struct StatusReport {
     catalogue: String,
+    wish: String,
     is_served: bool,
     is_add_interrupted: bool,
     log_serial: Option<u64>,
@@ -164,6 +198,7 @@ struct MemberStatusReport {
     reason: Option<String>,
     duty: &'static str,
     class: &'static str,
+    assigned_class: Option<String>,
     bytes_total: u64,
     bytes_free: u64,
     object_count: Option<u64>,
@@ -190,6 +225,7 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
                 Some(false) => "solid_state",
                 None => "unknown",
             },
+            assigned_class: class_of(member),
             bytes_total: status.bytes_total.0,
             bytes_free: status.bytes_free.0,
             object_count,
@@ -198,6 +234,7 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
     let log = newest_log(&pool);
     Ok(StatusReport {
         catalogue: shown(pool.catalogue().path()),
+        wish: pool.wish().to_string(),
         is_served: pool.catalogue().is_served().map_err(told)?,
         is_add_interrupted: rushes_pool::is_add_interrupted(&pool),
         log_serial: log.as_ref().map(|(serial, _)| *serial),
@@ -224,7 +261,7 @@ pub(crate) fn status(args: &PoolLsArgs) -> Result<ExitCode, String> {
 
 fn text(report: &StatusReport) -> String {
     let heads = [
-        "member", "path", "class", "state", "duty", ">size", ">free", ">objects", "",
+        "member", "path", "disk", "class", "state", "duty", ">size", ">free", ">objects", "",
     ];
     let mut table = Table::new(&heads);
     for member in &report.members {
@@ -236,6 +273,7 @@ fn text(report: &StatusReport) -> String {
             member.number.to_string(),
             member.path.clone(),
             member.class.replace('_', " "),
+            member.assigned_class.clone().unwrap_or_default(),
             member.state.replace('_', "-"),
             member.duty.to_owned(),
             size(member.bytes_total),
@@ -261,9 +299,11 @@ fn text(report: &StatusReport) -> String {
     } else {
         ""
     };
+    let state = format!("{served}, {names}{add}");
     format!(
-        "pool {}, {served}, {names}{add}\n{}",
+        "pool {}, {}\n{}",
         report.catalogue,
+        with_wish(&state, &report.wish),
         table.text()
     )
 }

@@ -5,6 +5,7 @@ use crate::compare::Contender;
 use crate::disk::FileSystem;
 use crate::disk::cli::DiskCommand;
 use crate::footage::PAGE_BYTES;
+use crate::metadata::{Metadata, Place};
 use crate::play::{Play, Start};
 use crate::power;
 use crate::power::cut::Lie;
@@ -39,6 +40,8 @@ pub enum Command {
     CopyIn(Box<CopyInArgs>),
     /// Small writes anywhere in a file that exists, by clients or by fio, then everything to the disk
     Scatter(Box<ScatterArgs>),
+    /// Names: how many files a second are made, looked at, listed, renamed and removed in some folders
+    Metadata(MetadataArgs),
     /// Several servers and stream counts, interleaved and repeated, with plots
     Compare(Box<CompareArgs>),
     /// The smallest preroll that keeps N players started at once
@@ -74,6 +77,38 @@ pub enum Command {
     /// A client that works (started by the lab itself)
     #[command(hide = true)]
     Work,
+}
+
+/// Folders, and how many files.
+#[derive(Clone, Debug, Args)]
+pub struct MetadataArgs {
+    /// Folders to measure in turn, each with a name for the report
+    #[arg(value_name = "LABEL=FOLDER", required = true)]
+    pub places: Vec<Place>,
+    /// Files of each client
+    #[arg(long, default_value_t = 4000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub files: u64,
+    /// Clients at once; each number is measured
+    #[arg(long, value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub clients: Vec<u64>,
+    /// How often all of it is done
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
+    pub rounds: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl MetadataArgs {
+    /// What they ask for.
+    pub fn metadata(&self) -> Metadata {
+        Metadata {
+            places: self.places.clone(),
+            file_count: self.files,
+            client_counts: self.clients.clone(),
+            round_count: self.rounds,
+        }
+    }
 }
 
 /// Which disk, and what lies on it.

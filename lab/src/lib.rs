@@ -16,6 +16,7 @@ pub mod demo;
 pub mod disk;
 pub mod door;
 pub mod footage;
+pub mod metadata;
 pub mod play;
 pub mod player;
 pub mod plot;

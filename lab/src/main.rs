@@ -4,8 +4,9 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use rushes_lab::cli::{
-    Cli, Command, CompareArgs, CopyInArgs, DemoArgs, MixedArgs, PlayArgs, PowerArgs, PrerollArgs,
-    RecordArgs, ScatterArgs, StageArgs, TrialArgs, default_players, no_others, plan_of, play_of,
+    Cli, Command, CompareArgs, CopyInArgs, DemoArgs, MetadataArgs, MixedArgs, PlayArgs, PowerArgs,
+    PrerollArgs, RecordArgs, ScatterArgs, StageArgs, TrialArgs, default_players, no_others,
+    plan_of, play_of,
 };
 use rushes_lab::play::Play;
 use rushes_lab::record::Record;
@@ -62,6 +63,7 @@ fn experiment(command: Command) -> Result<()> {
         Command::Mixed(args) => play_and_record(&args),
         Command::CopyIn(args) => copy_in(&args),
         Command::Scatter(args) => scatter(&args),
+        Command::Metadata(args) => metadata(&args),
         Command::Compare(args) => compare_servers(&args),
         Command::Preroll(args) => find_preroll(&args),
         Command::Hits(args) => hits(&args),
@@ -162,6 +164,16 @@ fn scatter(args: &ScatterArgs) -> Result<()> {
         print!("{}", report.table());
     }
     report.check()
+}
+
+fn metadata(args: &MetadataArgs) -> Result<()> {
+    let report = args.metadata().run()?;
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(())
 }
 
 fn prepare(room: &Room, play: &Play, args: &StageArgs, quiet: bool) -> Result<Stage> {

@@ -200,6 +200,68 @@ fn add_and_remove_may_be_killed_at_every_step_and_are_finished_by_repeating_them
 }
 
 #[test]
+fn after_an_add_files_are_spread_anew_also_when_that_is_killed() {
+    let Some(mut world) = build(&[(EXT4, 64), (EXT4, 64)]) else {
+        return;
+    };
+    let sizes: Vec<usize> = (0..24).map(|at| 3 * MIB + 4096 * at + 17).collect();
+    for (seed, &length) in sizes.iter().enumerate() {
+        put(&world.path(format!("f{seed}")), seed as u64, length).expect("there is room");
+    }
+    world.end();
+    let third = world.disk("third", (EXT4, 64));
+    let (report, code) = world.json(&["add"], &[third]);
+    assert_eq!(code, Some(0), "{report}");
+    let used = |world: &PoolWorld| -> Vec<u64> {
+        let (report, _) = world.json(&["ls"], &[]);
+        let members = report[0]["members"].as_array().expect("a list");
+        let bytes = |member: &Value, key: &str| member[key].as_u64().expect("a number");
+        members
+            .iter()
+            .map(|member| {
+                let total = bytes(member, "bytes_total");
+                (total - bytes(member, "bytes_free")) * 1000 / total
+            })
+            .collect()
+    };
+    let before = used(&world);
+    assert!(before[2] < 100 && before[0] > 500, "{before:?}");
+    let mut kill_count = 0;
+    // Each is killed before it has moved much.
+    for (call, counts) in [
+        ("openat", [9, 60]),
+        ("fsetxattr", [1, 2]),
+        ("pwrite64", [1, 3]),
+        ("fsync", [1, 3]),
+        ("unlinkat", [1, 2]),
+    ] {
+        for count in counts {
+            let context = format!("rebalance killed at {call} {count}");
+            let rebalance = world.command(&["rebalance"], &[]);
+            kill_count += usize::from(killed_at(&rebalance, call, count));
+            mended(&world, &context);
+        }
+    }
+    assert!(kill_count > 6, "only {kill_count} were killed");
+    let (report, code) = world.json(&["rebalance"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    let after = used(&world);
+    let (most, least) = (after.iter().max(), after.iter().min());
+    // No file is larger than a 19th of a member.
+    assert!(
+        most.zip(least)
+            .is_some_and(|(most, least)| most - least < 80),
+        "{before:?} {after:?}"
+    );
+    let (again, _) = world.json(&["rebalance"], &[]);
+    assert_eq!(again["moved_count"], 0, "{again}");
+    world.start();
+    for (seed, &length) in sizes.iter().enumerate() {
+        check(&world.path(format!("f{seed}")), seed as u64, length);
+    }
+}
+
+#[test]
 fn create_may_be_killed_at_every_step_and_is_finished_by_repeating_it() {
     let Some(world) = build(&[(EXT4, 32)]) else {
         return;

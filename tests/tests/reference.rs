@@ -49,6 +49,8 @@ fn every_field_of_a_lab_report_is_described() {
         ("lab/src/written.rs", "WriteReport"),
         ("lab/src/written.rs", "FileRow"),
         ("lab/src/scatter.rs", "ScatterReport"),
+        ("lab/src/metadata.rs", "MetadataReport"),
+        ("lab/src/metadata.rs", "RateRow"),
         ("lab/src/power/report.rs", "PowerReport"),
         ("lab/src/power/report.rs", "Violation"),
         ("lab/src/power/check.rs", "Finding"),
@@ -74,7 +76,7 @@ fn every_field_of_a_lab_report_is_described() {
 
 #[test]
 fn every_field_of_the_pool_commands_is_described() {
-    let source = ["pool", "pool_care", "pool_members", "export"]
+    let source = ["pool", "pool_care", "pool_members", "pool_policy", "export"]
         .map(|name| read(&format!("cli/src/{name}.rs")))
         .concat();
     let fields = public_fields(&source.replace("pub(crate) ", "pub "));

@@ -5,7 +5,7 @@
 //! a byte counts is decided in one place, [`assemble`]: where there is no record to say it, the object that was made later has it.
 
 use super::layout::{
-    BackPointer, FileIdentity, Layout, LayoutFault, MemberNumber, Object, PoolId, Shape,
+    BackPointer, FileIdentity, Layout, LayoutFault, MemberNumber, Object, Part, PoolId, Shape,
 };
 use crate::units::{ByteOffset, ByteRange};
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -97,8 +97,8 @@ pub enum Finding {
         stub: usize,
         /// Which.
         object: Object,
-        /// Of its segment.
-        origin: ByteOffset,
+        /// What the mark should say of it.
+        part: Part,
         /// A newer version wrote it.
         is_newer: bool,
     },
@@ -293,14 +293,29 @@ fn named_one(
         Mark::Absent | Mark::Faulty(_) => Some(Finding::MarkFaulty {
             stub,
             object,
-            origin: layout
-                .segments()
-                .iter()
-                .find(|segment| segment.objects.contains(&object))
-                .map_or(ByteOffset(0), |segment| segment.origin),
+            part: part_of(layout, object),
             is_newer: matches!(found.mark, Mark::Faulty(LayoutFault::Newer { .. })),
         }),
     }
+}
+
+/// What an object's mark says that this layout names. How many objects came before it is not known any more: those that the layout
+/// has before it.
+pub fn part_of(layout: &Layout, object: Object) -> Part {
+    let mut before = BTreeSet::new();
+    for segment in layout.segments() {
+        let place = segment.objects.iter().position(|one| *one == object);
+        if let Some(place) = place {
+            return Part {
+                serial: before.len() as u16,
+                place: place as u16,
+                origin: segment.origin,
+                shape: segment.shape,
+            };
+        }
+        before.extend(segment.objects.iter().copied());
+    }
+    Part::single(0)
 }
 
 /// Whose a damaged record was: number and generation where they stand in a record, or the id of an object anywhere, are in it, and an object that no
@@ -336,45 +351,136 @@ fn proved_file(pool: PoolId, bytes: &[u8], unnamed: &[&FoundObject]) -> Option<F
 pub struct Piece {
     /// Which.
     pub object: Object,
-    /// How many objects the file had before it, from its mark.
-    pub serial: u16,
-    /// Where it has bytes, in order, without overlap; byte 0 of it is byte 0 of the file.
+    /// Which of the file's bytes it has, from its mark.
+    pub part: Part,
+    /// Where it has bytes, in order, without overlap; as offsets in the object.
     pub data: Vec<ByteRange>,
 }
 
+impl Piece {
+    /// Where in the file its last byte ends; 0 when it has none.
+    pub fn end(&self) -> u64 {
+        match self.data.last().and_then(|last| last.end().checked_sub(1)) {
+            Some(last) => {
+                let behind = self
+                    .part
+                    .shape
+                    .offset_of(usize::from(self.part.place), last);
+                self.part.origin.0 + behind + 1
+            }
+            None => 0,
+        }
+    }
+}
+
+/// Objects that bytes of a file are in together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Home {
+    origin: ByteOffset,
+    shape: Shape,
+    objects: Vec<Object>,
+}
+
 /// A layout for a file from its objects alone. Where two have the same byte, that of the later one is taken; which are not named by it is left to the
-/// next look. The file ends where the last byte is.
-pub fn assemble(file: FileIdentity, pieces: &[Piece]) -> Layout {
+/// next look. The file ends where the last byte is. Of a stripe all is taken from its first byte to its last, holes too.
+///
+/// Returns  None: a stripe is not whole, so that nobody can say where its bytes are
+pub fn assemble(file: FileIdentity, pieces: &[Piece]) -> Option<Layout> {
+    let mut homes: Vec<(Home, Vec<ByteRange>)> = Vec::new();
     let mut order: Vec<&Piece> = pieces.iter().collect();
-    order.sort_by_key(|piece| (piece.serial, piece.object));
-    // Start of each stretch, its end, its object.
-    let mut painted: BTreeMap<u64, (u64, Object)> = BTreeMap::new();
-    for piece in &order {
-        for range in &piece.data {
-            paint(&mut painted, range.start.0, range.end(), piece.object);
+    order.sort_by_key(|piece| {
+        let part = piece.part;
+        let is_striped = part.shape != Shape::Single;
+        (
+            part.serial,
+            is_striped,
+            part.origin,
+            part.place,
+            piece.object,
+        )
+    });
+    let mut rest = order.as_slice();
+    while let Some(first) = rest.first() {
+        let part = first.part;
+        let count = part.shape.object_count();
+        let all = rest.get(..count)?;
+        let is_whole = all.iter().zip(0u16..).all(|(piece, place)| {
+            piece.part == Part { place, ..part } || (count == 1 && piece.part == part)
+        });
+        if !is_whole {
+            return None;
+        }
+        let home = Home {
+            origin: part.origin,
+            shape: part.shape,
+            objects: all.iter().map(|piece| piece.object).collect(),
+        };
+        homes.push((home, bytes_of(part, all)));
+        rest = &rest[count..];
+    }
+    // Start of each stretch, its end, number of its home.
+    let mut painted: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
+    for (at, (_, data)) in homes.iter().enumerate() {
+        for range in data {
+            paint(&mut painted, range.start.0, range.end(), at);
         }
     }
     let mut layout = Layout::new(file);
-    let first = painted.values().next().map(|&(_, object)| object);
-    let Some(mut now) = first.or_else(|| order.first().map(|piece| piece.object)) else {
-        return layout;
+    if homes.is_empty() {
+        return Some(layout);
+    }
+    let mut now = painted.values().next().map_or(0, |&(_, home)| home);
+    let mut give = |start: u64, home: usize| {
+        let (home, _) = &homes[home];
+        // A stripe has no byte before its origin.
+        let start = start.max(home.origin.0);
+        layout.lay(
+            ByteRange::new(start, u64::MAX - start),
+            home.origin,
+            home.shape,
+            home.objects.clone(),
+        );
     };
-    layout.assign(ByteRange::new(0, u64::MAX), ByteOffset(0), now);
-    for (start, (_, object)) in painted {
-        if object != now {
-            let rest = ByteRange::new(start, u64::MAX - start);
-            layout.assign(rest, ByteOffset(0), object);
-            now = object;
+    // The first segment begins with the file: what lies before a stripe is a hole of another one.
+    if homes[now].0.origin.0 > 0 {
+        now = homes.iter().position(|(home, _)| home.origin.0 == 0)?;
+    }
+    give(0, now);
+    for (start, (_, home)) in painted {
+        if home != now {
+            give(start, home);
+            now = home;
         }
     }
-    layout
+    Some(layout)
 }
 
-fn paint(painted: &mut BTreeMap<u64, (u64, Object)>, start: u64, end: u64, object: Object) {
+/// Which bytes of the file are in these objects, which are all of a stripe, or one.
+fn bytes_of(part: Part, all: &[&Piece]) -> Vec<ByteRange> {
+    if part.shape == Shape::Single {
+        let moved = all.iter().flat_map(|piece| &piece.data);
+        return moved
+            .map(|range| ByteRange::new(range.start.0 + part.origin.0, range.length.0))
+            .collect();
+    }
+    let offset = |place: usize, at: u64| part.origin.0 + part.shape.offset_of(place, at);
+    let ranges = || {
+        let all = all.iter().enumerate();
+        all.flat_map(|(place, piece)| piece.data.iter().map(move |range| (place, range)))
+    };
+    let first = ranges().map(|(place, range)| offset(place, range.start.0));
+    let last = ranges().map(|(place, range)| offset(place, range.end().saturating_sub(1)) + 1);
+    match (first.min(), last.max()) {
+        (Some(first), Some(last)) => alloc::vec![ByteRange::new(first, last - first)],
+        _ => Vec::new(),
+    }
+}
+
+fn paint(painted: &mut BTreeMap<u64, (u64, usize)>, start: u64, end: u64, home: usize) {
     if start >= end {
         return;
     }
-    let beneath: Vec<(u64, (u64, Object))> = painted
+    let beneath: Vec<(u64, (u64, usize))> = painted
         .range(..end)
         .rev()
         .take_while(|(_, (stretch_end, _))| *stretch_end > start)
@@ -389,7 +495,7 @@ fn paint(painted: &mut BTreeMap<u64, (u64, Object)>, start: u64, end: u64, objec
             painted.insert(end, (stretch_end, of));
         }
     }
-    painted.insert(start, (end, object));
+    painted.insert(start, (end, home));
 }
 
 /// Whether every segment is one that this version writes: single, byte for byte where the file has it.
@@ -442,9 +548,7 @@ mod tests {
         Mark::Sound(BackPointer {
             pool: POOL,
             file: file(number),
-            serial: 0,
-            place: 0,
-            origin: ByteOffset(0),
+            part: Part::single(0),
         })
     }
 
@@ -551,9 +655,7 @@ mod tests {
         let other = Mark::Sound(BackPointer {
             pool: PoolId(8),
             file: file(1),
-            serial: 0,
-            place: 0,
-            origin: ByteOffset(0),
+            part: Part::single(0),
         });
         let findings = checked(&[], &[found(b, other)]);
         assert_eq!(findings, [Finding::Foreign { object: b }]);
@@ -619,12 +721,12 @@ mod tests {
                     }
                     Piece {
                         object: object(at as u16, at),
-                        serial: next(3) as u16,
+                        part: Part::single(next(3) as u16),
                         data,
                     }
                 })
                 .collect();
-            let layout = assemble(file(1), &pieces);
+            let layout = assemble(file(1), &pieces).expect("there is no stripe");
             assert_eq!(Layout::decode(&layout.encode()).as_ref(), Ok(&layout));
             for byte in 0..100 {
                 let has = |piece: &&Piece| {
@@ -636,19 +738,92 @@ mod tests {
                 let latest = pieces
                     .iter()
                     .filter(has)
-                    .max_by_key(|piece| (piece.serial, piece.object));
+                    .max_by_key(|piece| (piece.part.serial, piece.object));
                 let Some(latest) = latest else { continue };
                 let located = layout.locate(ByteOffset(byte));
                 let located = located.map(|located| located.object);
                 assert_eq!(located, Some(latest.object), "round {round} byte {byte}");
             }
         }
-        assert_eq!(assemble(file(1), &[]), layout(1, &[]));
+        assert_eq!(assemble(file(1), &[]), Some(layout(1, &[])));
         let empty = Piece {
             object: object(0, 1),
-            serial: 0,
+            part: Part::single(0),
             data: vec![],
         };
-        assert_eq!(assemble(file(1), &[empty]), layout(1, &[object(0, 1)]));
+        assert_eq!(
+            assemble(file(1), &[empty]),
+            Some(layout(1, &[object(0, 1)]))
+        );
+    }
+
+    /// A stripe, of which a part was moved, and another one behind it: as a pool writes it whose first members got full.
+    fn striped() -> (Layout, Vec<Piece>) {
+        let shape = Shape::Striped {
+            unit_log2: 12,
+            members: 3,
+        };
+        let all = |from: u16| (from..from + 3).map(|at| object(at, u64::from(at)));
+        let behind = ByteRange::new(45_000, u64::MAX - 45_000);
+        let mut found = Layout::new(file(1));
+        found.lay(
+            ByteRange::new(0, u64::MAX),
+            ByteOffset(0),
+            shape,
+            all(0).collect(),
+        );
+        found.lay(behind, ByteOffset(40_960), shape, all(3).collect());
+        found.assign(ByteRange::new(8192, 8192), ByteOffset(0), object(6, 6));
+        let mut pieces: Vec<Piece> = (0..7)
+            .map(|at| Piece {
+                object: object(at, u64::from(at)),
+                part: Part {
+                    serial: at / 3 * 3,
+                    place: at % 3,
+                    origin: ByteOffset(if at / 3 == 1 { 40_960 } else { 0 }),
+                    shape: if at == 6 { Shape::Single } else { shape },
+                },
+                data: Vec::new(),
+            })
+            .collect();
+        let mut at = 0;
+        while at < 100_000 {
+            let located = found.locate(ByteOffset(at)).expect("it covers all");
+            let length = located.length.0.min(100_000 - at);
+            let piece = pieces
+                .iter_mut()
+                .find(|piece| piece.object == located.object);
+            let range = ByteRange::new(located.object_offset.0, length);
+            piece.expect("it has a piece").data.push(range);
+            at += length;
+        }
+        (found, pieces)
+    }
+
+    #[test]
+    fn stripes_are_put_together_again_when_they_are_whole() {
+        let (layout, mut pieces) = striped();
+        pieces.reverse();
+        assert_eq!(assemble(file(1), &pieces), Some(layout));
+        for missing in 0..6 {
+            let (_, mut pieces) = striped();
+            pieces.remove(missing);
+            assert_eq!(assemble(file(1), &pieces), None, "object {missing}");
+        }
+    }
+
+    #[test]
+    fn a_lost_mark_is_written_as_it_was() {
+        let (layout, pieces) = striped();
+        for piece in pieces {
+            let part = part_of(&layout, piece.object);
+            assert_eq!(
+                Part { serial: 0, ..part },
+                Part {
+                    serial: 0,
+                    ..piece.part
+                }
+            );
+        }
     }
 }

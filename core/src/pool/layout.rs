@@ -27,41 +27,45 @@
 //! | 19 | 1 | members of a group |
 //! | 20 | 12 each | the objects, group by group: id (8), number of the member (2), 0 (2) |
 //!
-//! **The back-pointer** (`trusted.rushes.object` of an object), 48 bytes, with which an object says whose it is:
+//! **The back-pointer** (`trusted.rushes.object` of an object), 48 bytes, or 52 of an object of a stripe, with which an object says whose it is:
 //!
 //! | offset | size | meaning |
 //! |---|---|---|
 //! | 0 | 3 | `RSO` |
-//! | 3 | 1 | version: 1 |
+//! | 3 | 1 | version: 1, of an object of a stripe 2 |
 //! | 4 | 4 | CRC-32C of the whole with these four bytes zero |
 //! | 8 | 16 | id of the pool |
 //! | 24 | 8 | inode number of the file |
 //! | 32 | 4 | generation of the file |
-//! | 36 | 2 | how many objects the file had before it |
+//! | 36 | 2 | how many objects the file had before it, or before its stripe |
 //! | 38 | 2 | place in its stripe; 0 where there is none |
 //! | 40 | 8 | origin, as in the segment |
+//! | 48 | 4 | of a stripe only: its shape, as bytes 16 to 19 of a segment |
 //!
 //! What cannot have been written by this version is refused, never guessed at: [`LayoutFault`] tells damage and newer versions apart.
 
 use crate::units::{ByteCount, ByteOffset, ByteRange};
+use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// Version of layout record and back-pointer.
+/// Version of the layout record, and of the back-pointer of what is not striped.
 pub const VERSION: u8 = 1;
+/// Of the back-pointer of an object of a stripe: an older Rushes would take it for one that has bytes where the file has them.
+const STRIPED_VERSION: u8 = 2;
 /// Of the record before its segments. Units: bytes.
 pub const HEAD_BYTES: usize = 24;
 /// Of a segment before its objects. Units: bytes.
 pub const SEGMENT_BYTES: usize = 20;
 /// Of an object in a segment. Units: bytes.
 pub const OBJECT_BYTES: usize = 12;
-/// Of a back-pointer. Units: bytes.
+/// Of a back-pointer of what is not striped. Units: bytes.
 pub const BACK_POINTER_BYTES: usize = 48;
 /// Most segments of one file. A catalogue's file system may have room for fewer.
 pub const SEGMENT_COUNT_MAX: usize = 1024;
 /// Smallest and largest unit of a stripe, as logarithms: 4 KiB, 1 GiB.
-const UNIT_LOG2: core::ops::RangeInclusive<u8> = 12..=30;
+pub(super) const UNIT_LOG2: core::ops::RangeInclusive<u8> = 12..=30;
 
 const LAYOUT_MAGIC: [u8; 3] = *b"RSL";
 const OBJECT_MAGIC: [u8; 3] = *b"RSO";
@@ -182,8 +186,71 @@ impl Shape {
         }
     }
 
+    /// How long object `index` is that has its share of the first `length` bytes behind the origin, and so where in it the first byte is that
+    /// lies at `length` or behind.
+    pub fn share(self, index: usize, length: u64) -> u64 {
+        fn stripe(length: u64, unit_log2: u8, ways: u8, way: u64) -> u64 {
+            let unit = 1u64 << unit_log2;
+            let round = unit * u64::from(ways);
+            let rest = (length % round).saturating_sub(way * unit);
+            length / round * unit + rest.min(unit)
+        }
+        let index = index as u64;
+        match self {
+            Shape::Single => length,
+            Shape::Striped { unit_log2, members } => stripe(length, unit_log2, members, index),
+            Shape::StripedTwice {
+                unit_log2,
+                group_unit_log2,
+                groups,
+                members,
+            } => {
+                let (group, way) = (index / u64::from(members), index % u64::from(members));
+                let in_group = stripe(length, group_unit_log2, groups, group);
+                stripe(in_group, unit_log2, members, way)
+            }
+        }
+    }
+
+    /// How far behind the origin byte `at` of object `index` is: what [`Shape::locate`] leads to it from.
+    pub fn offset_of(self, index: usize, at: u64) -> u64 {
+        fn back(at: u64, unit_log2: u8, ways: u8, way: u64) -> u64 {
+            let unit = 1u64 << unit_log2;
+            (at >> unit_log2)
+                .saturating_mul(u64::from(ways))
+                .saturating_add(way)
+                .saturating_mul(unit)
+                .saturating_add(at & (unit - 1))
+        }
+        let index = index as u64;
+        match self {
+            Shape::Single => at,
+            Shape::Striped { unit_log2, members } => back(at, unit_log2, members, index),
+            Shape::StripedTwice {
+                unit_log2,
+                group_unit_log2,
+                groups,
+                members,
+            } => {
+                let (group, way) = (index / u64::from(members), index % u64::from(members));
+                let in_group = back(at, unit_log2, members, way);
+                back(in_group, group_unit_log2, groups, group)
+            }
+        }
+    }
+
+    /// The unit that all of it is made of. Units: bytes.
+    pub const fn unit_bytes(self) -> u64 {
+        match self {
+            Shape::Single => 1,
+            Shape::Striped { unit_log2, .. } | Shape::StripedTwice { unit_log2, .. } => {
+                1 << unit_log2
+            }
+        }
+    }
+
     /// Which object has the byte `at` bytes behind the origin, where in it, and how many bytes follow there.
-    fn locate(self, at: u64) -> (usize, u64, u64) {
+    pub fn locate(self, at: u64) -> (usize, u64, u64) {
         /// Which of `ways`, where in its stream, how far to the end of the unit.
         fn stripe(at: u64, unit_log2: u8, ways: u8) -> (u64, u64, u64) {
             let unit = 1u64 << unit_log2;
@@ -282,7 +349,7 @@ impl fmt::Display for LayoutFault {
             LayoutFault::NotARecord => write!(f, "it does not begin as such a record does"),
             LayoutFault::Newer { version } => write!(
                 f,
-                "it is of version {version}, this Rushes knows versions up to {VERSION}; use a newer Rushes"
+                "it is of version {version}, which this Rushes does not know; use a newer Rushes"
             ),
             LayoutFault::Checksum => write!(f, "its checksum does not fit its bytes"),
             LayoutFault::Unsound(what) => write!(f, "{what}"),
@@ -362,12 +429,29 @@ impl Layout {
     ///
     /// Assumes  origin ≤ range.start; the first segment of a file covers all of it (both asserted)
     pub fn assign(&mut self, range: ByteRange, origin: ByteOffset, object: Object) {
+        self.lay(range, origin, Shape::Single, vec![object]);
+    }
+
+    /// From now on these bytes are in these objects, as the shape says. Neighbours that come to be in the same objects become one.
+    ///
+    /// Assumes  as [`Layout::assign`]; as many objects as the shape says (asserted)
+    pub fn lay(
+        &mut self,
+        range: ByteRange,
+        origin: ByteOffset,
+        shape: Shape,
+        objects: Vec<Object>,
+    ) {
         assert!(origin <= range.start, "an origin behind the first byte");
+        assert!(
+            objects.len() == shape.object_count(),
+            "a shape has its number of objects"
+        );
         let new = Segment {
             start: range.start,
             origin,
-            shape: Shape::Single,
-            objects: vec![object],
+            shape,
+            objects,
         };
         if self.segments.is_empty() {
             assert!(
@@ -401,6 +485,30 @@ impl Layout {
                 && next.shape == before.shape
                 && next.objects == before.objects
         });
+    }
+
+    /// What was in one object is in another, byte for byte.
+    pub fn replace(&mut self, before: Object, after: Object) {
+        let all = self.segments.iter_mut();
+        for object in all.flat_map(|segment| &mut segment.objects) {
+            if *object == before {
+                *object = after;
+            }
+        }
+    }
+
+    /// How long each object may be in a file of `size` bytes. One that is longer has bytes behind the file's end.
+    pub fn lengths(&self, size: ByteCount) -> BTreeMap<Object, u64> {
+        let mut lengths = BTreeMap::new();
+        for segment in &self.segments {
+            let length = size.0.saturating_sub(segment.origin.0);
+            for (index, &object) in segment.objects.iter().enumerate() {
+                let share = segment.shape.share(index, length);
+                let known = lengths.entry(object).or_insert(share);
+                *known = share.max(*known);
+            }
+        }
+        lengths
     }
 
     /// Forget all segments that start at or behind `size`; of a file of no bytes, all. Returns objects that are named no longer.
@@ -443,7 +551,7 @@ impl Layout {
 
     /// A layout from its record.
     pub fn decode(record: &[u8]) -> Result<Layout, LayoutFault> {
-        let mut reader = Reader::open(record, LAYOUT_MAGIC, HEAD_BYTES)?;
+        let (mut reader, _) = Reader::open(record, LAYOUT_MAGIC, HEAD_BYTES, VERSION)?;
         let file = FileIdentity {
             number: reader.u64()?,
             generation: reader.u32()?,
@@ -505,6 +613,31 @@ impl Layout {
     }
 }
 
+/// Which of a file's bytes an object has, as it says itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// How many objects the file had before it, or before its stripe.
+    pub serial: u16,
+    /// Place in its stripe.
+    pub place: u16,
+    /// As in its segment.
+    pub origin: ByteOffset,
+    /// As in its segment.
+    pub shape: Shape,
+}
+
+impl Part {
+    /// Of an object that has each byte where the file has it.
+    pub const fn single(serial: u16) -> Part {
+        Part {
+            serial,
+            place: 0,
+            origin: ByteOffset(0),
+            shape: Shape::Single,
+        }
+    }
+}
+
 /// Whose an object is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackPointer {
@@ -512,46 +645,59 @@ pub struct BackPointer {
     pub pool: PoolId,
     /// Of which file.
     pub file: FileIdentity,
-    /// How many objects the file had before it.
-    pub serial: u16,
-    /// Place in its stripe.
-    pub place: u16,
-    /// As in its segment.
-    pub origin: ByteOffset,
+    /// Which of its bytes it has.
+    pub part: Part,
 }
 
 impl BackPointer {
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(BACK_POINTER_BYTES);
+        let is_striped = self.part.shape != Shape::Single;
+        let mut out = Vec::with_capacity(BACK_POINTER_BYTES + 4);
         out.extend(OBJECT_MAGIC);
-        out.push(VERSION);
+        out.push(if is_striped { STRIPED_VERSION } else { VERSION });
         out.extend([0; 4]);
         out.extend(self.pool.0.to_le_bytes());
         out.extend(self.file.number.to_le_bytes());
         out.extend(self.file.generation.to_le_bytes());
-        out.extend(self.serial.to_le_bytes());
-        out.extend(self.place.to_le_bytes());
-        out.extend(self.origin.0.to_le_bytes());
+        out.extend(self.part.serial.to_le_bytes());
+        out.extend(self.part.place.to_le_bytes());
+        out.extend(self.part.origin.0.to_le_bytes());
+        if is_striped {
+            out.extend(self.part.shape.bytes());
+        }
         seal(&mut out);
         out
     }
 
     /// From its bytes.
     pub fn decode(bytes: &[u8]) -> Result<BackPointer, LayoutFault> {
-        let mut reader = Reader::open(bytes, OBJECT_MAGIC, BACK_POINTER_BYTES)?;
-        let found = BackPointer {
-            pool: PoolId(u128::from_le_bytes(reader.array()?)),
-            file: FileIdentity {
-                number: reader.u64()?,
-                generation: reader.u32()?,
-            },
+        let (mut reader, version) =
+            Reader::open(bytes, OBJECT_MAGIC, BACK_POINTER_BYTES, STRIPED_VERSION)?;
+        let pool = PoolId(u128::from_le_bytes(reader.array()?));
+        let file = FileIdentity {
+            number: reader.u64()?,
+            generation: reader.u32()?,
+        };
+        let mut part = Part {
             serial: reader.u16()?,
             place: reader.u16()?,
             origin: ByteOffset(reader.u64()?),
+            shape: Shape::Single,
         };
+        if version == STRIPED_VERSION {
+            let shape = Shape::of(reader.array::<4>()?)
+                .filter(|shape| *shape != Shape::Single)
+                .ok_or(LayoutFault::Unsound("it is of a stripe that there is not"))?;
+            if usize::from(part.place) >= shape.object_count() {
+                return Err(LayoutFault::Unsound(
+                    "its place is one that its stripe has not",
+                ));
+            }
+            part.shape = shape;
+        }
         reader.end()?;
-        Ok(found)
+        Ok(BackPointer { pool, file, part })
     }
 }
 
@@ -563,13 +709,20 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Length, magic and version, and only then the checksum: a newer version may have another one.
-    fn open(bytes: &[u8], magic: [u8; 3], least: usize) -> Result<Reader<'_>, LayoutFault> {
+    ///
+    /// Returns  it and the version
+    fn open(
+        bytes: &[u8],
+        magic: [u8; 3],
+        least: usize,
+        newest: u8,
+    ) -> Result<(Reader<'_>, u8), LayoutFault> {
         let mut reader = Reader { bytes, at: 0 };
         if reader.array::<3>()? != magic {
             return Err(LayoutFault::NotARecord);
         }
         let [version] = reader.array::<1>()?;
-        if version > VERSION {
+        if version > newest {
             return Err(LayoutFault::Newer { version });
         }
         if bytes.len() < least {
@@ -582,7 +735,7 @@ impl Reader<'_> {
         if version == 0 || said != checksum(bytes) {
             return Err(LayoutFault::Checksum);
         }
-        Ok(reader)
+        Ok((reader, version))
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], LayoutFault> {
@@ -729,6 +882,24 @@ mod tests {
         }
     }
 
+    const FOUR_OF_64_KIB: Shape = Shape::Striped {
+        unit_log2: 16,
+        members: 4,
+    };
+
+    fn mark(shape: Shape) -> BackPointer {
+        BackPointer {
+            pool: PoolId(1 << 100 | 7),
+            file: FILE,
+            part: Part {
+                serial: 2,
+                place: 1,
+                origin: ByteOffset(4096),
+                shape,
+            },
+        }
+    }
+
     fn resealed(mut record: Vec<u8>, at: usize, bytes: &[u8]) -> Vec<u8> {
         record[at..at + bytes.len()].copy_from_slice(bytes);
         seal(&mut record);
@@ -741,15 +912,34 @@ mod tests {
             assert_eq!(Layout::decode(&layout.encode()), Ok(layout));
         }
         assert_eq!(single().encode().len(), 56);
-        let mark = BackPointer {
-            pool: PoolId(1 << 100 | 7),
-            file: FILE,
-            serial: 2,
-            place: 1,
-            origin: ByteOffset(4096),
-        };
-        assert_eq!(mark.encode().len(), BACK_POINTER_BYTES);
-        assert_eq!(BackPointer::decode(&mark.encode()), Ok(mark));
+        for (shape, bytes) in [
+            (Shape::Single, BACK_POINTER_BYTES),
+            (FOUR_OF_64_KIB, BACK_POINTER_BYTES + 4),
+        ] {
+            let mark = mark(shape);
+            assert_eq!(mark.encode().len(), bytes);
+            assert_eq!(BackPointer::decode(&mark.encode()), Ok(mark));
+        }
+    }
+
+    #[test]
+    fn a_mark_of_a_stripe_that_cannot_be_is_unsound() {
+        let sound = mark(FOUR_OF_64_KIB).encode();
+        for (at, bytes) in [
+            (38, &[4u8][..]),
+            (48, &[0, 0, 1, 1][..]),
+            (48, &[16, 0, 1, 1][..]),
+        ] {
+            let fault = BackPointer::decode(&resealed(sound.clone(), at, bytes));
+            assert!(matches!(fault, Err(LayoutFault::Unsound(_))), "{fault:?}");
+        }
+        // Who knows the first version only takes it for a newer one.
+        assert_eq!(sound[3], 2);
+        let older = resealed(sound, 3, &[1]);
+        assert!(matches!(
+            BackPointer::decode(&older),
+            Err(LayoutFault::Unsound(_))
+        ));
     }
 
     #[test]
@@ -775,9 +965,7 @@ mod tests {
         let mark = BackPointer {
             pool: PoolId(9),
             file: FILE,
-            serial: 0,
-            place: 0,
-            origin: ByteOffset(0),
+            part: Part::single(0),
         };
         for (record, is_layout) in [
             (single().encode(), true),
@@ -980,6 +1168,72 @@ mod tests {
                 assert!(holes.count() <= end_of_file, "{shape:?} object {index}");
             }
         }
+    }
+
+    #[test]
+    fn shares_and_offsets_agree_with_where_bytes_are() {
+        for shape in [
+            Shape::Single,
+            Shape::Striped {
+                unit_log2: 12,
+                members: 3,
+            },
+            Shape::StripedTwice {
+                unit_log2: 12,
+                group_unit_log2: 14,
+                groups: 3,
+                members: 2,
+            },
+        ] {
+            let mut lengths = vec![0; shape.object_count()];
+            let mut at = 0;
+            while at < 400_000 {
+                for (index, &length) in lengths.iter().enumerate() {
+                    assert_eq!(shape.share(index, at), length, "{shape:?} {index} at {at}");
+                }
+                let (index, place, _) = shape.locate(at);
+                assert_eq!(shape.offset_of(index, place), at);
+                assert_eq!(place, lengths[index], "each object grows at its end");
+                // Steps that now and then end with a unit.
+                let step = (4096 - at % 4096).min(1500);
+                lengths[index] += step;
+                at += step;
+            }
+        }
+        let far = Shape::Striped {
+            unit_log2: 30,
+            members: 64,
+        };
+        assert_eq!(far.share(63, u64::MAX), (1 << 58) - 1);
+        assert_eq!(far.offset_of(63, u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn objects_end_where_a_file_does() {
+        let mut layout = single();
+        let stripe = [object(0, 1), object(1, 2), object(2, 3), object(5, 4)];
+        let from = ByteRange::new(1 << 20, u64::MAX - (1 << 20));
+        layout.lay(from, ByteOffset(1 << 20), FOUR_OF_64_KIB, stripe.to_vec());
+        let lengths = layout.lengths(ByteCount((1 << 20) + (64 << 10) + 10));
+        let lengths: Vec<u64> = stripe.iter().map(|object| lengths[object]).collect();
+        assert_eq!(lengths, [64 << 10, 10, 0, 0]);
+        assert_eq!(Layout::decode(&layout.encode()), Ok(layout.clone()));
+        // A piece of it elsewhere: what follows goes on in the stripe.
+        layout.assign(
+            ByteRange::new(2 << 20, 1 << 20),
+            ByteOffset(0),
+            object(7, 9),
+        );
+        assert_eq!(layout.segments().len(), 4);
+        let behind = layout.locate(ByteOffset(3 << 20)).expect("it is there");
+        assert_eq!(
+            (behind.object, behind.object_offset.0),
+            (stripe[0], 512 << 10)
+        );
+        layout.replace(stripe[0], object(8, 10));
+        assert!(!layout.objects().contains(&stripe[0]));
+        let behind = layout.locate(ByteOffset(3 << 20)).expect("it is there");
+        assert_eq!(behind.object, object(8, 10));
     }
 
     #[test]

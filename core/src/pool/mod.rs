@@ -3,13 +3,18 @@
 //!
 //! Bytes, files and directories are engine/pool's; here are only numbers and the arithmetic of them.
 
+pub mod balance;
 pub mod check;
 pub mod layout;
 pub mod names;
 pub mod place;
+pub mod stripe;
+pub mod wish;
 
 pub use layout::{
-    BackPointer, FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId,
+    BackPointer, FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId, Part,
     PoolId, Segment, Shape,
 };
-pub use place::{Policy, Room, order};
+pub use place::{Asked, Policy, Room, order};
+pub use stripe::stripe;
+pub use wish::{Class, Spread, WISH_ATTRIBUTE, Wish, WishFault};

@@ -9,7 +9,10 @@ use crate::units::ByteCount;
 use alloc::vec::Vec;
 
 /// A member with less than this is asked last: what begins there would soon have to go on elsewhere.
-const ROOM_LEAST: ByteCount = ByteCount::from_mib(64);
+pub(super) const ROOM_LEAST: ByteCount = ByteCount::from_mib(64);
+
+/// What is within one part in so many of the best is as good.
+const ALIKE: u64 = 8;
 
 /// How members are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,17 +22,28 @@ pub enum Policy {
     /// The device with most free space.
     #[default]
     MostFreeSpace,
+    /// The files of a user on one device, by his number; when that is nearly full, on the next one in turn.
+    PerUser,
+    /// The device of which most bandwidth is not promised to streams.
+    LeastLoaded,
 }
 
 impl Policy {
     /// All there are.
-    pub const ALL: [Policy; 2] = [Policy::RoundRobin, Policy::MostFreeSpace];
+    pub const ALL: [Policy; 4] = [
+        Policy::RoundRobin,
+        Policy::MostFreeSpace,
+        Policy::PerUser,
+        Policy::LeastLoaded,
+    ];
 
     /// As it is written in files and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Policy::RoundRobin => "round_robin",
             Policy::MostFreeSpace => "most_free_space",
+            Policy::PerUser => "per_user",
+            Policy::LeastLoaded => "least_loaded",
         }
     }
 
@@ -48,19 +62,39 @@ pub struct Room {
     pub device: u64,
     /// For files of others than root.
     pub free: ByteCount,
+    /// What the daemon has not promised of its device. None: not known. Units: bytes per second.
+    pub unpromised: Option<u64>,
 }
 
-/// In which order members are asked to take a segment of which `wanted` bytes are to be written now.
+/// Who asks for a place, and for how much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Rises by one with each segment of the pool; where it starts does not matter.
+    pub turn: u64,
+    /// Whose file it is.
+    pub user: u32,
+    /// Bytes that are to be written now.
+    pub wanted: ByteCount,
+}
+
+/// In which order members are asked to take a segment.
 ///
-/// `turn`   rises by one with each segment of the pool; where it starts does not matter
 /// Returns  every member of `rooms` once: first those with room for a good while, last the nearly full ones (most free first)
-pub fn order(policy: Policy, rooms: &[Room], turn: u64, wanted: ByteCount) -> Vec<MemberNumber> {
+pub fn order(policy: Policy, rooms: &[Room], asked: Asked) -> Vec<MemberNumber> {
+    let Asked { turn, user, wanted } = asked;
     let least = ByteCount(ROOM_LEAST.0.max(wanted.0.saturating_mul(2)));
-    let (roomy, nearly_full): (Vec<Room>, Vec<Room>) =
-        rooms.iter().copied().partition(|room| room.free >= least);
+    let is_roomy = |room: &Room| room.free >= least;
+    let (roomy, nearly_full): (Vec<Room>, Vec<Room>) = rooms.iter().copied().partition(is_roomy);
     let mut found = match policy {
         Policy::RoundRobin => in_turn(roomy, turn),
         Policy::MostFreeSpace => most_free_first(roomy, turn),
+        // Counted among all, so that a device that fills moves its own users only.
+        Policy::PerUser => {
+            let mut all = by_device(rooms.to_vec(), u64::from(user), turn);
+            all.retain(is_roomy);
+            all
+        }
+        Policy::LeastLoaded => least_loaded_first(roomy, turn),
     };
     found.extend(most_free_first(nearly_full, turn));
     found.into_iter().map(|room| room.member).collect()
@@ -68,6 +102,15 @@ pub fn order(policy: Policy, rooms: &[Room], turn: u64, wanted: ByteCount) -> Ve
 
 /// The devices in turn, and of each its members in turn.
 fn in_turn(rooms: Vec<Room>, turn: u64) -> Vec<Room> {
+    let mut devices: Vec<u64> = rooms.iter().map(|room| room.device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    let device_count = devices.len().max(1) as u64;
+    by_device(rooms, turn, turn / device_count)
+}
+
+/// The devices one after the other, and of each its members, from these on.
+fn by_device(rooms: Vec<Room>, device: u64, member: u64) -> Vec<Room> {
     let mut devices: Vec<Vec<Room>> = Vec::new();
     for room in rooms {
         match devices.iter_mut().find(|of| of[0].device == room.device) {
@@ -75,12 +118,12 @@ fn in_turn(rooms: Vec<Room>, turn: u64) -> Vec<Room> {
             None => devices.push(alloc::vec![room]),
         }
     }
-    let device_count = devices.len().max(1) as u64;
     for of in &mut devices {
-        let first = turn / device_count % of.len() as u64;
+        let first = member % of.len() as u64;
         of.rotate_left(first as usize);
     }
-    devices.rotate_left((turn % device_count) as usize);
+    let device_count = devices.len().max(1) as u64;
+    devices.rotate_left((device % device_count) as usize);
     // The other members of a device are no better than it is: they come after all other devices.
     let longest = devices.iter().map(Vec::len).max().unwrap_or(0);
     (0..longest)
@@ -98,6 +141,29 @@ fn most_free_first(mut rooms: Vec<Room>, turn: u64) -> Vec<Room> {
     rooms
 }
 
+/// By what is not promised, the most first; of those that are about as good, by free space. Who is not known may be better than one that has
+/// nothing left, and no better than one that has.
+fn least_loaded_first(rooms: Vec<Room>, turn: u64) -> Vec<Room> {
+    let (none_left, rest): (Vec<Room>, Vec<Room>) = rooms
+        .into_iter()
+        .partition(|room| room.unpromised == Some(0));
+    let (unknown, mut known): (Vec<Room>, Vec<Room>) =
+        rest.into_iter().partition(|room| room.unpromised.is_none());
+    known.sort_by_key(|room| core::cmp::Reverse(room.unpromised));
+    let mut found = Vec::new();
+    while let Some(best) = known.first().and_then(|room| room.unpromised) {
+        // What a device can do is measured, and never twice the same: one of two alike would get all files.
+        let least = best - best / ALIKE;
+        let alike = known.partition_point(|room| room.unpromised >= Some(least));
+        let others = known.split_off(alike);
+        found.extend(most_free_first(known, turn));
+        known = others;
+    }
+    found.extend(most_free_first(unknown, turn));
+    found.extend(most_free_first(none_left, turn));
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,14 +173,41 @@ mod tests {
             member: MemberNumber(member),
             device,
             free: ByteCount::from_mib(free_mib),
+            unpromised: None,
         }
     }
 
     fn numbers(policy: Policy, rooms: &[Room], turn: u64, wanted: u64) -> Vec<u16> {
-        order(policy, rooms, turn, ByteCount(wanted))
+        let asked = Asked {
+            turn,
+            user: 0,
+            wanted: ByteCount(wanted),
+        };
+        asked_for(policy, rooms, asked)
+    }
+
+    fn asked_for(policy: Policy, rooms: &[Room], asked: Asked) -> Vec<u16> {
+        order(policy, rooms, asked)
             .into_iter()
             .map(|member| member.0)
             .collect()
+    }
+
+    fn of_user(rooms: &[Room], user: u32, turn: u64) -> Vec<u16> {
+        let asked = Asked {
+            turn,
+            user,
+            wanted: ByteCount(1),
+        };
+        asked_for(Policy::PerUser, rooms, asked)
+    }
+
+    /// As `room`, with so many bytes a second that nobody was promised.
+    fn loaded(member: u16, free_mib: u64, unpromised: impl Into<Option<u64>>) -> Room {
+        Room {
+            unpromised: unpromised.into(),
+            ..room(member, u64::from(member), free_mib)
+        }
     }
 
     #[test]
@@ -139,6 +232,69 @@ mod tests {
             .map(|turn| numbers(Policy::RoundRobin, &rooms, turn, 1)[0])
             .collect();
         assert_eq!(first, [0, 2, 1, 2, 0, 2, 1, 2]);
+    }
+
+    #[test]
+    fn the_files_of_a_user_go_to_one_device() {
+        let rooms = [room(0, 1, 900), room(1, 2, 900), room(2, 3, 900)];
+        for turn in 0..5 {
+            assert_eq!(of_user(&rooms, 1000, turn), [1, 2, 0]);
+            assert_eq!(of_user(&rooms, 1001, turn), [2, 0, 1]);
+            assert_eq!(of_user(&rooms, 1002, turn), [0, 1, 2]);
+        }
+        // Two folders of one device take turns, and the other device comes before the second of them.
+        let rooms = [room(0, 1, 900), room(1, 1, 900), room(2, 2, 900)];
+        assert_eq!(of_user(&rooms, 0, 0), [0, 2, 1]);
+        assert_eq!(of_user(&rooms, 0, 1), [1, 2, 0]);
+        assert_eq!(of_user(&rooms, 1, 0)[0], 2);
+    }
+
+    #[test]
+    fn a_device_that_is_nearly_full_moves_its_own_users_to_the_next_and_nobody_else() {
+        let mut rooms = [room(0, 1, 900), room(1, 2, 900), room(2, 3, 900)];
+        rooms[1].free = ByteCount::from_mib(1);
+        assert_eq!(of_user(&rooms, 1000, 0), [2, 0, 1]);
+        assert_eq!(of_user(&rooms, 1001, 0), [2, 0, 1]);
+        assert_eq!(of_user(&rooms, 1002, 0), [0, 2, 1]);
+    }
+
+    #[test]
+    fn least_loaded_goes_by_what_is_not_promised() {
+        let rooms = [
+            loaded(0, 900, 100_000_000),
+            loaded(1, 100, 300_000_000),
+            loaded(2, 500, 200_000_000),
+        ];
+        for turn in 0..5 {
+            assert_eq!(numbers(Policy::LeastLoaded, &rooms, turn, 1), [1, 2, 0]);
+        }
+    }
+
+    #[test]
+    fn devices_that_can_do_about_the_same_go_by_free_space() {
+        let rooms = [
+            loaded(0, 300, 200_000_000),
+            loaded(1, 900, 180_000_000),
+            loaded(2, 950, 170_000_000),
+            loaded(3, 960, 150_000_000),
+        ];
+        assert_eq!(numbers(Policy::LeastLoaded, &rooms, 0, 1), [1, 0, 3, 2]);
+        let equal = [loaded(0, 300, 7), loaded(1, 300, 7)];
+        let first = |turn| numbers(Policy::LeastLoaded, &equal, turn, 1)[0];
+        assert_eq!([first(0), first(1), first(2)], [0, 1, 0]);
+    }
+
+    #[test]
+    fn who_is_not_known_comes_behind_who_has_something_left_and_before_who_has_nothing() {
+        let rooms = [
+            loaded(0, 900, 0),
+            loaded(1, 800, None),
+            loaded(2, 100, 1_000_000),
+            loaded(3, 850, None),
+        ];
+        assert_eq!(numbers(Policy::LeastLoaded, &rooms, 0, 1), [2, 3, 1, 0]);
+        let unknown = [loaded(0, 300, None), loaded(1, 400, None)];
+        assert_eq!(numbers(Policy::LeastLoaded, &unknown, 0, 1), [1, 0]);
     }
 
     #[test]
@@ -167,11 +323,20 @@ mod tests {
         for _ in 0..5_000 {
             let count = next() % 9;
             let rooms: Vec<Room> = (0..count)
-                .map(|at| room(at as u16, next() % 4, next() % 200))
+                .map(|at| Room {
+                    unpromised: [None, Some(0), Some(next() % 1000), Some(next())]
+                        [(next() % 4) as usize],
+                    ..room(at as u16, next() % 4, next() % 200)
+                })
                 .collect();
             let (turn, wanted) = (next(), next() % (200 << 20));
             for policy in Policy::ALL {
-                let found = numbers(policy, &rooms, turn, wanted);
+                let asked = Asked {
+                    turn,
+                    user: (turn >> 7) as u32,
+                    wanted: ByteCount(wanted),
+                };
+                let found = asked_for(policy, &rooms, asked);
                 let mut sorted = found.clone();
                 sorted.sort_unstable();
                 assert_eq!(sorted, (0..count as u16).collect::<Vec<_>>());

@@ -94,7 +94,7 @@ pub(crate) struct Changes {
 }
 
 /// The name under which calls without a descriptor variant reach an inode that is open with O_PATH.
-fn by_descriptor(fd: impl AsFd) -> String {
+pub(crate) fn by_descriptor(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
@@ -171,6 +171,7 @@ impl Door {
         if is_ours(name) {
             return Err(Errno::PERM);
         }
+        self.must_be_wish(name, value)?;
         let node = self.nodes.get(number)?;
         let fd = self.nodes.descriptor(&node)?;
         setxattr(

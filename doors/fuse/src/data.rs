@@ -65,6 +65,24 @@ fn less_and_less(start: u64, length: u64, mut act: impl FnMut(u64) -> Answer<u64
     }
 }
 
+/// So many bytes of an object from `start` on, of which the daemon has given this; where the object ends before the file does is a hole.
+fn read_piece(fd: &OwnedFd, start: u64, length: usize, served: Served) -> Answer<Vec<u8>> {
+    let mut bytes = match served {
+        Served::Bytes(bytes) => bytes,
+        Served::Plain => Vec::with_capacity(length),
+    };
+    // Also what the daemon's answer lacks: where the object ends is the object's to say.
+    bytes.reserve_exact(length - bytes.len().min(length));
+    while bytes.len() < length {
+        let at = start + bytes.len() as u64;
+        if pread(fd, spare_capacity(&mut bytes), at)? == 0 {
+            break;
+        }
+    }
+    bytes.resize(length, 0);
+    Ok(bytes)
+}
+
 impl Door {
     pub(crate) fn read(&self, number: u64, offset: u64, length: usize) -> Answer<Vec<u8>> {
         let node = self.nodes.get(number)?;
@@ -81,7 +99,8 @@ impl Door {
     ) -> Answer<Vec<u8>> {
         let state = file.state();
         let end = offset.saturating_add(length as u64).min(file.size());
-        let mut bytes = Vec::new();
+        // All are asked for before the first is waited for: those of a stripe are on several disks.
+        let mut pieces = Vec::new();
         let mut at = offset;
         while at < end {
             let Some(located) = state
@@ -94,36 +113,24 @@ impl Door {
             let length = located.length.0.min(end - at);
             let fd = self.object(node, &state, located.object, Access::Read);
             let fd = fd.map_err(|error| self.trouble(node, &error))?;
-            let piece = self.read_piece(&fd, &located, length as usize)?;
+            let start = located.object_offset.0;
+            let reading = self
+                .engine
+                .read(located.object, &fd, length as usize, start);
+            pieces.push((fd, start, length as usize, reading));
+            at += length;
+        }
+        let mut bytes = Vec::new();
+        for (fd, start, length, reading) in pieces {
+            let piece = read_piece(&fd, start, length, reading.served())?;
             // Mostly it is all there is to read.
             if bytes.is_empty() {
                 bytes = piece;
             } else {
                 bytes.extend_from_slice(&piece);
             }
-            at += length;
         }
         bytes.resize(end.saturating_sub(offset) as usize, 0);
-        Ok(bytes)
-    }
-
-    /// So many bytes of an object; where it ends before the file does is a hole.
-    fn read_piece(&self, fd: &Arc<OwnedFd>, located: &Located, length: usize) -> Answer<Vec<u8>> {
-        let start = located.object_offset.0;
-        let served = self.engine.read(located.object, fd, length, start);
-        let mut bytes = match served {
-            Served::Bytes(bytes) => bytes,
-            Served::Plain => Vec::with_capacity(length),
-        };
-        // Also what the daemon's answer lacks: where the object ends is the object's to say.
-        bytes.reserve_exact(length - bytes.len().min(length));
-        while bytes.len() < length {
-            let at = start + bytes.len() as u64;
-            if pread(&**fd, spare_capacity(&mut bytes), at)? == 0 {
-                break;
-            }
-        }
-        bytes.resize(length, 0);
         Ok(bytes)
     }
 

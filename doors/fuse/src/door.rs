@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -26,6 +26,10 @@ pub(crate) struct Door {
     pub(crate) pool: Pool,
     pub(crate) nodes: Nodes,
     pub(crate) engine: Engine,
+    /// Where the daemon has its sockets.
+    pub(crate) runtime_dir: Option<PathBuf>,
+    /// Why the last text was no wish, so that it is said once.
+    pub(crate) wish_fault: Mutex<String>,
     /// Held while a link is made or goes.
     pub(crate) links: Mutex<()>,
     pub(crate) removed_serial: AtomicU64,
@@ -56,6 +60,8 @@ impl Door {
             changed: Mutex::default(),
             nodes,
             engine: Engine::start(&pool, runtime_dir)?,
+            runtime_dir: runtime_dir.map(Path::to_path_buf),
+            wish_fault: Mutex::default(),
             pool,
             links: Mutex::default(),
             removed_serial: AtomicU64::new(0),

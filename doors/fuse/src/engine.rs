@@ -5,7 +5,7 @@
 //! through it, so that the daemon sees each file's reads in one stream. Without a daemon, or a share, the door reads the objects itself.
 //! Writes go to the objects, and the daemon is told of each before it is answered. Decision: docs/decisions/0025.
 
-use rushes_control::{Answer, Ask};
+use rushes_control::{Answer, Ask, ShareStatus, Status};
 use rushes_core::format::door;
 use rushes_pool::{MemberNumber, Object, ObjectId, ObjectName, Pool};
 use rushes_shm::Connect;
@@ -17,17 +17,17 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Between two looks for a daemon.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A daemon that does not let us in by then is asked again later.
 const PATIENCE_MS: u64 = 500;
 /// For its answer to what shares it has.
-const STATUS_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const STATUS_PATIENCE: Duration = Duration::from_secs(2);
 /// Between two looks at the heartbeat while reads wait.
 const BEAT_EVERY: Duration = Duration::from_secs(5);
 
@@ -61,6 +61,19 @@ enum Job {
         fd: Arc<OwnedFd>,
     },
     Closed(ObjectId),
+}
+
+/// A read that is under way.
+pub(crate) struct Reading(Option<Receiver<Served>>);
+
+impl Reading {
+    /// Wait for it.
+    pub(crate) fn served(self) -> Served {
+        // An error: the session has ended.
+        self.0
+            .and_then(|answered| answered.recv().ok())
+            .unwrap_or(Served::Plain)
+    }
 }
 
 /// One thread's requests.
@@ -134,16 +147,16 @@ impl Engine {
             .filter(|queue| queue.serves.load(Ordering::Acquire))
     }
 
-    /// Read so many bytes from this offset of the object, and wait.
+    /// Ask for so many bytes from this offset of the object.
     pub(crate) fn read(
         &self,
         object: Object,
         fd: &Arc<OwnedFd>,
         length: usize,
         offset: u64,
-    ) -> Served {
+    ) -> Reading {
         let Some(queue) = self.serving(object.member) else {
-            return Served::Plain;
+            return Reading(None);
         };
         let (answer, answered) = sync_channel(1);
         queue.push(Job::Read {
@@ -153,8 +166,7 @@ impl Engine {
             offset,
             answer,
         });
-        // An error: the session has ended.
-        answered.recv().unwrap_or(Served::Plain)
+        Reading(Some(answered))
     }
 
     /// These bytes of the object were changed: whoever reads from now on sees the new ones. `length` u64::MAX: to its end. Without a
@@ -278,18 +290,7 @@ impl Lead {
             .member
             .canonicalize()
             .map_err(|error| error.to_string())?;
-        let found = status
-            .shares
-            .iter()
-            .filter_map(|share| {
-                let path = Path::new(&share.path);
-                // As it was written into the configuration, links and all.
-                let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-                let below = member.strip_prefix(path).ok()?;
-                Some((share, below.to_path_buf()))
-            })
-            .min_by_key(|(_, below)| below.components().count());
-        let Some((share, below)) = found else {
+        let Some((share, below)) = share_of(&status, &member) else {
             return Err(String::from(
                 "none of its shares has this folder; add one to rushes.toml, and the reads of this member get contracts",
             ));
@@ -357,6 +358,25 @@ impl Lead {
         // Who waits for the answer of one that is dropped hears so.
         drop(self.queue.take());
     }
+}
+
+/// The share that a folder lies in, and where below it.
+///
+/// Assumes  `folder`: canonical
+pub(crate) fn share_of<'a>(
+    status: &'a Status,
+    folder: &Path,
+) -> Option<(&'a ShareStatus, PathBuf)> {
+    let below = |share: &ShareStatus| {
+        let path = Path::new(&share.path);
+        // As it was written into the configuration, links and all.
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        folder.strip_prefix(path).map(Path::to_path_buf).ok()
+    };
+    let shares = status.shares.iter();
+    shares
+        .filter_map(|share| Some((share, below(share)?)))
+        .min_by_key(|(_, below)| below.components().count())
 }
 
 impl Session {

@@ -10,11 +10,13 @@ mod door;
 mod engine;
 mod files;
 mod listing;
+mod loads;
 mod names;
 mod nodes;
 mod removals;
 mod session;
 mod signs;
+mod wishes;
 
 pub use session::Mounted;
 

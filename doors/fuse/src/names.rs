@@ -142,6 +142,9 @@ impl Door {
         }
         let made = path_at(&folder, name)?;
         self.sign(&made, mode);
+        if mode & S_IFMT == S_IFREG {
+            self.inherit_wish(&folder, &made);
+        }
         self.named(parent, name, made)
     }
 
@@ -157,7 +160,9 @@ impl Door {
             let _acting = maker.act()?;
             mkdirat(&folder, name, Mode::from_raw_mode(mode & 0o7777))?;
         }
-        self.named(parent, name, path_at(&folder, name)?)
+        let made = path_at(&folder, name)?;
+        self.inherit_wish(&folder, &made);
+        self.named(parent, name, made)
     }
 
     pub(crate) fn make_symlink(
@@ -206,6 +211,7 @@ impl Door {
             made => {
                 let made = made?;
                 self.sign(&made, S_IFREG);
+                self.inherit_wish(&folder, &made);
                 let entry = self.named(parent, name, path_at(&folder, name)?)?;
                 self.open_new_file(&entry.node, made)?;
                 Ok(entry)

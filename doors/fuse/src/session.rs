@@ -50,8 +50,8 @@ const O_EXCL: i32 = 0o200;
 pub struct Mounted {
     session: fuser::BackgroundSession,
     door: Arc<Door>,
-    burier: JoinHandle<()>,
-    logger: JoinHandle<()>,
+    /// What goes on in the background until the door closes.
+    helpers: Vec<JoinHandle<()>>,
 }
 
 impl Mounted {
@@ -59,10 +59,12 @@ impl Mounted {
     pub fn wait(self) -> io::Result<()> {
         let ended = self.session.join();
         self.door.closing.store(true, Ordering::Release);
-        self.burier.thread().unpark();
-        self.logger.thread().unpark();
-        let _ = self.burier.join();
-        let _ = self.logger.join();
+        for helper in &self.helpers {
+            helper.thread().unpark();
+        }
+        for helper in self.helpers {
+            let _ = helper.join();
+        }
         ended
     }
 }
@@ -99,19 +101,21 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
     if let Err(error) = raise_read_ahead(folder) {
         tracing::warn!("reading ahead stays as short as the kernel has it: {error}");
     }
-    let burying = Arc::clone(&door);
-    let burier = std::thread::Builder::new()
-        .name("burier".to_owned())
-        .spawn(move || burying.bury_now_and_then())?;
-    let logging = Arc::clone(&door);
-    let logger = std::thread::Builder::new()
-        .name("names".to_owned())
-        .spawn(move || logging.log_names_now_and_then())?;
+    let helper = |name: &str, work: fn(&Door)| {
+        let door = Arc::clone(&door);
+        std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || work(&door))
+    };
+    let helpers = vec![
+        helper("burier", Door::bury_now_and_then)?,
+        helper("names", Door::log_names_now_and_then)?,
+        helper("loads", Door::ask_loads_now_and_then)?,
+    ];
     Ok(Mounted {
         session,
+        helpers,
         door,
-        burier,
-        logger,
     })
 }
 

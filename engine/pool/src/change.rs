@@ -11,8 +11,8 @@ use crate::member::{Access, Member, MemberState, NAMES, data_ranges, random};
 use crate::names::{checkpoint_now, newest_log};
 use crate::pool::{Pool, punch};
 use crate::walk::each_stub;
-use rushes_core::pool::check::is_plain;
-use rushes_core::pool::{Layout, MemberNumber, Object, Room, order};
+use rushes_core::pool::check::part_of;
+use rushes_core::pool::{Layout, MemberNumber, Object, Part, Shape};
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rustix::fs::{AtFlags, Mode, OFlags, fsync, openat, renameat, unlinkat};
 use rustix::io::{Errno, pread, pwrite};
@@ -28,7 +28,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// Copied at a time. Units: bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// How far a member is emptied.
+/// How far a member is emptied, or files are spread anew.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
     /// Files that were looked at.
@@ -180,7 +180,7 @@ fn set_duty(pool: &Pool, number: MemberNumber, duty: Duty) -> Result<(), PoolErr
     write(pool, &format)
 }
 
-fn write(pool: &Pool, format: &CatalogueFormat) -> Result<(), PoolError> {
+pub(crate) fn write(pool: &Pool, format: &CatalogueFormat) -> Result<(), PoolError> {
     let catalogue = pool.catalogue();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(catalogue.path(), flags, Mode::empty()).map_err(|error| {
@@ -264,7 +264,7 @@ pub fn drain(
     Ok(drained)
 }
 
-fn about(path: &Path, error: &PoolError) -> PoolError {
+pub(crate) fn about(path: &Path, error: &PoolError) -> PoolError {
     PoolError::Refused(format!(
         "{}: {error}; look through the pool with `rushes pool fsck`",
         path.display()
@@ -278,34 +278,33 @@ fn move_off(
     layout: &mut Layout,
     number: MemberNumber,
 ) -> Result<u64, PoolError> {
-    if !is_plain(layout) {
-        return refused(String::from(
-            "its shape is one that this version does not move",
-        ));
-    }
     let mut moved = 0;
     loop {
-        let segment = layout
-            .segments()
-            .iter()
-            .enumerate()
-            .find(|(_, segment)| segment.objects[0].member == number)
-            .map(|(at, segment)| (layout.range_of(at), segment.objects[0]));
-        let Some((range, object)) = segment else {
+        let found = layout.segments().iter().enumerate().find_map(|(at, one)| {
+            let place = one.objects.iter().position(|one| one.member == number)?;
+            Some((at, one, place))
+        });
+        let Some((at, segment, place)) = found else {
             return Ok(moved);
         };
+        let (range, object) = (layout.range_of(at), segment.objects[place]);
         let source = match pool.open_object(layout, object, Access::Write) {
             // A disk that is going is often read-only by then: what it has can be had.
             Err(PoolError::ReadOnly { .. }) => pool.open_object(layout, object, Access::Read),
             opened => opened,
         }?;
         let failed = |error| PoolError::system("look for data in an object", "", error);
-        let data = within(&data_ranges(&source).map_err(failed)?, range);
+        let data = data_ranges(&source).map_err(failed)?;
+        if segment.shape != Shape::Single {
+            moved += move_whole(pool, stub, layout, (object, &source), &data)?;
+            continue;
+        }
+        let data = within(&data, range);
         moved += move_range(pool, stub, layout, (object, &source), range, &data)?;
     }
 }
 
-fn within(data: &[ByteRange], range: ByteRange) -> Vec<ByteRange> {
+pub(crate) fn within(data: &[ByteRange], range: ByteRange) -> Vec<ByteRange> {
     let parts = data.iter().map(|one| {
         let start = one.start.0.max(range.start.0);
         let end = one.end().min(range.end());
@@ -318,6 +317,52 @@ fn sum(data: &[ByteRange]) -> u64 {
     data.iter().map(|part| part.length.0).sum()
 }
 
+/// An object of a stripe to one member, which takes its place. Where one has room that is in no place of the stripe yet, to that one.
+fn move_whole(
+    pool: &Pool,
+    stub: BorrowedFd<'_>,
+    layout: &mut Layout,
+    (object, source): (Object, &OwnedFd),
+    data: &[ByteRange],
+) -> Result<u64, PoolError> {
+    let need = sum(data);
+    let part = part_of(layout, object);
+    let taken: BTreeSet<MemberNumber> = layout.objects().iter().map(|one| one.member).collect();
+    let mut asked = candidates(pool, stub, object.member, ByteCount(need));
+    asked.sort_by_key(|number| taken.contains(number));
+    for number in asked {
+        let (target, fd) = match pool.known(number)?.create_object(layout.file, part) {
+            Ok(made) => made,
+            Err(error) if error.errno() == Errno::NOSPC => continue,
+            Err(error) => return Err(error),
+        };
+        let copied = data
+            .iter()
+            .try_for_each(|part| copy(source, &fd, *part))
+            .and_then(|()| fsync(&fd));
+        let mut next = layout.clone();
+        next.replace(object, target);
+        let moved = match copied {
+            Ok(()) => pool.set_layout(stub, &next),
+            Err(error) => Err(PoolError::system("move bytes between members", "", error)),
+        };
+        if let Err(error) = moved {
+            let _ = pool.known(number)?.remove_object(layout.file, target.id);
+            if error.errno() == Errno::NOSPC {
+                continue;
+            }
+            return Err(error);
+        }
+        fsync(stub).map_err(|error| PoolError::system("make a layout durable", "", error))?;
+        *layout = next;
+        if let Some(member) = pool.member(object.member) {
+            let _ = member.remove_object(layout.file, object.id);
+        }
+        return Ok(need);
+    }
+    Err(PoolError::NoRoom)
+}
+
 /// The whole range to one member, or in halves to several.
 fn move_range(
     pool: &Pool,
@@ -328,7 +373,7 @@ fn move_range(
     data: &[ByteRange],
 ) -> Result<u64, PoolError> {
     let need = sum(data);
-    for number in candidates(pool, object.member, ByteCount(need)) {
+    for number in candidates(pool, stub, object.member, ByteCount(need)) {
         if take(pool, stub, layout, (object, source), number, range, data)? {
             return Ok(need);
         }
@@ -360,9 +405,14 @@ fn move_range(
     Ok(moved)
 }
 
-fn candidates(pool: &Pool, except: MemberNumber, wanted: ByteCount) -> Vec<MemberNumber> {
-    let rooms: Vec<Room> = pool.rooms(Some(except));
-    order(pool.policy(), &rooms, pool.next_turn(), wanted)
+fn candidates(
+    pool: &Pool,
+    stub: BorrowedFd<'_>,
+    except: MemberNumber,
+    wanted: ByteCount,
+) -> Vec<MemberNumber> {
+    let (_, rooms, members) = pool.candidates(stub, Some(except), wanted);
+    members
         .into_iter()
         .filter(|number| {
             let room = rooms.iter().find(|room| room.member == *number);
@@ -372,7 +422,7 @@ fn candidates(pool: &Pool, except: MemberNumber, wanted: ByteCount) -> Vec<Membe
 }
 
 /// Returns  false when the member has no room for it after all
-fn take(
+pub(crate) fn take(
     pool: &Pool,
     stub: BorrowedFd<'_>,
     layout: &mut Layout,
@@ -387,7 +437,7 @@ fn take(
         Some(target) => (target, pool.open_object(layout, target, Access::Write)?),
         None => {
             let serial = layout.objects().len() as u16;
-            match member.create_object(layout.file, serial, ByteOffset(0)) {
+            match member.create_object(layout.file, Part::single(serial)) {
                 Ok(made) => made,
                 Err(error) if error.errno() == Errno::NOSPC => return Ok(false),
                 Err(error) => return Err(error),

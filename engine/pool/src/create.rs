@@ -12,7 +12,7 @@ use crate::format::{
 use crate::member::random;
 use crate::pool::Pool;
 use crate::xattr::{self, HIDDEN_PREFIX};
-use rushes_core::pool::{MemberNumber, Policy, PoolId};
+use rushes_core::pool::{MemberNumber, Policy, PoolId, Wish};
 use rustix::fs::{
     AtFlags, FlockOperation, Mode, OFlags, chmodat, fchmod, flock, fstat, fsync, mkdirat, open,
     openat, renameat, statat, syncfs, unlinkat,
@@ -219,6 +219,7 @@ fn new_plan(policy: Policy, members: &[Folder]) -> Result<CatalogueFormat, PoolE
     Ok(CatalogueFormat {
         pool: PoolId(id()?),
         policy,
+        wish: Wish::default(),
         members: entries?,
         members_given: 0,
     })

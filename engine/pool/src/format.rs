@@ -4,7 +4,7 @@
 //! It is JSON for the person at the rack, and strict: an unknown name is damage, a newer version is told apart before anything else is looked at.
 
 use crate::error::PoolError;
-use rushes_core::pool::{MemberNumber, Policy, PoolId};
+use rushes_core::pool::{Class, MemberNumber, Policy, PoolId, Wish};
 use rustix::fs::{Mode, OFlags, fsync, openat, renameat};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -28,6 +28,8 @@ pub struct MemberId(pub u128);
 pub(crate) struct CatalogueFormat {
     pub(crate) pool: PoolId,
     pub(crate) policy: Policy,
+    /// Of files that say nothing themselves.
+    pub(crate) wish: Wish,
     pub(crate) members: Vec<MemberEntry>,
     /// A number that every member's is below, also those that were removed: numbers are not given twice.
     pub(crate) members_given: u32,
@@ -40,6 +42,7 @@ pub(crate) struct MemberEntry {
     pub(crate) id: MemberId,
     pub(crate) path: PathBuf,
     pub(crate) duty: Duty,
+    pub(crate) class: Option<Class>,
 }
 
 impl MemberEntry {
@@ -50,6 +53,7 @@ impl MemberEntry {
             id,
             path,
             duty: Duty::Full,
+            class: None,
         }
     }
 }
@@ -106,6 +110,9 @@ struct CatalogueText {
     format_version: u32,
     pool_id: String,
     policy: String,
+    /// Only where something is wished.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    wish: Option<String>,
     /// Only where a member was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     members_given: Option<u32>,
@@ -122,6 +129,9 @@ struct MemberText {
     /// Only where it is not full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     duty: Option<String>,
+    /// Only where it is of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    class: Option<String>,
 }
 
 /// As text where it is some, else as hexadecimal digits of its bytes.
@@ -207,6 +217,7 @@ impl Format {
                 format_version: FORMAT_VERSION,
                 pool_id: hex(format.pool.0),
                 policy: format.policy.name().to_owned(),
+                wish: (format.wish != Wish::default()).then(|| format.wish.to_string()),
                 members_given: (format.members_given > most(&format.members))
                     .then_some(format.members_given),
                 members: format
@@ -217,6 +228,7 @@ impl Format {
                         member_id: hex(member.id.0),
                         path: PathText::of(&member.path),
                         duty: (member.duty != Duty::Full).then(|| member.duty.name().to_owned()),
+                        class: member.class.as_ref().map(|class| class.name().to_owned()),
                     })
                     .collect(),
             }),
@@ -250,6 +262,8 @@ impl Format {
                 let text: CatalogueText = serde_json::from_str(text).map_err(damaged)?;
                 let policy = Policy::of(&text.policy)
                     .ok_or_else(|| said(format!("{:?} is no policy", text.policy)))?;
+                let wish = Wish::of(text.wish.as_deref().unwrap_or_default())
+                    .map_err(|fault| said(fault.to_string()))?;
                 let members: Result<Vec<MemberEntry>, String> = text
                     .members
                     .into_iter()
@@ -260,6 +274,7 @@ impl Format {
                             path: member.path.path()?,
                             duty: Duty::of(member.duty.as_deref())
                                 .ok_or_else(|| format!("{:?} is no duty", member.duty))?,
+                            class: class_of(member.class)?,
                         })
                     })
                     .collect();
@@ -275,6 +290,7 @@ impl Format {
                 Ok(Format::Catalogue(CatalogueFormat {
                     pool: PoolId(id_of(&text.pool_id).map_err(said)?),
                     policy,
+                    wish,
                     members_given: text.members_given.unwrap_or(0).max(most(&members)),
                     members,
                 }))
@@ -290,6 +306,11 @@ impl Format {
             other => Err(said(format!("{other:?} is neither catalogue nor member"))),
         }
     }
+}
+
+fn class_of(name: Option<String>) -> Result<Option<Class>, String> {
+    name.map(|name| Class::of(&name).ok_or_else(|| format!("{name:?} is no class")))
+        .transpose()
 }
 
 /// One more than the highest number.
@@ -367,4 +388,79 @@ pub(crate) fn replace_file(
         .map_err(failed)?;
     renameat(folder, temporary.as_str(), folder, name).map_err(|error| failed(error.into()))?;
     fsync(folder).map_err(|error| failed(error.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As versions wrote it that knew neither classes nor wishes.
+    const OLD: &str = r#"{
+  "rushes_pool": "catalogue",
+  "format_version": 1,
+  "pool_id": "000102030405060708090a0b0c0d0e0f",
+  "policy": "round_robin",
+  "members": [
+    {
+      "number": 0,
+      "member_id": "101112131415161718191a1b1c1d1e1f",
+      "path": "/mnt/a"
+    },
+    {
+      "number": 1,
+      "member_id": "202122232425262728292a2b2c2d2e2f",
+      "path": "/mnt/b"
+    }
+  ]
+}
+"#;
+
+    fn catalogue(text: &str) -> Result<CatalogueFormat, String> {
+        Format::of(text).map(|format| match format {
+            Format::Catalogue(format) => format,
+            Format::Member(_) => panic!("{text}"),
+        })
+    }
+
+    #[test]
+    fn what_says_nothing_of_places_is_written_as_it_always_was() {
+        let format = catalogue(OLD).unwrap();
+        assert_eq!(format.wish, Wish::default());
+        assert!(format.members.iter().all(|member| member.class.is_none()));
+        assert_eq!(Format::Catalogue(format).text().unwrap(), OLD);
+    }
+
+    #[test]
+    fn wish_and_classes_read_back() {
+        let mut format = catalogue(OLD).unwrap();
+        format.wish = Wish::of("striped=2 class=raid").unwrap();
+        format.members[1].class = Class::of("raid");
+        let text = Format::Catalogue(format.clone()).text().unwrap();
+        assert!(
+            text.contains("\"wish\": \"striped=2 class=raid\""),
+            "{text}"
+        );
+        assert_eq!(text.matches("\"class\": \"raid\"").count(), 1, "{text}");
+        assert_eq!(catalogue(&text), Ok(format));
+    }
+
+    #[test]
+    fn words_that_nobody_knows_are_damage() {
+        for (was, now, said) in [
+            (
+                "\"policy\": \"round_robin\"",
+                "\"policy\": \"round_robin\", \"wish\": \"fast\"",
+                "fast",
+            ),
+            (
+                "\"path\": \"/mnt/a\"",
+                "\"path\": \"/mnt/a\", \"class\": \"The SSDs\"",
+                "is no class",
+            ),
+        ] {
+            let fault = catalogue(&OLD.replace(was, now)).unwrap_err();
+            assert!(fault.contains("cannot be understood"), "{fault}");
+            assert!(fault.contains(said), "{fault}");
+        }
+    }
 }

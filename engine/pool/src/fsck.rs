@@ -11,10 +11,10 @@ use crate::pool::{Pool, punch};
 use crate::walk::{each_stub, open_below};
 use crate::xattr::{self, LAYOUT_ATTRIBUTE};
 use rushes_core::pool::check::{
-    Finding, FoundObject, Mark, Piece, Record, Remedy, Stub, assemble, check, is_plain,
+    Finding, FoundObject, Mark, Piece, Record, Remedy, Stub, assemble, check,
 };
-use rushes_core::pool::{FileIdentity, Layout, LayoutFault, MemberNumber, Object};
-use rushes_core::units::{ByteOffset, ByteRange};
+use rushes_core::pool::{FileIdentity, Layout, LayoutFault, MemberNumber, Object, Part, Shape};
+use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, chmodat, fstat, fsync, ftruncate, linkat, mkdirat, openat,
 };
@@ -494,7 +494,11 @@ impl Mender<'_> {
     fn mend(&self, finding: &Finding, remedy: Remedy) -> Result<String, PoolError> {
         match (finding, remedy) {
             (Finding::RecordFaulty { stub, .. }, Remedy::WriteRecord(file)) => {
-                let layout = assemble(file, &self.pieces(file)?);
+                let Some(layout) = assemble(file, &self.pieces(file)?) else {
+                    return Err(PoolError::Refused(String::from(
+                        "objects of its stripe are not there, so that nobody can say where its bytes are",
+                    )));
+                };
                 let fd = self.open_stub(*stub)?;
                 self.pool.set_layout(fd.as_fd(), &layout)?;
                 sync(&fd, "layout record")?;
@@ -502,20 +506,15 @@ impl Mender<'_> {
             }
             (
                 Finding::MarkFaulty {
-                    stub,
-                    object,
-                    origin,
-                    ..
+                    stub, object, part, ..
                 },
                 Remedy::WriteMark,
             ) => {
                 let Record::Sound(layout) = &self.look.stubs[*stub].record else {
                     return Ok(String::new());
                 };
-                let before = layout.objects().iter().position(|one| one == object);
-                let serial = before.unwrap_or(0) as u16;
                 self.member(*object)?
-                    .write_mark(object.id, layout.file, serial, *origin)?;
+                    .write_mark(object.id, layout.file, *part)?;
                 Ok(String::from("the mark was written anew from the record"))
             }
             (Finding::Unnamed { object, .. }, Remedy::Remove) => {
@@ -565,14 +564,13 @@ impl Mender<'_> {
             let Mark::Sound(mark) = found.mark else {
                 continue;
             };
-            let is_its = mark.pool == self.pool.id() && mark.file == file;
-            if is_its && mark.origin == ByteOffset(0) && mark.place == 0 {
+            if mark.pool == self.pool.id() && mark.file == file {
                 let fd = self
                     .member(found.object)?
                     .open_any(found.object.id, Access::Read)?;
                 pieces.push(Piece {
                     object: found.object,
-                    serial: mark.serial,
+                    part: mark.part,
                     data: self.ranges(&fd)?,
                 });
             }
@@ -590,10 +588,11 @@ impl Mender<'_> {
             return Ok(format!("it is in {LOST} with the rest of its file"));
         }
         let pieces = self.pieces(file)?;
-        let layout = assemble(file, &pieces);
-        if !layout.objects().contains(&object) {
+        // Without all of a stripe each of its objects is a file: a person may know what to make of it.
+        let Some(layout) = assemble(file, &pieces).filter(|all| all.objects().contains(&object))
+        else {
             return self.keep_alone(object);
-        }
+        };
         let size = size_of(&pieces);
         self.kept.borrow_mut().extend(layout.objects());
         let name = format!("{}.{:08x}", file.number, file.generation);
@@ -607,11 +606,11 @@ impl Mender<'_> {
         let fd = member.open_any(object.id, Access::Read)?;
         let piece = Piece {
             object,
-            serial: 0,
+            part: Part::single(0),
             data: self.ranges(&fd)?,
         };
-        let layout = assemble(file, std::slice::from_ref(&piece));
-        member.write_mark(object.id, file, 0, ByteOffset(0))?;
+        let layout = assemble(file, std::slice::from_ref(&piece)).expect("one object is whole");
+        member.write_mark(object.id, file, piece.part)?;
         let name = format!("{}.{:016x}", object.member.0, object.id.0);
         adopt(self.pool, &name, &layout, size_of(&[piece]))
     }
@@ -621,6 +620,14 @@ impl Mender<'_> {
         let Record::Sound(layout) = &self.look.stubs[stub].record else {
             return Ok(false);
         };
+        let found = self.look.objects.iter().find(|one| one.object == object);
+        let is_single = found.is_some_and(|one| match one.mark {
+            Mark::Sound(mark) => mark.part == Part::single(mark.part.serial),
+            _ => true,
+        });
+        if !is_single {
+            return Ok(false);
+        }
         let fd = self.member(object)?.open_any(object.id, Access::Read)?;
         for range in self.ranges(&fd)? {
             if !self.is_same(&fd, layout, range)? {
@@ -630,11 +637,8 @@ impl Mender<'_> {
         Ok(true)
     }
 
-    /// Whether an object has in this range what the layout leads to.
+    /// Whether an object that has each byte where the file has it has in this range what the layout leads to.
     fn is_same(&self, fd: &OwnedFd, layout: &Layout, range: ByteRange) -> Result<bool, PoolError> {
-        if !is_plain(layout) {
-            return Ok(false);
-        }
         let mut opened: Option<(Object, OwnedFd)> = None;
         let mut at = range.start.0;
         while at < range.end() {
@@ -657,7 +661,8 @@ impl Mender<'_> {
             let length = (range.end() - at)
                 .min(located.length.0)
                 .min(CHUNK_BYTES as u64) as usize;
-            if read(fd, at, length)? != read(other, at, length)? {
+            let there = located.object_offset.0;
+            if read(fd, at, length)? != read(other, there, length)? {
                 return Ok(false);
             }
             at += length as u64;
@@ -677,11 +682,13 @@ impl Mender<'_> {
                 continue;
             };
             let is_in_doubt = in_doubt.contains(&at);
-            let objects = layout.objects();
-            for &object in &objects {
+            let objects = layout.lengths(ByteCount(stub.size));
+            for (&object, &length) in &objects {
                 let size = self.look.sizes.get(&object);
-                report.behind_end_count += u64::from(size.is_some_and(|&size| size > stub.size));
-                if is_in_doubt || objects.len() < 2 || size.is_none() || !is_plain(layout) {
+                report.behind_end_count += u64::from(size.is_some_and(|&size| size > length));
+                // (What a stripe has left is only found by who has all of it in mind.)
+                if is_in_doubt || objects.len() < 2 || size.is_none() || !is_single(layout, object)
+                {
                     continue;
                 }
                 let Ok(fd) = self.pool.open_object(layout, object, Access::Write) else {
@@ -724,6 +731,17 @@ impl Mender<'_> {
     }
 }
 
+/// Whether an object has each byte where the file has it.
+fn is_single(layout: &Layout, object: Object) -> bool {
+    let singles = layout
+        .segments()
+        .iter()
+        .filter(|segment| segment.shape == Shape::Single && segment.origin == ByteOffset(0));
+    singles
+        .flat_map(|segment| &segment.objects)
+        .any(|one| *one == object)
+}
+
 /// Parts of a range that the layout has in other objects than this one.
 fn elsewhere(layout: &Layout, object: Object, range: ByteRange) -> Vec<ByteRange> {
     let mut parts = Vec::new();
@@ -742,8 +760,7 @@ fn elsewhere(layout: &Layout, object: Object, range: ByteRange) -> Vec<ByteRange
 }
 
 fn size_of(pieces: &[Piece]) -> u64 {
-    let ends = pieces.iter().filter_map(|piece| piece.data.last());
-    ends.map(|last| last.end()).max().unwrap_or(0)
+    pieces.iter().map(Piece::end).max().unwrap_or(0)
 }
 
 /// As many bytes as asked; behind the end they are zero.

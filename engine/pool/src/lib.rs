@@ -8,6 +8,7 @@
 //! This crate keeps no lock for single files and no cache: who calls it for a file (a door) holds that file's lock. What "exclusive" means is
 //! said at each function. Everything here must be called as root (file-system uid 0), whoever the door acts for otherwise.
 
+mod balance;
 mod catalogue;
 mod change;
 mod create;
@@ -20,8 +21,10 @@ mod names;
 mod pool;
 mod rescue;
 mod walk;
+mod wishes;
 mod xattr;
 
+pub use balance::rebalance;
 pub use catalogue::{Catalogue, TREE};
 pub use change::{Drained, Left, add, drain, is_add_interrupted, left, remove, set_draining};
 pub use create::{Created, MEMBER_COUNT_MAX, Wanted, create};
@@ -33,9 +36,11 @@ pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
 pub use names::{Inode, NameLog, inode, newest_log};
 pub use pool::{Buried, Pool, SpillReason, Usage};
 pub use rescue::{Rescued, rescue};
+pub use rushes_core::pool::wish::WISH_BYTES_MAX;
 pub use rushes_core::pool::{
-    FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId, Policy, PoolId,
-    Segment, Shape,
+    Class, FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId, Policy,
+    PoolId, Segment, Shape, Spread, WISH_ATTRIBUTE, Wish, WishFault,
 };
 pub use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
+pub use wishes::{Rules, set_rules};
 pub use xattr::{HIDDEN_PREFIX, INODE_ATTRIBUTE, LAYOUT_ATTRIBUTE, OBJECT_ATTRIBUTE};

@@ -8,8 +8,10 @@ use crate::error::{ObjectFault, PoolError};
 use crate::format::{self, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
 use crate::xattr::{self, OBJECT_ATTRIBUTE};
 use rushes_core::pool::check::{FoundObject, Mark};
-use rushes_core::pool::{BackPointer, FileIdentity, MemberNumber, Object, ObjectId, PoolId};
-use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
+use rushes_core::pool::{
+    BackPointer, Class, FileIdentity, MemberNumber, Object, ObjectId, Part, PoolId,
+};
+use rushes_core::units::{ByteCount, ByteRange};
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags, fstat, fstatvfs, fsync,
     mkdirat, open, openat, seek, statat, unlinkat,
@@ -116,6 +118,7 @@ pub struct Member {
     pool: PoolId,
     path: PathBuf,
     duty: Duty,
+    class: Option<Class>,
     seen: Mutex<Option<Seen>>,
 }
 
@@ -127,6 +130,7 @@ impl Member {
             pool,
             path: entry.path.clone(),
             duty: entry.duty,
+            class: entry.class.clone(),
             seen: Mutex::new(None),
         }
     }
@@ -134,6 +138,11 @@ impl Member {
     /// What it is for.
     pub fn duty(&self) -> Duty {
         self.duty
+    }
+
+    /// Its kind, as the operator calls it.
+    pub fn class(&self) -> Option<&Class> {
+        self.class.as_ref()
     }
 
     /// New bytes may go there.
@@ -243,8 +252,7 @@ impl Member {
     pub(crate) fn create_object(
         &self,
         file: FileIdentity,
-        serial: u16,
-        origin: ByteOffset,
+        part: Part,
     ) -> Result<(Object, OwnedFd), PoolError> {
         let (root, _) = self.enter()?;
         let flags =
@@ -260,9 +268,7 @@ impl Member {
             let mark = BackPointer {
                 pool: self.pool,
                 file,
-                serial,
-                place: 0,
-                origin,
+                part,
             };
             let object = Object {
                 member: self.number,
@@ -454,16 +460,13 @@ impl Member {
         &self,
         id: ObjectId,
         file: FileIdentity,
-        serial: u16,
-        origin: ByteOffset,
+        part: Part,
     ) -> Result<(), PoolError> {
         let fd = self.open_any(id, Access::Write)?;
         let mark = BackPointer {
             pool: self.pool,
             file,
-            serial,
-            place: 0,
-            origin,
+            part,
         };
         xattr::set(fd.as_fd(), OBJECT_ATTRIBUTE, &mark.encode())
             .and_then(|()| fsync(&fd))

@@ -8,9 +8,11 @@ use crate::catalogue::{Catalogue, REMOVED};
 use crate::error::PoolError;
 use crate::format::{CatalogueFormat, FORMAT_FILE, Format};
 use crate::member::{Access, Member, MemberState};
+use crate::wishes::Loads;
 use crate::xattr::{self, LAYOUT_ATTRIBUTE};
 use rushes_core::pool::{
-    FileIdentity, Layout, Located, MemberNumber, Object, Policy, PoolId, Room, order,
+    Asked, Class, FileIdentity, Layout, Located, MemberNumber, Object, Part, Policy, PoolId, Room,
+    Segment, Shape, Wish, order, stripe,
 };
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rustix::fs::{
@@ -58,6 +60,60 @@ pub struct Buried {
     pub kept: Vec<PoolError>,
 }
 
+/// Where bytes are that go elsewhere: a segment, and its objects opened.
+struct Source {
+    segment: Segment,
+    objects: Vec<OwnedFd>,
+}
+
+impl Source {
+    /// The first byte of the file at or behind `at` that is in one of the objects.
+    fn next_data(&self, at: u64) -> Result<Option<u64>, PoolError> {
+        let (shape, origin) = (self.segment.shape, self.segment.origin.0);
+        let mut first = None;
+        for (index, fd) in self.objects.iter().enumerate() {
+            let from = shape.share(index, at - origin);
+            if let Some(data) = next_data(fd, from)? {
+                let found = origin.saturating_add(shape.offset_of(index, data));
+                first = Some(first.map_or(found, |first: u64| first.min(found)));
+            }
+        }
+        Ok(first)
+    }
+
+    /// Bytes of the file to an object that has each where the file has it, durably.
+    fn copy(&self, to: &OwnedFd, range: ByteRange) -> Result<(), PoolError> {
+        let failed = |error| PoolError::system("move bytes between members", "", error);
+        let mut buffer = vec![0; 1 << 16];
+        let mut at = range.start.0;
+        while at < range.end() {
+            let (index, from, run) = self.segment.shape.locate(at - self.segment.origin.0);
+            let run = run.min(range.end() - at);
+            let length = run.min(buffer.len() as u64) as usize;
+            let part = &mut buffer[..length];
+            let count = rustix::io::pread(&self.objects[index], part, from).map_err(failed)?;
+            let mut written = 0;
+            while written < count {
+                let part = &buffer[written..count];
+                written += rustix::io::pwrite(to, part, at + written as u64).map_err(failed)?;
+            }
+            // Behind the end of this object is a hole; others of a stripe may go on.
+            at += if count == 0 { run } else { count as u64 };
+        }
+        fdatasync(to).map_err(failed)
+    }
+
+    /// Bytes of the file that are elsewhere by now.
+    fn punch(&self, range: ByteRange) -> Result<(), Errno> {
+        let (shape, origin) = (self.segment.shape, self.segment.origin.0);
+        self.objects.iter().enumerate().try_for_each(|(index, fd)| {
+            let start = shape.share(index, range.start.0 - origin);
+            let end = shape.share(index, range.end() - origin);
+            punch(fd, ByteRange::new(start, end - start))
+        })
+    }
+}
+
 /// An open pool.
 #[derive(Debug)]
 pub struct Pool {
@@ -67,6 +123,7 @@ pub struct Pool {
     members: Vec<Member>,
     turn: AtomicU64,
     format: CatalogueFormat,
+    loads: Loads,
 }
 
 impl Pool {
@@ -99,6 +156,7 @@ impl Pool {
             members,
             turn,
             format: kept,
+            loads: Loads::default(),
         })
     }
 
@@ -221,17 +279,16 @@ impl Pool {
         let (from, source) = match reason {
             SpillReason::Unwritable => (ByteRange::new(start, segment.end() - start), None),
             SpillReason::Full => {
-                let source = self.open_object(layout, now.object, Access::Write)?;
-                let data = next_data(&source, now.object_offset.0)?;
-                if data == Some(now.object_offset.0) {
+                let source = self.source(layout, now.segment_index)?;
+                let data = source.next_data(start)?;
+                if data == Some(start) {
                     let first = (start & !(MOVE_BYTES - 1)).max(segment.start.0);
                     let last = (start + length)
                         .next_multiple_of(MOVE_BYTES)
                         .min(segment.end());
-                    let origin = layout.segments()[now.segment_index].origin;
-                    (ByteRange::new(first, last - first), Some((source, origin)))
+                    (ByteRange::new(first, last - first), Some(source))
                 } else {
-                    let hole = data.map_or(u64::MAX, |data| data - now.object_offset.0);
+                    let hole = data.map_or(u64::MAX, |data| data - start);
                     (ByteRange::new(start, hole.min(segment.end() - start)), None)
                 }
             }
@@ -243,8 +300,33 @@ impl Pool {
             .expect("a placed file covers every byte"))
     }
 
-    pub(crate) fn next_turn(&self) -> u64 {
+    fn source(&self, layout: &Layout, segment_index: usize) -> Result<Source, PoolError> {
+        let segment = layout.segments()[segment_index].clone();
+        let open = |&object: &Object| self.open_object(layout, object, Access::Write);
+        let objects = segment.objects.iter().map(open).collect::<Result<_, _>>()?;
+        Ok(Source { segment, objects })
+    }
+
+    fn next_turn(&self) -> u64 {
         self.turn.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Members with room for bytes of this file, the best first; what is wished for it; and the members' rooms.
+    pub(crate) fn candidates(
+        &self,
+        stub: BorrowedFd<'_>,
+        except: Option<MemberNumber>,
+        wanted: ByteCount,
+    ) -> (Wish, Vec<Room>, Vec<MemberNumber>) {
+        let wish = self.wish_of(stub);
+        let rooms = self.rooms(except, wish.class.as_ref());
+        let asked = Asked {
+            turn: self.next_turn(),
+            user: fstat(stub).map_or(0, |status| status.st_uid),
+            wanted,
+        };
+        let members = order(wish.choose.unwrap_or(self.policy), &rooms, asked);
+        (wish, rooms, members)
     }
 
     /// Give `range` to the first member that has room for `wanted` of it, else for one block; never to `except`.
@@ -255,10 +337,17 @@ impl Pool {
         range: ByteRange,
         wanted: ByteRange,
         except: Option<MemberNumber>,
-        moved: Option<(OwnedFd, ByteOffset)>,
+        moved: Option<Source>,
     ) -> Result<(), PoolError> {
-        let turn = self.next_turn();
-        let asked = order(self.policy, &self.rooms(except), turn, wanted.length);
+        let (wish, rooms, asked) = self.candidates(stub, except, wanted.length);
+        // Only what may grow is worth a stripe.
+        if moved.is_none()
+            && range.end() == u64::MAX
+            && let Some((shape, members)) = stripe(&wish, &rooms, &asked, wanted.length)
+            && self.take_striped(stub, layout, range, wanted, (shape, &members))?
+        {
+            return Ok(());
+        }
         // What is moved must fit whole, or bytes that are there would be lost.
         let (room, least) = if moved.is_some() {
             (range, range)
@@ -281,7 +370,7 @@ impl Pool {
                 let mut next = layout.clone();
                 next.assign(range, ByteOffset(0), object);
                 let published = match &moved {
-                    Some((source, origin)) => copy(source, *origin, &fd, range),
+                    Some(source) => source.copy(&fd, range),
                     None => Ok(()),
                 }
                 .and_then(|()| {
@@ -299,24 +388,100 @@ impl Pool {
                     }
                     return Err(error);
                 }
-                let kept = next.objects();
-                let mut gone = layout.objects();
-                gone.retain(|object| kept.binary_search(object).is_err());
-                *layout = next;
-                // Room for others; should it fail, it is only not regained.
-                if (moved.is_some() || !gone.is_empty()) && fsync(stub).is_ok() {
-                    if let Some((source, origin)) = &moved {
-                        let start = range.start.0 - origin.0;
-                        let _ = punch(source, ByteRange::new(start, range.length.0));
-                    }
-                    for object in gone {
-                        self.forget(layout.file, object);
-                    }
-                }
+                self.replaced(stub, layout, next, moved.map(|source| (source, range)));
                 return Ok(());
             }
         }
         Err(PoolError::NoRoom)
+    }
+
+    /// A layout is written down. What the one before had in other objects is room for others; should it fail, it is only not regained.
+    fn replaced(
+        &self,
+        stub: BorrowedFd<'_>,
+        layout: &mut Layout,
+        next: Layout,
+        moved: Option<(Source, ByteRange)>,
+    ) {
+        let kept = next.objects();
+        let mut gone = layout.objects();
+        gone.retain(|object| kept.binary_search(object).is_err());
+        *layout = next;
+        if (moved.is_some() || !gone.is_empty()) && fsync(stub).is_ok() {
+            if let Some((source, range)) = &moved {
+                let _ = source.punch(*range);
+            }
+            for object in gone {
+                self.forget(layout.file, object);
+            }
+        }
+    }
+
+    /// Give `range` to new objects, one on each of these members. False: one of them has no room after all, or is not there any more.
+    fn take_striped(
+        &self,
+        stub: BorrowedFd<'_>,
+        layout: &mut Layout,
+        range: ByteRange,
+        wanted: ByteRange,
+        (shape, members): (Shape, &[MemberNumber]),
+    ) -> Result<bool, PoolError> {
+        let mut made = Vec::with_capacity(members.len());
+        let done = self.make_stripe(stub, layout, range, wanted, (shape, members), &mut made);
+        match done {
+            Ok(next) => {
+                self.replaced(stub, layout, next, None);
+                Ok(true)
+            }
+            Err(error) => {
+                for (object, _) in made {
+                    self.forget(layout.file, object);
+                }
+                match error {
+                    PoolError::Missing { .. } | PoolError::ReadOnly { .. } => Ok(false),
+                    error if error.errno() == Errno::NOSPC => Ok(false),
+                    error => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Returns  the layout with the stripe, written down
+    fn make_stripe(
+        &self,
+        stub: BorrowedFd<'_>,
+        layout: &Layout,
+        range: ByteRange,
+        wanted: ByteRange,
+        (shape, members): (Shape, &[MemberNumber]),
+        made: &mut Vec<(Object, OwnedFd)>,
+    ) -> Result<Layout, PoolError> {
+        // So that units begin where a reader of whole units expects it.
+        let origin = range.start.0 & !(shape.unit_bytes() - 1);
+        let serial = layout.objects().len() as u16;
+        for (&number, place) in members.iter().zip(0u16..) {
+            let part = Part {
+                serial,
+                place,
+                origin: ByteOffset(origin),
+                shape,
+            };
+            made.push(self.known(number)?.create_object(layout.file, part)?);
+        }
+        for (index, (_, fd)) in made.iter().enumerate() {
+            let start = shape.share(index, wanted.start.0 - origin);
+            let end = shape.share(index, wanted.end() - origin);
+            if end > start {
+                reserve(fd, ByteRange::new(start, end - start))
+                    .and_then(|()| fsync(fd))
+                    .map_err(|error| PoolError::system("reserve room in an object", "", error))?;
+            }
+        }
+        let mut next = layout.clone();
+        let objects = made.iter().map(|(object, _)| *object).collect();
+        next.lay(range, ByteOffset(origin), shape, objects);
+        self.set_layout(stub, &next)?;
+        Ok(next)
     }
 
     /// An object of this member with room for these bytes. None: it has no room, or is not there any more.
@@ -338,7 +503,7 @@ impl Pool {
                 .map(|fd| (object, fd)),
             None => {
                 let serial = layout.objects().len() as u16;
-                member.create_object(layout.file, serial, ByteOffset(0))
+                member.create_object(layout.file, Part::single(serial))
             }
         };
         let (object, fd) = match taken {
@@ -371,10 +536,17 @@ impl Pool {
         }
     }
 
-    pub(crate) fn rooms(&self, except: Option<MemberNumber>) -> Vec<Room> {
+    /// What is known of devices' bandwidth.
+    pub(crate) fn loads(&self) -> &Loads {
+        &self.loads
+    }
+
+    /// Members that take new bytes; with `class` only those of it.
+    fn rooms(&self, except: Option<MemberNumber>, class: Option<&Class>) -> Vec<Room> {
         self.members
             .iter()
             .filter(|member| member.takes_bytes() && Some(member.number()) != except)
+            .filter(|member| class.is_none() || member.class() == class)
             .filter_map(|member| {
                 let status = member.status();
                 let device = status
@@ -384,6 +556,7 @@ impl Pool {
                     member: member.number(),
                     device,
                     free: status.bytes_free,
+                    unpromised: self.unpromised(device),
                 })
             })
             .collect()
@@ -411,7 +584,7 @@ impl Pool {
 
     /// Objects have no byte at or behind `size`, and segments that begin there are gone. The stub's size is the door's to set, afterwards.
     ///
-    /// Assumes  exclusive, as [`Pool::set_layout`]; the layout has single segments only
+    /// Assumes  exclusive, as [`Pool::set_layout`]
     pub fn cut(
         &self,
         stub: BorrowedFd<'_>,
@@ -421,11 +594,10 @@ impl Pool {
         let mut next = layout.clone();
         let gone = next.cut(size);
         let failed = |error| PoolError::system("cut an object", "", error);
-        for object in next.objects() {
+        for (object, length) in next.lengths(size) {
             let fd = self.open_object(layout, object, Access::Write)?;
-            // Single segments of this version begin at origin 0, so that the object's byte is the file's.
-            if fstat(&fd).map_err(failed)?.st_size as u64 > size.0 {
-                ftruncate(&fd, size.0).map_err(failed)?;
+            if fstat(&fd).map_err(failed)?.st_size as u64 > length {
+                ftruncate(&fd, length).map_err(failed)?;
             }
         }
         if next == *layout {
@@ -544,31 +716,4 @@ fn reserve(fd: &OwnedFd, room: ByteRange) -> Result<(), Errno> {
         }
         reserved => reserved,
     }
-}
-
-/// Bytes of a file from an object with this origin to one with origin 0, durably.
-fn copy(
-    from: &OwnedFd,
-    origin: ByteOffset,
-    to: &OwnedFd,
-    range: ByteRange,
-) -> Result<(), PoolError> {
-    let failed = |error| PoolError::system("move bytes between members", "", error);
-    let mut buffer = vec![0; 1 << 16];
-    let mut at = range.start.0;
-    while at < range.end() {
-        let length = (range.end() - at).min(buffer.len() as u64) as usize;
-        let count =
-            rustix::io::pread(from, &mut buffer[..length], at - origin.0).map_err(failed)?;
-        if count == 0 {
-            break;
-        }
-        let mut written = 0;
-        while written < count {
-            let part = &buffer[written..count];
-            written += rustix::io::pwrite(to, part, at + written as u64).map_err(failed)?;
-        }
-        at += count as u64;
-    }
-    fdatasync(to).map_err(failed)
 }

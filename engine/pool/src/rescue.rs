@@ -17,7 +17,7 @@ use crate::walk::open_below;
 use crate::xattr::INODE_ATTRIBUTE;
 use rushes_core::pool::check::{Mark, is_plain};
 use rushes_core::pool::names::{Inode, Names, ROOT, is_newer};
-use rushes_core::pool::{FileIdentity, Layout, MemberNumber, Object, Policy, PoolId};
+use rushes_core::pool::{FileIdentity, Layout, MemberNumber, Object, Part, Policy, PoolId, Wish};
 use rushes_core::units::{ByteOffset, ByteRange};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags, chmodat, chownat, fstat,
@@ -77,6 +77,7 @@ pub fn rescue(
     let first = CatalogueFormat {
         pool: id,
         policy: Policy::default(),
+        wish: Wish::default(),
         members: entries.clone(),
         members_given: 0,
     };
@@ -333,9 +334,11 @@ fn known_format(
     Ok(format)
 }
 
-/// Objects that say whose they are, by file.
-fn objects(pool: &Pool) -> Result<BTreeMap<FileIdentity, Vec<Object>>, PoolError> {
-    let mut found: BTreeMap<FileIdentity, Vec<Object>> = BTreeMap::new();
+/// Objects that say whose they are and which bytes they have, by file.
+type Objects = BTreeMap<FileIdentity, Vec<(Object, Part)>>;
+
+fn objects(pool: &Pool) -> Result<Objects, PoolError> {
+    let mut found = Objects::new();
     for member in pool.members() {
         if matches!(member.status().state, MemberState::Missing(_)) {
             continue;
@@ -344,10 +347,9 @@ fn objects(pool: &Pool) -> Result<BTreeMap<FileIdentity, Vec<Object>>, PoolError
             if let Listed::Object { found: one, .. } = listed
                 && let Mark::Sound(mark) = one.mark
                 && mark.pool == pool.id()
-                && mark.origin == ByteOffset(0)
-                && mark.place == 0
             {
-                found.entry(mark.file).or_default().push(one.object);
+                let all = found.entry(mark.file).or_default();
+                all.push((one.object, mark.part));
             }
             Ok(())
         })?;
@@ -366,7 +368,7 @@ fn away(pool: &Pool) -> BTreeSet<MemberNumber> {
 /// Makes the tree.
 struct Maker<'a> {
     pool: &'a Pool,
-    objects: BTreeMap<FileIdentity, Vec<Object>>,
+    objects: Objects,
     away: BTreeSet<MemberNumber>,
     /// Of inodes that are there and no folders.
     first_names: BTreeMap<u64, PathBuf>,
@@ -548,11 +550,19 @@ impl Maker<'_> {
         let mut size = inode.size;
         if let Ok(layout) = Layout::decode(&inode.record) {
             let layout = self.as_it_is(layout, inode.modified)?;
-            for object in layout.objects() {
-                if self.is_there(&layout, object) {
+            for segment in layout.segments() {
+                for (index, &object) in segment.objects.iter().enumerate() {
+                    if !self.is_there(&layout, object) {
+                        continue;
+                    }
                     let fd = self.pool.open_object(&layout, object, Access::Read)?;
-                    let end = ranges(&fd)?.last().map_or(0, |last| last.end());
-                    size = size.max(end);
+                    let last = ranges(&fd)?
+                        .last()
+                        .and_then(|data| data.end().checked_sub(1));
+                    if let Some(last) = last {
+                        let behind = segment.shape.offset_of(index, last) + 1;
+                        size = size.max(segment.origin.0 + behind);
+                    }
                 }
             }
             self.pool.set_layout(stub.as_fd(), &layout)?;
@@ -572,7 +582,7 @@ impl Maker<'_> {
     fn is_there(&self, layout: &Layout, object: Object) -> bool {
         self.objects
             .get(&layout.file)
-            .is_some_and(|all| all.contains(&object))
+            .is_some_and(|all| all.iter().any(|(one, _)| *one == object))
     }
 
     /// Objects that the record does not know have what its own do not, or not any more: if they are as new as the record. An older one
@@ -582,7 +592,10 @@ impl Maker<'_> {
         let Some(all) = self.objects.get(&layout.file).filter(|_| is_plain(&layout)) else {
             return Ok(layout);
         };
-        for &extra in all.iter().filter(|object| !named.contains(object)) {
+        let is_extra = |(object, part): &&(Object, Part)| {
+            !named.contains(object) && *part == Part::single(part.serial)
+        };
+        for &(extra, _) in all.iter().filter(is_extra) {
             let fd = self.pool.open_object(&layout, extra, Access::Read)?;
             let status =
                 fstat(&fd).map_err(|error| PoolError::system("look at an object", "", error))?;

@@ -348,7 +348,7 @@ fn rescue_refuses_what_would_do_harm_and_changes_nothing_then() {
     setxattr(
         &path,
         OBJECT_ATTRIBUTE,
-        b"RSO\x02newer",
+        b"RSO\x03newer",
         XattrFlags::empty(),
     )
     .unwrap();

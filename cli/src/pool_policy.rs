@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes pool policy`: where files of a pool go, as the pool, a folder or a file says it. No daemon is asked, and nothing is moved.
+
+use crate::args::PoolPolicyArgs;
+use crate::ask::{print_json, say};
+use crate::pool::{class_of, shown, told};
+use crate::show::Table;
+use rushes_pool::{Place, Pool, Rules, WISH_ATTRIBUTE, WISH_BYTES_MAX, Wish, set_rules};
+use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
+use rustix::io::Errno;
+use serde::Serialize;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Where files go.
+#[derive(Debug, Serialize)]
+pub(crate) struct PolicyReport {
+    pub(crate) catalogue: String,
+    pub(crate) path: Option<String>,
+    pub(crate) own: Option<String>,
+    pub(crate) wish: String,
+    pub(crate) policy: &'static str,
+    pub(crate) is_served: bool,
+    pub(crate) members: Vec<ClassReport>,
+}
+
+/// A member, and of which class it is.
+#[derive(Debug, Serialize)]
+pub(crate) struct ClassReport {
+    pub(crate) number: u16,
+    pub(crate) path: String,
+    pub(crate) assigned_class: Option<String>,
+}
+
+pub(crate) fn policy(args: &PoolPolicyArgs) -> Result<ExitCode, String> {
+    let place = rushes_pool::find(&args.path).map_err(told)?;
+    let path = args
+        .path
+        .canonicalize()
+        .map_err(|error| failed(&args.path, error))?;
+    let (report, sentence) = if path == place.catalogue {
+        of_pool(args, &place.catalogue)?
+    } else {
+        of_path(args, &path, &place)?
+    };
+    if args.json {
+        print_json(&report)?;
+    } else {
+        say(&text(&report))?;
+        if args.wish().is_some() || !args.class.is_empty() {
+            say(sentence)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn failed(path: &Path, error: impl std::fmt::Display) -> String {
+    format!("{}: {error}", path.display())
+}
+
+/// Returns  what is said then, and whom a change concerns
+fn of_pool(
+    args: &PoolPolicyArgs,
+    catalogue: &Path,
+) -> Result<(PolicyReport, &'static str), String> {
+    let rules = Rules {
+        wish: args.wish(),
+        classes: args.class.clone(),
+    };
+    if rules != Rules::default() {
+        let pool = Pool::serve(catalogue).map_err(told)?;
+        set_rules(pool, rules).map_err(told)?;
+    }
+    let pool = Pool::look(catalogue).map_err(told)?;
+    let report = report(&pool, None, None, pool.wish().clone())?;
+    Ok((
+        report,
+        "It counts for files that get their first bytes from now on; others stay where they are.\n",
+    ))
+}
+
+fn of_path(
+    args: &PoolPolicyArgs,
+    path: &Path,
+    place: &Place,
+) -> Result<(PolicyReport, &'static str), String> {
+    let pool = Pool::look(&place.catalogue).map_err(told)?;
+    if !args.class.is_empty() {
+        return Err(format!(
+            "--class is about members; expected the catalogue, {}",
+            place.catalogue.display()
+        ));
+    }
+    let kind = path.metadata().map_err(|error| failed(path, error))?;
+    if !kind.is_file() && !kind.is_dir() {
+        return Err(failed(
+            path,
+            "neither a file nor a folder; nothing else has bytes on members",
+        ));
+    }
+    if let Some(wish) = args.wish() {
+        if path.starts_with(&place.catalogue) && pool.catalogue().is_served().map_err(told)? {
+            return Err(failed(
+                path,
+                "it is in the catalogue of a pool that is in use; expected its path below the mount",
+            ));
+        }
+        if let Some(sentence) = pool.cannot_meet(&wish) {
+            return Err(sentence);
+        }
+        set_own(path, &wish)?;
+    }
+    let own = own(path)?;
+    let said = own.as_deref().map(Wish::of);
+    let wish = said
+        .and_then(Result::ok)
+        .unwrap_or_default()
+        .or(pool.wish());
+    let report = report(&pool, Some(path), own, wish)?;
+    let sentence = if kind.is_dir() {
+        "It counts for files and folders that are made in it from now on; what is there stays as it is.\n"
+    } else {
+        "It counts when its first bytes are written; bytes that it has stay where they are.\n"
+    };
+    Ok((report, sentence))
+}
+
+fn set_own(path: &Path, wish: &Wish) -> Result<(), String> {
+    let done = if *wish == Wish::default() {
+        match removexattr(path, WISH_ATTRIBUTE) {
+            Err(Errno::NODATA) => Ok(()),
+            done => done,
+        }
+    } else {
+        let value = wish.to_string();
+        setxattr(path, WISH_ATTRIBUTE, value.as_bytes(), XattrFlags::empty())
+    };
+    done.map_err(|error| failed(path, format!("{WISH_ATTRIBUTE} cannot be set: {error}")))
+}
+
+/// What a file or folder says itself. None: nothing.
+fn own(path: &Path) -> Result<Option<String>, String> {
+    let mut value = [0; WISH_BYTES_MAX];
+    match getxattr(path, WISH_ATTRIBUTE, &mut value[..]) {
+        Ok(length) => Ok(Some(String::from_utf8_lossy(&value[..length]).into_owned())),
+        Err(Errno::NODATA) => Ok(None),
+        Err(Errno::RANGE) => Ok(Some(String::from("…"))),
+        Err(error) => Err(failed(path, error)),
+    }
+}
+
+fn report(
+    pool: &Pool,
+    path: Option<&Path>,
+    own: Option<String>,
+    wish: Wish,
+) -> Result<PolicyReport, String> {
+    let members = pool.members().iter();
+    Ok(PolicyReport {
+        catalogue: shown(pool.catalogue().path()),
+        path: path.map(shown),
+        own,
+        policy: wish.choose.unwrap_or(pool.policy()).name(),
+        wish: wish.to_string(),
+        is_served: pool.catalogue().is_served().map_err(told)?,
+        members: members
+            .map(|member| ClassReport {
+                number: member.number().0,
+                path: shown(member.path()),
+                assigned_class: class_of(member),
+            })
+            .collect(),
+    })
+}
+
+fn text(report: &PolicyReport) -> String {
+    let in_force = match report.wish.as_str() {
+        "" => format!("choose={}", report.policy),
+        wish if wish.contains("choose=") => wish.to_owned(),
+        wish => format!("{wish} choose={}", report.policy),
+    };
+    let Some(path) = &report.path else {
+        let served = if report.is_served {
+            "in use"
+        } else {
+            "not in use"
+        };
+        return format!(
+            "pool {}, {served}: {in_force}\n{}",
+            report.catalogue,
+            classes(&report.members)
+        );
+    };
+    match report.own.as_deref().map(Wish::of) {
+        None => format!("{path} says nothing itself; its pool says: {in_force}\n"),
+        Some(Ok(_)) => format!("{path}: {in_force}\n"),
+        // Somebody has written it past the mount.
+        Some(Err(fault)) => {
+            format!("{path} says what cannot be followed ({fault}); its pool says: {in_force}\n")
+        }
+    }
+}
+
+fn classes(members: &[ClassReport]) -> String {
+    let mut table = Table::new(&["member", "path", "class"]);
+    for member in members {
+        table.row(vec![
+            member.number.to_string(),
+            member.path.clone(),
+            member.assigned_class.clone().unwrap_or_default(),
+        ]);
+    }
+    table.text()
+}

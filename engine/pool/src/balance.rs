@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Moving whole files so that members are equally full. Nobody may serve the pool meanwhile.
+//!
+//! What goes where is core/pool/balance's; bytes move in the steps of a drain. Stripes stay: they are as much on one member as on the other.
+
+use crate::change::{Drained, about, take, within};
+use crate::error::PoolError;
+use crate::member::{Access, MemberState, data_ranges};
+use crate::names::checkpoint_now;
+use crate::pool::Pool;
+use crate::walk::each_stub;
+use rushes_core::pool::balance::{Fill, lighter};
+use rushes_core::pool::{Layout, MemberNumber, Object, Shape};
+use rushes_core::units::{ByteCount, ByteRange};
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// Move files from members that are fuller than all together to those that are emptier. What was moved is moved, whenever it is interrupted;
+/// the same command again goes on.
+pub fn rebalance(pool: &Pool, mut progress: impl FnMut(Drained)) -> Result<Drained, PoolError> {
+    pool.bury(|_| false)?;
+    let mut done = Drained::default();
+    each_stub(pool.catalogue(), &mut BTreeSet::new(), |named, stub| {
+        done.file_count += 1;
+        // What cannot be read stays where it is: fsck tells of it.
+        if let Ok(Some(mut layout)) = pool.layout(stub.as_fd()) {
+            let moved = spread(pool, stub.as_fd(), &mut layout)
+                .map_err(|error| about(named.path, &error))?;
+            done.moved_count += u64::from(moved > 0);
+            done.moved_bytes += moved;
+        }
+        progress(done);
+        Ok(())
+    })?;
+    // Records have changed without a door that tells of it.
+    if done.moved_count > 0 {
+        checkpoint_now(pool).map_err(|error| {
+            PoolError::Refused(format!(
+                "files were moved, but the log of names could not be written: {error}; repeat this when there is room for it"
+            ))
+        })?;
+    }
+    Ok(done)
+}
+
+/// Returns  how many bytes of it were moved
+fn spread(pool: &Pool, stub: BorrowedFd<'_>, layout: &mut Layout) -> Result<u64, PoolError> {
+    let mut moved = 0;
+    let mut seen: BTreeSet<Object> = BTreeSet::new();
+    loop {
+        let next = layout.segments().iter().enumerate().find_map(|(at, one)| {
+            let object = one.objects[0];
+            let is_new = one.shape == Shape::Single && !seen.contains(&object);
+            is_new.then(|| (layout.range_of(at), object))
+        });
+        let Some((range, object)) = next else {
+            return Ok(moved);
+        };
+        seen.insert(object);
+        let Some((target, bytes)) = move_one(pool, stub, layout, range, object)? else {
+            continue;
+        };
+        seen.extend(layout.objects().iter().filter(|one| one.member == target));
+        moved += bytes;
+    }
+}
+
+fn move_one(
+    pool: &Pool,
+    stub: BorrowedFd<'_>,
+    layout: &mut Layout,
+    range: ByteRange,
+    object: Object,
+) -> Result<Option<(MemberNumber, u64)>, PoolError> {
+    // A member that is away, or whose object is damaged: nothing to move.
+    let Ok(source) = pool.open_object(layout, object, Access::Write) else {
+        return Ok(None);
+    };
+    let failed = |error| PoolError::system("look for data in an object", "", error);
+    let data = within(&data_ranges(&source).map_err(failed)?, range);
+    let bytes: u64 = data.iter().map(|part| part.length.0).sum();
+    let (_, rooms, _) = pool.candidates(stub, Some(object.member), ByteCount(bytes));
+    let of = |number: MemberNumber| {
+        number == object.member || rooms.iter().any(|room| room.member == number)
+    };
+    let fills: Vec<Fill> = pool
+        .members()
+        .iter()
+        .filter(|member| of(member.number()))
+        .filter_map(|member| {
+            let status = member.status();
+            let device = status
+                .device
+                .filter(|_| status.state == MemberState::Present)?;
+            Some(Fill {
+                member: member.number(),
+                device,
+                used: status.bytes_total.0.saturating_sub(status.bytes_free.0),
+                total: status.bytes_total.0,
+            })
+        })
+        .collect();
+    let Some(target) = lighter(&fills, object.member, bytes) else {
+        return Ok(None);
+    };
+    let is_moved = take(pool, stub, layout, (object, &source), target, range, &data)?;
+    Ok(is_moved.then_some((target, bytes)))
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where files are wished to go, as files, folders and the pool say it, and how busy devices are, as a door heard it of the daemon.
+//!
+//! What comes of both is core/pool's: here they are only read and kept.
+
+use crate::change::write;
+use crate::create::refused;
+use crate::error::PoolError;
+use crate::pool::Pool;
+use crate::xattr;
+use rushes_core::pool::{Class, MemberNumber, WISH_ATTRIBUTE, Wish};
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What was told of loads is not believed any longer.
+const LOADS_LIVE: Duration = Duration::from_secs(10);
+
+/// Bandwidth of devices that nobody was promised, and when that was told.
+#[derive(Debug, Default)]
+pub(crate) struct Loads(Mutex<Option<(Instant, HashMap<u64, u64>)>>);
+
+impl Loads {
+    fn set(&self, now: Instant, loads: HashMap<u64, u64>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, loads));
+    }
+
+    fn of(&self, now: Instant, device: u64) -> Option<u64> {
+        let told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (then, loads) = told.as_ref()?;
+        let is_fresh = now.duration_since(*then) < LOADS_LIVE;
+        loads.get(&device).copied().filter(|_| is_fresh)
+    }
+}
+
+/// What is to be said of a pool from now on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// Of files that say nothing themselves. None: as it is.
+    pub wish: Option<Wish>,
+    /// Of members, with None for one that is to be of no class; others stay as they are.
+    pub classes: Vec<(MemberNumber, Option<Class>)>,
+}
+
+impl Pool {
+    /// What it says of files that say nothing themselves.
+    pub fn wish(&self) -> &Wish {
+        &self.format().wish
+    }
+
+    /// What a file wishes, and where it says nothing the pool. A text that is no wish says nothing: doors take none.
+    ///
+    /// Assumes  `stub`: opened (not O_PATH)
+    pub fn wish_of(&self, stub: BorrowedFd<'_>) -> Wish {
+        let text = xattr::get(stub, WISH_ATTRIBUTE).ok().flatten();
+        let own = text
+            .and_then(|text| String::from_utf8(text).ok())
+            .and_then(|text| Wish::of(&text).ok());
+        own.unwrap_or_default().or(self.wish())
+    }
+
+    /// Why no member can take what is wished so, as a sentence. None: some can, or could if they were there.
+    pub fn cannot_meet(&self, wish: &Wish) -> Option<String> {
+        let classes = self.members().iter().map(|member| member.class());
+        lacks(wish, classes)
+    }
+
+    /// How much bandwidth devices have that nobody was promised; those that are not named are not known. It is believed for 10 s.
+    ///
+    /// Units    device: as [`crate::MemberStatus::device`] · bandwidth: bytes per second
+    pub fn set_loads(&self, loads: impl IntoIterator<Item = (u64, u64)>) {
+        self.loads()
+            .set(Instant::now(), loads.into_iter().collect());
+    }
+
+    /// As [`Pool::set_loads`] was told. None: not known.
+    pub(crate) fn unpromised(&self, device: u64) -> Option<u64> {
+        self.loads().of(Instant::now(), device)
+    }
+}
+
+fn lacks<'a>(wish: &Wish, classes: impl Iterator<Item = Option<&'a Class>>) -> Option<String> {
+    let wanted = wish.class.as_ref()?;
+    let mut there: Vec<&str> = Vec::new();
+    for class in classes.flatten() {
+        if class == wanted {
+            return None;
+        }
+        there.push(class.name());
+    }
+    there.sort_unstable();
+    there.dedup();
+    let known = match there.as_slice() {
+        [] => String::from("none is of a class yet"),
+        _ => format!("they are of {}", there.join(", ")),
+    };
+    Some(format!(
+        "no member is of the class {} ({known}); `rushes pool policy CATALOGUE --class NUMBER={}` says that one is",
+        wanted.name(),
+        wanted.name()
+    ))
+}
+
+/// Say, durably, where files of a pool are to go. Those that have bytes stay where they are.
+///
+/// Assumes  nobody serves the pool but the caller, who opens it anew to see what is said then
+/// Errors   [`PoolError::Refused`]: a member that is not there, or a class that none is of; then nothing was changed
+pub fn set_rules(pool: Pool, rules: Rules) -> Result<(), PoolError> {
+    let mut format = pool.format().clone();
+    for (number, class) in rules.classes {
+        let entry = format
+            .members
+            .iter_mut()
+            .find(|entry| entry.number == number);
+        let Some(entry) = entry else {
+            return refused(format!(
+                "the pool has no member {}; expected a number of `rushes pool ls`",
+                number.0
+            ));
+        };
+        entry.class = class;
+    }
+    if let Some(wish) = rules.wish {
+        format.wish = wish;
+    }
+    let classes = format.members.iter().map(|entry| entry.class.as_ref());
+    if let Some(sentence) = lacks(&format.wish, classes) {
+        return refused(sentence);
+    }
+    if format == *pool.format() {
+        return Ok(());
+    }
+    write(&pool, &format)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_are_believed_for_a_while_and_those_of_others_are_not_known() {
+        let loads = Loads::default();
+        let now = Instant::now();
+        assert_eq!(loads.of(now, 7), None);
+        loads.set(now, [(7, 100), (8, 0)].into());
+        assert_eq!(loads.of(now, 7), Some(100));
+        assert_eq!(loads.of(now + LOADS_LIVE / 2, 8), Some(0));
+        assert_eq!(loads.of(now, 9), None);
+        assert_eq!(loads.of(now + LOADS_LIVE, 7), None);
+        // What is told anew replaces all of it.
+        loads.set(now + LOADS_LIVE, [(9, 5)].into());
+        assert_eq!(loads.of(now + LOADS_LIVE, 9), Some(5));
+        assert_eq!(loads.of(now + LOADS_LIVE, 7), None);
+    }
+
+    #[test]
+    fn a_class_that_no_member_is_of_is_named_with_those_there_are() {
+        let (ssd, raid) = (Class::of("ssd"), Class::of("raid"));
+        let wish = Wish::of("class=ssd").unwrap();
+        let of = |classes: &[Option<&Class>]| lacks(&wish, classes.iter().copied());
+        assert_eq!(of(&[None, ssd.as_ref()]), None);
+        let said = of(&[None, raid.as_ref(), raid.as_ref()]).unwrap();
+        assert!(said.contains("class ssd (they are of raid)"), "{said}");
+        let said = of(&[None]).unwrap();
+        assert!(said.contains("none is of a class yet"), "{said}");
+        assert_eq!(lacks(&Wish::default(), [None].into_iter()), None);
+    }
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files go where the pool wishes them: to members of a class, to the device of which least is promised, and nowhere else than that.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests too say by their line what failed"
+)]
+
+mod place;
+
+use place::{Place, Written, pattern};
+use rushes_pool::{Class, MemberNumber, NameLog, Pool, PoolError, Rules, Wish, rescue, set_rules};
+use std::fs;
+use std::path::PathBuf;
+
+const MIB: usize = 1 << 20;
+
+fn wish(words: &str) -> Option<Wish> {
+    Some(Wish::of(words).unwrap())
+}
+
+fn classes(given: &[(u16, &str)]) -> Vec<(MemberNumber, Option<Class>)> {
+    let of = |&(number, name): &(u16, &str)| (MemberNumber(number), Class::of(name));
+    given.iter().map(of).collect()
+}
+
+/// What is said from now on, and the pool opened anew.
+fn ruled(pool: Pool, rules: Rules) -> Pool {
+    let catalogue = pool.catalogue().path().to_path_buf();
+    set_rules(pool, rules).unwrap();
+    Pool::serve(&catalogue).unwrap()
+}
+
+fn put(pool: &Pool, name: &str, length: usize) -> Result<Vec<u16>, PoolError> {
+    let mut file = Written::new(pool, name);
+    file.write(pool, 0, &pattern(0, length))?;
+    let objects = file.layout.objects();
+    Ok(objects.iter().map(|object| object.member.0).collect())
+}
+
+fn device(pool: &Pool, number: u16) -> u64 {
+    let member = pool.member(MemberNumber(number)).unwrap();
+    member.status().device.unwrap()
+}
+
+fn format_file(pool: &Pool) -> (PathBuf, String) {
+    let path = pool.catalogue().path().join("rushes-pool");
+    let text = fs::read_to_string(&path).unwrap();
+    (path, text)
+}
+
+#[test]
+fn a_new_file_goes_to_the_device_of_which_least_is_promised() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    // The first has most room.
+    let pool = place.pool(&[300, 200, 100]);
+    let rules = Rules {
+        wish: wish("choose=least_loaded"),
+        ..Rules::default()
+    };
+    let pool = ruled(pool, rules);
+    assert_eq!(put(&pool, "unknown", MIB).unwrap(), [0], "by room");
+    let devices = [0, 1, 2].map(|number| device(&pool, number));
+    let told = |loads: [u64; 3]| pool.set_loads(devices.into_iter().zip(loads));
+    told([100_000_000, 300_000_000, 200_000_000]);
+    assert_eq!(put(&pool, "second", MIB).unwrap(), [1]);
+    told([100_000_000, 0, 200_000_000]);
+    assert_eq!(put(&pool, "third", MIB).unwrap(), [2]);
+    told([200_000_000, 200_000_000, 210_000_000]);
+    assert_eq!(put(&pool, "all alike", MIB).unwrap(), [0], "by room");
+    pool.set_loads([(devices[2], 1)]);
+    assert_eq!(put(&pool, "one known", MIB).unwrap(), [2]);
+}
+
+#[test]
+fn files_of_a_class_are_on_its_members_and_the_next_hears_that_they_are_full() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[40, 6, 9]);
+    let rules = Rules {
+        wish: wish("class=ssd"),
+        classes: classes(&[(1, "ssd"), (2, "ssd")]),
+    };
+    let pool = ruled(pool, rules);
+    let class = |number| {
+        let member = pool.member(MemberNumber(number)).unwrap();
+        member.class().map(Class::name)
+    };
+    assert_eq!(
+        [class(0), class(1), class(2)],
+        [None, Some("ssd"), Some("ssd")]
+    );
+    let mut count = 0;
+    let end = loop {
+        match put(&pool, &format!("file{count}"), MIB) {
+            Ok(members) => assert!(!members.contains(&0), "{members:?}"),
+            Err(error) => break error,
+        }
+        count += 1;
+        assert!(count < 40, "it never fills");
+    };
+    assert!(matches!(end, PoolError::NoRoom), "{end}");
+    assert!(count >= 12, "only {count} of 15 MiB were taken");
+    // Who wishes nothing has all the room there is.
+    let rules = Rules {
+        wish: Some(Wish::default()),
+        ..Rules::default()
+    };
+    let pool = ruled(pool, rules);
+    assert_eq!(put(&pool, "other", MIB).unwrap(), [0]);
+}
+
+#[test]
+fn rules_are_kept_and_what_cannot_be_followed_changes_nothing() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[4, 4]);
+    let catalogue = pool.catalogue().path().to_path_buf();
+    let (path, before) = format_file(&pool);
+    assert!(
+        !before.contains("wish") && !before.contains("class"),
+        "{before}"
+    );
+    drop(pool);
+    for (rules, said) in [
+        (
+            Rules {
+                wish: wish("single"),
+                classes: classes(&[(0, "ssd"), (7, "ssd")]),
+            },
+            "no member 7",
+        ),
+        (
+            Rules {
+                wish: wish("class=raid"),
+                classes: classes(&[(0, "ssd")]),
+            },
+            "they are of ssd",
+        ),
+    ] {
+        let error = set_rules(Pool::serve(&catalogue).unwrap(), rules).unwrap_err();
+        assert!(error.to_string().contains(said), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), before);
+    }
+}
+
+#[test]
+fn a_rescue_knows_classes_and_what_was_wished() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    let rules = Rules {
+        wish: wish("choose=per_user class=raid"),
+        classes: classes(&[(1, "raid")]),
+    };
+    let pool = ruled(pool, rules);
+    assert_eq!(put(&pool, "clip", MIB).unwrap(), [1]);
+    assert!(NameLog::open(&pool).write(&pool, Vec::new));
+    let catalogue = pool.catalogue().path().to_path_buf();
+    let members = pool.members().iter();
+    let members: Vec<PathBuf> = members.map(|member| member.path().into()).collect();
+    drop(pool);
+    place.unmount(&catalogue);
+    place.mount(&catalogue, 16);
+    rescue(&catalogue, &members, |_| {}).unwrap();
+    let pool = Pool::look(&catalogue).unwrap();
+    assert_eq!(pool.wish().to_string(), "choose=per_user class=raid");
+    let class = |number| {
+        pool.member(MemberNumber(number))
+            .and_then(|one| one.class())
+    };
+    assert_eq!((class(0), class(1)), (None, Class::of("raid").as_ref()));
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Names and what is known of them: how many files a second are made, looked at, listed, renamed and removed in some folders, in turn.
+//!
+//! Each client has a folder of its own, as each project has; all folders are measured in each round, so that what the machine does
+//! meanwhile meets all of them. Files are empty: bytes are other experiments' affair.
+
+use crate::room::go_on;
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::time::Instant;
+
+/// What is done to every file, in this order.
+const OPERATIONS: [&str; 5] = ["create", "stat", "readdir", "rename", "unlink"];
+
+/// A folder and what it is called.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// For the report.
+    pub label: String,
+    /// An empty folder, or one whose files have other names.
+    pub path: PathBuf,
+}
+
+impl std::str::FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Place, String> {
+        match text.split_once('=') {
+            Some((label, path)) if !label.is_empty() && !path.is_empty() => Ok(Place {
+                label: label.to_owned(),
+                path: PathBuf::from(path),
+            }),
+            _ => Err(format!("{text:?}: expected LABEL=FOLDER")),
+        }
+    }
+}
+
+/// The load.
+#[derive(Clone, Debug)]
+pub struct Metadata {
+    /// Where.
+    pub places: Vec<Place>,
+    /// Of each client.
+    pub file_count: u64,
+    /// How many at once; each number is measured.
+    pub client_counts: Vec<u64>,
+    /// How often all of it is done.
+    pub round_count: u64,
+}
+
+/// One JSON object. Fields may be added, never renamed or given another unit.
+#[derive(Clone, Debug, Serialize)]
+pub struct MetadataReport {
+    /// Version of these names.
+    pub report_version: u32,
+    /// `metadata`.
+    pub experiment: String,
+    /// Files of each client.
+    pub files: u64,
+    /// A row for each folder, number of clients and operation.
+    pub rates: Vec<RateRow>,
+}
+
+/// How often an operation was done in a folder.
+#[derive(Clone, Debug, Serialize)]
+pub struct RateRow {
+    /// Which folder.
+    pub label: String,
+    /// Clients at once.
+    pub clients: u64,
+    /// `create`, `stat`, `readdir` (names a second), `rename`, `unlink`.
+    pub operation: String,
+    /// Of all clients together, a number for each round. Units: operations a second.
+    pub per_s: Vec<f64>,
+    /// Their median.
+    pub median_per_s: f64,
+}
+
+impl Metadata {
+    /// Do it. Errors   a folder cannot be written to; files of a former run are there
+    pub fn run(&self) -> Result<MetadataReport> {
+        let mut rates: Vec<RateRow> = Vec::new();
+        for _ in 0..self.round_count {
+            for &clients in &self.client_counts {
+                for place in &self.places {
+                    let found = self
+                        .measure(&place.path, clients)
+                        .with_context(|| format!("in {}", place.path.display()))?;
+                    for (operation, per_s) in OPERATIONS.into_iter().zip(found) {
+                        let row = rates.iter_mut().find(|row| {
+                            row.label == place.label
+                                && row.clients == clients
+                                && row.operation == operation
+                        });
+                        match row {
+                            Some(row) => row.per_s.push(per_s),
+                            None => rates.push(RateRow {
+                                label: place.label.clone(),
+                                clients,
+                                operation: operation.to_owned(),
+                                per_s: vec![per_s],
+                                median_per_s: 0.0,
+                            }),
+                        }
+                    }
+                }
+            }
+        }
+        for row in &mut rates {
+            let mut sorted = row.per_s.clone();
+            sorted.sort_by(f64::total_cmp);
+            row.median_per_s = sorted[sorted.len() / 2];
+        }
+        Ok(MetadataReport {
+            report_version: 1,
+            experiment: String::from("metadata"),
+            files: self.file_count,
+            rates,
+        })
+    }
+
+    /// Operations a second, in their order.
+    fn measure(&self, folder: &Path, clients: u64) -> Result<[f64; OPERATIONS.len()]> {
+        let folders: Vec<PathBuf> = (0..clients)
+            .map(|client| folder.join(format!("metadata{client}")))
+            .collect();
+        for folder in &folders {
+            fs::create_dir(folder).with_context(|| format!("make {}", folder.display()))?;
+        }
+        let mut rates = [0.0; OPERATIONS.len()];
+        for (operation, rate) in OPERATIONS.into_iter().zip(&mut rates) {
+            go_on()?;
+            let begin = Barrier::new(folders.len() + 1);
+            let taken = std::thread::scope(|scope| {
+                let running: Vec<_> = folders
+                    .iter()
+                    .map(|folder| {
+                        let begin = &begin;
+                        scope.spawn(move || {
+                            begin.wait();
+                            self.all(folder, operation)
+                        })
+                    })
+                    .collect();
+                begin.wait();
+                let begun = Instant::now();
+                for client in running {
+                    if let Ok(done) = client.join() {
+                        done?;
+                    } else {
+                        bail!("a client panicked");
+                    }
+                }
+                Ok(begun.elapsed())
+            })?;
+            *rate = (self.file_count * clients) as f64 / taken.as_secs_f64();
+        }
+        for folder in &folders {
+            fs::remove_dir(folder)?;
+        }
+        Ok(rates)
+    }
+
+    fn all(&self, folder: &Path, operation: &str) -> Result<()> {
+        let name = |number: u64| folder.join(format!("frame{number:07}.dpx"));
+        let renamed = |number: u64| folder.join(format!("frame{number:07}.new"));
+        if operation == "readdir" {
+            let count = fs::read_dir(folder)?.count() as u64;
+            if count != self.file_count {
+                bail!("{count} names were listed; expected {}", self.file_count);
+            }
+            return Ok(());
+        }
+        for number in 0..self.file_count {
+            match operation {
+                "create" => drop(File::create_new(name(number))?),
+                // Not in the order in which they were made.
+                "stat" => {
+                    fs::symlink_metadata(name(number * 7 % self.file_count))?;
+                }
+                "rename" => fs::rename(name(number), renamed(number))?,
+                _ => fs::remove_file(renamed(number))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MetadataReport {
+    /// For people.
+    pub fn table(&self) -> String {
+        let mut out = String::new();
+        let _ = writeln!(
+            out,
+            "{:<16} {:>7}  {}",
+            "folder",
+            "clients",
+            OPERATIONS.map(|name| format!("{name:>10}/s")).join(" ")
+        );
+        let mut seen: Vec<(&str, u64)> = Vec::new();
+        for row in &self.rates {
+            let key = (row.label.as_str(), row.clients);
+            if seen.contains(&key) {
+                continue;
+            }
+            seen.push(key);
+            let rates = OPERATIONS.map(|operation| {
+                let row = self.rates.iter().find(|row| {
+                    (row.label.as_str(), row.clients) == key && row.operation == operation
+                });
+                row.map_or_else(String::new, |row| format!("{:>12.0}", row.median_per_s))
+            });
+            let _ = writeln!(out, "{:<16} {:>7}  {}", key.0, key.1, rates.join(" "));
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_is_counted_and_nothing_is_left() {
+        let folder = std::env::temp_dir().join(format!("rushes-metadata-{}", std::process::id()));
+        fs::create_dir(&folder).expect("a temporary folder");
+        let load = Metadata {
+            places: vec![Place {
+                label: String::from("here"),
+                path: folder.clone(),
+            }],
+            // Not a multiple of the step of stat: each file is looked at once.
+            file_count: 50,
+            client_counts: vec![1, 3],
+            round_count: 2,
+        };
+        let report = load.run().expect("it is ours");
+        assert_eq!(report.rates.len(), 2 * OPERATIONS.len());
+        for row in &report.rates {
+            assert_eq!(row.per_s.len(), 2);
+            assert!(row.median_per_s > 0.0);
+        }
+        assert_eq!(report.table().lines().count(), 3);
+        assert_eq!(fs::read_dir(&folder).expect("listed").count(), 0);
+        fs::create_dir(folder.join("metadata0")).expect("made");
+        let said = load.run().expect_err("a former run is there").to_string();
+        assert!(said.contains(&folder.display().to_string()), "{said}");
+        fs::remove_dir_all(&folder).expect("ours");
+    }
+
+    #[test]
+    fn a_place_has_a_label_and_a_folder() {
+        let place: Place = "pool=/srv/a=b".parse().expect("a place");
+        assert_eq!(
+            (place.label.as_str(), place.path.to_str()),
+            ("pool", Some("/srv/a=b"))
+        );
+        assert!("pool".parse::<Place>().is_err());
+        assert!("=x".parse::<Place>().is_err());
+    }
+}

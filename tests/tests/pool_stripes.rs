@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files that are striped over members, through the mount: every byte is where it was written, whatever fills, is emptied, is killed or is lost.
+
+use rushes_tests::pattern;
+use rushes_tests::pool::{BTRFS, EXT4, PoolWorld, XFS};
+use rushes_tests::random::Random;
+use rustix::fs::{FallocateFlags, SeekFrom, XattrFlags, fallocate, seek, setxattr};
+use serde_json::{Value, json};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const MIB: usize = 1 << 20;
+const ENOSPC: i32 = 28;
+
+/// A wish for all that is made in a folder from now on.
+fn wish(folder: &Path, words: &str) {
+    setxattr(
+        folder,
+        "user.rushes.policy",
+        words.as_bytes(),
+        XattrFlags::empty(),
+    )
+    .expect("a wish");
+}
+
+fn put(path: &Path, seed: u64, length: usize) -> std::io::Result<()> {
+    let mut file = File::create(path)?;
+    for at in (0..length).step_by(MIB) {
+        file.write_all(&pattern::bytes(seed, at as u64, MIB.min(length - at)))?;
+    }
+    file.sync_all()
+}
+
+fn check(path: &Path, seed: u64, length: usize) {
+    let name = path.display().to_string();
+    let found = fs::read(path).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert_eq!(found.len(), length, "{name}");
+    pattern::check(seed, 0, &found, &name);
+}
+
+/// Shapes of a file's segments, and how many objects each has.
+fn shapes(world: &PoolWorld, name: &str) -> Vec<(String, usize)> {
+    let report = world.where_is(name);
+    let segments = report["segments"].as_array().expect("a list");
+    let shape = |segment: &Value| {
+        let objects = segment["objects"].as_array().expect("a list");
+        let shape = segment["shape"].as_str().expect("text").to_owned();
+        (shape, objects.len())
+    };
+    segments.iter().map(shape).collect()
+}
+
+fn is_sound(world: &PoolWorld, context: &str) {
+    let (report, code) = world.json(&["fsck"], &[]);
+    assert_eq!(code, Some(0), "{context}: {report}");
+    assert_eq!(report["findings"], json!([]), "{context}");
+}
+
+/// From the members' disks, not from anybody's memory.
+fn again(world: &mut PoolWorld) {
+    world.end();
+    is_sound(world, "after the mount has ended");
+    world.start();
+}
+
+#[test]
+fn a_striped_file_is_spread_evenly_and_its_members_have_their_shares() {
+    let Some(mut world) = PoolWorld::build(&[
+        (EXT4, 100),
+        (XFS, 300),
+        (BTRFS, 200),
+        (EXT4, 100),
+        (EXT4, 100),
+    ]) else {
+        return;
+    };
+    fs::create_dir(world.path("reels")).expect("made");
+    wish(&world.path("reels"), "striped=3 unit=64KiB");
+    fs::create_dir(world.path("reels/day")).expect("made");
+    fs::create_dir(world.path("two")).expect("made");
+    wish(
+        &world.path("two"),
+        "striped=2x2 unit=64KiB group_unit=128KiB",
+    );
+    let length = 5 * MIB + 17;
+    put(&world.path("reels/day/a.mov"), 1, length).expect("room");
+    put(&world.path("two/b.mov"), 2, length).expect("room");
+    put(&world.path("plain.mov"), 3, length).expect("room");
+    assert_eq!(
+        shapes(&world, "reels/day/a.mov"),
+        [(String::from("striped"), 3)]
+    );
+    assert_eq!(
+        shapes(&world, "two/b.mov"),
+        [(String::from("striped_twice"), 4)]
+    );
+    assert_eq!(shapes(&world, "plain.mov"), [(String::from("single"), 1)]);
+    assert_eq!(world.members_of("reels/day/a.mov").len(), 3);
+    assert_eq!(world.members_of("two/b.mov").len(), 4);
+    for (name, count) in [("reels/day/a.mov", 3), ("two/b.mov", 4)] {
+        let report = world.where_is(name);
+        let objects = report["segments"][0]["objects"].as_array().expect("a list");
+        let sizes: Vec<u64> = objects
+            .iter()
+            .map(|object| {
+                let path = object["path"].as_str().expect("text");
+                fs::metadata(path).expect("it is there").len()
+            })
+            .collect();
+        assert_eq!(sizes.iter().sum::<u64>(), length as u64, "{name}");
+        let even = length as u64 / count;
+        assert!(
+            sizes.iter().all(|&size| size.abs_diff(even) <= 256 << 10),
+            "{name}: {sizes:?}"
+        );
+    }
+    again(&mut world);
+    check(&world.path("reels/day/a.mov"), 1, length);
+    check(&world.path("two/b.mov"), 2, length);
+    check(&world.path("plain.mov"), 3, length);
+    // A file and its bytes go together.
+    fs::remove_file(world.path("reels/day/a.mov")).expect("removed");
+    fs::remove_file(world.path("two/b.mov")).expect("removed");
+    again(&mut world);
+    assert_eq!(
+        fs::read_dir(world.path("reels/day"))
+            .expect("listed")
+            .count(),
+        0
+    );
+}
+
+/// What a program may do to a file, many times, beside a model in memory.
+#[test]
+fn whatever_is_done_to_a_striped_file_reads_back() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 100), (XFS, 300), (BTRFS, 200)]) else {
+        return;
+    };
+    for (round, words) in ["striped unit=4KiB", "striped=2 unit=64KiB"]
+        .into_iter()
+        .enumerate()
+    {
+        let folder = world.path(format!("d{round}"));
+        fs::create_dir(&folder).expect("made");
+        wish(&folder, words);
+        let mut random = Random(7 + round as u64);
+        let mut model: Vec<u8> = Vec::new();
+        let mut file = open(&folder.join("f"), true);
+        for step in 0..400u64 {
+            let at = random.below(700_000);
+            let length = random.below(90_000) as usize;
+            match random.below(10) {
+                0..=3 => {
+                    let bytes = pattern::bytes(step, at, length);
+                    file.write_all_at(&bytes, at).expect("there is room");
+                    let end = at as usize + length;
+                    if length > 0 && model.len() < end {
+                        model.resize(end, 0);
+                    }
+                    if length > 0 {
+                        model[at as usize..end].copy_from_slice(&bytes);
+                    }
+                }
+                4 => {
+                    file.set_len(at).expect("cut or lengthened");
+                    model.resize(at as usize, 0);
+                }
+                5 if length > 0 => {
+                    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                    fallocate(&file, flags, at, length as u64).expect("a hole");
+                    let end = model.len().min(at as usize + length);
+                    if (at as usize) < end {
+                        model[at as usize..end].fill(0);
+                    }
+                }
+                6 if length > 0 => {
+                    fallocate(&file, FallocateFlags::empty(), at, length as u64).expect("room");
+                    let end = at as usize + length;
+                    model.resize(model.len().max(end), 0);
+                }
+                7 => {
+                    // Data are where something was written; what is said to be a hole is zero.
+                    if let Ok(hole) = seek(&file, SeekFrom::Hole(at)) {
+                        let data = seek(&file, SeekFrom::Data(hole));
+                        let end = data.map_or(model.len(), |data| data as usize);
+                        let hole = (hole as usize).min(end);
+                        assert!(
+                            model[hole..end].iter().all(|&byte| byte == 0),
+                            "{words} {step}"
+                        );
+                    }
+                }
+                8 if step % 40 == 8 => {
+                    file.sync_all().expect("synced");
+                    drop(file);
+                    again(&mut world);
+                    file = open(&folder.join("f"), false);
+                }
+                _ => {
+                    let mut found = vec![0; length];
+                    let count = read_at(&file, &mut found, at);
+                    let end = model.len().min(at as usize + length);
+                    let expected = model.get(at as usize..end).unwrap_or_default();
+                    assert!(found[..count] == *expected, "{words}: step {step} at {at}");
+                }
+            }
+        }
+        drop(file);
+        again(&mut world);
+        assert!(
+            fs::read(folder.join("f")).expect("read") == model,
+            "{words}"
+        );
+        fs::copy(folder.join("f"), folder.join("copy")).expect("room");
+        assert!(
+            fs::read(folder.join("copy")).expect("read") == model,
+            "{words}"
+        );
+    }
+}
+
+fn open(path: &Path, create: bool) -> File {
+    File::options()
+        .read(true)
+        .write(true)
+        .create(create)
+        .open(path)
+        .expect("opened")
+}
+
+fn read_at(file: &File, into: &mut [u8], at: u64) -> usize {
+    let mut done = 0;
+    while done < into.len() {
+        match file
+            .read_at(&mut into[done..], at + done as u64)
+            .expect("read")
+        {
+            0 => break,
+            count => done += count,
+        }
+    }
+    done
+}
+
+#[test]
+fn a_stripe_goes_on_over_the_members_that_have_room() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 150), (EXT4, 110), (EXT4, 190)]) else {
+        return;
+    };
+    wish(&world.path(""), "striped unit=64KiB");
+    let mut file = File::create(world.path("long.mov")).expect("made");
+    let mut length = 0;
+    let error = loop {
+        let bytes = pattern::bytes(3, length, MIB);
+        match file.write(&bytes) {
+            Ok(count) => length += count as u64,
+            Err(error) => break error,
+        }
+        assert!(length < 500 << 20, "it never fills");
+    };
+    assert_eq!(error.raw_os_error(), Some(ENOSPC));
+    file.sync_all().expect("what was written fits");
+    drop(file);
+    let shapes = shapes(&world, "long.mov");
+    assert_eq!(shapes[0], (String::from("striped"), 3), "{shapes:?}");
+    assert!(shapes.len() > 1, "{shapes:?}");
+    for number in 0..3 {
+        let found = rustix::fs::statvfs(world.member(number)).expect("mounted");
+        assert!(
+            found.f_bavail * 50 < found.f_blocks,
+            "member {number} has {} blocks left: {shapes:?}",
+            found.f_bavail
+        );
+    }
+    again(&mut world);
+    check(&world.path("long.mov"), 3, length as usize);
+    // Overwritten where it is, cut in the middle of the first stripe, and longer again.
+    let file = File::options()
+        .write(true)
+        .open(world.path("long.mov"))
+        .expect("opened");
+    file.write_all_at(&pattern::bytes(4, 100_000, MIB), 100_000)
+        .expect("it has its room");
+    file.set_len(30_000_001).expect("cut");
+    drop(file);
+    again(&mut world);
+    let mut found = Vec::new();
+    File::open(world.path("long.mov"))
+        .and_then(|mut file| file.read_to_end(&mut found))
+        .expect("read");
+    assert_eq!(found.len(), 30_000_001);
+    pattern::check(3, 0, &found[..100_000], "before");
+    pattern::check(4, 100_000, &found[100_000..100_000 + MIB], "overwritten");
+    pattern::check(3, 100_000 + MIB as u64, &found[100_000 + MIB..], "behind");
+    put(&world.path("next.mov"), 5, 40 * MIB).expect("what was cut off is room again");
+    check(&world.path("next.mov"), 5, 40 * MIB);
+}
+
+#[test]
+fn a_member_with_stripes_is_emptied_and_removed() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 100), (EXT4, 100), (EXT4, 100), (EXT4, 100)])
+    else {
+        return;
+    };
+    wish(&world.path(""), "striped=3 unit=64KiB");
+    let length = 4 * MIB + 4097;
+    for seed in 0..6 {
+        put(&world.path(format!("f{seed}")), seed, length).expect("room");
+    }
+    let there = |world: &PoolWorld| {
+        let all = (0..6).map(|seed| world.members_of(&format!("f{seed}")));
+        all.filter(|members| members.contains(&1)).count()
+    };
+    assert!(there(&world) > 0, "nothing to move");
+    world.end();
+    let (report, code) = world.json(&["drain", "1"], &[]);
+    assert_eq!(
+        (&report["is_empty"], code),
+        (&json!(true), Some(0)),
+        "{report}"
+    );
+    is_sound(&world, "after the drain");
+    let (report, code) = world.json(&["remove", "1"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    world.start();
+    assert_eq!(there(&world), 0);
+    for seed in 0..6 {
+        check(&world.path(format!("f{seed}")), seed, length);
+        // Still on three disks: the one that was in none of its places took it.
+        assert_eq!(world.members_of(&format!("f{seed}")), [0, 2, 3]);
+    }
+}
+
+#[test]
+fn a_damaged_record_and_a_lost_catalogue_cost_no_byte_of_a_stripe() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 100), (XFS, 300), (BTRFS, 200)]) else {
+        return;
+    };
+    wish(&world.path(""), "striped unit=64KiB");
+    let length = 3 * MIB + 70_001;
+    for seed in 0..4 {
+        put(&world.path(format!("f{seed}")), seed, length).expect("room");
+    }
+    // The log of names is a second behind at most.
+    std::thread::sleep(Duration::from_millis(2500));
+    world.end();
+    damage_record(&world.catalogue().join("tree/f1"));
+    let (report, code) = world.json(&["fsck", "--repair"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    is_sound(&world, "after the record was written anew");
+    world.start();
+    check(&world.path("f1"), 1, length);
+    // Without one of its objects nobody can say where which byte is, and nobody does.
+    let report = world.where_is("f2");
+    let object = report["segments"][0]["objects"][1]["path"]
+        .as_str()
+        .expect("text");
+    let object = PathBuf::from(object);
+    world.end();
+    let kept = world.scratch.path().join("kept");
+    let mark = attribute(&object, "trusted.rushes.object");
+    fs::copy(&object, &kept).expect("copied");
+    fs::remove_file(&object).expect("ours");
+    damage_record(&world.catalogue().join("tree/f2"));
+    let (report, code) = world.json(&["fsck"], &[]);
+    assert_ne!(code, Some(0), "{report}");
+    fs::copy(&kept, &object).expect("copied back");
+    setxattr(&object, "trusted.rushes.object", &mark, XattrFlags::empty()).expect("root");
+    // All catalogues are gone.
+    world.lose_catalogue();
+    let members: Vec<PathBuf> = (0..3).map(|at| world.member(at).join("pool")).collect();
+    let (report, code) = world.json(&["rescue"], &members);
+    assert_eq!(code, Some(0), "{report}");
+    world.start();
+    for seed in 0..4 {
+        check(&world.path(format!("f{seed}")), seed, length);
+        assert_eq!(
+            shapes(&world, &format!("f{seed}")),
+            [(String::from("striped"), 3)]
+        );
+    }
+    assert!(!world.path("lost+found").exists());
+}
+
+fn attribute(path: &Path, name: &str) -> Vec<u8> {
+    let mut value = vec![0; 1024];
+    let count = rustix::fs::getxattr(path, name, &mut value[..]).expect("it has one");
+    value.truncate(count);
+    value
+}
+
+fn damage_record(stub: &Path) {
+    let mut record = attribute(stub, "trusted.rushes.layout");
+    record[4] ^= 0xff;
+    setxattr(stub, "trusted.rushes.layout", &record, XattrFlags::empty()).expect("root");
+}
+
+#[test]
+fn a_mount_that_is_killed_while_it_stripes_leaves_nothing_that_cannot_be_mended() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 100), (EXT4, 106), (EXT4, 100)]) else {
+        return;
+    };
+    wish(&world.path(""), "striped unit=64KiB");
+    let mut random = Random(11);
+    let mut whole: Vec<(u64, usize)> = Vec::new();
+    let mut striped = 0;
+    for round in 0..6u64 {
+        let folder = world.path("");
+        let mut next = random.clone();
+        let writer = std::thread::spawn(move || {
+            let mut done = Vec::new();
+            for number in 0.. {
+                let (seed, length) = (round * 100 + number, next.below(2 << 20) as usize);
+                let path = folder.join(format!("f{seed}"));
+                // Every other one is gone again at once: a removal is under way as often as a file.
+                if put(&path, seed, length).is_err() {
+                    return (done, seed);
+                }
+                if number % 2 == 1 {
+                    if fs::remove_file(&path).is_err() {
+                        return (done, seed);
+                    }
+                } else {
+                    done.push((seed, length));
+                }
+            }
+            unreachable!("it ends with the mount")
+        });
+        std::thread::sleep(Duration::from_millis(150 + random.below(350)));
+        world.kill();
+        let (done, broken) = writer.join().expect("it ends with the mount");
+        striped += usize::from(done.len() > 1);
+        whole.extend(done);
+        let (report, code) = world.json(&["fsck", "--repair"], &[]);
+        assert_eq!(code, Some(0), "round {round}: {report}");
+        is_sound(&world, "mended");
+        let dead = Command::new("umount")
+            .arg("--lazy")
+            .arg(world.path(""))
+            .status();
+        assert!(dead.expect("umount starts").success());
+        world.start();
+        for &(seed, length) in &whole {
+            check(&world.path(format!("f{seed}")), seed, length);
+            if length > 0 {
+                let shape = (String::from("striped"), 3);
+                assert_eq!(shapes(&world, &format!("f{seed}")), [shape]);
+            }
+        }
+        // Room for the next round.
+        for (seed, _) in whole.drain(..) {
+            fs::remove_file(world.path(format!("f{seed}"))).expect("removed");
+        }
+        let _ = fs::remove_file(world.path(format!("f{broken}")));
+        let _ = fs::remove_dir_all(world.path("lost+found"));
+        let left = fs::read_dir(world.path("")).expect("listed").count();
+        assert_eq!(left, 0, "round {round}");
+    }
+    assert!(striped > 2, "hardly anything was written");
+}
