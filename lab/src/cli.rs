@@ -5,7 +5,7 @@ use crate::compare::Contender;
 use crate::disk::FileSystem;
 use crate::disk::cli::DiskCommand;
 use crate::footage::PAGE_BYTES;
-use crate::metadata::{Metadata, Place};
+use crate::metadata::{LabelledFolder, Metadata};
 use crate::play::{Play, Start};
 use crate::power;
 use crate::power::cut::Lie;
@@ -84,7 +84,7 @@ pub enum Command {
 pub struct MetadataArgs {
     /// Folders to measure in turn, each with a name for the report
     #[arg(value_name = "LABEL=FOLDER", required = true)]
-    pub places: Vec<Place>,
+    pub places: Vec<LabelledFolder>,
     /// Files of each client
     #[arg(long, default_value_t = 4000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub files: u64,

@@ -18,19 +18,19 @@ const OPERATIONS: [&str; 5] = ["create", "stat", "readdir", "rename", "unlink"];
 
 /// A folder and what it is called.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct LabelledFolder {
     /// For the report.
     pub label: String,
     /// An empty folder, or one whose files have other names.
     pub path: PathBuf,
 }
 
-impl std::str::FromStr for Place {
+impl std::str::FromStr for LabelledFolder {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Place, String> {
+    fn from_str(text: &str) -> Result<LabelledFolder, String> {
         match text.split_once('=') {
-            Some((label, path)) if !label.is_empty() && !path.is_empty() => Ok(Place {
+            Some((label, path)) if !label.is_empty() && !path.is_empty() => Ok(LabelledFolder {
                 label: label.to_owned(),
                 path: PathBuf::from(path),
             }),
@@ -43,7 +43,7 @@ impl std::str::FromStr for Place {
 #[derive(Clone, Debug)]
 pub struct Metadata {
     /// Where.
-    pub places: Vec<Place>,
+    pub places: Vec<LabelledFolder>,
     /// Of each client.
     pub file_count: u64,
     /// How many at once; each number is measured.
@@ -229,7 +229,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("rushes-metadata-{}", std::process::id()));
         fs::create_dir(&folder).expect("a temporary folder");
         let load = Metadata {
-            places: vec![Place {
+            places: vec![LabelledFolder {
                 label: String::from("here"),
                 path: folder.clone(),
             }],
@@ -254,12 +254,12 @@ mod tests {
 
     #[test]
     fn a_place_has_a_label_and_a_folder() {
-        let place: Place = "pool=/srv/a=b".parse().expect("a place");
+        let place: LabelledFolder = "pool=/srv/a=b".parse().expect("a place");
         assert_eq!(
             (place.label.as_str(), place.path.to_str()),
             ("pool", Some("/srv/a=b"))
         );
-        assert!("pool".parse::<Place>().is_err());
-        assert!("=x".parse::<Place>().is_err());
+        assert!("pool".parse::<LabelledFolder>().is_err());
+        assert!("=x".parse::<LabelledFolder>().is_err());
     }
 }
