@@ -519,11 +519,17 @@ class Mounts:
 
     def __exit__(self, *_):
         for path in reversed(self.mounted):
-            subprocess.run(["umount", path], check=False)
+            # What was mounted over it ends a moment after its own unmount.
+            for _ in range(50):
+                if subprocess.run(["umount", path], check=False, stderr=subprocess.DEVNULL).returncode == 0:
+                    break
+                time.sleep(0.1)
         for program in self.programs:
             program.terminate()
             program.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if any(path.is_mount() for path in self.mounted):
+            sys.exit(f"figures: something below {self.folder} stays mounted; unmount it and remove that folder")
+        shutil.rmtree(self.folder)
 
     def ext4(self, name, gib):
         """A new ext4 of this size, mounted; its folder."""
@@ -565,7 +571,7 @@ class Mounts:
             branch = member / "mergerfs"
             branch.mkdir()
             branches.append(str(branch))
-        options = "cache.files=partial,dropcacheonclose=true,category.create=mfs"
+        options = "cache.files=partial,dropcacheonclose=true,category.create=mfs,minfreespace=64M"
         subprocess.run(["mergerfs", "-o", options, ":".join(branches), place], check=True)
         self.mounted.append(place)
         return place
