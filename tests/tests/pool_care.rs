@@ -227,16 +227,22 @@ fn after_an_add_files_are_spread_anew_also_when_that_is_killed() {
     let before = used(&world);
     assert!(before[2] < 100 && before[0] > 500, "{before:?}");
     let mut kill_count = 0;
-    for call in ["openat", "fsetxattr", "pwrite64", "fsync", "unlinkat"] {
-        for count in [1, 2, 3, 300, 9] {
+    // Each is killed before it has moved much.
+    for (call, counts) in [
+        ("openat", [9, 60]),
+        ("fsetxattr", [1, 2]),
+        ("pwrite64", [1, 3]),
+        ("fsync", [1, 3]),
+        ("unlinkat", [1, 2]),
+    ] {
+        for count in counts {
             let context = format!("rebalance killed at {call} {count}");
-            if killed_at(&world.command(&["rebalance"], &[]), call, count) {
-                kill_count += 1;
-            }
+            let rebalance = world.command(&["rebalance"], &[]);
+            kill_count += usize::from(killed_at(&rebalance, call, count));
             mended(&world, &context);
         }
     }
-    assert!(kill_count > 8, "only {kill_count} were killed");
+    assert!(kill_count > 6, "only {kill_count} were killed");
     let (report, code) = world.json(&["rebalance"], &[]);
     assert_eq!(code, Some(0), "{report}");
     let after = used(&world);
