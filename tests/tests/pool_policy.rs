@@ -154,7 +154,7 @@ fn what_is_made_in_a_folder_of_a_class_goes_to_the_members_of_that_class_alone()
 
 #[test]
 fn folders_choose_in_turn_or_by_user_beside_each_other() {
-    let Some(world) = PoolWorld::build(&[(EXT4, 120), (EXT4, 120), (EXT4, 120)]) else {
+    let Some(world) = PoolWorld::build(&[(EXT4, 120), (EXT4, 120), (EXT4, 250)]) else {
         return;
     };
     if !needs::all_there(&[Need::Program("setpriv")]) {
