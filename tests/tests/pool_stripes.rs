@@ -14,6 +14,7 @@ use std::process::Command;
 use std::time::Duration;
 
 const MIB: usize = 1 << 20;
+const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
 /// A wish for all that is made in a folder from now on.
@@ -301,6 +302,46 @@ fn a_stripe_goes_on_over_the_members_that_have_room() {
 }
 
 #[test]
+fn a_member_that_is_away_costs_its_units_and_no_others() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 100), (EXT4, 100), (EXT4, 100), (EXT4, 100)])
+    else {
+        return;
+    };
+    const UNIT: usize = 64 << 10;
+    wish(&world.path(""), "striped=3 unit=64KiB");
+    put(&world.path("f"), 1, 6 * UNIT).expect("room");
+    let report = world.where_is("f");
+    let away = report["segments"][0]["objects"][1]["member"].as_u64();
+    let away = away.expect("a number") as usize;
+    again(&mut world);
+    world.unplug(away);
+    let file = open(&world.path("f"), false);
+    // What cannot be cut everywhere is cut nowhere.
+    let cut = file.set_len(10).expect_err("a part of it is away");
+    assert_eq!(cut.raw_os_error(), Some(EIO));
+    let mut unit = vec![0; UNIT];
+    file.read_exact_at(&mut unit, 2 * UNIT as u64)
+        .expect("there");
+    pattern::check(1, 2 * UNIT as u64, &unit, "f");
+    let read = file.read_exact_at(&mut unit, 4 * UNIT as u64);
+    assert_eq!(read.expect_err("away").raw_os_error(), Some(EIO));
+    let end = 6 * UNIT as u64;
+    // With a hole before it: what is behind the end would have to be zero everywhere.
+    let hole = file.write_all_at(&unit, end + 2 * UNIT as u64);
+    assert_eq!(hole.expect_err("away").raw_os_error(), Some(EIO));
+    // Behind the end the others take what it cannot.
+    let behind = pattern::bytes(1, end, 7 * UNIT);
+    file.write_all_at(&behind, end)
+        .expect("the others have room");
+    file.sync_all().expect("synced");
+    drop(file);
+    world.plug(away, "loop");
+    let found = fs::read(world.path("f")).expect("all is there again");
+    assert_eq!(found.len(), 13 * UNIT);
+    pattern::check(1, 0, &found, "f");
+}
+
+#[test]
 fn a_member_with_stripes_is_emptied_and_removed() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 100), (EXT4, 100), (EXT4, 100), (EXT4, 100)])
     else {
@@ -366,15 +407,30 @@ fn a_damaged_record_and_a_lost_catalogue_cost_no_byte_of_a_stripe() {
     fs::copy(&object, &kept).expect("copied");
     fs::remove_file(&object).expect("ours");
     damage_record(&world.catalogue().join("tree/f2"));
-    let (report, code) = world.json(&["fsck"], &[]);
+    let (report, code) = world.json(&["fsck", "--repair"], &[]);
     assert_ne!(code, Some(0), "{report}");
+    let findings = report["findings"].as_array().expect("a list");
+    let states: Vec<&Value> = findings.iter().map(|finding| &finding["state"]).collect();
+    assert_eq!(states, ["open"], "{report}");
     fs::copy(&kept, &object).expect("copied back");
     setxattr(&object, "trusted.rushes.object", &mark, XattrFlags::empty()).expect("root");
-    // All catalogues are gone.
+    let (report, code) = world.json(&["fsck", "--repair"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    is_sound(&world, "after the object came back");
+    // The catalogue is gone, and with it a file that no log of names has heard of; most of its stripe is empty.
+    world.start();
+    put(&world.path("late"), 9, 90_001).expect("room");
+    world.kill();
+    let dead = Command::new("umount")
+        .arg("--lazy")
+        .arg(world.path(""))
+        .status();
+    assert!(dead.expect("umount starts").success());
     world.lose_catalogue();
     let members: Vec<PathBuf> = (0..3).map(|at| world.member(at).join("pool")).collect();
     let (report, code) = world.json(&["rescue"], &members);
     assert_eq!(code, Some(0), "{report}");
+    is_sound(&world, "after the rescue");
     world.start();
     for seed in 0..4 {
         check(&world.path(format!("f{seed}")), seed, length);
@@ -383,7 +439,13 @@ fn a_damaged_record_and_a_lost_catalogue_cost_no_byte_of_a_stripe() {
             [(String::from("striped"), 3)]
         );
     }
-    assert!(!world.path("lost+found").exists());
+    let lost = fs::read_dir(world.path("lost+found"));
+    let lost = lost.into_iter().flatten().flatten().map(|one| one.path());
+    let late = lost
+        .chain([world.path("late")])
+        .next()
+        .expect("one of them");
+    check(&late, 9, 90_001);
 }
 
 fn attribute(path: &Path, name: &str) -> Vec<u8> {

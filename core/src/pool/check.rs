@@ -248,8 +248,24 @@ pub fn check(
             });
         }
     }
+    // An empty object of a stripe is part of it as long as another one has bytes.
+    let stripe = |found: &FoundObject| match found.mark {
+        Mark::Sound(mark) if mark.part.shape != Shape::Single => {
+            let part = mark.part;
+            let of = (mark.pool, mark.file, part.serial, part.origin);
+            Some((of, part.shape.bytes()))
+        }
+        _ => None,
+    };
+    let stripes_with_data: BTreeSet<_> = objects
+        .iter()
+        .filter(|found| found.has_data)
+        .filter_map(stripe)
+        .collect();
     for found in unnamed {
-        let (object, has_data) = (found.object, found.has_data);
+        let object = found.object;
+        let has_data = found.has_data
+            || stripe(found).is_some_and(|stripe| stripes_with_data.contains(&stripe));
         let file = match found.mark {
             Mark::Sound(mark) if mark.pool != pool => {
                 findings.push(Finding::Foreign { object });
@@ -366,7 +382,7 @@ impl Piece {
                     .part
                     .shape
                     .offset_of(usize::from(self.part.place), last);
-                self.part.origin.0 + behind + 1
+                self.part.origin.0.saturating_add(behind).saturating_add(1)
             }
             None => 0,
         }
@@ -386,37 +402,49 @@ struct Home {
 ///
 /// Returns  None: a stripe is not whole, so that nobody can say where its bytes are
 pub fn assemble(file: FileIdentity, pieces: &[Piece]) -> Option<Layout> {
-    let mut homes: Vec<(Home, Vec<ByteRange>)> = Vec::new();
-    let mut order: Vec<&Piece> = pieces.iter().collect();
-    order.sort_by_key(|piece| {
+    // Objects of one stripe together; any other by itself.
+    let mut groups: BTreeMap<_, Vec<&Piece>> = BTreeMap::new();
+    for piece in pieces {
         let part = piece.part;
-        let is_striped = part.shape != Shape::Single;
-        (
+        let alone = (part.shape == Shape::Single).then_some(piece.object);
+        let key = (
             part.serial,
-            is_striped,
+            alone.is_none(),
             part.origin,
-            part.place,
-            piece.object,
-        )
-    });
-    let mut rest = order.as_slice();
-    while let Some(first) = rest.first() {
-        let part = first.part;
-        let count = part.shape.object_count();
-        let all = rest.get(..count)?;
-        let is_whole = all.iter().zip(0u16..).all(|(piece, place)| {
-            piece.part == Part { place, ..part } || (count == 1 && piece.part == part)
-        });
-        if !is_whole {
-            return None;
+            part.shape.bytes(),
+            alone,
+        );
+        groups.entry(key).or_default().push(piece);
+    }
+    let mut homes: Vec<(Home, Vec<ByteRange>)> = Vec::new();
+    let mut ends: Vec<(u16, bool)> = Vec::new();
+    for ((serial, is_striped, ..), group) in groups {
+        // Nothing was ever written to it: made when the power went, or a hole as long as the file.
+        if is_striped && group.iter().all(|piece| piece.data.is_empty()) {
+            continue;
         }
+        let part = group[0].part;
+        let all = whole(part.shape, &group)?;
         let home = Home {
             origin: part.origin,
             shape: part.shape,
             objects: all.iter().map(|piece| piece.object).collect(),
         };
-        homes.push((home, bytes_of(part, all)));
-        rest = &rest[count..];
+        homes.push((home, bytes_of(part, &all)));
+        ends.push((serial, is_striped));
+    }
+    // An object that was there before a stripe may have taken bytes out of it later: whose they are only the record knew.
+    let overlap = |one: &[ByteRange], other: &[ByteRange]| {
+        one.iter()
+            .any(|range| other.iter().any(|part| range.overlaps(*part)))
+    };
+    for (at, (stripe, is_striped)) in ends.iter().enumerate() {
+        let is_in_doubt = |(of, (serial, is_other)): (usize, &(u16, bool))| {
+            *is_striped && !is_other && serial <= stripe && overlap(&homes[of].1, &homes[at].1)
+        };
+        if ends.iter().enumerate().any(is_in_doubt) {
+            return None;
+        }
     }
     // Start of each stretch, its end, number of its home.
     let mut painted: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
@@ -455,21 +483,49 @@ pub fn assemble(file: FileIdentity, pieces: &[Piece]) -> Option<Layout> {
     Some(layout)
 }
 
+/// The objects of a stripe, in their places. None: one is not there, or two have bytes for one place.
+fn whole<'a>(shape: Shape, group: &[&'a Piece]) -> Option<Vec<&'a Piece>> {
+    if shape == Shape::Single {
+        return Some(group.to_vec());
+    }
+    (0..shape.object_count())
+        .map(|place| {
+            let mut found = group
+                .iter()
+                .filter(|piece| usize::from(piece.part.place) == place);
+            let first = *found.next()?;
+            // A copy that was begun and not named is no reason to doubt, as long as it is empty.
+            found.try_fold(first, |known, other| match (&known.data, &other.data) {
+                (_, data) if data.is_empty() => Some(known),
+                (data, _) if data.is_empty() => Some(*other),
+                _ => None,
+            })
+        })
+        .collect()
+}
+
 /// Which bytes of the file are in these objects, which are all of a stripe, or one.
 fn bytes_of(part: Part, all: &[&Piece]) -> Vec<ByteRange> {
     if part.shape == Shape::Single {
         let moved = all.iter().flat_map(|piece| &piece.data);
         return moved
-            .map(|range| ByteRange::new(range.start.0 + part.origin.0, range.length.0))
+            .map(|range| {
+                let start = range.start.0.saturating_add(part.origin.0);
+                ByteRange::new(start, range.length.0)
+            })
             .collect();
     }
-    let offset = |place: usize, at: u64| part.origin.0 + part.shape.offset_of(place, at);
+    let offset = |place: usize, at: u64| {
+        let behind = part.shape.offset_of(place, at);
+        part.origin.0.saturating_add(behind)
+    };
     let ranges = || {
         let all = all.iter().enumerate();
         all.flat_map(|(place, piece)| piece.data.iter().map(move |range| (place, range)))
     };
     let first = ranges().map(|(place, range)| offset(place, range.start.0));
-    let last = ranges().map(|(place, range)| offset(place, range.end().saturating_sub(1)) + 1);
+    let last = ranges()
+        .map(|(place, range)| offset(place, range.end().saturating_sub(1)).saturating_add(1));
     match (first.min(), last.max()) {
         (Some(first), Some(last)) => alloc::vec![ByteRange::new(first, last - first)],
         _ => Vec::new(),
@@ -809,6 +865,65 @@ mod tests {
             let (_, mut pieces) = striped();
             pieces.remove(missing);
             assert_eq!(assemble(file(1), &pieces), None, "object {missing}");
+        }
+    }
+
+    #[test]
+    fn what_only_the_record_knew_is_not_guessed_at() {
+        // A copy that was begun and not named.
+        let (layout, mut pieces) = striped();
+        let mut spare = pieces[1].clone();
+        spare.object = object(8, 8);
+        spare.data.clear();
+        pieces.push(spare.clone());
+        assert_eq!(assemble(file(1), &pieces), Some(layout));
+        spare.data = vec![ByteRange::new(0, 4096)];
+        pieces.pop();
+        pieces.push(spare);
+        assert_eq!(assemble(file(1), &pieces), None);
+        // An object that was there before the stripe has bytes where the stripe has some, too.
+        let (_, mut pieces) = striped();
+        pieces[6].part.serial = 0;
+        assert_eq!(assemble(file(1), &pieces), None);
+        // A stripe that was made and never written to is no part of the file.
+        let (layout, mut pieces) = striped();
+        for at in 0..3 {
+            let mut empty = pieces[at].clone();
+            empty.object = object(9, at as u64 + 20);
+            empty.part.serial = 9;
+            empty.data.clear();
+            pieces.push(empty);
+        }
+        assert_eq!(assemble(file(1), &pieces), Some(layout));
+    }
+
+    #[test]
+    fn an_empty_object_of_a_stripe_is_kept_with_the_others() {
+        let (_, pieces) = striped();
+        let objects: Vec<FoundObject> = pieces[..3]
+            .iter()
+            .map(|piece| FoundObject {
+                object: piece.object,
+                mark: Mark::Sound(BackPointer {
+                    pool: POOL,
+                    file: file(1),
+                    part: piece.part,
+                }),
+                has_data: piece.part.place == 0,
+            })
+            .collect();
+        for finding in checked(&[], &objects) {
+            assert_eq!(finding.remedy(false), Remedy::Keep, "{finding:?}");
+        }
+        let empty: Vec<FoundObject> = objects
+            .into_iter()
+            .map(|found| FoundObject {
+                has_data: false,
+                ..found
+            })
+            .collect();
+        for finding in checked(&[], &empty) {
+            assert_eq!(finding.remedy(false), Remedy::Remove, "{finding:?}");
         }
     }
 

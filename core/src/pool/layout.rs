@@ -140,7 +140,8 @@ impl Shape {
         }
     }
 
-    const fn bytes(self) -> [u8; 4] {
+    /// As it stands in a record.
+    pub(super) const fn bytes(self) -> [u8; 4] {
         match self {
             Shape::Single => [0, 0, 1, 1],
             Shape::Striped { unit_log2, members } => [unit_log2, 0, 1, members],

@@ -205,6 +205,10 @@ impl Door {
         let done = match why {
             // Somebody else moved it meanwhile: try there first.
             Some((object, _)) if now != Some(object) => return Ok(()),
+            // Somebody has written behind it meanwhile, so that bytes may be there that cannot be had now.
+            Some((_, SpillReason::Unwritable)) if wanted.start.0 < file.size() => {
+                return Err(Errno::IO);
+            }
             Some((_, reason)) => self
                 .pool
                 .spill(file.stub.as_fd(), &mut layout, wanted, reason),

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Listing directories: entries and offsets are the native file system's own.
 //!
-//! Its offsets are what keeps a listing right while names come and go, also for NFS clients that come back with one after a restart.
+//! Its offsets are what keeps a listing right while names come and go, also for NFS clients that come back with one after a restart. An answer to
+//! the kernel has room for fewer names than a look into the directory brings: the others are kept for the next one, as libc keeps them for a program.
 
 use crate::answer::{Answer, errno};
 use crate::attributes::Attributes;
 use crate::door::Door;
 use crate::nodes::{Node, ROOT, locked};
 use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom, fsync, openat, seek};
+use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -16,10 +18,66 @@ use std::sync::{Arc, Mutex};
 /// Read from a directory at once. Units: bytes.
 const CHUNK_BYTES: usize = 32 * 1024;
 
-/// An open directory. Its lock covers the position, which the kernel keeps in the descriptor.
+/// An open directory.
 pub(crate) struct Listing {
-    directory: Mutex<OwnedFd>,
+    reader: Mutex<Reader>,
     number: u64,
+}
+
+/// How far it is read.
+struct Reader {
+    directory: OwnedFd,
+    /// The offset of the first name of `ahead`; without one, where the descriptor is.
+    offset: u64,
+    /// Names that were read and not told yet.
+    ahead: VecDeque<Entry>,
+}
+
+struct Entry {
+    inode: u64,
+    name: Box<[u8]>,
+    kind: FileType,
+    next: u64,
+}
+
+impl Reader {
+    /// Names are told from here on. From the start they are read anew, as rewinddir(3) promises.
+    fn go_to(&mut self, offset: u64) -> Answer<()> {
+        if offset != self.offset || offset == 0 {
+            self.ahead.clear();
+            seek(&self.directory, SeekFrom::Start(offset))?;
+            self.offset = offset;
+        }
+        Ok(())
+    }
+
+    /// The next name, not taken yet. None: there are no more.
+    fn first(&mut self, chunk: &mut Vec<u8>) -> Answer<Option<&Entry>> {
+        if self.ahead.is_empty() {
+            chunk.clear();
+            chunk.reserve(CHUNK_BYTES);
+            let mut entries = RawDir::new(&self.directory, chunk.spare_capacity_mut());
+            while let Some(entry) = entries.next() {
+                let entry = entry?;
+                self.ahead.push_back(Entry {
+                    inode: entry.ino(),
+                    name: entry.file_name().to_bytes().into(),
+                    kind: entry.file_type(),
+                    next: entry.next_entry_cookie(),
+                });
+                if entries.is_buffer_empty() {
+                    break;
+                }
+            }
+        }
+        Ok(self.ahead.front())
+    }
+
+    fn take(&mut self) {
+        if let Some(entry) = self.ahead.pop_front() {
+            self.offset = entry.next;
+        }
+    }
 }
 
 /// One name, and where the listing goes on behind it.
@@ -35,7 +93,11 @@ impl Door {
         let fd = self.nodes.descriptor(&self.nodes.get(number)?)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Listing {
-            directory: Mutex::new(openat(&fd, c".", flags, Mode::empty())?),
+            reader: Mutex::new(Reader {
+                directory: openat(&fd, c".", flags, Mode::empty())?,
+                offset: 0,
+                ahead: VecDeque::new(),
+            }),
             number,
         })
     }
@@ -47,28 +109,27 @@ impl Door {
         offset: u64,
         mut take: impl FnMut(Listed<'_>) -> Answer<bool>,
     ) -> Answer<()> {
-        let directory = locked(&listing.directory);
-        seek(&*directory, SeekFrom::Start(offset))?;
-        let mut chunk = Vec::with_capacity(CHUNK_BYTES);
-        let mut entries = RawDir::new(&*directory, chunk.spare_capacity_mut());
-        while let Some(entry) = entries.next() {
-            let entry = entry?;
-            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        let mut reader = locked(&listing.reader);
+        let mut chunk = Vec::new();
+        reader.go_to(offset)?;
+        while let Some(entry) = reader.first(&mut chunk)? {
+            let name = OsStr::from_bytes(&entry.name);
             let number = if name == ".." && listing.number == ROOT {
                 // The tree ends here for all who look through the mount.
                 ROOT
             } else {
-                self.nodes.number_of(entry.ino())
+                self.nodes.number_of(entry.inode)
             };
             let listed = Listed {
                 number,
                 name,
-                kind: entry.file_type(),
-                next: entry.next_entry_cookie(),
+                kind: entry.kind,
+                next: entry.next,
             };
             if !take(listed)? {
                 break;
             }
+            reader.take();
         }
         Ok(())
     }
@@ -84,7 +145,10 @@ impl Door {
     }
 
     pub(crate) fn sync_listing(&self, listing: &Listing) -> Answer<()> {
-        let directory = locked(&listing.directory).try_clone().map_err(errno)?;
+        let directory = locked(&listing.reader)
+            .directory
+            .try_clone()
+            .map_err(errno)?;
         fsync(directory)
     }
 }

@@ -7,11 +7,11 @@
 use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, member_format, refused};
 use crate::error::PoolError;
 use crate::format::{self, CatalogueFormat, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
-use crate::member::{Access, Member, MemberState, NAMES, data_ranges, random};
+use crate::member::{Access, Member, MemberState, NAMES, data_ranges, mark_of, random};
 use crate::names::{checkpoint_now, newest_log};
 use crate::pool::{Pool, punch};
 use crate::walk::each_stub;
-use rushes_core::pool::check::part_of;
+use rushes_core::pool::check::{Mark, part_of};
 use rushes_core::pool::{Layout, MemberNumber, Object, Part, Shape};
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rustix::fs::{AtFlags, Mode, OFlags, fsync, openat, renameat, unlinkat};
@@ -326,7 +326,11 @@ fn move_whole(
     data: &[ByteRange],
 ) -> Result<u64, PoolError> {
     let need = sum(data);
-    let part = part_of(layout, object);
+    let part = mark_of(source).map_err(|error| PoolError::system("read a mark", "", error))?;
+    let part = match part {
+        Mark::Sound(mark) => mark.part,
+        _ => part_of(layout, object),
+    };
     let taken: BTreeSet<MemberNumber> = layout.objects().iter().map(|one| one.member).collect();
     let mut asked = candidates(pool, stub, object.member, ByteCount(need));
     asked.sort_by_key(|number| taken.contains(number));

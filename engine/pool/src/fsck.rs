@@ -13,7 +13,9 @@ use crate::xattr::{self, LAYOUT_ATTRIBUTE};
 use rushes_core::pool::check::{
     Finding, FoundObject, Mark, Piece, Record, Remedy, Stub, assemble, check,
 };
-use rushes_core::pool::{FileIdentity, Layout, LayoutFault, MemberNumber, Object, Part, Shape};
+use rushes_core::pool::{
+    BackPointer, FileIdentity, Layout, LayoutFault, MemberNumber, Object, Part, Shape,
+};
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, chmodat, fstat, fsync, ftruncate, linkat, mkdirat, openat,
@@ -161,8 +163,16 @@ pub fn fsck(
         if matches!(remedy, Remedy::WriteRecord(_)) && !away.is_empty() {
             remedy = Remedy::None;
         }
+        // Of a stripe nothing can be said before all of it is there.
+        if let Finding::Unnamed { object, .. } = finding
+            && !away.is_empty()
+            && mender.stripe_of(*object).is_some()
+        {
+            remedy = Remedy::None;
+        }
         let state = match (remedy, repair) {
             (Remedy::None, _) => State::Open,
+            (remedy, _) if !mender.can(finding, remedy)? => State::Open,
             (_, false) => State::Mendable,
             (remedy, true) => State::Mended(mender.mend(finding, remedy)?),
         };
@@ -491,14 +501,41 @@ impl Mender<'_> {
         format!("its bytes {}", ranges.join(" and "))
     }
 
+    /// The mark of an object of a stripe.
+    fn stripe_of(&self, object: Object) -> Option<BackPointer> {
+        let found = self.look.objects.iter().find(|one| one.object == object)?;
+        match found.mark {
+            Mark::Sound(mark) if mark.part.shape != Shape::Single => Some(mark),
+            _ => None,
+        }
+    }
+
+    /// Whether something may be done at all: with a stripe that is not whole, or that a file should know and does not, nothing. Its marks
+    /// are all that is known of it.
+    fn can(&self, finding: &Finding, remedy: Remedy) -> Result<bool, PoolError> {
+        Ok(match (finding, remedy) {
+            (_, Remedy::WriteRecord(file)) => assemble(file, &self.pieces(file)?).is_some(),
+            (Finding::Unnamed { object, stub, .. }, Remedy::RemoveIfCopied | Remedy::Keep) => {
+                match self.stripe_of(*object) {
+                    None => true,
+                    Some(_) if self.kept.borrow().contains(object) => true,
+                    Some(_) if stub.is_some() => false,
+                    Some(mark) => assemble(mark.file, &self.pieces(mark.file)?)
+                        .is_some_and(|all| all.objects().contains(object)),
+                }
+            }
+            _ => true,
+        })
+    }
+
     fn mend(&self, finding: &Finding, remedy: Remedy) -> Result<String, PoolError> {
         match (finding, remedy) {
+            (Finding::Unnamed { object, .. }, _) if self.kept.borrow().contains(object) => {
+                Ok(format!("it is in {LOST} with the rest of its file"))
+            }
             (Finding::RecordFaulty { stub, .. }, Remedy::WriteRecord(file)) => {
-                let Some(layout) = assemble(file, &self.pieces(file)?) else {
-                    return Err(PoolError::Refused(String::from(
-                        "objects of its stripe are not there, so that nobody can say where its bytes are",
-                    )));
-                };
+                let layout = assemble(file, &self.pieces(file)?);
+                let layout = layout.expect("asked before whether there is one");
                 let fd = self.open_stub(*stub)?;
                 self.pool.set_layout(fd.as_fd(), &layout)?;
                 sync(&fd, "layout record")?;
@@ -513,8 +550,9 @@ impl Mender<'_> {
                 let Record::Sound(layout) = &self.look.stubs[*stub].record else {
                     return Ok(String::new());
                 };
+                let part = self.as_its_mates(layout, *object, *part);
                 self.member(*object)?
-                    .write_mark(object.id, layout.file, *part)?;
+                    .write_mark(object.id, layout.file, part)?;
                 Ok(String::from("the mark was written anew from the record"))
             }
             (Finding::Unnamed { object, .. }, Remedy::Remove) => {
@@ -565,9 +603,12 @@ impl Mender<'_> {
                 continue;
             };
             if mark.pool == self.pool.id() && mark.file == file {
-                let fd = self
-                    .member(found.object)?
-                    .open_any(found.object.id, Access::Read)?;
+                let member = self.member(found.object)?;
+                let fd = match member.open_any(found.object.id, Access::Read) {
+                    // Removed by now: it was empty.
+                    Err(error) if error.errno() == Errno::NOENT => continue,
+                    opened => opened?,
+                };
                 pieces.push(Piece {
                     object: found.object,
                     part: mark.part,
@@ -584,11 +625,7 @@ impl Mender<'_> {
 
     /// A file of which there is no stub, with all its objects.
     fn keep(&self, object: Object, file: FileIdentity) -> Result<String, PoolError> {
-        if self.kept.borrow().contains(&object) {
-            return Ok(format!("it is in {LOST} with the rest of its file"));
-        }
         let pieces = self.pieces(file)?;
-        // Without all of a stripe each of its objects is a file: a person may know what to make of it.
         let Some(layout) = assemble(file, &pieces).filter(|all| all.objects().contains(&object))
         else {
             return self.keep_alone(object);
@@ -597,6 +634,20 @@ impl Mender<'_> {
         self.kept.borrow_mut().extend(layout.objects());
         let name = format!("{}.{:08x}", file.number, file.generation);
         adopt(self.pool, &name, &layout, size)
+    }
+
+    /// What a mark says that is lost: how many objects came before its stripe the others of it still know.
+    fn as_its_mates(&self, layout: &Layout, object: Object, part: Part) -> Part {
+        let mut segments = layout.segments().iter();
+        let segment = segments.find(|segment| segment.objects.contains(&object));
+        let serial = segment.and_then(|segment| {
+            let mates = segment.objects.iter().filter(|mate| **mate != object);
+            mates.filter_map(|mate| self.stripe_of(*mate)).next()
+        });
+        Part {
+            serial: serial.map_or(part.serial, |mate| mate.part.serial),
+            ..part
+        }
     }
 
     /// Bytes whose file is not known, or has others in their place: a file of their own.

@@ -503,7 +503,7 @@ impl Member {
 }
 
 /// What an object's mark says.
-fn mark_of(fd: &OwnedFd) -> Result<Mark, Errno> {
+pub(crate) fn mark_of(fd: &OwnedFd) -> Result<Mark, Errno> {
     Ok(match xattr::get(fd.as_fd(), OBJECT_ATTRIBUTE)? {
         None => Mark::Absent,
         Some(bytes) => match BackPointer::decode(&bytes) {

@@ -63,7 +63,8 @@ pub struct Buried {
 /// Where bytes are that go elsewhere: a segment, and its objects opened.
 struct Source {
     segment: Segment,
-    objects: Vec<OwnedFd>,
+    /// None: it is away.
+    objects: Vec<Option<OwnedFd>>,
 }
 
 impl Source {
@@ -72,6 +73,9 @@ impl Source {
         let (shape, origin) = (self.segment.shape, self.segment.origin.0);
         let mut first = None;
         for (index, fd) in self.objects.iter().enumerate() {
+            let Some(fd) = fd else {
+                continue;
+            };
             let from = shape.share(index, at - origin);
             if let Some(data) = next_data(fd, from)? {
                 let found = origin.saturating_add(shape.offset_of(index, data));
@@ -91,7 +95,10 @@ impl Source {
             let run = run.min(range.end() - at);
             let length = run.min(buffer.len() as u64) as usize;
             let part = &mut buffer[..length];
-            let count = rustix::io::pread(&self.objects[index], part, from).map_err(failed)?;
+            let Some(object) = &self.objects[index] else {
+                return Err(failed(Errno::IO));
+            };
+            let count = rustix::io::pread(object, part, from).map_err(failed)?;
             let mut written = 0;
             while written < count {
                 let part = &buffer[written..count];
@@ -106,11 +113,15 @@ impl Source {
     /// Bytes of the file that are elsewhere by now.
     fn punch(&self, range: ByteRange) -> Result<(), Errno> {
         let (shape, origin) = (self.segment.shape, self.segment.origin.0);
-        self.objects.iter().enumerate().try_for_each(|(index, fd)| {
-            let start = shape.share(index, range.start.0 - origin);
-            let end = shape.share(index, range.end() - origin);
-            punch(fd, ByteRange::new(start, end - start))
-        })
+        self.objects
+            .iter()
+            .enumerate()
+            .filter_map(|(index, fd)| Some((index, fd.as_ref()?)))
+            .try_for_each(|(index, fd)| {
+                let start = shape.share(index, range.start.0 - origin);
+                let end = shape.share(index, range.end() - origin);
+                punch(fd, ByteRange::new(start, end - start))
+            })
     }
 }
 
@@ -277,11 +288,26 @@ impl Pool {
         let start = wanted.start.0;
         let length = wanted.length.0.min(segment.end() - start).max(1);
         let (from, source) = match reason {
-            SpillReason::Unwritable => (ByteRange::new(start, segment.end() - start), None),
+            SpillReason::Unwritable => {
+                // Somebody else may have written behind it meanwhile, to members that take bytes.
+                let mut others = self.opened(layout, now.segment_index, Access::Write);
+                let at = others
+                    .segment
+                    .objects
+                    .iter()
+                    .position(|one| *one == now.object);
+                if let Some(this) = at.and_then(|at| others.objects.get_mut(at)) {
+                    *this = None;
+                }
+                let data = others.next_data(start)?;
+                let end = data.unwrap_or(u64::MAX).min(segment.end());
+                (ByteRange::new(start, end - start), None)
+            }
             SpillReason::Full => {
-                let source = self.source(layout, now.segment_index)?;
-                let data = source.next_data(start)?;
+                let objects = self.opened(layout, now.segment_index, Access::Read);
+                let data = objects.next_data(start)?;
                 if data == Some(start) {
+                    let source = self.source(layout, now.segment_index)?;
                     let first = (start & !(MOVE_BYTES - 1)).max(segment.start.0);
                     let last = (start + length)
                         .next_multiple_of(MOVE_BYTES)
@@ -300,11 +326,20 @@ impl Pool {
             .expect("a placed file covers every byte"))
     }
 
+    /// A segment whose bytes are to go elsewhere.
     fn source(&self, layout: &Layout, segment_index: usize) -> Result<Source, PoolError> {
         let segment = layout.segments()[segment_index].clone();
-        let open = |&object: &Object| self.open_object(layout, object, Access::Write);
+        let open = |&object: &Object| self.open_object(layout, object, Access::Write).map(Some);
         let objects = segment.objects.iter().map(open).collect::<Result<_, _>>()?;
         Ok(Source { segment, objects })
+    }
+
+    /// A segment with those of its objects that can be opened so.
+    fn opened(&self, layout: &Layout, segment_index: usize, access: Access) -> Source {
+        let segment = layout.segments()[segment_index].clone();
+        let open = |&object: &Object| self.open_object(layout, object, access).ok();
+        let objects = segment.objects.iter().map(open).collect();
+        Source { segment, objects }
     }
 
     fn next_turn(&self) -> u64 {
@@ -594,8 +629,12 @@ impl Pool {
         let mut next = layout.clone();
         let gone = next.cut(size);
         let failed = |error| PoolError::system("cut an object", "", error);
+        // All of them first: were one away, the others would have lost their bytes already.
+        let mut opened = Vec::new();
         for (object, length) in next.lengths(size) {
-            let fd = self.open_object(layout, object, Access::Write)?;
+            opened.push((self.open_object(layout, object, Access::Write)?, length));
+        }
+        for (fd, length) in opened {
             if fstat(&fd).map_err(failed)?.st_size as u64 > length {
                 ftruncate(&fd, length).map_err(failed)?;
             }

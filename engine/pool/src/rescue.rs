@@ -15,9 +15,11 @@ use crate::names;
 use crate::pool::Pool;
 use crate::walk::open_below;
 use crate::xattr::INODE_ATTRIBUTE;
-use rushes_core::pool::check::{Mark, is_plain};
+use rushes_core::pool::check::{Mark, Piece, assemble, is_plain};
 use rushes_core::pool::names::{Inode, Names, ROOT, is_newer};
-use rushes_core::pool::{FileIdentity, Layout, MemberNumber, Object, Part, Policy, PoolId, Wish};
+use rushes_core::pool::{
+    FileIdentity, Layout, MemberNumber, Object, Part, Policy, PoolId, Shape, Wish,
+};
 use rushes_core::units::{ByteOffset, ByteRange};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags, chmodat, chownat, fstat,
@@ -550,18 +552,22 @@ impl Maker<'_> {
         let mut size = inode.size;
         if let Ok(layout) = Layout::decode(&inode.record) {
             let layout = self.as_it_is(layout, inode.modified)?;
-            for segment in layout.segments() {
+            for (at, segment) in layout.segments().iter().enumerate() {
+                let range = layout.range_of(at);
                 for (index, &object) in segment.objects.iter().enumerate() {
                     if !self.is_there(&layout, object) {
                         continue;
                     }
                     let fd = self.pool.open_object(&layout, object, Access::Read)?;
-                    let last = ranges(&fd)?
-                        .last()
-                        .and_then(|data| data.end().checked_sub(1));
+                    // What lies behind the segment was there before another one took its place.
+                    let share = segment.shape.share(index, range.end() - segment.origin.0);
+                    let data = ranges(&fd)?;
+                    let last = data.iter().rev().find(|data| data.start.0 < share);
+                    let last = last.and_then(|data| data.end().min(share).checked_sub(1));
                     if let Some(last) = last {
-                        let behind = segment.shape.offset_of(index, last) + 1;
-                        size = size.max(segment.origin.0 + behind);
+                        let behind = segment.shape.offset_of(index, last);
+                        let end = segment.origin.0.saturating_add(behind).saturating_add(1);
+                        size = size.max(end.min(range.end()));
                     }
                 }
             }
@@ -588,6 +594,12 @@ impl Maker<'_> {
     /// Objects that the record does not know have what its own do not, or not any more: if they are as new as the record. An older one
     /// is left of bytes that were cut off or replaced; fsck gives it a name of its own.
     fn as_it_is(&self, mut layout: Layout, modified: (i64, u32)) -> Result<Layout, PoolError> {
+        self.with_moved(&mut layout);
+        if layout.segments().is_empty()
+            && let Some(whole) = self.from_stripes(layout.file)?
+        {
+            return Ok(whole);
+        }
         let named = layout.objects();
         let Some(all) = self.objects.get(&layout.file).filter(|_| is_plain(&layout)) else {
             return Ok(layout);
@@ -612,6 +624,50 @@ impl Maker<'_> {
             }
         }
         Ok(layout)
+    }
+
+    /// An object of a stripe that is not where the record says was moved, if there is just one that says the same of itself.
+    fn with_moved(&self, layout: &mut Layout) {
+        let named = layout.objects();
+        let mut moved = Vec::new();
+        for segment in layout.segments() {
+            for (&object, place) in segment.objects.iter().zip(0u16..) {
+                let is_away = self.away.contains(&object.member);
+                if segment.shape == Shape::Single || is_away || self.is_there(layout, object) {
+                    continue;
+                }
+                let is_it = |(one, part): &&(Object, Part)| {
+                    !named.contains(one)
+                        && (part.place, part.origin, part.shape)
+                            == (place, segment.origin, segment.shape)
+                };
+                let all = self.objects.get(&layout.file).into_iter().flatten();
+                let mut found = all.filter(is_it);
+                if let (Some((one, _)), None) = (found.next(), found.next()) {
+                    moved.push((object, *one));
+                }
+            }
+        }
+        for (before, after) in moved {
+            layout.replace(before, after);
+        }
+    }
+
+    /// A file that was striped in the last second before the log ended. None: it was not, or not all of it is there.
+    fn from_stripes(&self, file: FileIdentity) -> Result<Option<Layout>, PoolError> {
+        let all = self.objects.get(&file).map_or(&[][..], Vec::as_slice);
+        let is_striped = |(_, part): &(Object, Part)| part.shape != Shape::Single;
+        if !self.away.is_empty() || !all.iter().any(is_striped) {
+            return Ok(None);
+        }
+        let layout = Layout::new(file);
+        let mut pieces = Vec::new();
+        for &(object, part) in all {
+            let fd = self.pool.open_object(&layout, object, Access::Read)?;
+            let data = ranges(&fd)?;
+            pieces.push(Piece { object, part, data });
+        }
+        Ok(assemble(file, &pieces))
     }
 
     /// Parts of a range of which no named object has a byte. What one on a member that is away has is not known.
