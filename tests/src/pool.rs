@@ -247,6 +247,28 @@ impl Drop for PoolWorld {
     }
 }
 
+/// Run it, and kill it as it enters its `count`-th call of this name.
+///
+/// Returns  whether it was killed; else it succeeded
+pub fn killed_at(command: &Command, call: &str, count: usize) -> bool {
+    let output = Command::new(needs::path_of("strace"))
+        .args(["-f", "-qq", "-o", "/dev/null", "-e"])
+        .arg(format!("trace={call}"))
+        .arg("-e")
+        .arg(format!("inject={call}:signal=SIGKILL:when={count}"))
+        .arg(command.get_program())
+        .args(command.get_args())
+        .output()
+        .expect("strace starts");
+    match output.status.code() {
+        None => true,
+        Some(code) => {
+            assert_eq!(code, 0, "{call} {count}: {output:?}");
+            false
+        }
+    }
+}
+
 fn file_system(scratch: &Scratch, name: &str, (mkfs, mib): Made) {
     let image = scratch.path().join(format!("{name}.img"));
     // A new file: whoever has copied the mounts of this machine still has the former one mounted.

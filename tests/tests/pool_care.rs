@@ -3,7 +3,7 @@
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
-use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS};
+use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, killed_at};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -74,28 +74,6 @@ fn build(members: &[Made]) -> Option<PoolWorld> {
         return None;
     }
     PoolWorld::build(members)
-}
-
-/// Run it, and kill it as it enters its `count`-th call of this name.
-///
-/// Returns  whether it was killed; else it succeeded
-fn killed_at(command: &Command, call: &str, count: usize) -> bool {
-    let output = Command::new(needs::path_of("strace"))
-        .args(["-f", "-qq", "-o", "/dev/null", "-e"])
-        .arg(format!("trace={call}"))
-        .arg("-e")
-        .arg(format!("inject={call}:signal=SIGKILL:when={count}"))
-        .arg(command.get_program())
-        .args(command.get_args())
-        .output()
-        .expect("strace starts");
-    match output.status.code() {
-        None => true,
-        Some(code) => {
-            assert_eq!(code, 0, "{call} {count}: {output:?}");
-            false
-        }
-    }
 }
 
 #[test]

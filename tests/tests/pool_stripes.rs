@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Files that are striped over members, through the mount: every byte is where it was written, whatever fills, is emptied, is killed or is lost.
 
+use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
-use rushes_tests::pool::{BTRFS, EXT4, PoolWorld, XFS};
+use rushes_tests::pool::{BTRFS, EXT4, PoolWorld, XFS, killed_at};
 use rushes_tests::random::Random;
 use rustix::fs::{FallocateFlags, SeekFrom, XattrFlags, fallocate, seek, setxattr};
 use serde_json::{Value, json};
@@ -358,6 +359,24 @@ fn a_member_with_stripes_is_emptied_and_removed() {
     };
     assert!(there(&world) > 0, "nothing to move");
     world.end();
+    if needs::all_there(&[Need::Program("strace")]) {
+        for (call, count) in [
+            ("fsetxattr", 1),
+            ("pwrite64", 1),
+            ("fsync", 2),
+            ("fsetxattr", 2),
+            ("fsync", 3),
+            ("unlinkat", 1),
+        ] {
+            assert!(
+                killed_at(&world.command(&["drain", "1"], &[]), call, count),
+                "{call}"
+            );
+            let (report, code) = world.json(&["fsck", "--repair"], &[]);
+            assert_eq!(code, Some(0), "drain killed at {call} {count}: {report}");
+            is_sound(&world, call);
+        }
+    }
     let (report, code) = world.json(&["drain", "1"], &[]);
     assert_eq!(
         (&report["is_empty"], code),

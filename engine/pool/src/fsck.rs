@@ -519,7 +519,7 @@ impl Mender<'_> {
                 match self.stripe_of(*object) {
                     None => true,
                     Some(_) if self.kept.borrow().contains(object) => true,
-                    Some(_) if stub.is_some() => false,
+                    Some(_) if let Some(stub) = stub => self.is_copied(*object, *stub)?,
                     Some(mark) => assemble(mark.file, &self.pieces(mark.file)?)
                         .is_some_and(|all| all.objects().contains(object)),
                 }
@@ -671,18 +671,37 @@ impl Mender<'_> {
         let Record::Sound(layout) = &self.look.stubs[stub].record else {
             return Ok(false);
         };
-        let found = self.look.objects.iter().find(|one| one.object == object);
-        let is_single = found.is_some_and(|one| match one.mark {
-            Mark::Sound(mark) => mark.part == Part::single(mark.part.serial),
-            _ => true,
-        });
-        if !is_single {
-            return Ok(false);
+        if let Some(mark) = self.stripe_of(object) {
+            return self.is_twin(object, mark.part, layout);
         }
         let fd = self.member(object)?.open_any(object.id, Access::Read)?;
         for range in self.ranges(&fd)? {
             if !self.is_same(&fd, layout, range)? {
                 return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether every byte of an object of a stripe is also in the one that has its place now: it was moved, or was about to be.
+    fn is_twin(&self, object: Object, part: Part, layout: &Layout) -> Result<bool, PoolError> {
+        let mut segments = layout.segments().iter();
+        let segment = segments.find(|one| (one.origin, one.shape) == (part.origin, part.shape));
+        let Some(named) = segment.and_then(|one| one.objects.get(usize::from(part.place))) else {
+            return Ok(false);
+        };
+        let Ok(named) = self.pool.open_object(layout, *named, Access::Read) else {
+            return Ok(false);
+        };
+        let fd = self.member(object)?.open_any(object.id, Access::Read)?;
+        for range in self.ranges(&fd)? {
+            let mut at = range.start.0;
+            while at < range.end() {
+                let length = (range.end() - at).min(CHUNK_BYTES as u64) as usize;
+                if read(&fd, at, length)? != read(&named, at, length)? {
+                    return Ok(false);
+                }
+                at += length as u64;
             }
         }
         Ok(true)
