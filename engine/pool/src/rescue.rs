@@ -596,7 +596,7 @@ impl Maker<'_> {
     fn as_it_is(&self, mut layout: Layout, modified: (i64, u32)) -> Result<Layout, PoolError> {
         self.with_moved(&mut layout);
         if layout.segments().is_empty()
-            && let Some(whole) = self.from_stripes(layout.file)?
+            && let Some(whole) = self.whole_of_stripes(layout.file)?
         {
             return Ok(whole);
         }
@@ -654,7 +654,7 @@ impl Maker<'_> {
     }
 
     /// A file that was striped in the last second before the log ended. None: it was not, or not all of it is there.
-    fn from_stripes(&self, file: FileIdentity) -> Result<Option<Layout>, PoolError> {
+    fn whole_of_stripes(&self, file: FileIdentity) -> Result<Option<Layout>, PoolError> {
         let all = self.objects.get(&file).map_or(&[][..], Vec::as_slice);
         let is_striped = |(_, part): &(Object, Part)| part.shape != Shape::Single;
         if !self.away.is_empty() || !all.iter().any(is_striped) {
