@@ -3,10 +3,11 @@
 
 use crate::disk::run;
 use crate::needs;
+use crate::pattern;
 use crate::scratch::Scratch;
 use serde_json::Value;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -20,6 +21,10 @@ pub const EXT4: &[&str] = &["mkfs.ext4", "-q", "-F", "-m", "0"];
 pub const XFS: &[&str] = &["mkfs.xfs", "-q", "-f"];
 /// btrfs, of 120 MiB at least.
 pub const BTRFS: &[&str] = &["mkfs.btrfs", "-q", "-f"];
+
+const ENOSPC: i32 = 28;
+/// Of what is written at once. Units: bytes.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// A pool, mounted.
 #[derive(Debug)]
@@ -226,6 +231,33 @@ impl PoolWorld {
         all[0].clone()
     }
 
+    /// Write a pattern to a new file until there is no room for more, at most `most` bytes.
+    ///
+    /// Returns  the file, and its length
+    pub fn fill(&self, name: &str, seed: u64, most: u64) -> (File, u64) {
+        let mut file = File::create(self.path(name)).expect("made");
+        let mut length = 0;
+        let error = loop {
+            match file.write(&pattern::bytes(seed, length, PIECE_BYTES)) {
+                Ok(count) => length += count as u64,
+                Err(error) => break error,
+            }
+            assert!(length < most, "it never fills");
+        };
+        assert_eq!(error.raw_os_error(), Some(ENOSPC));
+        (file, length)
+    }
+
+    /// Hardly a block is left on a member.
+    pub fn must_be_full(&self, number: usize) {
+        let found = rustix::fs::statvfs(self.member(number)).expect("mounted");
+        assert!(
+            found.f_bavail * 50 < found.f_blocks,
+            "member {number} has {} blocks left",
+            found.f_bavail
+        );
+    }
+
     /// Numbers of the members that have bytes of a file.
     pub fn members_of(&self, name: &str) -> Vec<u64> {
         let report = self.where_is(name);
@@ -245,6 +277,24 @@ impl Drop for PoolWorld {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// A file of a pattern that its seed and every offset tell apart, on stable storage.
+pub fn put(path: &Path, seed: u64, length: usize) -> std::io::Result<()> {
+    let mut file = File::create(path)?;
+    for at in (0..length).step_by(PIECE_BYTES) {
+        let length = PIECE_BYTES.min(length - at);
+        file.write_all(&pattern::bytes(seed, at as u64, length))?;
+    }
+    file.sync_all()
+}
+
+/// It is as [`put`] made it.
+pub fn check(path: &Path, seed: u64, length: usize) {
+    let name = path.display().to_string();
+    let bytes = fs::read(path).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert_eq!(bytes.len(), length, "{name}");
+    pattern::check(seed, 0, &bytes, &name);
 }
 
 /// Run it, and kill it as it enters its `count`-th call of this name.

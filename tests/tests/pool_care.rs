@@ -2,12 +2,11 @@
 //! A pool that is looked after: killed at every step of what changes it, looked through, mended, and its lost catalogue made anew, on real file systems.
 
 use rushes_tests::needs::{self, Need};
-use rushes_tests::pattern;
-use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, killed_at};
+use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, check, killed_at, put};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,24 +28,6 @@ const STEPS: [&str; 10] = [
     "mkdirat",
     "ftruncate",
 ];
-
-fn put(path: &Path, seed: u64, length: usize) -> std::io::Result<()> {
-    let mut file = File::create(path)?;
-    for at in (0..length).step_by(MIB) {
-        file.write_all(&pattern::bytes(seed, at as u64, MIB.min(length - at)))?;
-    }
-    file.sync_all()
-}
-
-fn check(path: &Path, seed: u64, length: usize) {
-    let name = path.display().to_string();
-    let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|mut file| file.read_to_end(&mut bytes))
-        .unwrap_or_else(|error| panic!("{name}: {error}"));
-    assert_eq!(bytes.len(), length, "{name}");
-    pattern::check(seed, 0, &bytes, &name);
-}
 
 /// Findings of fsck by kind; each may be mended, then nothing is left.
 fn mended(world: &PoolWorld, context: &str) -> Vec<String> {

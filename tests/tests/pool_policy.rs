@@ -124,25 +124,11 @@ fn what_is_made_in_a_folder_of_a_class_goes_to_the_members_of_that_class_alone()
     run(Command::new("mkfifo").arg(world.path("fast/pipe")));
 
     // A file over all that the class has, to the last block.
-    let mut long = File::create(world.path("fast/long")).expect("made");
-    let mut length = 0;
-    let error = loop {
-        match long.write(&pattern::bytes(5, length, MIB)) {
-            Ok(count) => length += count as u64,
-            Err(error) => break error,
-        }
-        assert!(length < 120 << 20, "it never fills");
-    };
-    assert_eq!(error.raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
+    let (long, length) = world.fill("fast/long", 5, 120 << 20);
     drop(long);
     assert_eq!(world.members_of("fast/long"), [0, 1]);
     for number in 0..2 {
-        let found = rustix::fs::statvfs(world.member(number)).expect("mounted");
-        assert!(
-            found.f_bavail * 50 < found.f_blocks,
-            "member {number} has {} blocks left",
-            found.f_bavail
-        );
+        world.must_be_full(number);
     }
     let found = fs::read(world.path("fast/long")).expect("read");
     assert_eq!(found.len() as u64, length);

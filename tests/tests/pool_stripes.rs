@@ -3,12 +3,12 @@
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
-use rushes_tests::pool::{BTRFS, EXT4, PoolWorld, XFS, killed_at};
+use rushes_tests::pool::{BTRFS, EXT4, PoolWorld, XFS, check, killed_at, put};
 use rushes_tests::random::Random;
 use rustix::fs::{FallocateFlags, SeekFrom, XattrFlags, fallocate, seek, setxattr};
 use serde_json::{Value, json};
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,6 @@ use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 const EIO: i32 = 5;
-const ENOSPC: i32 = 28;
 
 /// A wish for all that is made in a folder from now on.
 fn wish(folder: &Path, words: &str) {
@@ -27,21 +26,6 @@ fn wish(folder: &Path, words: &str) {
         XattrFlags::empty(),
     )
     .expect("a wish");
-}
-
-fn put(path: &Path, seed: u64, length: usize) -> std::io::Result<()> {
-    let mut file = File::create(path)?;
-    for at in (0..length).step_by(MIB) {
-        file.write_all(&pattern::bytes(seed, at as u64, MIB.min(length - at)))?;
-    }
-    file.sync_all()
-}
-
-fn check(path: &Path, seed: u64, length: usize) {
-    let name = path.display().to_string();
-    let found = fs::read(path).unwrap_or_else(|error| panic!("{name}: {error}"));
-    assert_eq!(found.len(), length, "{name}");
-    pattern::check(seed, 0, &found, &name);
 }
 
 /// Shapes of a file's segments, and how many objects each has.
@@ -254,29 +238,14 @@ fn a_stripe_goes_on_over_the_members_that_have_room() {
         return;
     };
     wish(&world.path(""), "striped unit=64KiB");
-    let mut file = File::create(world.path("long.mov")).expect("made");
-    let mut length = 0;
-    let error = loop {
-        let bytes = pattern::bytes(3, length, MIB);
-        match file.write(&bytes) {
-            Ok(count) => length += count as u64,
-            Err(error) => break error,
-        }
-        assert!(length < 500 << 20, "it never fills");
-    };
-    assert_eq!(error.raw_os_error(), Some(ENOSPC));
+    let (file, length) = world.fill("long.mov", 3, 500 << 20);
     file.sync_all().expect("what was written fits");
     drop(file);
     let shapes = shapes(&world, "long.mov");
     assert_eq!(shapes[0], (String::from("striped"), 3), "{shapes:?}");
     assert!(shapes.len() > 1, "{shapes:?}");
     for number in 0..3 {
-        let found = rustix::fs::statvfs(world.member(number)).expect("mounted");
-        assert!(
-            found.f_bavail * 50 < found.f_blocks,
-            "member {number} has {} blocks left: {shapes:?}",
-            found.f_bavail
-        );
+        world.must_be_full(number);
     }
     again(&mut world);
     check(&world.path("long.mov"), 3, length as usize);

@@ -3,7 +3,7 @@
 //!
 //! What goes where is core/pool/balance's; bytes move in the steps of a drain. Stripes stay: they are as much on one member as on the other.
 
-use crate::change::{Drained, about, take, within};
+use crate::change::{Drained, about, sum, take, within};
 use crate::error::PoolError;
 use crate::member::{Access, MemberState, data_ranges};
 use crate::names::checkpoint_now;
@@ -78,7 +78,7 @@ fn move_one(
     };
     let failed = |error| PoolError::system("look for data in an object", "", error);
     let data = within(&data_ranges(&source).map_err(failed)?, range);
-    let bytes: u64 = data.iter().map(|part| part.length.0).sum();
+    let bytes = sum(&data);
     let (_, rooms, _) = pool.candidates(stub, Some(object.member), ByteCount(bytes));
     let of = |number: MemberNumber| {
         number == object.member || rooms.iter().any(|room| room.member == number)

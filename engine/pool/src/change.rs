@@ -313,7 +313,7 @@ pub(crate) fn within(data: &[ByteRange], range: ByteRange) -> Vec<ByteRange> {
     parts.filter(|part| part.length.0 > 0).collect()
 }
 
-fn sum(data: &[ByteRange]) -> u64 {
+pub(crate) fn sum(data: &[ByteRange]) -> u64 {
     data.iter().map(|part| part.length.0).sum()
 }
 
