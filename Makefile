@@ -114,6 +114,10 @@ test-mount: ## The mount of a pool: pjdfstest and fsx, beside the same on a bare
 mixed-kills: build ## The daemon killed under all kinds of load at once. RUSHES_TEST_KILLS=500 says how often
 	"$(BIN)/smb-mixed-kills"
 
+.PHONY: pool-kills
+pool-kills: build ## The same under a pool in use by SMB, NFS, iSCSI and programs on its mount
+	"$(BIN)/pool-kills"
+
 .PHONY: fsx
 fsx: build ## A million random operations over SMB, beside a model. FSX="--seed 7 --operations 5000" says it otherwise
 	"$(BIN)/smb-fsx" $(FSX)
@@ -121,6 +125,7 @@ fsx: build ## A million random operations over SMB, beside a model. FSX="--seed 
 test-doors: ## End to end through the real doors, one at a time
 	$(CARGO) test --locked --no-fail-fast -p rushes-tests -- --test-threads=1
 	"$(BIN)/smb-mixed-kills"
+	"$(BIN)/pool-kills"
 
 ## Measuring (bench/PROMISES.md; raw data goes to bench/runs/DATE)
 

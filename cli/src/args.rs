@@ -105,25 +105,26 @@ Give an empty folder, and the folders of all members that are left. Members are 
 is done again by repeating it. What no name is known for is in `lost+found`, under its number. Exit code: 0 all of it is back, 1 something is \
 not as it should be (it is said what), 2 it could not be done.")]
     Rescue(PoolRescueArgs),
-    /// Take further folders in as members of a pool that is not mounted
+    /// Take further folders in as members of a pool, mounted or not
     #[command(after_help = "\
 Nothing is formatted and nothing is deleted. An add that was interrupted is finished by repeating it. Exit code: 0 they are members, 2 they could \
 not be taken.")]
     Add(PoolAddArgs),
-    /// Move everything off a member of a pool that is not mounted
+    /// Move everything off a member of a pool, mounted or not
     #[command(after_help = "\
 The member takes nothing new from then on, also when this is interrupted; the same command again goes on. --cancel lets it take new bytes again. \
+A mounted pool's files are moved by the mount, behind everybody else's reads and writes, as long as this command runs. \
 Exit code: 0 the member is empty, 1 the others are full, 2 it could not be done.")]
     Drain(PoolDrainArgs),
-    /// Move files from full members to emptier ones, after one was added; the pool must not be mounted
+    /// Move files from full members to emptier ones, after one was added; the pool may be mounted
     #[command(after_help = "\
 Whole files move until each member is as full as all together, within one part in a hundred; stripes stay where they are, and files for which a class \
 of members was wished stay on members of that class. One that was interrupted goes on when it is repeated. Exit code: 0 done, 2 it could not be begun or \
 went wrong.")]
     Rebalance(PoolCatalogueArgs),
-    /// Let a member go that has no bytes; the pool must not be mounted
+    /// Let a member go that has no bytes; the pool may be mounted
     #[command(after_help = "\
-Refused while a file has bytes on it. One that is missing may go if nothing was on it. A remove that was interrupted is finished by repeating \
+Refused while a file has bytes on it. One that is missing may go if nothing was on it, while the pool is not mounted. A remove that was interrupted is finished by repeating \
 it. Exit code: 0 it is gone, 2 it is not.")]
     Remove(PoolRemoveArgs),
     /// How a pool is: members, their room, what they are for, how many objects they have, who has the names
@@ -290,6 +291,12 @@ pub(crate) struct PoolMountArgs {
     pub(crate) folder: PathBuf,
     #[command(flatten)]
     pub(crate) daemon: DaemonArg,
+    /// Shell command that writes what a daemon left that died, when none comes back
+    #[arg(long, value_name = "COMMAND", default_value = "rushes recover", value_hint = ValueHint::CommandString)]
+    pub(crate) recover: String,
+    /// So long after its death. Units: seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    pub(crate) recover_after: u64,
     /// Print JSON, one line, when it is mounted
     #[arg(long)]
     pub(crate) json: bool,

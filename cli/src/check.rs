@@ -4,12 +4,14 @@
 use crate::args::CheckArgs;
 use crate::ask::{print_json, say};
 use rushes_daemon::doctor::{Level, Places, Report, examine};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, String> {
     let report = examine(&Places {
         config: args.config.config.clone(),
         smb_conf: args.smb_conf.clone(),
+        pools: pools()?,
     });
     if args.json {
         print_json(&report)?;
@@ -21,6 +23,12 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, String> {
     } else {
         ExitCode::from(1)
     })
+}
+
+/// Where pools are mounted.
+fn pools() -> Result<Vec<PathBuf>, String> {
+    let all = rushes_pool::mounted().map_err(|error| error.to_string())?;
+    Ok(all.into_iter().map(|mounted| mounted.mount).collect())
 }
 
 fn text(report: &Report) -> String {

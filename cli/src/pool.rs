@@ -6,6 +6,7 @@ use crate::ask::{print_json, runtime_dir, say};
 use crate::show::{self, Table};
 use crate::{pool_care, pool_members, pool_policy};
 use indicatif::{ProgressBar, ProgressStyle};
+use rushes_fuse::DaemonPlace;
 use rushes_pool::{
     Class, Layout, Member, MemberState, MemberStatus, Object, ObjectName, Pool, PoolError, Shape,
     Wanted,
@@ -19,6 +20,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// A pool and its members, as `--json` says it.
 #[derive(Debug, Serialize)]
@@ -138,6 +140,23 @@ struct MountReport {
     folder: String,
 }
 
+/// A daemon that goes on writing after a mount has ended needs some seconds.
+const WRITTEN_PATIENCE: Duration = Duration::from_secs(30);
+
+/// A pool that nobody has mounted, with all that was acknowledged in its objects.
+pub(crate) fn settled(pool: Pool) -> Result<Pool, String> {
+    rushes_fuse::wait_until_written(&pool, WRITTEN_PATIENCE).map_err(|unwritten| {
+        format!(
+            "{}: {} objects lack bytes that were acknowledged; expected all of them in their objects. The daemon of {} has them, or has left \
+             them: start it, or write them with `rushes recover`, then repeat this",
+            pool.catalogue().path().display(),
+            unwritten.object_count,
+            unwritten.runtime_dir.display()
+        )
+    })?;
+    Ok(pool)
+}
+
 fn mount(args: &PoolMountArgs) -> Result<ExitCode, String> {
     crate::serve::log_to_stderr("info")?;
     let pool = Pool::serve(&args.catalogue).map_err(told)?;
@@ -149,8 +168,13 @@ fn mount(args: &PoolMountArgs) -> Result<ExitCode, String> {
         unmount(folder, UnmountFlags::DETACH).map_err(|error| failed(&error))?;
     }
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(|error| failed(&error))?;
-    let mounted = rushes_fuse::mount(pool, Some(&runtime_dir(&args.daemon)), folder)
-        .map_err(|error| failed(&error))?;
+    let daemon = DaemonPlace {
+        runtime_dir: runtime_dir(&args.daemon),
+        recover: args.recover.clone(),
+        recover_after: Duration::from_secs(args.recover_after),
+    };
+    let mounted =
+        rushes_fuse::mount(pool, Some(&daemon), folder).map_err(|error| failed(&error))?;
     let report = MountReport {
         catalogue: shown(&args.catalogue),
         folder: shown(folder),
@@ -423,7 +447,7 @@ fn segments(pool: &Pool, layout: &Layout) -> Vec<SegmentReport> {
 fn object_report(pool: &Pool, layout: &Layout, object: Object) -> ObjectReport {
     let member = pool.member(object.member);
     let opened = pool.open_object(layout, object, rushes_pool::Access::Read);
-    let (state, reason) = match (member.map(|member| member.status().state), opened) {
+    let (state, reason) = match (member.as_ref().map(|member| member.status().state), opened) {
         (Some(state @ (MemberState::Present | MemberState::ReadOnly)), Ok(_)) => state_of(&state),
         (Some(state @ MemberState::Missing(_)), _) => state_of(&state),
         (None, Err(error)) => ("missing", Some(error.to_string())),
@@ -432,7 +456,7 @@ fn object_report(pool: &Pool, layout: &Layout, object: Object) -> ObjectReport {
     };
     ObjectReport {
         member: object.member.0,
-        assigned_class: member.and_then(class_of),
+        assigned_class: member.as_ref().and_then(|member| class_of(member)),
         path: member.map(|member| shown(&member.path().join(ObjectName::of(object.id).as_str()))),
         state,
         reason,

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool add`, `drain`, `remove` and `status`: which members a pool has, and how they are. No daemon is asked.
+//! `rushes pool add`, `drain`, `rebalance`, `remove` and `status`: which members a pool has, and how they are. A pool that is mounted is changed by its
+//! mount, which is asked; no daemon is.
 
 use crate::args::{PoolAddArgs, PoolCatalogueArgs, PoolDrainArgs, PoolLsArgs, PoolRemoveArgs};
 use crate::ask::{print_json, say};
-use crate::pool::{PRESENT, catalogues, class_of, print_all, shown, state_of, told, with_wish};
+use crate::pool::{
+    PRESENT, catalogues, class_of, print_all, settled, shown, state_of, told, with_wish,
+};
 use crate::pool_care::counter;
 use crate::show::{self, Table};
-use rushes_pool::{Drained, Member, MemberNumber, Pool, PoolError, newest_log};
+use indicatif::ProgressBar;
+use rushes_pool::{
+    Door, Drained, MemberNumber, Nobody, Pool, PoolError, Request, Told, Work, newest_log,
+};
 use serde::Serialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Members that were taken in.
@@ -18,17 +24,85 @@ struct AddReport {
     numbers: Vec<u16>,
 }
 
+/// Who changes a pool.
+enum Hand {
+    /// This program: nobody else has it.
+    Ours(Box<Pool>),
+    /// The mount that has it.
+    Mount(Door),
+}
+
+impl Hand {
+    /// Errors   somebody else has it, who cannot be asked
+    fn on(catalogue: &Path) -> Result<Hand, String> {
+        match Pool::serve(catalogue) {
+            Ok(pool) => settled(pool).map(|pool| Hand::Ours(Box::new(pool))),
+            Err(error @ PoolError::Served { .. }) => match Door::of(catalogue) {
+                Some(door) => Ok(Hand::Mount(door)),
+                None => Err(told(error)),
+            },
+            Err(error) => Err(told(error)),
+        }
+    }
+}
+
+/// What a mount did.
+#[derive(Default)]
+struct Done {
+    numbers: Vec<u16>,
+    all: Drained,
+    is_empty: bool,
+}
+
+/// Ask the mount. Whoever interrupts this program interrupts the work.
+fn asked(door: Door, request: &Request, bar: &ProgressBar) -> Result<Done, PoolError> {
+    let last = door.ask(request, |told| match told {
+        Told::Added { count } => bar.set_position(count),
+        Told::Moved { now } => bar.set_message(moved_so_far(now)),
+        Told::Done { .. } | Told::Status { .. } | Told::Refused { .. } => {}
+    })?;
+    Ok(match last {
+        Told::Done {
+            numbers,
+            all,
+            is_empty,
+        } => Done {
+            numbers,
+            all,
+            is_empty,
+        },
+        _ => Done::default(),
+    })
+}
+
+/// Where the catalogue is, and the members as they are now.
+fn seen(catalogue: &Path) -> Result<Pool, String> {
+    Pool::look(catalogue).map_err(told)
+}
+
 pub(crate) fn add(args: &PoolAddArgs) -> Result<ExitCode, String> {
-    let pool = Pool::serve(&args.catalogue).map_err(told)?;
+    let catalogue = shown(seen(&args.catalogue)?.catalogue().path());
+    let hand = Hand::on(&args.catalogue)?;
     let bar = counter("{pos} members");
-    let done = rushes_pool::add(&pool, &args.members, |done, _| {
-        bar.set_position(done as u64)
-    });
+    let done = match hand {
+        Hand::Ours(pool) => {
+            let added = rushes_pool::add(&pool, &args.members, |done, _| {
+                bar.set_position(done as u64)
+            });
+            added.map(|numbers| numbers.iter().map(|number| number.0).collect())
+        }
+        Hand::Mount(door) => {
+            // Its folder may be another one than ours.
+            let path =
+                |member: &PathBuf| std::path::absolute(member).unwrap_or_else(|_| member.clone());
+            let members = args.members.iter().map(path).collect();
+            asked(door, &Request::Add { members }, &bar).map(|done| done.numbers)
+        }
+    };
     bar.finish_and_clear();
-    let numbers = done.map_err(told)?;
     let report = AddReport {
-        catalogue: shown(pool.catalogue().path()),
-        numbers: numbers.iter().map(|number| number.0).collect(),
+        catalogue,
+        numbers: done.map_err(told)?,
     };
     if args.json {
         print_json(&report)?;
@@ -60,8 +134,9 @@ fn number_of(pool: &Pool, member: &Path) -> Result<MemberNumber, String> {
     let path = member
         .canonicalize()
         .unwrap_or_else(|_| member.to_path_buf());
-    let found = pool.members().iter().find(|one| one.path() == path);
-    found.map(Member::number).ok_or_else(|| {
+    let members = pool.members();
+    let found = members.iter().find(|one| one.path() == path);
+    found.map(|one| one.number()).ok_or_else(|| {
         format!(
             "{} is no member of {}; expected a number or a folder of `rushes pool ls`",
             member.display(),
@@ -71,26 +146,28 @@ fn number_of(pool: &Pool, member: &Path) -> Result<MemberNumber, String> {
 }
 
 pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
-    let pool = Pool::serve(&args.catalogue).map_err(told)?;
-    let number = number_of(&pool, &args.member)?;
-    let pool = rushes_pool::set_draining(pool, number, !args.cancel).map_err(told)?;
-    let mut last = Drained::default();
-    let mut is_empty = false;
-    if !args.cancel {
-        let bar = counter("{msg}");
-        let done = rushes_pool::drain(&pool, number, |now| {
-            last = now;
-            bar.set_message(moved_so_far(now));
-        });
-        bar.finish_and_clear();
-        match done {
-            Ok(done) => (last, is_empty) = (done, true),
-            Err(PoolError::NoRoom) => {}
-            Err(error) => return Err(error.to_string()),
+    let pool = seen(&args.catalogue)?;
+    let (catalogue, number) = (
+        shown(pool.catalogue().path()),
+        number_of(&pool, &args.member)?,
+    );
+    let hand = Hand::on(&args.catalogue)?;
+    let bar = counter("{msg}");
+    let done = match hand {
+        Hand::Ours(pool) => drain_ours(&pool, number, args.cancel, &bar),
+        Hand::Mount(door) => {
+            let (member, cancel) = (number.0, args.cancel);
+            asked(door, &Request::Drain { member, cancel }, &bar)
         }
-    }
+    };
+    bar.finish_and_clear();
+    let Done {
+        all: last,
+        is_empty,
+        ..
+    } = done.map_err(told)?;
     let report = DrainReport {
-        catalogue: shown(pool.catalogue().path()),
+        catalogue,
         member: number.0,
         is_draining: !args.cancel,
         is_empty,
@@ -117,6 +194,36 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::from(u8::from(!args.cancel && !is_empty)))
 }
 
+fn drain_ours(
+    pool: &Pool,
+    number: MemberNumber,
+    cancel: bool,
+    bar: &ProgressBar,
+) -> Result<Done, PoolError> {
+    rushes_pool::set_draining(pool, number, !cancel)?;
+    if cancel {
+        return Ok(Done::default());
+    }
+    let mut all = Drained::default();
+    let done = rushes_pool::drain(pool, number, |now| {
+        all = now;
+        bar.set_message(moved_so_far(now));
+    });
+    let is_empty = match done {
+        Ok(done) => {
+            all = done;
+            true
+        }
+        Err(PoolError::NoRoom) => false,
+        Err(error) => return Err(error),
+    };
+    Ok(Done {
+        all,
+        is_empty,
+        ..Done::default()
+    })
+}
+
 /// Files that were spread anew.
 #[derive(Debug, Serialize)]
 struct RebalanceReport {
@@ -127,13 +234,17 @@ struct RebalanceReport {
 }
 
 pub(crate) fn rebalance(args: &PoolCatalogueArgs) -> Result<ExitCode, String> {
-    let pool = Pool::serve(&args.catalogue).map_err(told)?;
+    let catalogue = shown(seen(&args.catalogue)?.catalogue().path());
+    let hand = Hand::on(&args.catalogue)?;
     let bar = counter("{msg}");
-    let done = rushes_pool::rebalance(&pool, |now| bar.set_message(moved_so_far(now)));
+    let done = match hand {
+        Hand::Ours(pool) => rushes_pool::rebalance(&pool, |now| bar.set_message(moved_so_far(now))),
+        Hand::Mount(door) => asked(door, &Request::Rebalance {}, &bar).map(|done| done.all),
+    };
     bar.finish_and_clear();
     let done = done.map_err(told)?;
     let report = RebalanceReport {
-        catalogue: shown(pool.catalogue().path()),
+        catalogue,
         file_count: done.file_count,
         moved_count: done.moved_count,
         moved_bytes: done.moved_bytes,
@@ -163,12 +274,19 @@ struct RemoveReport {
 }
 
 pub(crate) fn remove(args: &PoolRemoveArgs) -> Result<ExitCode, String> {
-    let pool = Pool::serve(&args.catalogue).map_err(told)?;
+    let pool = seen(&args.catalogue)?;
     let report = RemoveReport {
         catalogue: shown(pool.catalogue().path()),
         member: number_of(&pool, &args.member)?.0,
     };
-    rushes_pool::remove(pool, MemberNumber(report.member)).map_err(told)?;
+    let (member, number) = (report.member, MemberNumber(report.member));
+    match Hand::on(&args.catalogue)? {
+        Hand::Ours(pool) => rushes_pool::remove(&pool, number, &Nobody),
+        Hand::Mount(door) => {
+            asked(door, &Request::Remove { member }, &ProgressBar::hidden()).map(drop)
+        }
+    }
+    .map_err(told)?;
     if args.json {
         print_json(&report)?;
     } else {
@@ -183,10 +301,53 @@ struct StatusReport {
     catalogue: String,
     wish: String,
     is_served: bool,
+    work: Option<WorkReport>,
     is_add_interrupted: bool,
     log_serial: Option<u64>,
     log_members: Vec<u16>,
     members: Vec<MemberStatusReport>,
+}
+
+/// What the mount does to the pool at this moment.
+#[derive(Debug, Serialize)]
+struct WorkReport {
+    kind: &'static str,
+    member: Option<u16>,
+    file_count: u64,
+    moved_count: u64,
+    moved_bytes: u64,
+    running_s: u64,
+}
+
+impl WorkReport {
+    fn of(work: Work) -> WorkReport {
+        WorkReport {
+            kind: work.kind.name(),
+            member: work.member,
+            file_count: work.done.file_count,
+            moved_count: work.done.moved_count,
+            moved_bytes: work.done.moved_bytes,
+            running_s: work.running_s,
+        }
+    }
+
+    /// "drain of member 1 for 97 s: 310 files looked at, 41 moved, 12.4 GiB"
+    fn text(&self) -> String {
+        let of = self
+            .member
+            .map_or(String::new(), |number| format!(" of member {number}"));
+        let done = Drained {
+            file_count: self.file_count,
+            moved_count: self.moved_count,
+            moved_bytes: self.moved_bytes,
+        };
+        format!(
+            "{}{of} for {} s: {}",
+            self.kind,
+            self.running_s,
+            moved_so_far(done)
+        )
+    }
 }
 
 /// How a member is.
@@ -207,7 +368,7 @@ struct MemberStatusReport {
 fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
     let pool = Pool::look(catalogue).map_err(told)?;
     let mut members = Vec::new();
-    for member in pool.members() {
+    for member in pool.members().iter() {
         let status = member.status();
         let (state, reason) = state_of(&status.state);
         let object_count = match state {
@@ -236,6 +397,9 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
         catalogue: shown(pool.catalogue().path()),
         wish: pool.wish().to_string(),
         is_served: pool.catalogue().is_served().map_err(told)?,
+        work: Door::of(pool.catalogue().path())
+            .and_then(Door::work)
+            .map(WorkReport::of),
         is_add_interrupted: rushes_pool::is_add_interrupted(&pool),
         log_serial: log.as_ref().map(|(serial, _)| *serial),
         log_members: log
@@ -299,7 +463,11 @@ fn text(report: &StatusReport) -> String {
     } else {
         ""
     };
-    let state = format!("{served}, {names}{add}");
+    let work = report
+        .work
+        .as_ref()
+        .map_or(String::new(), |work| format!("; {}", work.text()));
+    let state = format!("{served}, {names}{add}{work}");
     format!(
         "pool {}, {}\n{}",
         report.catalogue,

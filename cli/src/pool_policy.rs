@@ -72,7 +72,7 @@ fn of_pool(
         set_rules(pool, rules).map_err(told)?;
     }
     let pool = Pool::look(catalogue).map_err(told)?;
-    let report = report(&pool, None, None, pool.wish().clone())?;
+    let report = report(&pool, None, None, pool.wish())?;
     Ok((
         report,
         "It counts for files that get their first bytes from now on; others stay where they are.\n",
@@ -115,7 +115,7 @@ fn of_path(
     let wish = said
         .and_then(Result::ok)
         .unwrap_or_default()
-        .or(pool.wish());
+        .or(&pool.wish());
     let report = report(&pool, Some(path), own, wish)?;
     let sentence = if kind.is_dir() {
         "It counts for files and folders that are made in it from now on; what is there stays as it is.\n"
@@ -155,7 +155,7 @@ fn report(
     own: Option<String>,
     wish: Wish,
 ) -> Result<PolicyReport, String> {
-    let members = pool.members().iter();
+    let members = pool.members();
     Ok(PolicyReport {
         catalogue: shown(pool.catalogue().path()),
         path: path.map(shown),
@@ -164,6 +164,7 @@ fn report(
         wish: wish.to_string(),
         is_served: pool.catalogue().is_served().map_err(told)?,
         members: members
+            .iter()
             .map(|member| ClassReport {
                 number: member.number().0,
                 path: shown(member.path()),

@@ -29,6 +29,14 @@ impl BlockStatistics {
         Ok(BlockStatistics::parse(&text))
     }
 
+    /// And of another device.
+    pub fn add(&mut self, other: &BlockStatistics) {
+        self.0.resize(self.0.len().max(other.0.len()), 0);
+        for (sum, count) in self.0.iter_mut().zip(&other.0) {
+            *sum += count;
+        }
+    }
+
     fn parse(text: &str) -> BlockStatistics {
         let words = text.split_whitespace();
         BlockStatistics(words.map_while(|word| word.parse().ok()).collect())
@@ -66,5 +74,9 @@ mod tests {
         );
         assert_eq!(passed["write_bytes"], json!(1 << 20));
         assert_eq!(passed["flush_count"], Value::Null);
+        let mut both = BlockStatistics::default();
+        both.add(&before);
+        both.add(&after);
+        assert_eq!(before.until(&both)["read_count"], json!(11));
     }
 }

@@ -5,6 +5,7 @@ use crate::compare::Contender;
 use crate::disk::FileSystem;
 use crate::disk::cli::DiskCommand;
 use crate::footage::PAGE_BYTES;
+use crate::ground::{Ground, Layout, Place};
 use crate::metadata::{LabelledFolder, Metadata};
 use crate::play::{Play, Start};
 use crate::power;
@@ -12,7 +13,7 @@ use crate::power::cut::Lie;
 use crate::record::{Pace, Record};
 use crate::scatter::{Scatter, Writers};
 use crate::server::{self, Kind, Way};
-use crate::stage::{Ground, Place};
+use crate::throughput::Throughput;
 use crate::writer::Extend;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use std::path::PathBuf;
@@ -42,6 +43,10 @@ pub enum Command {
     Scatter(Box<ScatterArgs>),
     /// Names: how many files a second are made, looked at, listed, renamed and removed in some folders
     Metadata(MetadataArgs),
+    /// Clients that read and write files of their own as fast as it goes
+    Throughput(Box<ThroughputArgs>),
+    /// How many streams a server keeps without a late frame
+    Most(Box<MostArgs>),
     /// Several servers and stream counts, interleaved and repeated, with plots
     Compare(Box<CompareArgs>),
     /// The smallest preroll that keeps N players started at once
@@ -111,12 +116,30 @@ impl MetadataArgs {
     }
 }
 
+/// How many disks, and what makes one place for files of them.
+#[derive(Clone, Debug, Args)]
+pub struct ArrayArgs {
+    /// So many disks, all alike; more than one wants --layout
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub disks: u64,
+    /// What makes one place of the disks
+    #[arg(long, value_enum, default_value_t = Layout::Plain)]
+    pub layout: Layout,
+    /// What a pool is told of where files go, in the words of `rushes pool policy`, such as "choose=least_loaded"
+    #[arg(long, value_name = "WORDS")]
+    pub wish: Option<String>,
+}
+
 /// Which disk, and what lies on it.
 #[derive(Clone, Debug, Args)]
 pub struct StageArgs {
-    /// `table5` (a modelled disk array) or a folder on a disk of yours
+    /// `table5` (a modelled disk array), `table5-half`, `table5-quarter`, `table5-eighth` (the same with so much of its rates), `memory`
+    /// (a device that takes no time) or a folder on a disk of yours
     #[arg(long, default_value = "table5")]
     pub disk: Place,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub array: ArrayArgs,
     /// Keep the modelled disk with its footage in this folder, and use it again when it fits
     #[arg(long, value_name = "DIR")]
     pub keep: Option<PathBuf>,
@@ -257,9 +280,13 @@ pub struct PlayArgs {
 /// The disk of a run that writes. It is made for the run and never kept.
 #[derive(Clone, Debug, Args)]
 pub struct GroundArgs {
-    /// `table5` (a modelled disk array) or a folder on a disk of yours
+    /// `table5` (a modelled disk array), `table5-half`, `table5-quarter`, `table5-eighth` (the same with so much of its rates), `memory`
+    /// (a device that takes no time) or a folder on a disk of yours
     #[arg(long, default_value = "table5")]
     pub disk: Place,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub array: ArrayArgs,
     /// File system of the modelled disk
     #[arg(long, value_enum, default_value_t = FileSystem::Ext4)]
     pub fs: FileSystem,
@@ -463,6 +490,64 @@ pub struct ScatterArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub ground: GroundArgs,
+    /// Print one JSON object and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `lab throughput`.
+#[derive(Clone, Debug, Args)]
+pub struct ThroughputArgs {
+    /// Against which server
+    #[arg(long, value_enum, default_value_t = Kind::Rushes)]
+    pub server: Kind,
+    /// How many read
+    #[arg(long, value_name = "R", default_value_t = 1)]
+    pub readers: u64,
+    /// How many write
+    #[arg(long, value_name = "W", default_value_t = 0)]
+    pub writers: u64,
+    /// Size of each one's file
+    #[arg(long, default_value = "1GiB", value_parser = parse_pages)]
+    pub bytes: u64,
+    /// What is read or written in one call; whole pages of 4 KiB
+    #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = parse_pages)]
+    pub block: u64,
+    /// Everybody stops then; else at the end of his file
+    #[arg(long, value_parser = parse_seconds)]
+    pub seconds: Option<f64>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: ServerArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub ground: GroundArgs,
+    /// Print one JSON object and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `lab most`.
+#[derive(Clone, Debug, Args)]
+pub struct MostArgs {
+    /// Which server
+    #[arg(long, default_value = "rushes")]
+    pub server: Contender,
+    /// Look for no fewer
+    #[arg(long, default_value_t = 1)]
+    pub least: u64,
+    /// Ask for no more
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=512))]
+    pub most: u64,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub players: PlayersArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: ServerArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub stage: StageArgs,
     /// Print one JSON object and nothing else
     #[arg(long)]
     pub json: bool,
@@ -686,6 +771,7 @@ pub fn play_of(
             model: setup.model.clone(),
             module: setup.module.clone(),
             nameless: false,
+            client_count: streams + others.copies + others.storm,
             write_buffer_bytes: 0,
             write_options: Vec::new(),
             share_options: Vec::new(),
@@ -737,6 +823,19 @@ impl GroundArgs {
             write_back: self.write_back,
             room_bytes,
             folder: self.disk_folder.clone(),
+            ..self.array.ground()
+        }
+    }
+}
+
+impl ArrayArgs {
+    /// Disks with ext4 and without a write cache, for runs that only read.
+    pub fn ground(&self) -> Ground {
+        Ground {
+            disk_count: self.disks,
+            layout: self.layout,
+            wish: self.wish.clone(),
+            ..Ground::default()
         }
     }
 }
@@ -799,6 +898,7 @@ impl RecordArgs {
             self.ground.seed,
         );
         play.server.nameless = self.writers.flush;
+        play.server.client_count = self.streams;
         self.ground.buffer(&mut play.server);
         play
     }
@@ -816,6 +916,7 @@ impl MixedArgs {
             self.ground.seed,
         );
         play.timeline = self.timeline;
+        play.server.client_count += self.writers;
         self.ground.buffer(&mut play.server);
         let (bitrate, frames_per_kilosecond) = (play.bitrate, play.frames_per_kilosecond);
         play.record = Some(Record {
@@ -882,8 +983,43 @@ impl CopyInArgs {
             self.ground.seed,
         );
         play.server.nameless = self.flush || self.extend == ExtendArg::SetEof;
+        play.server.client_count = self.clients;
         self.ground.buffer(&mut play.server);
         play
+    }
+}
+
+impl ThroughputArgs {
+    /// The load.
+    pub fn throughput(&self) -> Throughput {
+        Throughput {
+            reader_count: self.readers,
+            writer_count: self.writers,
+            file_bytes: self.bytes.next_multiple_of(self.block),
+            block_bytes: self.block,
+            seconds: self.seconds.unwrap_or(0.0),
+        }
+    }
+
+    /// The server; nothing is said of rates.
+    pub fn server(&self) -> server::Spec {
+        let setup = ServerArgs {
+            no_rule: true,
+            ..self.setup.clone()
+        };
+        let clients = self.readers + self.writers;
+        let players = default_players();
+        let play = play_of(
+            self.server,
+            clients,
+            &players,
+            &no_others(),
+            &setup,
+            self.ground.seed,
+        );
+        let mut server = play.server;
+        self.ground.buffer(&mut server);
+        server
     }
 }
 

@@ -34,6 +34,8 @@ impl Client {
                 command.env("HOME", home);
                 command
             }
+            // It has no cache.
+            Address::Nfs { .. } => Command::new(program),
             // Page cache belongs to who reads: local clients live in the server's purse.
             Address::Local(_) | Address::Rushes { .. } => server.cgroup().command(&program),
         };

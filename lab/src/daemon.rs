@@ -5,11 +5,12 @@
 //! docs/reference promises.
 
 use crate::cgroup::Cgroup;
+use crate::ground::Layout;
 use crate::room::{Room, go_on};
 use crate::server::{Spec, ancestors_of_binary};
 use crate::smbd::SHARE;
 use crate::stage::{Stage, run};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -139,6 +140,26 @@ impl Daemon {
         serde_json::from_slice(&out.stdout).context("rushes status printed no JSON")
     }
 
+    /// Until so many doors of the mount of a pool have a session; `said` is what that says meanwhile.
+    pub fn wait_for_doors(&self, count: u64, said: &dyn Fn() -> String) -> Result<()> {
+        let end = Instant::now() + READY_MAX;
+        loop {
+            go_on()?;
+            let status = self.status()?;
+            let sessions = status["sessions"].as_array().map_or(0, Vec::len) as u64;
+            if sessions >= count {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < end,
+                "{sessions} of {count} members have a session with rushes serve after {READY_MAX:?}:\n{}\n{}",
+                said(),
+                self.log_tail()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
     /// The end of its log.
     pub fn log_tail(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
@@ -251,15 +272,30 @@ fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Re
             writeln!(text, "{key} = {value}")?;
         }
     }
-    writeln!(
-        text,
-        "\n[[share]]\nname = \"{SHARE}\"\npath = \"{}\"",
-        stage.root().display()
-    )?;
-    for (key, value) in &spec.share_options {
-        writeln!(text, "{key} = {value}")?;
+    for (name, path) in shares(stage) {
+        writeln!(
+            text,
+            "\n[[share]]\nname = \"{name}\"\npath = \"{}\"",
+            path.display()
+        )?;
+        for (key, value) in &spec.share_options {
+            writeln!(text, "{key} = {value}")?;
+        }
     }
-    if let Some(frames) = spec.frames_per_kilosecond {
+    if stage.is_pool() {
+        if let Some(bitrate) = spec.bitrate {
+            // Objects of a stripe have no names that say what they are, and a part of its rate.
+            let (which, parts) = match stage.layout() {
+                Layout::PoolStriped => ("objects/**", stage.disk_count()),
+                _ => ("footage/**", 1),
+            };
+            writeln!(
+                text,
+                "\n[[rule]]\nmatch = \"{which}\"\nbitrate = \"{}\"",
+                bitrate.div_ceil(parts)
+            )?;
+        }
+    } else if let Some(frames) = spec.frames_per_kilosecond {
         writeln!(
             text,
             "\n[[rule]]\nmatch = \"footage/**\"\nframes_per_second = {}",
@@ -274,7 +310,18 @@ fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Re
     Ok(text)
 }
 
-/// Let the daemon's own tool measure the device, once for a stage, and return what it wrote.
+/// What it serves: the stage, or each member of the pool on it.
+fn shares(stage: &Stage) -> Vec<(String, PathBuf)> {
+    match stage.array() {
+        Some(array) if stage.is_pool() => (0..)
+            .zip(array.branches())
+            .map(|(number, branch): (u64, _)| (format!("member{number}"), branch))
+            .collect(),
+        _ => vec![(SHARE.to_owned(), stage.root().to_owned())],
+    }
+}
+
+/// Let the daemon's own tool measure the devices, all at once, once for a stage, and return what it wrote.
 fn calibrate(
     binary: &Path,
     config: &Path,
@@ -291,10 +338,23 @@ fn calibrate(
     }
     if fs::read_dir(state)?.next().is_none() {
         stage.timing(true)?;
-        run(Command::new(binary)
-            .args(["calibrate", "--quick", "--save", "--config"])
-            .arg(config)
-            .arg(stage.root()))?;
+        std::thread::scope(|scope| {
+            let measuring: Vec<_> = shares(stage)
+                .into_iter()
+                .map(|(_, path)| {
+                    scope.spawn(move || {
+                        run(Command::new(binary)
+                            .args(["calibrate", "--quick", "--save", "--config"])
+                            .arg(config)
+                            .arg(path))
+                    })
+                })
+                .collect();
+            measuring.into_iter().try_for_each(|one| {
+                one.join()
+                    .map_err(|_| anyhow!("a thread that measured a disk panicked"))?
+            })
+        })?;
         stage.timing(false)?;
     }
     let mut models = serde_json::Map::new();

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a client of the lab reaches files: over SMB (libsmbclient, as many programs do) or on the mount itself.
+//! How a client of the lab reaches files: over SMB (libsmbclient, as many programs do), over NFS (a small client of our own) or on the
+//! mount itself.
 //!
 //! One process has one door: libsmbclient keeps state for the whole process, so clients are processes.
 
-use anyhow::{Context, Result, anyhow, ensure};
+use crate::nfs::{Nfs, NfsFile};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use pavao::{SmbClient, SmbCredentials, SmbFile, SmbOpenOptions, SmbOptions};
 use rushes_shm::Connect;
 use rushes_shm::client::{Client, FileHandle, ReadError};
@@ -34,6 +36,13 @@ pub enum Address {
         /// Home folder of the client, so that nobody's settings leak into the measurement.
         home: PathBuf,
     },
+    /// An NFS export of this machine.
+    Nfs {
+        /// TCP port on 127.0.0.1.
+        port: u16,
+        /// What it is called.
+        export: String,
+    },
     /// A folder.
     Local(PathBuf),
     /// A folder that Rushes serves to programs on its own machine.
@@ -51,6 +60,8 @@ pub enum Address {
 pub enum Door {
     /// Over SMB.
     Smb(SmbClient),
+    /// Over NFS; reading only.
+    Nfs(Box<RefCell<Nfs>>),
     /// Plain calls.
     Local(PathBuf),
     /// The daemon's own client library. Its session belongs to one thread.
@@ -70,6 +81,13 @@ pub enum Opened<'a> {
         file: SmbFile<'a>,
         /// Where libsmbclient would read next.
         position: u64,
+    },
+    /// Over NFS.
+    Nfs {
+        /// The connection.
+        nfs: &'a RefCell<Nfs>,
+        /// Handle and state.
+        file: NfsFile,
     },
     /// On the mount.
     Local(File),
@@ -116,6 +134,10 @@ impl Door {
             Address::Local(root) => {
                 ensure!(root.is_dir(), "{} is no folder", root.display());
                 Ok(Door::Local(root.clone()))
+            }
+            Address::Nfs { port, export } => {
+                let nfs = Nfs::connect(*port, export)?;
+                Ok(Door::Nfs(Box::new(RefCell::new(nfs))))
             }
             Address::Rushes {
                 root,
@@ -175,6 +197,11 @@ impl Door {
                     .with_context(describe)?;
                 Ok(Opened::Smb { file, position: 0 })
             }
+            Door::Nfs(nfs) => {
+                ensure!(!write, "the lab only reads over NFS");
+                let file = nfs.borrow_mut().open(path).with_context(describe)?;
+                Ok(Opened::Nfs { nfs, file })
+            }
             Door::Local(root) => {
                 let file = fs::OpenOptions::new()
                     .read(true)
@@ -215,7 +242,8 @@ impl Door {
                 let file = File::create(root.join(path)).with_context(describe)?;
                 Ok(Opened::Local(file))
             }
-            Door::Rushes { .. } => anyhow::bail!("the lab only reads through the daemon itself"),
+            Door::Rushes { .. } => bail!("the lab only reads through the daemon itself"),
+            Door::Nfs(_) => bail!("the lab only reads over NFS"),
         }
     }
 
@@ -233,6 +261,7 @@ impl Door {
                     .with_context(describe)?;
                 file.write_all(content).with_context(describe)
             }
+            Door::Nfs(_) => bail!("the lab only reads over NFS"),
             Door::Local(root) | Door::Rushes { root, .. } => {
                 fs::write(root.join(path), content).with_context(describe)
             }
@@ -244,6 +273,7 @@ impl Door {
         let describe = || format!("{path} cannot be looked up");
         match self {
             Door::Smb(client) => Ok(client.stat(format!("/{path}")).with_context(describe)?.size),
+            Door::Nfs(_) => bail!("the lab only reads over NFS"),
             Door::Local(root) | Door::Rushes { root, .. } => {
                 Ok(fs::metadata(root.join(path)).with_context(describe)?.len())
             }
@@ -258,6 +288,7 @@ impl Door {
                 .list_dirplus(format!("/{path}"))
                 .with_context(describe)?
                 .len()),
+            Door::Nfs(_) => bail!("the lab only reads over NFS"),
             Door::Local(root) | Door::Rushes { root, .. } => {
                 let mut count = 0;
                 for entry in fs::read_dir(root.join(path)).with_context(describe)? {
@@ -274,6 +305,7 @@ impl Door {
         let describe = || format!("{path} cannot be removed");
         match self {
             Door::Smb(client) => client.unlink(format!("/{path}")).with_context(describe),
+            Door::Nfs(_) => bail!("the lab only reads over NFS"),
             Door::Local(root) | Door::Rushes { root, .. } => {
                 fs::remove_file(root.join(path)).with_context(describe)
             }
@@ -290,6 +322,9 @@ impl Opened<'_> {
             let got = match self {
                 Opened::Local(file) => file.read_at(&mut buffer[done..], at)?,
                 Opened::Rushes(file) => file.read_at(&mut buffer[done..], at)?,
+                Opened::Nfs { nfs, file } => {
+                    nfs.borrow_mut().read(file, &mut buffer[done..], at)?
+                }
                 Opened::Smb { file, position } => {
                     if *position != at {
                         file.seek(SeekFrom::Start(at))?;
@@ -311,8 +346,8 @@ impl Opened<'_> {
     pub fn set_len(&mut self, bytes: u64) -> Result<()> {
         match self {
             Opened::Local(file) => Ok(file.set_len(bytes)?),
-            Opened::Rushes(_) | Opened::Smb { .. } => {
-                anyhow::bail!("no way through this door makes a file longer")
+            Opened::Rushes(_) | Opened::Smb { .. } | Opened::Nfs { .. } => {
+                bail!("no way through this door makes a file longer")
             }
         }
     }
@@ -321,7 +356,8 @@ impl Opened<'_> {
     pub fn write_at(&mut self, content: &[u8], offset: u64) -> Result<()> {
         match self {
             Opened::Local(file) => file.write_all_at(content, offset)?,
-            Opened::Rushes(_) => anyhow::bail!("the lab only reads through the daemon itself"),
+            Opened::Rushes(_) => bail!("the lab only reads through the daemon itself"),
+            Opened::Nfs { .. } => bail!("the lab only reads over NFS"),
             Opened::Smb { file, position } => {
                 if *position != offset {
                     file.seek(SeekFrom::Start(offset))?;

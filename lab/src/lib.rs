@@ -4,6 +4,7 @@
 //! Nothing here is imported by the server. `rushes lab …` executes the binary of this crate, so the
 //! server links neither FUSE nor libsmbclient.
 
+pub mod array;
 pub mod arrival;
 pub mod blocks;
 pub mod cgroup;
@@ -15,8 +16,12 @@ pub mod daemon;
 pub mod demo;
 pub mod disk;
 pub mod door;
+pub mod export;
 pub mod footage;
+pub mod ground;
 pub mod metadata;
+pub mod most;
+pub mod nfs;
 pub mod play;
 pub mod player;
 pub mod plot;
@@ -31,6 +36,7 @@ pub mod smbd;
 pub mod stage;
 pub mod storm;
 pub mod take;
+pub mod throughput;
 pub mod trials;
 pub mod wire;
 pub mod work;

@@ -4,10 +4,11 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use rushes_lab::cli::{
-    Cli, Command, CompareArgs, CopyInArgs, DemoArgs, MetadataArgs, MixedArgs, PlayArgs, PowerArgs,
-    PrerollArgs, RecordArgs, ScatterArgs, StageArgs, TrialArgs, default_players, no_others,
-    plan_of, play_of,
+    Cli, Command, CompareArgs, CopyInArgs, DemoArgs, MetadataArgs, MixedArgs, MostArgs, PlayArgs,
+    PowerArgs, PrerollArgs, RecordArgs, ScatterArgs, StageArgs, ThroughputArgs, TrialArgs,
+    default_players, no_others, plan_of, play_of,
 };
+use rushes_lab::ground::Ground;
 use rushes_lab::play::Play;
 use rushes_lab::record::Record;
 use rushes_lab::room::{self, Room};
@@ -15,7 +16,7 @@ use rushes_lab::server::Kind;
 use rushes_lab::stage::Stage;
 use rushes_lab::trials::{self, Trial};
 use rushes_lab::written::WriteReport;
-use rushes_lab::{compare, demo, disk, player, power, preroll, stage, storm, work, writer};
+use rushes_lab::{compare, demo, disk, most, player, power, preroll, stage, storm, work, writer};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::ExitCode;
@@ -64,6 +65,8 @@ fn experiment(command: Command) -> Result<()> {
         Command::CopyIn(args) => copy_in(&args),
         Command::Scatter(args) => scatter(&args),
         Command::Metadata(args) => metadata(&args),
+        Command::Throughput(args) => throughput(&args),
+        Command::Most(args) => find_most(&args),
         Command::Compare(args) => compare_servers(&args),
         Command::Preroll(args) => find_preroll(&args),
         Command::Hits(args) => hits(&args),
@@ -178,7 +181,44 @@ fn metadata(args: &MetadataArgs) -> Result<()> {
 
 fn prepare(room: &Room, play: &Play, args: &StageArgs, quiet: bool) -> Result<Stage> {
     let plan = plan_of(play, args);
-    Stage::prepare(room, &args.disk, &plan, args.keep.as_deref(), quiet)
+    let ground = args.array.ground();
+    Stage::prepare(room, &args.disk, &plan, ground, args.keep.as_deref(), quiet)
+}
+
+fn throughput(args: &ThroughputArgs) -> Result<()> {
+    let load = args.throughput();
+    let room = Room::create()?;
+    let ground = args.ground.ground(load.written_bytes());
+    let plan = load.plan(args.ground.seed);
+    let mut stage = Stage::prepare_to_write(&room, &args.ground.disk, &plan, ground, args.json)?;
+    let report = load.run(&room, &mut stage, &args.server())?;
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    report.check()
+}
+
+fn find_most(args: &MostArgs) -> Result<()> {
+    let base = play_of(
+        args.server.kind,
+        args.most,
+        &args.players,
+        &no_others(),
+        &args.setup,
+        args.stage.seed,
+    );
+    let room = Room::create()?;
+    let mut stage = prepare(&room, &base, &args.stage, args.json)?;
+    let range = (args.least, args.most);
+    let report = most::search(&room, &mut stage, &base, args.server, range, args.json)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", report.text());
+    }
+    report.check()
 }
 
 fn compare_servers(args: &CompareArgs) -> Result<()> {
@@ -257,7 +297,7 @@ fn trial_stage(room: &Room, args: &TrialArgs, count: u64, bytes: u64) -> Result<
         SEED,
     );
     let plan = trials::plan(SEED, count, bytes);
-    let stage = Stage::prepare(room, &args.disk, &plan, None, args.json)?;
+    let stage = Stage::prepare(room, &args.disk, &plan, Ground::default(), None, args.json)?;
     Ok((base, stage))
 }
 

@@ -121,6 +121,10 @@ impl Play {
             self.copy_count == 0 || self.server.way == Way::Smb,
             "copies go over SMB; leave out --copies or use --door smb"
         );
+        ensure!(
+            self.storm_count == 0 || self.server.way != Way::Nfs,
+            "over NFS there are only players; leave out --storm or use --door smb"
+        );
         stage.timing(false)?;
         stage.cool()?;
         if !self.cold_metadata {
@@ -158,7 +162,16 @@ impl Play {
         server: &Server,
         quiet: bool,
     ) -> Result<(Report, Option<Performed>)> {
-        let chosen = stage.plan().chosen_streams(self.stream_count);
+        let chosen = stage.chosen_streams(self.stream_count);
+        let paths: Vec<String> = chosen
+            .iter()
+            .map(|stream| stage.plan().stream_path(*stream))
+            .collect();
+        let served: BTreeMap<u64, Vec<String>> = chosen
+            .iter()
+            .copied()
+            .zip(stage.served_names(&paths)?)
+            .collect();
         let mut players = self.start_players(stage, server, &chosen)?;
         let mut writers = match &self.record {
             Some(record) => record.start_writers(server)?,
@@ -220,6 +233,7 @@ impl Play {
         };
 
         let mut report = self.describe(stage, server)?;
+        report.streams_per_disk = stage.files_per_disk(&paths)?;
         report.wall_s = wall_s;
         report.server_cpu_s = cpu_s;
         (report.machine_cpu_s, report.stolen_cpu_s) = (machine.busy_s, machine.stolen_s);
@@ -229,7 +243,7 @@ impl Play {
             let bytes = tally.bytes - copied_before;
             report.add_copies(Tally { bytes, ..tally }, wall_s);
         }
-        self.add_playbacks(&mut report, stage.plan(), t0, playbacks, ledger);
+        self.add_playbacks(&mut report, &served, t0, playbacks, ledger);
         Ok((report, recorded))
     }
 
@@ -317,6 +331,8 @@ impl Play {
             server: self.server.kind.name().to_owned(),
             door: self.server.way.name().to_owned(),
             disk: stage.place().to_string(),
+            disks: stage.disk_count(),
+            layout: stage.layout().name().to_owned(),
             start: match self.start {
                 Start::Staggered => "staggered".to_owned(),
                 Start::Together => "together".to_owned(),
@@ -346,10 +362,10 @@ impl Play {
     fn add_playbacks(
         &self,
         report: &mut Report,
-        plan: &Plan,
+        served: &BTreeMap<u64, Vec<String>>,
         t0: u64,
         playbacks: Vec<Playback>,
-        mut ledger: Ledger,
+        ledger: Ledger,
     ) {
         let limit_ms = self.seconds * 1e3 + self.grace.as_secs_f64() * 1e3;
         report.players_cpu_s = playbacks.iter().map(|playback| playback.cpu_s).sum();
@@ -365,12 +381,12 @@ impl Play {
         let rows = playbacks
             .into_iter()
             .map(|playback| {
-                let path = plan.stream_path(playback.stream);
-                let standings = ledger.standings.remove(&path).unwrap_or_default();
+                let names = served.get(&playback.stream).map_or(&[][..], Vec::as_slice);
+                let (standings, admitted) = ledger.of(names);
                 let played = Played {
                     playback,
                     standings,
-                    admitted: ledger.admitted.remove(&path).unwrap_or(false),
+                    admitted,
                 };
                 StreamRow::new(&played, self.frame_count(), limit_ms)
             })
@@ -440,6 +456,19 @@ struct Ledger {
 }
 
 impl Ledger {
+    /// What was said of a stream that the daemon knows by these names: of several the one that fared worst.
+    fn of(&self, names: &[String]) -> (Vec<String>, bool) {
+        let standings = |name: &String| self.standings.get(name).cloned().unwrap_or_default();
+        let worst = names
+            .iter()
+            .map(standings)
+            .min_by_key(|all| all.last().is_some_and(|last| last == "contract"));
+        let admitted = names
+            .iter()
+            .all(|name| self.admitted.get(name).copied().unwrap_or(false));
+        (worst.unwrap_or_default(), admitted && !names.is_empty())
+    }
+
     fn note(&mut self, status: Value) {
         let mut now: BTreeMap<String, String> = BTreeMap::new();
         for stream in status["streams"].as_array().into_iter().flatten() {
@@ -510,6 +539,17 @@ mod tests {
         ledger.note(status("best_effort", 5, 0));
         ledger.note(status("contract", 20, 15));
         assert!(!ledger.admitted["footage/stream00/clip.mov"]);
+    }
+
+    #[test]
+    fn a_striped_stream_is_admitted_where_all_its_parts_are() {
+        let mut ledger = Ledger::default();
+        let part = |name: &str, standing: &str| json!({"path": name, "standing": standing, "sequence": false, "read_count": 4, "due_count": 4});
+        ledger.note(json!({"streams": [part("a", "contract"), part("b", "refused"), part("c", "contract")]}));
+        let names = |text: &str| -> Vec<String> { text.chars().map(String::from).collect() };
+        assert_eq!(ledger.of(&names("ac")), (vec!["contract".into()], true));
+        assert_eq!(ledger.of(&names("ab")), (vec!["refused".into()], false));
+        assert_eq!(ledger.of(&[]), (Vec::new(), false));
     }
 
     #[test]

@@ -222,7 +222,11 @@ impl Record {
     /// Folders for what will be written.
     pub fn prepare(&self, stage: &Stage, spec: &server::Spec) -> Result<()> {
         ensure!(
-            spec.way == Way::Smb || spec.kind == Kind::Stock,
+            spec.way != Way::Nfs,
+            "the lab only reads over NFS; use --door smb"
+        );
+        ensure!(
+            spec.way == Way::Smb || spec.kind == Kind::Stock || stage.is_pool(),
             "through the daemon's own door the lab only reads; use --door smb"
         );
         for writer in 0..self.writer_count {
@@ -448,7 +452,9 @@ impl Record {
                 let mut row = self.row(writer, &target, file);
                 if file.start_ns > 0 {
                     let path = stage.root().join(&target.path);
-                    row.fragments = fragments(&path)?;
+                    for native in stage.native(&target.path)? {
+                        row.fragments += fragments(&native)?;
+                    }
                     row.bytes_wrong = self.wrong_bytes(&path, file, &bar)?;
                 }
                 if let Some(arrived) = &arrived {
@@ -477,6 +483,8 @@ impl Record {
         report.report_version = 1;
         self.experiment.clone_into(&mut report.experiment);
         report.disk = stage.place().to_string();
+        report.disks = stage.disk_count();
+        stage.layout().name().clone_into(&mut report.layout);
         report.file_system = stage.file_system_name();
         report.write_back = stage.write_back();
         report.writers = self.writer_count;
@@ -589,14 +597,16 @@ fn folder(writer: u64) -> String {
     format!("footage/take{writer:02}")
 }
 
-/// Sync the file system below, but give up when the user wants us to.
+/// Sync the file systems below, but give up when the user wants us to.
 pub fn sync(stage: &Stage) -> Result<()> {
     let (told, done) = mpsc::channel();
-    let root = File::open(stage.root())?;
+    let roots: Result<Vec<File>, std::io::Error> =
+        stage.folders_to_sync()?.iter().map(File::open).collect();
+    let roots = roots?;
     std::thread::spawn(move || {
-        let result = rustix::fs::syncfs(&root);
+        let result = roots.iter().try_for_each(rustix::fs::syncfs);
         // Closed before anybody unmounts.
-        drop(root);
+        drop(roots);
         let _ = told.send(result);
     });
     loop {

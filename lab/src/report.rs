@@ -17,10 +17,19 @@ pub struct Report {
     pub report_version: u32,
     /// `rushes`, `stock`, `stock-tuned`, `stock-strict`, `stock-uring`, `absent`.
     pub server: String,
-    /// `smb`, `local`.
+    /// `smb`, `nfs`, `local`.
     pub door: String,
-    /// `table5`, or the folder.
+    /// `table5`, `table5-half`, `table5-quarter`, `table5-eighth`, `memory`, or the folder.
     pub disk: String,
+    /// How many disks.
+    #[serde(default)]
+    pub disks: u64,
+    /// What makes one place of them: `plain`, `pool`, `pool-striped`, `raid0`, `single`, `mergerfs`.
+    #[serde(default)]
+    pub layout: String,
+    /// Players whose files have bytes on each disk; null where all have of all.
+    #[serde(default)]
+    pub streams_per_disk: Option<Vec<u64>>,
     /// Players.
     pub streams: u64,
     /// Of those, under contract from their first read on (Rushes only).
@@ -267,10 +276,14 @@ impl Report {
     fn write_table(&self, out: &mut String) -> std::fmt::Result {
         writeln!(
             out,
-            "{} over {} on {}: {} streams of {:.0} Mb/s, {:.0} s, preroll {:.0} ms, {}{}",
+            "{} over {} on {}{}: {} streams of {:.0} Mb/s, {:.0} s, preroll {:.0} ms, {}{}",
             self.server,
             self.door,
             self.disk,
+            match self.layout.as_str() {
+                "" | "plain" => String::new(),
+                layout => format!(", {layout} of {}", self.disks),
+            },
             self.streams,
             self.bitrate as f64 / 1e6,
             self.seconds,

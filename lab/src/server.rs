@@ -3,11 +3,14 @@
 //!
 //! All get the same smbd, the same disk and the same memory. The rivals' page cache is bounded by a control
 //! group of `data_bytes`; Rushes' daemon and smbd together get that and [`OWN_BYTES`] for everything that is
-//! not cache.
+//! not cache. What makes one place of several disks in a process of its own (the mount of a pool, mergerfs) is in the group, too.
 
+use crate::array::UnionMount;
 use crate::cgroup::Cgroup;
 use crate::daemon::{self, Daemon};
 use crate::door::Address;
+use crate::export::{self, Export};
+use crate::ground::Layout;
 use crate::room::Room;
 use crate::smbd::{self, Smbd};
 use crate::stage::Stage;
@@ -18,6 +21,11 @@ use std::time::Duration;
 
 /// Memory for processes themselves, beside the cache, for every server. Units: bytes.
 pub const OWN_BYTES: u64 = 256 << 20;
+
+/// Of each client's smbd when there are many, for every server. Units: bytes.
+const CLIENT_BYTES: u64 = 8 << 20;
+/// So many are in what a server has anyway.
+const CLIENTS_WITHIN: u64 = 16;
 
 /// Read-ahead of the tuned rival. Of 4, 8 and 16 MiB the last keeps most streams on `table5`. Units: KiB.
 const TUNED_READ_AHEAD_KIB: u64 = 16384;
@@ -69,6 +77,8 @@ impl std::fmt::Display for Kind {
 pub enum Way {
     /// SMB over loopback.
     Smb,
+    /// NFS over loopback: a pool, and Debian's Ganesha. Players only.
+    Nfs,
     /// Calls on the mount itself.
     Local,
 }
@@ -78,6 +88,7 @@ impl Way {
     pub fn name(self) -> &'static str {
         match self {
             Way::Smb => "smb",
+            Way::Nfs => "nfs",
             Way::Local => "local",
         }
     }
@@ -116,6 +127,8 @@ pub struct Spec {
     pub module: Option<PathBuf>,
     /// Clients without a name may come, too: [`crate::wire`] has none.
     pub nameless: bool,
+    /// Clients that will come.
+    pub client_count: u64,
     /// What Rushes may hold for writers; a rival's cache is so much larger. 0: clients write by themselves. Units: bytes.
     pub write_buffer_bytes: u64,
 }
@@ -125,6 +138,47 @@ impl Spec {
     pub fn data_bytes(&self) -> u64 {
         self.cache_bytes + self.write_buffer_bytes
     }
+
+    /// Memory for everything else. Units: bytes.
+    fn own_bytes(&self) -> u64 {
+        let own = match self.kind {
+            Kind::Rushes => OWN_BYTES,
+            // Page cache and processes share the purse, so smbd's own memory must not shrink the cache.
+            _ => OWN_BYTES / 4,
+        };
+        own + self.client_count.saturating_sub(CLIENTS_WITHIN) * CLIENT_BYTES
+    }
+
+    /// Can this server stand on that stage?
+    fn check(&self, stage: &Stage) -> Result<()> {
+        let layout = stage.layout();
+        let stands = match self.kind {
+            Kind::Rushes => layout == Layout::Plain || layout.is_pool(),
+            Kind::Absent => layout == Layout::Plain,
+            _ => true,
+        };
+        ensure!(
+            stands,
+            "{} has nothing to do with `--layout {}`; with rushes it is pool or pool-striped, the others are for stock",
+            self.kind,
+            layout.name()
+        );
+        ensure!(
+            self.model.is_none() || stage.disk_count() == 1,
+            "--model is of one disk, and these are {}; leave it out, and all are measured",
+            stage.disk_count()
+        );
+        ensure!(
+            self.way != Way::Nfs || layout.is_pool(),
+            "`--door nfs` is the export of a pool; give --layout pool as well"
+        );
+        ensure!(
+            self.way == Way::Smb || matches!(self.kind, Kind::Stock | Kind::Rushes),
+            "`--door local` leaves SMB away, and without it only stock and rushes differ; use --door smb for {}",
+            self.kind
+        );
+        Ok(())
+    }
 }
 
 /// A running server.
@@ -132,6 +186,8 @@ impl Spec {
 pub struct Server {
     // Dropped in this order: clients of the daemon before the daemon, processes before their group.
     smbd: Option<Smbd>,
+    export: Option<Export>,
+    mount: Option<UnionMount>,
     daemon: Option<Daemon>,
     cgroup: Cgroup,
     address: Address,
@@ -144,17 +200,21 @@ impl Server {
     ///
     /// Errors   a part is not built or not installed (said which), or did not come up
     pub fn start(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<Server> {
-        ensure!(
-            spec.way == Way::Smb || matches!(spec.kind, Kind::Stock | Kind::Rushes),
-            "`--door local` leaves SMB away, and without it only stock and rushes differ; use --door smb for {}",
-            spec.kind
-        );
-        let own = match spec.kind {
-            Kind::Rushes => OWN_BYTES,
-            // Page cache and processes share the purse, so smbd's own memory must not shrink the cache.
-            _ => OWN_BYTES / 4,
+        spec.check(stage)?;
+        let memory_bytes = spec.data_bytes() + spec.own_bytes();
+        let cgroup = Cgroup::create(room, name, memory_bytes)?;
+        let daemon = match spec.kind {
+            Kind::Rushes => Some(Daemon::start(room, name, stage, spec, &cgroup)?),
+            _ => None,
         };
-        let cgroup = Cgroup::create(room, name, spec.data_bytes() + own)?;
+        let mount = match stage.array() {
+            Some(array) => array.serve(&daemon::runtime_folder(room, name), &cgroup)?,
+            None => None,
+        };
+        if let (Some(daemon), Some(mount)) = (&daemon, &mount) {
+            daemon.wait_for_doors(stage.disk_count(), &|| mount.log_tail())?;
+        }
+        // (A mount has a read-ahead of its own.)
         let tuned = spec.kind == Kind::StockTuned;
         let read_ahead = spec
             .read_ahead_kib
@@ -162,10 +222,6 @@ impl Server {
         let read_ahead_before = match read_ahead {
             Some(kib) => Some(stage.set_read_ahead(kib)?),
             None => None,
-        };
-        let daemon = match spec.kind {
-            Kind::Rushes => Some(Daemon::start(room, name, stage, spec, &cgroup)?),
-            _ => None,
         };
         let smb = smb_spec(room, name, stage, spec)?;
         let smbd = match spec.way {
@@ -175,10 +231,18 @@ impl Server {
                 &smb,
                 Some(&cgroup),
             )?),
-            Way::Local => None,
+            Way::Nfs | Way::Local => None,
+        };
+        let export = match spec.way {
+            Way::Nfs => Some(Export::start(room, name, stage.root(), &cgroup)?),
+            Way::Smb | Way::Local => None,
         };
         let home = room.folder("client-home")?;
         crate::door::client_home(&home)?;
+        let nfs = export.as_ref().map(|export| Address::Nfs {
+            port: export.port(),
+            export: export::EXPORT.to_owned(),
+        });
         let address = match &smbd {
             Some(smbd) => Address::Smb {
                 port: smbd.port(),
@@ -187,12 +251,13 @@ impl Server {
                 password: smbd::PASSWORD.to_owned(),
                 home,
             },
-            None if daemon.is_some() => Address::Rushes {
+            // The mount of a pool is a door of the daemon's itself.
+            None if daemon.is_some() && mount.is_none() => Address::Rushes {
                 root: stage.root().to_owned(),
                 socket: session_socket(room, name),
                 share: smbd::SHARE.to_owned(),
             },
-            None => Address::Local(stage.root().to_owned()),
+            None => nfs.unwrap_or_else(|| Address::Local(stage.root().to_owned())),
         };
         let settings = json!({
             "server": spec.kind.name(),
@@ -200,11 +265,13 @@ impl Server {
             "share_options": pairs(&smb.share),
             "global_options": pairs(&smb.global),
             "read_ahead_kib": stage.read_ahead(),
-            "memory_bytes_max": spec.data_bytes() + own,
+            "memory_bytes_max": memory_bytes,
             "rushes_toml": daemon.as_ref().map(Daemon::config_text),
         });
         Ok(Server {
             smbd,
+            export,
+            mount,
             daemon,
             cgroup,
             address,
@@ -246,20 +313,30 @@ impl Server {
     /// The logs' ends, for messages.
     pub fn log_tail(&self) -> String {
         let smbd = self.smbd.as_ref().map(Smbd::log_tail).unwrap_or_default();
+        let export = self.export.as_ref().map(Export::log_tail);
+        let mount = self.mount.as_ref().map(UnionMount::log_tail);
         let daemon = self.daemon.as_ref().map(Daemon::log_tail);
-        format!("{smbd}\n{}", daemon.unwrap_or_default())
-            .trim()
-            .to_owned()
+        format!(
+            "{smbd}\n{}\n{}\n{}",
+            export.unwrap_or_default(),
+            mount.unwrap_or_default(),
+            daemon.unwrap_or_default()
+        )
+        .trim()
+        .to_owned()
     }
 
     /// Stop it and put the stage's settings back.
     pub fn stop(mut self, stage: &Stage) -> Result<()> {
+        let restored = match self.read_ahead_before.take() {
+            Some(kib) => stage.set_read_ahead(kib).map(drop),
+            None => Ok(()),
+        };
         self.smbd = None;
+        self.export = None;
+        self.mount = None;
         self.daemon = None;
-        if let Some(kib) = self.read_ahead_before.take() {
-            stage.set_read_ahead(kib)?;
-        }
-        Ok(())
+        restored
     }
 }
 
@@ -280,7 +357,8 @@ fn smb_spec(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<smbd:
     let mut share = Vec::new();
     let mut global = Vec::new();
     let mut module = None;
-    if spec.kind.has_module() {
+    // Over the mount of a pool it would only be one more way to the same daemon.
+    if spec.kind.has_module() && !stage.is_pool() {
         module = Some(find_module(spec.module.as_deref())?);
         share.push(option("vfs objects", "rushes"));
         let socket = session_socket(room, name);

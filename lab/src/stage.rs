@@ -5,12 +5,14 @@
 //! with filler files, their physical positions are read, and each file is written into the hole that
 //! the right fillers leave when they go. Afterwards FIEMAP must agree, or the stage is refused.
 //!
-//! A folder of the user's own (`--disk PATH`) is used as it is; there nothing is moved or made.
+//! A folder of the user's own (`--disk PATH`) is used as it is; there nothing is moved or made. Several disks are an [`Array`], and lay
+//! out by themselves.
 
+use crate::array::{self, Array, native_name};
 use crate::blocks::BlockStatistics;
-use crate::disk::timing::DiskTiming;
 use crate::disk::{Arrival, DiskSpec, FileSystem, SlowDisk};
 use crate::footage::{Clip, mix};
+use crate::ground::{Ground, Layout, Place};
 use crate::room::{Room, go_on};
 use crate::smbd::USER;
 use anyhow::{Context, Result, bail, ensure};
@@ -175,55 +177,6 @@ enum Piece {
     Copy(u64),
 }
 
-/// Which disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// The disk array of rt-Samba's Table 5, as a device.
-    Table5,
-    /// A folder on a disk of the user's.
-    Folder(PathBuf),
-}
-
-impl std::str::FromStr for Place {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Place, String> {
-        if text == "table5" {
-            return Ok(Place::Table5);
-        }
-        let path = PathBuf::from(text);
-        if path.is_dir() {
-            return Ok(Place::Folder(path));
-        }
-        Err(format!(
-            "`{text}` is neither `table5` nor a folder on the disk to be tried"
-        ))
-    }
-}
-
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Place::Table5 => f.write_str("table5"),
-            Place::Folder(path) => path.display().fmt(f),
-        }
-    }
-}
-
-/// What lies under the files of a modelled disk, and how much will be written beside the footage.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ground {
-    /// Which file system.
-    pub file_system: FileSystem,
-    /// ext4 keeps its own tables in one place.
-    pub media_format: bool,
-    /// The disk has its volatile write cache.
-    pub write_back: bool,
-    /// Room for what runs write. Units: bytes.
-    pub room_bytes: u64,
-    /// Where the disk's bytes lie; else in memory.
-    pub folder: Option<PathBuf>,
-}
-
 /// Writes the file of a stream, where footage is not made up but real.
 pub type Author<'a> = &'a mut dyn FnMut(u64, &Path) -> Result<()>;
 
@@ -235,6 +188,7 @@ pub struct Stage {
     ground: Ground,
     root: PathBuf,
     disk: Option<SlowDisk>,
+    array: Option<Array>,
     shelf: Option<Shelf>,
 }
 
@@ -246,12 +200,21 @@ impl Stage {
         room: &Room,
         place: &Place,
         plan: &Plan,
+        ground: Ground,
         keep: Option<&Path>,
         quiet: bool,
     ) -> Result<Stage> {
+        if keep.is_none() {
+            return Stage::prepare_to_write(room, place, plan, ground, quiet);
+        }
         match place {
             Place::Folder(folder) => Stage::in_folder(folder, plan, None, quiet),
-            Place::Table5 => Stage::on_slow_disk(room, plan, Ground::default(), keep, None, quiet),
+            Place::Table5(1) if !needs_array(place, &ground) => {
+                Stage::on_slow_disk(room, plan, ground, keep, None, quiet)
+            }
+            Place::Table5(_) | Place::Memory => {
+                bail!("--keep is for one disk, `--disk table5`; leave it out")
+            }
         }
     }
 
@@ -268,8 +231,11 @@ impl Stage {
             Place::Folder(_) if ground.folder.is_some() => {
                 bail!("--disk-folder is for the modelled disk's bytes; leave out it or --disk")
             }
+            _ if needs_array(place, &ground) => Stage::on_array(place, plan, ground, quiet),
             Place::Folder(folder) => Stage::in_folder(folder, plan, None, quiet),
-            Place::Table5 => Stage::on_slow_disk(room, plan, ground, None, None, quiet),
+            Place::Table5(_) | Place::Memory => {
+                Stage::on_slow_disk(room, plan, ground, None, None, quiet)
+            }
         }
     }
 
@@ -282,8 +248,11 @@ impl Stage {
     ) -> Result<Stage> {
         match place {
             Place::Folder(folder) => Stage::in_folder(folder, plan, Some(author), false),
-            Place::Table5 => {
+            Place::Table5(1) => {
                 Stage::on_slow_disk(room, plan, Ground::default(), None, Some(author), false)
+            }
+            Place::Table5(_) | Place::Memory => {
+                bail!("real footage goes to `table5` or a folder; not to `{place}`")
             }
         }
     }
@@ -301,6 +270,7 @@ impl Stage {
             ground: Ground::default(),
             root,
             disk: None,
+            array: None,
             shelf: None,
         };
         fs::create_dir_all(&stage.root)
@@ -331,16 +301,17 @@ impl Stage {
                     Some(folder) => ensure_space(folder, plan, ground.room_bytes)?,
                     None => ensure_memory(plan, ground.room_bytes)?,
                 }
-                (SlowDisk::create(&disk_spec(&ground))?, None)
+                (SlowDisk::create(&ground.disk_spec(DISK_BYTES, 1))?, None)
             }
         };
         disk.timing(false)?;
         let stage = Stage {
             plan: reuse.clone().unwrap_or_else(|| plan.clone()),
-            place: Place::Table5,
+            place: Place::Table5(1),
             ground,
             root: room.folder("stage")?,
             disk: Some(disk),
+            array: None,
             shelf,
         };
         if reuse.is_some() {
@@ -356,6 +327,127 @@ impl Stage {
             shelf.note(plan)?;
         }
         Ok(stage)
+    }
+
+    fn on_array(place: &Place, plan: &Plan, ground: Ground, quiet: bool) -> Result<Stage> {
+        let files: Vec<u64> = plan
+            .pieces()
+            .iter()
+            .map(|piece| plan.bytes(*piece))
+            .collect();
+        let bytes = array::disk_bytes(ground.disk_count, &files, ground.room_bytes);
+        match (&ground.folder, place) {
+            (Some(folder), _) => ensure_space(folder, plan, ground.room_bytes)?,
+            // A disk in memory has all of it from the beginning.
+            (None, Place::Memory) => {
+                let more = (bytes * ground.disk_count).saturating_sub(footage_bytes(plan));
+                ensure_memory(plan, more)?;
+            }
+            (None, _) => ensure_memory(plan, ground.room_bytes)?,
+        }
+        let array = Array::create(place, &ground, bytes)?;
+        let stage = Stage {
+            plan: plan.clone(),
+            place: place.clone(),
+            root: array.root(),
+            ground,
+            disk: None,
+            array: Some(array),
+            shelf: None,
+        };
+        stage.make_folders()?;
+        let bar = progress(stage.total_bytes(), quiet);
+        for piece in plan.pieces() {
+            stage.write_piece(piece, &mut None, &bar)?;
+        }
+        stage.own_everything()?;
+        rustix::fs::sync();
+        bar.finish_and_clear();
+        stage.check_evenness()?;
+        Ok(stage)
+    }
+
+    /// As many files on each disk; nobody chose the places.
+    fn check_evenness(&self) -> Result<()> {
+        let (Some(array), None, 0) = (&self.array, &self.ground.wish, self.plan.copy_count) else {
+            return Ok(());
+        };
+        if self.plan.sequence {
+            return Ok(());
+        }
+        let paths: Vec<String> = (0..self.plan.stream_count)
+            .map(|stream| self.plan.stream_path(stream))
+            .collect();
+        let counts = array.files_per_disk(&paths)?.unwrap_or_default();
+        let (least, most) = (counts.iter().min(), counts.iter().max());
+        ensure!(
+            most.zip(least)
+                .is_none_or(|(most, least)| most - least <= 1),
+            "disks have {counts:?} of the {} files; expected as many on each, or nothing could be compared",
+            paths.len()
+        );
+        Ok(())
+    }
+
+    /// Several disks, or one that is not laid out on purpose.
+    pub fn array(&self) -> Option<&Array> {
+        self.array.as_ref()
+    }
+
+    /// A pool of ours.
+    pub fn is_pool(&self) -> bool {
+        self.ground.layout.is_pool()
+    }
+
+    /// What makes one place of its disks.
+    pub fn layout(&self) -> Layout {
+        self.ground.layout
+    }
+
+    /// How many disks.
+    pub fn disk_count(&self) -> u64 {
+        self.ground.disk_count
+    }
+
+    /// Which of the prepared streams play when only `count` do.
+    pub fn chosen_streams(&self, count: u64) -> Vec<u64> {
+        match self.array {
+            // They lie on the disks in turn: any others could be all on one.
+            Some(_) => (0..count).collect(),
+            None => self.plan.chosen_streams(count),
+        }
+    }
+
+    /// Where a file's bytes are, as the file systems of the disks have it.
+    pub fn native(&self, path: &str) -> Result<Vec<PathBuf>> {
+        match &self.array {
+            Some(array) => array.native(path),
+            None => Ok(vec![self.root.join(path)]),
+        }
+    }
+
+    /// What the daemon calls these files.
+    pub fn served_names(&self, paths: &[String]) -> Result<Vec<Vec<String>>> {
+        match &self.array {
+            Some(array) if self.is_pool() => array.served_names(paths),
+            _ => Ok(paths.iter().map(|path| vec![path.clone()]).collect()),
+        }
+    }
+
+    /// How many of these files each disk has bytes of; `None`: one disk, or all have of all.
+    pub fn files_per_disk(&self, paths: &[String]) -> Result<Option<Vec<u64>>> {
+        match &self.array {
+            Some(array) => array.files_per_disk(paths),
+            None => Ok(None),
+        }
+    }
+
+    /// A folder on each file system that has to be synced for all bytes to be on disks.
+    pub fn folders_to_sync(&self) -> Result<Vec<PathBuf>> {
+        match &self.array {
+            Some(array) => array.folders_to_sync(),
+            None => Ok(vec![self.root.clone()]),
+        }
     }
 
     /// What lies on it.
@@ -375,47 +467,55 @@ impl Stage {
 
     /// Switch the slow disk's timing; nothing happens on other disks.
     pub fn timing(&self, on: bool) -> Result<()> {
-        match &self.disk {
-            Some(disk) => Ok(disk.timing(on)?),
-            None => Ok(()),
+        match (&self.disk, &self.array) {
+            (Some(disk), _) => Ok(disk.timing(on)?),
+            (None, Some(array)) => array.timing(on),
+            (None, None) => Ok(()),
         }
     }
 
     /// Count from zero again.
     pub fn reset_statistics(&self) -> Result<()> {
-        match &self.disk {
-            Some(disk) => Ok(disk.reset_statistics()?),
-            None => Ok(()),
+        match (&self.disk, &self.array) {
+            (Some(disk), _) => Ok(disk.reset_statistics()?),
+            (None, Some(array)) => array.reset_statistics(),
+            (None, None) => Ok(()),
         }
     }
 
     /// What the slow disk counted since then.
     pub fn statistics(&self) -> Result<serde_json::Value> {
-        match &self.disk {
-            Some(disk) => Ok(serde_json::to_value(disk.statistics()?)?),
-            None => Ok(serde_json::Value::Null),
+        match (&self.disk, &self.array) {
+            (Some(disk), _) => Ok(serde_json::to_value(disk.statistics()?)?),
+            (None, Some(array)) => array.statistics(),
+            (None, None) => Ok(serde_json::Value::Null),
         }
     }
 
     /// Let the slow disk note when pages with these stamps come, and forget what it noted; `None`: no more. Other disks
     /// cannot.
     pub fn watch_stamps(&self, key: Option<NonZeroU64>) -> Result<()> {
-        match &self.disk {
-            Some(disk) => Ok(disk.watch_stamps(key)?),
-            None => Ok(()),
+        match (&self.disk, &self.array) {
+            (Some(disk), _) => Ok(disk.watch_stamps(key)?),
+            (None, Some(array)) => array.watch_stamps(key),
+            (None, None) => Ok(()),
         }
     }
 
     /// What it noted; `None`: the disk cannot.
     pub fn arrivals(&self) -> Result<Option<Vec<Arrival>>> {
-        match &self.disk {
-            Some(disk) => Ok(Some(disk.arrivals()?)),
-            None => Ok(None),
+        match (&self.disk, &self.array) {
+            (Some(disk), _) => Ok(Some(disk.arrivals()?)),
+            (None, Some(array)) => array.arrivals(),
+            (None, None) => Ok(None),
         }
     }
 
     /// What the kernel counted of the block device so far; nothing where there is none.
     pub fn block_statistics(&self) -> Result<BlockStatistics> {
+        if let Some(array) = &self.array {
+            return array.block_statistics();
+        }
         match self.device() {
             Ok(device) => {
                 BlockStatistics::read(Path::new(device.file_name().context("a nameless device")?))
@@ -427,17 +527,18 @@ impl Stage {
 
     /// `ext4`, for instance.
     pub fn file_system_name(&self) -> String {
-        match (&self.disk, self.ground.file_system) {
-            (Some(_), FileSystem::Ext4) if self.ground.media_format => "ext4 for media".to_owned(),
-            (Some(_), FileSystem::Ext4) => "ext4".to_owned(),
-            (Some(_), FileSystem::Xfs) => "xfs".to_owned(),
-            (None, _) => find_mount(&self.root, "FSTYPE").unwrap_or_default(),
+        match (&self.disk, &self.array) {
+            (Some(_), _) => {
+                native_name(self.ground.file_system, self.ground.media_format).to_owned()
+            }
+            (None, Some(array)) => array.file_system_name(),
+            (None, None) => find_mount(&self.root, "FSTYPE").unwrap_or_default(),
         }
     }
 
     /// Whether the modelled disk has its write cache.
     pub fn write_back(&self) -> Option<bool> {
-        self.disk.as_ref().map(|_| self.ground.write_back)
+        matches!(self.place, Place::Table5(_)).then_some(self.ground.write_back)
     }
 
     /// An empty folder that clients may write to, below the share.
@@ -465,6 +566,10 @@ impl Stage {
     /// Forget everything any cache knows of it.
     pub fn cool(&mut self) -> Result<()> {
         rustix::fs::sync();
+        if let Some(array) = &self.array {
+            array.unmount()?;
+            return array.mount();
+        }
         if self.disk.is_some() {
             // Unmounting drops pages, inodes and names of this file system, and of no other.
             self.unmount()?;
@@ -475,6 +580,12 @@ impl Stage {
 
     /// Look at every file there (names, inodes, where its extents lie), as people do who browse before they play.
     pub fn look_through(&self) -> Result<()> {
+        if let Some(array) = &self.array {
+            for folder in array.folders_to_know()? {
+                look_through(&folder)?;
+            }
+            return Ok(());
+        }
         for folder in ["footage", "copies"] {
             let path = self.root.join(folder);
             if path.is_dir() {
@@ -486,34 +597,38 @@ impl Stage {
 
     /// Read-ahead of the block device below. Units: KiB. Returns what it was before.
     pub fn set_read_ahead(&self, kib: u64) -> Result<u64> {
-        let knob = self.queue_knob("read_ahead_kb")?;
-        let before = fs::read_to_string(&knob)
-            .with_context(|| format!("{} cannot be read", knob.display()))?;
-        fs::write(&knob, kib.to_string()).with_context(|| format!("{} = {kib}", knob.display()))?;
-        Ok(before.trim().parse()?)
+        let before = self.read_ahead().context("no read-ahead is told")?;
+        for device in self.devices()? {
+            let knob = queue_knob(&device, "read_ahead_kb")?;
+            fs::write(&knob, kib.to_string())
+                .with_context(|| format!("{} = {kib}", knob.display()))?;
+        }
+        if let Some(array) = &self.array {
+            array.set_read_ahead(kib)?;
+        }
+        Ok(before)
     }
 
     /// Read-ahead now. Units: KiB.
     pub fn read_ahead(&self) -> Option<u64> {
-        let knob = self.queue_knob("read_ahead_kb").ok()?;
+        let knob = queue_knob(&self.device().ok()?, "read_ahead_kb").ok()?;
         fs::read_to_string(knob).ok()?.trim().parse().ok()
     }
 
-    fn device(&self) -> Result<PathBuf> {
-        match &self.disk {
-            Some(disk) => Ok(disk.block_device().to_owned()),
-            None => device_of(&self.root),
+    fn devices(&self) -> Result<Vec<PathBuf>> {
+        match &self.array {
+            Some(array) => Ok(array.devices()),
+            None => Ok(vec![self.device()?]),
         }
     }
 
-    fn queue_knob(&self, name: &str) -> Result<PathBuf> {
-        let device = self.device()?;
-        let block = device.file_name().context("the device has no name")?;
-        let folder = fs::canonicalize(Path::new("/sys/class/block").join(block))?;
-        let own = folder.join("queue").join(name);
-        // A partition has no queue; its disk does.
-        let parent = folder.join("../queue").join(name);
-        Ok(if own.exists() { own } else { parent })
+    /// Of several the first.
+    fn device(&self) -> Result<PathBuf> {
+        match (&self.disk, &self.array) {
+            (Some(disk), _) => Ok(disk.block_device().to_owned()),
+            (None, Some(array)) => array.devices().into_iter().next().context("no disk"),
+            (None, None) => device_of(&self.root),
+        }
     }
 
     /// Give the files for copiers the content they had at first, in the places they have.
@@ -531,43 +646,21 @@ impl Stage {
             .disk
             .as_ref()
             .context("only slow disks are formatted")?;
-        // Nothing lazy: no thread of the file system may write while streams play.
-        let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
-        let mut command = match self.ground.file_system {
-            FileSystem::Ext4 => {
-                let mut command = Command::new("mkfs.ext4");
-                command.args(["-q", "-F", "-m", "0"]);
-                match self.ground.media_format {
-                    true => command
-                        .args(["-T", "largefile", "-G", "8192", "-O", "sparse_super2", "-E"])
-                        .arg(format!("packed_meta_blocks=1,{options}")),
-                    false => command.args(["-E", options]),
-                };
-                command
-            }
-            FileSystem::Xfs => {
-                let mut command = Command::new("mkfs.xfs");
-                command.args(["-q", "-f", "-K"]);
-                command
-            }
-        };
-        run(command.arg(disk.block_device()))
+        array::format(
+            disk.block_device(),
+            self.ground.file_system,
+            self.ground.media_format,
+        )
     }
 
     fn mount(&self) -> Result<()> {
         let disk = self.disk.as_ref().context("only slow disks are mounted")?;
-        // Nor may one read ahead all bitmaps, as it would for the first seconds after mounting.
-        let (kind, options) = match self.ground.file_system {
-            FileSystem::Ext4 if self.ground.media_format => {
-                ("ext4", "noatime,no_prefetch_block_bitmaps,commit=30")
-            }
-            FileSystem::Ext4 => ("ext4", "noatime,no_prefetch_block_bitmaps"),
-            FileSystem::Xfs => ("xfs", "noatime"),
-        };
-        run(Command::new("mount")
-            .args(["-t", kind, "-o", options])
-            .arg(disk.block_device())
-            .arg(&self.root))
+        array::mount(
+            disk.block_device(),
+            &self.root,
+            self.ground.file_system,
+            self.ground.media_format,
+        )
     }
 
     fn unmount(&self) -> Result<()> {
@@ -659,6 +752,7 @@ impl Stage {
                 })
             }
             Piece::Copy(copy) => write_file(
+                self.layout(),
                 &self.root.join(Plan::copy_path(copy)),
                 self.plan.copy_clip(copy),
                 0,
@@ -668,6 +762,7 @@ impl Stage {
             Piece::Stream(stream) if self.plan.sequence => {
                 for frame in 0..self.plan.frame_count {
                     write_file(
+                        self.layout(),
                         &self.root.join(self.plan.frame_path(stream, frame)),
                         self.plan.stream_clip(stream),
                         self.plan.frame_offset(frame),
@@ -678,6 +773,7 @@ impl Stage {
                 Ok(())
             }
             Piece::Stream(stream) => write_file(
+                self.layout(),
                 &self.root.join(self.plan.stream_path(stream)),
                 self.plan.stream_clip(stream),
                 0,
@@ -732,7 +828,7 @@ impl Drop for Stage {
             if let Err(error) = disk.close() {
                 eprintln!("the slow disk did not go away cleanly: {error}");
             }
-        } else {
+        } else if self.array.is_none() {
             let _ = fs::remove_dir_all(&self.root);
         }
     }
@@ -850,15 +946,10 @@ fn ensure_space(folder: &Path, plan: &Plan, room_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-fn disk_spec(ground: &Ground) -> DiskSpec {
-    let mut spec = DiskSpec::table5(DISK_BYTES);
-    if let Some(folder) = &ground.folder {
-        spec.folder.clone_from(folder);
-    }
-    if ground.write_back {
-        spec.timing = DiskTiming::TABLE5_WRITE_BACK;
-    }
-    spec
+/// More than one disk that is laid out on purpose.
+fn needs_array(place: &Place, ground: &Ground) -> bool {
+    let is_one = ground.layout == Layout::Plain && ground.disk_count == 1;
+    !is_one || !matches!(place, Place::Table5(1) | Place::Folder(_))
 }
 
 /// Take down the disk kept in a folder and forget its footage.
@@ -1040,13 +1131,25 @@ fn parse_filefrag(text: &str) -> Vec<(u64, u64)> {
 }
 
 /// Write made-up footage past the page cache where the file system lets us.
-fn write_file(path: &Path, clip: Clip, from: u64, bytes: u64, bar: &ProgressBar) -> Result<()> {
+fn write_file(
+    layout: Layout,
+    path: &Path,
+    clip: Clip,
+    from: u64,
+    bytes: u64,
+    bar: &ProgressBar,
+) -> Result<()> {
     let describe = || format!("{} cannot be written", path.display());
     // Not truncated: what is there already stays where it is.
     let flags = OFlags::WRONLY | OFlags::CREATE;
     let mode = Mode::from_raw_mode(0o644);
-    let (file, direct) = match rustix::fs::open(path, flags | OFlags::DIRECT, mode) {
-        Ok(file) => (File::from(file), true),
+    let past_cache = match layout {
+        // It opens such files and then refuses to write them.
+        Layout::Mergerfs => OFlags::empty(),
+        _ => OFlags::DIRECT,
+    };
+    let (file, direct) = match rustix::fs::open(path, flags | past_cache, mode) {
+        Ok(file) => (File::from(file), !past_cache.is_empty()),
         // tmpfs before Linux 6.6, for instance.
         Err(rustix::io::Errno::INVAL) => {
             let file = rustix::fs::open(path, flags, mode).with_context(describe)?;
@@ -1098,6 +1201,15 @@ fn device_of(path: &Path) -> Result<PathBuf> {
     Ok(fs::canonicalize(source)?)
 }
 
+fn queue_knob(device: &Path, name: &str) -> Result<PathBuf> {
+    let block = device.file_name().context("the device has no name")?;
+    let folder = fs::canonicalize(Path::new("/sys/class/block").join(block))?;
+    let own = folder.join("queue").join(name);
+    // A partition has no queue; its disk does.
+    let parent = folder.join("../queue").join(name);
+    Ok(if own.exists() { own } else { parent })
+}
+
 fn find_mount(path: &Path, column: &str) -> Result<String> {
     let out = Command::new("findmnt")
         .args(["--noheadings", "--output", column, "--target"])
@@ -1141,8 +1253,12 @@ fn look_through(folder: &Path) -> Result<()> {
     let cannot = || format!("{} cannot be looked through", folder.display());
     for entry in fs::read_dir(folder).with_context(cannot)? {
         let entry = entry.with_context(cannot)?;
-        if entry.file_type().with_context(cannot)?.is_dir() {
+        let kind = entry.file_type().with_context(cannot)?;
+        if kind.is_dir() {
             look_through(&entry.path())?;
+        }
+        // Else sockets, which cannot be opened.
+        if !kind.is_file() {
             continue;
         }
         // Looking for a hole walks the extents.

@@ -49,6 +49,15 @@ pub enum Load {
         /// Times.
         rounds: u64,
     },
+    /// Read it all, or make it anew and write it all, once; of what is read one page of each block is compared.
+    Pass {
+        /// Whole pages. Units: bytes.
+        block: u64,
+        /// Write, a [`Pattern`].
+        write: bool,
+        /// Not longer than that; 0: to the end. Units: s.
+        seconds: f64,
+    },
     /// Read blocks anywhere.
     RandomRead {
         /// Units: bytes.
@@ -209,6 +218,21 @@ impl Worker {
                 }
                 Ok(())
             }
+            Load::Pass {
+                block,
+                write,
+                seconds,
+            } => {
+                let end = match seconds > 0.0 {
+                    true => now_ns() + (seconds * 1e9) as u64,
+                    false => u64::MAX,
+                };
+                let offsets = blocks(block).take_while(|_| now_ns() < end);
+                match write {
+                    true => self.write_pass(door, &job.path, offsets, block),
+                    false => self.read_pass(door, &job.path, offsets, block),
+                }
+            }
             Load::RandomRead { block, count } => {
                 let mut file = door.open(&job.path, false)?;
                 for _ in 0..count {
@@ -274,6 +298,42 @@ impl Worker {
         Ok(())
     }
 
+    fn read_pass(
+        &mut self,
+        door: &Door,
+        path: &str,
+        offsets: impl Iterator<Item = u64>,
+        block: u64,
+    ) -> Result<()> {
+        let mut file = door.open(path, false)?;
+        self.buffer.resize(block as usize, 0);
+        for offset in offsets {
+            let got = self.timed(|buffer| file.read_at(buffer, offset))?;
+            self.bytes += got as u64;
+            self.bytes_wrong += block - got as u64;
+            let page = &self.buffer[..got.min(PAGE_BYTES)];
+            self.bytes_wrong += self.clip.wrong_bytes(offset, page);
+        }
+        Ok(())
+    }
+
+    fn write_pass(
+        &mut self,
+        door: &Door,
+        path: &str,
+        offsets: impl Iterator<Item = u64>,
+        block: u64,
+    ) -> Result<()> {
+        let mut file = door.open_new(path)?;
+        let mut pattern = Pattern::new(self.clip, block);
+        for offset in offsets {
+            let content = pattern.at(offset);
+            self.timed(|_| file.write_at(content, offset))?;
+            self.bytes += block;
+        }
+        Ok(())
+    }
+
     fn write(
         &mut self,
         file: &mut Opened<'_>,
@@ -326,6 +386,29 @@ impl Worker {
     }
 }
 
+/// Content that costs next to nothing to make: the same block again and again, but for its first page.
+#[derive(Clone, Debug)]
+pub struct Pattern {
+    clip: Clip,
+    block: Vec<u8>,
+}
+
+impl Pattern {
+    /// Of blocks of so many bytes, whole pages.
+    pub fn new(clip: Clip, block_bytes: u64) -> Pattern {
+        let mut block = vec![0; block_bytes as usize];
+        clip.fill(0, &mut block);
+        Pattern { clip, block }
+    }
+
+    /// The block that begins at `offset`.
+    pub fn at(&mut self, offset: u64) -> &[u8] {
+        let first = self.block.len().min(PAGE_BYTES);
+        clip_of(self.clip, 1).fill(offset, &mut self.block[..first]);
+        &self.block
+    }
+}
+
 /// Content of a page that was written again so often.
 pub fn clip_of(clip: Clip, generation: u32) -> Clip {
     Clip {
@@ -374,6 +457,29 @@ mod tests {
         let done = work_in(room.path(), load);
         assert_eq!(done.bytes_wrong, 0);
         assert!(done.request_count > 10);
+    }
+
+    #[test]
+    fn a_pass_reads_what_was_made_and_writes_what_its_pattern_says() {
+        let room = crate::room::Room::create().unwrap();
+        let clip = made_file(&room);
+        let pass = |write| Load::Pass {
+            block: 1 << 18,
+            write,
+            seconds: 0.0,
+        };
+        let done = work_in(room.path(), pass(false));
+        assert_eq!((done.bytes, done.bytes_wrong), (1 << 20, 0));
+        let done = work_in(room.path(), pass(true));
+        assert_eq!((done.bytes, done.request_count), (1 << 20, 4));
+        let written = std::fs::read(room.path().join("file")).unwrap();
+        let mut pattern = Pattern::new(clip, 1 << 18);
+        for (block, offset) in written.chunks(1 << 18).zip((0..).step_by(1 << 18)) {
+            assert_eq!(block, pattern.at(offset));
+        }
+        assert_ne!(pattern.at(0).to_vec(), pattern.at(1 << 18).to_vec());
+        // Read as footage it is something else.
+        assert!(work_in(room.path(), pass(false)).bytes_wrong > 0);
     }
 
     #[test]

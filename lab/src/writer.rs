@@ -227,6 +227,7 @@ fn extend(file: &mut Opened<'_>, job: &Job, target: &Target) -> Result<()> {
         }
         (Extend::SetEof, Address::Local(_)) => file.set_len(job.file_bytes)?,
         (Extend::SetEof, Address::Rushes { .. }) => bail!("the lab only reads through the daemon"),
+        (Extend::SetEof, Address::Nfs { .. }) => bail!("the lab only reads over NFS"),
     }
     Ok(())
 }

@@ -17,8 +17,12 @@ pub struct WriteReport {
     pub server: String,
     /// `smb`, `local`.
     pub door: String,
-    /// `table5`, or the folder.
+    /// `table5`, `table5-half`, `table5-quarter`, `table5-eighth`, `memory`, or the folder.
     pub disk: String,
+    /// How many disks.
+    pub disks: u64,
+    /// What makes one place of them: `plain`, `pool`, `pool-striped`, `raid0`, `single`, `mergerfs`.
+    pub layout: String,
     /// `ext4`, `xfs`; of a folder what it lies on.
     pub file_system: String,
     /// The modelled disk had its volatile write cache; null on other disks.

@@ -2,101 +2,16 @@
 //! `rushes-lab record` and its kin from end to end, small, on the slow disk, against plain Samba and against Rushes: they write, say what
 //! they must, and leave nothing behind. How late anything is is measured elsewhere; machines that test are busy.
 
+mod kit;
+
+use kit::{Rooms, count, number, possible, possible_with_rushes};
 use serde_json::Value;
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_rushes-lab");
 const WRITERS: u64 = 2;
 const SECONDS: u64 = 2;
-
-/// False, and a word about it, where these runs cannot be made; under `make test` that is a failure.
-fn possible(test: &str) -> bool {
-    let programs = ["/usr/sbin/smbd", "/usr/bin/pdbedit", "/usr/sbin/filefrag"];
-    let possible = rustix::process::geteuid().is_root()
-        && File::open("/dev/fuse").is_ok()
-        && programs.iter().all(|program| Path::new(program).exists());
-    if !possible {
-        assert!(
-            std::env::var_os("RUSHES_TEST_ALL").is_none_or(|value| value != "1"),
-            "{test} needs root, /dev/fuse, Samba and e2fsprogs"
-        );
-        eprintln!("SKIPPED {test}: it needs root, /dev/fuse, Samba and e2fsprogs");
-    }
-    possible
-}
-
-/// Where one test's runs keep their rooms; empty again when they have tidied up.
-struct Rooms(PathBuf);
-
-impl Rooms {
-    fn new(test: &str) -> Rooms {
-        let name = format!("rushes-lab-test-{test}-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).expect("a folder can be made");
-        Rooms(path)
-    }
-
-    fn start(&self, arguments: &str) -> Child {
-        Command::new(PROGRAM)
-            .args(arguments.split_whitespace())
-            .arg("--json")
-            .env("TMPDIR", &self.0)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("rushes-lab starts")
-    }
-
-    fn run(&self, arguments: &str) -> Value {
-        let child = self.start(arguments);
-        let pid = child.id();
-        let output = child.wait_with_output().expect("it ends");
-        assert!(
-            output.status.success(),
-            "{arguments}: {}\n{}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr)
-        );
-        self.check_tidy(arguments, pid);
-        let text = String::from_utf8_lossy(&output.stdout);
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments}: {error} in {text}"))
-    }
-
-    /// No room, mount, loop device or disk of that run is left.
-    fn check_tidy(&self, arguments: &str, pid: u32) {
-        let left: Vec<_> = fs::read_dir(&self.0)
-            .expect("it is there")
-            .flatten()
-            .collect();
-        assert!(left.is_empty(), "{arguments}: {left:?}");
-        let mounts = fs::read_to_string("/proc/self/mountinfo").expect("proc is there");
-        let room = self.0.display().to_string();
-        assert!(!mounts.contains(&room), "{arguments}: {mounts}");
-        let disk = format!("/run/rushes-lab/disks/{pid}-0");
-        assert!(!Path::new(&disk).exists(), "{arguments}: {disk}");
-    }
-}
-
-impl Drop for Rooms {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn count(report: &Value, name: &str) -> u64 {
-    report[name]
-        .as_u64()
-        .unwrap_or_else(|| panic!("{name} is {} in {report:#}", report[name]))
-}
-
-fn number(report: &Value, name: &str) -> f64 {
-    report[name]
-        .as_f64()
-        .unwrap_or_else(|| panic!("{name} is {} in {report:#}", report[name]))
-}
 
 /// What holds for everything that writers wrote to the slow disk.
 fn check_written(report: &Value, files: u64, bytes: u64) {
@@ -173,20 +88,6 @@ fn players_and_writers_share_a_server() {
     check_written(&report["recording"], WRITERS, bytes);
 }
 
-/// The same needs a built daemon and module.
-fn possible_with_rushes(test: &str) -> bool {
-    let there =
-        rushes_lab::daemon::find_rushes().is_ok() && rushes_lab::server::find_module(None).is_ok();
-    assert!(
-        there || std::env::var_os("RUSHES_TEST_ALL").is_none_or(|value| value != "1"),
-        "{test} needs make build"
-    );
-    if !there {
-        eprintln!("SKIPPED {test}: it needs the daemon and the module (make build)");
-    }
-    there && possible(test)
-}
-
 /// What the daemon says of itself agrees with what was written through it.
 fn check_daemon(report: &Value, writes: u64, bytes: u64) {
     assert_eq!(report["server"], "rushes");
@@ -261,7 +162,7 @@ fn an_interrupted_recording_puts_everything_away() {
     let clip = "stage/footage/take00/clip.mov";
     let begun = Instant::now();
     let is_recording = || {
-        fs::read_dir(&rooms.0)
+        fs::read_dir(rooms.path())
             .expect("it is there")
             .flatten()
             .any(|room| fs::metadata(room.path().join(clip)).is_ok_and(|file| file.len() > 0))

@@ -74,14 +74,10 @@ impl Export {
         if !more.contains(&"--squash") {
             words.extend(["--squash", "none"]);
         }
-        words.extend([
-            "--grace",
-            &grace,
-            "--runtime-dir",
-            &runtime,
-            "--state-dir",
-            &state,
-        ]);
+        if !more.contains(&"--grace") {
+            words.extend(["--grace", &grace]);
+        }
+        words.extend(["--runtime-dir", &runtime, "--state-dir", &state]);
         words.extend(more);
         Export::start(world, "nfs.log", &words)
     }

@@ -9,6 +9,8 @@ pub mod disk;
 pub mod export;
 pub mod fsx;
 pub mod hand;
+pub mod kills;
+pub mod local;
 pub mod needs;
 pub mod nfs4;
 pub mod pattern;

@@ -2,12 +2,18 @@
 //! An NFSv4.0 client of our own, as small as the tests allow (RFC 7530, 7531): it has handles, cookies and states in its hands, which
 //! a client library keeps to itself, and it says what the server said.
 
+mod extended;
+
+pub use extended::Extended;
+
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// Of RFC 7530, 13.
 pub const NFS4ERR_IO: u32 = 5;
+/// A name is too long.
+pub const NFS4ERR_NAMETOOLONG: u32 = 63;
 /// Nobody is let in here.
 pub const NFS4ERR_ACCESS: u32 = 13;
 /// There is no such name.
@@ -16,6 +22,8 @@ pub const NFS4ERR_NOENT: u32 = 2;
 pub const NFS4ERR_STALE: u32 = 70;
 /// The handle is none.
 pub const NFS4ERR_BADHANDLE: u32 = 10001;
+/// The server does not do that.
+pub const NFS4ERR_NOTSUPP: u32 = 10004;
 /// Somebody else has the lock.
 pub const NFS4ERR_DENIED: u32 = 10010;
 /// Clients are still claiming what they had before a restart.
@@ -44,6 +52,7 @@ const READLINK: u32 = 27;
 const REMOVE: u32 = 28;
 const RENAME: u32 = 29;
 const SAVEFH: u32 = 32;
+const SETATTR: u32 = 34;
 const SETCLIENTID: u32 = 35;
 const SETCLIENTID_CONFIRM: u32 = 36;
 const WRITE: u32 = 38;
@@ -55,6 +64,7 @@ const ANONYMOUS: [u8; 16] = [0; 16];
 pub struct Nfs4 {
     stream: TcpStream,
     xid: u32,
+    minor: u32,
     client: u64,
     owners: u32,
 }
@@ -227,6 +237,7 @@ impl Nfs4 {
         Nfs4 {
             stream,
             xid,
+            minor: 0,
             client: 0,
             owners: 0,
         }
@@ -281,7 +292,7 @@ impl Nfs4 {
             .u32(0)
             .u32(0)
             .opaque(b"")
-            .u32(0)
+            .u32(self.minor)
             .u32(ops.count)
             .fixed(&ops.bytes);
         let mark = 0x8000_0000 | call.bytes.len() as u32;
@@ -353,6 +364,38 @@ impl Nfs4 {
             size: answer.u64(),
             number: answer.u64(),
         })
+    }
+
+    /// When it was modified: seconds since 1970, nanoseconds.
+    pub fn modified(&mut self, handle: &[u8]) -> Result<(i64, u32), u32> {
+        let ops = Ops::default()
+            .at(handle)
+            .op(GETATTR)
+            .u32(2)
+            .u32(0)
+            .u32(1 << 21);
+        let mut answer = self.ask(&ops)?;
+        answer.op(PUTFH)?;
+        answer.op(GETATTR)?;
+        answer.bitmap();
+        answer.u32();
+        Ok((answer.u64() as i64, answer.u32()))
+    }
+
+    /// Say when it was modified.
+    pub fn set_modified(&mut self, handle: &[u8], time: (i64, u32)) -> Result<(), u32> {
+        let time = Ops::default().u32(1).u64(time.0 as u64).u32(time.1).bytes;
+        let ops = Ops::default()
+            .at(handle)
+            .op(SETATTR)
+            .fixed(&ANONYMOUS)
+            .u32(2)
+            .u32(0)
+            .u32(1 << 22)
+            .opaque(&time);
+        let mut answer = self.ask(&ops)?;
+        answer.op(PUTFH)?;
+        answer.op(SETATTR)
     }
 
     /// Where a symbolic link leads.

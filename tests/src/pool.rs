@@ -101,12 +101,18 @@ impl PoolWorld {
             .append(true)
             .open(self.scratch.path().join("daemon.log"))
             .expect("the scratch folder is writable");
+        let recover = format!(
+            "{} recover --config {}",
+            needs::path_of("rushes").display(),
+            self.scratch.path().join("rushes.toml").display()
+        );
         let mut child = Command::new(needs::path_of("rushes"))
             .args(["pool", "mount"])
             .arg(self.catalogue())
             .arg(&folder)
             .arg("--runtime-dir")
             .arg(self.scratch.path().join("run"))
+            .args(["--recover", &recover, "--recover-after", "1"])
             .current_dir(self.scratch.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -3,13 +3,18 @@
 //! under way in one connection, ranges made zero, copies on the server, allocation sizes.
 //!
 //! It comes as a guest (no keys, so no signing and no encryption), speaks the oldest dialect (2.0.2: at
-//! most 64 KiB a request, one credit each) and asks for no oplocks. Any number of threads may use one
-//! connection: each waits for its own answers only, and every wait has a bound.
+//! most 64 KiB a request, one credit each) unless leases are wanted (2.1), and keeps nothing for itself unless it is
+//! told to ([`Keeping`]). Any number of threads may use one connection: each waits for its own answers only, and every wait has a bound.
+
+mod keeping;
+
+pub use keeping::{Break, Keeping, Kept};
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +33,30 @@ const BUFFER_OVERFLOW: u32 = 0x8000_0005;
 const NO_MORE_FILES: u32 = 0x8000_0006;
 const END_OF_FILE: u32 = 0xC000_0011;
 const MORE_PROCESSING: u32 = 0xC000_0016;
+const NO_SUCH_FILE: u32 = 0xC000_000F;
+const NO_ATTRIBUTES: u32 = 0xC000_0052;
+/// Id of what a server says unasked.
+const UNASKED: u64 = u64::MAX;
+/// Dialects: SMB 2.0.2 and 2.1.
+const OLDEST: u16 = 0x0202;
+const WITH_LEASES: u16 = 0x0210;
+/// Reading, writing, attributes of both kinds, deleting; and no deleting.
+const EVERYTHING: u32 = 0x0013_019F;
+/// With everybody, for everything.
+const SHARED: u32 = 7;
+/// It must be no folder.
+const NO_FOLDER: u32 = 0x40;
+
+/// There is no such name.
+pub const NOT_FOUND: u32 = 0xC000_0034;
+/// It is no name.
+pub const NO_NAME: u32 = 0xC000_0033;
+/// Somebody has a lock on these bytes.
+pub const LOCK_CONFLICT: u32 = 0xC000_0054;
+/// Somebody opened it and does not share it for this.
+pub const SHARING_VIOLATION: u32 = 0xC000_0043;
+/// It goes with its last close, and nobody opens it any more.
+pub const DELETE_PENDING: u32 = 0xC000_0056;
 
 /// Somebody else has it.
 pub const LOCK_NOT_GRANTED: u32 = 0xC000_0055;
@@ -97,11 +126,29 @@ pub struct Chunk {
 
 type Waiting = Arc<Mutex<HashMap<u64, SyncSender<Vec<u8>>>>>;
 
+/// What a file is opened for, and how.
+#[derive(Clone, Copy, Debug)]
+struct Manner {
+    access: u32,
+    share: u32,
+    options: u32,
+    oplock: u8,
+}
+
+/// For everything, sharing it with everybody, keeping nothing.
+const PLAINLY: Manner = Manner {
+    access: EVERYTHING,
+    share: SHARED,
+    options: NO_FOLDER,
+    oplock: 0,
+};
+
 /// A tree connect.
 #[derive(Debug)]
 pub struct Connection {
     out: Mutex<(TcpStream, u64)>,
     waiting: Waiting,
+    unasked: Mutex<Receiver<Vec<u8>>>,
     session: u64,
     tree: u32,
 }
@@ -109,13 +156,23 @@ pub struct Connection {
 impl Connection {
     /// Connect to a share as guest.
     pub fn connect(port: u16, share: &str) -> io::Result<Connection> {
+        Connection::speaking(OLDEST, port, share)
+    }
+
+    /// The same in a dialect that has leases.
+    pub fn connect_with_leases(port: u16, share: &str) -> io::Result<Connection> {
+        Connection::speaking(WITH_LEASES, port, share)
+    }
+
+    fn speaking(dialect: u16, port: u16, share: &str) -> io::Result<Connection> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
         let waiting = Waiting::default();
         let (mut incoming, told) = (stream.try_clone()?, Arc::clone(&waiting));
+        let (tell, unasked) = channel();
         std::thread::spawn(move || {
             while let Ok(answer) = next_answer(&mut incoming) {
-                hand_out(&told, answer);
+                hand_out(&told, &tell, answer);
             }
             // Who asks from now on cannot send, and whoever still waits sees its channel closed.
             let _ = incoming.shutdown(std::net::Shutdown::Both);
@@ -124,19 +181,24 @@ impl Connection {
         let mut connection = Connection {
             out: Mutex::new((stream, 0)),
             waiting,
+            unasked: Mutex::new(unasked),
             session: 0,
             tree: 0,
         };
-        connection.negotiate()?;
+        connection.negotiate(dialect)?;
         connection.log_on()?;
         connection.connect_tree(share)?;
         Ok(connection)
     }
 
-    fn negotiate(&self) -> io::Result<()> {
+    fn negotiate(&self, dialect: u16) -> io::Result<()> {
+        // Leases are a client's, whatever its connections: each of ours is one.
+        static CLIENTS: AtomicU64 = AtomicU64::new(1);
         let mut body = Bytes::new(36);
-        body.u16(1).u16(1).u16(0).u32(0).raw(&[0; 16]).u64(0);
-        body.u16(0x0202);
+        body.u16(1).u16(1).u16(0).u32(0);
+        body.u64(u64::from(std::process::id()))
+            .u64(CLIENTS.fetch_add(1, Ordering::Relaxed));
+        body.u64(0).u16(dialect);
         self.ask(0, &body.0).map(|_| ()).map_err(said)
     }
 
@@ -182,65 +244,70 @@ impl Connection {
 
     /// Open a file for everything, sharing it with everybody.
     pub fn open(&self, name: &str, how: Disposition) -> Result<(Handle, Info), Status> {
-        self.create(name, how, 0x0013_019F, 0x40, None)
+        self.create(name, how, PLAINLY, None)
+            .map(|answer| opened(&answer))
     }
 
     /// The same, with other rights or in another manner.
     pub fn open_as(&self, name: &str, how: Disposition, access: Access) -> Result<Handle, Status> {
-        let rights = if access.write {
-            0x0013_019F
-        } else {
-            0x0013_019D
+        let append_alone = EVERYTHING & !2;
+        let manner = Manner {
+            access: if access.write {
+                EVERYTHING
+            } else {
+                append_alone
+            },
+            options: NO_FOLDER | if access.write_through { 2 } else { 0 },
+            ..PLAINLY
         };
-        let options = if access.write_through { 0x42 } else { 0x40 };
-        self.create(name, how, rights, options, None)
-            .map(|(handle, _)| handle)
+        self.create(name, how, manner, None)
+            .map(|answer| opened(&answer).0)
     }
 
     /// The same, saying how long it will be.
     pub fn open_sized(&self, name: &str, how: Disposition, bytes: u64) -> Result<Handle, Status> {
-        self.create(name, how, 0x0013_019F, 0x40, Some(bytes))
-            .map(|(handle, _)| handle)
+        self.create(name, how, PLAINLY, Some((b"AlSi", &bytes.to_le_bytes())))
+            .map(|answer| opened(&answer).0)
+    }
+
+    /// The same for oneself alone: nobody else may read, write or delete it meanwhile.
+    pub fn open_alone(&self, name: &str, how: Disposition) -> Result<Handle, Status> {
+        let manner = Manner {
+            share: 0,
+            ..PLAINLY
+        };
+        self.create(name, how, manner, None)
+            .map(|answer| opened(&answer).0)
     }
 
     fn create(
         &self,
         name: &str,
         how: Disposition,
-        access: u32,
-        options: u32,
-        allocation: Option<u64>,
-    ) -> Result<(Handle, Info), Status> {
+        manner: Manner,
+        context: Option<(&[u8; 4], &[u8])>,
+    ) -> Result<Vec<u8>, Status> {
         let name = wide(name);
         let mut body = Bytes::new(57);
-        body.raw(&[0, 0]).u32(2).u64(0).u64(0);
-        body.u32(access).u32(0).u32(7).u32(how as u32).u32(options);
+        body.raw(&[0, manner.oplock]).u32(2).u64(0).u64(0);
+        body.u32(manner.access).u32(0).u32(manner.share);
+        body.u32(how as u32).u32(manner.options);
         body.u16(120).u16(name.len() as u16);
         let context_at = (120 + name.len()).next_multiple_of(8);
-        let context_bytes = if allocation.is_some() { 32 } else { 0 };
-        body.u32(if allocation.is_some() {
-            context_at as u32
-        } else {
-            0
-        });
-        body.u32(context_bytes).raw(&name);
+        let (at, length) = match context {
+            Some((_, data)) => (context_at, 24 + data.len()),
+            None => (0, 0),
+        };
+        body.u32(at as u32).u32(length as u32).raw(&name);
         if name.is_empty() {
             body.raw(&[0]);
         }
-        if let Some(bytes) = allocation {
+        if let Some((tag, data)) = context {
             body.0.resize(context_at - HEADER, 0);
-            body.u32(0).u16(16).u16(4).u16(0).u16(24).u32(8);
-            body.raw(b"AlSi").u32(0).u64(bytes);
+            body.u32(0).u16(16).u16(4).u16(0).u16(24);
+            body.u32(data.len() as u32).raw(tag).u32(0).raw(data);
         }
-        let answer = self.ask(5, &body.0)?;
-        let info = Info {
-            written: u64_at(&answer, HEADER + 24),
-            allocated: u64_at(&answer, HEADER + 40),
-            size: u64_at(&answer, HEADER + 48),
-        };
-        let mut id = [0; 16];
-        id.copy_from_slice(&answer[HEADER + 64..HEADER + 80]);
-        Ok((Handle(id), info))
+        self.ask(5, &body.0)
     }
 
     /// Close.
@@ -406,13 +473,48 @@ impl Connection {
 
     /// Give a file another name; who has that name loses it.
     pub fn rename(&self, file: Handle, to: &str) -> Result<(), Status> {
-        let name = wide(to);
+        self.set_info(file, 10, &another_name(to))
+    }
+
+    /// Give a file one more name.
+    pub fn link(&self, file: Handle, to: &str) -> Result<(), Status> {
+        self.set_info(file, 11, &another_name(to))
+    }
+
+    /// Set an extended attribute, as the protocol has them.
+    pub fn set_attribute(&self, file: Handle, name: &str, value: &[u8]) -> Result<(), Status> {
         let mut buffer = Bytes::default();
-        buffer.raw(&[1, 0, 0, 0, 0, 0, 0, 0]).u64(0);
-        buffer.u32(name.len() as u32).raw(&name);
-        // Windows sends eight bytes of a name at least.
-        buffer.0.resize(buffer.0.len().max(24), 0);
-        self.set_info(file, 10, &buffer.0)
+        buffer.u32(0).raw(&[0, name.len() as u8]);
+        buffer.u16(value.len() as u16);
+        buffer.raw(name.as_bytes()).raw(&[0]).raw(value);
+        self.set_info(file, 15, &buffer.0)
+    }
+
+    /// Names and values of its extended attributes.
+    pub fn attributes(&self, file: Handle) -> Result<Vec<(String, Vec<u8>)>, Status> {
+        let mut body = Bytes::new(41);
+        body.raw(&[1, 15]).u32(REQUEST_MAX as u32).u16(0).u16(0);
+        // From the first one on.
+        body.u32(0).u32(0).u32(1).raw(&file.0).raw(&[0]);
+        let answer = match self.ask(16, &body.0) {
+            Err(Status(NO_ATTRIBUTES)) => return Ok(Vec::new()),
+            answer => answer?,
+        };
+        let mut at = usize::from(u16_at(&answer, HEADER + 2));
+        let mut found = Vec::new();
+        // (An empty list has a length of 0.)
+        while at + 8 <= answer.len() {
+            let name_length = usize::from(answer[at + 5]);
+            let value_length = usize::from(u16_at(&answer, at + 6));
+            let name = &answer[at + 8..][..name_length];
+            let value = &answer[at + 9 + name_length..][..value_length];
+            found.push((String::from_utf8_lossy(name).into_owned(), value.to_vec()));
+            match u32_at(&answer, at) {
+                0 => break,
+                next => at += next as usize,
+            }
+        }
+        Ok(found)
     }
 
     /// It goes with its last close.
@@ -443,28 +545,65 @@ impl Connection {
 
     /// What the folder says of a name; None: nothing of that name.
     pub fn list(&self, name: &str) -> Result<Option<Info>, Status> {
-        let (folder, _) = self.create("", Disposition::Open, 0x0010_0081, 0x01, None)?;
-        let pattern = wide(name);
+        let found = self.pages(name, 1)?;
+        Ok(found.first().map(|page| {
+            let at = usize::from(u16_at(page, HEADER + 2));
+            Info {
+                written: u64_at(page, at + 24),
+                allocated: u64_at(page, at + 48),
+                size: u64_at(page, at + 40),
+            }
+        }))
+    }
+
+    /// All names in the share's own folder, as the server shows them.
+    pub fn names(&self) -> Result<Vec<String>, Status> {
+        let mut names = Vec::new();
+        for page in self.pages("*", usize::MAX)? {
+            let mut at = usize::from(u16_at(&page, HEADER + 2));
+            loop {
+                let length = u32_at(&page, at + 60) as usize;
+                let units: Vec<u16> = page[at + 64..][..length]
+                    .chunks_exact(2)
+                    .map(|pair| u16_at(pair, 0))
+                    .collect();
+                names.push(String::from_utf16_lossy(&units));
+                match u32_at(&page, at) {
+                    0 => break,
+                    next => at += next as usize,
+                }
+            }
+        }
+        names.retain(|name| name != "." && name != "..");
+        Ok(names)
+    }
+
+    /// Answers about the names of the share's own folder that match.
+    fn pages(&self, pattern: &str, page_count_max: usize) -> Result<Vec<Vec<u8>>, Status> {
+        let manner = Manner {
+            access: 0x0010_0081,
+            options: 1,
+            ..PLAINLY
+        };
+        let (folder, _) = opened(&self.create("", Disposition::Open, manner, None)?);
+        let pattern = wide(pattern);
         let mut body = Bytes::new(33);
         body.raw(&[1, 0]).u32(0).raw(&folder.0);
         body.u16(96)
             .u16(pattern.len() as u16)
             .u32(REQUEST_MAX as u32);
         body.raw(&pattern);
-        let found = match self.ask(14, &body.0) {
-            Ok(answer) => {
-                let at = usize::from(u16_at(&answer, HEADER + 2));
-                Ok(Some(Info {
-                    written: u64_at(&answer, at + 24),
-                    allocated: u64_at(&answer, at + 48),
-                    size: u64_at(&answer, at + 40),
-                }))
+        let mut pages = Vec::new();
+        let mut end = Ok(());
+        while pages.len() < page_count_max && end.is_ok() {
+            match self.ask(14, &body.0) {
+                Ok(page) => pages.push(page),
+                Err(Status(NO_MORE_FILES | NO_SUCH_FILE)) => break,
+                Err(status) => end = Err(status),
             }
-            Err(Status(NO_MORE_FILES | 0xC000_000F)) => Ok(None),
-            Err(status) => Err(status),
-        };
+        }
         self.close(folder)?;
-        found
+        end.map(|()| pages)
     }
 
     /// A request and its answer; a failure is a status.
@@ -515,6 +654,29 @@ impl Drop for Connection {
     }
 }
 
+/// From the answer to a CREATE.
+fn opened(answer: &[u8]) -> (Handle, Info) {
+    let info = Info {
+        written: u64_at(answer, HEADER + 24),
+        allocated: u64_at(answer, HEADER + 40),
+        size: u64_at(answer, HEADER + 48),
+    };
+    let mut id = [0; 16];
+    id.copy_from_slice(&answer[HEADER + 64..HEADER + 80]);
+    (Handle(id), info)
+}
+
+/// Of a rename or a link, taking the name from who has it.
+fn another_name(to: &str) -> Vec<u8> {
+    let name = wide(to);
+    let mut buffer = Bytes::default();
+    buffer.raw(&[1, 0, 0, 0, 0, 0, 0, 0]).u64(0);
+    buffer.u32(name.len() as u32).raw(&name);
+    // Windows sends eight bytes of a name at least.
+    buffer.0.resize(buffer.0.len().max(24), 0);
+    buffer.0
+}
+
 fn write_body(file: Handle, offset: u64, bytes: &[u8], flags: u32) -> Vec<u8> {
     let mut body = Bytes::new(49);
     body.u16(112).u32(bytes.len() as u32).u64(offset);
@@ -530,8 +692,13 @@ fn next_answer(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-fn hand_out(waiting: &Waiting, answer: Vec<u8>) {
+fn hand_out(waiting: &Waiting, unasked: &Sender<Vec<u8>>, answer: Vec<u8>) {
     if answer.len() < HEADER || status_of(&answer) == PENDING {
+        return;
+    }
+    if u64_at(&answer, 24) == UNASKED {
+        // (Nobody listens when the connection is going.)
+        let _ = unasked.send(answer);
         return;
     }
     if let Some(sender) = lock(waiting).remove(&u64_at(&answer, 24)) {

@@ -195,8 +195,13 @@ fn spawn(folder: &Path, conf: &Path, module: Option<&Path>) -> Child {
     if let Some(module) = module {
         fs::copy(module, ours.join("rushes.so")).expect("scratch has room");
     }
+    let scratch = folder.parent().expect("it lies in the scratch folder");
+    // Mounts of other tests would not end before this smbd does.
     let script = format!(
-        "mount --bind '{}' '{}' && exec \"$@\"",
+        "awk -v own='{}/' '$5 ~ /\\/rushes-tests\\./ && index($5 \"/\", own) != 1 {{ print $5 }}' /proc/self/mountinfo | \
+         while read -r other; do umount -l \"$other\"; done 2> /dev/null; \
+         mount --bind '{}' '{}' && exec \"$@\"",
+        scratch.display(),
         ours.display(),
         theirs.display()
     );

@@ -11,7 +11,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
@@ -527,26 +527,27 @@ fn a_lost_catalogue_is_made_anew_from_the_members_also_when_that_is_killed() {
 }
 
 #[test]
-fn what_changes_a_pool_is_refused_while_it_is_mounted_and_its_status_is_told() {
+fn a_mounted_pool_is_not_looked_through_and_its_status_is_told() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 40), (EXT4, 40)]) else {
         return;
     };
     put(&world.path("f"), 1, MIB).expect("there is room");
-    let new = world.disk("new", (EXT4, 32));
-    for (words, paths) in [
-        (&["fsck"][..], &[][..]),
-        (&["drain", "0"], &[]),
-        (&["remove", "0"], &[]),
-        (&["add"], std::slice::from_ref(&new)),
-    ] {
-        let output = world.command(words, paths).output().expect("it starts");
+    for words in [&["fsck"][..], &["fsck", "--repair"]] {
+        let output = world.command(words, &[]).output().expect("it starts");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{words:?}");
         assert!(said.contains("is served already"), "{said}");
     }
-    let (now, code) = world.json(&["status"], &[]);
-    assert_eq!(code, Some(0), "{now}");
-    let now = now[0].clone();
+    // The members know the names a second later, or more on a slow machine.
+    let end = Instant::now() + Duration::from_secs(60);
+    let now = loop {
+        let (now, code) = world.json(&["status"], &[]);
+        if code == Some(0) {
+            break now[0].clone();
+        }
+        assert!(Instant::now() < end, "{now}");
+        std::thread::sleep(Duration::from_millis(50));
+    };
     assert_eq!(now["is_served"], true, "{now}");
     let objects = |status: &Value| -> u64 {
         let members = status["members"].as_array().expect("a list");

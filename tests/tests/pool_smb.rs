@@ -6,6 +6,7 @@ use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::fsx;
 use rushes_tests::pattern;
 use rushes_tests::pool::{BTRFS, EXT4, PoolWorld, XFS};
+use rushes_tests::random::Random;
 use rushes_tests::smb2::{self, Connection, Disposition};
 use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
 use std::fs;
@@ -17,19 +18,26 @@ const BLOCK: usize = 65_536;
 const FRAME_BLOCKS: u64 = 8;
 
 /// The pool, a daemon that serves its members, and smbd over the mount; stock, or with our module before it.
-fn shared(modules: Option<&str>) -> Option<(PoolWorld, Daemon, Smbd)> {
+fn shared(
+    modules: Option<&str>,
+    write_buffer: Option<&'static str>,
+) -> Option<(PoolWorld, Daemon, Smbd)> {
     let world = PoolWorld::build(&[(EXT4, 200), (XFS, 300), (BTRFS, 200)])?;
     let member = |number: usize| world.member(number).join("pool");
     let spec = DaemonSpec {
         share: member(0),
         cache: String::from("128MiB"),
-        write_buffer: None,
+        write_buffer,
         server: String::new(),
         more: (1..3)
             .map(|number| {
                 let path = member(number);
                 format!("[[share]]\nname = \"m{number}\"\npath = {path:?}\n")
             })
+            // By its path in the pool, which is nowhere below a share.
+            .chain([String::from(
+                "[[rule]]\nmatch = \"reels/*.mov\"\nbitrate = \"100M\"\n",
+            )])
             .collect(),
     };
     let daemon = Daemon::start(&world.scratch, &spec);
@@ -64,7 +72,7 @@ fn shared(modules: Option<&str>) -> Option<(PoolWorld, Daemon, Smbd)> {
 }
 
 fn files_are_what_a_model_says(modules: Option<&str>, seed: u64) {
-    let Some((world, _daemon, smbd)) = shared(modules) else {
+    let Some((world, _daemon, smbd)) = shared(modules, None) else {
         return;
     };
     let plan = fsx::Plan {
@@ -92,13 +100,60 @@ fn our_module_before_a_mount_changes_nothing() {
     files_are_what_a_model_says(Some("rushes"), 22);
 }
 
+/// What clients write goes through lanes, and daemons die meanwhile.
 #[test]
-fn a_player_of_a_pool_gets_a_contract_and_every_byte() {
-    let Some((world, daemon, smbd)) = shared(None) else {
+fn files_are_what_a_model_of_them_is_whichever_daemons_die() {
+    let Some((world, mut daemon, smbd)) = shared(None, Some("64MiB")) else {
         return;
     };
+    let plan = fsx::Plan {
+        seed: 23,
+        operations: 3000,
+        workers: 4,
+        only: None,
+        clients: 2,
+        quiet: true,
+        daemon_dies: true,
+        steps: Default::default(),
+    };
+    let (port, folder) = (smbd.port(), world.path(""));
+    let report = std::thread::scope(|scope| {
+        let work = scope.spawn(|| fsx::run(port, &folder, &plan));
+        let mut random = Random(29);
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(100 + random.below(400)));
+            if work.is_finished() {
+                break;
+            }
+            daemon.kill();
+            std::thread::sleep(Duration::from_millis(random.below(100)));
+            daemon.start_again();
+        }
+        work.join().expect("no panic")
+    });
+    let report = report.unwrap_or_else(|divergence| panic!("{divergence}"));
+    assert_eq!(report.operations, 3000);
+    let status = daemon.status();
+    let count = |name: &str| status["write"][name].as_u64().expect("a count");
+    assert!(
+        count("write_count") + count("plain_count") > 0,
+        "{:#}",
+        status["write"]
+    );
+}
+
+#[test]
+fn a_player_of_a_pool_gets_a_contract_and_every_byte() {
+    let Some((world, daemon, smbd)) = shared(None, None) else {
+        return;
+    };
+    let reels = world.path("reels");
+    fs::create_dir(&reels).expect("made");
+    fs::set_permissions(&reels, fs::Permissions::from_mode(0o777)).expect("our own");
     let client = Connection::connect(smbd.port(), SHARE).expect("smbd lets guests in");
-    let (file, _) = client.open("clip.mov", Disposition::OpenIf).expect("made");
+    let (file, _) = client
+        .open("reels\\clip.mov", Disposition::OpenIf)
+        .expect("made");
     let blocks = 150 * FRAME_BLOCKS;
     for block in 0..blocks {
         let at = block * BLOCK as u64;
@@ -109,7 +164,9 @@ fn a_player_of_a_pool_gets_a_contract_and_every_byte() {
     client.close(file).expect("closed");
     fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
 
-    let (file, _) = client.open("clip.mov", Disposition::Open).expect("opened");
+    let (file, _) = client
+        .open("reels\\clip.mov", Disposition::Open)
+        .expect("opened");
     let begun = Instant::now();
     let mut promised = false;
     for block in 0..blocks {
@@ -121,15 +178,15 @@ fn a_player_of_a_pool_gets_a_contract_and_every_byte() {
             std::thread::sleep(due.saturating_sub(begun.elapsed()));
             let status = daemon.status();
             promised |= status["streams"].as_array().is_some_and(|streams| {
-                streams
-                    .iter()
-                    .any(|stream| stream["standing"] == "contract")
+                streams.iter().any(|stream| {
+                    stream["standing"] == "contract" && stream["path"] == "reels/clip.mov"
+                })
             });
         }
     }
     assert!(promised, "{:#}", daemon.status());
     // By whatever name: an object cannot be reached.
-    let member = world.members_of("clip.mov");
+    let member = world.members_of("reels/clip.mov");
     assert_eq!(member.len(), 1, "it fits one");
     for name in ["objects", "rushes-pool", "..\\m0\\pool\\rushes-pool"] {
         assert!(client.open(name, Disposition::Open).is_err(), "{name}");

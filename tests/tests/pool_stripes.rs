@@ -12,6 +12,8 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const MIB: usize = 1 << 20;
@@ -461,6 +463,8 @@ fn a_mount_that_is_killed_while_it_stripes_leaves_nothing_that_cannot_be_mended(
     for round in 0..6u64 {
         let folder = world.path("");
         let mut next = random.clone();
+        let put_count = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&put_count);
         let writer = std::thread::spawn(move || {
             let mut done = Vec::new();
             for number in 0.. {
@@ -470,6 +474,7 @@ fn a_mount_that_is_killed_while_it_stripes_leaves_nothing_that_cannot_be_mended(
                 if put(&path, seed, length).is_err() {
                     return (done, seed);
                 }
+                counted.fetch_add(1, Ordering::Relaxed);
                 if number % 2 == 1 {
                     if fs::remove_file(&path).is_err() {
                         return (done, seed);
@@ -480,7 +485,11 @@ fn a_mount_that_is_killed_while_it_stripes_leaves_nothing_that_cannot_be_mended(
             }
             unreachable!("it ends with the mount")
         });
-        std::thread::sleep(Duration::from_millis(150 + random.below(350)));
+        // However slow the machine is.
+        while put_count.load(Ordering::Relaxed) < 3 && !writer.is_finished() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(random.below(350)));
         world.kill();
         let (done, broken) = writer.join().expect("it ends with the mount");
         striped += usize::from(done.len() > 1);

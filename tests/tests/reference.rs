@@ -49,6 +49,8 @@ fn every_field_of_a_lab_report_is_described() {
         ("lab/src/written.rs", "WriteReport"),
         ("lab/src/written.rs", "FileRow"),
         ("lab/src/scatter.rs", "ScatterReport"),
+        ("lab/src/throughput.rs", "ThroughputReport"),
+        ("lab/src/most.rs", "MostReport"),
         ("lab/src/metadata.rs", "MetadataReport"),
         ("lab/src/metadata.rs", "RateRow"),
         ("lab/src/power/report.rs", "PowerReport"),

@@ -149,6 +149,36 @@ fn blocks_are_reserved_by_the_kernel_or_not_at_all() {
 }
 
 #[test]
+fn nothing_rests_on_a_clock_that_may_go_backwards() {
+    // What is shown to people as a date, and times of files; nothing else.
+    let dates = [
+        "engine/daemon/src/calibrate.rs",
+        "engine/daemon/src/doctor/shares.rs",
+        "engine/sys/src/space.rs",
+    ];
+    let mut complaints = Complaints::default();
+    for file in rust_files() {
+        let is_product = ["core/", "engine/", "doors/", "cli/"]
+            .iter()
+            .any(|room| file.path.starts_with(room));
+        if !is_product || dates.contains(&file.path.as_str()) {
+            continue;
+        }
+        let code = without_tests(&code_only(&file.text));
+        for (number, line) in code.lines().enumerate() {
+            if line.contains("SystemTime::now") || line.contains("Realtime") {
+                complaints.add(format!(
+                    "{}:{}: the time of day; Instant never goes back",
+                    file.path,
+                    number + 1
+                ));
+            }
+        }
+    }
+    complaints.none();
+}
+
+#[test]
 fn no_file_names_the_machine_it_was_written_on() {
     // Pieces, so that this file does not complain about itself.
     let machine_paths = [

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decisions of a pool: which member takes a segment, and what a file's layout record says.
+//! Decisions of a pool: which member takes a segment, what a file's layout record says, and how fast bytes are moved.
 //!
 //! Bytes, files and directories are engine/pool's; here are only numbers and the arithmetic of them.
 
@@ -7,6 +7,7 @@ pub mod balance;
 pub mod check;
 pub mod layout;
 pub mod names;
+pub mod pace;
 pub mod place;
 pub mod stripe;
 pub mod wish;

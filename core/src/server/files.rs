@@ -261,6 +261,10 @@ impl Server {
             // A change that we have answered for meanwhile may have moved its end: look again. (Of a file that was
             // forgotten meanwhile, and perhaps written back before, nobody knows whether it was this one that changed.)
             file.size_stale = true;
+            if is_new {
+                // Nor whether it still has the blocks that were found.
+                file.writing.mapped_end = 0;
+            }
         } else {
             file.writing.native_size = facts.size.0;
             if file.size != length {
@@ -314,6 +318,8 @@ impl Server {
 
     /// Bytes of a file were changed on its own descriptor.
     pub(super) fn changed(&mut self, key: FileKey, range: ByteRange, actions: &mut Actions) {
+        // Also of a file that is not known: it may be just being opened.
+        self.change_count += 1;
         let Some(&id) = self.keys.get(&key) else {
             return;
         };
@@ -321,7 +327,6 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        self.change_count += 1;
         file.changed = self.change_count;
         if range.end() == u64::MAX {
             file.size_stale = true;

@@ -386,3 +386,65 @@ fn a_disk_that_gives_little_is_not_asked_again_at_each_write() {
     assert_eq!(ahead, 1, "{:?}", writer.asked);
     assert!((25..=30).contains(&waited), "{waited} of 200 waited");
 }
+
+/// A door asks for a hold right behind the opening, cuts the file, and writes: what was found before has those blocks no more.
+#[test]
+fn a_file_that_is_changed_while_it_is_opened_is_granted_nothing_over_what_it_had_before() {
+    for is_changed in [false, true] {
+        let mut writer = Writer::new();
+        let (handle, file) = (HandleId(2), FileId(8));
+        let key = FileKey {
+            device: 1,
+            inode: 8,
+        };
+        writer.step(Event::Opening {
+            session: SESSION,
+            handle,
+            path: "cut.mov".to_string(),
+        });
+        if is_changed {
+            writer.step(Event::Changed {
+                session: SESSION,
+                request: RequestId(500),
+                key,
+                range: ByteRange::new(0, u64::MAX),
+            });
+        }
+        let extents = vec![Extent {
+            logical: ByteOffset(0),
+            physical: ByteOffset(2 << 30),
+            length: ByteCount(1 << 20),
+        }];
+        writer.step(Event::Opened {
+            session: SESSION,
+            handle,
+            facts: Ok(FileFacts {
+                file,
+                key,
+                device: DISK,
+                size: ByteCount(1 << 20),
+                version: 1,
+                extents,
+                hint: None,
+                way: Some(WriteWay::Cached),
+                is_exclusive: false,
+            }),
+        });
+        writer.step(Event::WriteBegin {
+            session: SESSION,
+            handle,
+            request: RequestId(501),
+            range: ByteRange::new(0, 4096),
+            sent: writer.now,
+        });
+        writer.step(Event::Stat {
+            file,
+            size: ByteCount(1 << 20),
+            version: 2,
+        });
+        assert_eq!(
+            (writer.is_granted, writer.asked.len()),
+            (!is_changed, usize::from(is_changed))
+        );
+    }
+}

@@ -6,8 +6,8 @@
 
 use crate::answer::Answer;
 use crate::door::Door;
-use crate::engine::Served;
-use crate::files::{OpenFile, range};
+use crate::engine::{Done, Served};
+use crate::files::{OpenFile, State, range};
 use crate::nodes::Node;
 use rushes_pool::{Access, ByteOffset, Located, PoolError, SpillReason};
 use rustix::buffer::spare_capacity;
@@ -70,6 +70,7 @@ fn read_piece(fd: &OwnedFd, start: u64, length: usize, served: Served) -> Answer
     let mut bytes = match served {
         Served::Bytes(bytes) => bytes,
         Served::Plain => Vec::with_capacity(length),
+        Served::Failed(error) => return Err(error),
     };
     // Also what the daemon's answer lacks: where the object ends is the object's to say.
     bytes.reserve_exact(length - bytes.len().min(length));
@@ -81,6 +82,17 @@ fn read_piece(fd: &OwnedFd, start: u64, length: usize, served: Served) -> Answer
     }
     bytes.resize(length, 0);
     Ok(bytes)
+}
+
+/// What is to be done behind the end goes elsewhere when its member cannot do it.
+fn piece_of(done: Answer<u64>, located: &Located, behind_end: bool) -> Answer<Piece> {
+    let moved = |reason| Ok(Piece::NoPlace(Some((located.object, reason))));
+    match done {
+        Ok(count) => Ok(Piece::Done(count)),
+        Err(Errno::NOSPC) => moved(SpillReason::Full),
+        Err(Errno::ROFS) if behind_end => moved(SpillReason::Unwritable),
+        Err(error) => Err(error),
+    }
 }
 
 impl Door {
@@ -116,13 +128,17 @@ impl Door {
             let start = located.object_offset.0;
             let reading = self
                 .engine
-                .read(located.object, &fd, length as usize, start);
-            pieces.push((fd, start, length as usize, reading));
+                .read(located.object, &fd, length as usize, start)?;
+            pieces.push((located.object, fd, start, length as usize, reading));
             at += length;
         }
         let mut bytes = Vec::new();
-        for (fd, start, length, reading) in pieces {
-            let piece = read_piece(&fd, start, length, reading.served())?;
+        for (object, fd, start, length, reading) in pieces {
+            let served = match reading.served() {
+                Served::Plain => self.engine.read_again(object, &fd, length, start)?,
+                served => served,
+            };
+            let piece = read_piece(&fd, start, length, served)?;
             // Mostly it is all there is to read.
             if bytes.is_empty() {
                 bytes = piece;
@@ -155,25 +171,102 @@ impl Door {
         if offset > file.size() {
             self.clean_tail(node, file)?;
         }
-        let total = data.len() as u64;
-        let (done, result) = self.piece_by_piece(
-            node,
-            file,
-            (offset, total),
-            Known::Written,
-            |fd, located, done, length| {
-                let part = &data[done as usize..(done + length) as usize];
-                less_and_less(located.object_offset.0, length, |length| {
-                    pwrite(fd, &part[..length as usize], located.object_offset.0)
-                        .map(|count| count as u64)
-                })
-            },
-        );
-        if done > 0 {
-            self.written(file, offset + done)?;
-            return Ok(done as usize);
+        let size_before = file.size();
+        let (done, result) =
+            self.piece_by_piece(node, file, (offset, data.len() as u64), |done, rest| {
+                self.write_piece(
+                    node,
+                    file,
+                    offset + done,
+                    &data[done as usize..][..rest as usize],
+                )
+            });
+        if result.is_err() {
+            file.tail_is_unclean();
         }
-        result.map(|()| 0)
+        if done == 0 {
+            return result.map(|()| 0);
+        }
+        // One that grew has the time of that.
+        if offset + done <= size_before {
+            self.written(file, 0)?;
+        }
+        Ok(done as usize)
+    }
+
+    /// Through the daemon's lane, else on the object itself.
+    fn write_piece(&self, node: &Node, file: &OpenFile, at: u64, data: &[u8]) -> Answer<Piece> {
+        let state = file.state();
+        let (located, fd) = match self.place_of(node, file, &state, at)? {
+            Ok(place) => place,
+            Err(no_place) => return Ok(no_place),
+        };
+        let length = located.length.0.min(data.len() as u64);
+        let start = located.object_offset.0;
+        let mut is_plain = !file.asks_daemon();
+        let done = less_and_less(start, length, |length| {
+            if is_plain {
+                return Err(Errno::AGAIN);
+            }
+            let part = &data[..length as usize];
+            match self.engine.write(located.object, &fd, part, start) {
+                Done::Whole => Ok(length),
+                Done::Failed(error) => Err(error),
+                Done::Plain => {
+                    is_plain = true;
+                    Err(Errno::AGAIN)
+                }
+            }
+        });
+        file.was_taken(!is_plain);
+        if is_plain {
+            drop(state);
+            return self.change_piece(
+                node,
+                file,
+                (at, length),
+                Known::Written,
+                |fd, start, length| {
+                    pwrite(fd, &data[..length as usize], start).map(|count| count as u64)
+                },
+            );
+        }
+        if let Ok(count) = done {
+            // Before somebody can change the layout: what is behind the end has no place.
+            file.grow(at + count)?;
+        }
+        piece_of(done, &located, at >= file.size())
+    }
+
+    /// Where a byte is, opened for writing.
+    #[allow(clippy::type_complexity)]
+    fn place_of(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        state: &State,
+        at: u64,
+    ) -> Answer<Result<(Located, Arc<OwnedFd>), Piece>> {
+        let Some(located) = state
+            .layout
+            .as_ref()
+            .and_then(|layout| layout.locate(ByteOffset(at)))
+        else {
+            return Ok(Err(Piece::NoPlace(None)));
+        };
+        // A member that is emptied gets nothing new, also of what is there already. It is as if it were full.
+        if at >= file.size() && !self.pool.takes_bytes(located.object.member) {
+            let why = (located.object, SpillReason::Full);
+            return Ok(Err(Piece::NoPlace(Some(why))));
+        }
+        match self.object(node, state, located.object, Access::Write) {
+            Ok(fd) => Ok(Ok((located, fd))),
+            Err(PoolError::Missing { .. } | PoolError::ReadOnly { .. }) if at >= file.size() => {
+                let why = (located.object, SpillReason::Unwritable);
+                Ok(Err(Piece::NoPlace(Some(why))))
+            }
+            Err(error) => Err(self.trouble(node, &error)),
+        }
     }
 
     /// Size and time of the stub follow what was written.
@@ -206,23 +299,14 @@ impl Door {
         node: &Node,
         file: &OpenFile,
         (offset, total): (u64, u64),
-        known: Known,
-        mut act: impl FnMut(&OwnedFd, &Located, u64, u64) -> Answer<u64>,
+        mut act: impl FnMut(u64, u64) -> Answer<Piece>,
     ) -> (u64, Answer<()>) {
         let mut done = 0;
         // A member that writes to new places may refuse even what was reserved there: each is asked twice at most for one byte.
         let tries_max = 2 * self.pool.members().len() + 2;
         let mut tries = 0;
         while done < total {
-            let at = offset + done;
-            let piece = self.one_piece(
-                node,
-                file,
-                (at, total - done),
-                known,
-                |fd, located, length| act(fd, located, done, length),
-            );
-            let went_on = match piece {
+            let went_on = match act(done, total - done) {
                 Ok(Piece::Done(count)) => {
                     done += count;
                     tries = 0;
@@ -231,7 +315,7 @@ impl Door {
                 Ok(Piece::NoPlace(_)) if tries >= tries_max => Err(Errno::NOSPC),
                 Ok(Piece::NoPlace(why)) => {
                     tries += 1;
-                    self.make_place(node, file, range(at, total - done), why)
+                    self.make_place(node, file, range(offset + done, total - done), why)
                 }
                 Err(error) => Err(error),
             };
@@ -242,44 +326,32 @@ impl Door {
         (done, Ok(()))
     }
 
-    fn one_piece(
+    /// One piece, on the object itself: nobody else reads or writes the file meanwhile.
+    fn change_piece(
         &self,
         node: &Node,
         file: &OpenFile,
         (at, length): (u64, u64),
         known: Known,
-        act: impl FnOnce(&OwnedFd, &Located, u64) -> Answer<u64>,
+        mut act: impl FnMut(&OwnedFd, u64, u64) -> Answer<u64>,
     ) -> Answer<Piece> {
-        let state = file.state();
-        let Some(located) = state
-            .layout
-            .as_ref()
-            .and_then(|layout| layout.locate(ByteOffset(at)))
-        else {
-            return Ok(Piece::NoPlace(None));
+        let state = file.change();
+        let (located, fd) = match self.place_of(node, file, &state, at)? {
+            Ok(place) => place,
+            Err(no_place) => return Ok(no_place),
         };
-        let moved = |reason| Ok(Piece::NoPlace(Some((located.object, reason))));
         let behind_end = at >= file.size();
-        let fd = match self.object(node, &state, located.object, Access::Write) {
-            Ok(fd) => fd,
-            Err(PoolError::Missing { .. } | PoolError::ReadOnly { .. }) if behind_end => {
-                return moved(SpillReason::Unwritable);
-            }
-            Err(error) => return Err(self.trouble(node, &error)),
-        };
-        let done = act(&fd, &located, located.length.0.min(length));
-        let changed = match (known, &done) {
-            (Known::Written, Ok(count)) => *count,
-            _ => u64::MAX,
-        };
-        self.engine
-            .changed(located.object, Some(&fd), located.object_offset.0, changed);
-        match done {
-            Ok(count) => Ok(Piece::Done(count)),
-            Err(Errno::NOSPC) => moved(SpillReason::Full),
-            Err(Errno::ROFS) if behind_end => moved(SpillReason::Unwritable),
-            Err(error) => Err(error),
+        let start = located.object_offset.0;
+        let mut held = self.engine.hold(vec![(located.object, Arc::clone(&fd))])?;
+        held.range.0 = start;
+        let length = located.length.0.min(length);
+        let done = less_and_less(start, length, |length| act(&fd, start, length));
+        if let (Known::Written, Ok(count)) = (known, &done) {
+            held.range.1 = *count;
+            file.grow(at + count)?;
         }
+        drop(held);
+        piece_of(done, &located, behind_end)
     }
 
     pub(crate) fn allocate(
@@ -314,17 +386,12 @@ impl Door {
         if mode & PUNCH_HOLE != 0 && file.state().layout.is_none() {
             return Ok(());
         }
-        let (_, result) = self.piece_by_piece(
-            &node,
-            &file,
-            (offset, length),
-            Known::Nothing,
-            |fd, located, _, length| {
-                less_and_less(located.object_offset.0, length, |length| {
-                    fallocate(fd, action, located.object_offset.0, length).map(|()| length)
-                })
-            },
-        );
+        let (_, result) = self.piece_by_piece(&node, &file, (offset, length), |done, rest| {
+            let piece = (offset + done, rest);
+            self.change_piece(&node, &file, piece, Known::Nothing, |fd, start, length| {
+                fallocate(fd, action, start, length).map(|()| length)
+            })
+        });
         let end = if mode & KEEP_SIZE == 0 { end } else { 0 };
         let done = result.and_then(|()| self.written(&file, end));
         self.changed(&node);
@@ -334,6 +401,7 @@ impl Door {
     pub(crate) fn seek(&self, number: u64, offset: i64, whence: i32) -> Answer<i64> {
         let node = self.nodes.get(number)?;
         let file = self.file(&node)?;
+        self.settle(&node, &file)?;
         let state = file.state();
         let size = file.size();
         let start = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
@@ -436,11 +504,13 @@ impl Door {
         for object in state.layout.iter().flat_map(|layout| layout.objects()) {
             let fd = match self.object(&node, &state, object, Access::Read) {
                 Ok(fd) => fd,
-                // Nothing of ours waits on a member that is not there.
-                Err(PoolError::Missing { .. }) => continue,
+                // Nothing of ours waits on a member that is not there, unless somebody has it in memory.
+                Err(PoolError::Missing { .. }) if !self.engine.lacks_any() => continue,
                 Err(error) => return Err(self.trouble(&node, &error)),
             };
-            fdatasync(&*fd)?;
+            if self.engine.sync(object, &fd)? == Done::Plain {
+                fdatasync(&*fd)?;
+            }
         }
         drop(state);
         if data_only {

@@ -2,7 +2,8 @@
 //! The door as a whole: one pool, its nodes, and what goes on in the background.
 
 use crate::answer::Answer;
-use crate::engine::Engine;
+use crate::care::Care;
+use crate::engine::{DaemonPlace, Engine};
 use crate::nodes::{Node, Nodes, locked};
 use rushes_pool::{Inode, NameLog, Pool};
 use rustix::fs::{FileType, fstat, fstatvfs};
@@ -35,7 +36,11 @@ pub(crate) struct Door {
     pub(crate) removed_serial: AtomicU64,
     pub(crate) removed_waits: AtomicBool,
     pub(crate) closing: AtomicBool,
-    names: NameLog,
+    /// Held while removed files go for good.
+    pub(crate) burying: Mutex<()>,
+    /// What is done to the pool as a whole: one thing at a time.
+    pub(crate) care: Care,
+    pub(crate) names: NameLog,
     /// Inodes that the log of names does not know as they are now.
     changed: Mutex<Vec<Arc<Node>>>,
 }
@@ -53,14 +58,23 @@ pub(crate) struct Room {
 }
 
 impl Door {
-    pub(crate) fn new(pool: Pool, runtime_dir: Option<&Path>) -> io::Result<Door> {
+    pub(crate) fn new(pool: Pool, place: Option<&DaemonPlace>) -> io::Result<Door> {
         let nodes = Nodes::new(pool.catalogue().tree())?;
+        if let Some(place) = place {
+            crate::unwritten::may_go_by(&pool, place)?;
+            if let Err(error) = crate::unwritten::leave_place(&pool, place) {
+                tracing::warn!(
+                    "{}: tools will not know of this mount's daemon: {error}",
+                    pool.catalogue().path().display()
+                );
+            }
+        }
         Ok(Door {
             names: NameLog::open(&pool),
             changed: Mutex::default(),
             nodes,
-            engine: Engine::start(&pool, runtime_dir)?,
-            runtime_dir: runtime_dir.map(Path::to_path_buf),
+            engine: Engine::start(&pool, place)?,
+            runtime_dir: place.map(|place| place.runtime_dir.clone()),
             wish_fault: Mutex::default(),
             pool,
             links: Mutex::default(),
@@ -68,6 +82,8 @@ impl Door {
             // What a door before us left.
             removed_waits: AtomicBool::new(true),
             closing: AtomicBool::new(false),
+            burying: Mutex::default(),
+            care: Care::default(),
         })
     }
 
@@ -115,7 +131,7 @@ impl Door {
         }
     }
 
-    fn take_changed(&self) -> Vec<Inode> {
+    pub(crate) fn take_changed(&self) -> Vec<Inode> {
         let nodes = std::mem::take(&mut *locked(&self.changed));
         let as_it_is = |node: &Arc<Node>| {
             // First, so that what changes from here on is told again.

@@ -5,23 +5,35 @@
 //! stub's, grown after the bytes are in their object. Lock order: `Node::file`, `OpenFile::state`, then `size` or `objects`.
 
 use crate::answer::Answer;
+use crate::attributes::by_descriptor;
 use crate::door::Door;
+use crate::engine::Held;
 use crate::nodes::{Node, locked, status};
+use rushes_core::stream::FrameName;
 use rushes_pool::{
     Access, ByteCount, ByteOffset, ByteRange, Layout, Object, PoolError, SpillReason,
 };
-use rustix::fs::{Mode, OFlags, ftruncate, open};
+use rustix::fs::{Mode, OFlags, ftruncate, open, readlink};
 use rustix::io::Errno;
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// So many writes in a row that are left to us, and the daemon is asked about one in [`ASK_EVERY`] only.
+const PLAIN_RUN_MAX: u32 = 8;
+const ASK_EVERY: u32 = 64;
 
 /// Whether an inode's file is open, and how.
 #[derive(Debug, Default)]
 pub(crate) struct FileSlot {
     open_count: u64,
     open: Option<Arc<OpenFile>>,
+    /// As in [`OpenFile`], when it was closed last: who opens it again to go on writing need not wait for the disk to know.
+    tail_is_clean: bool,
     /// Its last name in the tree is gone; the stub waits among the removed ones.
     pub(crate) nameless: bool,
 }
@@ -36,6 +48,11 @@ impl FileSlot {
     pub(crate) fn is_open(&self) -> bool {
         self.open_count > 0
     }
+
+    /// So many have.
+    pub(crate) fn open_count(&self) -> u64 {
+        self.open_count
+    }
 }
 
 /// One open inode.
@@ -47,20 +64,45 @@ pub(crate) struct OpenFile {
     size: Mutex<u64>,
     /// No object reaches past the size: a crash may have left bytes there that were never acknowledged.
     tail_is_clean: AtomicBool,
+    /// Writes in a row that the daemon left to us.
+    plain_run: AtomicU32,
 }
 
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) layout: Option<Layout>,
+    stub: Arc<OwnedFd>,
     objects: Mutex<HashMap<Object, (Access, Arc<OwnedFd>)>>,
 }
 
 impl OpenFile {
+    /// A write behind the end failed, and may have left bytes there.
+    pub(crate) fn tail_is_unclean(&self) {
+        self.tail_is_clean.store(false, Ordering::Release);
+    }
+
+    /// Whether the daemon is asked to take a write: what it has left to us again and again (where nothing can be reserved) it is asked now
+    /// and then.
+    pub(crate) fn asks_daemon(&self) -> bool {
+        let run = self.plain_run.load(Ordering::Relaxed);
+        run < PLAIN_RUN_MAX || run.is_multiple_of(ASK_EVERY)
+    }
+
+    /// It took it, or not.
+    pub(crate) fn was_taken(&self, taken: bool) {
+        if taken {
+            self.plain_run.store(0, Ordering::Relaxed);
+        } else {
+            self.plain_run.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn state(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self) -> RwLockWriteGuard<'_, State> {
+    /// Alone.
+    pub(crate) fn change(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -108,7 +150,7 @@ impl Door {
                 Err(Errno::ROFS) => open(path.as_str(), flags | OFlags::RDONLY, Mode::empty()),
                 opened => opened,
             }?;
-            slot.open = Some(self.opened(node, stub)?);
+            slot.open = Some(self.opened(node, stub, slot.tail_is_clean)?);
         }
         slot.open_count += 1;
         slot.open.clone().ok_or(Errno::IO)
@@ -118,24 +160,27 @@ impl Door {
     pub(crate) fn open_new_file(&self, node: &Arc<Node>, stub: OwnedFd) -> Answer<()> {
         let mut slot = locked(&node.file);
         if slot.open.is_none() {
-            slot.open = Some(self.opened(node, stub)?);
+            slot.open = Some(self.opened(node, stub, slot.tail_is_clean)?);
         }
         slot.open_count += 1;
         Ok(())
     }
 
-    fn opened(&self, node: &Node, stub: OwnedFd) -> Answer<Arc<OpenFile>> {
+    fn opened(&self, node: &Node, stub: OwnedFd, tail_is_clean: bool) -> Answer<Arc<OpenFile>> {
         let layout = self.pool.layout(stub.as_fd());
         let layout = layout.map_err(|error| self.trouble(node, &error))?;
         let size = status(&stub)?.stx_size;
+        let stub = Arc::new(stub);
         Ok(Arc::new(OpenFile {
-            stub: Arc::new(stub),
-            tail_is_clean: AtomicBool::new(layout.is_none()),
+            stub: Arc::clone(&stub),
+            tail_is_clean: AtomicBool::new(tail_is_clean || layout.is_none()),
             state: RwLock::new(State {
                 layout,
+                stub,
                 objects: Mutex::default(),
             }),
             size: Mutex::new(size),
+            plain_run: AtomicU32::new(0),
         }))
     }
 
@@ -149,6 +194,9 @@ impl Door {
         } else {
             None
         };
+        if let Some(file) = &last {
+            slot.tail_is_clean = file.tail_is_clean.load(Ordering::Acquire);
+        }
         let nameless = slot.nameless;
         drop(slot);
         if let Some(file) = &last {
@@ -188,7 +236,27 @@ impl Door {
         let layout = state.layout.as_ref().ok_or(PoolError::NoRoom)?;
         let fd = Arc::new(self.pool.open_object(layout, object, access)?);
         locked(&state.objects).insert(object, (access, Arc::clone(&fd)));
+        // Each object of a stripe has a part of what a rule says of the file.
+        let is_whole = layout.segments().iter().all(|one| one.objects.len() == 1);
+        self.engine.opened(object, || {
+            is_whole.then(|| self.shown(&state.stub)).flatten()
+        });
         Ok(fd)
+    }
+
+    /// Where a file is in the tree, for the daemon. None: it is in none any more; or it is one frame of many, whose neighbours the daemon
+    /// would look for where the object is.
+    fn shown(&self, stub: &OwnedFd) -> Option<PathBuf> {
+        let path = readlink(by_descriptor(stub), Vec::new()).ok()?;
+        let tree = readlink(by_descriptor(&**self.nodes.tree()), Vec::new()).ok()?;
+        let path = PathBuf::from(OsString::from_vec(path.into_bytes()));
+        let tree = PathBuf::from(OsString::from_vec(tree.into_bytes()));
+        let path = path.strip_prefix(tree).ok()?;
+        let name = path.file_name()?.to_str();
+        let is_frame = name
+            .and_then(FrameName::parse)
+            .is_some_and(|name| !name.is_clip());
+        (!is_frame).then(|| path.to_path_buf())
     }
 
     /// See to it that the byte has a place: the first one, or another when where it was said "full" or is not there.
@@ -201,14 +269,25 @@ impl Door {
     ) -> Answer<()> {
         let mut state = file.change();
         let mut layout = self.with_record(node, file, &mut state)?;
-        let now = layout.locate(wanted.start).map(|located| located.object);
-        let done = match why {
+        let now = layout.locate(wanted.start);
+        // Where the file ends nobody has written, so that what lies there now is left as it is; unless a write was cut off.
+        let is_clean = file.tail_is_clean.load(Ordering::Acquire);
+        let left = match (why, &now) {
             // Somebody else moved it meanwhile: try there first.
-            Some((object, _)) if now != Some(object) => return Ok(()),
+            (Some((object, _)), now) if now.as_ref().map(|now| now.object) != Some(object) => {
+                return Ok(());
+            }
+            (Some(_), Some(now)) if is_clean && wanted.start.0 >= file.size() => {
+                layout.segments()[now.segment_index].objects.clone()
+            }
             // Somebody has written behind it meanwhile, so that bytes may be there that cannot be had now.
-            Some((_, SpillReason::Unwritable)) if wanted.start.0 < file.size() => {
+            (Some((_, SpillReason::Unwritable)), _) if wanted.start.0 < file.size() => {
                 return Err(Errno::IO);
             }
+            _ => Vec::new(),
+        };
+        let held = self.hold(node, &state, |object| !left.contains(object))?;
+        let done = match why {
             Some((_, reason)) => self
                 .pool
                 .spill(file.stub.as_fd(), &mut layout, wanted, reason),
@@ -216,17 +295,47 @@ impl Door {
         };
         self.let_go(&state, &layout);
         state.layout = Some(layout);
-        self.all_changed(node, &state);
+        drop(held);
         done.map(drop).map_err(|error| self.trouble(node, &error))
     }
 
-    /// Any byte of its objects may be another.
-    fn all_changed(&self, node: &Node, state: &State) {
-        for object in state.layout.iter().flat_map(Layout::objects) {
-            // One that cannot be opened now, for want of descriptors perhaps, will be read later.
-            let fd = self.object(node, state, object, Access::Read).ok();
-            self.engine.changed(object, fd.as_ref(), 0, u64::MAX);
+    /// Before objects of the file are changed in another way than by writing to them.
+    ///
+    /// Assumes  `state`: locked alone
+    /// Errors   the daemon has bytes of one, and cannot write them
+    pub(crate) fn hold(
+        &self,
+        node: &Node,
+        state: &State,
+        which: impl Fn(&Object) -> bool,
+    ) -> Answer<Held<'_>> {
+        let mut objects = Vec::new();
+        let all = state.layout.iter().flat_map(Layout::objects);
+        for object in all.filter(which) {
+            match self.object(node, state, object, Access::Read) {
+                Ok(fd) => objects.push((object, fd)),
+                // What the daemon may have of it waits for its member.
+                Err(PoolError::Missing { .. }) => {}
+                Err(error) => return Err(self.trouble(node, &error)),
+            }
         }
+        self.engine.hold(objects)
+    }
+
+    /// The objects have what is acknowledged, for somebody who looks at them.
+    pub(crate) fn settle(&self, node: &Node, file: &OpenFile) -> Answer<()> {
+        let is_known = |state: &State| {
+            let objects = state.layout.iter().flat_map(Layout::objects);
+            objects
+                .filter_map(|object| self.object(node, state, object, Access::Read).ok())
+                .any(|fd| self.engine.has_fact(&fd))
+        };
+        if is_known(&file.state()) {
+            let state = file.change();
+            // Nothing is changed.
+            self.hold(node, &state, |_| true)?.range = (0, 0);
+        }
+        Ok(())
     }
 
     /// All of its objects will be removed, also those that the daemon knows of an earlier open.
@@ -239,7 +348,7 @@ impl Door {
     }
 
     /// Objects that the layout names no longer are removed, whoever has them open.
-    fn let_go(&self, state: &State, layout: &Layout) {
+    pub(crate) fn let_go(&self, state: &State, layout: &Layout) {
         let named = layout.objects();
         locked(&state.objects).retain(|object, (_, fd)| {
             let is_named = named.contains(object);
@@ -282,16 +391,14 @@ impl Door {
         let Some(mut layout) = state.layout.clone() else {
             return Ok(());
         };
-        // By their descriptors those that go are told to the daemon, who may know them of an earlier open.
-        for object in layout.clone().cut(ByteCount(size)) {
-            let _ = self.object(node, state, object, Access::Read);
-        }
+        // By their descriptors also those that go are told to the daemon, who may know them of an earlier open.
+        let held = self.hold(node, state, |_| true)?;
         let done = self
             .pool
             .cut(file.stub.as_fd(), &mut layout, ByteCount(size));
         self.let_go(state, &layout);
         state.layout = Some(layout);
-        self.all_changed(node, state);
+        drop(held);
         done.map_err(|error| self.trouble(node, &error))
     }
 

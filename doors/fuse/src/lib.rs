@@ -5,6 +5,8 @@
 
 mod answer;
 mod attributes;
+mod care;
+mod control;
 mod data;
 mod door;
 mod engine;
@@ -16,20 +18,23 @@ mod nodes;
 mod removals;
 mod session;
 mod signs;
+mod unwritten;
 mod wishes;
 
+pub use engine::DaemonPlace;
 pub use session::Mounted;
+pub use unwritten::{Unwritten, wait_until_written};
 
 use rushes_pool::Pool;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Mount an open pool on a folder. What lies in shares of the daemon that has its sockets in `runtime_dir` is read by way of it, as long
-/// as there is one.
+/// Mount an open pool on a folder. What lies in shares of the daemon at this place is read and written by way of it, as long as there is
+/// one.
 ///
 /// Assumes  root
 /// Errors   EOPNOTSUPP when the catalogue's file system has no file handles; what mount(2) says
-pub fn mount(pool: Pool, runtime_dir: Option<&Path>, folder: &Path) -> io::Result<Mounted> {
-    session::mount(Arc::new(door::Door::new(pool, runtime_dir)?), folder)
+pub fn mount(pool: Pool, daemon: Option<&DaemonPlace>, folder: &Path) -> io::Result<Mounted> {
+    session::mount(Arc::new(door::Door::new(pool, daemon)?), folder)
 }

@@ -79,6 +79,12 @@ impl Door {
         Ok(())
     }
 
+    /// Whether the file is open whose stub has this inode number.
+    pub(crate) fn has_open(&self, inode: u64) -> bool {
+        let node = self.nodes.get(self.nodes.number_of(inode));
+        node.is_ok_and(|node| locked(&node.file).is_open())
+    }
+
     fn nameless(&self, node: Option<Arc<Node>>) {
         if let Some(node) = node {
             locked(&node.file).nameless = true;
@@ -102,12 +108,10 @@ impl Door {
         self.bury();
     }
 
-    fn bury(&self) {
-        let is_open = |inode| {
-            let node = self.nodes.get(self.nodes.number_of(inode));
-            node.is_ok_and(|node| locked(&node.file).is_open())
-        };
-        match self.pool.bury(is_open) {
+    /// Not beside the opening of a file by its stub: that one has a name, or is known to be open.
+    pub(crate) fn bury(&self) {
+        let _burying = locked(&self.burying);
+        match self.pool.bury(|inode| self.has_open(inode)) {
             Ok(buried) => {
                 for error in buried.kept {
                     tracing::warn!("a removed file keeps its place for now: {error}");

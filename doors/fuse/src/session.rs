@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The protocol: requests of the kernel in, the door's answers out. Everything that knows the crate `fuser` is here.
 //!
-//! Its API breaks between releases. Two of its faults (0.18.0) are kept away from it: SETXATTR_EXT is never asked for, and the name of the
-//! mount has no comma.
+//! Its API breaks between releases. Of its faults (0.18.0) two are kept away from it: SETXATTR_EXT is never asked for, and the name of the
+//! mount has no comma. A third is taken back: what it makes of times before 1970.
 
 use crate::answer::Answer;
 use crate::attributes::{Attributes, Changes};
+use crate::control;
 use crate::door::{Door, raise_read_ahead};
 use crate::listing::Listing;
 use crate::names::{Entry, Maker};
@@ -31,8 +32,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Longest request that the kernel sends; the default of `fs.fuse.max_pages_limit`. Units: bytes.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
-/// Threads that take requests. Each may wait for a disk, so there are more than processors.
-const THREAD_COUNT: usize = 16;
+/// Threads that take requests. Each waits for what it is asked, and a reader without a contract may wait for seconds, with all that the kernel
+/// reads ahead for him (four requests, and four more): with 16 two such readers kept everybody else from being heard.
+const THREAD_COUNT: usize = 48;
 
 /// Requests in the background (reading ahead, mainly) that the kernel may have under way.
 const BACKGROUND_MAX: u16 = 64;
@@ -107,11 +109,12 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
             .name(name.to_owned())
             .spawn(move || work(&door))
     };
-    let helpers = vec![
+    let mut helpers = vec![
         helper("burier", Door::bury_now_and_then)?,
         helper("names", Door::log_names_now_and_then)?,
         helper("loads", Door::ask_loads_now_and_then)?,
     ];
+    helpers.extend(control::start(&door));
     Ok(Mounted {
         session,
         helpers,
@@ -193,14 +196,10 @@ fn timestamp(time: Option<TimeOrNow>) -> Timespec {
         Some(TimeOrNow::Now) => (0, UTIME_NOW),
         Some(TimeOrNow::SpecificTime(time)) => match time.duration_since(UNIX_EPOCH) {
             Ok(after) => (after.as_secs() as i64, i64::from(after.subsec_nanos())),
+            // What fuser makes of a time before 1970: seconds and nanoseconds both taken off, whereas the kernel's nanoseconds always count up.
             Err(before) => {
                 let before = before.duration();
-                let nanoseconds = i64::from(before.subsec_nanos());
-                let borrowed = i64::from(nanoseconds != 0);
-                (
-                    -(before.as_secs() as i64) - borrowed,
-                    borrowed * 1_000_000_000 - nanoseconds,
-                )
+                (-(before.as_secs() as i64), i64::from(before.subsec_nanos()))
             }
         },
     };

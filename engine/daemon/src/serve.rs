@@ -2,6 +2,7 @@
 //! From a configuration to a running daemon, and back to nothing.
 
 use crate::answers::tell_manager;
+use crate::calibrate::Calibration;
 use crate::config::{Config, group_id};
 use crate::desk::{Addresses, Desk};
 use crate::error::ServeError;
@@ -73,14 +74,7 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
         None => RuntimeDir::take_to_serve(&config.runtime_dir)?,
         Some(patience) => take_or_end(&config.runtime_dir, patience)?,
     };
-    let shares = config
-        .shares
-        .iter()
-        .map(|share| {
-            let opened = Share::open(share)?;
-            Ok((opened, calibration_for(&config.state_dir, share)))
-        })
-        .collect::<Result<Vec<_>, ServeError>>()?;
+    let (shares, absent) = open_shares(&config)?;
 
     let limits = limits(&config);
     let (segment, warnings) =
@@ -89,6 +83,7 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
         .iter()
         .any(|warning| matches!(warning, SegmentWarning::NotLocked(_)));
     let mut notes: Vec<String> = warnings.iter().map(|w| w.to_string()).collect();
+    notes.extend(absent);
     let segment = Arc::new(segment);
     let workers = Workers::start(work).map_err(system("start the workers"))?;
     let signals = Signals::catch().map_err(system("catch signals"))?;
@@ -234,6 +229,33 @@ fn take_precedence(notes: &mut Vec<String>) -> String {
 
 fn system(operation: &'static str) -> impl FnOnce(std::io::Error) -> ServeError {
     move |source| ServeError::System(SysError::new(operation, "", source))
+}
+
+/// Shares with what is known of their disks.
+type Opened = Vec<(Share, Option<Calibration>)>;
+
+/// Those that are there, and a sentence on each of the others: a disk that may never come back is not waited for by those on the other disks, nor
+/// by what a former daemon has left for them.
+///
+/// Errors   none is there
+fn open_shares(config: &Config) -> Result<(Opened, Vec<String>), ServeError> {
+    let (mut opened, mut absent) = (Vec::new(), Vec::new());
+    let mut first = None;
+    for share in &config.shares {
+        match Share::open(share) {
+            Ok(found) => opened.push((found, calibration_for(&config.state_dir, share))),
+            Err(error) => {
+                absent.push(format!(
+                    "{error}; then reload the daemon: until then it serves the other shares"
+                ));
+                first.get_or_insert(error);
+            }
+        }
+    }
+    match first {
+        Some(error) if opened.is_empty() => Err(error),
+        _ => Ok((opened, absent)),
+    }
 }
 
 #[cfg(test)]

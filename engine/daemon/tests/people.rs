@@ -63,6 +63,26 @@ fn a_share_that_is_not_there_keeps_the_daemon_from_starting() {
 }
 
 #[test]
+fn a_share_that_is_not_there_is_served_when_it_comes_and_the_others_at_once() {
+    let share = Folder::below(&std::env::temp_dir());
+    let other = Folder::below(&std::env::temp_dir());
+    let later = other.0.join("later");
+    let more = format!("[[share]]\nname = \"later\"\npath = {later:?}\n");
+    let daemon = Daemon::start(&share.0, &more);
+    let status = daemon.status();
+    assert_eq!(status.shares.len(), 1);
+    let notes_told = format!("{status:?}");
+    assert!(notes_told.contains("reload the daemon"), "{notes_told}");
+    std::fs::create_dir(&later).unwrap();
+    let told = notes(daemon.ask(&Ask::Reload {}));
+    assert!(
+        told.contains("share \"later\" is served from now on"),
+        "{told}"
+    );
+    assert_eq!(daemon.status().shares.len(), 2);
+}
+
+#[test]
 fn stopping_leaves_no_sockets_and_tells_the_doors() {
     let share = Folder::below(&std::env::temp_dir());
     let mut daemon = Daemon::start(&share.0, "");

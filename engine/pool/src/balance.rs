@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Moving whole files so that members are equally full. Nobody may serve the pool meanwhile.
+//! Moving whole files so that members are equally full. [`rebalance`] wants nobody to use the pool meanwhile; a door moves files by [`crate::Move`].
 //!
 //! What goes where is core/pool/balance's; bytes move in the steps of a drain. Stripes stay: they are as much on one member as on the other.
 
@@ -79,6 +79,20 @@ fn move_one(
     let failed = |error| PoolError::system("look for data in an object", "", error);
     let data = within(&data_ranges(&source).map_err(failed)?, range);
     let bytes = sum(&data);
+    let Some(target) = lighter_than(pool, stub, object, bytes) else {
+        return Ok(None);
+    };
+    let is_moved = take(pool, stub, layout, (object, &source), target, range, &data)?;
+    Ok(is_moved.then_some((target, bytes)))
+}
+
+/// To which member these bytes of an object go, if it is to another one.
+pub(crate) fn lighter_than(
+    pool: &Pool,
+    stub: BorrowedFd<'_>,
+    object: Object,
+    bytes: u64,
+) -> Option<MemberNumber> {
     let (_, rooms, _) = pool.candidates(stub, Some(object.member), ByteCount(bytes));
     let of = |number: MemberNumber| {
         number == object.member || rooms.iter().any(|room| room.member == number)
@@ -100,9 +114,5 @@ fn move_one(
             })
         })
         .collect();
-    let Some(target) = lighter(&fills, object.member, bytes) else {
-        return Ok(None);
-    };
-    let is_moved = take(pool, stub, layout, (object, &source), target, range, &data)?;
-    Ok(is_moved.then_some((target, bytes)))
+    lighter(&fills, object.member, bytes)
 }

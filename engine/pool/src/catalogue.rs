@@ -19,6 +19,8 @@ use std::sync::{Mutex, PoisonError};
 pub const TREE: &str = "tree";
 /// Stubs without a name in the tree, whose objects are still there.
 pub(crate) const REMOVED: &str = "removed";
+/// Where the door hears what it is asked.
+pub(crate) const SOCKET: &str = "door.sock";
 /// Held by the door.
 pub(crate) const LOCK: &str = "lock";
 /// The first inode number that no door has set aside yet, as text.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which members a pool has: taking one in, having one emptied, letting one go. Nobody may serve the pool meanwhile.
+//! Which members a pool has: taking one in, having one emptied, letting one go. [`drain`] wants nobody to use the pool meanwhile; a door that has it
+//! moves files by [`crate::Move`], and tells of itself as [`Users`].
 //!
 //! Each step is durable before the next one, and each command that was interrupted is finished by repeating it. A file's bytes move as in a spill:
 //! copied and fsynced, then the record, then that made durable, then the old object goes. So at every instant a record leads to all its bytes.
@@ -16,8 +17,10 @@ use rushes_core::pool::{Layout, MemberNumber, Object, Part, Shape};
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rustix::fs::{AtFlags, Mode, OFlags, fsync, openat, renameat, unlinkat};
 use rustix::io::{Errno, pread, pwrite};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -28,8 +31,36 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// Copied at a time. Units: bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
+/// Who uses a pool while its members change: a door, or nobody.
+pub trait Users {
+    /// Somebody has the removed file open whose stub has this inode number.
+    fn need(&self, inode: u64) -> bool;
+    /// Put a log of names on members that take bytes now.
+    fn log_names(&self, pool: &Pool) -> Result<(), PoolError>;
+    /// Files come, go and get other names meanwhile.
+    fn are_there(&self) -> bool;
+}
+
+/// No door has the pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Nobody;
+
+impl Users for Nobody {
+    fn need(&self, _inode: u64) -> bool {
+        false
+    }
+
+    fn log_names(&self, pool: &Pool) -> Result<(), PoolError> {
+        checkpoint_now(pool)
+    }
+
+    fn are_there(&self) -> bool {
+        false
+    }
+}
+
 /// How far a member is emptied, or files are spread anew.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drained {
     /// Files that were looked at.
     pub file_count: u64,
@@ -54,7 +85,7 @@ pub fn add(
         folders.push(Folder::enter(String::from("member to be"), path)?);
     }
     let mut others = Vec::new();
-    for member in pool.members() {
+    for member in pool.members().iter() {
         let is_there = !matches!(member.status().state, MemberState::Missing(_));
         let is_given = folders.iter().any(|folder| folder.path == member.path());
         if is_there && !is_given {
@@ -111,7 +142,7 @@ pub fn add(
     let plan = match plan {
         Some(plan) => plan,
         None => {
-            let plan = planned(pool.format(), &folders)?;
+            let plan = planned(&pool.format(), &folders)?;
             let format = Format::Catalogue(plan.clone());
             format::write(catalogue.fd.as_fd(), &catalogue.path, PLAN, &format)?;
             plan
@@ -130,14 +161,15 @@ pub fn add(
         renameat(&catalogue.fd, PLAN, &catalogue.fd, FORMAT_FILE)
             .and_then(|()| fsync(&catalogue.fd)),
     )?;
+    pool.adopt(plan);
     Ok(numbers)
 }
 
 /// The numbers of folders that are all members of this pool already.
 fn all_are_in(pool: &Pool, folders: &[Folder]) -> Option<Vec<MemberNumber>> {
+    let now = pool.format();
     let number = |folder: &Folder| {
-        let entries = &pool.format().members;
-        let entry = entries.iter().find(|entry| entry.path == folder.path)?;
+        let entry = now.members.iter().find(|one| one.path == folder.path)?;
         let own = Format::Member(member_format(pool.id(), entry));
         (folder.format.as_ref() == Some(&own)).then_some(entry.number)
     };
@@ -169,15 +201,23 @@ pub fn is_add_interrupted(pool: &Pool) -> bool {
     pool.catalogue().path().join(PLAN).exists()
 }
 
-/// Say, durably, what a member is for.
-fn set_duty(pool: &Pool, number: MemberNumber, duty: Duty) -> Result<(), PoolError> {
-    let mut format = pool.format().clone();
+/// The format file as it is when a member is for that.
+fn with_duty(pool: &Pool, number: MemberNumber, duty: Duty) -> CatalogueFormat {
+    let mut format = pool.format();
     for entry in &mut format.members {
         if entry.number == number {
             entry.duty = duty;
         }
     }
-    write(pool, &format)
+    format
+}
+
+/// Say, durably, what a member is for.
+fn set_duty(pool: &Pool, number: MemberNumber, duty: Duty) -> Result<(), PoolError> {
+    let format = with_duty(pool, number, duty);
+    write(pool, &format)?;
+    pool.adopt(format);
+    Ok(())
 }
 
 pub(crate) fn write(pool: &Pool, format: &CatalogueFormat) -> Result<(), PoolError> {
@@ -197,30 +237,22 @@ pub(crate) fn write(pool: &Pool, format: &CatalogueFormat) -> Result<(), PoolErr
     format::write(root.as_fd(), catalogue.path(), FORMAT_FILE, &format)
 }
 
-/// From now on a member takes nothing new, or does again.
-///
-/// Returns  the pool as it is then
-pub fn set_draining(pool: Pool, number: MemberNumber, draining: bool) -> Result<Pool, PoolError> {
+/// From now on, durably, a member takes nothing new, or does again.
+pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result<(), PoolError> {
     let duty = if draining { Duty::Draining } else { Duty::Full };
     match pool.known(number)?.duty() {
-        Duty::Leaving => {
-            return refused(format!(
-                "member {} is being removed; repeat `rushes pool remove`",
-                number.0
-            ));
-        }
-        now if now == duty => return Ok(pool),
-        _ => {}
+        Duty::Leaving => refused(format!(
+            "member {} is being removed; repeat `rushes pool remove`",
+            number.0
+        )),
+        now if now == duty => Ok(()),
+        _ => set_duty(pool, number, duty),
     }
-    set_duty(&pool, number, duty)?;
-    let catalogue = pool.catalogue().path().to_path_buf();
-    drop(pool);
-    Pool::serve(&catalogue)
 }
 
 /// Move everything that a member has to others. What was moved is moved, whenever it is interrupted; the same command again goes on.
 ///
-/// Assumes  the member is draining ([`set_draining`])
+/// Assumes  the member is draining ([`set_draining`]), and nobody uses the pool
 /// Errors   [`PoolError::NoRoom`]: the others are full; what was moved stays moved
 pub fn drain(
     pool: &Pool,
@@ -255,16 +287,26 @@ pub fn drain(
         Ok(())
     })?;
     // Records have changed without a door that tells of it.
-    checkpoint_now(pool).map_err(|error| {
+    names_follow(pool, number, &Nobody)?;
+    Ok(drained)
+}
+
+/// What was moved off a member is in the log of names, and that is on others.
+pub fn names_follow(
+    pool: &Pool,
+    number: MemberNumber,
+    users: &impl Users,
+) -> Result<(), PoolError> {
+    users.log_names(pool).map_err(|error| {
         PoolError::Refused(format!(
             "everything was moved off member {}, but the log of names could not be written: {error}; repeat the drain when another member has room for it",
             number.0
         ))
-    })?;
-    Ok(drained)
+    })
 }
 
-pub(crate) fn about(path: &Path, error: &PoolError) -> PoolError {
+/// Trouble with a file, by its name.
+pub fn about(path: &Path, error: &PoolError) -> PoolError {
     PoolError::Refused(format!(
         "{}: {error}; look through the pool with `rushes pool fsck`",
         path.display()
@@ -318,7 +360,7 @@ pub(crate) fn sum(data: &[ByteRange]) -> u64 {
 }
 
 /// An object of a stripe to one member, which takes its place. Where one has room that is in no place of the stripe yet, to that one.
-fn move_whole(
+pub(crate) fn move_whole(
     pool: &Pool,
     stub: BorrowedFd<'_>,
     layout: &mut Layout,
@@ -409,7 +451,8 @@ fn move_range(
     Ok(moved)
 }
 
-fn candidates(
+/// Members that have room for so much of this file, the best first.
+pub(crate) fn candidates(
     pool: &Pool,
     stub: BorrowedFd<'_>,
     except: MemberNumber,
@@ -452,11 +495,12 @@ pub(crate) fn take(
     let copied = punch(&fd, range)
         .and_then(|()| data.iter().try_for_each(|part| copy(source, &fd, *part)))
         .and_then(|()| fsync(&fd));
+    let undo = || match mine {
+        Some(_) => drop(punch(&fd, range)),
+        None => drop(member.remove_object(layout.file, target.id)),
+    };
     if let Err(error) = copied {
-        match mine {
-            Some(_) => drop(punch(&fd, range)),
-            None => drop(member.remove_object(layout.file, target.id)),
-        }
+        undo();
         return match error {
             Errno::NOSPC => Ok(false),
             error => Err(PoolError::system("move bytes between members", "", error)),
@@ -464,7 +508,10 @@ pub(crate) fn take(
     }
     let mut next = layout.clone();
     next.assign(range, ByteOffset(0), target);
-    pool.set_layout(stub, &next)?;
+    if let Err(error) = pool.set_layout(stub, &next) {
+        undo();
+        return Err(error);
+    }
     fsync(stub).map_err(|error| PoolError::system("make a layout durable", "", error))?;
     *layout = next;
     // Room for others; should it fail, it is only not regained, and fsck sees to it.
@@ -496,17 +543,17 @@ fn copy(from: &OwnedFd, to: &OwnedFd, range: ByteRange) -> Result<(), Errno> {
 
 /// What is left of a member that is to go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Left {
+struct Left {
     /// Files whose records name it.
-    pub file_count: u64,
+    file_count: u64,
     /// Objects on it, named or not.
-    pub object_count: u64,
+    object_count: u64,
 }
 
 /// Let a member go that has no bytes. The same command again finishes one that was interrupted. One that is missing may go, too, if no file is on it.
 ///
-/// Errors   [`PoolError::Refused`]: it has bytes, or is the last one; then nothing was changed
-pub fn remove(pool: Pool, number: MemberNumber) -> Result<(), PoolError> {
+/// Errors   [`PoolError::Refused`]: it has bytes, or is the last one; then nothing was changed. While files are in use one that is missing cannot go
+pub fn remove(pool: &Pool, number: MemberNumber, users: &impl Users) -> Result<(), PoolError> {
     let given = pool.format().members_given;
     let Some(member) = pool.member(number) else {
         return if u32::from(number.0) < given {
@@ -519,38 +566,26 @@ pub fn remove(pool: Pool, number: MemberNumber) -> Result<(), PoolError> {
         };
     };
     if member.duty() != Duty::Leaving {
-        let others = pool
-            .members()
-            .iter()
-            .filter(|other| other.number() != number);
-        if !others.clone().any(Member::takes_bytes) {
+        let members = pool.members();
+        let mut others = members.iter().filter(|other| other.number() != number);
+        if !others.any(|other| other.takes_bytes()) {
             return refused(format!(
                 "member {} is the last one that takes bytes; add another one first",
                 number.0
             ));
         }
-        let left = left(&pool, member)?;
-        if left.file_count > 0 {
-            return refused(format!(
-                "bytes of {} files are on member {}; move them with `rushes pool drain`",
-                left.file_count, number.0
-            ));
+        // Nothing gets there while it is looked for.
+        pool.adopt(with_duty(pool, number, Duty::Draining));
+        let leaves =
+            is_unused(pool, &member, users).and_then(|()| set_duty(pool, number, Duty::Leaving));
+        if let Err(error) = leaves {
+            pool.adopt(with_duty(pool, number, member.duty()));
+            return Err(error);
         }
-        if left.object_count > 0 {
-            return refused(format!(
-                "{} objects that no file names are on member {}; `rushes pool fsck --repair` finds out what they are",
-                left.object_count, number.0
-            ));
-        }
-        set_duty(&pool, number, Duty::Leaving)?;
     }
     // From here on it takes no log of names. What it has may be all there is of one.
-    let catalogue = pool.catalogue().path().to_path_buf();
-    drop(pool);
-    let pool = Pool::serve(&catalogue)?;
-    let member = pool.known(number)?;
-    if let Err(error) = checkpoint_now(&pool)
-        && newest_log(&pool).is_none_or(|(_, members)| members.iter().all(|one| *one == number))
+    if let Err(error) = users.log_names(pool)
+        && newest_log(pool).is_none_or(|(_, members)| members.iter().all(|one| *one == number))
     {
         return refused(format!(
             "no other member than {} has the log of names, and it could not be written: {error}; make room on one and repeat this",
@@ -558,21 +593,46 @@ pub fn remove(pool: Pool, number: MemberNumber) -> Result<(), PoolError> {
         ));
     }
     if !matches!(member.status().state, MemberState::Missing(_)) {
-        clear(member)?;
+        clear(&member)?;
     }
-    let mut format = pool.format().clone();
+    let mut format = pool.format();
     format.members.retain(|entry| entry.number != number);
-    write(&pool, &format)?;
-    drop(pool);
+    write(pool, &format)?;
+    pool.adopt(format);
     // So that it knows who is left. The one before is there; the next mount writes another.
-    let _ = checkpoint_now(&Pool::serve(&catalogue)?);
+    let _ = users.log_names(pool);
+    Ok(())
+}
+
+/// No file has bytes on a member.
+fn is_unused(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolError> {
+    let number = member.number();
+    if users.are_there() && matches!(member.status().state, MemberState::Missing(_)) {
+        return refused(format!(
+            "member {} is missing, and while the pool is in use it cannot be proved that no file is on it; unmount the pool and repeat this",
+            number.0
+        ));
+    }
+    let left = left(pool, member, users)?;
+    if left.file_count > 0 {
+        return refused(format!(
+            "bytes of {} files are on member {}; move them with `rushes pool drain`",
+            left.file_count, number.0
+        ));
+    }
+    if left.object_count > 0 {
+        return refused(format!(
+            "{} objects that no file names are on member {}; `rushes pool fsck --repair` finds out what they are",
+            left.object_count, number.0
+        ));
+    }
     Ok(())
 }
 
 /// How much a member has.
-pub fn left(pool: &Pool, member: &Member) -> Result<Left, PoolError> {
+fn left(pool: &Pool, member: &Member, users: &impl Users) -> Result<Left, PoolError> {
     let mut left = Left::default();
-    pool.bury(|_| false)?;
+    pool.bury(|inode| users.need(inode))?;
     let mut count = |path: &Path, stub: BorrowedFd<'_>| {
         // A record that nobody can read may name it.
         let layout = pool.layout(stub).map_err(|error| about(path, &error))?;
@@ -590,8 +650,12 @@ pub fn left(pool: &Pool, member: &Member) -> Result<Left, PoolError> {
     let failed = |error| PoolError::system("list", removed.display().to_string(), error);
     for entry in std::fs::read_dir(&removed).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        let stub = std::fs::File::open(&path).map_err(failed)?;
-        count(&path, stub.as_fd())?;
+        match std::fs::File::open(&path) {
+            Ok(stub) => count(&path, stub.as_fd())?,
+            // Buried meanwhile.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
     }
     if !matches!(member.status().state, MemberState::Missing(_)) {
         left.object_count = member.object_count()?;

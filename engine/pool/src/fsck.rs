@@ -25,6 +25,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// In the tree: where bytes get a name that had none.
 pub(crate) const LOST: &str = "lost+found";
@@ -114,7 +115,7 @@ pub fn fsck(
     mut progress: impl FnMut(Progress),
 ) -> Result<Fsck, PoolError> {
     let mut report = Fsck::default();
-    removed(pool, repair, &mut report)?;
+    let buried = removed(pool, repair, &mut report)?;
     let look = look(pool, &mut progress)?;
     report.file_count = look.stubs.len() as u64;
     report.object_count = look.objects.len() as u64;
@@ -132,7 +133,7 @@ pub fn fsck(
             state: State::Open,
         });
     }
-    let known: BTreeSet<MemberNumber> = pool.members().iter().map(Member::number).collect();
+    let known: BTreeSet<MemberNumber> = pool.members().iter().map(|one| one.number()).collect();
     let away: BTreeSet<MemberNumber> = look.missing.iter().map(|(number, _)| *number).collect();
     let looked_at = known.difference(&away).copied().collect();
     let mut findings = check(pool.id(), &known, &looked_at, &look.stubs, &look.objects);
@@ -162,6 +163,14 @@ pub fn fsck(
         // What is on a member that is away would be missing in it, and read as zeroes.
         if matches!(remedy, Remedy::WriteRecord(_)) && !away.is_empty() {
             remedy = Remedy::None;
+        }
+        // It was on its way to another member when its file was removed, and both were interrupted.
+        if let Finding::Unnamed { file, stub, .. } = finding
+            && stub.is_none()
+            && remedy == Remedy::Keep
+            && file.is_some_and(|file| buried.contains(&file))
+        {
+            remedy = Remedy::Remove;
         }
         // Of a stripe nothing can be said before all of it is there.
         if let Finding::Unnamed { object, .. } = finding
@@ -195,7 +204,13 @@ fn in_doubt(findings: &[Finding]) -> BTreeSet<usize> {
 }
 
 /// Files on their way out.
-fn removed(pool: &Pool, repair: bool, report: &mut Fsck) -> Result<(), PoolError> {
+///
+/// Returns  those that are gone now
+fn removed(
+    pool: &Pool,
+    repair: bool,
+    report: &mut Fsck,
+) -> Result<BTreeSet<FileIdentity>, PoolError> {
     let issue = |sentence, state| Issue {
         kind: "removed",
         sentence,
@@ -214,7 +229,7 @@ fn removed(pool: &Pool, repair: bool, report: &mut Fsck) -> Result<(), PoolError
             );
             report.issues.push(issue(sentence, State::Mendable));
         }
-        return Ok(());
+        return Ok(BTreeSet::new());
     }
     let buried = pool.bury(|_| false)?;
     if buried.file_count > 0 {
@@ -226,7 +241,7 @@ fn removed(pool: &Pool, repair: bool, report: &mut Fsck) -> Result<(), PoolError
         let sentence = format!("a removed file keeps its bytes: {error}");
         report.issues.push(issue(sentence, State::Open));
     }
-    Ok(())
+    Ok(buried.files.into_iter().collect())
 }
 
 fn look(pool: &Pool, progress: &mut impl FnMut(Progress)) -> Result<Look, PoolError> {
@@ -267,7 +282,7 @@ fn look(pool: &Pool, progress: &mut impl FnMut(Progress)) -> Result<Look, PoolEr
             )?;
         }
     }
-    for member in pool.members() {
+    for member in pool.members().iter() {
         if let MemberState::Missing(why) = member.status().state {
             look.missing.push((member.number(), why));
             continue;
@@ -581,7 +596,7 @@ impl Mender<'_> {
         }
     }
 
-    fn member(&self, object: Object) -> Result<&Member, PoolError> {
+    fn member(&self, object: Object) -> Result<Arc<Member>, PoolError> {
         self.pool.known(object.member)
     }
 

@@ -18,7 +18,9 @@ mod format;
 mod fsck;
 mod member;
 mod names;
+mod online;
 mod pool;
+mod request;
 mod rescue;
 mod walk;
 mod wishes;
@@ -26,7 +28,10 @@ mod xattr;
 
 pub use balance::rebalance;
 pub use catalogue::{Catalogue, TREE};
-pub use change::{Drained, Left, add, drain, is_add_interrupted, left, remove, set_draining};
+pub use change::{
+    Drained, Nobody, Users, about, add, drain, is_add_interrupted, names_follow, remove,
+    set_draining,
+};
 pub use create::{Created, MEMBER_COUNT_MAX, Wanted, create};
 pub use error::{ObjectFault, PoolError};
 pub use find::{MOUNT_TYPE, Mounted, Place, find, mounted};
@@ -34,7 +39,9 @@ pub use format::{Duty, FORMAT_FILE, FORMAT_VERSION, MemberId};
 pub use fsck::{Fsck, Issue, Progress, State, fsck};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
 pub use names::{Inode, NameLog, inode, newest_log};
-pub use pool::{Buried, Pool, SpillReason, Usage};
+pub use online::{Move, Moved, each_file};
+pub use pool::{Buried, Members, Pool, SpillReason, Usage};
+pub use request::{Asked, Door, Listener, Request, Told, Work, WorkKind};
 pub use rescue::{Rescued, rescue};
 pub use rushes_core::pool::wish::WISH_BYTES_MAX;
 pub use rushes_core::pool::{

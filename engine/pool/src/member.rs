@@ -135,6 +135,13 @@ impl Member {
         }
     }
 
+    /// It is this one, and nothing else is said of it.
+    pub(crate) fn is(&self, entry: &MemberEntry) -> bool {
+        (self.number, self.id, self.duty) == (entry.number, entry.id, entry.duty)
+            && self.path == entry.path
+            && self.class == entry.class
+    }
+
     /// What it is for.
     pub fn duty(&self) -> Duty {
         self.duty

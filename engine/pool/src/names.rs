@@ -44,6 +44,8 @@ const LAG: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(10);
 const RETRY_MOVED: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(600);
+/// Of a checkpoint that is wanted at once, each spoilt by a rename.
+const TRIES_MAX: usize = 20;
 /// A member with less is asked behind others, however short the log is. Units: bytes.
 const ROOM_LEAST: ByteCount = ByteCount::from_mib(16);
 /// Told and not written, while a member's disk does not answer: then it is let go, and a checkpoint is due. Units: bytes.
@@ -110,7 +112,7 @@ pub(crate) fn logs(pool: &Pool) -> Vec<Found> {
 
 fn named(pool: &Pool, end: &str) -> Vec<Found> {
     let mut found = Vec::new();
-    for member in pool.members() {
+    for member in pool.members().iter() {
         let Ok(folder) = member.names_folder() else {
             continue;
         };
@@ -210,15 +212,7 @@ fn root_of(pool: &Pool) -> Vec<u8> {
 
 /// A checkpoint of a pool that nobody serves, at once.
 pub(crate) fn checkpoint_now(pool: &Pool) -> Result<(), PoolError> {
-    let log = NameLog::open(pool);
-    let mut writer = log.writer.lock().unwrap_or_else(PoisonError::into_inner);
-    match log.checkpoint(pool, &mut writer, &mut Vec::new) {
-        Ok(()) => Ok(()),
-        Err(Without::Failed(error)) => Err(error),
-        Err(Without::Moved) => Err(PoolError::Refused(String::from(
-            "a folder was renamed while the log of names was written; nobody may change the pool meanwhile",
-        ))),
-    }
+    NameLog::open(pool).checkpoint_now(pool, Vec::new)
 }
 
 impl NameLog {
@@ -239,7 +233,7 @@ impl NameLog {
             let Some(member) = pool.member(log.member) else {
                 continue;
             };
-            let Ok((Some(head), sound_bytes)) = scan(member, log.serial) else {
+            let Ok((Some(head), sound_bytes)) = scan(&member, log.serial) else {
                 continue;
             };
             if head.pool != pool.id() || head.root.is_empty() || head.root != root {
@@ -286,6 +280,32 @@ impl NameLog {
     /// A folder has another name or place now. To be told of each, or a checkpoint that is being made may lack what is in it.
     pub fn folder_moved(&self) {
         self.moves.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The members are others now: a new checkpoint is due, which says so and may be on others.
+    pub fn members_changed(&self) {
+        self.has_gap.store(true, Ordering::Release);
+    }
+
+    /// A checkpoint at once, on members that take bytes as the pool is now; `changed` as for [`NameLog::write`].
+    ///
+    /// Errors   no member takes it; or folders are renamed all the time
+    pub fn checkpoint_now(
+        &self,
+        pool: &Pool,
+        mut changed: impl FnMut() -> Vec<Inode>,
+    ) -> Result<(), PoolError> {
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..TRIES_MAX {
+            match self.checkpoint(pool, &mut writer, &mut changed) {
+                Ok(()) => return Ok(()),
+                Err(Without::Failed(error)) => return Err(error),
+                Err(Without::Moved) => {}
+            }
+        }
+        Err(PoolError::Refused(String::from(
+            "folders were renamed each time that the log of names was written; repeat this when nobody does",
+        )))
     }
 
     /// Write what was told, and how the inodes are that `changed` knows; a checkpoint if one is due. For a thread of its own, once a second.
@@ -575,7 +595,7 @@ fn append(
 
 /// Room that is not regained does no harm.
 fn remove(pool: &Pool, number: MemberNumber, name: &str) {
-    if let Ok(folder) = pool.known(number).and_then(Member::names_folder) {
+    if let Ok(folder) = pool.known(number).and_then(|one| one.names_folder()) {
         let _ = unlinkat(folder, name, AtFlags::empty());
     }
 }

@@ -20,9 +20,11 @@ use rustix::fs::{
     ftruncate, openat, seek, unlinkat,
 };
 use rustix::io::Errno;
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Bytes that go elsewhere together when one of them does not fit where it is (copy-on-write file systems).
 const MOVE_BYTES: u64 = 1 << 20;
@@ -56,6 +58,8 @@ pub struct Usage {
 pub struct Buried {
     /// Stubs that are gone with all their objects.
     pub file_count: usize,
+    /// Which of them had objects.
+    pub files: Vec<FileIdentity>,
     /// What could not be removed yet, and why; it is tried again the next time.
     pub kept: Vec<PoolError>,
 }
@@ -125,15 +129,35 @@ impl Source {
     }
 }
 
-/// An open pool.
+/// What the format file says, and the members that it names.
+#[derive(Debug)]
+struct Membership {
+    format: CatalogueFormat,
+    members: Vec<Arc<Member>>,
+}
+
+/// The members of a pool as they were when it was asked; others may be there since.
+#[derive(Clone, Debug)]
+pub struct Members(Arc<Membership>);
+
+impl Deref for Members {
+    type Target = [Arc<Member>];
+
+    fn deref(&self) -> &[Arc<Member>] {
+        &self.0.members
+    }
+}
+
+/// An open pool. Its members may change while files are in use ([`Pool::adopt`]).
 #[derive(Debug)]
 pub struct Pool {
     id: PoolId,
     policy: Policy,
     catalogue: Catalogue,
-    members: Vec<Member>,
+    membership: RwLock<Arc<Membership>>,
+    /// Held by whoever chooses members and makes objects on them, until the record names those.
+    placing: RwLock<()>,
     turn: AtomicU64,
-    format: CatalogueFormat,
     loads: Loads,
 }
 
@@ -153,32 +177,59 @@ impl Pool {
     pub(crate) fn open(catalogue: &Path, serve: bool, file: &str) -> Result<Pool, PoolError> {
         let (catalogue, format) = Catalogue::open(catalogue, serve, file)?;
         let id = format.pool;
-        let kept = format.clone();
-        let members = format
-            .members
-            .into_iter()
-            .map(|member| Member::new(&member, id))
-            .collect();
-        let (policy, turn) = (format.policy, AtomicU64::new(0));
+        let members = format.members.iter();
+        let members = members.map(|member| Arc::new(Member::new(member, id)));
         Ok(Pool {
             id,
-            policy,
+            policy: format.policy,
             catalogue,
-            members,
-            turn,
-            format: kept,
+            turn: AtomicU64::new(0),
+            membership: RwLock::new(Arc::new(Membership {
+                members: members.collect(),
+                format,
+            })),
+            placing: RwLock::default(),
             loads: Loads::default(),
         })
     }
 
+    fn membership(&self) -> Arc<Membership> {
+        Arc::clone(
+            &self
+                .membership
+                .read()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
+    }
+
     /// What its format file says.
-    pub(crate) fn format(&self) -> &CatalogueFormat {
-        &self.format
+    pub(crate) fn format(&self) -> CatalogueFormat {
+        self.membership().format.clone()
+    }
+
+    /// From now on its format file says this. When it returns nobody makes an object any more where that says that nothing new goes.
+    pub(crate) fn adopt(&self, format: CatalogueFormat) {
+        let before = self.membership();
+        let entries = format.members.iter();
+        let members = entries.map(|entry| {
+            let known = before.members.iter().find(|member| member.is(entry));
+            known.map_or_else(|| Arc::new(Member::new(entry, self.id)), Arc::clone)
+        });
+        let now = Arc::new(Membership {
+            members: members.collect(),
+            format,
+        });
+        *self
+            .membership
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = now;
+        // Who has chosen by what it said before is done when nobody holds this.
+        drop(self.placing.write());
     }
 
     /// Its format file, as text.
     pub(crate) fn format_text(&self) -> Result<String, PoolError> {
-        Format::Catalogue(self.format.clone())
+        Format::Catalogue(self.format())
             .text()
             .map_err(|error| PoolError::system("write the format file", "", error))
     }
@@ -199,13 +250,22 @@ impl Pool {
     }
 
     /// All members, also missing ones.
-    pub fn members(&self) -> &[Member] {
-        &self.members
+    pub fn members(&self) -> Members {
+        Members(self.membership())
     }
 
     /// The member of this number.
-    pub fn member(&self, number: MemberNumber) -> Option<&Member> {
-        self.members.iter().find(|member| member.number() == number)
+    pub fn member(&self, number: MemberNumber) -> Option<Arc<Member>> {
+        let members = self.members();
+        let found = members.iter().find(|member| member.number() == number);
+        found.map(Arc::clone)
+    }
+
+    /// New bytes may go to the member of this number.
+    pub fn takes_bytes(&self, number: MemberNumber) -> bool {
+        let members = self.members();
+        let mut of_number = members.iter().filter(|member| member.number() == number);
+        of_number.any(|member| member.takes_bytes())
     }
 
     /// An identity for a new file.
@@ -374,6 +434,7 @@ impl Pool {
         except: Option<MemberNumber>,
         moved: Option<Source>,
     ) -> Result<(), PoolError> {
+        let _placing = self.placing.read();
         let (wish, rooms, asked) = self.candidates(stub, except, wanted.length);
         // Only what may grow is worth a stripe.
         if moved.is_none()
@@ -578,7 +639,7 @@ impl Pool {
 
     /// Members that take new bytes; with `class` only those of it.
     fn rooms(&self, except: Option<MemberNumber>, class: Option<&Class>) -> Vec<Room> {
-        self.members
+        self.members()
             .iter()
             .filter(|member| member.takes_bytes() && Some(member.number()) != except)
             .filter(|member| class.is_none() || member.class() == class)
@@ -609,7 +670,7 @@ impl Pool {
     }
 
     /// A member that a layout names.
-    pub(crate) fn known(&self, number: MemberNumber) -> Result<&Member, PoolError> {
+    pub(crate) fn known(&self, number: MemberNumber) -> Result<Arc<Member>, PoolError> {
         self.member(number).ok_or_else(|| PoolError::Missing {
             member: number,
             path: self.catalogue.path().to_path_buf(),
@@ -657,7 +718,7 @@ impl Pool {
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         let mut devices = Vec::new();
-        for member in &self.members {
+        for member in self.members().iter() {
             let status = member.status();
             match status.device {
                 None => usage.missing_count += 1,
@@ -697,15 +758,18 @@ impl Pool {
         self.catalogue.sync()?;
         for name in found {
             match self.bury_one(&name) {
-                Ok(counts) => buried.file_count += usize::from(counts),
+                Ok((is_last, file)) => {
+                    buried.file_count += usize::from(is_last);
+                    buried.files.extend(file);
+                }
                 Err(error) => buried.kept.push(error),
             }
         }
         Ok(buried)
     }
 
-    /// Whether it was the file's last name.
-    fn bury_one(&self, name: &std::ffi::OsStr) -> Result<bool, PoolError> {
+    /// Returns  whether it was the file's last name, and which file it was
+    fn bury_one(&self, name: &std::ffi::OsStr) -> Result<(bool, Option<FileIdentity>), PoolError> {
         let failed =
             |error: Errno| PoolError::system("remove", name.to_string_lossy().into_owned(), error);
         let folder = self.catalogue.removed();
@@ -714,14 +778,16 @@ impl Pool {
         let status = fstat(&stub).map_err(failed)?;
         let is_last = status.st_nlink == 1
             && FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
+        let mut file = None;
         if is_last && let Some(layout) = self.layout(stub.as_fd())? {
+            file = Some(layout.file);
             for object in layout.objects() {
                 self.known(object.member)?
                     .remove_object(layout.file, object.id)?;
             }
         }
         unlinkat(folder, name, AtFlags::empty()).map_err(failed)?;
-        Ok(is_last)
+        Ok((is_last, file))
     }
 }
 

@@ -263,7 +263,7 @@ fn newest(pool: &Pool, unread: &mut Vec<PoolError>) -> Result<Option<(u64, Names
         {
             break;
         }
-        let bytes = match names::read(pool.known(log.member)?, log.serial) {
+        let bytes = match names::read(&*pool.known(log.member)?, log.serial) {
             Ok(bytes) => bytes,
             Err(error) => {
                 unread.push(error);
@@ -341,7 +341,7 @@ type Objects = BTreeMap<FileIdentity, Vec<(Object, Part)>>;
 
 fn objects(pool: &Pool) -> Result<Objects, PoolError> {
     let mut found = Objects::new();
-    for member in pool.members() {
+    for member in pool.members().iter() {
         if matches!(member.status().state, MemberState::Missing(_)) {
             continue;
         }

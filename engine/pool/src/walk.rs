@@ -50,8 +50,16 @@ pub(crate) fn each_stub(
         {
             return Ok(());
         }
-        let failed = |error| PoolError::system("open", named.path.display().to_string(), error);
-        each(named, &named.open().map_err(failed)?)
+        match named.open() {
+            Ok(stub) => each(named, &stub),
+            // It has another name by now, or none.
+            Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(PoolError::system(
+                "open",
+                named.path.display().to_string(),
+                error,
+            )),
+        }
     })
 }
 

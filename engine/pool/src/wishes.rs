@@ -45,8 +45,8 @@ pub struct Rules {
 
 impl Pool {
     /// What it says of files that say nothing themselves.
-    pub fn wish(&self) -> &Wish {
-        &self.format().wish
+    pub fn wish(&self) -> Wish {
+        self.format().wish
     }
 
     /// What a file wishes, and where it says nothing the pool. A text that is no wish says nothing: doors take none.
@@ -57,13 +57,13 @@ impl Pool {
         let own = text
             .and_then(|text| String::from_utf8(text).ok())
             .and_then(|text| Wish::of(&text).ok());
-        own.unwrap_or_default().or(self.wish())
+        own.unwrap_or_default().or(&self.wish())
     }
 
     /// Why no member can take what is wished so, as a sentence. None: some can, or could if they were there.
     pub fn cannot_meet(&self, wish: &Wish) -> Option<String> {
-        let classes = self.members().iter().map(|member| member.class());
-        lacks(wish, classes)
+        let members = self.members();
+        lacks(wish, members.iter().map(|member| member.class()))
     }
 
     /// How much bandwidth devices have that nobody was promised; those that are not named are not known. It is believed for 10 s.
@@ -75,7 +75,7 @@ impl Pool {
     }
 
     /// As [`Pool::set_loads`] was told. None: not known.
-    pub(crate) fn unpromised(&self, device: u64) -> Option<u64> {
+    pub fn unpromised(&self, device: u64) -> Option<u64> {
         self.loads().of(Instant::now(), device)
     }
 }
@@ -107,7 +107,7 @@ fn lacks<'a>(wish: &Wish, classes: impl Iterator<Item = Option<&'a Class>>) -> O
 /// Assumes  nobody serves the pool but the caller, who opens it anew to see what is said then
 /// Errors   [`PoolError::Refused`]: a member that is not there, or a class that none is of; then nothing was changed
 pub fn set_rules(pool: Pool, rules: Rules) -> Result<(), PoolError> {
-    let mut format = pool.format().clone();
+    let mut format = pool.format();
     for (number, class) in rules.classes {
         let entry = format
             .members
@@ -128,7 +128,7 @@ pub fn set_rules(pool: Pool, rules: Rules) -> Result<(), PoolError> {
     if let Some(sentence) = lacks(&format.wish, classes) {
         return refused(sentence);
     }
-    if format == *pool.format() {
+    if format == pool.format() {
         return Ok(());
     }
     write(&pool, &format)

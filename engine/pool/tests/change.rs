@@ -10,7 +10,7 @@ mod place;
 
 use place::{Place, Written, fill, objects_on, pattern};
 use rushes_pool::{
-    Access, ByteRange, Duty, MemberNumber, MemberState, NameLog, Policy, Pool, PoolError,
+    Access, ByteRange, Duty, MemberNumber, MemberState, NameLog, Nobody, Policy, Pool, PoolError,
     SpillReason, Wanted, add, create, drain, fsck, newest_log, remove, set_draining,
 };
 use std::fs;
@@ -46,8 +46,8 @@ fn refused<T: std::fmt::Debug>(done: Result<T, PoolError>, words: &str) {
 }
 
 fn numbers(pool: &Pool) -> Vec<u16> {
-    let members = pool.members().iter();
-    members.map(|member| member.number().0).collect()
+    let members = pool.members();
+    members.iter().map(|member| member.number().0).collect()
 }
 
 #[test]
@@ -82,18 +82,12 @@ fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_ag
     fs::rename(catalogue.join("tree/going"), catalogue.join("removed/1")).unwrap();
 
     refused(
-        remove(Pool::look(&catalogue).unwrap(), MemberNumber(9)),
+        remove(&Pool::look(&catalogue).unwrap(), MemberNumber(9), &Nobody),
         "never had",
     );
     drop(new);
-    let pool = match remove(pool, MemberNumber(1)) {
-        Err(PoolError::Refused(sentence)) => {
-            assert!(sentence.contains("rushes pool drain"), "{sentence}");
-            Pool::serve(&catalogue).unwrap()
-        }
-        other => panic!("{other:?}"),
-    };
-    let pool = set_draining(pool, MemberNumber(1), true).unwrap();
+    refused(remove(&pool, MemberNumber(1), &Nobody), "rushes pool drain");
+    set_draining(&pool, MemberNumber(1), true).unwrap();
     let duty = |pool: &Pool| pool.member(MemberNumber(1)).unwrap().duty();
     assert_eq!(duty(&pool), Duty::Draining);
     let late = put(&pool, "late", MIB);
@@ -112,17 +106,18 @@ fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_ag
     check(&pool, "new", 3 * MIB);
     is_sound(&pool);
     // It may stay after all.
-    let pool = set_draining(pool, MemberNumber(1), false).unwrap();
+    set_draining(&pool, MemberNumber(1), false).unwrap();
     assert_eq!(duty(&pool), Duty::Full);
 
-    let pool = set_draining(pool, MemberNumber(2), true).unwrap();
+    set_draining(&pool, MemberNumber(2), true).unwrap();
     drain(&pool, MemberNumber(2), |_| {}).unwrap();
-    remove(pool, MemberNumber(2)).unwrap();
+    remove(&pool, MemberNumber(2), &Nobody).unwrap();
     assert_eq!(fs::read_dir(&second).unwrap().count(), 0, "a folder again");
+    assert_eq!(numbers(&pool), [0, 1], "at once");
+    drop(pool);
     let pool = Pool::serve(&catalogue).unwrap();
-    assert_eq!(numbers(&pool), [0, 1]);
-    remove(pool, MemberNumber(2)).unwrap();
-    let pool = Pool::serve(&catalogue).unwrap();
+    assert_eq!(numbers(&pool), [0, 1], "and for good");
+    remove(&pool, MemberNumber(2), &Nobody).unwrap();
     assert_eq!(add(&pool, &[second], |_, _| {}).unwrap(), [MemberNumber(3)]);
     drop(pool);
     let pool = Pool::serve(&catalogue).unwrap();
@@ -138,14 +133,14 @@ fn what_does_not_fit_on_one_member_goes_to_several_and_what_fits_nowhere_stays()
     let pool = place.pool(&[14, 6, 6]);
     put(&pool, "big", 8 * MIB);
     let catalogue = pool.catalogue().path().to_path_buf();
-    let pool = set_draining(pool, MemberNumber(0), true).unwrap();
+    set_draining(&pool, MemberNumber(0), true).unwrap();
     drain(&pool, MemberNumber(0), |_| {}).unwrap();
     check(&pool, "big", 8 * MIB);
     is_sound(&pool);
-    let pool = set_draining(pool, MemberNumber(0), false).unwrap();
+    set_draining(&pool, MemberNumber(0), false).unwrap();
     let mut other = Written::new(&pool, "other");
     other.write(&pool, 0, &pattern(0, 9 * MIB)).unwrap();
-    let pool = set_draining(pool, MemberNumber(0), true).unwrap();
+    set_draining(&pool, MemberNumber(0), true).unwrap();
     let error = drain(&pool, MemberNumber(0), |_| {}).unwrap_err();
     assert!(matches!(error, PoolError::NoRoom), "{error}");
     check(&pool, "big", 8 * MIB);
@@ -161,7 +156,7 @@ fn what_does_not_fit_on_one_member_goes_to_several_and_what_fits_nowhere_stays()
     drain(&pool, MemberNumber(0), |_| {}).unwrap();
     check(&pool, "other", 9 * MIB);
     is_sound(&pool);
-    remove(pool, MemberNumber(0)).unwrap();
+    remove(&pool, MemberNumber(0), &Nobody).unwrap();
 }
 
 #[test]
@@ -214,7 +209,7 @@ fn add_refuses_what_it_must_not_take_and_an_interrupted_one_is_finished_by_repea
     let third = place.disk("third", 8);
     refused(add(&pool, &[third], |_, _| {}), "repeat that one");
     refused(
-        set_draining(Pool::look(&catalogue).unwrap(), MemberNumber(0), true),
+        set_draining(&Pool::look(&catalogue).unwrap(), MemberNumber(0), true),
         "an add was interrupted",
     );
     assert_eq!(add(&pool, &[new], |_, _| {}).unwrap(), [MemberNumber(1)]);
@@ -235,29 +230,34 @@ fn a_member_goes_only_when_nothing_is_on_it_and_a_dead_one_only_when_nothing_was
     let object = file.layout.objects()[0];
     let again = || Pool::serve(&catalogue).unwrap();
     drop(pool);
-    refused(remove(again(), object.member), "bytes of 1 files");
+    refused(remove(&again(), object.member, &Nobody), "bytes of 1 files");
     let stranger = place.path.join("member1/objects/00/letter");
     fs::write(&stranger, "dear").unwrap();
     refused(
-        remove(again(), MemberNumber(1)),
+        remove(&again(), MemberNumber(1), &Nobody),
         "objects that no file names",
     );
     fs::remove_file(stranger).unwrap();
     // Dead, and nothing on it; then dead, with something.
     place.unmount(&place.path.join("member1"));
-    remove(again(), MemberNumber(1)).unwrap();
+    remove(&again(), MemberNumber(1), &Nobody).unwrap();
     assert_eq!(numbers(&again()), [0, 2]);
     place.unmount(&place.path.join("member0"));
-    refused(remove(again(), MemberNumber(0)), "bytes of 1 files");
     refused(
-        set_draining(again(), MemberNumber(0), true)
-            .and_then(|pool| drain(&pool, MemberNumber(0), |_| {})),
+        remove(&again(), MemberNumber(0), &Nobody),
+        "bytes of 1 files",
+    );
+    let pool = again();
+    refused(
+        set_draining(&pool, MemberNumber(0), true)
+            .and_then(|()| drain(&pool, MemberNumber(0), |_| {})),
         "is missing",
     );
+    drop(pool);
     // A cleaning that was interrupted.
     let text = fs::read_to_string(catalogue.join("rushes-pool")).unwrap();
     assert!(text.contains("draining"), "{text}");
-    refused(remove(again(), MemberNumber(2)), "the last one");
+    refused(remove(&again(), MemberNumber(2), &Nobody), "the last one");
     assert_eq!(objects_on_member(&place.path.join("member2")), 0);
 }
 
@@ -276,7 +276,7 @@ fn a_member_that_is_read_only_can_be_emptied() {
     let pool = place.pool(&[16, 12]);
     put(&pool, "f", 2 * MIB);
     let path = pool.members()[0].path().to_path_buf();
-    let pool = set_draining(pool, MemberNumber(0), true).unwrap();
+    set_draining(&pool, MemberNumber(0), true).unwrap();
     let remount = |how: &str| {
         let done = Command::new("mount")
             .args(["-o", &format!("remount,{how}")])
@@ -297,7 +297,7 @@ fn a_member_that_is_read_only_can_be_emptied() {
     let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
     pool.open_object(&layout, layout.objects()[0], Access::Read)
         .unwrap();
-    remove(pool, MemberNumber(0)).unwrap();
+    remove(&pool, MemberNumber(0), &Nobody).unwrap();
 }
 
 #[test]
@@ -324,14 +324,14 @@ fn the_log_of_names_is_on_others_before_a_member_is_emptied_of_it() {
             .collect::<Vec<_>>()
     };
     assert_eq!(newest_log(&pool), Some((1, has(&[0]))));
-    let pool = set_draining(pool, MemberNumber(0), true).unwrap();
+    set_draining(&pool, MemberNumber(0), true).unwrap();
     refused(
         drain(&pool, MemberNumber(0), |_| {}),
         "the log of names could not be written",
     );
     drop(pool);
     refused(
-        remove(again(), MemberNumber(0)),
+        remove(&again(), MemberNumber(0), &Nobody),
         "no other member than 0 has the log of names",
     );
     assert_eq!(newest_log(&again()), Some((1, has(&[0]))));
@@ -340,10 +340,10 @@ fn the_log_of_names_is_on_others_before_a_member_is_emptied_of_it() {
         fs::remove_file(member.join("filler")).unwrap();
     }
     fs::create_dir(members[0].join("names/folder.log")).unwrap();
-    remove(again(), MemberNumber(0)).unwrap_err();
+    remove(&again(), MemberNumber(0), &Nobody).unwrap_err();
     assert_eq!(newest_log(&again()), Some((2, has(&[1, 2]))));
     fs::remove_dir(members[0].join("names/folder.log")).unwrap();
-    remove(again(), MemberNumber(0)).unwrap();
+    remove(&again(), MemberNumber(0), &Nobody).unwrap();
     assert_eq!(numbers(&again()), [1, 2]);
     assert!(!members[0].join("names").exists());
     assert_eq!(newest_log(&again()).unwrap().1, has(&[1, 2]));

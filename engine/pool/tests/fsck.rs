@@ -10,8 +10,8 @@ mod place;
 
 use place::{Place, Written, objects_on, pattern};
 use rushes_pool::{
-    Access, ByteRange, Fsck, LAYOUT_ATTRIBUTE, Layout, OBJECT_ATTRIBUTE, Object, ObjectName, Pool,
-    SpillReason, State, fsck,
+    Access, ByteOffset, ByteRange, Fsck, LAYOUT_ATTRIBUTE, Layout, OBJECT_ATTRIBUTE, Object,
+    ObjectName, Pool, SpillReason, State, fsck,
 };
 use rustix::fs::{XattrFlags, fremovexattr, fsetxattr, setxattr};
 use std::fs;
@@ -284,6 +284,26 @@ fn bytes_in_two_places_are_given_back_where_the_record_does_not_look() {
     rustix::io::pwrite(fd, b"other", at as u64).unwrap();
     assert_eq!(look(&pool), []);
     check(&pool, "f", 2 * MIB);
+}
+
+#[test]
+fn what_was_on_its_way_of_a_file_that_was_removed_goes_with_it() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    let file = on_two(&pool, "f");
+    // As if the second member were where its bytes were going, and the record did not say so yet.
+    let mut layout = file.layout.clone();
+    let first = layout.segments()[0].objects[0];
+    layout.assign(ByteRange::new(0, u64::MAX), ByteOffset(0), first);
+    pool.set_layout(file.stub.as_fd(), &layout).unwrap();
+    drop(file);
+    let catalogue = pool.catalogue().path();
+    fs::rename(catalogue.join("tree/f"), catalogue.join("removed/1")).unwrap();
+    mend(&pool);
+    assert_eq!(objects_on(&pool), 0);
+    assert!(!catalogue.join("tree/lost+found").exists());
 }
 
 #[test]

@@ -316,7 +316,8 @@ fn an_interrupted_create_is_finished_by_repeating_it_and_by_nothing_else() {
     assert!(made.is_resumed);
     assert_eq!(made.pool.id(), id);
     assert_eq!(told, [(1, 2), (2, 2)]);
-    let states = made.pool.members().iter().map(|m| m.status().state);
+    let members_made = made.pool.members();
+    let states = members_made.iter().map(|m| m.status().state);
     assert!(states.eq([MemberState::Present, MemberState::Present]));
     assert!(members[1].join("objects/7f").is_dir());
 }

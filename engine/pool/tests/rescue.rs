@@ -103,8 +103,11 @@ fn log(pool: &Pool) -> NameLog {
 }
 
 fn paths(pool: &Pool) -> Vec<PathBuf> {
-    let members = pool.members().iter();
-    members.map(|member| member.path().to_path_buf()).collect()
+    let members = pool.members();
+    members
+        .iter()
+        .map(|member| member.path().to_path_buf())
+        .collect()
 }
 
 /// The catalogue's disk is empty.

@@ -87,11 +87,11 @@ fn files_of_a_class_are_on_its_members_and_the_next_hears_that_they_are_full() {
     let pool = ruled(pool, rules);
     let class = |number| {
         let member = pool.member(MemberNumber(number)).unwrap();
-        member.class().map(Class::name)
+        member.class().map(|class| class.name().to_owned())
     };
     assert_eq!(
         [class(0), class(1), class(2)],
-        [None, Some("ssd"), Some("ssd")]
+        [None, Some(String::from("ssd")), Some(String::from("ssd"))]
     );
     let mut count = 0;
     let end = loop {
@@ -162,8 +162,8 @@ fn a_rescue_knows_classes_and_what_was_wished() {
     assert_eq!(put(&pool, "clip", MIB).unwrap(), [1]);
     assert!(NameLog::open(&pool).write(&pool, Vec::new));
     let catalogue = pool.catalogue().path().to_path_buf();
-    let members = pool.members().iter();
-    let members: Vec<PathBuf> = members.map(|member| member.path().into()).collect();
+    let members = pool.members();
+    let members: Vec<PathBuf> = members.iter().map(|member| member.path().into()).collect();
     drop(pool);
     place.unmount(&catalogue);
     place.mount(&catalogue, 16);
@@ -172,7 +172,7 @@ fn a_rescue_knows_classes_and_what_was_wished() {
     assert_eq!(pool.wish().to_string(), "choose=per_user class=raid");
     let class = |number| {
         pool.member(MemberNumber(number))
-            .and_then(|one| one.class())
+            .and_then(|one| one.class().cloned())
     };
-    assert_eq!((class(0), class(1)), (None, Class::of("raid").as_ref()));
+    assert_eq!((class(0), class(1)), (None, Class::of("raid")));
 }

@@ -338,6 +338,17 @@ impl FactsView {
         })
     }
 
+    /// Files of these devices whose bytes their file systems do not have yet.
+    pub fn count_on(&self, devices: &[u64]) -> usize {
+        (0..BYTES)
+            .step_by(ENTRY_WORDS * 8)
+            .filter(|start| {
+                let load = |word: usize| self.table.word64(start + word * 8).load(Relaxed);
+                load(word::INODE) != 0 && devices.contains(&load(word::DEVICE))
+            })
+            .count()
+    }
+
     fn entry(&self, start: usize, device: u64, inode: u64) -> Option<FileFact> {
         let load = |word: usize| self.table.word64(start + word * 8).load(Relaxed);
         let mut looks = 0;
@@ -416,7 +427,9 @@ mod tests {
         table.set(5, 77, fact(10));
         assert_eq!(view.of(5, 77), Some(fact(10)));
         assert!(!view.is_empty() && table.count() == 1);
+        assert_eq!((view.count_on(&[6, 5]), view.count_on(&[6])), (1, 0));
         table.clear(5, 77);
+        assert_eq!(view.count_on(&[5]), 0);
         table.keep_only(&HashSet::from([(reserved_mark(5), 77)]));
         assert_eq!(view.reserved(5, 77), Some(4096));
         table.clear_reserved(5, 77);

@@ -33,8 +33,20 @@ pub fn nice(nice: i32) -> io::Result<()> {
 ///
 /// Errors   none in practice; EINVAL from a kernel without it.
 pub fn idle_io() -> io::Result<()> {
-    const WHO_PROCESS: libc::c_long = 1;
     const CLASS_IDLE: libc::c_long = 3;
+    io_class(CLASS_IDLE)
+}
+
+/// Let the calling thread's reads and writes go as everybody's, after [`idle_io`].
+///
+/// Errors   as there
+pub fn ordinary_io() -> io::Result<()> {
+    const CLASS_NONE: libc::c_long = 0;
+    io_class(CLASS_NONE)
+}
+
+fn io_class(class: libc::c_long) -> io::Result<()> {
+    const WHO_PROCESS: libc::c_long = 1;
     const CLASS_SHIFT: u32 = 13;
     // SAFETY: "process" 0 is the calling thread; no memory is involved.
     let result = unsafe {
@@ -42,7 +54,7 @@ pub fn idle_io() -> io::Result<()> {
             libc::SYS_ioprio_set,
             WHO_PROCESS,
             0 as libc::c_long,
-            CLASS_IDLE << CLASS_SHIFT,
+            class << CLASS_SHIFT,
         )
     };
     if result != 0 {
@@ -54,6 +66,24 @@ pub fn idle_io() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_reads_idly_and_then_as_others_do() {
+        let class = || {
+            // SAFETY: "process" 0 is the calling thread; no memory is involved.
+            let found = unsafe { libc::syscall(libc::SYS_ioprio_get, 1, 0) };
+            found >> 13
+        };
+        let seen = std::thread::spawn(move || {
+            idle_io().unwrap();
+            let idle = class();
+            ordinary_io().unwrap();
+            (idle, class())
+        });
+        let (idle, after) = seen.join().unwrap();
+        assert_eq!(idle, 3);
+        assert_ne!(after, 3);
+    }
 
     #[test]
     fn a_thread_gets_it_or_is_told_why_not_and_others_stay_ordinary() {

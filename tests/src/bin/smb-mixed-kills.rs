@@ -2,13 +2,13 @@
 //! The daemon is killed again and again while clients do what they do in a facility, all at once: they play, record, grade in place, copy, cut, rename and
 //! delete. Whatever they read is what was written, nobody sees an error, and in the end the disk has it all.
 //!
-//! The longest request is measured and printed, not judged: it also waits for its turn. A daemon that dies before anybody has had anything of it
-//! leaves requests waiting for the next one: those over several kills are measured by themselves. Nor are times of files judged, which may go back.
+//! Waits are measured and printed, not judged ([`rushes_tests::kills`]). Nor are times of files judged, which may go back.
 //!
 //! One file and one request at a time, where each byte can be followed, is in writing.rs. `RUSHES_TEST_KILLS` says how often; what
 //! clients do follows from chance and from who comes first.
 
 use rushes_tests::fsx::{self, Plan};
+use rushes_tests::kills::{self, Finally, OnPanic};
 use rushes_tests::pattern;
 use rushes_tests::random::Random;
 use rushes_tests::smb2::{Connection, Disposition, Handle, Status};
@@ -16,9 +16,8 @@ use rushes_tests::smbd::SHARE;
 use rushes_tests::world::{Setup, World};
 use std::collections::BTreeMap;
 use std::fs;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const BLOCK: usize = 65_536;
 /// Of footage that is played and copied.
@@ -36,60 +35,16 @@ const STEPS_BETWEEN: u64 = 2;
 /// What all clients share.
 struct Stage {
     port: u16,
-    done: AtomicBool,
-    /// How often the daemon was killed so far.
-    kills: AtomicU64,
-    /// What took longest of all requests in whose time it was killed once at most; and of the others.
-    slowest: Mutex<[Slow; 2]>,
-}
-
-/// A request that took long.
-#[derive(Clone, Default)]
-struct Slow {
-    taken: Duration,
-    /// Kills in its time.
-    kills: u64,
-    what: String,
+    kills: kills::Stage,
 }
 
 impl Stage {
     fn goes_on(&self) -> bool {
-        !self.done.load(Ordering::Relaxed)
-    }
-
-    /// A request ended that was begun then, after so many kills.
-    fn took(&self, (begun, kills): (Instant, u64), whose: &str, what: &str) {
-        let taken = begun.elapsed();
-        let kills = self.kills.load(Ordering::Relaxed) - kills;
-        let mut slowest = self.slowest.lock().expect("nobody panics with it");
-        let slow = &mut slowest[usize::from(kills > 1)];
-        if taken <= slow.taken {
-            return;
-        }
-        if taken > Duration::from_secs(1) {
-            println!(
-                "{whose}: {what} took {} ms, {kills} kills",
-                taken.as_millis()
-            );
-        }
-        *slow = Slow {
-            taken,
-            kills,
-            what: format!("{whose}: {what}"),
-        };
+        self.kills.goes_on()
     }
 
     fn connect(&self) -> Connection {
         Connection::connect(self.port, SHARE).expect("smbd lets guests in")
-    }
-}
-
-/// Ends all others, whatever happens.
-struct Finally<'a>(&'a Stage);
-
-impl Drop for Finally<'_> {
-    fn drop(&mut self) {
-        self.0.done.store(true, Ordering::Relaxed);
     }
 }
 
@@ -103,9 +58,9 @@ struct Worker<'a> {
 
 impl Worker<'_> {
     fn must<T>(&self, what: &str, request: impl FnOnce() -> Result<T, Status>) -> T {
-        let begun = (Instant::now(), self.stage.kills.load(Ordering::Relaxed));
+        let begun = self.stage.kills.begin();
         let result = request();
-        self.stage.took(begun, &self.name, what);
+        self.stage.kills.took(begun, &self.name, what);
         self.steps.fetch_add(1, Ordering::Relaxed);
         result.unwrap_or_else(|status| panic!("{}: {what}: {:#010x}", self.name, status.0))
     }
@@ -124,7 +79,7 @@ impl Worker<'_> {
         std::thread::scope(|scope| {
             for _ in 0..DEPTH {
                 scope.spawn(|| {
-                    let _all = OnPanic(self.stage);
+                    let _all = OnPanic(&self.stage.kills);
                     loop {
                         let at = next.fetch_add(BLOCK as u64, Ordering::Relaxed);
                         if at >= bytes || !self.stage.goes_on() {
@@ -147,17 +102,6 @@ impl Worker<'_> {
             pattern::check(seed, at, &found, &format!("{}: {name}", self.name));
         });
         self.close(file);
-    }
-}
-
-/// One of several that work together fails: nobody goes on.
-struct OnPanic<'a>(&'a Stage);
-
-impl Drop for OnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.done.store(true, Ordering::Relaxed);
-        }
     }
 }
 
@@ -236,7 +180,7 @@ fn grade(worker: &Worker, name: &str, seed: u64) -> Vec<u8> {
         let painters: Vec<_> = (0..DEPTH)
             .map(|painter| {
                 scope.spawn(move || {
-                    let _all = OnPanic(worker.stage);
+                    let _all = OnPanic(&worker.stage.kills);
                     let mut stripes: Vec<(u64, Vec<u8>)> = (painter..GRADE_BYTES / STRIPE_BYTES)
                         .step_by(DEPTH as usize)
                         .map(|index| index * STRIPE_BYTES)
@@ -324,11 +268,6 @@ fn forget_all(stage: &Stage, world: &World) {
     }
 }
 
-fn kills_wanted() -> usize {
-    let text = std::env::var("RUSHES_TEST_KILLS").unwrap_or_else(|_| String::from("50"));
-    text.parse().expect("RUSHES_TEST_KILLS is a number")
-}
-
 const CLIENTS: usize = 7;
 
 fn main() {
@@ -349,12 +288,10 @@ fn main() {
     let mut daemon = world.daemon.take().expect("a daemon");
     let stage = Stage {
         port: world.smbd.port(),
-        done: AtomicBool::new(false),
-        kills: AtomicU64::new(0),
-        slowest: Mutex::default(),
+        kills: kills::Stage::default(),
     };
     let steps: [Arc<AtomicU64>; CLIENTS] = Default::default();
-    let kill_count = kills_wanted();
+    let kill_count = kills::wanted();
     let (mut left, mut graded) = (Left::new(), Vec::new());
     std::thread::scope(|scope| {
         let (stage, steps, world) = (&stage, &steps, &world);
@@ -366,52 +303,47 @@ fn main() {
         };
         let clients = [
             scope.spawn(move || {
-                let _all = Finally(stage);
+                let _all = Finally(&stage.kills);
                 play(&worker(0, "player 0"), "clip-0.mov", 1)
             }),
             scope.spawn(move || {
-                let _all = Finally(stage);
+                let _all = Finally(&stage.kills);
                 play(&worker(1, "player 1"), "clip-1.mov", 2)
             }),
             scope.spawn(move || {
-                let _all = Finally(stage);
+                let _all = Finally(&stage.kills);
                 record(&worker(2, "recorder 0"), 0)
             }),
             scope.spawn(move || {
-                let _all = Finally(stage);
+                let _all = Finally(&stage.kills);
                 record(&worker(3, "recorder 1"), 1)
             }),
             scope.spawn(move || {
-                let _all = Finally(stage);
+                let _all = Finally(&stage.kills);
                 copy(&worker(4, "copier"), "clip-0.mov", 1)
             }),
         ];
         let grader = scope.spawn(move || {
-            let _all = Finally(stage);
+            let _all = Finally(&stage.kills);
             grade(&worker(5, "grader"), "grade.mov", 3)
         });
         scope.spawn(move || {
-            let _all = Finally(stage);
+            let _all = Finally(&stage.kills);
             anything(stage, world, &steps[6]);
         });
         {
-            let _all = Finally(stage);
-            kill(&mut daemon, stage, steps, kill_count);
+            let _all = Finally(&stage.kills);
+            // A step that was begun after the kill has ended: as many as were under way then, and others.
+            let now = || steps.each_ref().map(|s| s.load(Ordering::Relaxed));
+            let least = DEPTH + STEPS_BETWEEN;
+            kills::kill(&mut daemon, &stage.kills, |_| true, now, least, kill_count);
         }
         for client in clients {
             left.extend(client.join().expect("a client"));
         }
         graded = grader.join().expect("the grader");
         let sum: u64 = steps.iter().map(|s| s.load(Ordering::Relaxed)).sum();
-        let [one, several] = stage.slowest.lock().expect("nobody panics with it").clone();
-        println!(
-            "{CLIENTS} clients, {sum} steps, {kill_count} kills, longest request {} ms ({}); {} ms ({}) over {} kills",
-            one.taken.as_millis(),
-            one.what,
-            several.taken.as_millis(),
-            several.what,
-            several.kills,
-        );
+        println!("{}", stage.kills.summary(CLIENTS, sum));
     });
     assert!(
         !daemon.log().contains("serving without waiting"),
@@ -429,46 +361,5 @@ fn main() {
         let found = fs::read(world.path(&name)).expect("the file is there");
         assert_eq!(found.len() as u64, bytes, "{name}");
         pattern::check(seed, 0, &found, &name);
-    }
-}
-
-/// Kill the daemon so often and start it again.
-fn kill(
-    daemon: &mut rushes_tests::daemon::Daemon,
-    stage: &Stage,
-    steps: &[Arc<AtomicU64>; CLIENTS],
-    count: usize,
-) {
-    let now = || steps.each_ref().map(|s| s.load(Ordering::Relaxed));
-    let mut random = Random(5);
-    let mut before = [0; CLIENTS];
-    for _ in 0..count {
-        // A step that was begun after the kill has ended: as many as were under way then, and another.
-        let goes_on = |before: [u64; CLIENTS]| {
-            let wanted = DEPTH + STEPS_BETWEEN;
-            now()
-                .iter()
-                .zip(before)
-                .all(|(now, before)| now - before >= wanted)
-        };
-        while !goes_on(before) && stage.goes_on() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        std::thread::sleep(Duration::from_millis(random.below(200)));
-        if !stage.goes_on() {
-            break;
-        }
-        before = now();
-        stage.kills.fetch_add(1, Ordering::Relaxed);
-        daemon.kill();
-        daemon.start_again();
-        // Others die before anybody has had anything of them.
-        if random.below(4) == 0 {
-            before = [0; CLIENTS];
-            continue;
-        }
-        while !goes_on(before) && stage.goes_on() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
     }
 }

@@ -5,7 +5,9 @@
 //! one that needs none.
 
 mod daemon;
+mod exports;
 mod machine;
+mod pools;
 mod samba;
 mod shares;
 
@@ -36,7 +38,7 @@ pub enum Level {
 pub struct Finding {
     /// How bad it is.
     pub level: Level,
-    /// What it is about: `configuration`, `machine`, `samba`, `daemon` or `share NAME`.
+    /// What it is about: `configuration`, `machine`, `samba`, `daemon`, `share NAME` or `pool FOLDER`.
     pub area: String,
     /// What was found.
     pub finding: String,
@@ -91,6 +93,8 @@ pub struct Places {
     pub config: PathBuf,
     /// Samba's; None: where testparm looks.
     pub smb_conf: Option<PathBuf>,
+    /// Folders at which pools are mounted.
+    pub pools: Vec<PathBuf>,
 }
 
 /// Look at everything. Takes a second or two: other programs are asked.
@@ -98,11 +102,22 @@ pub fn examine(places: &Places) -> Report {
     let mut findings = Vec::new();
     let config = read_config(&places.config, &mut findings);
     machine::examine(config.as_ref(), &mut findings);
+    let exported = exports::folders();
+    for (config, share) in config
+        .iter()
+        .flat_map(|config| config.shares.iter().map(move |share| (config, share)))
+    {
+        shares::examine(config, share, &exported, &mut findings);
+    }
+    if config.is_some() || !places.pools.is_empty() {
+        let shown = samba::Shown {
+            config: config.as_ref(),
+            pools: &places.pools,
+            exported: &exported,
+        };
+        samba::examine(&shown, places.smb_conf.as_deref(), &mut findings);
+    }
     if let Some(config) = &config {
-        for share in &config.shares {
-            shares::examine(config, share, &mut findings);
-        }
-        samba::examine(config, places.smb_conf.as_deref(), &mut findings);
         daemon::examine(config, &mut findings);
     }
     let count = |level| findings.iter().filter(|f| f.level == level).count() as u32;
@@ -167,6 +182,7 @@ mod tests {
         let report = examine(&Places {
             config: path.clone(),
             smb_conf: None,
+            pools: Vec::new(),
         });
         std::fs::remove_file(&path).unwrap();
         assert!(!report.ok && report.error_count >= 1);
@@ -199,6 +215,7 @@ mod tests {
         let report = examine(&Places {
             config,
             smb_conf: Some(smb_conf),
+            pools: Vec::new(),
         });
         std::fs::remove_dir_all(&folder).unwrap();
         for finding in &report.findings {

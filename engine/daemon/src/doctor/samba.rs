@@ -13,14 +13,20 @@ const BUILT_FOR: &[u8] = b"rushes built for Samba ";
 
 /// A section of smb.conf: parameters in lower case without spaces, as testparm prints them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Section {
-    name: String,
+pub(super) struct Section {
+    pub(super) name: String,
     parameters: BTreeMap<String, String>,
 }
 
 impl Section {
-    fn get(&self, name: &str) -> Option<&str> {
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.parameters.get(name).map(String::as_str)
+    }
+
+    /// As testparm prints truth; what is not there is as Samba has it by itself.
+    pub(super) fn is(&self, name: &str, by_itself: bool) -> bool {
+        self.get(name)
+            .map_or(by_itself, |value| value.eq_ignore_ascii_case("yes"))
     }
 
     /// Names of the VFS modules, in order.
@@ -37,7 +43,17 @@ impl Section {
     }
 }
 
-pub(super) fn examine(config: &Config, smb_conf: Option<&Path>, findings: &mut Vec<Finding>) {
+/// What there is to be compared with smb.conf.
+pub(super) struct Shown<'a> {
+    /// None: it cannot be read, which was said.
+    pub(super) config: Option<&'a Config>,
+    /// Folders at which pools are mounted.
+    pub(super) pools: &'a [PathBuf],
+    /// Folders that an NFS server exports.
+    pub(super) exported: &'a [PathBuf],
+}
+
+pub(super) fn examine(shown: &Shown<'_>, smb_conf: Option<&Path>, findings: &mut Vec<Finding>) {
     let Some(smbd) = find("smbd") else {
         findings.push(Finding::of(
             Level::Warning,
@@ -50,7 +66,9 @@ pub(super) fn examine(config: &Config, smb_conf: Option<&Path>, findings: &mut V
     let version = output(Command::new(&smbd).arg("--version"))
         .map(|text| text.trim().trim_start_matches("Version ").to_string())
         .unwrap_or_else(|| String::from("unknown"));
-    module(&smbd, &version, findings);
+    if shown.config.is_some() {
+        module(&smbd, &version, findings);
+    }
     let Some(text) = testparm(smb_conf) else {
         findings.push(Finding::of(
             Level::Warning,
@@ -60,7 +78,13 @@ pub(super) fn examine(config: &Config, smb_conf: Option<&Path>, findings: &mut V
         ));
         return;
     };
-    sections(config, &parse(&text), findings);
+    let inherited = inherited(&parse(&text));
+    if let Some(config) = shown.config {
+        sections(config, &inherited, findings);
+    }
+    for pool in shown.pools {
+        super::pools::examine(pool, shown.exported, &inherited, findings);
+    }
 }
 
 /// Beside the usual places of programs, the one of daemons, which is not in everybody's PATH.
@@ -157,7 +181,7 @@ fn testparm(smb_conf: Option<&Path>) -> Option<String> {
     output(&mut command)
 }
 
-fn parse(text: &str) -> Vec<Section> {
+pub(super) fn parse(text: &str) -> Vec<Section> {
     let mut sections: Vec<Section> = Vec::new();
     for line in text.lines().map(str::trim) {
         if let Some(name) = line
@@ -179,18 +203,26 @@ fn parse(text: &str) -> Vec<Section> {
     sections
 }
 
-fn sections(config: &Config, sections: &[Section], findings: &mut Vec<Finding>) {
+/// Shares, each with what [global] says for all.
+pub(super) fn inherited(sections: &[Section]) -> Vec<Section> {
     let global = sections
         .iter()
         .find(|s| s.name.eq_ignore_ascii_case("global"));
-    let inherited: Vec<Section> = sections
+    sections
         .iter()
         .filter(|section| !section.name.eq_ignore_ascii_case("global"))
         .map(|section| inherit(section, global))
-        .collect();
+        .collect()
+}
+
+fn sections(config: &Config, inherited: &[Section], findings: &mut Vec<Finding>) {
     for share in &config.shares {
-        share_section(config, share, &inherited, findings);
-        others_on_it(share, &inherited, findings);
+        if super::pools::is_member(&share.path) {
+            super::pools::member(share, inherited, findings);
+            continue;
+        }
+        share_section(config, share, inherited, findings);
+        others_on_it(share, inherited, findings);
     }
     for section in inherited.iter().filter(|section| section.has_module()) {
         let name = section.get("rushes:share").unwrap_or(&section.name);
@@ -252,7 +284,7 @@ fn others_on_it(share: &ShareConfig, sections: &[Section], findings: &mut Vec<Fi
     }
 }
 
-fn real(path: &Path) -> PathBuf {
+pub(super) fn real(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
 }
 
@@ -356,7 +388,7 @@ mod tests {
         let text = "[[share]]\nname = \"media\"\npath = \"/srv/media\"\n";
         let config = Config::parse(Path::new("x"), text, |_| true).unwrap();
         let mut findings = Vec::new();
-        sections(&config, &parse(smb_conf), &mut findings);
+        sections(&config, &inherited(&parse(smb_conf)), &mut findings);
         assert_eq!(findings.len(), expect.len(), "{smb_conf}: {findings:#?}");
         for (finding, (level, word)) in findings.iter().zip(expect) {
             assert!(

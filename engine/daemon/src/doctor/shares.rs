@@ -6,12 +6,18 @@ use crate::calibrate::{Calibration, identity_of};
 use crate::config::{Config, ShareConfig};
 use crate::share::{Share, Way};
 use rushes_sys::device::{self, DeviceFacts};
+use std::path::PathBuf;
 use std::time::SystemTime;
 
 /// Disks fill and age; a model this old should be looked at again. Units: days.
 const CALIBRATION_DAYS_MAX: u64 = 180;
 
-pub(super) fn examine(config: &Config, share: &ShareConfig, findings: &mut Vec<Finding>) {
+pub(super) fn examine(
+    config: &Config,
+    share: &ShareConfig,
+    exported: &[PathBuf],
+    findings: &mut Vec<Finding>,
+) {
     let area = format!("share {}", share.name);
     let opened = match Share::open(share) {
         Ok(opened) => opened,
@@ -37,7 +43,7 @@ pub(super) fn examine(config: &Config, share: &ShareConfig, findings: &mut Vec<F
     if opened.direct_io || facts.is_some() {
         calibration(&area, config, share, findings);
     }
-    other_doors(&area, share, findings);
+    other_doors(&area, share, exported, findings);
 }
 
 fn file_system(area: &str, share: &Share, findings: &mut Vec<Finding>) {
@@ -164,19 +170,11 @@ fn age_days(measured_at: &str) -> Option<u64> {
 }
 
 /// What SMB clients keep for themselves (leases) is not broken by other doors yet.
-fn other_doors(area: &str, share: &ShareConfig, findings: &mut Vec<Finding>) {
-    let exported = ["/etc/exports", "/var/lib/nfs/etab"].iter().any(|file| {
-        std::fs::read_to_string(file).is_ok_and(|text| {
-            text.lines()
-                .filter_map(|line| line.split_whitespace().next())
-                .filter(|path| path.starts_with('/'))
-                .any(|path| {
-                    share.path.starts_with(path)
-                        || std::path::Path::new(path).starts_with(&share.path)
-                })
-        })
-    });
-    if exported {
+fn other_doors(area: &str, share: &ShareConfig, exported: &[PathBuf], findings: &mut Vec<Finding>) {
+    let is_exported = exported
+        .iter()
+        .any(|folder| share.path.starts_with(folder) || folder.starts_with(&share.path));
+    if is_exported {
         findings.push(Finding::of(
             Level::Warning,
             area,

@@ -25,7 +25,7 @@ mod tests;
 mod write;
 
 pub use connect::{CONNECT_PATIENCE, ConnectError};
-pub use owned::{OwnedClient, OwnedRead};
+pub use owned::{OwnedClient, OwnedDone};
 
 use crate::facts::FileFact;
 use crate::layout::{
@@ -172,6 +172,8 @@ enum Kind {
     Write,
     /// No bytes.
     Sync,
+    /// No bytes either.
+    Hold,
 }
 
 struct TicketState {
@@ -202,7 +204,7 @@ impl TicketState {
     fn all_sent(&self) -> bool {
         match self.kind {
             Kind::Read => self.sent == self.length || self.end < self.sent || self.error.is_some(),
-            Kind::Write | Kind::Sync => self.is_sent,
+            Kind::Write | Kind::Sync | Kind::Hold => self.is_sent,
         }
     }
 
@@ -234,9 +236,9 @@ struct Ask {
 }
 
 impl Ask {
-    fn sync() -> Ask {
+    fn without_bytes(kind: Kind) -> Ask {
         Ask {
-            kind: Kind::Sync,
+            kind,
             buffer: std::ptr::null_mut(),
             length: 0,
             offset: 0,
@@ -256,34 +258,21 @@ struct Part {
 #[derive(Clone, Copy)]
 enum PartUse {
     /// Of a read, for the bytes from `start` of its buffer.
-    Read {
-        ticket: TicketKey,
-        start: usize,
-    },
+    Read { ticket: TicketKey, start: usize },
     /// Of a read or sync that nobody wants any more.
     Forgotten,
     /// A write that waits for its grant.
-    WriteBegin {
-        ticket: TicketKey,
-        offset: u64,
-    },
+    WriteBegin { ticket: TicketKey, offset: u64 },
     /// The same, and nobody wants it any more.
-    WriteForgotten {
-        offset: u64,
-    },
+    WriteForgotten { offset: u64 },
     /// The acknowledgement of a write that nobody wants any more.
     EndForgotten,
     /// Its bytes are where they belong.
-    WriteEnd {
-        ticket: TicketKey,
-    },
-    Sync {
-        ticket: TicketKey,
-    },
+    WriteEnd { ticket: TicketKey },
+    /// SYNC or HOLD.
+    NoBytes { ticket: TicketKey },
     /// Was the write committed by the daemon before?
-    Query {
-        ticket: TicketKey,
-    },
+    Query { ticket: TicketKey },
     /// A lease that somebody waits for.
     LeaseWanted,
     /// What the wait for it gave.
@@ -786,7 +775,8 @@ impl Client {
                         };
                         (op::WRITE_BEGIN, begin)
                     }
-                    _ => (op::SYNC, PartUse::Sync { ticket: key }),
+                    Kind::Hold => (op::HOLD, PartUse::NoBytes { ticket: key }),
+                    _ => (op::SYNC, PartUse::NoBytes { ticket: key }),
                 };
                 if self.send_part(op, handle, offset, length, use_).is_none() {
                     return;
@@ -842,15 +832,22 @@ impl Client {
         });
         self.end_count += 1;
         self.unanswered += 1;
+        // A hold is of the file, whoever names it how.
+        let (mut device, mut inode) = (0, 0);
         if let Some(file) = self.files.get_mut(&handle) {
             file.part_count += 1;
+            if op == op::HOLD {
+                (device, inode) = file.identity;
+            }
         }
         self.push(&Request {
             id: key.data().as_ffi(),
             op,
-            handle,
+            handle: if op == op::HOLD { 0 } else { handle },
             offset,
             length,
+            device,
+            inode,
             sent_ns: clock::now().0,
             ..Request::default()
         });
@@ -945,7 +942,8 @@ impl Client {
         }
     }
 
-    fn is_open(&self, file: FileHandle) -> bool {
+    /// Whether the daemon was told of this file: after [`Client::reconnect`] it may not have been.
+    pub fn is_open(&self, file: FileHandle) -> bool {
         self.files.get(&file.0).is_some_and(|state| !state.closed)
     }
 
@@ -1036,14 +1034,14 @@ impl Client {
                 let runs = self.check_grant(reply, offset, length)?;
                 self.take_grant(key, use_, reply, runs);
             }
-            PartUse::WriteEnd { ticket } | PartUse::Sync { ticket } => {
+            PartUse::WriteEnd { ticket } | PartUse::NoBytes { ticket } => {
                 if reply.slot_count > 0 {
                     return Err(broken(format!(
                         "read buffers in the reply to request {}, which asked for none",
                         reply.id
                     )));
                 }
-                let owes_end = matches!(use_, PartUse::Sync { .. });
+                let owes_end = matches!(use_, PartUse::NoBytes { .. });
                 self.drop_part(key, owes_end);
                 self.end_ticket(ticket, reply);
             }
@@ -1201,7 +1199,7 @@ impl Client {
         for part in self.parts.values_mut() {
             match part.use_ {
                 PartUse::Read { ticket, .. }
-                | PartUse::Sync { ticket }
+                | PartUse::NoBytes { ticket }
                 | PartUse::Query { ticket }
                     if ticket == key =>
                 {

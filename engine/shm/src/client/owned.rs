@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client that keeps the buffers of its reads itself, for callers who have threads and no need of pointers.
+//! A client that keeps the bytes of its reads and writes itself, for callers who have threads and no need of pointers.
 
 use super::*;
 
-/// A session with the daemon; each read makes a buffer and gives it away when it is filled.
+/// A session with the daemon. Each read makes a buffer and gives it away when it is filled; each write takes its bytes.
 pub struct OwnedClient {
-    /// Goes before the buffers that it may write to.
+    /// Goes before the buffers that it may use.
     client: Client,
+    /// What reads are filled into.
     buffers: HashMap<usize, Vec<u8>>,
+    /// What is written; a sync or a hold has none.
+    sources: HashMap<usize, Vec<u8>>,
     number_last: usize,
 }
 
-/// A read of an [`OwnedClient`] that ended.
+/// What an [`OwnedClient`] was asked for and has ended.
 #[derive(Debug)]
-pub struct OwnedRead {
-    /// As [`OwnedClient::read_send`] said.
+pub struct OwnedDone {
+    /// As it was given when it was begun.
     pub number: usize,
-    /// What was read; fewer bytes than asked only at the end of the file.
+    /// Of a read what was read, fewer bytes than asked only at the end of the file; else no bytes.
     pub result: Result<Vec<u8>, ReadError>,
 }
 
@@ -26,14 +29,19 @@ impl OwnedClient {
         OwnedClient {
             client,
             buffers: HashMap::new(),
+            sources: HashMap::new(),
             number_last: 0,
         }
     }
 
+    fn next_number(&mut self) -> usize {
+        self.number_last = self.number_last.wrapping_add(1);
+        self.number_last
+    }
+
     /// Start a read of `length` bytes; [`OwnedClient::poll`] reports its end. Returns its number. None: not taken, read plainly.
     pub fn read_send(&mut self, file: FileHandle, length: usize, offset: u64) -> Option<usize> {
-        self.number_last = self.number_last.wrapping_add(1);
-        let number = self.number_last;
+        let number = self.next_number();
         let mut buffer = Vec::with_capacity(length);
         // SAFETY: the bytes lie on the heap, where moving the vector leaves them, and the vector stays in `buffers`, untouched, until
         // the read is reported (`poll`); what is left then goes after the client.
@@ -45,11 +53,55 @@ impl OwnedClient {
         Some(number)
     }
 
+    /// Start a write; [`OwnedClient::poll`] reports its end: all of it was acknowledged, or nothing.
+    ///
+    /// Errors   the bytes, back: not taken, write plainly
+    pub fn write_send(
+        &mut self,
+        file: FileHandle,
+        bytes: Vec<u8>,
+        offset: u64,
+    ) -> Result<usize, Vec<u8>> {
+        let number = self.next_number();
+        // SAFETY: as in `read_send`, in `sources`; nobody changes them there.
+        let sent = unsafe {
+            self.client
+                .write_send(file, bytes.as_ptr(), bytes.len(), offset, number)
+        };
+        match sent {
+            Some(_) => {
+                self.sources.insert(number, bytes);
+                Ok(number)
+            }
+            None => Err(bytes),
+        }
+    }
+
+    /// As [`Client::sync_send`].
+    pub fn sync_send(&mut self, file: FileHandle) -> Option<usize> {
+        let number = self.next_number();
+        self.client.sync_send(file, number)?;
+        self.sources.insert(number, Vec::new());
+        Some(number)
+    }
+
+    /// As [`Client::hold_send`].
+    pub fn hold_send(&mut self, file: FileHandle) -> Option<usize> {
+        let number = self.next_number();
+        self.client.hold_send(file, number)?;
+        self.sources.insert(number, Vec::new());
+        Some(number)
+    }
+
     /// As [`Client::poll`].
-    pub fn poll(&mut self) -> Option<OwnedRead> {
+    pub fn poll(&mut self) -> Option<OwnedDone> {
         loop {
             let finished = self.client.poll()?;
             let number = finished.private_data;
+            if self.sources.remove(&number).is_some() {
+                let result = finished.result.map(|_| Vec::new());
+                return Some(OwnedDone { number, result });
+            }
             let Some(mut buffer) = self.buffers.remove(&number) else {
                 continue;
             };
@@ -59,8 +111,13 @@ impl OwnedClient {
                 unsafe { buffer.set_len(count) };
                 buffer
             });
-            return Some(OwnedRead { number, result });
+            return Some(OwnedDone { number, result });
         }
+    }
+
+    /// What the session is like, and what it knows.
+    pub fn client(&self) -> &Client {
+        &self.client
     }
 
     /// As [`Client::open`].
@@ -78,19 +135,34 @@ impl OwnedClient {
         self.client.changed(device, inode, offset, length);
     }
 
+    /// As [`Client::hold`].
+    pub fn hold(&mut self, device: u64, inode: u64) -> Result<(), ReadError> {
+        self.client.hold(device, inode)
+    }
+
     /// As [`Client::gone`].
     pub fn gone(&mut self, device: u64, inode: u64) {
         self.client.gone(device, inode);
     }
 
-    /// As [`Client::alive`].
-    pub fn alive(&self) -> bool {
-        self.client.alive()
+    /// As [`Client::lose`].
+    pub fn lose(&mut self) {
+        self.client.lose();
     }
 
-    /// As [`Client::heartbeat`].
-    pub fn heartbeat(&self) -> u32 {
-        self.client.heartbeat()
+    /// As [`Client::reconnect`].
+    pub fn reconnect(
+        &mut self,
+        path: &Path,
+        who: &Connect,
+        patience: Duration,
+    ) -> Result<(), ConnectError> {
+        self.client.reconnect(path, who, patience)
+    }
+
+    /// As [`Client::give_up`].
+    pub fn give_up(&mut self) {
+        self.client.give_up();
     }
 
     /// As [`Client::event_fds`].
@@ -98,8 +170,8 @@ impl OwnedClient {
         self.client.event_fds()
     }
 
-    /// Whether a read is under way.
+    /// Whether something is under way.
     pub fn is_busy(&self) -> bool {
-        !self.buffers.is_empty()
+        !self.buffers.is_empty() || !self.sources.is_empty()
     }
 }

@@ -44,12 +44,28 @@ impl Client {
     pub fn sync_send(&mut self, file: FileHandle, private_data: usize) -> Option<Ticket> {
         let ask = Ask {
             private_data,
-            ..Ask::sync()
+            ..Ask::without_bytes(Kind::Sync)
         };
         if self.waits(file) {
             return self.wait_for_another(file, &ask);
         }
         if !self.usable() || self.lane.is_none() {
+            return None;
+        }
+        self.send(file, &ask)
+    }
+
+    /// As [`Client::hold`], not waited for: [`Client::poll`] reports when the file is held. One that is under way when the daemon dies is asked of
+    /// the next one. None: there is no daemon, nor anything that the file has not.
+    pub fn hold_send(&mut self, file: FileHandle, private_data: usize) -> Option<Ticket> {
+        let ask = Ask {
+            private_data,
+            ..Ask::without_bytes(Kind::Hold)
+        };
+        if self.waits(file) {
+            return self.wait_for_another(file, &ask);
+        }
+        if !self.usable() {
             return None;
         }
         self.send(file, &ask)
@@ -85,7 +101,7 @@ impl Client {
         }
         let ask = Ask {
             waited_for: true,
-            ..Ask::sync()
+            ..Ask::without_bytes(Kind::Sync)
         };
         self.ask_and_wait(file, &ask).map(|_| ())
     }

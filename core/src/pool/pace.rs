@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How fast files are moved between members while others play and record.
+
+use crate::units::{ByteCount, Duration};
+
+/// Of what is not promised of a device, moving may use one part in so many. The rest is for those without a contract, and for what a
+/// contract costs beyond its rate.
+const SHARE: u64 = 4;
+/// It goes on at this pace whatever is promised, or a pool that is always busy would never be mended. Units: bytes per second.
+const LEAST_BYTES_PER_S: u64 = 1 << 20;
+/// What a piece costs beside its bytes, as bytes: a few positionings.
+const PIECE_COST_BYTES: u64 = 256 << 10;
+/// Longest rest where nothing is known.
+const REST_MAX: Duration = Duration::from_s(2);
+
+/// How long to rest after a piece.
+///
+/// Units    unpromised: bytes per second that nobody was promised of the busier device that had a part in it; None: nothing is known
+/// Returns  so long that what was copied is that device's share for the whole time; where nothing is known, as long as it took: half
+///          of the time is others'
+pub fn rest(copied: ByteCount, took: Duration, unpromised: Option<u64>) -> Duration {
+    let Some(unpromised) = unpromised else {
+        return took.min(REST_MAX);
+    };
+    let bytes_per_s = (unpromised / SHARE).max(LEAST_BYTES_PER_S);
+    let bytes = copied.0.saturating_add(PIECE_COST_BYTES);
+    let due_ns = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_s);
+    Duration(
+        u64::try_from(due_ns)
+            .unwrap_or(u64::MAX)
+            .saturating_sub(took.0),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIECE: ByteCount = ByteCount::from_mib(4);
+
+    /// Bytes per second over working and resting.
+    fn pace(piece: ByteCount, took: Duration, unpromised: Option<u64>) -> u64 {
+        let whole = took.0 + rest(piece, took, unpromised).0;
+        (u128::from(piece.0) * 1_000_000_000 / u128::from(whole)) as u64
+    }
+
+    #[test]
+    fn no_more_than_its_share_of_what_is_not_promised_is_used() {
+        for unpromised in [8 << 20, 40 << 20, 170_000_000, 3_000_000_000] {
+            for piece_mib in [1, 4] {
+                for took_ms in [1, 20, 90] {
+                    let piece = ByteCount::from_mib(piece_mib);
+                    let used = pace(piece, Duration::from_ms(took_ms), Some(unpromised));
+                    assert!(used <= unpromised / SHARE, "{used} of {unpromised}");
+                    // And about that, where the disk allows it.
+                    let able = piece.0 * 1000 / took_ms;
+                    assert!(
+                        used >= (unpromised / SHARE).min(able) / 2,
+                        "{used} of {unpromised}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn it_goes_on_where_everything_is_promised() {
+        let used = pace(PIECE, Duration::from_ms(100), Some(0));
+        assert!(
+            (LEAST_BYTES_PER_S / 2..=LEAST_BYTES_PER_S).contains(&used),
+            "{used}"
+        );
+        let small = rest(ByteCount(0), Duration::from_ms(30), Some(0));
+        assert!(small < Duration::from_ms(300), "{small:?}");
+    }
+
+    #[test]
+    fn a_device_that_was_slow_has_had_its_rest() {
+        assert_eq!(
+            rest(PIECE, Duration::from_s(60), Some(100 << 20)),
+            Duration::ZERO
+        );
+    }
+
+    #[test]
+    fn where_nothing_is_known_half_of_the_time_is_others_and_no_rest_is_long() {
+        let took = Duration::from_ms(80);
+        assert_eq!(rest(PIECE, took, None), took);
+        assert_eq!(rest(PIECE, Duration::from_s(30), None), REST_MAX);
+    }
+}

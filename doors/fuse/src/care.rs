@@ -1,0 +1,503 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Looking after the pool while files are in use: members come, are emptied, and go; files are spread anew.
+//!
+//! One thing at a time, in the thread of whoever asked. A file on its way is open in this door as anybody's is, so that removals, renames and
+//! truncations meet it as they meet every open file; its layout changes under its lock, for one piece at a time. What is read of a piece
+//! is read before, without the lock and behind everybody else's reads; how long is rested after it, core/pool/pace says. Decision:
+//! docs/decisions/0030.
+
+use crate::answer::Answer;
+use crate::door::Door;
+use crate::files::OpenFile;
+use crate::nodes::{Node, locked, status};
+use rushes_core::pool::pace::rest;
+use rushes_core::units;
+use rushes_pool::{
+    Access, ByteCount, Drained, Layout, MemberNumber, Move, Moved, Object, Pool, PoolError,
+    Request, Told, Users, Work, WorkKind, about, each_file, names_follow, set_draining,
+};
+use rushes_sys::priority::{idle_io, ordinary_io};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Moved at a time of a file that nobody else has open, and of one that somebody has: he waits for it. Units: bytes.
+const PIECE: ByteCount = ByteCount::from_mib(4);
+const PIECE_BESIDE_OTHERS: ByteCount = ByteCount::from_mib(1);
+/// Who asked hears so often how far it is.
+const TELL_EVERY: Duration = Duration::from_millis(100);
+/// Rest is taken in parts, so that who no longer wants it need not wait.
+const NAP: Duration = Duration::from_millis(100);
+
+/// What is under way.
+#[derive(Debug, Default)]
+pub(crate) struct Care(Mutex<Option<Going>>);
+
+#[derive(Debug)]
+struct Going {
+    kind: WorkKind,
+    member: Option<u16>,
+    since: Instant,
+    done: Drained,
+}
+
+/// While it lives nothing else is begun.
+struct Busy<'a>(&'a Care);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        *locked(&self.0.0) = None;
+    }
+}
+
+impl Care {
+    fn work(&self) -> Option<Work> {
+        locked(&self.0).as_ref().map(|going| Work {
+            kind: going.kind,
+            member: going.member,
+            done: going.done,
+            running_s: going.since.elapsed().as_secs(),
+        })
+    }
+
+    fn begin(&self, kind: WorkKind, member: Option<u16>) -> Result<Busy<'_>, PoolError> {
+        let mut going = locked(&self.0);
+        if let Some(other) = &*going {
+            let of = other
+                .member
+                .map_or(String::new(), |number| format!(" of member {number}"));
+            return Err(PoolError::Refused(format!(
+                "the mount is busy with `rushes pool {}`{of}; wait for it, or interrupt that command",
+                other.kind.name()
+            )));
+        }
+        *going = Some(Going {
+            kind,
+            member,
+            since: Instant::now(),
+            done: Drained::default(),
+        });
+        Ok(Busy(self))
+    }
+
+    fn set(&self, done: Drained) {
+        if let Some(going) = &mut *locked(&self.0) {
+            going.done = done;
+        }
+    }
+}
+
+/// Tells who asked. False: he is gone.
+type Tell<'a> = dyn FnMut(&Told) -> bool + 'a;
+
+impl Users for Door {
+    fn need(&self, inode: u64) -> bool {
+        self.has_open(inode)
+    }
+
+    fn log_names(&self, pool: &Pool) -> Result<(), PoolError> {
+        self.names.checkpoint_now(pool, || self.take_changed())
+    }
+
+    fn are_there(&self) -> bool {
+        true
+    }
+}
+
+impl Door {
+    /// Do what a command asks.
+    ///
+    /// Returns  the last that it is told
+    pub(crate) fn look_after(&self, request: &Request, tell: &mut Tell<'_>) -> Told {
+        let done = match request {
+            Request::Add { members } => self.take_in(members, tell),
+            Request::Drain { member, cancel } => self.drain(*member, *cancel, tell),
+            Request::Remove { member } => self.let_member_go(*member),
+            Request::Rebalance {} => self.rebalance(tell),
+            Request::Status {} => Ok(Told::Status {
+                work: self.care.work(),
+            }),
+        };
+        done.unwrap_or_else(|error| Told::Refused {
+            sentence: error.to_string(),
+        })
+    }
+
+    fn take_in(&self, members: &[PathBuf], tell: &mut Tell<'_>) -> Result<Told, PoolError> {
+        let _busy = self.care.begin(WorkKind::Add, None)?;
+        let numbers = rushes_pool::add(&self.pool, members, |done, _| {
+            // Who is gone by then repeats it, and hears that it is done.
+            tell(&Told::Added { count: done as u64 });
+        })?;
+        self.members_changed();
+        Ok(Told::Done {
+            numbers: numbers.iter().map(|number| number.0).collect(),
+            all: Drained::default(),
+            is_empty: false,
+        })
+    }
+
+    fn members_changed(&self) {
+        if let Err(error) = self.engine.follow(&self.pool) {
+            tracing::warn!("a new member is read without the daemon: {error}");
+        }
+        self.names.members_changed();
+    }
+
+    fn let_member_go(&self, number: u16) -> Result<Told, PoolError> {
+        let _busy = self.care.begin(WorkKind::Remove, Some(number))?;
+        self.bury();
+        rushes_pool::remove(&self.pool, MemberNumber(number), self)?;
+        self.members_changed();
+        Ok(done(Drained::default(), false))
+    }
+
+    fn drain(&self, number: u16, cancel: bool, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
+        let _busy = self.care.begin(WorkKind::Drain, Some(number))?;
+        let member = MemberNumber(number);
+        set_draining(&self.pool, member, !cancel)?;
+        self.names.members_changed();
+        if cancel {
+            return Ok(done(Drained::default(), false));
+        }
+        let mut mover = Mover::new(self, tell);
+        match mover.all(Plan::Off(member)) {
+            Ok(()) => {}
+            Err(PoolError::NoRoom) => return Ok(done(mover.done, false)),
+            Err(error) => return Err(error),
+        }
+        let moved = mover.done;
+        names_follow(&self.pool, member, self)?;
+        Ok(done(moved, true))
+    }
+
+    fn rebalance(&self, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
+        let _busy = self.care.begin(WorkKind::Rebalance, None)?;
+        let mut mover = Mover::new(self, tell);
+        mover.all(Plan::Spread)?;
+        Ok(done(mover.done, false))
+    }
+
+    /// A file by its stub, as if it had been opened through the mount. None: it has no name any more.
+    fn open_stub(&self, stub: &OwnedFd) -> Answer<Option<Held<'_>>> {
+        let path = format!("/proc/self/fd/{}", stub.as_raw_fd());
+        let fd = open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let (node, _) = self.nodes.enter(fd)?;
+        let opened = {
+            let _burying = locked(&self.burying);
+            match status(stub) {
+                Ok(found) if found.stx_nlink == 0 => None,
+                _ => Some(self.open_file(&node)),
+            }
+        };
+        match opened {
+            Some(Ok(file)) => Ok(Some(Held {
+                door: self,
+                node,
+                file,
+            })),
+            other => {
+                self.nodes.forget(node.number, 1);
+                other.map_or(Ok(None), |opened| opened.map(|_| None))
+            }
+        }
+    }
+
+    /// Move one piece of a file. The one place where the layout of a file that is in use becomes another one because its bytes move.
+    fn move_piece(
+        &self,
+        held: &Held<'_>,
+        one: &mut Move,
+        piece: ByteCount,
+    ) -> Result<Option<Moved>, PoolError> {
+        let (node, file) = (&held.node, &held.file);
+        let mut state = file.change();
+        let Some(mut layout) = state.layout.clone() else {
+            return Ok(None);
+        };
+        if one.source(&layout).is_none() {
+            return Ok(None);
+        }
+        // What the daemon has of it is written first, and nothing of it is in its cache afterwards.
+        let looked_after = self.hold(node, &state, |_| true).map_err(|error| {
+            PoolError::Refused(format!(
+                "what is in memory of it cannot be written ({error})"
+            ))
+        })?;
+        let moved = one.one_piece(&self.pool, file.stub.as_fd(), &mut layout, piece);
+        if moved.is_err()
+            && let Ok(Some(written)) = self.pool.layout(file.stub.as_fd())
+        {
+            // It may have failed behind its record.
+            layout = written;
+        }
+        self.let_go(&state, &layout);
+        state.layout = Some(layout);
+        drop(looked_after);
+        drop(state);
+        self.changed(node);
+        moved
+    }
+
+    /// What is read to move a piece, without the file's lock.
+    fn read_before(&self, held: &Held<'_>, one: &Move, piece: ByteCount) {
+        let state = held.file.state();
+        let Some(layout) = state.layout.clone() else {
+            return;
+        };
+        let source = one.source(&layout);
+        let fd = source.and_then(|object| {
+            let fd = self.object(&held.node, &state, object, Access::Read);
+            fd.ok()
+        });
+        drop(state);
+        if let Some(fd) = fd {
+            // Not while the lock is held: a disk may leave idle reads for seconds.
+            let _ = idle_io();
+            one.read_before(&layout, &fd, piece);
+            let _ = ordinary_io();
+        }
+    }
+
+    /// Units    bytes per second, of the busier of both devices. None: not known of one
+    fn unpromised(&self, moved: &Moved) -> Option<u64> {
+        let of = |object: Object| {
+            let device = self.pool.member(object.member)?.status().device?;
+            self.pool.unpromised(device)
+        };
+        let source = of(moved.source);
+        match moved.target {
+            Some(target) => Some(source?.min(of(target)?)),
+            None => source,
+        }
+    }
+}
+
+fn done(all: Drained, is_empty: bool) -> Told {
+    Told::Done {
+        numbers: Vec::new(),
+        all,
+        is_empty,
+    }
+}
+
+/// An open file of this thread.
+struct Held<'a> {
+    door: &'a Door,
+    node: Arc<Node>,
+    file: Arc<OpenFile>,
+}
+
+impl Held<'_> {
+    /// Somebody else has it open, too.
+    fn has_others(&self) -> bool {
+        locked(&self.node.file).open_count() > 1
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // It is known as long as it is held.
+        let _ = self.door.release(self.node.number);
+        self.door.nodes.forget(self.node.number, 1);
+        // It may have lost its name meanwhile, when nobody knew of it but us.
+        self.door.something_removed();
+    }
+}
+
+/// What is to be moved.
+#[derive(Clone, Copy, Debug)]
+enum Plan {
+    /// All that this member has.
+    Off(MemberNumber),
+    /// From fuller members to emptier ones.
+    Spread,
+}
+
+impl Plan {
+    fn concerns(self, layout: &Layout) -> bool {
+        match self {
+            Plan::Off(number) => layout.objects().iter().any(|one| one.member == number),
+            Plan::Spread => !layout.segments().is_empty(),
+        }
+    }
+
+    fn moves(self, layout: &Layout) -> Vec<Move> {
+        match self {
+            Plan::Off(number) => vec![Move::off(number)],
+            Plan::Spread => Move::spreading(layout),
+        }
+    }
+}
+
+/// Moves files, and tells who asked for it.
+struct Mover<'a, 'b> {
+    door: &'a Door,
+    tell: &'a mut Tell<'b>,
+    told_at: Instant,
+    /// Who asked is gone.
+    is_unwanted: bool,
+    done: Drained,
+}
+
+impl<'a, 'b> Mover<'a, 'b> {
+    fn new(door: &'a Door, tell: &'a mut Tell<'b>) -> Mover<'a, 'b> {
+        Mover {
+            door,
+            tell,
+            told_at: Instant::now(),
+            is_unwanted: false,
+            done: Drained::default(),
+        }
+    }
+
+    /// Whatever the plan is about: first what nobody has open, so that players are disturbed last. Names come and go meanwhile, so that a
+    /// look may miss one: a member is empty when it has no objects, or two looks have found nobody's.
+    fn all(&mut self, plan: Plan) -> Result<(), PoolError> {
+        let mut is_left = self.look(plan, true)?;
+        let file_count = self.done.file_count;
+        match plan {
+            Plan::Off(number) => {
+                let mut is_sure = false;
+                while is_left || (!is_sure && self.has_objects(number)) {
+                    is_sure = !is_left;
+                    is_left = self.look(plan, false)?;
+                }
+            }
+            Plan::Spread if is_left => drop(self.look(plan, false)?),
+            Plan::Spread => {}
+        }
+        self.done.file_count = file_count;
+        Ok(())
+    }
+
+    fn has_objects(&self, number: MemberNumber) -> bool {
+        let member = self.door.pool.member(number);
+        member.is_some_and(|member| member.object_count().is_ok_and(|count| count > 0))
+    }
+
+    /// Returns  something was found
+    fn look(&mut self, plan: Plan, spare_open: bool) -> Result<bool, PoolError> {
+        let mut is_found = false;
+        let door = self.door;
+        door.bury();
+        each_file(&door.pool, |path, stub| {
+            self.done.file_count += 1;
+            is_found |= self.file(path, stub, plan, spare_open)?;
+            self.told(false)
+        })?;
+        if let Plan::Off(_) = plan {
+            // Those that are open and have no name any more.
+            door.pool.each_removed(|path, stub| {
+                is_found |= self.file(path, stub, plan, spare_open)?;
+                Ok(())
+            })?;
+        }
+        Ok(is_found)
+    }
+
+    /// Returns  there was something to do about it, and it is done or put off
+    fn file(
+        &mut self,
+        path: &Path,
+        stub: &OwnedFd,
+        plan: Plan,
+        spare_open: bool,
+    ) -> Result<bool, PoolError> {
+        // Without its lock: what a record says of a member that takes nothing new stays true.
+        match (self.door.pool.layout(stub.as_fd()), plan) {
+            (Ok(Some(layout)), _) if plan.concerns(&layout) => {}
+            (Ok(_), _) | (Err(_), Plan::Spread) => return Ok(false),
+            // A file that got its first bytes at this moment has a record by now.
+            (Err(_), Plan::Off(_)) => {
+                let layout = self.door.pool.layout(stub.as_fd());
+                layout.map_err(|error| about(path, &error))?;
+            }
+        }
+        let held = match self.door.open_stub(stub) {
+            Ok(Some(held)) => held,
+            Ok(None) | Err(Errno::XDEV) => return Ok(false),
+            Err(error) => {
+                let error = PoolError::Refused(format!("it cannot be opened ({error})"));
+                return Err(about(path, &error));
+            }
+        };
+        if spare_open && held.has_others() {
+            return Ok(true);
+        }
+        let is_moved = self.open_file(&held, plan).map_err(|error| match error {
+            PoolError::NoRoom => error,
+            _ if self.must_stop().is_err() => error,
+            error => about(path, &error),
+        })?;
+        self.done.moved_count += u64::from(is_moved);
+        Ok(is_moved)
+    }
+
+    /// Returns  something was moved
+    fn open_file(&mut self, held: &Held<'_>, plan: Plan) -> Result<bool, PoolError> {
+        let moves = {
+            let state = held.file.state();
+            state.layout.as_ref().map(|layout| plan.moves(layout))
+        };
+        let mut is_moved = false;
+        for mut one in moves.unwrap_or_default() {
+            loop {
+                self.must_stop()?;
+                let begun = Instant::now();
+                let piece = match held.has_others() {
+                    true => PIECE_BESIDE_OTHERS,
+                    false => PIECE,
+                };
+                self.door.read_before(held, &one, piece);
+                let Some(moved) = self.door.move_piece(held, &mut one, piece)? else {
+                    break;
+                };
+                is_moved = true;
+                self.done.moved_bytes += moved.copied;
+                self.told(true)?;
+                self.rest(&moved, begun.elapsed())?;
+            }
+        }
+        Ok(is_moved)
+    }
+
+    fn rest(&mut self, moved: &Moved, took: Duration) -> Result<(), PoolError> {
+        let took = units::Duration(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        let unpromised = self.door.unpromised(moved);
+        let mut left = Duration::from_nanos(rest(ByteCount(moved.copied), took, unpromised).0);
+        while left > Duration::ZERO {
+            let nap = left.min(NAP);
+            std::thread::sleep(nap);
+            left -= nap;
+            self.told(false)?;
+        }
+        Ok(())
+    }
+
+    /// Tell how far it is, if that was not done just now.
+    fn told(&mut self, is_new: bool) -> Result<(), PoolError> {
+        if is_new || self.told_at.elapsed() >= TELL_EVERY {
+            self.told_at = Instant::now();
+            self.door.care.set(self.done);
+            self.is_unwanted |= !(self.tell)(&Told::Moved { now: self.done });
+        }
+        self.must_stop()
+    }
+
+    fn must_stop(&self) -> Result<(), PoolError> {
+        if self.door.closing.load(Ordering::Acquire) {
+            return Err(PoolError::Refused(String::from(
+                "the pool is being unmounted; what was moved is moved, repeat this to go on",
+            )));
+        }
+        if self.is_unwanted {
+            return Err(PoolError::Refused(String::from("nobody waits for it")));
+        }
+        Ok(())
+    }
+}

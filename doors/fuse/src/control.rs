@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What commands ask of the mount, over the socket in the catalogue's folder. What is done then is care's.
+
+use crate::door::Door;
+use rushes_pool::{Asked, Listener, Told};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+
+/// Between two looks whether the door closes. Units: ms.
+const LOOK_EVERY_MS: i64 = 250;
+
+/// Listen, in a thread of its own, until the door closes. From when this returns on, commands find it.
+pub(crate) fn start(door: &Arc<Door>) -> Option<JoinHandle<()>> {
+    let listener = Listener::new(door.pool.catalogue().path());
+    let hearing = listener.and_then(|listener| {
+        let door = Arc::clone(door);
+        std::thread::Builder::new()
+            .name(String::from("control"))
+            .spawn(move || door.hear(&listener))
+    });
+    hearing
+        .inspect_err(|error| {
+            tracing::warn!(
+                "commands cannot ask this mount to change the pool's members: {error}; they are refused while it is mounted"
+            );
+        })
+        .ok()
+}
+
+impl Door {
+    fn hear(&self, listener: &Listener) {
+        let limit = Timespec {
+            tv_sec: 0,
+            tv_nsec: LOOK_EVERY_MS * 1_000_000,
+        };
+        std::thread::scope(|scope| {
+            while !self.closing.load(Ordering::Acquire) {
+                // Interrupted or not: it is looked at again.
+                let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&limit));
+                match listener.accept() {
+                    Ok(Some(asked)) => drop(scope.spawn(move || self.answer(asked))),
+                    Ok(None) => {}
+                    Err(error) => tracing::warn!("a command cannot be heard: {error}"),
+                }
+            }
+        });
+    }
+
+    fn answer(&self, mut asked: Asked) {
+        let last = match asked.request() {
+            Ok(request) => self.look_after(&request, &mut |told| asked.tell(told)),
+            Err(sentence) => Told::Refused { sentence },
+        };
+        asked.tell(&last);
+    }
+}

@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Bytes by way of the daemon: its cache, its reading ahead, its lanes, its contracts.
+//!
+//! A member whose folder lies in a share of the daemon has a thread with a session of that share; requests of all threads of the door go
+//! through it, so that the daemon sees each file's reads in one stream. Without a daemon, or a share, the door reads and writes the
+//! objects itself. Decisions: docs/decisions/0025 and 0026.
+//!
+//! **Who changes an object itself** has the file's lock for himself (`OpenFile::change`) and a [`Held`] of it: the daemon has written what
+//! it had of the object, or there is none and none begins to serve meanwhile. What goes through lanes has the lock with others.
+
+mod lead;
+mod queue;
+mod session;
+
+pub(crate) use queue::{Done, Served};
+
+use crate::answer::Answer;
+use crate::nodes::locked;
+use lead::{Daemons, Lead};
+use queue::{Hold, Job, Plain, Queue, TRY_EVERY};
+use rushes_control::{ShareStatus, Status};
+use rushes_pool::{MemberNumber, Object, Pool};
+use rushes_shm::facts::FactsView;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Between two looks for a daemon.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// For its answer to what shares it has.
+pub(crate) const STATUS_PATIENCE: Duration = Duration::from_secs(2);
+/// Who waits so long for bytes that only a daemon has, and gets neither, hears of it.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Which daemon a mount goes by, and what is done when it dies and none comes back.
+#[derive(Clone, Debug)]
+pub struct DaemonPlace {
+    /// Where it has its sockets.
+    pub runtime_dir: PathBuf,
+    /// A shell command that writes what it left.
+    pub recover: String,
+    /// So long after it died that is started.
+    pub recover_after: Duration,
+}
+
+/// A read that is under way.
+pub(crate) struct Reading(Option<Receiver<Served>>);
+
+impl Reading {
+    /// Wait for it.
+    pub(crate) fn served(self) -> Served {
+        // An error: the session has ended.
+        self.0
+            .and_then(|answered| answered.recv().ok())
+            .unwrap_or(Served::Plain)
+    }
+}
+
+/// The daemon, as a pool's door sees it.
+pub(crate) struct Engine {
+    members: RwLock<HashMap<MemberNumber, Arc<Queue>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// None: it is not asked.
+    daemons: Option<Arc<Daemons>>,
+}
+
+impl Engine {
+    /// A thread for each member; none without a place to look for a daemon.
+    pub(crate) fn start(pool: &Pool, place: Option<&DaemonPlace>) -> io::Result<Engine> {
+        let daemons = place.map(|place| {
+            let daemons = Daemons {
+                runtime_dir: place.runtime_dir.clone(),
+                recover: place.recover.clone(),
+                recover_after: place.recover_after,
+                facts: Mutex::default(),
+                missed: Mutex::default(),
+                names: Arc::default(),
+            };
+            daemons.look_at_facts();
+            Arc::new(daemons)
+        });
+        let engine = Engine {
+            members: RwLock::default(),
+            threads: Mutex::default(),
+            daemons,
+        };
+        engine.follow(pool)?;
+        Ok(engine)
+    }
+
+    /// The pool has other members now: those that are new get a thread, those that left lose it.
+    pub(crate) fn follow(&self, pool: &Pool) -> io::Result<()> {
+        let Some(daemons) = &self.daemons else {
+            return Ok(());
+        };
+        let all = pool.members();
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+        let mut threads = locked(&self.threads);
+        members.retain(|number, queue| {
+            let stays = all.iter().any(|member| member.number() == *number);
+            if !stays {
+                queue.close();
+            }
+            stays
+        });
+        for member in all.iter() {
+            if members.contains_key(&member.number()) {
+                continue;
+            }
+            let queue = Arc::new(Queue::new()?);
+            let lead = Lead {
+                queue: Arc::clone(&queue),
+                daemons: Arc::clone(daemons),
+                member: member.path().to_path_buf(),
+                logged: false,
+            };
+            let thread = std::thread::Builder::new()
+                .name(format!("member-{}", member.number().0))
+                .spawn(move || lead.run())?;
+            members.insert(member.number(), queue);
+            threads.push(thread);
+        }
+        Ok(())
+    }
+
+    fn queue(&self, member: MemberNumber) -> Option<Arc<Queue>> {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        members.get(&member).map(Arc::clone)
+    }
+
+    fn serving(&self, member: MemberNumber) -> Option<Arc<Queue>> {
+        self.queue(member).filter(|queue| queue.serves())
+    }
+
+    /// The object lacks bytes that a daemon has, or has left.
+    pub(crate) fn has_fact(&self, fd: &OwnedFd) -> bool {
+        let facts = self.daemons.as_ref().and_then(|daemons| daemons.facts());
+        facts.is_some_and(|facts| is_known(&facts, fd))
+    }
+
+    /// Some object lacks bytes, perhaps one that cannot be looked at.
+    pub(crate) fn lacks_any(&self) -> bool {
+        let facts = self.daemons.as_ref().and_then(|daemons| daemons.facts());
+        facts.is_some_and(|facts| !facts.is_empty())
+    }
+
+    /// The thread to ask. None: there is none, and the object has all its bytes.
+    fn asked(&self, object: Object, fd: &OwnedFd) -> Answer<Option<Arc<Queue>>> {
+        let begun = Instant::now();
+        loop {
+            if let Some(queue) = self.serving(object.member) {
+                return Ok(Some(queue));
+            }
+            if !self.has_fact(fd) {
+                return Ok(None);
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(Errno::IO);
+            }
+            std::thread::sleep(TRY_EVERY);
+        }
+    }
+
+    /// Ask for so many bytes from this offset of the object.
+    pub(crate) fn read(
+        &self,
+        object: Object,
+        fd: &Arc<OwnedFd>,
+        length: usize,
+        offset: u64,
+    ) -> Answer<Reading> {
+        let Some(queue) = self.asked(object, fd)? else {
+            return Ok(Reading(None));
+        };
+        let (answer, answered) = sync_channel(1);
+        queue.push(Job::Read {
+            object: object.id,
+            fd: Arc::clone(fd),
+            length,
+            offset,
+            answer,
+        });
+        Ok(Reading(Some(answered)))
+    }
+
+    /// The same, for who was told to read the object itself: not while it lacks bytes that the daemon has. One that knows the file by another
+    /// name, or not yet, says so.
+    pub(crate) fn read_again(
+        &self,
+        object: Object,
+        fd: &Arc<OwnedFd>,
+        length: usize,
+        offset: u64,
+    ) -> Answer<Served> {
+        let begun = Instant::now();
+        while self.has_fact(fd) {
+            if begun.elapsed() > PATIENCE {
+                return Err(Errno::IO);
+            }
+            std::thread::sleep(TRY_EVERY);
+            match self.read(object, fd, length, offset)?.served() {
+                Served::Plain => {}
+                served => return Ok(served),
+            }
+        }
+        Ok(Served::Plain)
+    }
+
+    /// Write to the object, through the session's lane.
+    ///
+    /// Assumes  the file's lock, with others or alone
+    pub(crate) fn write(
+        &self,
+        object: Object,
+        fd: &Arc<OwnedFd>,
+        bytes: &[u8],
+        offset: u64,
+    ) -> Done {
+        let queue = self
+            .serving(object.member)
+            .filter(|queue| queue.takes_writes.load(Ordering::Acquire));
+        let Some(queue) = queue else {
+            return Done::Plain;
+        };
+        let (answer, answered) = sync_channel(1);
+        queue.push(Job::Write {
+            object: object.id,
+            fd: Arc::clone(fd),
+            bytes: bytes.to_vec(),
+            offset,
+            answer,
+        });
+        answered.recv().unwrap_or(Done::Plain)
+    }
+
+    /// What the daemon has acknowledged of the object is on stable storage. Plain: the object has it all, sync that.
+    pub(crate) fn sync(&self, object: Object, fd: &Arc<OwnedFd>) -> Answer<Done> {
+        let begun = Instant::now();
+        loop {
+            let Some(queue) = self.asked(object, fd)? else {
+                return Ok(Done::Plain);
+            };
+            if !self.has_fact(fd) {
+                return Ok(Done::Plain);
+            }
+            let (answer, answered) = sync_channel(1);
+            queue.push(Job::Sync {
+                object: object.id,
+                fd: Arc::clone(fd),
+                answer,
+            });
+            match answered.recv() {
+                Ok(Done::Whole) => return Ok(Done::Whole),
+                Ok(Done::Failed(error)) => return Err(error),
+                // A daemon that does not know the file yet says so, too, and then it may have bytes of it all the same.
+                Ok(Done::Plain) | Err(_) => {}
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(Errno::IO);
+            }
+            std::thread::sleep(TRY_EVERY);
+        }
+    }
+
+    /// Before objects are changed themselves: see this file's head. They may be of several members.
+    ///
+    /// Assumes  the file's lock, alone; no other [`Held`] of this thread
+    /// Errors   what the daemon has of one cannot be written; nothing is held
+    pub(crate) fn hold(&self, objects: Vec<(Object, Arc<OwnedFd>)>) -> Answer<Held<'_>> {
+        let begun = Instant::now();
+        loop {
+            if let Some(held) = self.try_hold(&objects)? {
+                return Ok(held);
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(Errno::IO);
+            }
+            std::thread::sleep(TRY_EVERY);
+        }
+    }
+
+    /// None: a session begins or ends. Nothing is held then, or two who wait for each other's members might do so for ever.
+    fn try_hold(&self, objects: &[(Object, Arc<OwnedFd>)]) -> Answer<Option<Held<'_>>> {
+        let mut held = Held {
+            engine: self,
+            objects: Vec::new(),
+            plain: Vec::new(),
+            // Until all are held nothing is changed.
+            range: (0, 0),
+        };
+        let mut asked = Vec::new();
+        for (object, fd) in objects {
+            let Some(queue) = self.queue(object.member) else {
+                continue;
+            };
+            if !queue.serves() {
+                let Some(plain) = queue.begin_plain().filter(|_| !self.has_fact(fd)) else {
+                    return Ok(None);
+                };
+                held.plain.push(plain);
+                continue;
+            }
+            if !queue.takes_writes.load(Ordering::Acquire) && !self.has_fact(fd) {
+                held.objects.push((*object, Arc::clone(fd)));
+                continue;
+            }
+            let (answer, answered) = sync_channel(1);
+            queue.push(Job::Hold {
+                object: object.id,
+                fd: Arc::clone(fd),
+                answer,
+            });
+            asked.push((*object, Arc::clone(fd), queue, answered));
+        }
+        for (object, fd, queue, answered) in asked {
+            let hold = loop {
+                match answered.recv_timeout(TRY_EVERY) {
+                    // What is held already would keep this session from its next daemon.
+                    Err(RecvTimeoutError::Timeout) if queue.is_lost() || !queue.serves() => {
+                        return Ok(None);
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                    Ok(hold) => break hold,
+                }
+            };
+            match hold {
+                Hold::Held(grip) => {
+                    held.objects.push((object, fd));
+                    held.plain.extend(grip.take());
+                }
+                Hold::Alone(plain) => held.plain.push(plain),
+                Hold::Failed(errno) => return Err(errno),
+            }
+        }
+        held.range = (0, u64::MAX);
+        Ok(Some(held))
+    }
+
+    fn changed(&self, objects: &[(Object, Arc<OwnedFd>)], (offset, length): (u64, u64)) {
+        let mut told = Vec::new();
+        for (object, fd) in objects {
+            let Some(queue) = self.serving(object.member) else {
+                continue;
+            };
+            let (answer, answered) = sync_channel(1);
+            queue.push(Job::Changed {
+                object: object.id,
+                fd: Arc::clone(fd),
+                offset,
+                length,
+                answer,
+            });
+            told.push(answered);
+        }
+        for answered in told {
+            // An error: the session has ended, and its cache with it.
+            let _ = answered.recv();
+        }
+    }
+
+    /// The object is removed, or is about to be: the daemon keeps nothing of it once it is closed.
+    pub(crate) fn gone(&self, object: Object, fd: &Arc<OwnedFd>) {
+        if let Some(queue) = self.serving(object.member) {
+            let fd = Arc::clone(fd);
+            queue.push(Job::Gone {
+                object: object.id,
+                fd,
+            });
+        }
+    }
+
+    /// The door has opened the object. `path`: of its file in the tree, for the ledger and for rules. None: it has none that the daemon
+    /// can make something of.
+    pub(crate) fn opened(&self, object: Object, path: impl FnOnce() -> Option<PathBuf>) {
+        if let Some(daemons) = &self.daemons
+            && let Some(path) = path()
+        {
+            daemons.names.set(object.id, path);
+        }
+    }
+
+    /// The door has closed the object.
+    pub(crate) fn closed(&self, object: Object) {
+        if let Some(daemons) = &self.daemons {
+            daemons.names.forget(object.id);
+        }
+        if let Some(queue) = self.serving(object.member) {
+            queue.push(Job::Closed(object.id));
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let members = self.members.get_mut();
+        for queue in members.unwrap_or_else(PoisonError::into_inner).values() {
+            queue.close();
+        }
+        let threads = self.threads.get_mut();
+        for thread in threads.unwrap_or_else(PoisonError::into_inner).drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn is_known(facts: &FactsView, fd: &OwnedFd) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|found| facts.of(found.st_dev, found.st_ino).is_some())
+}
+
+/// Objects that may be changed themselves until this is dropped; then the daemon is told, so that whoever reads from then on sees the
+/// new bytes.
+pub(crate) struct Held<'a> {
+    engine: &'a Engine,
+    objects: Vec<(Object, Arc<OwnedFd>)>,
+    plain: Vec<Plain>,
+    /// Offset and length of what was changed. Units: bytes. A length of u64::MAX: anything from there on, its length and blocks too.
+    pub(crate) range: (u64, u64),
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // First: what is told may wait for a session that waits for these to end.
+        self.plain.clear();
+        self.engine.changed(&self.objects, self.range);
+    }
+}
+
+/// The share that a folder lies in, and where below it.
+///
+/// Assumes  `folder`: canonical
+pub(crate) fn share_of<'a>(
+    status: &'a Status,
+    folder: &Path,
+) -> Option<(&'a ShareStatus, PathBuf)> {
+    let below = |share: &ShareStatus| {
+        let path = Path::new(&share.path);
+        // As it was written into the configuration, links and all.
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        folder.strip_prefix(path).map(Path::to_path_buf).ok()
+    };
+    let shares = status.shares.iter();
+    shares
+        .filter_map(|share| Some((share, below(share)?)))
+        .min_by_key(|(_, below)| below.components().count())
+}

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Between the threads that answer the kernel and the one that has a member's session.
+
+use crate::nodes::locked;
+use rushes_pool::ObjectId;
+use rushes_sys::bell;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// What the daemon made of a read.
+pub(crate) enum Served {
+    /// Fewer than asked at the object's end only.
+    Bytes(Vec<u8>),
+    /// Nobody has read, or it was an error: do it on the object, which says what is true.
+    Plain,
+    /// The object lacks bytes that the daemon has, and cannot give now.
+    Failed(Errno),
+}
+
+/// What the daemon made of a write or a sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// All of it.
+    Whole,
+    /// Nothing: do it on the object.
+    Plain,
+    /// Nothing, and so it stays.
+    Failed(Errno),
+}
+
+/// What came of asking for a hold.
+pub(super) enum Hold {
+    /// Nothing of it is under way before CHANGED. Should the daemon die meanwhile, none begins to serve as long as this lives.
+    Held(Grip),
+    /// There is no daemon, and none begins to serve as long as this lives.
+    Alone(Plain),
+    Failed(Errno),
+}
+
+pub(super) enum Job {
+    Read {
+        object: ObjectId,
+        fd: Arc<OwnedFd>,
+        length: usize,
+        offset: u64,
+        answer: SyncSender<Served>,
+    },
+    Write {
+        object: ObjectId,
+        /// Open for writing.
+        fd: Arc<OwnedFd>,
+        bytes: Vec<u8>,
+        offset: u64,
+        answer: SyncSender<Done>,
+    },
+    Sync {
+        object: ObjectId,
+        fd: Arc<OwnedFd>,
+        answer: SyncSender<Done>,
+    },
+    Hold {
+        object: ObjectId,
+        fd: Arc<OwnedFd>,
+        answer: SyncSender<Hold>,
+    },
+    Changed {
+        object: ObjectId,
+        fd: Arc<OwnedFd>,
+        offset: u64,
+        length: u64,
+        answer: SyncSender<()>,
+    },
+    /// It has no name any more.
+    Gone {
+        object: ObjectId,
+        fd: Arc<OwnedFd>,
+    },
+    Closed(ObjectId),
+}
+
+/// One thread's requests.
+pub(super) struct Queue {
+    jobs: Mutex<Vec<Job>>,
+    pub(super) bell: OwnedFd,
+    /// There is a session: else nobody needs to ask.
+    serves: AtomicBool,
+    /// It takes writes.
+    pub(super) takes_writes: AtomicBool,
+    /// The session looks for another daemon.
+    pub(super) is_lost: AtomicBool,
+    closing: AtomicBool,
+    gate: Arc<Gate>,
+}
+
+impl Queue {
+    pub(super) fn new() -> io::Result<Queue> {
+        Ok(Queue {
+            jobs: Mutex::default(),
+            bell: bell::new()?,
+            serves: AtomicBool::new(false),
+            takes_writes: AtomicBool::new(false),
+            is_lost: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            gate: Arc::default(),
+        })
+    }
+
+    pub(super) fn push(&self, job: Job) {
+        let mut jobs = locked(&self.jobs);
+        // Its member left, and nobody takes them: who waits hears so.
+        if self.is_closing() {
+            return;
+        }
+        let was_empty = jobs.is_empty();
+        jobs.push(job);
+        drop(jobs);
+        if was_empty {
+            // Cannot fail but for a descriptor that is not ours; the thread looks by itself each second.
+            let _ = bell::ring(&self.bell);
+        }
+    }
+
+    pub(super) fn take(&self) -> Vec<Job> {
+        std::mem::take(&mut locked(&self.jobs))
+    }
+
+    /// Its thread ends.
+    pub(super) fn close(&self) {
+        let jobs = locked(&self.jobs);
+        self.closing.store(true, Ordering::Release);
+        drop(jobs);
+        let _ = bell::ring(&self.bell);
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    /// Somebody takes what is pushed.
+    pub(super) fn serves(&self) -> bool {
+        self.serves.load(Ordering::Acquire)
+    }
+
+    /// A session begins as soon as nobody changes objects without it.
+    pub(super) fn begin_to_serve(&self) {
+        self.gate.shut();
+        self.serves.store(true, Ordering::Release);
+    }
+
+    pub(super) fn end_serving(&self) {
+        self.serves.store(false, Ordering::Release);
+        self.gate.open();
+    }
+
+    /// To change objects while there is no session. None: there is one, or one begins; nothing waits here for it.
+    pub(super) fn begin_plain(&self) -> Option<Plain> {
+        let mut state = self.gate.locked();
+        (!state.is_shut).then(|| Gate::enter(&self.gate, &mut state))
+    }
+
+    /// The same beside a session, for its thread to give.
+    pub(super) fn give_plain(&self) -> Plain {
+        Gate::enter(&self.gate, &mut self.gate.locked())
+    }
+
+    /// Whether nobody changes objects without the daemon.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.gate.locked().plain_count == 0
+    }
+}
+
+/// Who changes objects without the daemon knowing; while somebody does no session begins.
+///
+/// Else a daemon could begin to serve, read a part of what is just being changed, and write that back beside bytes of its own.
+#[derive(Debug, Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    left: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct GateState {
+    is_shut: bool,
+    plain_count: usize,
+}
+
+impl Gate {
+    fn locked(&self) -> std::sync::MutexGuard<'_, GateState> {
+        locked(&self.state)
+    }
+
+    fn enter(gate: &Arc<Gate>, state: &mut GateState) -> Plain {
+        state.plain_count += 1;
+        Plain(Arc::clone(gate))
+    }
+
+    /// Nobody enters any more; waits for those who have.
+    fn shut(&self) {
+        let mut state = self.locked();
+        state.is_shut = true;
+        while state.plain_count > 0 {
+            state = self
+                .left
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn open(&self) {
+        self.locked().is_shut = false;
+    }
+}
+
+/// Objects of a member are changed without the daemon as long as this lives.
+#[derive(Debug)]
+pub(super) struct Plain(Arc<Gate>);
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        self.0.locked().plain_count -= 1;
+        self.0.left.notify_all();
+    }
+}
+
+/// A hold that the daemon has given. Who asked for it may have left: then it ends with this.
+pub(super) struct Grip {
+    queue: Arc<Queue>,
+    object: ObjectId,
+    fd: Arc<OwnedFd>,
+    plain: Option<Plain>,
+}
+
+impl Grip {
+    /// Should the daemon die meanwhile, none begins to serve before it ends.
+    pub(super) fn new(queue: &Arc<Queue>, object: ObjectId, fd: Arc<OwnedFd>) -> Grip {
+        Grip {
+            queue: Arc::clone(queue),
+            object,
+            fd,
+            plain: Some(queue.give_plain()),
+        }
+    }
+
+    /// From now on the hold is the caller's to end.
+    pub(super) fn take(mut self) -> Option<Plain> {
+        self.plain.take()
+    }
+}
+
+impl Drop for Grip {
+    fn drop(&mut self) {
+        if self.plain.take().is_none() {
+            return;
+        }
+        // Nobody waits for the answer; nothing was changed.
+        let (answer, _) = std::sync::mpsc::sync_channel(1);
+        self.queue.push(Job::Changed {
+            object: self.object,
+            fd: Arc::clone(&self.fd),
+            offset: 0,
+            length: 0,
+            answer,
+        });
+    }
+}
+
+/// Names of open objects for people and rules: where their files are in the tree.
+#[derive(Debug, Default)]
+pub(super) struct Names(Mutex<HashMap<ObjectId, PathBuf>>);
+
+impl Names {
+    pub(super) fn set(&self, object: ObjectId, path: PathBuf) {
+        locked(&self.0).insert(object, path);
+    }
+
+    pub(super) fn of(&self, object: ObjectId) -> Option<PathBuf> {
+        locked(&self.0).get(&object).cloned()
+    }
+
+    pub(super) fn forget(&self, object: ObjectId) {
+        locked(&self.0).remove(&object);
+    }
+}
+
+/// Between two tries of what could not be begun yet.
+pub(super) const TRY_EVERY: Duration = Duration::from_millis(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_begins_when_nobody_changes_objects_without_it() {
+        let queue = Arc::new(Queue::new().expect("an eventfd"));
+        let plain = queue.begin_plain().expect("there is no session");
+        let other = queue.begin_plain().expect("nor beside another");
+        let begins = Arc::clone(&queue);
+        let session = std::thread::spawn(move || begins.begin_to_serve());
+        while queue.begin_plain().is_some() {
+            std::thread::yield_now();
+        }
+        assert!(!queue.serves(), "two go on");
+        drop(plain);
+        assert!(!queue.serves() && !queue.is_untouched());
+        drop(other);
+        session.join().expect("no panic");
+        assert!(queue.serves() && queue.is_untouched());
+        assert!(queue.begin_plain().is_none(), "it is to be asked");
+        let given = queue.give_plain();
+        assert!(!queue.is_untouched());
+        drop(given);
+        queue.end_serving();
+        assert!(queue.begin_plain().is_some());
+    }
+}

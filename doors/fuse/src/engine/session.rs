@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A member's session: objects as the daemon knows them, and what it was asked for.
+
+use super::queue::{Done, Grip, Hold, Job, Names, Queue, Served};
+use rushes_core::units;
+use rushes_pool::{ObjectId, ObjectName};
+use rushes_shm::Connect;
+use rushes_shm::client::{
+    Client, ConnectError, FileHandle, HUNG_PATIENCE, OwnedClient, OwnedDone, ReadError,
+};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+
+/// A daemon that lets us in again answers by then, or is asked again.
+const AGAIN_PATIENCE: units::Duration = units::Duration::from_ms(50);
+
+/// An object as the daemon knows it.
+struct Named {
+    handle: FileHandle,
+    /// Open as long as the daemon knows it: it may have to be named to the next one.
+    fd: Arc<OwnedFd>,
+    inode: Inode,
+}
+
+/// Device and number.
+type Inode = (u64, u64);
+
+/// Who waits for an answer.
+enum Asked {
+    Read(SyncSender<Served>),
+    Write(SyncSender<Done>),
+    Sync(SyncSender<Done>),
+    Hold(SyncSender<Hold>, Arc<OwnedFd>),
+}
+
+pub(super) struct Session {
+    client: OwnedClient,
+    who: Connect,
+    socket: PathBuf,
+    /// Where the member lies below the share.
+    below: PathBuf,
+    names: Arc<Names>,
+    /// Whether a write needs it: a descriptor for reading is granted nothing.
+    named: HashMap<(ObjectId, bool), Named>,
+    waiting: HashMap<usize, (ObjectId, Asked)>,
+    /// Closed by the door while something of theirs was under way.
+    closing: Vec<ObjectId>,
+    beat: (u32, Instant),
+    /// For the next daemon.
+    looked: Option<Instant>,
+    is_reluctant: bool,
+}
+
+impl Session {
+    pub(super) fn new(
+        client: Client,
+        who: Connect,
+        socket: PathBuf,
+        below: PathBuf,
+        names: Arc<Names>,
+    ) -> Session {
+        let beat = (client.heartbeat(), Instant::now());
+        Session {
+            client: OwnedClient::new(client),
+            who,
+            socket,
+            below,
+            names,
+            named: HashMap::new(),
+            waiting: HashMap::new(),
+            closing: Vec::new(),
+            beat,
+            looked: None,
+            is_reluctant: false,
+        }
+    }
+
+    pub(super) fn takes_writes(&self) -> bool {
+        self.client.client().takes_writes()
+    }
+
+    pub(super) fn event_fds(&self) -> [BorrowedFd<'_>; 2] {
+        self.client.event_fds()
+    }
+
+    /// There is no daemon, and the last one may have acknowledged what objects have not.
+    pub(super) fn is_lost(&self) -> bool {
+        self.client.client().is_lost()
+    }
+
+    /// Nothing is left to be waited for: all that a daemon acknowledged is in its objects.
+    pub(super) fn is_recovered(&self) -> bool {
+        self.client.client().is_recovered()
+    }
+
+    /// The daemon is there, and its heart beats if somebody waits for it.
+    pub(super) fn has_daemon(&mut self) -> bool {
+        let beat = self.client.client().heartbeat();
+        if beat != self.beat.0 || !self.client.is_busy() {
+            self.beat = (beat, Instant::now());
+        }
+        if self.client.client().alive()
+            && self.beat.1.elapsed() >= Duration::from_nanos(HUNG_PATIENCE.0)
+        {
+            self.client.lose();
+        }
+        self.client.client().alive()
+    }
+
+    /// Whether it is so long ago that a daemon was looked for.
+    pub(super) fn may_look_again(&mut self, pause: Duration) -> bool {
+        let may = self.looked.is_none_or(|looked| looked.elapsed() >= pause);
+        if may {
+            self.looked = Some(Instant::now());
+        }
+        may
+    }
+
+    /// Go on with another daemon.
+    pub(super) fn reconnect(&mut self) -> Result<(), ConnectError> {
+        self.is_reluctant = false;
+        let done = self
+            .client
+            .reconnect(&self.socket, &self.who, AGAIN_PATIENCE);
+        self.beat = (self.client.client().heartbeat(), Instant::now());
+        if done.is_ok() {
+            // Those that it could not be told of get another name when they are used.
+            let client = self.client.client();
+            self.named.retain(|_, named| client.is_open(named.handle));
+        }
+        done
+    }
+
+    /// Another daemon is to be looked for, and somebody changes objects: no further ones begin to before that is done.
+    pub(super) fn be_reluctant(&mut self) {
+        self.is_reluctant = true;
+    }
+
+    /// No daemon is waited for any more.
+    pub(super) fn give_up(&mut self) {
+        self.client.give_up();
+    }
+
+    fn has_fact(&self, (device, inode): Inode) -> bool {
+        self.client.client().fact(device, inode).is_some()
+    }
+
+    fn known(&self, object: ObjectId, writes: bool) -> Option<&Named> {
+        // One for writing reads as well, and knows of what was written.
+        let reads = || self.named.get(&(object, false)).filter(|_| !writes);
+        self.named.get(&(object, true)).or_else(reads)
+    }
+
+    fn name(&mut self, object: ObjectId, fd: &Arc<OwnedFd>, writes: bool) -> Option<FileHandle> {
+        if let Some(named) = self.known(object, writes) {
+            return Some(named.handle);
+        }
+        let inode = inode_of(fd)?;
+        let path = match self.names.of(object) {
+            Some(path) => path,
+            None => self.below.join(ObjectName::of(object).as_str()),
+        };
+        let handle = self.client.open(fd, path.as_os_str().as_encoded_bytes())?;
+        let named = Named {
+            handle,
+            fd: Arc::clone(fd),
+            inode,
+        };
+        self.named.insert((object, writes), named);
+        Some(handle)
+    }
+
+    /// Device and inode of an object.
+    fn inode(&self, object: ObjectId, fd: &OwnedFd) -> Option<Inode> {
+        match self.known(object, false) {
+            Some(named) => Some(named.inode),
+            None => inode_of(fd),
+        }
+    }
+
+    /// Begin it.
+    pub(super) fn begin(&mut self, job: Job, queue: &Arc<Queue>) {
+        match job {
+            Job::Read {
+                object,
+                fd,
+                length,
+                offset,
+                answer,
+            } => {
+                let handle = self.name(object, &fd, false);
+                let sent = handle.and_then(|handle| self.client.read_send(handle, length, offset));
+                // Who waits for the answer of one that is dropped asks again if the object lacks bytes.
+                if let Some(number) = sent {
+                    self.wait(number, object, Asked::Read(answer));
+                }
+            }
+            Job::Write {
+                object,
+                fd,
+                bytes,
+                offset,
+                answer,
+            } => {
+                let sent = self
+                    .name(object, &fd, true)
+                    .map(|handle| self.client.write_send(handle, bytes, offset));
+                match sent {
+                    Some(Ok(number)) => self.wait(number, object, Asked::Write(answer)),
+                    // Who does it on the object asks for a hold before.
+                    Some(Err(_)) | None => answered(&answer, Done::Plain),
+                }
+            }
+            Job::Sync { object, fd, answer } => {
+                let handle = self.name(object, &fd, false);
+                if let Some(number) = handle.and_then(|handle| self.client.sync_send(handle)) {
+                    self.wait(number, object, Asked::Sync(answer));
+                }
+            }
+            Job::Hold { object, fd, answer } => self.hold(object, fd, answer, queue),
+            Job::Changed {
+                object,
+                fd,
+                offset,
+                length,
+                answer,
+            } => {
+                if let Some((device, inode)) = self.inode(object, &fd) {
+                    self.client.changed(device, inode, offset, length);
+                }
+                answered(&answer, ());
+            }
+            Job::Gone { object, fd } => {
+                if let Some((device, inode)) = self.inode(object, &fd) {
+                    self.client.gone(device, inode);
+                }
+            }
+            Job::Closed(object) => self.closing.push(object),
+        }
+    }
+
+    fn wait(&mut self, number: usize, object: ObjectId, asked: Asked) {
+        self.waiting.insert(number, (object, asked));
+    }
+
+    fn hold(
+        &mut self,
+        object: ObjectId,
+        fd: Arc<OwnedFd>,
+        answer: SyncSender<Hold>,
+        queue: &Arc<Queue>,
+    ) {
+        let Some(inode) = self.inode(object, &fd) else {
+            return answered(&answer, Hold::Failed(Errno::BADF));
+        };
+        if self.is_lost() {
+            // Else who asks asks again: the next daemon is not to have to answer each time he did.
+            if !self.has_fact(inode) && !self.is_reluctant {
+                answered(&answer, Hold::Alone(queue.give_plain()));
+            }
+            return;
+        }
+        let handle = self.name(object, &fd, false);
+        if let Some(number) = handle.and_then(|handle| self.client.hold_send(handle)) {
+            self.wait(number, object, Asked::Hold(answer, fd));
+            return;
+        }
+        // A daemon that is too busy to hear a name hears this all the same, and has little of what it has no name of.
+        match self.client.hold(inode.0, inode.1) {
+            Ok(()) => answered(&answer, Hold::Held(Grip::new(queue, object, fd))),
+            Err(ReadError::Errno(errno)) => {
+                answered(
+                    &answer,
+                    Hold::Failed(Errno::from_raw_os_error(errno as i32)),
+                );
+            }
+            Err(ReadError::Plain) => {}
+        }
+    }
+
+    /// What is under way of a file would be lost with its name.
+    pub(super) fn close(&mut self) {
+        for object in std::mem::take(&mut self.closing) {
+            if self.waiting.values().any(|(busy, _)| *busy == object) {
+                self.closing.push(object);
+                continue;
+            }
+            for writes in [false, true] {
+                if let Some(named) = self.named.remove(&(object, writes)) {
+                    self.client.close(named.handle);
+                    drop(named.fd);
+                }
+            }
+        }
+    }
+
+    pub(super) fn collect(&mut self, queue: &Arc<Queue>) {
+        while let Some(OwnedDone { number, result }) = self.client.poll() {
+            let Some((object, asked)) = self.waiting.remove(&number) else {
+                continue;
+            };
+            match asked {
+                Asked::Read(answer) => answered(&answer, self.read(object, result)),
+                Asked::Write(answer) => answered(&answer, written(result)),
+                Asked::Sync(answer) => answered(&answer, synced(result)),
+                Asked::Hold(answer, fd) => match result {
+                    Ok(_) => answered(&answer, Hold::Held(Grip::new(queue, object, fd))),
+                    Err(ReadError::Errno(errno)) => {
+                        answered(
+                            &answer,
+                            Hold::Failed(Errno::from_raw_os_error(errno as i32)),
+                        );
+                    }
+                    // Who waits asks again: the daemon is another, or there is none.
+                    Err(ReadError::Plain) => {}
+                },
+            }
+        }
+    }
+
+    fn read(&self, object: ObjectId, result: Result<Vec<u8>, ReadError>) -> Served {
+        let errno = match result {
+            Ok(bytes) => return Served::Bytes(bytes),
+            Err(ReadError::Plain) => return Served::Plain,
+            Err(ReadError::Errno(errno)) => errno,
+        };
+        let named = self.known(object, false);
+        if named.is_some_and(|named| self.has_fact(named.inode)) {
+            return Served::Failed(Errno::from_raw_os_error(errno as i32));
+        }
+        let name = ObjectName::of(object);
+        tracing::debug!("{}: the daemon read with error {errno}", name.as_str());
+        Served::Plain
+    }
+}
+
+fn written(result: Result<Vec<u8>, ReadError>) -> Done {
+    let errno = match result {
+        Ok(_) => return Done::Whole,
+        Err(ReadError::Plain) => return Done::Plain,
+        Err(ReadError::Errno(errno)) => Errno::from_raw_os_error(errno as i32),
+    };
+    match errno {
+        // What a disk says of the bytes; the rest is between us and the daemon.
+        Errno::NOSPC
+        | Errno::DQUOT
+        | Errno::FBIG
+        | Errno::ROFS
+        | Errno::IO
+        | Errno::NODATA
+        | Errno::REMOTEIO
+        | Errno::ILSEQ
+        | Errno::TIMEDOUT => Done::Failed(errno),
+        _ => Done::Plain,
+    }
+}
+
+fn synced(result: Result<Vec<u8>, ReadError>) -> Done {
+    match result {
+        Ok(_) => Done::Whole,
+        Err(ReadError::Plain) => Done::Plain,
+        Err(ReadError::Errno(errno)) => Done::Failed(Errno::from_raw_os_error(errno as i32)),
+    }
+}
+
+/// Who asked may have gone.
+fn answered<T>(answer: &SyncSender<T>, what: T) {
+    let _ = answer.send(what);
+}
+
+fn inode_of(fd: &OwnedFd) -> Option<Inode> {
+    let found = rustix::fs::fstat(fd).ok()?;
+    Some((found.st_dev, found.st_ino))
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a daemon has of a pool's objects that they have not, for tools that look at objects while nobody has the pool mounted.
+//!
+//! A mount leaves in the catalogue where its daemon has its sockets; beside them are the facts.
+
+use crate::engine::DaemonPlace;
+use rushes_pool::Pool;
+use rushes_shm::facts::FactsView;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// In the catalogue: the runtime folder of the daemon that a mount goes by.
+const PLACE: &str = "rushes-pool.daemon";
+/// For the daemon that the pool went by before.
+const OTHER_PATIENCE: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Objects whose bytes only a daemon has.
+#[derive(Debug)]
+pub struct Unwritten {
+    /// How many there are.
+    pub object_count: usize,
+    /// Where that daemon has, or had, its sockets.
+    pub runtime_dir: PathBuf,
+}
+
+/// Leave word of the daemon that this mount goes by.
+pub(crate) fn leave_place(pool: &Pool, place: &DaemonPlace) -> io::Result<()> {
+    let runtime_dir = place.runtime_dir.as_os_str().as_bytes();
+    let catalogue = pool.catalogue().path();
+    let new = catalogue.join(format!("{PLACE}.new"));
+    fs::write(&new, runtime_dir)?;
+    fs::rename(new, catalogue.join(PLACE))
+}
+
+/// A mount by way of another daemon than the last one would not see what that one has.
+///
+/// Errors   the last one's has bytes of the members that they have not
+pub(crate) fn may_go_by(pool: &Pool, next: &DaemonPlace) -> io::Result<()> {
+    match place(pool.catalogue().path()) {
+        Some(last) if last != next.runtime_dir => {
+            wait_until_written(pool, OTHER_PATIENCE).map_err(|unwritten| {
+                io::Error::other(format!(
+                    "the daemon of {} has, or has left, bytes of {} objects that are not on their disks; expected none before this pool goes \
+                     by way of {}: start that daemon, or write them with `rushes recover`",
+                    unwritten.runtime_dir.display(),
+                    unwritten.object_count,
+                    next.runtime_dir.display()
+                ))
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn place(catalogue: &Path) -> Option<PathBuf> {
+    let bytes = fs::read(catalogue.join(PLACE)).ok()?;
+    Some(PathBuf::from(OsStr::from_bytes(&bytes)))
+}
+
+/// Wait until the members' objects have all that was acknowledged, at most so long. A daemon that lives needs some seconds.
+///
+/// Assumes  nobody has the pool mounted
+/// Errors   what is still missing
+pub fn wait_until_written(pool: &Pool, patience: Duration) -> Result<(), Unwritten> {
+    let end = Instant::now() + patience;
+    let Some(runtime_dir) = place(pool.catalogue().path()) else {
+        return Ok(());
+    };
+    let devices: Vec<u64> = pool
+        .members()
+        .iter()
+        .filter_map(|member| member.status().device)
+        .collect();
+    loop {
+        // Each time anew: a daemon that ended well takes them with it.
+        let facts = FactsView::open(&runtime_dir);
+        let object_count = facts.map_or(0, |facts| facts.count_on(&devices));
+        if object_count == 0 {
+            return Ok(());
+        }
+        if Instant::now() >= end {
+            return Err(Unwritten {
+                object_count,
+                runtime_dir,
+            });
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Shares of Samba that show a pool's mount. There smbd is one door of several, and what its clients keep for themselves (oplocks, leases), lock or
+//! open for themselves alone has to agree with what other doors do.
+
+use super::samba::{Section, real};
+use super::{Finding, Level};
+use crate::config::ShareConfig;
+use std::path::{Path, PathBuf};
+
+/// By it a folder is a pool's (engine/pool): the catalogue, or a member.
+const FORMAT_FILE: &str = "rushes-pool";
+/// What a member has beside it.
+const OBJECTS: &str = "objects";
+
+/// Samba's parameters as testparm prints them, with what they are when nothing is said.
+const OPLOCKS: (&str, bool) = ("oplocks", true);
+const FAKE_OPLOCKS: (&str, bool) = ("fakeoplocks", false);
+const KERNEL_OPLOCKS: (&str, bool) = ("kerneloplocks", false);
+const LOCKING: (&str, bool) = ("locking", true);
+const POSIX_LOCKING: (&str, bool) = ("posixlocking", true);
+const KERNEL_SHARE_MODES: (&str, bool) = ("kernelsharemodes", false);
+
+pub(super) fn examine(
+    pool: &Path,
+    exported: &[PathBuf],
+    sections: &[Section],
+    findings: &mut Vec<Finding>,
+) {
+    let area = format!("pool {}", pool.display());
+    let overlaps = |folder: &Path| folder.starts_with(pool) || pool.starts_with(folder);
+    let by_nfs = exported.iter().any(|folder| overlaps(&real(folder)));
+    let shows = |section: &&Section| {
+        let path = section.get("path").filter(|path| !path.contains('%'));
+        path.is_some_and(|path| overlaps(&real(Path::new(path))))
+    };
+    for section in sections.iter().filter(shows) {
+        let before = findings.len();
+        what_clients_keep(&area, section, by_nfs, findings);
+        locks(&area, section, findings);
+        share_modes(&area, section, findings);
+        if findings.len() == before {
+            findings.push(Finding::ok(
+                &area,
+                format!(
+                    "clients of [{}] in smb.conf keep nothing that another door may change unheard, and locks hold at every door",
+                    section.name
+                ),
+            ));
+        }
+    }
+}
+
+/// The folder is a pool's member: the daemon serves it to the mount, and to nobody by SMB.
+pub(super) fn is_member(folder: &Path) -> bool {
+    folder.join(FORMAT_FILE).is_file() && folder.join(OBJECTS).is_dir()
+}
+
+/// A share that is a member.
+pub(super) fn member(share: &ShareConfig, sections: &[Section], findings: &mut Vec<Finding>) {
+    let area = format!("share {}", share.name);
+    let member = real(&share.path);
+    let shows = |section: &&Section| {
+        let path = section.get("path").filter(|path| !path.contains('%'));
+        path.is_some_and(|path| real(Path::new(path)).starts_with(&member))
+    };
+    let before = findings.len();
+    for section in sections.iter().filter(shows) {
+        findings.push(Finding::of(
+            Level::Error,
+            &area,
+            format!(
+                "[{}] in smb.conf shows a member of a pool, whose files are parts of others and nobody's to change",
+                section.name
+            ),
+            format!(
+                "in [{}]: path = where the pool is mounted; or take that share out",
+                section.name
+            ),
+        ));
+    }
+    if findings.len() == before {
+        findings.push(Finding::ok(
+            &area,
+            "it is a member of a pool: clients come by the pool's mount",
+        ));
+    }
+}
+
+fn is(section: &Section, (name, by_itself): (&str, bool)) -> bool {
+    section.is(name, by_itself)
+}
+
+fn what_clients_keep(area: &str, section: &Section, by_nfs: bool, findings: &mut Vec<Finding>) {
+    let broken_by_others = !is(section, OPLOCKS) || is(section, KERNEL_OPLOCKS);
+    if broken_by_others && !is(section, FAKE_OPLOCKS) {
+        return;
+    }
+    let others = if by_nfs {
+        "NFS clients and programs on this machine"
+    } else {
+        "programs on this machine"
+    };
+    let name = &section.name;
+    findings.push(Finding::of(
+        Level::Warning,
+        area,
+        format!(
+            "[{name}] in smb.conf lets clients keep what they read and write (oplocks and leases), and {others} do not break these: \
+             both may see old bytes"
+        ),
+        format!(
+            "in [{name}]: oplocks = no, and no fake oplocks; then smbcontrol all reload-config"
+        ),
+    ));
+}
+
+fn locks(area: &str, section: &Section, findings: &mut Vec<Finding>) {
+    if is(section, LOCKING) && is(section, POSIX_LOCKING) {
+        return;
+    }
+    findings.push(Finding::of(
+        Level::Warning,
+        area,
+        format!(
+            "[{}] in smb.conf has locking or posix locking off: what its clients lock is free at every other door",
+            section.name
+        ),
+        "take these lines out: both are on by themselves",
+    ));
+}
+
+fn share_modes(area: &str, section: &Section, findings: &mut Vec<Finding>) {
+    if !is(section, KERNEL_SHARE_MODES) {
+        return;
+    }
+    findings.push(Finding::of(
+        Level::Error,
+        area,
+        format!(
+            "[{}] in smb.conf has kernel share modes = yes, which this file system does not know: no file can be opened",
+            section.name
+        ),
+        "take that line out: it is off by itself",
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::samba::{inherited, parse};
+    use super::*;
+
+    fn check(smb_conf: &str, exported: &[&str], expect: &[(Level, &str)]) {
+        let exported: Vec<PathBuf> = exported.iter().map(PathBuf::from).collect();
+        let mut findings = Vec::new();
+        let sections = inherited(&parse(smb_conf));
+        examine(Path::new("/srv/pool"), &exported, &sections, &mut findings);
+        assert_eq!(findings.len(), expect.len(), "{smb_conf}: {findings:#?}");
+        for (finding, (level, words)) in findings.iter().zip(expect) {
+            let is_it = finding.level == *level && finding.finding.contains(words);
+            assert!(is_it, "{smb_conf}: {finding:?}, expected {words:?}");
+            assert_eq!(finding.remedy.is_some(), *level != Level::Ok);
+            assert_eq!(finding.area, "pool /srv/pool");
+        }
+    }
+
+    #[test]
+    fn a_member_is_no_share_of_samba() {
+        let folder =
+            std::env::temp_dir().join(format!("rushes-doctor-member-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join(OBJECTS)).unwrap();
+        assert!(!is_member(&folder));
+        std::fs::write(folder.join(FORMAT_FILE), "{}").unwrap();
+        assert!(is_member(&folder));
+        let text = format!("[[share]]\nname = \"a\"\npath = {folder:?}\n");
+        let config = crate::config::Config::parse(Path::new("x"), &text, |_| true).unwrap();
+        let said = |smb_conf: &str| {
+            let mut findings = Vec::new();
+            member(
+                &config.shares[0],
+                &inherited(&parse(smb_conf)),
+                &mut findings,
+            );
+            assert_eq!(findings.len(), 1, "{findings:#?}");
+            findings.remove(0)
+        };
+        assert_eq!(said("[media]\npath = /srv/pool\n").level, Level::Ok);
+        let shown = said(&format!("[a]\npath = {}/objects\n", folder.display()));
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(shown.level, Level::Error);
+        assert!(shown.remedy.is_some() && shown.finding.contains("[a]"));
+    }
+
+    #[test]
+    fn leases_of_a_pools_share_are_said() {
+        let on = [(Level::Warning, "and programs on this machine do not break")];
+        check("[media]\npath = /srv/pool\n", &[], &on);
+        check("[media]\npath = /srv/pool/reel\n", &["/srv/other"], &on);
+        check("[all]\npath = /srv\noplocks = Yes\n", &[], &on);
+        let by_nfs = [(Level::Warning, "NFS clients and programs")];
+        check("[media]\npath = /srv/pool\n", &["/srv/pool"], &by_nfs);
+        check("[media]\npath = /srv/pool\n", &["/srv/pool/reel"], &by_nfs);
+        check("[media]\npath = /srv/pool\n", &["/srv"], &by_nfs);
+        check(
+            "[media]\npath = /srv/pool\nkernel oplocks = Yes\nfake oplocks = Yes\n",
+            &[],
+            &on,
+        );
+    }
+
+    #[test]
+    fn leases_that_are_off_or_the_kernels_are_as_they_should_be() {
+        let good = [(Level::Ok, "[media] in smb.conf keep nothing")];
+        for line in ["oplocks = No", "kernel oplocks = Yes"] {
+            let share = format!("[media]\npath = /srv/pool\n{line}\n");
+            check(&share, &["/srv/pool"], &good);
+            let global = format!("[global]\n{line}\n[media]\npath = /srv/pool\n");
+            check(&global, &["/srv/pool"], &good);
+        }
+        check("[elsewhere]\npath = /srv/media\n", &["/srv/pool"], &[]);
+        check("[homes]\npath = /srv/pool/%U\n", &[], &[]);
+    }
+
+    #[test]
+    fn locks_and_share_modes_that_do_not_hold_are_said() {
+        check(
+            "[media]\npath = /srv/pool\noplocks = No\nposix locking = No\n",
+            &[],
+            &[(Level::Warning, "free at every other door")],
+        );
+        check(
+            "[media]\npath = /srv/pool\noplocks = No\nkernel share modes = Yes\n",
+            &[],
+            &[(Level::Error, "no file can be opened")],
+        );
+    }
+}

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A file's bytes on their way to other members while it is in use: piece by piece, each in the steps of a drain.
+//!
+//! Whoever moves holds the file's lock for one piece at a time, and reads the bytes into the kernel's memory beforehand, without it
+//! ([`Move::read_before`]). A piece follows the one before it to the same member, so that a file has one segment more on its way, and
+//! none more when it is there. What is not done here: saying which file is next, and how fast.
+
+use crate::balance::lighter_than;
+use crate::catalogue::REMOVED;
+use crate::change::{candidates, move_whole, sum, take};
+use crate::error::PoolError;
+use crate::member::{Access, MemberState, data_ranges};
+use crate::pool::Pool;
+use crate::walk::each_stub;
+use rushes_core::pool::{Layout, MemberNumber, Object, Shape};
+use rushes_core::units::{ByteCount, ByteRange};
+use rustix::fs::{Dir, Mode, OFlags, SeekFrom, openat, seek};
+use rustix::io::{Errno, pread};
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Read at a time. Units: bytes.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// What is to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// All that a member has of the file; it takes nothing new.
+    Member(MemberNumber),
+    /// What lies singly in this object, to one member that is emptier.
+    Object(Object),
+}
+
+/// One file's bytes, on their way.
+#[derive(Clone, Copy, Debug)]
+pub struct Move {
+    what: What,
+    /// Where the piece before went.
+    target: Option<MemberNumber>,
+}
+
+/// A piece that was moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Where it was.
+    pub source: Object,
+    /// Where it is. None: a whole object of a stripe, which has the same bytes as before.
+    pub target: Option<Object>,
+    /// Bytes of the file.
+    pub range: ByteRange,
+    /// Behind the last of them that is no hole; the first of them where all are. Units: bytes.
+    pub data_end: u64,
+    /// Copied. Units: bytes.
+    pub copied: u64,
+}
+
+/// Each file of the pool once, by one of its names, open to read. Files that get another name meanwhile may be told twice, or not.
+///
+/// Errors   the pool's, or `each`'s own, which ends it
+pub fn each_file(
+    pool: &Pool,
+    mut each: impl FnMut(&Path, &OwnedFd) -> Result<(), PoolError>,
+) -> Result<(), PoolError> {
+    each_stub(pool.catalogue(), &mut BTreeSet::new(), |named, stub| {
+        each(named.path, stub)
+    })
+}
+
+impl Pool {
+    /// Each file that was removed and is not gone yet, as [`each_file`].
+    pub fn each_removed(
+        &self,
+        mut each: impl FnMut(&Path, &OwnedFd) -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
+        let folder = self.catalogue().path().join(REMOVED);
+        let failed =
+            |error: Errno| PoolError::system("look through", folder.display().to_string(), error);
+        let entries = Dir::read_from(self.catalogue().removed()).map_err(failed)?;
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            if entry.file_name().to_bytes().starts_with(b".") {
+                continue;
+            }
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let removed = self.catalogue().removed();
+            match openat(removed, entry.file_name(), flags, Mode::empty()) {
+                Ok(stub) => each(
+                    &folder.join(OsStr::from_bytes(entry.file_name().to_bytes())),
+                    &stub,
+                )?,
+                Err(Errno::NOENT) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Move {
+    /// Everything that a member has of a file.
+    pub fn off(member: MemberNumber) -> Move {
+        Move {
+            what: What::Member(member),
+            target: None,
+        }
+    }
+
+    /// What of this file goes elsewhere so that members are equally full: for each of its objects one, each to be asked for when the ones before
+    /// are done.
+    pub fn spreading(layout: &Layout) -> Vec<Move> {
+        let single = layout.segments().iter();
+        let single = single.filter(|one| one.shape == Shape::Single);
+        let objects: BTreeSet<Object> = single.map(|one| one.objects[0]).collect();
+        let all = objects.into_iter().map(|object| Move {
+            what: What::Object(object),
+            target: None,
+        });
+        all.collect()
+    }
+
+    /// The first segment that is to go, and its object. None: all has gone.
+    fn next(&self, layout: &Layout) -> Option<(ByteRange, Shape, Object)> {
+        let mut all = layout.segments().iter().enumerate();
+        all.find_map(|(at, one)| {
+            let object = match self.what {
+                What::Member(number) => one.objects.iter().find(|one| one.member == number),
+                What::Object(wanted) if one.shape == Shape::Single => {
+                    one.objects.iter().find(|one| **one == wanted)
+                }
+                What::Object(_) => None,
+            };
+            object.map(|object| (layout.range_of(at), one.shape, *object))
+        })
+    }
+
+    /// The object that the next piece is in. None: all has gone.
+    pub fn source(&self, layout: &Layout) -> Option<Object> {
+        self.next(layout).map(|(_, _, object)| object)
+    }
+
+    /// Get the next piece into the kernel's memory. What cannot be read is heard of when it is moved.
+    ///
+    /// Assumes  `source`: the object of [`Move::source`], opened. Nothing is exclusive: what is written meanwhile is written there, too
+    pub fn read_before(&self, layout: &Layout, source: &OwnedFd, piece: ByteCount) {
+        let Some((range, Shape::Single, _)) = self.next(layout) else {
+            return;
+        };
+        let (_, data) = next_piece(source, range, piece).unwrap_or((range, Vec::new()));
+        let mut buffer = vec![0; CHUNK_BYTES.min(piece.0 as usize)];
+        for part in data {
+            let mut at = part.start.0;
+            while at < part.end() {
+                let length = (part.end() - at).min(buffer.len() as u64) as usize;
+                match pread(source, &mut buffer[..length], at) {
+                    Ok(count) if count > 0 => at += count as u64,
+                    _ => return,
+                }
+            }
+        }
+    }
+
+    /// Move the next piece, durably.
+    ///
+    /// Units    piece: bytes that are copied at most. An object of a stripe goes whole
+    /// Assumes  exclusive, as [`Pool::set_layout`]
+    /// Returns  None: nothing of it is to go (any more)
+    /// Errors   [`PoolError::NoRoom`]: no other member has room for the piece
+    pub fn one_piece(
+        &mut self,
+        pool: &Pool,
+        stub: BorrowedFd<'_>,
+        layout: &mut Layout,
+        piece: ByteCount,
+    ) -> Result<Option<Moved>, PoolError> {
+        let Some((range, shape, object)) = self.next(layout) else {
+            return Ok(None);
+        };
+        let source = match pool.open_object(layout, object, Access::Write) {
+            // A disk that is going is often read-only by then: what it has can be had.
+            Err(PoolError::ReadOnly { .. }) if matches!(self.what, What::Member(_)) => {
+                pool.open_object(layout, object, Access::Read)?
+            }
+            // A member that is away, or whose object is damaged: it is as full as before.
+            Err(_) if matches!(self.what, What::Object(_)) => return Ok(None),
+            opened => opened?,
+        };
+        let failed = |error| PoolError::system("look for data in an object", "", error);
+        if shape != Shape::Single {
+            let data = data_ranges(&source).map_err(failed)?;
+            let copied = move_whole(pool, stub, layout, (object, &source), &data)?;
+            return Ok(Some(Moved {
+                source: object,
+                target: None,
+                range,
+                data_end: range.start.0,
+                copied,
+            }));
+        }
+        let (range, data) = next_piece(&source, range, piece).map_err(failed)?;
+        let copied = sum(&data);
+        for number in self.targets(pool, stub, (object, &source), copied)? {
+            if take(pool, stub, layout, (object, &source), number, range, &data)? {
+                self.target = Some(number);
+                let target = layout.locate(range.start).map(|located| located.object);
+                return Ok(Some(Moved {
+                    source: object,
+                    target,
+                    range,
+                    data_end: data.last().map_or(range.start.0, |part| part.end()),
+                    copied,
+                }));
+            }
+        }
+        match self.what {
+            What::Member(_) => Err(PoolError::NoRoom),
+            What::Object(_) => Ok(None),
+        }
+    }
+
+    /// Members that may take so much, the best first.
+    fn targets(
+        &self,
+        pool: &Pool,
+        stub: BorrowedFd<'_>,
+        (object, source): (Object, &OwnedFd),
+        copied: u64,
+    ) -> Result<Vec<MemberNumber>, PoolError> {
+        let has_room = |number: MemberNumber| {
+            pool.takes_bytes(number)
+                && pool.member(number).is_some_and(|member| {
+                    let status = member.status();
+                    status.state == MemberState::Present && status.bytes_free.0 >= copied
+                })
+        };
+        let before = self.target.filter(|number| has_room(*number));
+        if let (What::Object(_), Some(before)) = (self.what, self.target) {
+            // It goes to one member, or stays.
+            return Ok(vec![before]);
+        }
+        let failed = |error| PoolError::system("look for data in an object", "", error);
+        let wanted = match before {
+            Some(_) => copied,
+            // Once for all of it.
+            None => sum(&data_ranges(source).map_err(failed)?),
+        };
+        if let What::Object(_) = self.what {
+            return Ok(lighter_than(pool, stub, object, wanted)
+                .into_iter()
+                .collect());
+        }
+        let mut found: Vec<MemberNumber> = before.into_iter().collect();
+        found.extend(candidates(pool, stub, object.member, ByteCount(wanted)));
+        if before.is_none() && wanted > copied {
+            found.extend(candidates(pool, stub, object.member, ByteCount(copied)));
+        }
+        Ok(found)
+    }
+}
+
+/// The first bytes of a range that an object has, `piece` of them at most, and the part of the range that is settled when they are.
+fn next_piece(
+    source: &OwnedFd,
+    range: ByteRange,
+    piece: ByteCount,
+) -> Result<(ByteRange, Vec<ByteRange>), Errno> {
+    let mut found = Vec::new();
+    let mut left = piece.0;
+    let mut at = range.start.0;
+    while at < range.end() {
+        let start = match seek(source, SeekFrom::Data(at)) {
+            Ok(start) if start < range.end() => start,
+            Ok(_) | Err(Errno::NXIO) => return Ok((range, found)),
+            Err(error) => return Err(error),
+        };
+        if left == 0 {
+            let settled = ByteRange::new(range.start.0, start - range.start.0);
+            return Ok((settled, found));
+        }
+        let end = seek(source, SeekFrom::Hole(start))?.min(range.end());
+        let length = left.min(end - start);
+        found.push(ByteRange::new(start, length));
+        left -= length;
+        at = start + length;
+    }
+    Ok((range, found))
+}

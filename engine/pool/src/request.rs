@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a command asks of the door that has the pool, and what that answers: one JSON object a line, over a socket in the catalogue's folder.
+//!
+//! The socket lies beside the lock that the door holds: who knows the catalogue finds it, and it is gone with it. A request is answered by any
+//! number of lines that tell how far it is, and a last one. Who closes the connection before that no longer wants it: the door stops where
+//! nothing is lost, and the same request goes on there. Both ends are of one version; nothing of this is kept on a disk.
+
+use crate::catalogue::SOCKET;
+use crate::change::Drained;
+use crate::error::PoolError;
+use rushes_sys::socket::peer;
+use rustix::fs::{Mode, OFlags, open};
+use serde::{Deserialize, Serialize};
+use std::fs::Permissions;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest request. Units: bytes.
+const REQUEST_BYTES_MAX: u64 = 4 << 20;
+/// Who neither reads nor says anything by then is gone.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Take in folders as further members.
+    Add {
+        /// Absolute paths.
+        members: Vec<PathBuf>,
+    },
+    /// Empty a member.
+    Drain {
+        /// Its number.
+        member: u16,
+        /// Not any more: it takes new bytes again.
+        cancel: bool,
+    },
+    /// Let a member go that has no bytes.
+    Remove {
+        /// Its number.
+        member: u16,
+    },
+    /// Make members equally full.
+    Rebalance {},
+    /// What is under way?
+    Status {},
+}
+
+/// What is answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "told", rename_all = "snake_case")]
+pub enum Told {
+    /// So many members are in; not the last line.
+    Added {
+        /// How many.
+        count: u64,
+    },
+    /// It is so far; not the last line.
+    Moved {
+        /// How far.
+        now: Drained,
+    },
+    /// It is done, as far as it can be.
+    Done {
+        /// Of new members.
+        numbers: Vec<u16>,
+        /// What was moved.
+        all: Drained,
+        /// Of a drain: nothing is left. False: the others are full.
+        is_empty: bool,
+    },
+    /// To [`Request::Status`].
+    Status {
+        /// None: nothing is.
+        work: Option<Work>,
+    },
+    /// It was not done.
+    Refused {
+        /// What was read, what was expected, what to do.
+        sentence: String,
+    },
+}
+
+/// What can be under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkKind {
+    /// [`Request::Add`]
+    Add,
+    /// [`Request::Drain`]
+    Drain,
+    /// [`Request::Remove`]
+    Remove,
+    /// [`Request::Rebalance`]
+    Rebalance,
+}
+
+/// What is under way, and how far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    /// What.
+    pub kind: WorkKind,
+    /// Which member it is about.
+    pub member: Option<u16>,
+    /// How far.
+    pub done: Drained,
+    /// Since when. Units: seconds.
+    pub running_s: u64,
+}
+
+impl WorkKind {
+    /// The word of the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            WorkKind::Add => "add",
+            WorkKind::Drain => "drain",
+            WorkKind::Remove => "remove",
+            WorkKind::Rebalance => "rebalance",
+        }
+    }
+}
+
+fn line_of(message: &impl Serialize) -> io::Result<String> {
+    let mut line = serde_json::to_string(message)?;
+    line.push('\n');
+    Ok(line)
+}
+
+/// By the folder's descriptor: an address has room for 107 bytes, a path for more.
+fn address(folder: BorrowedFd<'_>, name: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()))
+}
+
+fn folder_of(catalogue: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(open(catalogue, flags, Mode::empty())?)
+}
+
+/// The door that has a pool, as a command sees it.
+#[derive(Debug)]
+pub struct Door(BufReader<UnixStream>);
+
+impl Door {
+    /// The one that has the pool of this catalogue. None: nobody listens there; what has the pool is no mount.
+    pub fn of(catalogue: &Path) -> Option<Door> {
+        let folder = folder_of(catalogue).ok()?;
+        let stream = UnixStream::connect(address(folder.as_fd(), SOCKET)).ok()?;
+        Some(Door(BufReader::new(stream)))
+    }
+
+    /// Ask, and wait until it is done.
+    ///
+    /// `told`   hears each line but the last one
+    /// Returns  the last one
+    /// Errors   [`PoolError::Refused`]: what the door refused, or that it is gone
+    pub fn ask(mut self, request: &Request, mut told: impl FnMut(Told)) -> Result<Told, PoolError> {
+        let gone = |error: io::Error| {
+            PoolError::Refused(format!(
+                "the mount that has the pool does not answer any more ({error}); what was done stays done: mount the pool and repeat this"
+            ))
+        };
+        let line = line_of(request).map_err(|error| {
+            PoolError::Refused(format!("this cannot be asked of a mount: {error}"))
+        })?;
+        self.0.get_mut().write_all(line.as_bytes()).map_err(gone)?;
+        loop {
+            let mut line = String::new();
+            if self.0.read_line(&mut line).map_err(gone)? == 0 {
+                return Err(gone(ErrorKind::UnexpectedEof.into()));
+            }
+            let answer = serde_json::from_str(&line).map_err(|error| {
+                PoolError::Refused(format!(
+                    "the mount that has the pool answered {:?}, which this program does not understand ({error}); are both of one version?",
+                    line.trim()
+                ))
+            })?;
+            match answer {
+                Told::Refused { sentence } => return Err(PoolError::Refused(sentence)),
+                Told::Done { .. } | Told::Status { .. } => return Ok(answer),
+                Told::Added { .. } | Told::Moved { .. } => told(answer),
+            }
+        }
+    }
+
+    /// What is under way there. None also where nobody answers within a few seconds.
+    pub fn work(self) -> Option<Work> {
+        self.0.get_ref().set_read_timeout(Some(PATIENCE)).ok()?;
+        match self.ask(&Request::Status {}, |_| {}) {
+            Ok(Told::Status { work }) => work,
+            _ => None,
+        }
+    }
+}
+
+/// The door's end.
+#[derive(Debug)]
+pub struct Listener {
+    folder: OwnedFd,
+    socket: UnixListener,
+}
+
+impl Listener {
+    /// Listen beside the catalogue's lock, for root alone.
+    ///
+    /// Assumes  the caller holds that lock: a socket that is there is a dead door's
+    pub fn new(catalogue: &Path) -> io::Result<Listener> {
+        let folder = folder_of(catalogue)?;
+        let (new, name) = (format!("{SOCKET}.new"), address(folder.as_fd(), SOCKET));
+        let new = address(folder.as_fd(), &new);
+        match std::fs::remove_file(&new) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let socket = UnixListener::bind(&new)?;
+        std::fs::set_permissions(&new, Permissions::from_mode(0o600))?;
+        std::fs::rename(&new, &name)?;
+        socket.set_nonblocking(true)?;
+        Ok(Listener { folder, socket })
+    }
+
+    /// The next who asks. None: nobody waits.
+    pub fn accept(&self) -> io::Result<Option<Asked>> {
+        let stream = match self.socket.accept() {
+            Ok((stream, _)) => stream,
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        if peer(&stream)?.uid != 0 {
+            return Ok(None);
+        }
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Some(Asked(BufReader::new(stream))))
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(address(self.folder.as_fd(), SOCKET));
+    }
+}
+
+/// One who asks the door.
+#[derive(Debug)]
+pub struct Asked(BufReader<UnixStream>);
+
+impl Asked {
+    /// What he asks.
+    ///
+    /// Errors   a sentence for him
+    pub fn request(&mut self) -> Result<Request, String> {
+        let mut line = String::new();
+        let read = (&mut self.0).take(REQUEST_BYTES_MAX).read_line(&mut line);
+        read.map_err(|error| error.to_string())?;
+        serde_json::from_str(&line).map_err(|error| {
+            format!("this is nothing that a mount can be asked: {error}; are both of one version?")
+        })
+    }
+
+    /// Tell him.
+    ///
+    /// Returns  false: he is gone
+    pub fn tell(&mut self, told: &Told) -> bool {
+        let line = line_of(told);
+        line.is_ok_and(|line| self.0.get_mut().write_all(line.as_bytes()).is_ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("rushes-pool-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_command_hears_how_far_it_is_and_the_end_and_the_socket_goes_with_the_door() {
+        let catalogue = folder("request");
+        assert!(Door::of(&catalogue).is_none(), "nobody listens");
+        let listener = Listener::new(&catalogue).unwrap();
+        let mode = std::fs::metadata(catalogue.join(SOCKET))
+            .unwrap()
+            .permissions();
+        assert_eq!(mode.mode() & 0o777, 0o600);
+        let door = Door::of(&catalogue).unwrap();
+        let now = Drained {
+            file_count: 3,
+            moved_count: 1,
+            moved_bytes: 5,
+        };
+        let answer = std::thread::scope(|scope| {
+            let asking = scope.spawn(|| {
+                let mut heard = Vec::new();
+                let request = Request::Drain {
+                    member: 7,
+                    cancel: false,
+                };
+                let done = door.ask(&request, |told| heard.push(told));
+                (heard, done)
+            });
+            // (It is root's alone, and so is this test's.)
+            if let Ok(Some(mut asked)) = listener.accept() {
+                let request = asked.request().unwrap();
+                assert_eq!(
+                    request,
+                    Request::Drain {
+                        member: 7,
+                        cancel: false
+                    }
+                );
+                assert!(asked.tell(&Told::Moved { now }));
+                assert!(asked.tell(&Told::Refused {
+                    sentence: String::from("no")
+                }));
+            }
+            asking.join().unwrap()
+        });
+        let is_root = rustix::process::geteuid().is_root();
+        match answer.1 {
+            Err(PoolError::Refused(sentence)) if is_root => {
+                assert_eq!(
+                    (answer.0, sentence.as_str()),
+                    (vec![Told::Moved { now }], "no")
+                );
+            }
+            Err(PoolError::Refused(sentence)) => assert!(sentence.contains("does not answer")),
+            other => panic!("{other:?}"),
+        }
+        // A door that was killed leaves its socket; the next one takes its place.
+        let next = Listener::new(&catalogue).unwrap();
+        assert!(Door::of(&catalogue).is_some());
+        drop(next);
+        assert!(Door::of(&catalogue).is_none());
+        drop(listener);
+        std::fs::remove_dir_all(&catalogue).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_request_gets_a_sentence() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut theirs = theirs;
+        theirs.write_all(b"{\"ask\":\"dance\"}\n").unwrap();
+        let error = Asked(BufReader::new(ours)).request().unwrap_err();
+        assert!(error.contains("unknown variant `dance`"), "{error}");
+    }
+}

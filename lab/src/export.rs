@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A private NFS export of a pool's mount: `rushes pool export nfs`, with the distribution's Ganesha behind it, on a port of its own.
+
+use crate::cgroup::Cgroup;
+use crate::daemon::find_rushes;
+use crate::nfs::Nfs;
+use crate::room::{Room, go_on, pause};
+use crate::smbd::free_port;
+use anyhow::{Context, Result, ensure};
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// What it is called, below the server's root.
+pub const EXPORT: &str = "media";
+
+const READY_MAX: Duration = Duration::from_secs(60);
+const END_MAX: Duration = Duration::from_secs(15);
+/// How long clients of an earlier server, of whom there are none, may claim what they had; Ganesha's leases are about as long. Units: s.
+const GRACE_S: u64 = 8;
+
+/// A running export; ended when dropped.
+#[derive(Debug)]
+pub struct Export {
+    child: Child,
+    port: u16,
+    log: PathBuf,
+}
+
+impl Export {
+    /// Serve the folder, and wait until clients are let in.
+    ///
+    /// Errors   Ganesha is not installed, or does not answer within 60 s
+    pub fn start(room: &Room, name: &str, folder: &Path, cgroup: &Cgroup) -> Result<Export> {
+        let home = room.folder(&format!("{name}-nfs"))?;
+        let log = home.join("export.log");
+        let port = free_port()?;
+        let child = cgroup
+            .command(&find_rushes()?)
+            .args(["pool", "export", "nfs"])
+            .arg(folder)
+            .args(["--name", &format!("/{EXPORT}"), "--squash", "none"])
+            .args(["--grace", &GRACE_S.to_string()])
+            .args(["--port", &port.to_string()])
+            .arg("--runtime-dir")
+            .arg(home.join("run"))
+            .arg("--state-dir")
+            .arg(home.join("state"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&log)?)
+            .process_group(0)
+            .spawn()
+            .context("rushes pool export cannot be started")?;
+        let mut export = Export { child, port, log };
+        export.wait_until_ready()?;
+        Ok(export)
+    }
+
+    /// On 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The end of what it said.
+    pub fn log_tail(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(12)..].join("\n")
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let end = Instant::now() + READY_MAX;
+        while Nfs::connect(self.port, EXPORT).is_err() {
+            go_on()?;
+            ensure!(
+                self.child.try_wait()?.is_none() && Instant::now() < end,
+                "rushes pool export nfs does not serve on 127.0.0.1:{}:\n{}",
+                self.port,
+                self.log_tail()
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        // Nobody may open anything before.
+        pause(Duration::from_secs(GRACE_S + 1))
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        // Told to end, it takes Ganesha with it, which has the mount open.
+        if let (Some(pid), Ok(None)) = (
+            rustix::process::Pid::from_raw(self.child.id() as i32),
+            self.child.try_wait(),
+        ) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            let end = Instant::now() + END_MAX;
+            while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+        }
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0
+//! An NFSv4.0 client as small as a player needs (RFC 7530, 7531): it opens files of an export and reads them, one request at a time.
+//!
+//! It keeps nothing: no cache, no reading ahead. It never renews its lease, since each read does.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+const GETFH: u32 = 10;
+const LOOKUP: u32 = 15;
+const OPEN: u32 = 18;
+const OPEN_CONFIRM: u32 = 20;
+const PUTFH: u32 = 22;
+const PUTROOTFH: u32 = 24;
+const READ: u32 = 25;
+const SETCLIENTID: u32 = 35;
+const SETCLIENTID_CONFIRM: u32 = 36;
+
+const PROGRAM: u32 = 100_003;
+const VERSION: u32 = 4;
+const AUTH_SYS: u32 = 1;
+/// Of a call-back program that nobody offers.
+const NO_CALLBACK: u32 = 0x4000_0000;
+const NFS4ERR_GRACE: u32 = 10013;
+/// OPEN4_RESULT_CONFIRM.
+const CONFIRM: u32 = 2;
+/// Longest read; servers may give less. Units: bytes.
+const READ_BYTES_MAX: usize = 1 << 20;
+/// Longer than any collapse that a run waits for.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two tries to open what nobody may open yet.
+const GRACE_STEP: Duration = Duration::from_millis(200);
+/// Ports that only root may use, as a kernel's client comes from.
+const PORTS: std::ops::Range<u16> = 600..1000;
+
+/// A connection, and the folder that is exported.
+#[derive(Debug)]
+pub struct Nfs {
+    stream: TcpStream,
+    xid: u32,
+    client: u64,
+    owners: u32,
+    root: Vec<u8>,
+}
+
+/// A file that is open.
+#[derive(Clone, Debug)]
+pub struct NfsFile {
+    handle: Vec<u8>,
+    state: [u8; 16],
+}
+
+/// Operations of a request.
+#[derive(Clone, Debug, Default)]
+struct Ops {
+    bytes: Vec<u8>,
+    count: u32,
+}
+
+impl Ops {
+    fn op(mut self, number: u32) -> Ops {
+        self.count += 1;
+        self.u32(number)
+    }
+
+    fn u32(mut self, value: u32) -> Ops {
+        self.bytes.extend(value.to_be_bytes());
+        self
+    }
+
+    fn u64(mut self, value: u64) -> Ops {
+        self.bytes.extend(value.to_be_bytes());
+        self
+    }
+
+    fn fixed(mut self, bytes: &[u8]) -> Ops {
+        self.bytes.extend(bytes);
+        self
+    }
+
+    /// A length, the bytes, and zeros up to four.
+    fn opaque(self, bytes: &[u8]) -> Ops {
+        let mut ops = self.u32(bytes.len() as u32).fixed(bytes);
+        ops.bytes.resize(ops.bytes.len().next_multiple_of(4), 0);
+        ops
+    }
+}
+
+/// An answer that is being read.
+#[derive(Debug)]
+struct Answer {
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+impl Answer {
+    fn take(&mut self, count: usize) -> Result<&[u8]> {
+        let found = self.bytes.get(self.at..self.at + count);
+        self.at += count.next_multiple_of(4);
+        found.context("an answer of the NFS server is shorter than it says")
+    }
+
+    fn fixed<const N: usize>(&mut self) -> Result<[u8; N]> {
+        Ok(self.take(N)?.try_into()?)
+    }
+
+    fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_be_bytes(self.fixed()?))
+    }
+
+    fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_be_bytes(self.fixed()?))
+    }
+
+    fn opaque(&mut self) -> Result<&[u8]> {
+        let length = self.u32()? as usize;
+        self.take(length)
+    }
+
+    fn skip_bitmap(&mut self) -> Result<()> {
+        let words = self.u32()? as usize;
+        self.take(4 * words).map(drop)
+    }
+
+    /// The next operation's result begins.
+    fn op(&mut self, number: u32) -> Result<()> {
+        match self.status(number)? {
+            0 => Ok(()),
+            status => bail!("the NFS server refused operation {number} with status {status}"),
+        }
+    }
+
+    fn status(&mut self, number: u32) -> Result<u32> {
+        let found = self.u32()?;
+        ensure!(
+            found == number,
+            "the NFS server answered operation {found}, asked was {number}"
+        );
+        self.u32()
+    }
+}
+
+impl Nfs {
+    /// Connect to a server on this machine as root, who has `export` (a name without slashes) for his root.
+    ///
+    /// Errors   nobody listens, or it refuses us
+    pub fn connect(port: u16, export: &str) -> Result<Nfs> {
+        let mut nfs = Nfs {
+            stream: stream_to(port)?,
+            xid: std::process::id() << 12,
+            client: 0,
+            owners: 0,
+            root: Vec::new(),
+        };
+        let ops = Ops::default()
+            .op(PUTROOTFH)
+            .op(LOOKUP)
+            .opaque(export.as_bytes())
+            .op(GETFH);
+        let mut answer = nfs.ask(&ops)?;
+        answer.op(PUTROOTFH)?;
+        answer.op(LOOKUP)?;
+        answer.op(GETFH)?;
+        nfs.root = answer.opaque()?.to_vec();
+        Ok(nfs)
+    }
+
+    /// Become a client who may open files. Not before the first open: who then waited for his beginning would lose his lease.
+    fn register(&mut self) -> Result<()> {
+        let name = format!("rushes-lab {}", std::process::id());
+        let boot = crate::player::now_ns();
+        let ops = Ops::default()
+            .op(SETCLIENTID)
+            .u64(boot)
+            .opaque(name.as_bytes())
+            .u32(NO_CALLBACK)
+            .opaque(b"tcp")
+            .opaque(b"127.0.0.1.0.1")
+            .u32(0);
+        let mut answer = self.ask(&ops)?;
+        answer.op(SETCLIENTID)?;
+        self.client = answer.u64()?;
+        let confirm: [u8; 8] = answer.fixed()?;
+        let ops = Ops::default()
+            .op(SETCLIENTID_CONFIRM)
+            .u64(self.client)
+            .fixed(&confirm);
+        self.ask(&ops)?.op(SETCLIENTID_CONFIRM)
+    }
+
+    /// Open a file below the export for reading. While clients of an earlier server may claim what they had, it waits.
+    pub fn open(&mut self, path: &str) -> Result<NfsFile> {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        if self.client == 0 {
+            self.register()?;
+        }
+        let handle = self.lookup(folder)?;
+        let end = std::time::Instant::now() + PATIENCE;
+        loop {
+            if let Some(file) = self.try_open(&handle, name)? {
+                return Ok(file);
+            }
+            ensure!(
+                std::time::Instant::now() < end,
+                "{path}: the NFS server lets nobody open files for {PATIENCE:?}"
+            );
+            std::thread::sleep(GRACE_STEP);
+        }
+    }
+
+    fn lookup(&mut self, folder: &str) -> Result<Vec<u8>> {
+        let names: Vec<&str> = folder.split('/').filter(|name| !name.is_empty()).collect();
+        let mut ops = Ops::default().op(PUTFH).opaque(&self.root);
+        for name in &names {
+            ops = ops.op(LOOKUP).opaque(name.as_bytes());
+        }
+        let mut answer = self.ask(&ops.op(GETFH))?;
+        answer.op(PUTFH)?;
+        for name in names {
+            answer
+                .op(LOOKUP)
+                .with_context(|| format!("folder {name}"))?;
+        }
+        answer.op(GETFH)?;
+        Ok(answer.opaque()?.to_vec())
+    }
+
+    /// None: not yet.
+    fn try_open(&mut self, folder: &[u8], name: &str) -> Result<Option<NfsFile>> {
+        self.owners += 1;
+        let ops = Ops::default()
+            .op(PUTFH)
+            .opaque(folder)
+            .op(OPEN)
+            // Sequence, for reading, denying nobody.
+            .u32(1)
+            .u32(1)
+            .u32(0)
+            .u64(self.client)
+            .opaque(&self.owners.to_be_bytes())
+            // Not made, by its name.
+            .u32(0)
+            .u32(0)
+            .opaque(name.as_bytes())
+            .op(GETFH);
+        let mut answer = self.ask(&ops)?;
+        answer.op(PUTFH)?;
+        match answer.status(OPEN)? {
+            0 => {}
+            NFS4ERR_GRACE => return Ok(None),
+            status => bail!("the NFS server does not open {name}: status {status}"),
+        }
+        let state: [u8; 16] = answer.fixed()?;
+        // What changed in the folder: a flag and two numbers.
+        answer.fixed::<20>()?;
+        let flags = answer.u32()?;
+        answer.skip_bitmap()?;
+        ensure!(answer.u32()? == 0, "the NFS server delegates unasked");
+        answer.op(GETFH)?;
+        let handle = answer.opaque()?.to_vec();
+        let mut file = NfsFile { handle, state };
+        if flags & CONFIRM != 0 {
+            let ops = Ops::default()
+                .op(PUTFH)
+                .opaque(&file.handle)
+                .op(OPEN_CONFIRM)
+                .fixed(&state)
+                .u32(2);
+            let mut answer = self.ask(&ops)?;
+            answer.op(PUTFH)?;
+            answer.op(OPEN_CONFIRM)?;
+            file.state = answer.fixed()?;
+        }
+        Ok(Some(file))
+    }
+
+    /// Bytes of an open file; fewer than asked where the server gives no more at once, 0 at its end.
+    pub fn read(&mut self, file: &NfsFile, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let length = buffer.len().min(READ_BYTES_MAX);
+        let ops = Ops::default()
+            .op(PUTFH)
+            .opaque(&file.handle)
+            .op(READ)
+            .fixed(&file.state)
+            .u64(offset)
+            .u32(length as u32);
+        let mut answer = self.ask(&ops)?;
+        answer.op(PUTFH)?;
+        answer.op(READ)?;
+        let _is_end = answer.u32()?;
+        let found = answer.opaque()?;
+        ensure!(
+            found.len() <= length,
+            "the NFS server sent more than was asked for"
+        );
+        buffer[..found.len()].copy_from_slice(found);
+        Ok(found.len())
+    }
+
+    /// One COMPOUND as root.
+    fn ask(&mut self, ops: &Ops) -> Result<Answer> {
+        self.xid = self.xid.wrapping_add(1);
+        let call = call(self.xid, ops);
+        // Its last and only fragment.
+        let mark = 0x8000_0000 | call.len() as u32;
+        self.stream
+            .write_all(&mark.to_be_bytes())
+            .and_then(|()| self.stream.write_all(&call))
+            .context("the NFS server is gone")?;
+        let bytes = self.record().context("the NFS server is gone")?;
+        let mut answer = Answer { bytes, at: 0 };
+        ensure!(
+            answer.u32()? == self.xid,
+            "the NFS server answered another call"
+        );
+        ensure!(
+            (answer.u32()?, answer.u32()?) == (1, 0),
+            "the NFS server did not accept a call"
+        );
+        answer.u32()?;
+        answer.opaque()?;
+        ensure!(
+            answer.u32()? == 0,
+            "the NFS server did not understand a call"
+        );
+        answer.u32()?;
+        answer.opaque()?;
+        answer.u32()?;
+        Ok(answer)
+    }
+
+    fn record(&mut self) -> std::io::Result<Vec<u8>> {
+        let mut whole = Vec::new();
+        loop {
+            let mut mark = [0; 4];
+            self.stream.read_exact(&mut mark)?;
+            let mark = u32::from_be_bytes(mark);
+            let start = whole.len();
+            whole.resize(start + (mark & 0x7fff_ffff) as usize, 0);
+            self.stream.read_exact(&mut whole[start..])?;
+            if mark & 0x8000_0000 != 0 {
+                return Ok(whole);
+            }
+        }
+    }
+}
+
+/// The RPC call around a COMPOUND, without its record mark.
+fn call(xid: u32, ops: &Ops) -> Vec<u8> {
+    // Stamp, machine, user, group, no further groups.
+    let root = Ops::default()
+        .u32(0)
+        .opaque(b"lab")
+        .u32(0)
+        .u32(0)
+        .u32(0)
+        .bytes;
+    Ops::default()
+        .u32(xid)
+        .u32(0)
+        .u32(2)
+        .u32(PROGRAM)
+        .u32(VERSION)
+        // The procedure COMPOUND.
+        .u32(1)
+        .u32(AUTH_SYS)
+        .opaque(&root)
+        .u32(0)
+        .u32(0)
+        // Its tag and minor version.
+        .opaque(b"")
+        .u32(0)
+        .u32(ops.count)
+        .fixed(&ops.bytes)
+        .bytes
+}
+
+fn stream_to(port: u16) -> Result<TcpStream> {
+    let socket = rustix::net::socket(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::STREAM,
+        None,
+    )?;
+    let count = PORTS.end - PORTS.start;
+    // Clients come by the dozen: each begins to look somewhere else.
+    let begin = (std::process::id() % u32::from(count)) as u16;
+    let bound = (0..count)
+        .map(|step| PORTS.start + (begin + step) % count)
+        .any(|own| rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], own))).is_ok());
+    ensure!(
+        bound,
+        "no port from {PORTS:?} is free (or we are not root): NFS clients come from those"
+    );
+    rustix::net::connect(&socket, &SocketAddr::from(([127, 0, 0, 1], port)))
+        .with_context(|| format!("no NFS server listens on 127.0.0.1:{port}"))?;
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn opaque_bytes_are_padded_to_four_and_read_back() {
+        let ops = Ops::default().op(READ).opaque(b"abcde").u64(7);
+        assert_eq!((ops.bytes.len(), ops.count), (4 + 4 + 8 + 8, 1));
+        let mut answer = Answer {
+            bytes: ops.bytes,
+            at: 0,
+        };
+        assert_eq!(answer.u32().unwrap(), READ);
+        assert_eq!(answer.opaque().unwrap(), b"abcde");
+        assert_eq!(answer.u64().unwrap(), 7);
+        assert!(answer.u32().is_err(), "there is no more");
+    }
+
+    #[test]
+    fn a_refusal_names_its_status() {
+        let bytes = Ops::default().u32(OPEN).u32(13).bytes;
+        let mut answer = Answer { bytes, at: 0 };
+        let said = answer.op(OPEN).unwrap_err().to_string();
+        assert!(said.contains("13"), "{said}");
+    }
+}

@@ -1,0 +1,715 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The daemon is killed again and again under a pool that is used through all its doors at once: SMB, NFS, an iSCSI disk and programs on the mount
+//! play, record, paint in one file together and do anything at random. Whatever they read is what was written, nobody sees an error, and in the end the
+//! members have it all, without the daemon.
+//!
+//! Waits are measured and printed, not judged ([`rushes_tests::kills`]). The mount itself lives on: what clients see of its death is in
+//! pool_nfs.rs and pool_iscsi.rs. `RUSHES_TEST_KILLS` says how often.
+
+use rushes_tests::daemon::{Daemon, DaemonSpec};
+use rushes_tests::export::{Export, ISCSI, NFS};
+use rushes_tests::fsx::{self, Plan};
+use rushes_tests::kills::{self, Finally, OnPanic, Stage};
+use rushes_tests::needs::{self, Need};
+use rushes_tests::nfs4::{Handle as NfsHandle, Nfs4, Open};
+use rushes_tests::pattern;
+use rushes_tests::pool::{self, EXT4, PoolWorld, XFS};
+use rushes_tests::random::Random;
+use rushes_tests::smb2::{self, Connection, Disposition, Handle};
+use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+const BLOCK: usize = 65_536;
+/// Of footage that is played.
+const CLIP_BYTES: u64 = 12_000_001;
+/// Of a take that is recorded.
+const TAKE_BYTES: u64 = 3_000_001;
+/// Of what is painted. Neither it nor a stripe ends with a page, so that painters at different doors share pages.
+const GRADE_BYTES: u64 = 3_000_017;
+const STRIPE_BYTES: u64 = 30_011;
+/// Doors that paint.
+const PAINTERS: u64 = 3;
+/// Of qemu-io.
+const PROMPT: &str = "qemu-io> ";
+/// Of the iSCSI disk.
+const DISK_BLOCKS: u64 = (64 << 20) / BLOCK as u64;
+/// Steps that each client ends between two kills.
+const STEPS_BETWEEN: u64 = 3;
+/// Longer than anything but a hang takes.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// Between two times at which the kernel forgets what it has read, so that readers come to the daemon.
+const FORGET_EVERY: Duration = Duration::from_millis(50);
+
+/// One file at a time through one door; each call is a request or a few.
+trait Door {
+    /// Make a file that is not there.
+    fn make(&mut self, name: &str) -> Result<(), String>;
+    /// Open one that is.
+    fn open(&mut self, name: &str) -> Result<(), String>;
+    /// Read that much.
+    fn read(&mut self, at: u64, length: usize) -> Result<Vec<u8>, String>;
+    /// Write all of it.
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), String>;
+    /// To stable storage.
+    fn sync(&mut self) -> Result<(), String>;
+    /// Close the file.
+    fn close(&mut self) -> Result<(), String>;
+    /// Give a file another name.
+    fn rename(&mut self, from: &str, to: &str) -> Result<(), String>;
+    /// Take a name away.
+    fn remove(&mut self, name: &str) -> Result<(), String>;
+}
+
+struct BySmb {
+    client: Connection,
+    file: Option<Handle>,
+}
+
+impl BySmb {
+    fn file(&self) -> Handle {
+        self.file.expect("it is open")
+    }
+}
+
+fn smb<T>(done: Result<T, smb2::Status>) -> Result<T, String> {
+    done.map_err(|status| format!("{:#010x}", status.0))
+}
+
+impl Door for BySmb {
+    fn make(&mut self, name: &str) -> Result<(), String> {
+        let made = smb(self.client.open(name, Disposition::OverwriteIf))?;
+        self.file = Some(made.0);
+        Ok(())
+    }
+
+    fn open(&mut self, name: &str) -> Result<(), String> {
+        let opened = smb(self.client.open(name, Disposition::Open))?;
+        self.file = Some(opened.0);
+        Ok(())
+    }
+
+    fn read(&mut self, at: u64, length: usize) -> Result<Vec<u8>, String> {
+        smb(self.client.read(self.file(), at, length))
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), String> {
+        smb(self.client.write(self.file(), at, bytes))
+    }
+
+    fn sync(&mut self) -> Result<(), String> {
+        smb(self.client.flush(self.file()))
+    }
+
+    fn close(&mut self) -> Result<(), String> {
+        let file = self.file.take().expect("it is open");
+        smb(self.client.close(file))
+    }
+
+    fn rename(&mut self, from: &str, to: &str) -> Result<(), String> {
+        let (file, _) = smb(self.client.open(from, Disposition::Open))?;
+        smb(self.client.rename(file, to))?;
+        smb(self.client.close(file))
+    }
+
+    fn remove(&mut self, name: &str) -> Result<(), String> {
+        let (file, _) = smb(self.client.open(name, Disposition::Open))?;
+        smb(self.client.delete_on_close(file))?;
+        smb(self.client.close(file))
+    }
+}
+
+struct OnMount {
+    folder: PathBuf,
+    file: Option<File>,
+}
+
+impl OnMount {
+    fn file(&self) -> &File {
+        self.file.as_ref().expect("it is open")
+    }
+
+    fn opened(&mut self, name: &str, make: bool) -> Result<(), String> {
+        let opened = File::options()
+            .read(true)
+            .write(true)
+            .create(make)
+            .truncate(make)
+            .open(self.folder.join(name));
+        self.file = Some(local(opened)?);
+        Ok(())
+    }
+}
+
+fn local<T>(done: std::io::Result<T>) -> Result<T, String> {
+    done.map_err(|error| error.to_string())
+}
+
+impl Door for OnMount {
+    fn make(&mut self, name: &str) -> Result<(), String> {
+        self.opened(name, true)
+    }
+
+    fn open(&mut self, name: &str) -> Result<(), String> {
+        self.opened(name, false)
+    }
+
+    fn read(&mut self, at: u64, length: usize) -> Result<Vec<u8>, String> {
+        let mut found = vec![0; length];
+        local(self.file().read_exact_at(&mut found, at)).map(|()| found)
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), String> {
+        local(self.file().write_all_at(bytes, at))
+    }
+
+    fn sync(&mut self) -> Result<(), String> {
+        local(self.file().sync_all())
+    }
+
+    fn close(&mut self) -> Result<(), String> {
+        drop(self.file.take());
+        Ok(())
+    }
+
+    fn rename(&mut self, from: &str, to: &str) -> Result<(), String> {
+        local(fs::rename(self.folder.join(from), self.folder.join(to)))
+    }
+
+    fn remove(&mut self, name: &str) -> Result<(), String> {
+        local(fs::remove_file(self.folder.join(name)))
+    }
+}
+
+struct ByNfs {
+    nfs: Nfs4,
+    root: NfsHandle,
+    file: Option<Open>,
+}
+
+fn nfs<T>(done: Result<T, u32>) -> Result<T, String> {
+    done.map_err(|status| format!("NFS status {status}"))
+}
+
+impl ByNfs {
+    fn opened(&mut self, name: &str, make: bool) -> Result<(), String> {
+        let opened = self.nfs.open(&self.root, name.as_bytes(), make);
+        self.file = Some(nfs(opened)?);
+        Ok(())
+    }
+}
+
+impl Door for ByNfs {
+    fn make(&mut self, name: &str) -> Result<(), String> {
+        self.opened(name, true)
+    }
+
+    fn open(&mut self, name: &str) -> Result<(), String> {
+        self.opened(name, false)
+    }
+
+    fn read(&mut self, at: u64, length: usize) -> Result<Vec<u8>, String> {
+        let file = self.file.as_ref().expect("it is open");
+        let mut found = Vec::new();
+        while found.len() < length {
+            let left = (length - found.len()) as u32;
+            let more = nfs(self.nfs.read(file, at + found.len() as u64, left))?;
+            if more.is_empty() {
+                break;
+            }
+            found.extend(more);
+        }
+        Ok(found)
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), String> {
+        let file = self.file.as_ref().expect("it is open");
+        nfs(self.nfs.write(file, at, bytes))
+    }
+
+    /// Each write was durable when it was answered.
+    fn sync(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<(), String> {
+        let file = self.file.take().expect("it is open");
+        nfs(self.nfs.close(file))
+    }
+
+    fn rename(&mut self, from: &str, to: &str) -> Result<(), String> {
+        nfs(self.nfs.rename(&self.root, from.as_bytes(), to.as_bytes()))
+    }
+
+    fn remove(&mut self, name: &str) -> Result<(), String> {
+        nfs(self.nfs.remove(&self.root, name.as_bytes()))
+    }
+}
+
+/// A client at work, and how far it is.
+struct Worker<'a> {
+    stage: &'a Stage,
+    name: String,
+    steps: &'a AtomicU64,
+    door: Box<dyn Door + Send>,
+}
+
+impl Worker<'_> {
+    fn must<T>(
+        &mut self,
+        what: &str,
+        request: impl FnOnce(&mut dyn Door) -> Result<T, String>,
+    ) -> T {
+        let begun = self.stage.begin();
+        let result = request(self.door.as_mut());
+        self.stage.took(begun, &self.name, what);
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        result.unwrap_or_else(|error| panic!("{}: {what}: {error}", self.name))
+    }
+
+    /// Read all of a file and compare it. False: the others have ended, and it was left.
+    fn check(&mut self, name: &str, seed: u64, bytes: u64) -> bool {
+        self.must("open", |door| door.open(name));
+        for at in (0..bytes).step_by(BLOCK) {
+            if !self.stage.goes_on() {
+                break;
+            }
+            let length = BLOCK.min((bytes - at) as usize);
+            let found = self.must("read", |door| door.read(at, length));
+            assert_eq!(found.len(), length, "{}: {name} at {at}", self.name);
+            pattern::check(seed, at, &found, &format!("{}: {name}", self.name));
+        }
+        self.must("close", |door| door.close());
+        self.stage.goes_on()
+    }
+}
+
+/// What must be there in the end: each file's seed and length.
+type Left = BTreeMap<String, (u64, u64)>;
+
+fn play(worker: &mut Worker, name: &str, seed: u64) {
+    while worker.check(name, seed, CLIP_BYTES) {}
+}
+
+/// Take after take: recorded under a passing name, looked at, the one before removed.
+fn record(worker: &mut Worker, number: u64) -> Left {
+    let mut left = Left::new();
+    for turn in 0_u64.. {
+        let seed = 1000 * (number + 1) + turn;
+        let (passing, name) = (
+            format!("take-{number}.tmp"),
+            format!("take-{number}-{turn}.mov"),
+        );
+        worker.must("make", |door| door.make(&passing));
+        for at in (0..TAKE_BYTES).step_by(BLOCK) {
+            let bytes = pattern::bytes(seed, at, BLOCK.min((TAKE_BYTES - at) as usize));
+            worker.must("append", |door| door.write(at, &bytes));
+        }
+        if turn % 3 == 2 {
+            worker.must("sync", |door| door.sync());
+        }
+        worker.must("close", |door| door.close());
+        worker.must("rename", |door| door.rename(&passing, &name));
+        left.insert(name.clone(), (seed, TAKE_BYTES));
+        if !worker.check(&name, seed, TAKE_BYTES) {
+            break;
+        }
+        for old in left.keys().filter(|old| **old != name) {
+            worker.must("remove", |door| door.remove(old));
+        }
+        left.retain(|old, _| *old == name);
+    }
+    left
+}
+
+/// Writes over parts of stripes of its own and reads them, while others have the stripes beside. Returns what they must be.
+fn paint(worker: &mut Worker, painter: u64, name: &str, seed: u64) -> Vec<(u64, Vec<u8>)> {
+    worker.must("open", |door| door.open(name));
+    let mut stripes: Vec<(u64, Vec<u8>)> = (painter..GRADE_BYTES / STRIPE_BYTES)
+        .step_by(PAINTERS as usize)
+        .map(|index| index * STRIPE_BYTES)
+        .map(|at| (at, pattern::bytes(seed, at, STRIPE_BYTES as usize)))
+        .collect();
+    let mut random = Random(painter + 11);
+    let mut step = 0;
+    while worker.stage.goes_on() {
+        step += 1;
+        let which = random.below(stripes.len() as u64) as usize;
+        let (at, bytes) = &mut stripes[which];
+        let from = random.below(STRIPE_BYTES);
+        let to = from + 1 + random.below(STRIPE_BYTES - from);
+        let (offset, part) = (*at + from, from as usize..to as usize);
+        if random.below(2) == 0 {
+            let new = pattern::bytes((painter + 1) << 32 | step, offset, part.len());
+            bytes[part].copy_from_slice(&new);
+            worker.must("overwrite", |door| door.write(offset, &new));
+            continue;
+        }
+        let found = worker.must("read", |door| door.read(offset, part.len()));
+        let wrong = found
+            .iter()
+            .zip(&bytes[part.clone()])
+            .position(|(a, b)| a != b);
+        assert_eq!(
+            (found.len(), wrong),
+            (part.len(), None),
+            "{}: {name}, step {step}, {offset}",
+            worker.name
+        );
+    }
+    worker.must("close", |door| door.close());
+    stripes
+}
+
+/// `qemu-io` on the iSCSI disk, one command after the other.
+struct Disk {
+    child: Child,
+    input: ChildStdin,
+    said: Receiver<Vec<u8>>,
+}
+
+impl Disk {
+    fn log_in(url: &str) -> Disk {
+        let mut child = Command::new(needs::path_of("qemu-io"))
+            .args(["-f", "raw", "-t", "none", url])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("qemu-io starts");
+        let input = child.stdin.take().expect("it is piped");
+        let mut output = child.stdout.take().expect("it is piped");
+        let (tell, said) = channel();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = output.read(&mut bytes) {
+                if tell.send(bytes[..count].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut disk = Disk { child, input, said };
+        disk.answer().expect("it logs in");
+        disk
+    }
+
+    /// One command at a time: what is there of a second one it does not see.
+    fn ask(&mut self, command: &str) -> Result<(), String> {
+        let told = writeln!(self.input, "{command}").and_then(|()| self.input.flush());
+        told.map_err(|error| error.to_string())?;
+        self.answer()
+    }
+
+    /// Until it asks for the next command.
+    fn answer(&mut self) -> Result<(), String> {
+        let mut said = String::new();
+        while !said.ends_with(PROMPT) {
+            let more = self.said.recv_timeout(ANSWER_MAX);
+            let more = more.map_err(|error| format!("{error}: {said}"))?;
+            said += &String::from_utf8_lossy(&more);
+        }
+        let is_good = !["fail", "rror", "invalid"]
+            .iter()
+            .any(|word| said.contains(word));
+        if is_good { Ok(()) } else { Err(said) }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Blocks of the disk, each all of one byte; returns which.
+fn use_disk(stage: &Stage, steps: &AtomicU64, url: &str) -> Vec<u8> {
+    let mut disk = Disk::log_in(url);
+    let mut blocks = vec![0; DISK_BLOCKS as usize];
+    let mut random = Random(3);
+    while stage.goes_on() {
+        let block = random.below(DISK_BLOCKS);
+        let at = block * BLOCK as u64;
+        let byte = &mut blocks[block as usize];
+        let command = match random.below(10) {
+            0 => String::from("flush"),
+            1..5 => {
+                *byte = random.below(256) as u8;
+                format!("write -P {byte} {at} {BLOCK}")
+            }
+            _ => format!("read -P {byte} {at} {BLOCK}"),
+        };
+        let begun = stage.begin();
+        let done = disk.ask(&command);
+        stage.took(begun, "disk", &command);
+        steps.fetch_add(1, Ordering::Relaxed);
+        done.unwrap_or_else(|said| panic!("disk: {command}: {said}"));
+    }
+    disk.ask("flush").expect("flushed");
+    blocks
+}
+
+/// Everything else that SMB clients do, at random, compared with a model.
+fn anything(stage: &Stage, port: u16, folder: &Path, steps: &Arc<AtomicU64>) {
+    for seed in 0.. {
+        if !stage.goes_on() {
+            return;
+        }
+        let plan = Plan {
+            seed,
+            operations: 200,
+            workers: 4,
+            only: None,
+            clients: 2,
+            quiet: true,
+            daemon_dies: true,
+            steps: Arc::clone(steps),
+        };
+        if let Err(divergence) = fsx::run(port, folder, &plan) {
+            panic!("{divergence}");
+        }
+        // The names of one round come again in the next.
+        for name in names(folder).filter(|name| name.starts_with('w')) {
+            fs::remove_file(folder.join(name)).expect("removed");
+        }
+    }
+}
+
+fn names(folder: &Path) -> impl Iterator<Item = String> {
+    let all = fs::read_dir(folder).expect("our own mount").flatten();
+    all.map(|entry| entry.file_name().to_string_lossy().into_owned())
+}
+
+/// The kernel forgets what it read of all files, as it does when memory is short.
+fn forget(folder: &Path) {
+    for name in names(folder) {
+        // (It may be gone, or have another name.)
+        if let Ok(file) = File::open(folder.join(name)) {
+            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+        }
+    }
+}
+
+/// The pool behind all its doors. They end in this order.
+struct Doors {
+    smbd: Smbd,
+    nfs: Export,
+    disk: Export,
+    daemon: Daemon,
+    world: PoolWorld,
+}
+
+impl Doors {
+    fn open() -> Option<Doors> {
+        let samba = [Need::Program("smbd"), Need::Program("pdbedit")];
+        if ![&samba[..], NFS, ISCSI].into_iter().all(needs::all_there) {
+            return None;
+        }
+        let world = PoolWorld::build(&[(EXT4, 200), (XFS, 300)])?;
+        let member = |number| world.member(number).join("pool");
+        let daemon = Daemon::start(
+            &world.scratch,
+            &DaemonSpec {
+                share: member(0),
+                cache: String::from("64MiB"),
+                write_buffer: Some("64MiB"),
+                server: String::new(),
+                more: format!("[[share]]\nname = \"m1\"\npath = {:?}\n", member(1)),
+            },
+        );
+        let everybody = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(world.path(""), everybody).expect("our own mount");
+        let mut share = smb2::SHARE_LINES.map(String::from).to_vec();
+        share.extend(["oplocks = no", "allocation roundup size = 0"].map(String::from));
+        let smbd = Smbd::start(
+            &world.scratch,
+            &SmbdSpec {
+                path: world.path(""),
+                share,
+                global: vec![String::from(smb2::GLOBAL)],
+            },
+        );
+        let disk = Export::iscsi(&world, "edit.disk", &["--size", "64MiB"]);
+        // Clients of NFS that say nothing for half of this are gone; ours may have to wait.
+        let nfs = Export::nfs_with(&world, &["--grace", "120"]);
+        Some(Doors {
+            smbd,
+            nfs,
+            disk,
+            daemon,
+            world,
+        })
+    }
+
+    fn by_smb(&self) -> Box<dyn Door + Send> {
+        let client = Connection::connect(self.smbd.port(), SHARE);
+        Box::new(BySmb {
+            client: client.expect("smbd lets guests in"),
+            file: None,
+        })
+    }
+
+    fn on_mount(&self) -> Box<dyn Door + Send> {
+        Box::new(OnMount {
+            folder: self.world.path(""),
+            file: None,
+        })
+    }
+
+    fn by_nfs(&self, name: &str) -> Box<dyn Door + Send> {
+        let mut nfs = Nfs4::connect(self.nfs.port, name, 1);
+        let root = nfs.root("media").expect("exported");
+        Box::new(ByNfs {
+            nfs,
+            root,
+            file: None,
+        })
+    }
+}
+
+const CLIENTS: usize = 9;
+
+/// The mount has found it, and has read by way of it.
+fn serves(daemon: &Daemon) -> bool {
+    let status = daemon.status();
+    let of = |name: &str| status["cache"][name].as_u64().unwrap_or(0);
+    let sessions = status["sessions"].as_array().map_or(0, Vec::len);
+    sessions == 2 && of("hit_count") + of("miss_count") > 0
+}
+
+fn main() {
+    let Some(doors) = Doors::open() else {
+        return;
+    };
+    for (name, seed, bytes) in [("clip.mov", 1, CLIP_BYTES), ("grade.mov", 2, GRADE_BYTES)] {
+        let path = doors.world.path(name);
+        pool::put(&path, seed, bytes as usize).expect("there is room");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("ours");
+    }
+    let stage = Stage::default();
+    let steps: [Arc<AtomicU64>; CLIENTS] = Default::default();
+    let (mut left, mut graded) = (Left::new(), pattern::bytes(2, 0, GRADE_BYTES as usize));
+    let mut blocks = Vec::new();
+    // The daemon is started again by a thread of its own.
+    let Doors {
+        smbd,
+        nfs,
+        disk,
+        mut daemon,
+        mut world,
+    } = std::thread::scope(|scope| {
+        let (stage, steps) = (&stage, &steps);
+        let worker = |number: usize, name: &str, door| Worker {
+            stage,
+            name: name.to_owned(),
+            steps: &steps[number],
+            door,
+        };
+        let mut player = worker(0, "player by SMB", doors.by_smb());
+        let recorders = [
+            worker(1, "recorder by SMB", doors.by_smb()),
+            worker(2, "recorder on the mount", doors.on_mount()),
+            worker(3, "recorder by NFS", doors.by_nfs("recorder")),
+        ];
+        let painters = [
+            worker(4, "painter by SMB", doors.by_smb()),
+            worker(5, "painter on the mount", doors.on_mount()),
+            worker(6, "painter by NFS", doors.by_nfs("painter")),
+        ];
+        let (port, url) = (doors.smbd.port(), doors.disk.disk("edit.disk"));
+        let folder = doors.world.path("");
+        let mut doors = doors;
+        scope.spawn(move || {
+            let _all = Finally(stage);
+            play(&mut player, "clip.mov", 1);
+        });
+        let mut numbers = 0..;
+        let recorders = recorders.map(|mut worker| {
+            let number = numbers.next().expect("endless");
+            scope.spawn(move || {
+                let _all = Finally(stage);
+                record(&mut worker, number)
+            })
+        });
+        let mut numbers = 0..;
+        let painters = painters.map(|mut worker| {
+            let number = numbers.next().expect("endless");
+            scope.spawn(move || {
+                let _all = Finally(stage);
+                paint(&mut worker, number, "grade.mov", 2)
+            })
+        });
+        let disk = scope.spawn(move || {
+            let _all = Finally(stage);
+            use_disk(stage, &steps[7], &url)
+        });
+        let everything = folder.clone();
+        scope.spawn(move || {
+            let _all = Finally(stage);
+            anything(stage, port, &everything, &steps[8]);
+        });
+        scope.spawn(move || {
+            let _all = OnPanic(stage);
+            while stage.goes_on() {
+                forget(&folder);
+                std::thread::sleep(FORGET_EVERY);
+            }
+        });
+        {
+            let _all = Finally(stage);
+            let now = || steps.each_ref().map(|s| s.load(Ordering::Relaxed));
+            let count = kills::wanted();
+            kills::kill(&mut doors.daemon, stage, serves, now, STEPS_BETWEEN, count);
+        }
+        for recorder in recorders {
+            left.extend(recorder.join().expect("a recorder"));
+        }
+        for painter in painters {
+            for (at, bytes) in painter.join().expect("a painter") {
+                graded[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+            }
+        }
+        blocks = disk.join().expect("the disk");
+        doors
+    });
+    let sum: u64 = steps.iter().map(|s| s.load(Ordering::Relaxed)).sum();
+    println!("{}", stage.summary(CLIENTS, sum));
+    drop(smbd);
+    nfs.end();
+    disk.end();
+    daemon.wait_for("nothing is left to be written", |status| {
+        status["write"]["used_bytes"] == 0
+    });
+    // What there is is on the members: nobody's memory is asked.
+    world.end();
+    daemon.end();
+    world.start();
+    let read = |name: &str| fs::read(world.path(name)).expect("it is there");
+    pool::check(&world.path("clip.mov"), 1, CLIP_BYTES as usize);
+    assert!(
+        read("grade.mov") == graded,
+        "grade.mov is not what its painters were told"
+    );
+    assert!(left.len() >= 3, "each recorder leaves a take: {left:?}");
+    for (name, (seed, bytes)) in left {
+        pool::check(&world.path(&name), seed, bytes as usize);
+    }
+    for (block, found) in read("edit.disk").chunks(BLOCK).enumerate() {
+        let byte = blocks[block];
+        assert!(
+            found.iter().all(|one| *one == byte),
+            "block {block} of the disk is not all {byte}"
+        );
+    }
+    world.end();
+    let (report, code) = world.json(&["fsck"], &[]);
+    assert_eq!(code, Some(0), "{report:#}");
+}
