@@ -15,6 +15,7 @@ mod listing;
 mod loads;
 mod names;
 mod nodes;
+mod reads;
 mod removals;
 mod session;
 mod signs;
