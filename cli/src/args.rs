@@ -118,10 +118,16 @@ Exit code: 0 the member is empty, 1 the others are full, 2 it could not be done.
     Drain(PoolDrainArgs),
     /// Move files from full members to emptier ones, after one was added; the pool may be mounted
     #[command(after_help = "\
-Whole files move until each member is as full as all together, within one part in a hundred; stripes stay where they are, and files for which a class \
-of members was wished stay on members of that class. One that was interrupted goes on when it is repeated. Exit code: 0 done, 2 it could not be begun or \
+Whole files move until each member is as full as all together, within one part in a hundred; files for which a class \
+of members was wished stay on members of that class. What is striped over fewer members than its policy allows by now is striped anew over more, if there is room. One that was interrupted goes on when it is repeated. Exit code: 0 done, 2 it could not be begun or \
 went wrong.")]
     Rebalance(PoolCatalogueArgs),
+    /// Bring files together that are in more pieces than need be; the pool may be mounted
+    #[command(after_help = "\
+What is in several places though one member has room for the whole comes to one; what is scattered over its disk, with more than one extent for each 64 MiB and one more, is \
+written anew beside it if that has at most half as many. Striped files are as wide as they can be by `rebalance`. One that was interrupted goes on when it is repeated. Exit \
+code: 0 done, 2 it could not be begun or went wrong.")]
+    Defrag(PoolDefragArgs),
     /// Let a member go that has no bytes; the pool may be mounted
     #[command(after_help = "\
 Refused while a file has bytes on it. One that is missing may go if nothing was on it, while the pool is not mounted. A remove that was interrupted is finished by repeating \
@@ -193,6 +199,19 @@ pub(crate) struct PoolCatalogueArgs {
     /// The pool's catalogue
     #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
     pub(crate) catalogue: PathBuf,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolDefragArgs {
+    /// The pool's catalogue
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
+    pub(crate) catalogue: PathBuf,
+    /// Files and folders of the pool, below its mount (or, if it is not mounted, in its catalogue's `tree`); otherwise all
+    #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) paths: Vec<PathBuf>,
     /// Print JSON; the names of its fields are promised
     #[arg(long)]
     pub(crate) json: bool,

@@ -94,6 +94,7 @@ pub(crate) fn run(command: &PoolCommand) -> Result<ExitCode, String> {
         PoolCommand::Add(args) => pool_members::add(args),
         PoolCommand::Drain(args) => pool_members::drain(args),
         PoolCommand::Rebalance(args) => pool_members::rebalance(args),
+        PoolCommand::Defrag(args) => pool_members::defrag(args),
         PoolCommand::Remove(args) => pool_members::remove(args),
         PoolCommand::Status(args) => pool_members::status(args),
         PoolCommand::Policy(args) => pool_policy::policy(args),

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool add`, `drain`, `rebalance`, `remove` and `status`: which members a pool has, and how they are. A pool that is mounted is changed by its
+//! `rushes pool add`, `drain`, `rebalance`, `defrag`, `remove` and `status`: which members a pool has, and how they are. A pool that is mounted is changed by its
 //! mount, which is asked; no daemon is.
 
-use crate::args::{PoolAddArgs, PoolCatalogueArgs, PoolDrainArgs, PoolLsArgs, PoolRemoveArgs};
+use crate::args::{
+    PoolAddArgs, PoolCatalogueArgs, PoolDefragArgs, PoolDrainArgs, PoolLsArgs, PoolRemoveArgs,
+};
 use crate::ask::{print_json, say};
 use crate::pool::{
     PRESENT, catalogues, class_of, print_all, settled, shown, state_of, told, with_wish,
@@ -11,7 +13,8 @@ use crate::pool_care::counter;
 use crate::show::{self, Table};
 use indicatif::ProgressBar;
 use rushes_pool::{
-    Door, Drained, MemberNumber, Nobody, Pool, PoolError, Request, Told, Work, newest_log,
+    Defragged, Door, Drained, MemberNumber, Nobody, Pieces, Pool, PoolError, Request, Told, Work,
+    newest_log,
 };
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -52,6 +55,7 @@ struct Done {
     numbers: Vec<u16>,
     all: Drained,
     is_empty: bool,
+    defragged: Defragged,
 }
 
 /// Ask the mount. Whoever interrupts this program interrupts the work.
@@ -66,10 +70,12 @@ fn asked(door: Door, request: &Request, bar: &ProgressBar) -> Result<Done, PoolE
             numbers,
             all,
             is_empty,
+            defragged,
         } => Done {
             numbers,
             all,
             is_empty,
+            defragged,
         },
         _ => Done::default(),
     })
@@ -253,6 +259,91 @@ pub(crate) fn rebalance(args: &PoolCatalogueArgs) -> Result<ExitCode, String> {
         print_json(&report)?;
     } else {
         say(&format!("{}.\n", moved_so_far(done)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Files that were brought together.
+#[derive(Debug, Serialize)]
+struct DefragReport {
+    catalogue: String,
+    file_count: u64,
+    moved_count: u64,
+    moved_bytes: u64,
+    before: PiecesReport,
+    after: PiecesReport,
+}
+
+/// In how many pieces files are.
+#[derive(Debug, Serialize)]
+struct PiecesReport {
+    segment_count: u64,
+    extent_count: u64,
+}
+
+impl PiecesReport {
+    fn of(pieces: Pieces) -> PiecesReport {
+        PiecesReport {
+            segment_count: pieces.segment_count,
+            extent_count: pieces.extent_count,
+        }
+    }
+}
+
+/// A path of a pool, below its tree.
+fn below(catalogue: &Path, path: &Path) -> Result<PathBuf, String> {
+    let place = rushes_pool::find(path).map_err(told)?;
+    let is_ours = place.catalogue.canonicalize().ok() == catalogue.canonicalize().ok();
+    if !is_ours {
+        return Err(format!(
+            "{} is in the pool {}; expected a path of {}",
+            path.display(),
+            place.catalogue.display(),
+            catalogue.display()
+        ));
+    }
+    Ok(place.below)
+}
+
+pub(crate) fn defrag(args: &PoolDefragArgs) -> Result<ExitCode, String> {
+    let catalogue = shown(seen(&args.catalogue)?.catalogue().path());
+    let paths: Result<Vec<PathBuf>, String> = args
+        .paths
+        .iter()
+        .map(|path| below(&args.catalogue, path))
+        .collect();
+    let paths = paths?;
+    let hand = Hand::on(&args.catalogue)?;
+    let bar = counter("{msg}");
+    let done = match hand {
+        Hand::Ours(pool) => rushes_pool::defrag(&pool, &paths, |now| {
+            bar.set_message(moved_so_far(now));
+        }),
+        Hand::Mount(door) => {
+            asked(door, &Request::Defrag { paths }, &bar).map(|done| (done.all, done.defragged))
+        }
+    };
+    bar.finish_and_clear();
+    let (done, pieces) = done.map_err(told)?;
+    let report = DefragReport {
+        catalogue,
+        file_count: done.file_count,
+        moved_count: done.moved_count,
+        moved_bytes: done.moved_bytes,
+        before: PiecesReport::of(pieces.before),
+        after: PiecesReport::of(pieces.after),
+    };
+    if args.json {
+        print_json(&report)?;
+    } else {
+        say(&format!(
+            "{}. {} segments, {} now; {} extents, {} now.\n",
+            moved_so_far(done),
+            report.before.segment_count,
+            report.after.segment_count,
+            report.before.extent_count,
+            report.after.extent_count
+        ))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -5,6 +5,7 @@
 
 pub mod balance;
 pub mod check;
+pub mod defrag;
 pub mod layout;
 pub mod names;
 pub mod pace;

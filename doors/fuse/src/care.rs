@@ -13,8 +13,9 @@ use crate::nodes::{Node, locked, status};
 use rushes_core::pool::pace::rest;
 use rushes_core::units;
 use rushes_pool::{
-    Access, ByteCount, Drained, Layout, MemberNumber, Move, Moved, Object, Pool, PoolError,
-    Request, Told, Users, Work, WorkKind, about, each_file, names_follow, set_draining,
+    Access, ByteCount, Defragged, Drained, Layout, MemberNumber, Move, Moved, Object, Pool,
+    PoolError, Request, Told, Users, Work, WorkKind, about, each_file_in, names_follow,
+    set_draining,
 };
 use rushes_sys::priority::{idle_io, ordinary_io};
 use rustix::fs::{Mode, OFlags, open};
@@ -118,6 +119,7 @@ impl Door {
             Request::Drain { member, cancel } => self.drain(*member, *cancel, tell),
             Request::Remove { member } => self.let_member_go(*member),
             Request::Rebalance {} => self.rebalance(tell),
+            Request::Defrag { paths } => self.defrag(paths, tell),
             Request::Status {} => Ok(Told::Status {
                 work: self.care.work(),
             }),
@@ -138,6 +140,7 @@ impl Door {
             numbers: numbers.iter().map(|number| number.0).collect(),
             all: Drained::default(),
             is_empty: false,
+            defragged: Defragged::default(),
         })
     }
 
@@ -165,7 +168,7 @@ impl Door {
             return Ok(done(Drained::default(), false));
         }
         let mut mover = Mover::new(self, tell);
-        match mover.all(Plan::Off(member)) {
+        match mover.all(&Plan::Off(member)) {
             Ok(()) => {}
             Err(PoolError::NoRoom) => return Ok(done(mover.done, false)),
             Err(error) => return Err(error),
@@ -178,8 +181,20 @@ impl Door {
     fn rebalance(&self, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
         let _busy = self.care.begin(WorkKind::Rebalance, None)?;
         let mut mover = Mover::new(self, tell);
-        mover.all(Plan::Spread)?;
+        mover.all(&Plan::Spread)?;
         Ok(done(mover.done, false))
+    }
+
+    fn defrag(&self, paths: &[PathBuf], tell: &mut Tell<'_>) -> Result<Told, PoolError> {
+        let _busy = self.care.begin(WorkKind::Defrag, None)?;
+        let mut mover = Mover::new(self, tell);
+        mover.all(&Plan::Together(paths.to_vec()))?;
+        Ok(Told::Done {
+            numbers: Vec::new(),
+            all: mover.done,
+            is_empty: false,
+            defragged: mover.defragged,
+        })
     }
 
     /// A file by its stub, as if it had been opened through the mount. None: it has no name any more.
@@ -282,6 +297,7 @@ fn done(all: Drained, is_empty: bool) -> Told {
         numbers: Vec::new(),
         all,
         is_empty,
+        defragged: Defragged::default(),
     }
 }
 
@@ -310,26 +326,44 @@ impl Drop for Held<'_> {
 }
 
 /// What is to be moved.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Plan {
     /// All that this member has.
     Off(MemberNumber),
-    /// From fuller members to emptier ones.
+    /// From fuller members to emptier ones, and to wider stripes.
     Spread,
+    /// What is in more pieces than need be of these files and folders, or of all if there are none.
+    Together(Vec<PathBuf>),
 }
 
+/// Moves of a file are made in so many steps: what the second one is shows when the first one is done.
+const STEPS: usize = 2;
+
 impl Plan {
-    fn concerns(self, layout: &Layout) -> bool {
+    /// By its record alone: whether it is worth a closer look.
+    fn concerns(&self, layout: &Layout) -> bool {
         match self {
-            Plan::Off(number) => layout.objects().iter().any(|one| one.member == number),
-            Plan::Spread => !layout.segments().is_empty(),
+            Plan::Off(number) => layout.objects().iter().any(|one| one.member == *number),
+            Plan::Spread | Plan::Together(_) => !layout.segments().is_empty(),
         }
     }
 
-    fn moves(self, layout: &Layout) -> Vec<Move> {
+    fn moves(&self, step: usize, pool: &Pool, stub: &OwnedFd, layout: &Layout) -> Vec<Move> {
+        let stub = stub.as_fd();
+        match (self, step) {
+            (Plan::Off(number), 0) => vec![Move::off(*number)],
+            (Plan::Spread, 0) => Move::spreading(layout),
+            (Plan::Spread, 1) => Move::widening(pool, stub, layout).into_iter().collect(),
+            (Plan::Together(_), 0) => Move::gathering(pool, stub, layout).into_iter().collect(),
+            (Plan::Together(_), 1) => Move::afresh(pool, layout),
+            _ => Vec::new(),
+        }
+    }
+
+    fn paths(&self) -> &[PathBuf] {
         match self {
-            Plan::Off(number) => vec![Move::off(number)],
-            Plan::Spread => Move::spreading(layout),
+            Plan::Together(paths) => paths,
+            Plan::Off(_) | Plan::Spread => &[],
         }
     }
 }
@@ -342,6 +376,7 @@ struct Mover<'a, 'b> {
     /// Who asked is gone.
     is_unwanted: bool,
     done: Drained,
+    defragged: Defragged,
 }
 
 impl<'a, 'b> Mover<'a, 'b> {
@@ -352,26 +387,28 @@ impl<'a, 'b> Mover<'a, 'b> {
             told_at: Instant::now(),
             is_unwanted: false,
             done: Drained::default(),
+            defragged: Defragged::default(),
         }
     }
 
     /// Whatever the plan is about: first what nobody has open, so that players are disturbed last. Names come and go meanwhile, so that a
     /// look may miss one: a member is empty when it has no objects, or two looks have found nobody's.
-    fn all(&mut self, plan: Plan) -> Result<(), PoolError> {
+    fn all(&mut self, plan: &Plan) -> Result<(), PoolError> {
         let mut is_left = self.look(plan, true)?;
-        let file_count = self.done.file_count;
+        let (file_count, before) = (self.done.file_count, self.defragged.before);
         match plan {
             Plan::Off(number) => {
                 let mut is_sure = false;
-                while is_left || (!is_sure && self.has_objects(number)) {
+                while is_left || (!is_sure && self.has_objects(*number)) {
                     is_sure = !is_left;
                     is_left = self.look(plan, false)?;
                 }
             }
-            Plan::Spread if is_left => drop(self.look(plan, false)?),
-            Plan::Spread => {}
+            _ if is_left => drop(self.look(plan, false)?),
+            _ => {}
         }
         self.done.file_count = file_count;
+        self.defragged.before = before;
         Ok(())
     }
 
@@ -381,11 +418,12 @@ impl<'a, 'b> Mover<'a, 'b> {
     }
 
     /// Returns  something was found
-    fn look(&mut self, plan: Plan, spare_open: bool) -> Result<bool, PoolError> {
+    fn look(&mut self, plan: &Plan, spare_open: bool) -> Result<bool, PoolError> {
         let mut is_found = false;
         let door = self.door;
+        self.defragged = Defragged::default();
         door.bury();
-        each_file(&door.pool, |path, stub| {
+        each_file_in(&door.pool, plan.paths(), |path, stub| {
             self.done.file_count += 1;
             is_found |= self.file(path, stub, plan, spare_open)?;
             self.told(false)
@@ -405,19 +443,43 @@ impl<'a, 'b> Mover<'a, 'b> {
         &mut self,
         path: &Path,
         stub: &OwnedFd,
-        plan: Plan,
+        plan: &Plan,
         spare_open: bool,
     ) -> Result<bool, PoolError> {
         // Without its lock: what a record says of a member that takes nothing new stays true.
         match (self.door.pool.layout(stub.as_fd()), plan) {
+            (Ok(Some(layout)), Plan::Together(_)) if plan.concerns(&layout) => {
+                let pieces = self.door.pool.pieces(&layout);
+                self.defragged.before.add(pieces);
+                let is_left = (0..STEPS)
+                    .any(|step| !plan.moves(step, &self.door.pool, stub, &layout).is_empty());
+                let is_found = is_left && self.beside_others(path, stub, plan, spare_open)?;
+                let now = match self.door.pool.layout(stub.as_fd()) {
+                    Ok(Some(layout)) if is_found => self.door.pool.pieces(&layout),
+                    _ => pieces,
+                };
+                self.defragged.after.add(now);
+                return Ok(is_found);
+            }
             (Ok(Some(layout)), _) if plan.concerns(&layout) => {}
-            (Ok(_), _) | (Err(_), Plan::Spread) => return Ok(false),
+            (Ok(_), _) | (Err(_), Plan::Spread | Plan::Together(_)) => return Ok(false),
             // A file that got its first bytes at this moment has a record by now.
             (Err(_), Plan::Off(_)) => {
                 let layout = self.door.pool.layout(stub.as_fd());
                 layout.map_err(|error| about(path, &error))?;
             }
         }
+        self.beside_others(path, stub, plan, spare_open)
+    }
+
+    /// As [`Mover::file`], of a file that there is something to do about.
+    fn beside_others(
+        &mut self,
+        path: &Path,
+        stub: &OwnedFd,
+        plan: &Plan,
+        spare_open: bool,
+    ) -> Result<bool, PoolError> {
         let held = match self.door.open_stub(stub) {
             Ok(Some(held)) => held,
             Ok(None) | Err(Errno::XDEV) => return Ok(false),
@@ -439,31 +501,37 @@ impl<'a, 'b> Mover<'a, 'b> {
     }
 
     /// Returns  something was moved
-    fn open_file(&mut self, held: &Held<'_>, plan: Plan) -> Result<bool, PoolError> {
-        let moves = {
-            let state = held.file.state();
-            state.layout.as_ref().map(|layout| plan.moves(layout))
-        };
+    fn open_file(&mut self, held: &Held<'_>, plan: &Plan) -> Result<bool, PoolError> {
         let mut is_moved = false;
-        for mut one in moves.unwrap_or_default() {
-            loop {
-                self.must_stop()?;
-                let begun = Instant::now();
-                let piece = match held.has_others() {
-                    true => PIECE_BESIDE_OTHERS,
-                    false => PIECE,
-                };
-                self.door.read_before(held, &one, piece);
-                let Some(moved) = self.door.move_piece(held, &mut one, piece)? else {
-                    break;
-                };
-                is_moved = true;
-                self.done.moved_bytes += moved.copied;
-                self.told(true)?;
-                self.rest(&moved, begun.elapsed())?;
+        for step in 0..STEPS {
+            let layout = held.file.state().layout.clone();
+            let moves = layout.map(|now| plan.moves(step, &self.door.pool, &held.file.stub, &now));
+            for one in moves.unwrap_or_default() {
+                is_moved |= self.pieces(held, one)?;
             }
         }
         Ok(is_moved)
+    }
+
+    /// Returns  something was moved
+    fn pieces(&mut self, held: &Held<'_>, mut one: Move) -> Result<bool, PoolError> {
+        let mut is_moved = false;
+        loop {
+            self.must_stop()?;
+            let begun = Instant::now();
+            let piece = match held.has_others() {
+                true => PIECE_BESIDE_OTHERS,
+                false => PIECE,
+            };
+            self.door.read_before(held, &one, piece);
+            let Some(moved) = self.door.move_piece(held, &mut one, piece)? else {
+                return Ok(is_moved);
+            };
+            is_moved = true;
+            self.done.moved_bytes += moved.copied;
+            self.told(true)?;
+            self.rest(&moved, begun.elapsed())?;
+        }
     }
 
     fn rest(&mut self, moved: &Moved, took: Duration) -> Result<(), PoolError> {

@@ -65,15 +65,15 @@ pub struct Buried {
 }
 
 /// Where bytes are that go elsewhere: a segment, and its objects opened.
-struct Source {
-    segment: Segment,
+pub(crate) struct Source {
+    pub(crate) segment: Segment,
     /// None: it is away.
-    objects: Vec<Option<OwnedFd>>,
+    pub(crate) objects: Vec<Option<OwnedFd>>,
 }
 
 impl Source {
     /// The first byte of the file at or behind `at` that is in one of the objects.
-    fn next_data(&self, at: u64) -> Result<Option<u64>, PoolError> {
+    pub(crate) fn next_data(&self, at: u64) -> Result<Option<u64>, PoolError> {
         let (shape, origin) = (self.segment.shape, self.segment.origin.0);
         let mut first = None;
         for (index, fd) in self.objects.iter().enumerate() {
@@ -115,7 +115,7 @@ impl Source {
     }
 
     /// Bytes of the file that are elsewhere by now.
-    fn punch(&self, range: ByteRange) -> Result<(), Errno> {
+    pub(crate) fn punch(&self, range: ByteRange) -> Result<(), Errno> {
         let (shape, origin) = (self.segment.shape, self.segment.origin.0);
         self.objects
             .iter()
@@ -387,7 +387,11 @@ impl Pool {
     }
 
     /// A segment whose bytes are to go elsewhere.
-    fn source(&self, layout: &Layout, segment_index: usize) -> Result<Source, PoolError> {
+    pub(crate) fn source(
+        &self,
+        layout: &Layout,
+        segment_index: usize,
+    ) -> Result<Source, PoolError> {
         let segment = layout.segments()[segment_index].clone();
         let open = |&object: &Object| self.open_object(layout, object, Access::Write).map(Some);
         let objects = segment.objects.iter().map(open).collect::<Result<_, _>>()?;
@@ -626,7 +630,7 @@ impl Pool {
     }
 
     /// Nobody names it; if it cannot be removed, nobody ever will.
-    fn forget(&self, file: FileIdentity, object: Object) {
+    pub(crate) fn forget(&self, file: FileIdentity, object: Object) {
         if let Some(member) = self.member(object.member) {
             let _ = member.remove_object(file, object.id);
         }

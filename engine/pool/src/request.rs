@@ -8,6 +8,7 @@
 use crate::catalogue::SOCKET;
 use crate::change::Drained;
 use crate::error::PoolError;
+use crate::gather::Defragged;
 use rushes_sys::socket::peer;
 use rustix::fs::{Mode, OFlags, open};
 use serde::{Deserialize, Serialize};
@@ -45,8 +46,13 @@ pub enum Request {
         /// Its number.
         member: u16,
     },
-    /// Make members equally full.
+    /// Make members equally full, and stripes as wide as they can be.
     Rebalance {},
+    /// Bring files together that are in more pieces than need be.
+    Defrag {
+        /// Files and folders, below the tree; all if there are none.
+        paths: Vec<PathBuf>,
+    },
     /// What is under way?
     Status {},
 }
@@ -73,6 +79,8 @@ pub enum Told {
         all: Drained,
         /// Of a drain: nothing is left. False: the others are full.
         is_empty: bool,
+        /// Of a defrag.
+        defragged: Defragged,
     },
     /// To [`Request::Status`].
     Status {
@@ -98,6 +106,8 @@ pub enum WorkKind {
     Remove,
     /// [`Request::Rebalance`]
     Rebalance,
+    /// [`Request::Defrag`]
+    Defrag,
 }
 
 /// What is under way, and how far.
@@ -121,6 +131,7 @@ impl WorkKind {
             WorkKind::Drain => "drain",
             WorkKind::Remove => "remove",
             WorkKind::Rebalance => "rebalance",
+            WorkKind::Defrag => "defrag",
         }
     }
 }

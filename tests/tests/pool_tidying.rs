@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A pool that is tidied: files in several places come together, scattered ones are written anew, stripes grow with the members, also by itself
+//! when nobody asks for anything; killed at every step, and beside those who read and write.
+
+use rushes_tests::needs::{self, Need};
+use rushes_tests::pattern;
+use rushes_tests::pool::{EXT4, Made, PoolWorld, XFS, check, killed_at, put};
+use rustix::fs::{FallocateFlags, fallocate};
+use serde_json::{Value, json};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const MIB: usize = 1 << 20;
+
+fn build(members: &[Made]) -> Option<PoolWorld> {
+    if !needs::all_there(&[Need::Program("strace")]) {
+        return None;
+    }
+    PoolWorld::build(members)
+}
+
+/// What a kill left is mended, and none of it needed a name in lost+found.
+fn mended(world: &PoolWorld, context: &str) {
+    let (report, code) = world.json(&["fsck", "--repair"], &[]);
+    assert_eq!(code, Some(0), "{context}: {report}");
+    let lost = world.catalogue().join("tree/lost+found");
+    assert!(!lost.exists(), "{context}: {report}");
+    let (report, code) = world.json(&["fsck"], &[]);
+    assert_eq!(code, Some(0), "{context}: {report}");
+    assert_eq!(report["findings"], json!([]), "{context}");
+}
+
+/// A file beside the pool that leaves so much room on a member.
+fn occupy(world: &PoolWorld, member: usize, free: usize) -> PathBuf {
+    let path = world.member(member).join("others");
+    let found = rustix::fs::statvfs(world.member(member)).expect("mounted");
+    let length = (found.f_bavail * found.f_frsize) as usize - free;
+    let file = File::create(&path).expect("made");
+    fallocate(&file, FallocateFlags::empty(), 0, length as u64).expect("room");
+    path
+}
+
+/// Files `s0`, `s1`, …, each on two members although any has room for the whole.
+fn split_files(world: &PoolWorld, members: usize, count: u64, length: usize) {
+    for seed in 0..count {
+        let free = length * 2 / 3;
+        let others: Vec<PathBuf> = (0..members).map(|at| occupy(world, at, free)).collect();
+        let name = format!("s{seed}");
+        put(&world.path(&name), seed, length).expect("there is room");
+        for path in others {
+            fs::remove_file(path).expect("ours");
+        }
+        assert_eq!(world.members_of(&name).len(), 2, "{name}");
+    }
+}
+
+/// Bytes from here on have no two places that follow each other on the disk.
+fn scatter(world: &PoolWorld, member: usize, name: &str, seed: u64, length: usize) {
+    let folder = world.member(member).join("others");
+    fs::create_dir(&folder).expect("made");
+    let mut count = 0;
+    while File::create(folder.join(count.to_string()))
+        .and_then(|file| Ok(fallocate(&file, FallocateFlags::empty(), 0, 128 << 10)?))
+        .is_ok()
+    {
+        count += 1;
+    }
+    for at in (0..=count).step_by(2) {
+        fs::remove_file(folder.join(at.to_string())).expect("ours");
+    }
+    rustix::fs::sync();
+    put(&world.path(name), seed, length).expect("there is room");
+    fs::remove_dir_all(folder).expect("ours");
+    rustix::fs::sync();
+}
+
+fn number(report: &Value, words: &[&str]) -> u64 {
+    let found = words.iter().fold(report, |value, word| &value[*word]);
+    found
+        .as_u64()
+        .unwrap_or_else(|| panic!("{words:?}: {report}"))
+}
+
+fn defragged(world: &PoolWorld, paths: &[PathBuf]) -> Value {
+    let (report, code) = world.json(&["defrag"], paths);
+    assert_eq!(code, Some(0), "{report}");
+    report
+}
+
+/// Calls at which a program is killed: all that change something for good.
+const STEPS: [&str; 6] = [
+    "fsetxattr",
+    "pwrite64",
+    "fsync",
+    "fallocate",
+    "unlinkat",
+    "openat",
+];
+
+/// Kill a command at more and more of its steps, until it has nothing left to do.
+fn kill_at_steps(world: &PoolWorld, words: &[&str], counts: &[usize]) -> usize {
+    let mut kill_count = 0;
+    for count in counts {
+        for call in STEPS {
+            let context = format!("{words:?} killed at {call} {count}");
+            kill_count += usize::from(killed_at(&world.command(words, &[]), call, *count));
+            mended(world, &context);
+        }
+    }
+    kill_count
+}
+
+#[test]
+fn files_in_several_places_come_together_also_when_that_is_killed() {
+    let Some(mut world) = build(&[(EXT4, 64), (EXT4, 64), (EXT4, 64)]) else {
+        return;
+    };
+    let (count, length) = (18, 2 * MIB + 4099);
+    split_files(&world, 3, count, length);
+    world.end();
+    mended(&world, "at first");
+    let kill_count = kill_at_steps(&world, &["defrag"], &[1, 2, 4, 9]);
+    assert!(kill_count > 8, "only {kill_count} kills");
+    let report = defragged(&world, &[]);
+    assert_eq!(
+        number(&report, &["after", "segment_count"]),
+        count,
+        "{report}"
+    );
+    let again = defragged(&world, &[]);
+    assert_eq!(again["moved_count"], 0, "{again}");
+    mended(&world, "at last");
+    world.start();
+    for seed in 0..count {
+        let name = format!("s{seed}");
+        assert_eq!(world.members_of(&name).len(), 1, "{name}");
+        check(&world.path(name), seed, length);
+    }
+}
+
+#[test]
+fn a_scattered_file_is_written_anew_also_when_that_is_killed() {
+    let Some(mut world) = build(&[(EXT4, 48)]) else {
+        return;
+    };
+    let length = 12 * MIB + 17;
+    put(&world.path("whole"), 2, 4 * MIB).expect("there is room");
+    scatter(&world, 0, "scattered", 1, length);
+    world.end();
+    let kill_count = kill_at_steps(&world, &["defrag"], &[1, 2, 3]);
+    assert!(kill_count > 6, "only {kill_count} kills");
+    let report = defragged(&world, &[]);
+    let extents = number(&report, &["after", "extent_count"]);
+    assert!(extents <= 6, "{report}");
+    mended(&world, "at last");
+    world.start();
+    check(&world.path("scattered"), 1, length);
+    check(&world.path("whole"), 2, 4 * MIB);
+}
+
+#[test]
+fn a_mounted_pool_is_defragmented_beside_those_who_use_its_files() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 80), (XFS, 300)]) else {
+        return;
+    };
+    // (XFS has room that no file can occupy: only the small one is full.)
+    scatter(&world, 0, "ignored", 50, MIB);
+    fs::remove_file(world.path("ignored")).expect("removed");
+    let (count, length) = (8, 3 * MIB + 4099);
+    split_files(&world, 2, count, length);
+    let grows = File::create(world.path("grows")).expect("made");
+    fs::create_dir(world.path("empty")).expect("made");
+    // Only what is named.
+    let report = defragged(&world, &[world.path("empty")]);
+    assert_eq!(report["file_count"], 0, "{report}");
+    let split = (0..count)
+        .map(|seed| format!("s{seed}"))
+        .find(|name| world.members_of(name).len() > 1)
+        .expect("one is split");
+    let report = defragged(&world, &[world.path(&split)]);
+    assert_eq!(report["file_count"], 1, "{report}");
+    assert_eq!(report["before"]["segment_count"], 2, "{report}");
+    assert_eq!(report["after"]["segment_count"], 1, "{report}");
+    assert_eq!(world.members_of(&split).len(), 1);
+    let output = world.command(&["defrag"], &[PathBuf::from("/")]).output();
+    let output = output.expect("rushes starts");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let is_done = AtomicBool::new(false);
+    let written = std::thread::scope(|scope| {
+        let (world, is_done, grows) = (&world, &is_done, &grows);
+        let reader = scope.spawn(move || {
+            while !is_done.load(Ordering::Acquire) {
+                for seed in 0..count {
+                    check(&world.path(format!("s{seed}")), seed, length);
+                }
+                fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+            }
+        });
+        let writer = scope.spawn(move || {
+            let mut at = 0;
+            while !is_done.load(Ordering::Acquire) && at < 16 << 20 {
+                grows
+                    .write_all_at(&pattern::bytes(99, at, 100_000), at)
+                    .expect("room");
+                at += 100_000;
+            }
+            at
+        });
+        let report = defragged(world, &[]);
+        is_done.store(true, Ordering::Release);
+        reader.join().expect("every byte is right");
+        assert!(number(&report, &["moved_count"]) > 0, "{report}");
+        writer.join().expect("written")
+    });
+    defragged(&world, &[]);
+    for seed in 0..count {
+        assert_eq!(world.members_of(&format!("s{seed}")).len(), 1, "{seed}");
+    }
+    drop(grows);
+    world.end();
+    mended(&world, "after the end");
+    world.start();
+    for seed in 0..count {
+        check(&world.path(format!("s{seed}")), seed, length);
+    }
+    let grown = fs::read(world.path("grows")).expect("read");
+    assert_eq!(grown.len() as u64, written);
+    pattern::check(99, 0, &grown, "grows");
+}
