@@ -5,7 +5,7 @@
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, Made, PoolWorld, XFS, check, killed_at, put};
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, XattrFlags, fallocate, setxattr};
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -228,4 +228,73 @@ fn a_mounted_pool_is_defragmented_beside_those_who_use_its_files() {
     let grown = fs::read(world.path("grows")).expect("read");
     assert_eq!(grown.len() as u64, written);
     pattern::check(99, 0, &grown, "grows");
+}
+
+/// Shape of each segment of a file, and on how many members it is.
+fn stripes(world: &PoolWorld, name: &str) -> Vec<(String, usize)> {
+    let report = world.where_is(name);
+    let segments = report["segments"].as_array().expect("a list");
+    let shape = |segment: &Value| {
+        let objects = segment["objects"].as_array().expect("a list");
+        let shape = segment["shape"].as_str().expect("text").to_owned();
+        (shape, objects.len())
+    };
+    segments.iter().map(shape).collect()
+}
+
+/// Two groups of two members, a folder whose files go over three groups when there are as many, and members for a third.
+fn two_groups_of_three() -> Option<(PoolWorld, [PathBuf; 2])> {
+    let world = build(&[(EXT4, 100), (EXT4, 100), (EXT4, 100), (EXT4, 100)])?;
+    fs::create_dir(world.path("reels")).expect("made");
+    setxattr(
+        world.path("reels"),
+        "user.rushes.policy",
+        b"striped=3x2 unit=64KiB group_unit=128KiB",
+        XattrFlags::empty(),
+    )
+    .expect("a wish");
+    let third = ["fifth", "sixth"].map(|name| world.disk(name, (EXT4, 100)));
+    Some((world, third))
+}
+
+fn twice(members: usize) -> (String, usize) {
+    (String::from("striped_twice"), members)
+}
+
+#[test]
+fn stripes_become_wider_by_a_group_also_when_that_is_killed() {
+    let Some((mut world, third)) = two_groups_of_three() else {
+        return;
+    };
+    let lengths = [5 * MIB + 17, 20 * MIB + 4099, 300, 19 * MIB];
+    for (seed, &length) in lengths.iter().enumerate() {
+        put(&world.path(format!("reels/f{seed}")), seed as u64, length).expect("room");
+        assert_eq!(stripes(&world, &format!("reels/f{seed}")), [twice(4)]);
+    }
+    // One with a hole longer than a piece, and bytes behind it.
+    let hole = File::create(world.path("reels/hole")).expect("made");
+    hole.write_all_at(b"start", 0).expect("room");
+    hole.write_all_at(b"end", 70 << 20).expect("room");
+    drop(hole);
+    world.end();
+    let (report, code) = world.json(&["add"], &third);
+    assert_eq!(code, Some(0), "{report}");
+    let kill_count = kill_at_steps(&world, &["rebalance"], &[1, 3, 7, 16, 40]);
+    assert!(kill_count > 12, "only {kill_count} kills");
+    let (report, code) = world.json(&["rebalance"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    let (again, _) = world.json(&["rebalance"], &[]);
+    assert_eq!(again["moved_count"], 0, "{again}");
+    mended(&world, "at last");
+    world.start();
+    for (seed, &length) in lengths.iter().enumerate() {
+        let name = format!("reels/f{seed}");
+        assert_eq!(stripes(&world, &name), [twice(6)], "{name}");
+        check(&world.path(name), seed as u64, length);
+    }
+    let bytes = fs::read(world.path("reels/hole")).expect("read");
+    assert!(bytes.len() == (70 << 20) + 3 && bytes.starts_with(b"start\0"));
+    assert!(bytes.ends_with(b"\0end") && bytes[5..70 << 20].iter().all(|&byte| byte == 0));
+    let blocks = fs::metadata(world.path("reels/hole")).expect("there");
+    assert_eq!(stripes(&world, "reels/hole"), [twice(6)], "{blocks:?}");
 }

@@ -11,6 +11,7 @@ pub mod names;
 pub mod pace;
 pub mod place;
 pub mod stripe;
+pub mod tidy;
 pub mod wish;
 
 pub use layout::{

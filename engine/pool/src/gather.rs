@@ -483,7 +483,7 @@ fn bring(
             data.iter()
                 .try_for_each(|part| copy(source, (home, opened), *part, &mut buffer))
         })
-        .and_then(|()| opened.iter().try_for_each(|fd| fsync(fd)))
+        .and_then(|()| opened.iter().try_for_each(fsync))
         .map_err(|error| PoolError::system("move bytes between objects", "", error))
 }
 
