@@ -4,7 +4,7 @@
 use crate::export_args::ExportCommand;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use rushes_daemon::config::{DEFAULT_CONFIG, amount};
-use rushes_pool::{Class, MemberNumber, Policy, Wish};
+use rushes_pool::{Class, MemberNumber, Policy, Schedule, Wish};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -244,6 +244,10 @@ pub(crate) struct PoolPolicyArgs {
     /// Of which class a member is, for `class=`; `NUMBER=`: of none any more. More than once, or with commas
     #[arg(long, value_name = "NUMBER=CLASS", value_parser = parse_class, value_delimiter = ',')]
     pub(crate) class: Vec<(MemberNumber, Option<Class>)>,
+    /// When the mount of the pool tidies it (`rebalance`, then `defrag`) by itself, while nobody asks for bytes and nothing is promised: `off`, `idle` (at any time of
+    /// day), or a time of day such as `02:00-06:00`. The pool may be mounted
+    #[arg(long, value_name = "WHEN", value_parser = parse_schedule)]
+    pub(crate) tidy: Option<Schedule>,
     /// Print JSON; the names of its fields are promised
     #[arg(long)]
     pub(crate) json: bool,
@@ -316,6 +320,9 @@ pub(crate) struct PoolMountArgs {
     /// So long after its death. Units: seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     pub(crate) recover_after: u64,
+    /// The pool is idle, and may tidy itself where `rushes pool policy --tidy` says so, when nobody has asked for bytes for so long. Units: seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub(crate) tidy_after: u64,
     /// Print JSON, one line, when it is mounted
     #[arg(long)]
     pub(crate) json: bool,
@@ -336,6 +343,11 @@ fn parse_policy(text: &str) -> Result<Policy, String> {
         let names: Vec<&str> = Policy::ALL.iter().map(|policy| policy.name()).collect();
         format!("expected one of {}", names.join(", "))
     })
+}
+
+fn parse_schedule(text: &str) -> Result<Schedule, String> {
+    Schedule::of(text)
+        .ok_or_else(|| String::from("expected off, idle or a time of day such as 02:00-06:00"))
 }
 
 fn parse_wish(text: &str) -> Result<Wish, String> {

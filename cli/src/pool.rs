@@ -174,8 +174,9 @@ fn mount(args: &PoolMountArgs) -> Result<ExitCode, String> {
         recover: args.recover.clone(),
         recover_after: Duration::from_secs(args.recover_after),
     };
-    let mounted =
-        rushes_fuse::mount(pool, Some(&daemon), folder).map_err(|error| failed(&error))?;
+    let tidy_after = Duration::from_secs(args.tidy_after);
+    let mounted = rushes_fuse::mount(pool, Some(&daemon), tidy_after, folder)
+        .map_err(|error| failed(&error))?;
     let report = MountReport {
         catalogue: shown(&args.catalogue),
         folder: shown(folder),

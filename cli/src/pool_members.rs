@@ -19,6 +19,7 @@ use rushes_pool::{
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Members that were taken in.
 #[derive(Debug, Serialize)]
@@ -393,6 +394,7 @@ struct StatusReport {
     wish: String,
     is_served: bool,
     work: Option<WorkReport>,
+    tidy: TidyReport,
     is_add_interrupted: bool,
     log_serial: Option<u64>,
     log_members: Vec<u16>,
@@ -404,6 +406,7 @@ struct StatusReport {
 struct WorkReport {
     kind: &'static str,
     member: Option<u16>,
+    is_tidying: bool,
     file_count: u64,
     moved_count: u64,
     moved_bytes: u64,
@@ -415,6 +418,7 @@ impl WorkReport {
         WorkReport {
             kind: work.kind.name(),
             member: work.member,
+            is_tidying: work.is_tidying,
             file_count: work.done.file_count,
             moved_count: work.done.moved_count,
             moved_bytes: work.done.moved_bytes,
@@ -433,11 +437,96 @@ impl WorkReport {
             moved_bytes: self.moved_bytes,
         };
         format!(
-            "{}{of} for {} s: {}",
+            "{}{of}{} for {} s: {}",
             self.kind,
+            match self.is_tidying {
+                true => ", tidying itself,",
+                false => "",
+            },
             self.running_s,
             moved_so_far(done)
         )
+    }
+}
+
+/// How a pool tidies itself.
+#[derive(Debug, Serialize)]
+struct TidyReport {
+    schedule: String,
+    waits_for: Option<String>,
+    last: Option<TidiedReport>,
+}
+
+/// What that came to the last time.
+#[derive(Debug, Serialize)]
+struct TidiedReport {
+    ended_unix_s: u64,
+    is_whole: bool,
+    rebalance: MovedReport,
+    defrag: MovedReport,
+    trouble: Option<String>,
+}
+
+/// What was moved.
+#[derive(Debug, Serialize)]
+struct MovedReport {
+    file_count: u64,
+    moved_count: u64,
+    moved_bytes: u64,
+}
+
+impl MovedReport {
+    fn of(done: Drained) -> MovedReport {
+        MovedReport {
+            file_count: done.file_count,
+            moved_count: done.moved_count,
+            moved_bytes: done.moved_bytes,
+        }
+    }
+}
+
+impl TidyReport {
+    fn of(pool: &Pool, waits_for: Option<String>) -> TidyReport {
+        let last = pool.tidied().map(|(ended, done)| TidiedReport {
+            ended_unix_s: ended
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs()),
+            is_whole: done.is_whole,
+            rebalance: MovedReport::of(done.rebalanced),
+            defrag: MovedReport::of(done.gathered),
+            trouble: done.trouble,
+        });
+        TidyReport {
+            schedule: pool.schedule().to_string(),
+            waits_for,
+            last,
+        }
+    }
+
+    /// "; tidies itself idle (waits: asked), last 2026-11-24T02:10:00Z, whole: 3 files, 12 MiB moved"
+    fn text(&self) -> String {
+        if self.schedule == "off" && self.last.is_none() {
+            return String::new();
+        }
+        let waits = self
+            .waits_for
+            .as_ref()
+            .map_or(String::new(), |word| format!(" (waits: {word})"));
+        let last = self.last.as_ref().map_or(String::new(), |last| {
+            let ended = UNIX_EPOCH + Duration::from_secs(last.ended_unix_s);
+            let how = match (&last.trouble, last.is_whole) {
+                (Some(trouble), _) => format!("not all of it: {trouble}"),
+                (None, true) => String::from("all of it"),
+                (None, false) => String::from("interrupted"),
+            };
+            format!(
+                ", last {}, {how}: {} files, {} moved",
+                humantime::format_rfc3339_seconds(ended),
+                last.rebalance.moved_count + last.defrag.moved_count,
+                show::bytes(last.rebalance.moved_bytes + last.defrag.moved_bytes)
+            )
+        });
+        format!("; tidies itself: {}{waits}{last}", self.schedule)
     }
 }
 
@@ -484,13 +573,14 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
         });
     }
     let log = newest_log(&pool);
+    let door = Door::of(pool.catalogue().path()).and_then(Door::status);
+    let (work, waits_for) = door.unwrap_or_default();
     Ok(StatusReport {
         catalogue: shown(pool.catalogue().path()),
         wish: pool.wish().to_string(),
         is_served: pool.catalogue().is_served().map_err(told)?,
-        work: Door::of(pool.catalogue().path())
-            .and_then(Door::work)
-            .map(WorkReport::of),
+        work: work.map(WorkReport::of),
+        tidy: TidyReport::of(&pool, waits_for),
         is_add_interrupted: rushes_pool::is_add_interrupted(&pool),
         log_serial: log.as_ref().map(|(serial, _)| *serial),
         log_members: log
@@ -558,7 +648,8 @@ fn text(report: &StatusReport) -> String {
         .work
         .as_ref()
         .map_or(String::new(), |work| format!("; {}", work.text()));
-    let state = format!("{served}, {names}{add}{work}");
+    let tidy = report.tidy.text();
+    let state = format!("{served}, {names}{add}{work}{tidy}");
     format!(
         "pool {}, {}\n{}",
         report.catalogue,

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
@@ -297,4 +298,255 @@ fn stripes_become_wider_by_a_group_also_when_that_is_killed() {
     assert!(bytes.ends_with(b"\0end") && bytes[5..70 << 20].iter().all(|&byte| byte == 0));
     let blocks = fs::metadata(world.path("reels/hole")).expect("there");
     assert_eq!(stripes(&world, "reels/hole"), [twice(6)], "{blocks:?}");
+}
+
+/// Until it is so; what `status` says is told if it never is.
+fn until(world: &PoolWorld, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    let end = Instant::now() + Duration::from_secs(120);
+    loop {
+        let (report, _) = world.json(&["status"], &[]);
+        if is_so(&report[0]) {
+            return report[0].clone();
+        }
+        assert!(
+            Instant::now() < end,
+            "never {what}: {report} {}",
+            world.log()
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn schedule(world: &PoolWorld, when: &str) {
+    let (report, code) = world.json(&["policy", "--tidy", when], &[]);
+    assert_eq!((&report["tidy"], code), (&json!(when), Some(0)), "{report}");
+}
+
+/// A pool that counts as idle after a second, with files in two places.
+fn idle_soon(count: u64, length: usize) -> Option<PoolWorld> {
+    let mut world = PoolWorld::build(&[(EXT4, 300), (EXT4, 300), (EXT4, 300)])?;
+    split_files(&world, 3, count, length);
+    world.end();
+    world.mount_options = vec!["--tidy-after", "1"];
+    world.start();
+    Some(world)
+}
+
+#[test]
+fn a_pool_tidies_itself_when_nobody_asks_for_anything_and_says_what_it_did() {
+    let (count, length) = (4, 3 * MIB + 17);
+    let Some(mut world) = idle_soon(count, length) else {
+        return;
+    };
+    let status = until(&world, "mounted", |status| {
+        !status["tidy"]["waits_for"].is_null()
+    });
+    assert_eq!(
+        status["tidy"]["schedule"], "off",
+        "nobody has said that it may"
+    );
+    assert_eq!(status["tidy"]["last"], Value::Null);
+    // As long as somebody reads nothing is moved.
+    let name = world.path("s0");
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !is_done.load(Ordering::Acquire) {
+                check(&name, 0, length);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        schedule(&world, "idle");
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(3) {
+            let status = until(&world, "asked", |status| {
+                status["tidy"]["waits_for"] != "off"
+            });
+            assert_eq!(status["tidy"]["waits_for"], "asked", "{status}");
+            assert_eq!(status["tidy"]["last"], Value::Null, "{status}");
+        }
+        is_done.store(true, Ordering::Release);
+        reader.join().expect("every byte is right");
+    });
+    let status = until(&world, "tidied", |status| {
+        status["tidy"]["last"]["is_whole"] == true
+    });
+    assert_eq!(
+        status["tidy"]["last"]["defrag"]["moved_count"], count,
+        "{status}"
+    );
+    until(&world, "at rest", |status| {
+        status["tidy"]["waits_for"] == "done"
+    });
+    for seed in 0..count {
+        assert_eq!(world.members_of(&format!("s{seed}")).len(), 1, "{seed}");
+    }
+    // Members that come are a reason to begin anew.
+    let new = world.disk("new", (EXT4, 300));
+    let (report, code) = world.json(&["add"], &[new]);
+    assert_eq!(code, Some(0), "{report}");
+    until(&world, "tidied again", |status| {
+        status["tidy"]["last"]["defrag"]["moved_count"] == 0
+    });
+    // It is remembered, by the pool and its next mount.
+    world.end();
+    mended(&world, "after the end");
+    let (report, _) = world.json(&["status"], &[]);
+    assert_eq!(report[0]["tidy"]["schedule"], "idle", "{report}");
+    assert_eq!(report[0]["tidy"]["last"]["is_whole"], true, "{report}");
+    schedule(&world, "off");
+    for wrong in ["on", "25:00-03:00"] {
+        let output = world.command(&["policy", "--tidy", wrong], &[]).output();
+        assert_eq!(
+            output.expect("rushes starts").status.code(),
+            Some(2),
+            "{wrong}"
+        );
+    }
+    world.start();
+    for seed in 0..count {
+        check(&world.path(format!("s{seed}")), seed, length);
+    }
+}
+
+#[test]
+fn tidying_stops_for_whoever_asks_gives_way_to_commands_and_goes_on_after_a_kill() {
+    let (count, length) = (5, 60 * MIB + 17);
+    let Some(mut world) = idle_soon(count, length) else {
+        return;
+    };
+    let tidies = |status: &Value| status["work"]["is_tidying"] == true;
+    schedule(&world, "idle");
+    until(&world, "tidying", tidies);
+    // Somebody reads.
+    let bytes = fs::read(world.path("s4")).expect("read");
+    pattern::check(4, 0, &bytes, "s4");
+    let status = until(&world, "stopped", |status| !tidies(status));
+    assert_ne!(
+        status["tidy"]["last"]["is_whole"], true,
+        "it was at work: {status}"
+    );
+    // A command goes first, and is not told that the pool is busy.
+    until(&world, "tidying again", tidies);
+    let (report, code) = world.json(&["defrag"], &[world.path("s3")]);
+    assert_eq!(
+        (code, &report["file_count"]),
+        (Some(0), &json!(1)),
+        "{report}"
+    );
+    assert_eq!(world.members_of("s3").len(), 1, "{report}");
+    // Killed at work, it leaves what a move leaves, and the next mount goes on.
+    if !(0..count).all(|seed| world.members_of(&format!("s{seed}")).len() == 1) {
+        until(&world, "tidying once more", |status| {
+            tidies(status) || status["tidy"]["last"]["is_whole"] == true
+        });
+    }
+    world.kill();
+    mended(&world, "after the kill");
+    world.start();
+    until(&world, "tidied", |status| {
+        status["tidy"]["last"]["is_whole"] == true && status["tidy"]["waits_for"] == "done"
+    });
+    for seed in 0..count {
+        let name = format!("s{seed}");
+        assert_eq!(world.members_of(&name).len(), 1, "{name}");
+        check(&world.path(name), seed, length);
+    }
+}
+
+#[test]
+fn a_stripe_that_is_written_and_read_goes_on_over_a_group_that_comes_and_is_spread_over_it() {
+    let Some((mut world, third)) = two_groups_of_three() else {
+        return;
+    };
+    let mut options = File::options();
+    options.read(true).write(true).create_new(true);
+    let file = options.open(world.path("reels/f")).expect("made");
+    let length = AtomicU64::new(0);
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (world, file, length, is_done) = (&world, &file, &length, &is_done);
+        let writer = scope.spawn(move || {
+            let mut at = 0;
+            while !is_done.load(Ordering::Acquire) && at < 120 << 20 {
+                let bytes = pattern::bytes(9, at, 300_001);
+                file.write_all_at(&bytes, at).expect("there is room");
+                at += bytes.len() as u64;
+                length.store(at, Ordering::Release);
+                std::thread::sleep(Duration::from_millis(3));
+            }
+        });
+        let reader = scope.spawn(move || {
+            let mut bytes = vec![0; MIB];
+            while !is_done.load(Ordering::Acquire) {
+                let known = length.load(Ordering::Acquire);
+                for at in (0..known).step_by(MIB) {
+                    let count = MIB.min((known - at) as usize);
+                    file.read_exact_at(&mut bytes[..count], at).expect("read");
+                    pattern::check(9, at, &bytes[..count], "f");
+                }
+                fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+            }
+        });
+        let grown = |by: u64| {
+            let before = length.load(Ordering::Acquire);
+            while length.load(Ordering::Acquire) < before + by && !writer.is_finished() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        grown(8 << 20);
+        assert_eq!(stripes(world, "reels/f"), [twice(4)]);
+        let (report, code) = world.json(&["add"], &third);
+        assert_eq!(code, Some(0), "{report}");
+        grown(2 << 20);
+        assert_eq!(stripes(world, "reels/f"), [twice(4), twice(6)]);
+        let (report, code) = world.json(&["rebalance"], &[]);
+        assert_eq!(code, Some(0), "{report}");
+        assert!(number(&report, &["moved_bytes"]) >= 8 << 20, "{report}");
+        assert_eq!(stripes(world, "reels/f"), [twice(6), twice(6)]);
+        is_done.store(true, Ordering::Release);
+        writer.join().expect("written");
+        reader.join().expect("every byte is right");
+    });
+    drop(file);
+    world.end();
+    mended(&world, "after the end");
+    world.start();
+    check(&world.path("reels/f"), 9, length.into_inner() as usize);
+}
+
+#[test]
+fn a_mount_that_is_killed_while_it_makes_stripes_wider_loses_no_byte() {
+    let Some((mut world, third)) = two_groups_of_three() else {
+        return;
+    };
+    let lengths = [30 * MIB + 17, 25 * MIB + 4099, 40 * MIB];
+    for (seed, &length) in lengths.iter().enumerate() {
+        put(&world.path(format!("reels/f{seed}")), seed as u64, length).expect("room");
+    }
+    let (report, code) = world.json(&["add"], &third);
+    assert_eq!(code, Some(0), "{report}");
+    let mut kill_count = 0;
+    for pieces in [1, 3, 2] {
+        let mut rebalance = world.command(&["rebalance"], &[]).spawn().expect("starts");
+        until(&world, "at work", |status| {
+            status["work"]["moved_bytes"].as_u64() >= Some(pieces << 22) || status["work"].is_null()
+        });
+        kill_count += usize::from(rebalance.try_wait().expect("ours").is_none());
+        world.kill();
+        rebalance.wait().expect("ours");
+        mended(&world, "after a kill");
+        world.start();
+    }
+    assert!(kill_count > 0, "each was done before it was killed");
+    let (report, code) = world.json(&["rebalance"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    world.end();
+    mended(&world, "at last");
+    world.start();
+    for (seed, &length) in lengths.iter().enumerate() {
+        let name = format!("reels/f{seed}");
+        assert_eq!(stripes(&world, &name), [twice(6)], "{name}");
+        check(&world.path(name), seed as u64, length);
+    }
 }

@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Moved at a time of a file that nobody else has open, and of one that somebody has: he waits for it. Units: bytes.
@@ -36,12 +36,25 @@ const NAP: Duration = Duration::from_millis(100);
 
 /// What is under way.
 #[derive(Debug, Default)]
-pub(crate) struct Care(Mutex<Option<Going>>);
+pub(crate) struct Care {
+    state: Mutex<State>,
+    /// What was under way is not any more.
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    going: Option<Going>,
+    /// Commands that wait until the pool no longer tidies itself.
+    waiting: usize,
+}
 
 #[derive(Debug)]
 struct Going {
     kind: WorkKind,
     member: Option<u16>,
+    /// Nobody asked for it.
+    is_tidying: bool,
     since: Instant,
     done: Drained,
 }
@@ -51,23 +64,32 @@ struct Busy<'a>(&'a Care);
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        *locked(&self.0.0) = None;
+        locked(&self.0.state).going = None;
+        self.0.ended.notify_all();
     }
 }
 
 impl Care {
     fn work(&self) -> Option<Work> {
-        locked(&self.0).as_ref().map(|going| Work {
+        locked(&self.state).going.as_ref().map(|going| Work {
             kind: going.kind,
             member: going.member,
+            is_tidying: going.is_tidying,
             done: going.done,
             running_s: going.since.elapsed().as_secs(),
         })
     }
 
+    /// A command is under way, or waits for its turn.
+    pub(crate) fn has_command(&self) -> bool {
+        let state = locked(&self.state);
+        state.waiting > 0 || state.going.as_ref().is_some_and(|one| !one.is_tidying)
+    }
+
+    /// What nobody asked for ends behind the piece it is at, for a command.
     fn begin(&self, kind: WorkKind, member: Option<u16>) -> Result<Busy<'_>, PoolError> {
-        let mut going = locked(&self.0);
-        if let Some(other) = &*going {
+        let mut state = self.until_untidied();
+        if let Some(other) = &state.going {
             let of = other
                 .member
                 .map_or(String::new(), |number| format!(" of member {number}"));
@@ -76,18 +98,61 @@ impl Care {
                 other.kind.name()
             )));
         }
-        *going = Some(Going {
-            kind,
-            member,
-            since: Instant::now(),
-            done: Drained::default(),
-        });
+        state.going = Some(Going::new(kind, member, false));
         Ok(Busy(self))
     }
 
+    /// For nobody. None: a command is under way, or waits.
+    fn begin_tidying(&self, kind: WorkKind) -> Option<Busy<'_>> {
+        let mut state = locked(&self.state);
+        if state.waiting > 0 || state.going.is_some() {
+            return None;
+        }
+        state.going = Some(Going::new(kind, None, true));
+        Some(Busy(self))
+    }
+
+    fn until_untidied(&self) -> MutexGuard<'_, State> {
+        let mut state = locked(&self.state);
+        state.waiting += 1;
+        while state.going.as_ref().is_some_and(|one| one.is_tidying) {
+            let waited = self.ended.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        state.waiting -= 1;
+        state
+    }
+
+    /// Change what the pool's format file says, beside no command that does.
+    pub(crate) fn change(
+        &self,
+        act: impl FnOnce() -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
+        let state = self.until_untidied();
+        if let Some(other) = &state.going {
+            return Err(PoolError::Refused(format!(
+                "the mount is busy with `rushes pool {}`; repeat this when it is done",
+                other.kind.name()
+            )));
+        }
+        act()
+    }
+
     fn set(&self, done: Drained) {
-        if let Some(going) = &mut *locked(&self.0) {
+        if let Some(going) = &mut locked(&self.state).going {
             going.done = done;
+        }
+    }
+}
+
+impl Going {
+    fn new(kind: WorkKind, member: Option<u16>, is_tidying: bool) -> Going {
+        Going {
+            kind,
+            member,
+            is_tidying,
+            since: Instant::now(),
+            done: Drained::default(),
         }
     }
 }
@@ -120,8 +185,10 @@ impl Door {
             Request::Remove { member } => self.let_member_go(*member),
             Request::Rebalance {} => self.rebalance(tell),
             Request::Defrag { paths } => self.defrag(paths, tell),
+            Request::Tidy { schedule } => self.set_schedule(schedule),
             Request::Status {} => Ok(Told::Status {
                 work: self.care.work(),
+                tidying_waits: self.tidying.waits(),
             }),
         };
         done.unwrap_or_else(|error| Told::Refused {
@@ -182,19 +249,32 @@ impl Door {
         let _busy = self.care.begin(WorkKind::Rebalance, None)?;
         let mut mover = Mover::new(self, tell);
         mover.all(&Plan::Spread)?;
-        Ok(done(mover.done, false))
+        Ok(mover.told_at_last())
     }
 
     fn defrag(&self, paths: &[PathBuf], tell: &mut Tell<'_>) -> Result<Told, PoolError> {
         let _busy = self.care.begin(WorkKind::Defrag, None)?;
         let mut mover = Mover::new(self, tell);
         mover.all(&Plan::Together(paths.to_vec()))?;
-        Ok(Told::Done {
-            numbers: Vec::new(),
-            all: mover.done,
-            is_empty: false,
-            defragged: mover.defragged,
-        })
+        Ok(mover.told_at_last())
+    }
+
+    /// One of them for nobody, as long as `goes_on` says so, of files that nobody has open.
+    pub(crate) fn tidy_by(
+        &self,
+        kind: WorkKind,
+        goes_on: &mut Tell<'_>,
+    ) -> Result<Told, PoolError> {
+        let unwanted = || PoolError::Refused(String::from("a command goes first"));
+        let _busy = self.care.begin_tidying(kind).ok_or_else(unwanted)?;
+        let plan = match kind {
+            WorkKind::Defrag => Plan::Together(Vec::new()),
+            _ => Plan::Spread,
+        };
+        let mut mover = Mover::new(self, goes_on);
+        mover.look(&plan, true)?;
+        mover.told(true)?;
+        Ok(mover.told_at_last())
     }
 
     /// A file by its stub, as if it had been opened through the mount. None: it has no name any more.
@@ -410,6 +490,16 @@ impl<'a, 'b> Mover<'a, 'b> {
         self.done.file_count = file_count;
         self.defragged.before = before;
         Ok(())
+    }
+
+    /// What there is to say of what it did.
+    fn told_at_last(self) -> Told {
+        Told::Done {
+            numbers: Vec::new(),
+            all: self.done,
+            is_empty: false,
+            defragged: self.defragged,
+        }
     }
 
     fn has_objects(&self, number: MemberNumber) -> bool {

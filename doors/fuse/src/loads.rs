@@ -19,6 +19,10 @@ impl Door {
         let mut daemon = None;
         while !self.closing.load(Ordering::Acquire) {
             daemon = self.ask_loads(&control, daemon.take());
+            if daemon.is_none() {
+                // Nobody promises anything.
+                self.tidying.set_promised(false);
+            }
             std::thread::park_timeout(LOOK_EVERY);
         }
     }
@@ -29,19 +33,30 @@ impl Door {
         let Ok(Answer::Status(status)) = daemon.ask(&Ask::Status {}) else {
             return None;
         };
+        let mut is_promised = false;
         let loads: Vec<(u64, u64)> = self
             .pool
             .members()
             .iter()
             .filter_map(|member| {
                 let folder = member.path().canonicalize().ok()?;
+                is_promised |= has_promises(&status, &folder);
                 let unpromised = unpromised(&status, &folder)?;
                 Some((member.status().device?, unpromised))
             })
             .collect();
         self.pool.set_loads(loads);
+        self.tidying.set_promised(is_promised);
         Some(daemon)
     }
+}
+
+/// Streams have contracts on the device below this folder.
+fn has_promises(status: &Status, folder: &Path) -> bool {
+    share_of(status, folder).is_some_and(|(share, _)| {
+        let mut devices = status.devices.iter();
+        devices.any(|one| one.name == share.device && one.promised_bytes_per_s > 0)
+    })
 }
 
 /// Of the device below this folder.

@@ -114,6 +114,7 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
         helper("burier", Door::bury_now_and_then)?,
         helper("names", Door::log_names_now_and_then)?,
         helper("loads", Door::ask_loads_now_and_then)?,
+        helper("tidier", Door::tidy_now_and_then)?,
     ];
     helpers.extend(control::start(&door));
     Ok(Mounted {
@@ -332,6 +333,7 @@ impl Filesystem for Session {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        self.door.tidying.asked();
         let times = (atime.is_some() || mtime.is_some()).then(|| Timestamps {
             last_access: timestamp(atime),
             last_modification: timestamp(mtime),
@@ -434,6 +436,7 @@ impl Filesystem for Session {
     }
 
     fn open(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.door.tidying.asked();
         match self.door.open(ino.0) {
             Ok(()) => reply.opened(FileHandle(0), OPENED),
             Err(error) => reply.error(number(error)),
@@ -450,6 +453,7 @@ impl Filesystem for Session {
         flags: i32,
         reply: ReplyCreate,
     ) {
+        self.door.tidying.asked();
         let exclusive = flags & O_EXCL != 0;
         match self
             .door
@@ -477,6 +481,7 @@ impl Filesystem for Session {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        self.door.tidying.asked();
         let length = size.min(REQUEST_BYTES_MAX) as usize;
         let reply = Box::new(|bytes| reply_data(reply, bytes));
         self.door.read(ino.0, offset, length, reply);
@@ -494,6 +499,7 @@ impl Filesystem for Session {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        self.door.tidying.asked();
         let drop_set_id = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         reply_written(reply, self.door.write(ino.0, offset, data, drop_set_id));
     }
@@ -530,6 +536,7 @@ impl Filesystem for Session {
         datasync: bool,
         reply: ReplyEmpty,
     ) {
+        self.door.tidying.asked();
         reply_empty(reply, self.door.sync(ino.0, datasync));
     }
 
@@ -719,6 +726,7 @@ impl Filesystem for Session {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        self.door.tidying.asked();
         let by_user = request.uid() != 0;
         reply_empty(
             reply,
@@ -755,6 +763,7 @@ impl Filesystem for Session {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
+        self.door.tidying.asked();
         let by_user = request.uid() != 0;
         let copied = self
             .door

@@ -4,6 +4,7 @@
 //! It is JSON for the person at the rack, and strict: an unknown name is damage, a newer version is told apart before anything else is looked at.
 
 use crate::error::PoolError;
+use rushes_core::pool::tidy::Schedule;
 use rushes_core::pool::{Class, MemberNumber, Policy, PoolId, Wish};
 use rustix::fs::{Mode, OFlags, fsync, openat, renameat};
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,8 @@ pub(crate) struct CatalogueFormat {
     pub(crate) policy: Policy,
     /// Of files that say nothing themselves.
     pub(crate) wish: Wish,
+    /// When it may tidy itself.
+    pub(crate) tidy: Schedule,
     pub(crate) members: Vec<MemberEntry>,
     /// A number that every member's is below, also those that were removed: numbers are not given twice.
     pub(crate) members_given: u32,
@@ -113,6 +116,9 @@ struct CatalogueText {
     /// Only where something is wished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     wish: Option<String>,
+    /// Only where it tidies itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tidy: Option<String>,
     /// Only where a member was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     members_given: Option<u32>,
@@ -218,6 +224,7 @@ impl Format {
                 pool_id: hex(format.pool.0),
                 policy: format.policy.name().to_owned(),
                 wish: (format.wish != Wish::default()).then(|| format.wish.to_string()),
+                tidy: (format.tidy != Schedule::Off).then(|| format.tidy.to_string()),
                 members_given: (format.members_given > most(&format.members))
                     .then_some(format.members_given),
                 members: format
@@ -264,6 +271,8 @@ impl Format {
                     .ok_or_else(|| said(format!("{:?} is no policy", text.policy)))?;
                 let wish = Wish::of(text.wish.as_deref().unwrap_or_default())
                     .map_err(|fault| said(fault.to_string()))?;
+                let tidy = Schedule::of(text.tidy.as_deref().unwrap_or("off"))
+                    .ok_or_else(|| said(format!("{:?} is no schedule", text.tidy)))?;
                 let members: Result<Vec<MemberEntry>, String> = text
                     .members
                     .into_iter()
@@ -291,6 +300,7 @@ impl Format {
                     pool: PoolId(id_of(&text.pool_id).map_err(said)?),
                     policy,
                     wish,
+                    tidy,
                     members_given: text.members_given.unwrap_or(0).max(most(&members)),
                     members,
                 }))

@@ -180,7 +180,17 @@ impl Gather {
         if !layout.segments().iter().any(is_striped) {
             return None;
         }
-        let (shape, members) = pool.widest(stub)?;
+        let (wish, mut rooms, asked) = pool.candidates(stub, None, ByteCount(0));
+        let fewest = layout.segments().iter().map(|one| one.objects.len()).min();
+        if fewest >= Some(asked.len()) {
+            return None;
+        }
+        // What it has there is given up as it comes anew.
+        let held = held_by_members(pool, layout, |_| true)?;
+        for room in &mut rooms {
+            room.free += ByteCount(held.get(&room.member).copied().unwrap_or(0));
+        }
+        let (shape, members) = stripe(&wish, &rooms, &asked, ByteCount(0))?;
         let is_narrow = |one: &Segment| one.objects.len() < members.len();
         let first = layout.segments().iter().position(is_narrow)?;
         let held = held_by_members(pool, layout, is_narrow)?;

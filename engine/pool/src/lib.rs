@@ -24,6 +24,7 @@ mod online;
 mod pool;
 mod request;
 mod rescue;
+mod tidied;
 mod walk;
 mod wishes;
 mod xattr;
@@ -47,11 +48,13 @@ pub use online::{Move, Moved, each_file, each_file_in};
 pub use pool::{Buried, Members, Pool, SpillReason, Usage};
 pub use request::{Asked, Door, Listener, Request, Told, Work, WorkKind};
 pub use rescue::{Rescued, rescue};
+pub use rushes_core::pool::tidy::Schedule;
 pub use rushes_core::pool::wish::WISH_BYTES_MAX;
 pub use rushes_core::pool::{
     Class, FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId, Policy,
     PoolId, Segment, Shape, Spread, WISH_ATTRIBUTE, Wish, WishFault,
 };
 pub use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
+pub use tidied::{Tidied, set_schedule};
 pub use wishes::{Rules, set_rules};
 pub use xattr::{HIDDEN_PREFIX, INODE_ATTRIBUTE, LAYOUT_ATTRIBUTE, OBJECT_ATTRIBUTE};

@@ -158,6 +158,8 @@ pub struct Pool {
     /// Held by whoever chooses members and makes objects on them, until the record names those.
     placing: RwLock<()>,
     turn: AtomicU64,
+    /// How often other members were adopted.
+    generation: AtomicU64,
     loads: Loads,
 }
 
@@ -184,6 +186,7 @@ impl Pool {
             policy: format.policy,
             catalogue,
             turn: AtomicU64::new(0),
+            generation: AtomicU64::new(0),
             membership: RwLock::new(Arc::new(Membership {
                 members: members.collect(),
                 format,
@@ -223,6 +226,7 @@ impl Pool {
             .membership
             .write()
             .unwrap_or_else(PoisonError::into_inner) = now;
+        self.generation.fetch_add(1, Ordering::AcqRel);
         // Who has chosen by what it said before is done when nobody holds this.
         drop(self.placing.write());
     }
@@ -252,6 +256,21 @@ impl Pool {
     /// All members, also missing ones.
     pub fn members(&self) -> Members {
         Members(self.membership())
+    }
+
+    /// Another number when the format file says something else than before: there may be other members.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Another number when members have come, gone, or take bytes again.
+    pub fn member_set(&self) -> u64 {
+        let members = self.members();
+        let taking = members.iter().filter(|member| member.takes_bytes());
+        taking.fold(0, |all, member| {
+            let number = u64::from(member.number().0) + 1;
+            all ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        })
     }
 
     /// The member of this number.
@@ -544,6 +563,39 @@ impl Pool {
                 }
             }
         }
+    }
+
+    /// What comes behind the end of a file whose stripe is narrower than it could be by now goes over a wider one.
+    ///
+    /// Assumes  exclusive, as [`Pool::set_layout`]; `size`: the file's
+    /// Returns  false: it is not striped, or cannot be striped over more members
+    pub fn widen(
+        &self,
+        stub: BorrowedFd<'_>,
+        layout: &mut Layout,
+        size: ByteCount,
+    ) -> Result<bool, PoolError> {
+        let _placing = self.placing.read();
+        let Some(last) = layout.segments().last() else {
+            return Ok(false);
+        };
+        let now = last.objects.len();
+        let is_striped = last.shape != Shape::Single;
+        let Some((shape, members)) = self
+            .widest(stub)
+            .filter(|(_, members)| is_striped && members.len() > now && last.start.0 <= size.0)
+        else {
+            return Ok(false);
+        };
+        // What a crash left behind the end, or somebody has written there meanwhile.
+        let objects = self.opened(layout, layout.segments().len() - 1, Access::Read);
+        let is_away = objects.objects.iter().any(Option::is_none);
+        if is_away || objects.next_data(size.0)?.is_some() {
+            return Ok(false);
+        }
+        let range = ByteRange::new(size.0, u64::MAX - size.0);
+        let wanted = ByteRange::new(size.0, 0);
+        self.take_striped(stub, layout, range, wanted, (shape, &members))
     }
 
     /// Returns  the layout with the stripe, written down

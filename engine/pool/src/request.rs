@@ -53,6 +53,11 @@ pub enum Request {
         /// Files and folders, below the tree; all if there are none.
         paths: Vec<PathBuf>,
     },
+    /// From now on the pool tidies itself then.
+    Tidy {
+        /// As [`crate::Schedule::of`] reads it.
+        schedule: String,
+    },
     /// What is under way?
     Status {},
 }
@@ -86,6 +91,8 @@ pub enum Told {
     Status {
         /// None: nothing is.
         work: Option<Work>,
+        /// Why the pool does not tidy itself at this moment, as a word; None: it does.
+        tidying_waits: Option<String>,
     },
     /// It was not done.
     Refused {
@@ -117,6 +124,8 @@ pub struct Work {
     pub kind: WorkKind,
     /// Which member it is about.
     pub member: Option<u16>,
+    /// Nobody asked for it: the pool tidies itself.
+    pub is_tidying: bool,
     /// How far.
     pub done: Drained,
     /// Since when. Units: seconds.
@@ -198,11 +207,14 @@ impl Door {
         }
     }
 
-    /// What is under way there. None also where nobody answers within a few seconds.
-    pub fn work(self) -> Option<Work> {
+    /// What is under way there, and why the pool does not tidy itself. None where nobody answers within a few seconds.
+    pub fn status(self) -> Option<(Option<Work>, Option<String>)> {
         self.0.get_ref().set_read_timeout(Some(PATIENCE)).ok()?;
         match self.ask(&Request::Status {}, |_| {}) {
-            Ok(Told::Status { work }) => work,
+            Ok(Told::Status {
+                work,
+                tidying_waits,
+            }) => Some((work, tidying_waits)),
             _ => None,
         }
     }
