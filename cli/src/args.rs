@@ -142,7 +142,7 @@ could not be looked at.")]
     #[command(after_help = "\
 WORDS, in any order: `single`, `striped`, `striped=N`, `striped=GxN`, `unit=SIZE`, `group_unit=SIZE`, `choose=POLICY`, `class=CLASS`. What a file \
 does not say its pool says; what is made in a folder says what that does. Nothing is moved: files that have bytes stay where they are. For the pool \
-itself give its catalogue; it must not be mounted then, but may be looked at. Exit code: 0 it is shown, or said from now on, 2 it could not be done.")]
+itself give its catalogue; but for --tidy it must not be mounted then, though it may be looked at. Exit code: 0 it is shown, or said from now on, 2 it could not be done.")]
     Policy(PoolPolicyArgs),
     /// Serve a mounted pool to other machines: by NFS, or a file of it as a disk
     Export {

@@ -2,6 +2,8 @@
 //! A pool that is tidied: files in several places come together, scattered ones are written anew, stripes grow with the members, also by itself
 //! when nobody asks for anything; killed at every step, and beside those who read and write.
 
+use rushes_tests::daemon::{Daemon, DaemonSpec};
+use rushes_tests::local::Model;
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, Made, PoolWorld, XFS, check, killed_at, put};
@@ -10,6 +12,7 @@ use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -549,4 +552,167 @@ fn a_mount_that_is_killed_while_it_makes_stripes_wider_loses_no_byte() {
         assert_eq!(stripes(&world, &name), [twice(6)], "{name}");
         check(&world.path(name), seed as u64, length);
     }
+}
+
+/// A daemon that serves all members; with a session of the mount for each.
+fn served(world: &PoolWorld, member_count: usize, rules: &str) -> Daemon {
+    let member = |number: usize| world.member(number).join("pool");
+    let spec = DaemonSpec {
+        share: member(0),
+        cache: String::from("128MiB"),
+        write_buffer: Some("64MiB"),
+        server: String::new(),
+        more: (1..member_count)
+            .map(|number| {
+                let path = member(number);
+                format!("[[share]]\nname = \"m{number}\"\npath = {path:?}\n")
+            })
+            .chain([rules.to_owned()])
+            .collect(),
+    };
+    let daemon = Daemon::start(&world.scratch, &spec);
+    daemon.wait_for("a session for each member", |status| {
+        let sessions = status["sessions"].as_array();
+        sessions.is_some_and(|all| all.len() == member_count)
+    });
+    daemon
+}
+
+#[test]
+fn a_pool_does_not_tidy_itself_while_a_stream_has_a_contract() {
+    const FRAME_BYTES: usize = 500_000;
+    let Some(mut world) = idle_soon(3, 3 * MIB) else {
+        return;
+    };
+    let length = 60 * FRAME_BYTES;
+    put(&world.path("clip.mov"), 9, length).expect("there is room");
+    let rule = "[[rule]]\nmatch = \"**\"\nbitrate = \"100M\"\n";
+    let daemon = served(&world, 3, rule);
+    let file = File::open(world.path("clip.mov")).expect("opened");
+    schedule(&world, "idle");
+    let waits_for = |world: &PoolWorld| {
+        let (report, _) = world.json(&["status"], &[]);
+        assert_eq!(report[0]["tidy"]["last"], Value::Null, "{report}");
+        report[0]["tidy"]["waits_for"].clone()
+    };
+    // From its beginning on again and again: it is played as long as it takes.
+    let mut frame = vec![0; FRAME_BYTES];
+    let end = Instant::now() + Duration::from_secs(60);
+    while waits_for(&world) != "promised" {
+        fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+        for at in (0..length as u64).step_by(FRAME_BYTES).take(30) {
+            file.read_exact_at(&mut frame, at).expect("read");
+            pattern::check(9, at, &frame, "clip.mov");
+            std::thread::sleep(Duration::from_millis(40));
+        }
+        assert!(Instant::now() < end, "{:#}", daemon.status());
+    }
+    drop(file);
+    until(&world, "tidied", |status| {
+        status["tidy"]["last"]["is_whole"] == true
+    });
+    for seed in 0..3 {
+        check(&world.path(format!("s{seed}")), seed, 3 * MIB);
+    }
+    world.end();
+    mended(&world, "after the end");
+    drop(daemon);
+}
+
+/// What a program may do to a file, many times, beside a model in memory, while it is gathered, drained and striped over more and more members.
+#[test]
+fn random_operations_beside_tidying_are_what_a_model_says() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 200); 5]) else {
+        return;
+    };
+    let daemon = served(&world, 5, "");
+    let wishes = |file: usize, words: &str| {
+        setxattr(
+            world.path(format!("f{file}")),
+            "user.rushes.policy",
+            words.as_bytes(),
+            XattrFlags::empty(),
+        )
+        .expect("a wish");
+    };
+    let mut models = Vec::new();
+    for file in 0..3 {
+        let path = world.path(format!("f{file}"));
+        models.push(Model::new(&path, 70 + file as u64, 9_000_000, 400_000));
+        wishes(
+            file,
+            if file == 2 {
+                "single"
+            } else {
+                "striped=2 unit=64KiB"
+            },
+        );
+    }
+    let is_done = AtomicBool::new(false);
+    let done = |words: &[&str]| {
+        let (report, code) = world.json(words, &[]);
+        assert_eq!(code, Some(0), "{words:?}: {report}");
+        report["moved_count"].as_u64().expect("a number")
+    };
+    let (widened, gathered) = std::thread::scope(|scope| {
+        for model in &mut models {
+            let is_done = &is_done;
+            scope.spawn(move || {
+                let mut step = 0;
+                while !is_done.load(Ordering::Acquire) {
+                    model.step(step);
+                    if step % 61 == 60 {
+                        model.reopen();
+                    }
+                    step += 1;
+                }
+            });
+        }
+        let (mut widened, mut gathered) = (0, 0);
+        for width in 2..=5 {
+            for file in 0..2 {
+                wishes(file, &format!("striped={width} unit=64KiB"));
+            }
+            widened += done(&["rebalance"]);
+            // A drain that is interrupted leaves files in two places.
+            let member = world.members_of("f2")[0].to_string();
+            let mut drain = world.command(&["drain", &member], &[]);
+            let mut drain = drain
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("starts");
+            until(&world, "draining", |status| {
+                status["work"]["moved_bytes"].as_u64() > Some(0) || status["work"].is_null()
+            });
+            let _ = drain.kill();
+            drain.wait().expect("ours");
+            until(&world, "free", |status| status["work"].is_null());
+            done(&["drain", &member, "--cancel"]);
+            gathered += done(&["defrag"]);
+        }
+        is_done.store(true, Ordering::Release);
+        (widened, gathered)
+    });
+    println!("{widened} were made wider, {gathered} brought together");
+    assert!(widened >= 3, "only {widened} were made wider");
+    let ended: Vec<(PathBuf, Vec<u8>)> = models.into_iter().map(Model::end).collect();
+    for file in 0..2 {
+        let shapes = stripes(&world, &format!("f{file}"));
+        assert!(
+            shapes.iter().any(|(_, members)| *members == 5),
+            "{shapes:?}"
+        );
+    }
+    world.end();
+    mended(&world, "after the end");
+    world.start();
+    for (path, bytes) in ended {
+        assert!(
+            fs::read(&path).expect("read") == bytes,
+            "{}",
+            path.display()
+        );
+    }
+    drop(daemon);
 }
