@@ -315,9 +315,10 @@ impl Door {
     /// Before bytes are put behind the end: if members have come, a stripe goes on over more of them.
     pub(crate) fn widen(&self, node: &Node, file: &OpenFile) -> Answer<()> {
         let generation = self.pool.generation();
-        if file.seen_generation.swap(generation, Ordering::AcqRel) == generation {
+        if file.seen_generation.load(Ordering::Relaxed) == generation {
             return Ok(());
         }
+        file.seen_generation.store(generation, Ordering::Relaxed);
         let is_striped = |state: &State| {
             let last = state.layout.as_ref().and_then(|one| one.segments().last());
             last.is_some_and(|last| last.shape != Shape::Single)

@@ -85,8 +85,8 @@ fn extents_of(fd: &OwnedFd) -> Option<(u64, u64)> {
 enum Aim {
     /// All of it singly on this member.
     Together(MemberNumber),
-    /// What is in this object in another one beside it, in fewer extents.
-    Afresh(Object),
+    /// What is in this home in another one on the same members, in fewer extents.
+    Afresh(Home),
     /// What is in narrower segments in a stripe of this shape over these members.
     Wider(Shape, Vec<MemberNumber>),
 }
@@ -154,22 +154,34 @@ impl Gather {
         })
     }
 
-    /// Each of a file's single objects that is scattered over its device. Whether a copy would have fewer extents is seen when it has room.
+    /// Each home of a file with an object that is scattered over its device. Whether a copy would have fewer extents is seen when it has room.
     pub(crate) fn afresh(pool: &Pool, layout: &Layout) -> Vec<Gather> {
         let mut found: Vec<Gather> = Vec::new();
+        let mut before: Option<&Segment> = None;
         for segment in layout.segments() {
-            let object = segment.objects[0];
-            let aim = Aim::Afresh(object);
-            let is_new = found.iter().all(|one| one.aim != aim);
-            let is_ours = segment.shape == Shape::Single && segment.origin == ByteOffset(0);
-            if !is_new || !is_ours || !pool.takes_bytes(object.member) {
-                continue;
+            let aim = Aim::Afresh(Home::of(segment));
+            let members = |one: &Segment| -> Vec<MemberNumber> {
+                one.objects.iter().map(|object| object.member).collect()
+            };
+            let take_bytes = || members(segment).iter().all(|one| pool.takes_bytes(*one));
+            let is_scattered = || {
+                let objects = segment.objects.iter();
+                let mut opened =
+                    objects.filter_map(|one| pool.open_object(layout, *one, Access::Read).ok());
+                opened.any(|fd| {
+                    extents_of(&fd).is_some_and(|(count, bytes)| is_scattered(count, bytes))
+                })
+            };
+            if found.iter().all(|one| one.aim != aim) && take_bytes() && is_scattered() {
+                // Where one that was interrupted went.
+                let alike = before
+                    .filter(|one| (one.shape, members(one)) == (segment.shape, members(segment)));
+                found.push(Gather {
+                    aim,
+                    home: alike.map(Home::of),
+                });
             }
-            let fd = pool.open_object(layout, object, Access::Read).ok();
-            let extents = fd.and_then(|fd| extents_of(&fd));
-            if extents.is_some_and(|(count, bytes)| is_scattered(count, bytes)) {
-                found.push(Gather { aim, home: None });
-            }
+            before = Some(segment);
         }
         found
     }
@@ -221,7 +233,7 @@ impl Gather {
     fn next(&self, layout: &Layout) -> Option<usize> {
         let is_to_go = |one: &Segment| match &self.aim {
             Aim::Together(_) => true,
-            Aim::Afresh(object) => one.shape == Shape::Single && one.objects[0] == *object,
+            Aim::Afresh(home) => home.has(one),
             Aim::Wider(shape, _) => one.objects.len() < shape.object_count(),
         };
         layout
@@ -309,11 +321,16 @@ impl Gather {
         }
         let (shape, members) = match &self.aim {
             Aim::Together(member) => (Shape::Single, vec![*member]),
-            Aim::Afresh(object) => (Shape::Single, vec![object.member]),
+            Aim::Afresh(old) => {
+                let members = old.objects.iter().map(|object| object.member);
+                (old.shape, members.collect())
+            }
             Aim::Wider(shape, members) => (*shape, members.clone()),
         };
-        let origin = match shape {
-            Shape::Single => 0,
+        let origin = match (&self.aim, shape) {
+            // Byte for byte: so it is known beforehand which object needs room where.
+            (Aim::Afresh(old), _) => old.origin.0,
+            (_, Shape::Single) => 0,
             _ => range.start.0 & !(shape.unit_bytes() - 1),
         };
         let mut home = Home {
@@ -322,14 +339,11 @@ impl Gather {
             objects: Vec::new(),
         };
         let mut opened = Vec::new();
-        let made = make(pool, layout, &members, &mut home, &mut opened).and_then(|()| {
-            match (&self.aim, source.objects.first()) {
-                (Aim::Afresh(_), Some(Some(old))) => {
-                    has_fewer_extents(old, &opened[0], layout, self)
-                }
-                _ => Ok(true),
-            }
-        });
+        let made =
+            make(pool, layout, &members, &mut home, &mut opened).and_then(|()| match &self.aim {
+                Aim::Afresh(old) => has_fewer_extents(layout, old, source, &opened),
+                Aim::Together(_) | Aim::Wider(..) => Ok(true),
+            });
         if let Ok(true) = made {
             self.home = Some(home.clone());
             return Ok(Some((home, opened)));
@@ -421,31 +435,39 @@ fn make(
 /// Room for all that is to go there, and whether that has clearly fewer extents. So nothing is copied for nothing, and nobody else's bytes get in
 /// between while it is.
 fn has_fewer_extents(
-    old: &OwnedFd,
-    new: &OwnedFd,
     layout: &Layout,
-    gather: &Gather,
+    old: &Home,
+    source: &Source,
+    opened: &[OwnedFd],
 ) -> Result<bool, PoolError> {
     let failed = |error| PoolError::system("reserve room in an object", "", error);
-    let ranges: Vec<ByteRange> = (0..layout.segments().len())
-        .filter(|at| match gather.aim {
-            Aim::Afresh(object) => layout.segments()[*at].objects == [object],
-            _ => false,
-        })
-        .map(|at| layout.range_of(at))
+    let segments = layout.segments().iter().enumerate();
+    let ranges: Vec<ByteRange> = segments
+        .filter(|(_, segment)| old.has(segment))
+        .map(|(at, _)| layout.range_of(at))
         .collect();
-    for data in data_ranges(old).map_err(failed)? {
-        for range in &ranges {
-            let start = data.start.0.max(range.start.0);
-            let end = data.end().min(range.end());
-            if start < end {
-                fallocate(new, FallocateFlags::KEEP_SIZE, start, end - start).map_err(failed)?;
+    let (mut before, mut after) = (0, 0);
+    for (index, (old_fd, new_fd)) in source.objects.iter().zip(opened).enumerate() {
+        let Some(old_fd) = old_fd else {
+            return Ok(false);
+        };
+        for data in data_ranges(old_fd).map_err(failed)? {
+            for range in &ranges {
+                let share = |at: u64| old.shape.share(index, at - old.origin.0);
+                let start = data.start.0.max(share(range.start.0));
+                let end = data.end().min(share(range.end()));
+                if start < end {
+                    fallocate(new_fd, FallocateFlags::KEEP_SIZE, start, end - start)
+                        .map_err(failed)?;
+                }
             }
         }
+        let (Some((had, _)), Some((has, _))) = (extents_of(old_fd), extents_of(new_fd)) else {
+            return Ok(false);
+        };
+        before += had;
+        after += has;
     }
-    let (Some((before, _)), Some((after, _))) = (extents_of(old), extents_of(new)) else {
-        return Ok(false);
-    };
     Ok(after > 0 && is_worth(before, after))
 }
 
