@@ -6,7 +6,7 @@ use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::local::Model;
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
-use rushes_tests::pool::{EXT4, Made, PoolWorld, XFS, check, killed_at, put};
+use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, check, killed_at, put};
 use rustix::fs::{FallocateFlags, XattrFlags, fallocate, setxattr};
 use serde_json::{Value, json};
 use std::fs::{self, File};
@@ -662,7 +662,14 @@ fn a_pool_does_not_tidy_itself_while_a_stream_has_a_contract() {
 /// What a program may do to a file, many times, beside a model in memory, while it is gathered, drained and striped over more and more members.
 #[test]
 fn random_operations_beside_tidying_are_what_a_model_says() {
-    let Some(mut world) = PoolWorld::build(&[(EXT4, 200); 5]) else {
+    let members = [
+        (EXT4, 200),
+        (XFS, 300),
+        (BTRFS, 200),
+        (EXT4, 200),
+        (EXT4, 200),
+    ];
+    let Some(mut world) = PoolWorld::build(&members) else {
         return;
     };
     let daemon = served(&world, 5, "");

@@ -125,5 +125,8 @@ mod tests {
         assert_eq!(of("/none/c/pool"), None, "two of one name");
         assert_eq!(of("/none/d"), None);
         assert_eq!(of("/none/ab"), None, "in no share");
+        let promised = |folder: &str| has_promises(&status, Path::new(folder));
+        assert!(promised("/none/a/pool") && promised("/none/a/b"));
+        assert!(!promised("/none/c/pool") && !promised("/none/d") && !promised("/none/ab"));
     }
 }

@@ -436,6 +436,7 @@ mod tests {
     fn what_says_nothing_of_places_is_written_as_it_always_was() {
         let format = catalogue(OLD).unwrap();
         assert_eq!(format.wish, Wish::default());
+        assert_eq!(format.tidy, Schedule::Off);
         assert!(format.members.iter().all(|member| member.class.is_none()));
         assert_eq!(Format::Catalogue(format).text().unwrap(), OLD);
     }
@@ -444,6 +445,7 @@ mod tests {
     fn wish_and_classes_read_back() {
         let mut format = catalogue(OLD).unwrap();
         format.wish = Wish::of("striped=2 class=raid").unwrap();
+        format.tidy = Schedule::of("22:00-06:30").unwrap();
         format.members[1].class = Class::of("raid");
         let text = Format::Catalogue(format.clone()).text().unwrap();
         assert!(
@@ -451,6 +453,7 @@ mod tests {
             "{text}"
         );
         assert_eq!(text.matches("\"class\": \"raid\"").count(), 1, "{text}");
+        assert!(text.contains("\"tidy\": \"22:00-06:30\""), "{text}");
         assert_eq!(catalogue(&text), Ok(format));
     }
 
@@ -461,6 +464,11 @@ mod tests {
                 "\"policy\": \"round_robin\"",
                 "\"policy\": \"round_robin\", \"wish\": \"fast\"",
                 "fast",
+            ),
+            (
+                "\"policy\": \"round_robin\"",
+                "\"policy\": \"round_robin\", \"tidy\": \"at noon\"",
+                "is no schedule",
             ),
             (
                 "\"path\": \"/mnt/a\"",
