@@ -269,7 +269,10 @@ impl MetadataReport {
                 let row = self.rates.iter().find(|row| {
                     (row.label.as_str(), row.clients) == key && row.operation == operation
                 });
-                row.map_or_else(String::new, |row| format!("{:>12.0}", row.median_per_s))
+                row.map_or_else(
+                    || " ".repeat(12),
+                    |row| format!("{:>12.0}", row.median_per_s),
+                )
             });
             let _ = writeln!(out, "{:<16} {:>7}  {}", key.0, key.1, rates.join(" "));
         }
