@@ -19,7 +19,7 @@ const ALIKE: u64 = 8;
 pub enum Policy {
     /// One device after the other.
     RoundRobin,
-    /// The device with most free space.
+    /// The device with most free space; those that have about as much take turns.
     #[default]
     MostFreeSpace,
     /// The files of a user on one device, by his number; when that is nearly full, on the next one in turn.
@@ -87,7 +87,7 @@ pub fn order(policy: Policy, rooms: &[Room], asked: Asked) -> Vec<MemberNumber> 
     let (roomy, nearly_full): (Vec<Room>, Vec<Room>) = rooms.iter().copied().partition(is_roomy);
     let mut found = match policy {
         Policy::RoundRobin => in_turn(roomy, turn),
-        Policy::MostFreeSpace => most_free_first(roomy, turn),
+        Policy::MostFreeSpace => roomiest_first(roomy, turn),
         // Counted among all, so that a device that fills moves its own users only.
         Policy::PerUser => {
             let mut all = by_device(rooms.to_vec(), u64::from(user), turn);
@@ -131,6 +131,21 @@ fn by_device(rooms: Vec<Room>, device: u64, member: u64) -> Vec<Room> {
         .collect()
 }
 
+/// By free space, the most first; those that have about as much take turns, or all who begin to write at one moment would meet on one device,
+/// where what they write is not seen before it is there.
+fn roomiest_first(mut rooms: Vec<Room>, turn: u64) -> Vec<Room> {
+    rooms.sort_by_key(|room| core::cmp::Reverse(room.free));
+    let mut found = Vec::new();
+    while let Some(best) = rooms.first().map(|room| room.free.0) {
+        let alike = rooms.partition_point(|room| room.free.0 >= best - best / ALIKE);
+        let others = rooms.split_off(alike);
+        rooms.sort_by_key(|room| room.member.0);
+        found.extend(in_turn(rooms, turn));
+        rooms = others;
+    }
+    found
+}
+
 /// By free space, the most first. Equals take turns.
 fn most_free_first(mut rooms: Vec<Room>, turn: u64) -> Vec<Room> {
     if !rooms.is_empty() {
@@ -156,11 +171,11 @@ fn least_loaded_first(rooms: Vec<Room>, turn: u64) -> Vec<Room> {
         let least = best - best / ALIKE;
         let alike = known.partition_point(|room| room.unpromised >= Some(least));
         let others = known.split_off(alike);
-        found.extend(most_free_first(known, turn));
+        found.extend(roomiest_first(known, turn));
         known = others;
     }
-    found.extend(most_free_first(unknown, turn));
-    found.extend(most_free_first(none_left, turn));
+    found.extend(roomiest_first(unknown, turn));
+    found.extend(roomiest_first(none_left, turn));
     found
 }
 
@@ -219,10 +234,25 @@ mod tests {
     }
 
     #[test]
-    fn most_free_space_goes_by_free_space_and_equals_take_turns() {
-        let rooms = [room(0, 1, 100), room(1, 2, 900), room(2, 3, 900)];
+    fn most_free_space_goes_by_free_space_and_those_about_as_free_take_turns() {
+        let rooms = [room(0, 1, 100), room(1, 2, 850), room(2, 3, 900)];
         assert_eq!(numbers(Policy::MostFreeSpace, &rooms, 0, 1), [1, 2, 0]);
-        assert_eq!(numbers(Policy::MostFreeSpace, &rooms, 2, 1), [2, 1, 0]);
+        assert_eq!(numbers(Policy::MostFreeSpace, &rooms, 1, 1), [2, 1, 0]);
+        let rooms = [room(0, 1, 100), room(1, 2, 700), room(2, 3, 900)];
+        for turn in 0..5 {
+            assert_eq!(numbers(Policy::MostFreeSpace, &rooms, turn, 1), [2, 1, 0]);
+        }
+    }
+
+    #[test]
+    fn who_begins_to_write_at_one_moment_is_spread() {
+        // Nothing is written yet that would show.
+        let rooms: Vec<Room> = (0..4).map(|at| room(at, u64::from(at), 900)).collect();
+        let mut counts = [0; 4];
+        for turn in 0..8 {
+            counts[usize::from(numbers(Policy::MostFreeSpace, &rooms, turn, 1)[0])] += 1;
+        }
+        assert_eq!(counts, [2; 4]);
     }
 
     #[test]
@@ -276,9 +306,9 @@ mod tests {
             loaded(0, 300, 200_000_000),
             loaded(1, 900, 180_000_000),
             loaded(2, 950, 170_000_000),
-            loaded(3, 960, 150_000_000),
+            loaded(3, 300, 150_000_000),
         ];
-        assert_eq!(numbers(Policy::LeastLoaded, &rooms, 0, 1), [1, 0, 3, 2]);
+        assert_eq!(numbers(Policy::LeastLoaded, &rooms, 0, 1), [1, 0, 2, 3]);
         let equal = [loaded(0, 300, 7), loaded(1, 300, 7)];
         let first = |turn| numbers(Policy::LeastLoaded, &equal, turn, 1)[0];
         assert_eq!([first(0), first(1), first(2)], [0, 1, 0]);
@@ -288,7 +318,7 @@ mod tests {
     fn who_is_not_known_comes_behind_who_has_something_left_and_before_who_has_nothing() {
         let rooms = [
             loaded(0, 900, 0),
-            loaded(1, 800, None),
+            loaded(1, 700, None),
             loaded(2, 100, 1_000_000),
             loaded(3, 850, None),
         ];

@@ -3,6 +3,7 @@
 //! in the files beside this one.
 
 use super::api::*;
+use super::fetch::{VISIT, VISIT_BYTES};
 use super::frames::Frames;
 use crate::sched::{RefinedModel, admission};
 use crate::stream::{Cadence, CursorIndex, Recogniser};
@@ -359,6 +360,8 @@ pub(super) struct Demand {
     pub range: ByteRange,
     pub due: Instant,
     pub since: Instant,
+    /// Whose read it was.
+    pub stream: Option<StreamId>,
 }
 
 /// How a stream goes through its bytes. `v` counts bytes in the order they are read, from where the stream
@@ -472,6 +475,8 @@ pub(super) struct Device {
     pub background: VecDeque<StreamId>,
     /// Bytes the first of `background` got in this visit.
     pub background_given: u64,
+    /// What demands of those who read little have had since the last visit began.
+    pub light_given: Duration,
     pub demands: VecDeque<Demand>,
     pub best_effort_served: Instant,
     /// Streams that know their rate and were refused.
@@ -557,6 +562,7 @@ impl Device {
             visit_given: 0,
             background: VecDeque::new(),
             background_given: 0,
+            light_given: Duration::ZERO,
             demands: VecDeque::new(),
             best_effort_served: Instant::ZERO,
             refused: Vec::new(),
@@ -625,6 +631,23 @@ impl Device {
             self.visit_given = 0;
         }
         self.visit_given += bytes;
+    }
+
+    /// A best-effort stream gets the device for a while, or has it still.
+    pub(super) fn visit(&mut self, stream: StreamId) {
+        if self.background.front() == Some(&stream) && self.background_given > 0 {
+            return;
+        }
+        self.background.retain(|&other| other != stream);
+        self.background.push_front(stream);
+        self.background_given = 0;
+        self.light_given = Duration::ZERO;
+    }
+
+    /// What such a stream gets in one visit. Units: bytes.
+    pub(super) fn visit_bytes(&self) -> u64 {
+        let bytes = self.model.base.read.rate.bytes_in(VISIT).0;
+        bytes.clamp(*VISIT_BYTES.start(), *VISIT_BYTES.end())
     }
 
     /// Who has no promise was sent a request.

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes: from and to the objects that the layout names, piece by piece.
+//! Bytes to the objects that the layout names, piece by piece; and what else is done to them. Reads: reads.rs.
 //!
 //! Nobody hears "no space" while a member has room: what does not fit goes on elsewhere, in the middle of a file if need be. Bytes
 //! that no object has are zero.
 
 use crate::answer::Answer;
 use crate::door::Door;
-use crate::engine::{Done, Served};
+use crate::engine::Done;
 use crate::files::{OpenFile, State, range};
 use crate::nodes::Node;
 use rushes_pool::{Access, ByteOffset, Located, PoolError, SpillReason};
-use rustix::buffer::spare_capacity;
 use rustix::fs::{
     FallocateFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate, fdatasync,
     fsync, futimens, seek,
 };
-use rustix::io::{Errno, pread, pwrite};
+use rustix::io::{Errno, pwrite};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -65,25 +64,6 @@ fn less_and_less(start: u64, length: u64, mut act: impl FnMut(u64) -> Answer<u64
     }
 }
 
-/// So many bytes of an object from `start` on, of which the daemon has given this; where the object ends before the file does is a hole.
-fn read_piece(fd: &OwnedFd, start: u64, length: usize, served: Served) -> Answer<Vec<u8>> {
-    let mut bytes = match served {
-        Served::Bytes(bytes) => bytes,
-        Served::Plain => Vec::with_capacity(length),
-        Served::Failed(error) => return Err(error),
-    };
-    // Also what the daemon's answer lacks: where the object ends is the object's to say.
-    bytes.reserve_exact(length - bytes.len().min(length));
-    while bytes.len() < length {
-        let at = start + bytes.len() as u64;
-        if pread(fd, spare_capacity(&mut bytes), at)? == 0 {
-            break;
-        }
-    }
-    bytes.resize(length, 0);
-    Ok(bytes)
-}
-
 /// What is to be done behind the end goes elsewhere when its member cannot do it.
 fn piece_of(done: Answer<u64>, located: &Located, behind_end: bool) -> Answer<Piece> {
     let moved = |reason| Ok(Piece::NoPlace(Some((located.object, reason))));
@@ -96,60 +76,6 @@ fn piece_of(done: Answer<u64>, located: &Located, behind_end: bool) -> Answer<Pi
 }
 
 impl Door {
-    pub(crate) fn read(&self, number: u64, offset: u64, length: usize) -> Answer<Vec<u8>> {
-        let node = self.nodes.get(number)?;
-        let file = self.file(&node)?;
-        self.read_from(&node, &file, offset, length)
-    }
-
-    fn read_from(
-        &self,
-        node: &Node,
-        file: &OpenFile,
-        offset: u64,
-        length: usize,
-    ) -> Answer<Vec<u8>> {
-        let state = file.state();
-        let end = offset.saturating_add(length as u64).min(file.size());
-        // All are asked for before the first is waited for: those of a stripe are on several disks.
-        let mut pieces = Vec::new();
-        let mut at = offset;
-        while at < end {
-            let Some(located) = state
-                .layout
-                .as_ref()
-                .and_then(|layout| layout.locate(ByteOffset(at)))
-            else {
-                break;
-            };
-            let length = located.length.0.min(end - at);
-            let fd = self.object(node, &state, located.object, Access::Read);
-            let fd = fd.map_err(|error| self.trouble(node, &error))?;
-            let start = located.object_offset.0;
-            let reading = self
-                .engine
-                .read(located.object, &fd, length as usize, start)?;
-            pieces.push((located.object, fd, start, length as usize, reading));
-            at += length;
-        }
-        let mut bytes = Vec::new();
-        for (object, fd, start, length, reading) in pieces {
-            let served = match reading.served() {
-                Served::Plain => self.engine.read_again(object, &fd, length, start)?,
-                served => served,
-            };
-            let piece = read_piece(&fd, start, length, served)?;
-            // Mostly it is all there is to read.
-            if bytes.is_empty() {
-                bytes = piece;
-            } else {
-                bytes.extend_from_slice(&piece);
-            }
-        }
-        bytes.resize(end.saturating_sub(offset) as usize, 0);
-        Ok(bytes)
-    }
-
     pub(crate) fn write(
         &self,
         number: u64,
@@ -477,7 +403,7 @@ impl Door {
         while done < length {
             let chunk = (length - done).min(COPY_CHUNK_BYTES as u64) as usize;
             let copied = self
-                .read_from(&source_node, &source, from.1 + done, chunk)
+                .read_and_wait(&source_node, &source, from.1 + done, chunk)
                 .and_then(|bytes| self.write_to(&target_node, &target, to.1 + done, &bytes));
             match copied {
                 Ok(0) => break,

@@ -5,6 +5,7 @@ use crate::answer::Answer;
 use crate::care::Care;
 use crate::engine::{DaemonPlace, Engine};
 use crate::nodes::{Node, Nodes, locked};
+use crate::reads::Finishers;
 use rushes_pool::{Inode, NameLog, Pool};
 use rustix::fs::{FileType, fstat, fstatvfs};
 use std::ffi::OsStr;
@@ -27,6 +28,7 @@ pub(crate) struct Door {
     pub(crate) pool: Pool,
     pub(crate) nodes: Nodes,
     pub(crate) engine: Engine,
+    pub(crate) finishers: Finishers,
     /// Where the daemon has its sockets.
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Why the last text was no wish, so that it is said once.
@@ -74,6 +76,7 @@ impl Door {
             changed: Mutex::default(),
             nodes,
             engine: Engine::start(&pool, place)?,
+            finishers: Finishers::start()?,
             runtime_dir: place.map(|place| place.runtime_dir.clone()),
             wish_fault: Mutex::default(),
             pool,

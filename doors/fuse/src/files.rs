@@ -9,6 +9,8 @@ use crate::attributes::by_descriptor;
 use crate::door::Door;
 use crate::engine::Held;
 use crate::nodes::{Node, locked, status};
+use parking_lot::lock_api::ArcRwLockReadGuard;
+use parking_lot::{RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rushes_core::stream::FrameName;
 use rushes_pool::{
     Access, ByteCount, ByteOffset, ByteRange, Layout, Object, PoolError, SpillReason,
@@ -21,7 +23,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex};
 
 /// So many writes in a row that are left to us, and the daemon is asked about one in [`ASK_EVERY`] only.
 const PLAIN_RUN_MAX: u32 = 8;
@@ -59,7 +61,7 @@ impl FileSlot {
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub(crate) stub: Arc<OwnedFd>,
-    state: RwLock<State>,
+    state: Arc<RwLock<State>>,
     /// Units: bytes.
     size: Mutex<u64>,
     /// No object reaches past the size: a crash may have left bytes there that were never acknowledged.
@@ -74,6 +76,9 @@ pub(crate) struct State {
     stub: Arc<OwnedFd>,
     objects: Mutex<HashMap<Object, (Access, Arc<OwnedFd>)>>,
 }
+
+/// A file's state, read together with others as long as this lives.
+pub(crate) type SharedState = ArcRwLockReadGuard<RawRwLock, State>;
 
 impl OpenFile {
     /// A write behind the end failed, and may have left bytes there.
@@ -98,12 +103,17 @@ impl OpenFile {
     }
 
     pub(crate) fn state(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+        self.state.read()
+    }
+
+    /// The same, for another thread to let go.
+    pub(crate) fn shared_state(&self) -> SharedState {
+        self.state.read_arc()
     }
 
     /// Alone.
     pub(crate) fn change(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
+        self.state.write()
     }
 
     pub(crate) fn size(&self) -> u64 {
@@ -174,11 +184,11 @@ impl Door {
         Ok(Arc::new(OpenFile {
             stub: Arc::clone(&stub),
             tail_is_clean: AtomicBool::new(tail_is_clean || layout.is_none()),
-            state: RwLock::new(State {
+            state: Arc::new(RwLock::new(State {
                 layout,
                 stub,
                 objects: Mutex::default(),
-            }),
+            })),
             size: Mutex::new(size),
             plain_run: AtomicU32::new(0),
         }))

@@ -16,6 +16,7 @@ mod loads;
 mod mounting;
 mod names;
 mod nodes;
+mod reads;
 mod removals;
 mod session;
 mod signs;

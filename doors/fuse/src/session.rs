@@ -33,12 +33,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Longest request that the kernel sends; the default of `fs.fuse.max_pages_limit`. Units: bytes.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
-/// Threads that take requests. Each waits for what it is asked, and a reader without a contract may wait for seconds, with all that the kernel
-/// reads ahead for him (four requests, and four more): with 16 two such readers kept everybody else from being heard.
-const THREAD_COUNT: usize = 48;
+/// Threads that take requests. None of them waits for what is read by way of the daemon (reads.rs); who writes faster than his disk has one, as
+/// has each read without a daemon.
+const THREAD_COUNT: usize = 128;
 
-/// Requests in the background (reading ahead, mainly) that the kernel may have under way.
-const BACKGROUND_MAX: u16 = 64;
+/// Requests in the background that the kernel may have under way: all it reads ahead. Where more are wanted it keeps them back, whoever they are for, so that
+/// readers who wait, with eight of them each, would keep others from their contracts.
+const BACKGROUND_MAX: u16 = 4096;
 
 /// How long the kernel believes names: nobody else changes the tree while it is mounted.
 const NAMES_LIVE: Duration = Duration::from_secs(3600);
@@ -474,11 +475,9 @@ impl Filesystem for Session {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        reply_data(
-            reply,
-            self.door
-                .read(ino.0, offset, size.min(REQUEST_BYTES_MAX) as usize),
-        );
+        let length = size.min(REQUEST_BYTES_MAX) as usize;
+        let reply = Box::new(|bytes| reply_data(reply, bytes));
+        self.door.read(ino.0, offset, length, reply);
     }
 
     fn write(

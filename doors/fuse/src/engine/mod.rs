@@ -12,7 +12,7 @@ mod lead;
 mod queue;
 mod session;
 
-pub(crate) use queue::{Done, Served};
+pub(crate) use queue::{Done, Served, Waiter};
 
 use crate::answer::Answer;
 use crate::nodes::locked;
@@ -27,7 +27,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -48,19 +48,6 @@ pub struct DaemonPlace {
     pub recover: String,
     /// So long after it died that is started.
     pub recover_after: Duration,
-}
-
-/// A read that is under way.
-pub(crate) struct Reading(Option<Receiver<Served>>);
-
-impl Reading {
-    /// Wait for it.
-    pub(crate) fn served(self) -> Served {
-        // An error: the session has ended.
-        self.0
-            .and_then(|answered| answered.recv().ok())
-            .unwrap_or(Served::Plain)
-    }
 }
 
 /// The daemon, as a pool's door sees it.
@@ -130,6 +117,11 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether a daemon is to be asked for bytes of it.
+    pub(crate) fn is_asked(&self, object: Object, fd: &OwnedFd) -> bool {
+        self.serving(object.member).is_some() || self.has_fact(fd)
+    }
+
     fn queue(&self, member: MemberNumber) -> Option<Arc<Queue>> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         members.get(&member).map(Arc::clone)
@@ -168,26 +160,27 @@ impl Engine {
         }
     }
 
-    /// Ask for so many bytes from this offset of the object.
+    /// Ask for so many bytes from this offset of the object; `waiter` is told. Where nobody is asked that is at once, by this thread.
+    ///
+    /// Errors   the object lacks bytes that a daemon had, and none comes back; `waiter` is told as well
     pub(crate) fn read(
         &self,
         object: Object,
         fd: &Arc<OwnedFd>,
         length: usize,
         offset: u64,
-    ) -> Answer<Reading> {
-        let Some(queue) = self.asked(object, fd)? else {
-            return Ok(Reading(None));
-        };
-        let (answer, answered) = sync_channel(1);
-        queue.push(Job::Read {
-            object: object.id,
-            fd: Arc::clone(fd),
-            length,
-            offset,
-            answer,
-        });
-        Ok(Reading(Some(answered)))
+        waiter: Waiter,
+    ) -> Answer<()> {
+        if let Some(queue) = self.asked(object, fd)? {
+            queue.push(Job::Read {
+                object: object.id,
+                fd: Arc::clone(fd),
+                length,
+                offset,
+                waiter,
+            });
+        }
+        Ok(())
     }
 
     /// The same, for who was told to read the object itself: not while it lacks bytes that the daemon has. One that knows the file by another
@@ -205,9 +198,12 @@ impl Engine {
                 return Err(Errno::IO);
             }
             std::thread::sleep(TRY_EVERY);
-            match self.read(object, fd, length, offset)?.served() {
-                Served::Plain => {}
-                served => return Ok(served),
+            let (answer, answered) = sync_channel(1);
+            let waiter = Waiter::new(move |served| drop(answer.send(served)));
+            self.read(object, fd, length, offset, waiter)?;
+            match answered.recv() {
+                Ok(Served::Plain) | Err(_) => {}
+                Ok(served) => return Ok(served),
             }
         }
         Ok(Served::Plain)

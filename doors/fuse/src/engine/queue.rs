@@ -24,6 +24,30 @@ pub(crate) enum Served {
     Failed(Errno),
 }
 
+/// Who waits for a read. He is told once; that nobody has read, if this is dropped before.
+pub(crate) struct Waiter(Option<Box<dyn FnOnce(Served) + Send>>);
+
+impl Waiter {
+    /// `told` is called by a member's thread: it must not wait for anything.
+    pub(crate) fn new(told: impl FnOnce(Served) + Send + 'static) -> Waiter {
+        Waiter(Some(Box::new(told)))
+    }
+
+    pub(super) fn tell(mut self, served: Served) {
+        if let Some(told) = self.0.take() {
+            told(served);
+        }
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        if let Some(told) = self.0.take() {
+            told(Served::Plain);
+        }
+    }
+}
+
 /// What the daemon made of a write or a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Done {
@@ -50,7 +74,7 @@ pub(super) enum Job {
         fd: Arc<OwnedFd>,
         length: usize,
         offset: u64,
-        answer: SyncSender<Served>,
+        waiter: Waiter,
     },
     Write {
         object: ObjectId,
@@ -116,6 +140,7 @@ impl Queue {
         let mut jobs = locked(&self.jobs);
         // Its member left, and nobody takes them: who waits hears so.
         if self.is_closing() {
+            drop(jobs);
             return;
         }
         let was_empty = jobs.is_empty();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A member's session: objects as the daemon knows them, and what it was asked for.
 
-use super::queue::{Done, Grip, Hold, Job, Names, Queue, Served};
+use super::queue::{Done, Grip, Hold, Job, Names, Queue, Served, Waiter};
 use rushes_core::units;
 use rushes_pool::{ObjectId, ObjectName};
 use rushes_shm::Connect;
@@ -9,7 +9,7 @@ use rushes_shm::client::{
     Client, ConnectError, FileHandle, HUNG_PATIENCE, OwnedClient, OwnedDone, ReadError,
 };
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,6 +18,25 @@ use std::time::{Duration, Instant};
 
 /// A daemon that lets us in again answers by then, or is asked again.
 const AGAIN_PATIENCE: units::Duration = units::Duration::from_ms(50);
+
+/// Reads of one object that the daemon is asked for at a time. The kernel reads ahead eight requests for a reader, and the rings are everybody's: those
+/// of readers who wait would leave no room for others.
+const READS_MAX: usize = 2;
+
+/// One read, not asked for yet.
+struct Read {
+    fd: Arc<OwnedFd>,
+    length: usize,
+    offset: u64,
+    waiter: Waiter,
+}
+
+/// Reads of one object.
+#[derive(Default)]
+struct Reads {
+    asked_count: usize,
+    behind: VecDeque<Read>,
+}
 
 /// An object as the daemon knows it.
 struct Named {
@@ -32,7 +51,7 @@ type Inode = (u64, u64);
 
 /// Who waits for an answer.
 enum Asked {
-    Read(SyncSender<Served>),
+    Read(Waiter),
     Write(SyncSender<Done>),
     Sync(SyncSender<Done>),
     Hold(SyncSender<Hold>, Arc<OwnedFd>),
@@ -48,6 +67,7 @@ pub(super) struct Session {
     /// Whether a write needs it: a descriptor for reading is granted nothing.
     named: HashMap<(ObjectId, bool), Named>,
     waiting: HashMap<usize, (ObjectId, Asked)>,
+    reads: HashMap<ObjectId, Reads>,
     /// Closed by the door while something of theirs was under way.
     closing: Vec<ObjectId>,
     beat: (u32, Instant),
@@ -73,6 +93,7 @@ impl Session {
             names,
             named: HashMap::new(),
             waiting: HashMap::new(),
+            reads: HashMap::new(),
             closing: Vec::new(),
             beat,
             looked: None,
@@ -191,14 +212,16 @@ impl Session {
                 fd,
                 length,
                 offset,
-                answer,
+                waiter,
             } => {
-                let handle = self.name(object, &fd, false);
-                let sent = handle.and_then(|handle| self.client.read_send(handle, length, offset));
-                // Who waits for the answer of one that is dropped asks again if the object lacks bytes.
-                if let Some(number) = sent {
-                    self.wait(number, object, Asked::Read(answer));
-                }
+                let read = Read {
+                    fd,
+                    length,
+                    offset,
+                    waiter,
+                };
+                self.reads.entry(object).or_default().behind.push_back(read);
+                self.send_reads(object);
             }
             Job::Write {
                 object,
@@ -244,6 +267,31 @@ impl Session {
         }
     }
 
+    /// As many as may be asked for, in the order in which they came.
+    fn send_reads(&mut self, object: ObjectId) {
+        while let Some(reads) = self.reads.get_mut(&object)
+            && reads.asked_count < READS_MAX
+        {
+            let Some(read) = reads.behind.pop_front() else {
+                if reads.asked_count == 0 {
+                    self.reads.remove(&object);
+                }
+                return;
+            };
+            let handle = self.name(object, &read.fd, false);
+            let sent = handle.and_then(|handle| {
+                self.client.read_send(handle, read.length, read.offset)
+            });
+            // Who waits for one that is dropped asks again if the object lacks bytes.
+            if let Some(number) = sent {
+                self.wait(number, object, Asked::Read(read.waiter));
+                if let Some(reads) = self.reads.get_mut(&object) {
+                    reads.asked_count += 1;
+                }
+            }
+        }
+    }
+
     fn wait(&mut self, number: usize, object: ObjectId, asked: Asked) {
         self.waiting.insert(number, (object, asked));
     }
@@ -286,7 +334,8 @@ impl Session {
     /// What is under way of a file would be lost with its name.
     pub(super) fn close(&mut self) {
         for object in std::mem::take(&mut self.closing) {
-            if self.waiting.values().any(|(busy, _)| *busy == object) {
+            let waits = |(busy, _): &(ObjectId, Asked)| *busy == object;
+            if self.reads.contains_key(&object) || self.waiting.values().any(waits) {
                 self.closing.push(object);
                 continue;
             }
@@ -305,7 +354,14 @@ impl Session {
                 continue;
             };
             match asked {
-                Asked::Read(answer) => answered(&answer, self.read(object, result)),
+                Asked::Read(waiter) => {
+                    if let Some(reads) = self.reads.get_mut(&object) {
+                        reads.asked_count -= 1;
+                    }
+                    let served = self.read(object, result);
+                    self.send_reads(object);
+                    waiter.tell(served);
+                }
                 Asked::Write(answer) => answered(&answer, written(result)),
                 Asked::Sync(answer) => answered(&answer, synced(result)),
                 Asked::Hold(answer, fd) => match result {
