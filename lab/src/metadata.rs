@@ -222,7 +222,7 @@ impl Metadata {
             match operation {
                 "create" => {
                     let mut file = File::create_new(name(number))?;
-                    if self.bytes_every > 0 && number % self.bytes_every == 0 {
+                    if self.bytes_every > 0 && number.is_multiple_of(self.bytes_every) {
                         file.write_all(&[1; SOME_BYTES])?;
                     }
                 }
@@ -243,7 +243,9 @@ impl Metadata {
 ///
 /// Returns  each number below `count` once: steps have no divisor in common with it
 fn stride(number: u64, count: u64) -> u64 {
-    let step = [7, 11, 13, 17].into_iter().find(|step| count % step != 0);
+    let step = [7u64, 11, 13, 17]
+        .into_iter()
+        .find(|step| !count.is_multiple_of(*step));
     number * step.unwrap_or(1) % count
 }
 

@@ -552,9 +552,10 @@ impl Server {
     /// Whoever waits for it reads from front to back, and much.
     fn is_heavy(&self, device: &Device, demand: &Demand) -> bool {
         let stream = demand.stream.and_then(|id| self.streams.get(id.0));
-        stream.is_some_and(|stream| {
-            stream.flow == Flow::Forward && stream.consumed >= HEAVY_BYTES
-        }) && demand.stream.is_some_and(|id| device.background.contains(&id))
+        stream.is_some_and(|stream| stream.flow == Flow::Forward && stream.consumed >= HEAVY_BYTES)
+            && demand
+                .stream
+                .is_some_and(|id| device.background.contains(&id))
     }
 
     /// The demand to serve, of the heavy ones or the others: the first when its patience is over, else the nearest ahead.
@@ -644,7 +645,9 @@ impl Server {
                 && visited.is_none_or(|id| !self.background_wants(device, id))
         });
         if is_over && let Some(device) = self.devices.get_mut(&id) {
-            device.background.rotate_left(1.min(device.background.len()));
+            device
+                .background
+                .rotate_left(1.min(device.background.len()));
             device.background_given = 0;
         }
     }
