@@ -15,6 +15,7 @@ mod listing;
 mod loads;
 mod names;
 mod nodes;
+mod passthrough;
 mod reads;
 mod removals;
 mod session;
