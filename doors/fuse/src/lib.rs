@@ -3,6 +3,7 @@
 //!
 //! Node ids, rights, coherence, and what is refused: docs/decisions/0022.
 
+mod ahead;
 mod answer;
 mod attributes;
 mod care;
@@ -38,5 +39,7 @@ use std::sync::Arc;
 /// Assumes  root
 /// Errors   EOPNOTSUPP when the catalogue's file system has no file handles; what mount(2) says
 pub fn mount(pool: Pool, daemon: Option<&DaemonPlace>, folder: &Path) -> io::Result<Mounted> {
+    // The crate `fuser` has such a buffer for each thread.
+    rushes_sys::heap::map_large_buffers();
     session::mount(Arc::new(door::Door::new(pool, daemon)?), folder)
 }

@@ -149,16 +149,21 @@ impl Door {
             let file = self.file(&node)?;
             let state = file.shared_state();
             let pieces = self.pieces(&node, &file, &state, (offset, length))?;
-            Ok((state, pieces, file.may_be_passed()))
+            Ok((state, pieces, file))
         });
-        let (state, pieces, is_passed) = match pieces {
+        let (state, pieces, file) = match pieces {
             Ok(found) => found,
             Err(error) => return reply(Err(error)),
         };
         let is_asked = |piece: &Piece| self.engine.is_asked(piece.object, &piece.fd);
         // Without a daemon who waits for a disk here keeps nobody from a contract. Of what is also read, or stored by a mapping, without the door it does
         // not know enough.
-        if is_passed || !pieces.pieces.iter().any(is_asked) {
+        if file.may_be_passed() || !pieces.pieces.iter().any(is_asked) {
+            for piece in &pieces.pieces {
+                let length = piece.length as u64;
+                file.ahead
+                    .reads(piece.object, &piece.fd, piece.start, length);
+            }
             let served = pieces.pieces.iter().map(|_| Served::Plain).collect();
             let bytes = self.assembled(&pieces, served);
             drop(state);
