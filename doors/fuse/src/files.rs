@@ -4,7 +4,6 @@
 //! All opens of an inode share one [`OpenFile`]. Its layout is read by many at once and changed by one alone; the size is the
 //! stub's, grown after the bytes are in their object. Lock order: `Node::file`, `OpenFile::state`, `ways`, then `size` or `objects`.
 
-use crate::ahead::Ahead;
 use crate::answer::Answer;
 use crate::attributes::by_descriptor;
 use crate::door::Door;
@@ -74,7 +73,6 @@ pub(crate) struct OpenFile {
     tail_is_clean: AtomicBool,
     /// Writes in a row that the daemon left to us.
     plain_run: AtomicU32,
-    pub(crate) ahead: Ahead,
     /// How the kernel has it open.
     pub(crate) ways: Mutex<Ways>,
 }
@@ -231,7 +229,6 @@ impl Door {
             })),
             size: Mutex::new(size),
             plain_run: AtomicU32::new(0),
-            ahead: Ahead::default(),
             ways: Mutex::new(Ways::of_mapped(slot.mapped)),
         }))
     }

@@ -3,7 +3,6 @@
 //!
 //! Node ids, rights, coherence, and what is refused: docs/decisions/0022.
 
-mod ahead;
 mod answer;
 mod attributes;
 mod care;

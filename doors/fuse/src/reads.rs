@@ -159,11 +159,6 @@ impl Door {
         // Without a daemon who waits for a disk here keeps nobody from a contract. Of what is also read, or stored by a mapping, without the door it does
         // not know enough.
         if file.may_be_passed() || !pieces.pieces.iter().any(is_asked) {
-            for piece in &pieces.pieces {
-                let length = piece.length as u64;
-                file.ahead
-                    .reads(piece.object, &piece.fd, piece.start, length);
-            }
             let served = pieces.pieces.iter().map(|_| Served::Plain).collect();
             let bytes = self.assembled(&pieces, served);
             drop(state);
