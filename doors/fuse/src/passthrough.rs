@@ -88,6 +88,11 @@ impl Ways {
         self.object
     }
 
+    /// No such open is left.
+    fn is_mapped_at_most(&self) -> bool {
+        self.object.is_some() && self.passed == 0
+    }
+
     fn add(&mut self, way: Way) -> Way {
         *self.count(way) += 1;
         way
@@ -115,7 +120,8 @@ impl Door {
     ) -> Answer<Opened> {
         let flags = OFlags::from_bits_retain(flags as u32);
         let access = flags & OFlags::ACCMODE;
-        if file.may_be_passed() {
+        let is_mapped_at_most = locked(&file.ways).is_mapped_at_most();
+        if is_mapped_at_most {
             // Perhaps nobody has it any more.
             self.is_passed(node, file, &file.change());
         }
