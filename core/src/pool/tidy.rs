@@ -91,6 +91,8 @@ pub struct Seen {
     pub minute: u16,
     /// Requests for names or bytes so far.
     pub asked_count: u64,
+    /// Somebody has files open in a way that his requests are not seen.
+    pub has_unseen: bool,
     /// Something is promised of a member's device.
     pub is_promised: bool,
     /// A command is under way, or waits.
@@ -177,7 +179,7 @@ impl Tidier {
 
     /// Whether to go on with what was begun, asked at every piece.
     pub fn may_go_on(&mut self, now: Instant, seen: Seen) -> Result<(), Wait> {
-        let is_asked = seen.asked_count != self.asked_count;
+        let is_asked = seen.asked_count != self.asked_count || seen.has_unseen;
         self.asked_count = seen.asked_count;
         if is_asked || seen.is_promised {
             self.busy_at = now;
@@ -201,6 +203,7 @@ mod tests {
         schedule: Schedule::Idle,
         minute: 180,
         asked_count: 7,
+        has_unseen: false,
         is_promised: false,
         has_command: false,
         members: 1,
@@ -295,18 +298,25 @@ mod tests {
             ..IDLE
         };
         assert_eq!(tidier.may_go_on(at(122), command), Err(Wait::Command));
+        let unseen = Seen {
+            has_unseen: true,
+            ..IDLE
+        };
+        assert_eq!(tidier.may_go_on(at(122), unseen), Err(Wait::Asked));
+        assert_eq!(tidier.may_begin(at(181), IDLE), Err(Wait::Asked));
+        assert_eq!(tidier.may_begin(at(182), IDLE), Ok(()));
         // A command is no user: when it is done this goes on.
-        assert_eq!(tidier.may_begin(at(123), IDLE), Ok(()));
+        assert_eq!(tidier.may_begin(at(183), IDLE), Ok(()));
         let late = Seen {
             schedule: Schedule::Daily { from: 60, to: 180 },
             ..IDLE
         };
-        assert_eq!(tidier.may_go_on(at(124), late), Err(Wait::Window));
+        assert_eq!(tidier.may_go_on(at(184), late), Err(Wait::Window));
         let off = Seen {
             schedule: Schedule::Off,
             ..IDLE
         };
-        assert_eq!(tidier.may_go_on(at(125), off), Err(Wait::Off));
+        assert_eq!(tidier.may_go_on(at(185), off), Err(Wait::Off));
     }
 
     #[test]

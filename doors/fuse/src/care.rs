@@ -13,7 +13,7 @@ use crate::nodes::{Node, locked, status};
 use rushes_core::pool::pace::rest;
 use rushes_core::units;
 use rushes_pool::{
-    Access, ByteCount, Defragged, Drained, Layout, MemberNumber, Move, Moved, Object, Pool,
+    Access, Asker, ByteCount, Defragged, Drained, Layout, MemberNumber, Move, Moved, Object, Pool,
     PoolError, Request, Told, Users, Work, WorkKind, about, each_file_in, names_follow,
     set_draining,
 };
@@ -31,8 +31,13 @@ const PIECE: ByteCount = ByteCount::from_mib(4);
 const PIECE_BESIDE_OTHERS: ByteCount = ByteCount::from_mib(1);
 /// Who asked hears so often how far it is.
 const TELL_EVERY: Duration = Duration::from_millis(100);
+/// A file that the kernel reads by passthrough is waited for so long, when nothing else is left.
+const READER_PATIENCE: Duration = Duration::from_secs(30);
 /// Rest is taken in parts, so that who no longer wants it need not wait.
 const NAP: Duration = Duration::from_millis(100);
+/// Whoever asks behind somebody who is gone waits so long until that stops behind its piece, and looks so often.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+const STOP_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What is under way.
 #[derive(Debug, Default)]
@@ -57,6 +62,15 @@ struct Going {
     is_tidying: bool,
     since: Instant,
     done: Drained,
+    /// Who waits for it. None: it cannot be seen whether he does.
+    asker: Option<Asker>,
+}
+
+impl Going {
+    /// It stops behind the piece that it is at.
+    fn is_stopping(&self) -> bool {
+        self.asker.as_ref().is_some_and(Asker::is_gone)
+    }
 }
 
 /// While it lives nothing else is begun.
@@ -86,20 +100,39 @@ impl Care {
         state.waiting > 0 || state.going.as_ref().is_some_and(|one| !one.is_tidying)
     }
 
-    /// What nobody asked for ends behind the piece it is at, for a command.
-    fn begin(&self, kind: WorkKind, member: Option<u16>) -> Result<Busy<'_>, PoolError> {
-        let mut state = self.until_untidied();
-        if let Some(other) = &state.going {
-            let of = other
-                .member
-                .map_or(String::new(), |number| format!(" of member {number}"));
-            return Err(PoolError::Refused(format!(
-                "the mount is busy with `rushes pool {}`{of}; wait for it, or interrupt that command",
-                other.kind.name()
-            )));
+    /// Nothing else is begun from now on. What is under way for nobody, or for somebody who is gone, is waited for.
+    fn begin(
+        &self,
+        kind: WorkKind,
+        member: Option<u16>,
+        mut asker: Option<Asker>,
+    ) -> Result<Busy<'_>, PoolError> {
+        let end = Instant::now() + STOP_PATIENCE;
+        loop {
+            let mut state = self.until_untidied();
+            let Some(other) = &state.going else {
+                state.going = Some(Going::new(kind, member, false, asker.take()));
+                return Ok(Busy(self));
+            };
+            let is_stopping = other.is_stopping();
+            if !is_stopping || Instant::now() >= end {
+                let of = other
+                    .member
+                    .map_or(String::new(), |number| format!(" of member {number}"));
+                let remedy = match is_stopping {
+                    false => "wait for it, or interrupt that command",
+                    true => {
+                        "that command has ended, and the mount stops behind the piece that it moves: repeat this in a moment"
+                    }
+                };
+                return Err(PoolError::Refused(format!(
+                    "the mount is busy with `rushes pool {}`{of}; {remedy}",
+                    other.kind.name()
+                )));
+            }
+            drop(state);
+            std::thread::sleep(STOP_LOOK_EVERY);
         }
-        state.going = Some(Going::new(kind, member, false));
-        Ok(Busy(self))
     }
 
     /// For nobody. None: a command is under way, or waits.
@@ -108,7 +141,7 @@ impl Care {
         if state.waiting > 0 || state.going.is_some() {
             return None;
         }
-        state.going = Some(Going::new(kind, None, true));
+        state.going = Some(Going::new(kind, None, true, None));
         Some(Busy(self))
     }
 
@@ -146,13 +179,14 @@ impl Care {
 }
 
 impl Going {
-    fn new(kind: WorkKind, member: Option<u16>, is_tidying: bool) -> Going {
+    fn new(kind: WorkKind, member: Option<u16>, is_tidying: bool, asker: Option<Asker>) -> Going {
         Going {
             kind,
             member,
             is_tidying,
             since: Instant::now(),
             done: Drained::default(),
+            asker,
         }
     }
 }
@@ -178,13 +212,28 @@ impl Door {
     /// Do what a command asks.
     ///
     /// Returns  the last that it is told
-    pub(crate) fn look_after(&self, request: &Request, tell: &mut Tell<'_>) -> Told {
+    pub(crate) fn look_after(
+        &self,
+        request: &Request,
+        asker: Option<Asker>,
+        tell: &mut Tell<'_>,
+    ) -> Told {
+        let begin = |kind, member| self.care.begin(kind, member, asker);
         let done = match request {
-            Request::Add { members } => self.take_in(members, tell),
-            Request::Drain { member, cancel } => self.drain(*member, *cancel, tell),
-            Request::Remove { member } => self.let_member_go(*member),
-            Request::Rebalance {} => self.rebalance(tell),
-            Request::Defrag { paths } => self.defrag(paths, tell),
+            Request::Add { members } => {
+                begin(WorkKind::Add, None).and_then(|_busy| self.take_in(members, tell))
+            }
+            Request::Drain { member, cancel } => begin(WorkKind::Drain, Some(*member))
+                .and_then(|_busy| self.drain(*member, *cancel, tell)),
+            Request::Remove { member } => {
+                begin(WorkKind::Remove, Some(*member)).and_then(|_busy| self.let_member_go(*member))
+            }
+            Request::Rebalance {} => {
+                begin(WorkKind::Rebalance, None).and_then(|_busy| self.rebalance(tell))
+            }
+            Request::Defrag { paths } => {
+                begin(WorkKind::Defrag, None).and_then(|_busy| self.defrag(paths, tell))
+            }
             Request::Tidy { schedule } => self.set_schedule(schedule),
             Request::Status {} => Ok(Told::Status {
                 work: self.care.work(),
@@ -197,7 +246,6 @@ impl Door {
     }
 
     fn take_in(&self, members: &[PathBuf], tell: &mut Tell<'_>) -> Result<Told, PoolError> {
-        let _busy = self.care.begin(WorkKind::Add, None)?;
         let numbers = rushes_pool::add(&self.pool, members, |done, _| {
             // Who is gone by then repeats it, and hears that it is done.
             tell(&Told::Added { count: done as u64 });
@@ -219,7 +267,6 @@ impl Door {
     }
 
     fn let_member_go(&self, number: u16) -> Result<Told, PoolError> {
-        let _busy = self.care.begin(WorkKind::Remove, Some(number))?;
         self.bury();
         rushes_pool::remove(&self.pool, MemberNumber(number), self)?;
         self.members_changed();
@@ -227,7 +274,6 @@ impl Door {
     }
 
     fn drain(&self, number: u16, cancel: bool, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
-        let _busy = self.care.begin(WorkKind::Drain, Some(number))?;
         let member = MemberNumber(number);
         set_draining(&self.pool, member, !cancel)?;
         self.names.members_changed();
@@ -246,14 +292,12 @@ impl Door {
     }
 
     fn rebalance(&self, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
-        let _busy = self.care.begin(WorkKind::Rebalance, None)?;
         let mut mover = Mover::new(self, tell);
         mover.all(&Plan::Spread)?;
         Ok(mover.told_at_last())
     }
 
     fn defrag(&self, paths: &[PathBuf], tell: &mut Tell<'_>) -> Result<Told, PoolError> {
-        let _busy = self.care.begin(WorkKind::Defrag, None)?;
         let mut mover = Mover::new(self, tell);
         mover.all(&Plan::Together(paths.to_vec()))?;
         Ok(mover.told_at_last())
@@ -314,7 +358,8 @@ impl Door {
         let Some(mut layout) = state.layout.clone() else {
             return Ok(None);
         };
-        if one.source(&layout).is_none() {
+        // (Somebody may have opened it by passthrough since this file was looked at.)
+        if one.source(&layout).is_none() || self.is_passed(node, file, &state) {
             return Ok(None);
         }
         // What the daemon has of it is written first, and nothing of it is in its cache afterwards.
@@ -389,6 +434,14 @@ struct Held<'a> {
 }
 
 impl Held<'_> {
+    /// Somebody reads its object without the door: it must stay where it is.
+    fn is_passed(&self) -> bool {
+        self.file.may_be_passed()
+            && self
+                .door
+                .is_passed(&self.node, &self.file, &self.file.change())
+    }
+
     /// Somebody else has it open, too.
     fn has_others(&self) -> bool {
         locked(&self.node.file).open_count() > 1
@@ -455,6 +508,8 @@ struct Mover<'a, 'b> {
     told_at: Instant,
     /// Who asked is gone.
     is_unwanted: bool,
+    /// A file of the last look that the kernel reads by passthrough.
+    passed: Option<PathBuf>,
     done: Drained,
     defragged: Defragged,
 }
@@ -466,6 +521,7 @@ impl<'a, 'b> Mover<'a, 'b> {
             tell,
             told_at: Instant::now(),
             is_unwanted: false,
+            passed: None,
             done: Drained::default(),
             defragged: Defragged::default(),
         }
@@ -479,9 +535,15 @@ impl<'a, 'b> Mover<'a, 'b> {
         match plan {
             Plan::Off(number) => {
                 let mut is_sure = false;
+                let mut waits_since = None;
                 while is_left || (!is_sure && self.has_objects(*number)) {
                     is_sure = !is_left;
+                    let moved_count = self.done.moved_count;
                     is_left = self.look(plan, false)?;
+                    if self.done.moved_count > moved_count {
+                        waits_since = None;
+                    }
+                    self.wait_for_readers(waits_since.get_or_insert_with(Instant::now))?;
                 }
             }
             _ if is_left => drop(self.look(plan, false)?),
@@ -502,6 +564,21 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
     }
 
+    /// Who reads a file by passthrough is not disturbed, and not waited for without end.
+    fn wait_for_readers(&mut self, since: &Instant) -> Result<(), PoolError> {
+        let Some(path) = &self.passed else {
+            return Ok(());
+        };
+        if since.elapsed() > READER_PATIENCE {
+            return Err(PoolError::Refused(format!(
+                "somebody reads {}, and the kernel does it straight from this member, so that it cannot be moved; expected him to close it. All else is moved;                  repeat this when he has (`fuser` or `lsof` on the mount says who it is)",
+                path.display()
+            )));
+        }
+        std::thread::sleep(NAP);
+        self.told(false)
+    }
+
     fn has_objects(&self, number: MemberNumber) -> bool {
         let member = self.door.pool.member(number);
         member.is_some_and(|member| member.object_count().is_ok_and(|count| count > 0))
@@ -512,6 +589,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         let mut is_found = false;
         let door = self.door;
         self.defragged = Defragged::default();
+        self.passed = None;
         door.bury();
         each_file_in(&door.pool, plan.paths(), |path, stub| {
             self.done.file_count += 1;
@@ -579,6 +657,10 @@ impl<'a, 'b> Mover<'a, 'b> {
             }
         };
         if spare_open && held.has_others() {
+            return Ok(true);
+        }
+        if held.is_passed() {
+            self.passed = Some(path.to_path_buf());
             return Ok(true);
         }
         let is_moved = self.open_file(&held, plan).map_err(|error| match error {

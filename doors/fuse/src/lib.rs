@@ -13,8 +13,10 @@ mod engine;
 mod files;
 mod listing;
 mod loads;
+mod mounting;
 mod names;
 mod nodes;
+mod passthrough;
 mod reads;
 mod removals;
 mod session;
@@ -44,5 +46,7 @@ pub fn mount(
     tidy_after: Duration,
     folder: &Path,
 ) -> io::Result<Mounted> {
+    // The crate `fuser` has such a buffer for each thread.
+    rushes_sys::heap::map_large_buffers();
     session::mount(Arc::new(door::Door::new(pool, daemon, tidy_after)?), folder)
 }

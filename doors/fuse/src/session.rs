@@ -1,28 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The protocol: requests of the kernel in, the door's answers out. Everything that knows the crate `fuser` is here.
 //!
-//! Its API breaks between releases. Of its faults (0.18.0) two are kept away from it: SETXATTR_EXT is never asked for, and the name of the
-//! mount has no comma. A third is taken back: what it makes of times before 1970.
+//! Its API breaks between releases. Of its faults (0.18.0) two are kept away from it: SETXATTR_EXT is never asked for, and the mount itself
+//! is [`Mounting`]'s. A third is taken back: what it makes of times before 1970.
 
 use crate::answer::Answer;
 use crate::attributes::{Attributes, Changes};
 use crate::control;
 use crate::door::{Door, raise_read_ahead};
 use crate::listing::Listing;
+use crate::mounting::Mounting;
 use crate::names::{Entry, Maker};
 use crate::nodes::{S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, locked};
+use crate::passthrough::{Opened, Way};
 use fuser::{
     AccessFlags, BsdFileFlags, Config, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType,
     Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
-    MountOption, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, SessionACL, TimeOrNow, WriteFlags,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, SessionACL, TimeOrNow, WriteFlags,
 };
 use rushes_sys::thread::Identity;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, major, makedev, minor};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -46,12 +49,14 @@ const NAMES_LIVE: Duration = Duration::from_secs(3600);
 /// How long it believes attributes. What a program writes through a mapping changes them behind its back.
 const ATTRIBUTES_LIVE: Duration = Duration::from_secs(1);
 
-/// FALLOC_FL_… and O_…, as the protocol carries them.
-const O_EXCL: i32 = 0o200;
+/// An object as the kernel knows it, to read it itself. Dropped when no open needs it any more.
+#[derive(Debug)]
+pub(crate) struct Backing(fuser::BackingId);
 
 /// A mounted pool; dropping it unmounts.
 pub struct Mounted {
     session: fuser::BackgroundSession,
+    mounting: Mounting,
     door: Arc<Door>,
     /// What goes on in the background until the door closes.
     helpers: Vec<JoinHandle<()>>,
@@ -60,7 +65,16 @@ pub struct Mounted {
 impl Mounted {
     /// Waits until somebody has unmounted it.
     pub fn wait(self) -> io::Result<()> {
-        let ended = self.session.join();
+        let ended = match self.session.join() {
+            // A thread had just taken a request when the connection ended.
+            Err(error)
+                if error.raw_os_error() == Some(rustix::io::Errno::CONNABORTED.raw_os_error()) =>
+            {
+                Ok(())
+            }
+            ended => ended,
+        };
+        drop(self.mounting);
         self.door.closing.store(true, Ordering::Release);
         for helper in &self.helpers {
             helper.thread().unpark();
@@ -74,25 +88,10 @@ impl Mounted {
 
 /// Mount it on `folder`; requests are answered by threads of their own.
 pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
-    // By it `rushes pool where` finds the pool of a mount. fuser puts it among options that commas part.
-    let catalogue = door.pool.catalogue().path().canonicalize()?;
-    let Some(source) = catalogue.to_str().filter(|path| !path.contains(',')) else {
-        let sentence = format!(
-            "the catalogue's path is {}; expected one in UTF-8 and without a comma",
-            catalogue.display()
-        );
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, sentence));
-    };
+    // By it `rushes pool where` finds the pool of a mount.
+    let source = door.pool.catalogue().path().canonicalize()?;
     let mut config = Config::default();
     config.acl = SessionACL::All;
-    config.mount_options = vec![
-        MountOption::FSName(source.to_owned()),
-        MountOption::Subtype("rushes".to_owned()),
-        MountOption::CUSTOM(format!("max_read={REQUEST_BYTES_MAX}")),
-        MountOption::DefaultPermissions,
-        MountOption::NoSuid,
-        MountOption::NoDev,
-    ];
     config.n_threads = Some(THREAD_COUNT);
     config.clone_fd = true;
     let session = Session {
@@ -100,7 +99,8 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
         listings: Mutex::default(),
         next_listing: AtomicU64::new(1),
     };
-    let session = fuser::Session::new(session, folder, &config)?.spawn()?;
+    let (mounting, connection) = Mounting::new(&source, folder, REQUEST_BYTES_MAX)?;
+    let session = fuser::Session::from_fd(session, connection, config.acl, config)?.spawn()?;
     if let Err(error) = raise_read_ahead(folder) {
         tracing::warn!("reading ahead stays as short as the kernel has it: {error}");
     }
@@ -119,6 +119,7 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
     helpers.extend(control::start(&door));
     Ok(Mounted {
         session,
+        mounting,
         helpers,
         door,
     })
@@ -270,9 +271,19 @@ fn reply_value(reply: ReplyXattr, room: u32, value: Answer<(usize, Vec<u8>)>) {
 
 /// Data stays in the kernel's cache between opens, since it changes only through this mount. Nothing waits to be
 /// written at a close, so close(2) need not ask.
-const OPENED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE
-    .union(FopenFlags::FOPEN_NOFLUSH)
-    .union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
+const CACHED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_NOFLUSH);
+
+/// Beside passthrough the kernel's cache has nothing, and may have nothing.
+const PASSED: FopenFlags = FopenFlags::FOPEN_NOFLUSH;
+
+fn flags(opened: &Opened) -> FopenFlags {
+    match (opened.way, &opened.backing) {
+        (Way::Direct, _) => CACHED | FopenFlags::FOPEN_DIRECT_IO,
+        (_, None) => CACHED,
+        (_, Some((_, true))) => PASSED,
+        (_, Some((_, false))) => PASSED | FopenFlags::FOPEN_DIRECT_IO,
+    }
+}
 
 /// What this door asks of the kernel beside the crate's own.
 const WANTED: [InitFlags; 8] = [
@@ -300,6 +311,10 @@ impl Filesystem for Session {
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
         let _ = config.set_max_background(BACKGROUND_MAX);
+        // Linux 6.9 or later. One that has it also sees to its cache when somebody writes past it.
+        let can_pass = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
+            && config.set_max_stack_depth(1).is_ok();
+        self.door.can_pass.store(can_pass, Ordering::Release);
         Ok(())
     }
 
@@ -435,11 +450,17 @@ impl Filesystem for Session {
         reply_entry(reply, self.door.link(ino.0, newparent.0, newname));
     }
 
-    fn open(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, _request: &Request, ino: INodeNo, open_flags: OpenFlags, reply: ReplyOpen) {
         self.door.tidying.asked();
-        match self.door.open(ino.0) {
-            Ok(()) => reply.opened(FileHandle(0), OPENED),
-            Err(error) => reply.error(number(error)),
+        let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
+        let opened = match self.door.open(ino.0, open_flags.0, register) {
+            Ok(opened) => opened,
+            Err(error) => return reply.error(number(error)),
+        };
+        let handle = FileHandle(opened.way.handle());
+        match &opened.backing {
+            Some((backing, _)) => reply.opened_passthrough(handle, flags(&opened), &backing.0),
+            None => reply.opened(handle, flags(&opened)),
         }
     }
 
@@ -450,23 +471,32 @@ impl Filesystem for Session {
         name: &OsStr,
         mode: u32,
         umask: u32,
-        flags: i32,
+        open_flags: i32,
         reply: ReplyCreate,
     ) {
         self.door.tidying.asked();
-        let exclusive = flags & O_EXCL != 0;
-        match self
+        let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
+        let maker = maker(request, umask);
+        let created = self
             .door
-            .create(parent.0, name, mode, exclusive, maker(request, umask))
-        {
-            Ok(entry) => reply.created(
+            .create(parent.0, name, mode, open_flags, maker, register);
+        let (entry, opened) = match created {
+            Ok(created) => created,
+            Err(error) => return reply.error(number(error)),
+        };
+        let attributes = translated(&entry.attributes);
+        let generation = Generation(u64::from(entry.node.generation));
+        let (handle, flags) = (FileHandle(opened.way.handle()), flags(&opened));
+        match &opened.backing {
+            Some((backing, _)) => reply.created_passthrough(
                 &ATTRIBUTES_LIVE,
-                &translated(&entry.attributes),
-                Generation(u64::from(entry.node.generation)),
-                FileHandle(0),
-                OPENED,
+                &attributes,
+                generation,
+                handle,
+                flags,
+                &backing.0,
             ),
-            Err(error) => reply.error(number(error)),
+            None => reply.created(&ATTRIBUTES_LIVE, &attributes, generation, handle, flags),
         }
     }
 
@@ -519,13 +549,13 @@ impl Filesystem for Session {
         &self,
         _request: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        reply_empty(reply, self.door.release(ino.0));
+        reply_empty(reply, self.door.close(ino.0, Way::of_handle(fh.0)));
     }
 
     fn fsync(

@@ -22,6 +22,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct Tidying {
     /// Requests for bytes so far, of whoever.
     asked_count: AtomicU64,
+    /// Opens whose reads nobody here sees: the kernel's passthrough.
+    passed_count: AtomicU64,
     /// Streams have contracts on a member's device, as the daemon said last.
     is_promised: AtomicBool,
     /// Why it is not under way; None: it is.
@@ -32,6 +34,14 @@ impl Tidying {
     /// Somebody wants bytes, or is about to.
     pub(crate) fn asked(&self) {
         self.asked_count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn passed_begins(&self) {
+        self.passed_count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn passed_ends(&self) {
+        self.passed_count.fetch_sub(1, Ordering::Relaxed);
     }
 
     pub(crate) fn set_promised(&self, is_promised: bool) {
@@ -63,6 +73,7 @@ impl Door {
             schedule: self.pool.schedule(),
             minute: minute_of_day(),
             asked_count: self.tidying.asked_count.load(Ordering::Relaxed),
+            has_unseen: self.tidying.passed_count.load(Ordering::Relaxed) > 0,
             is_promised: self.tidying.is_promised.load(Ordering::Relaxed),
             has_command: self.care.has_command(),
             members: self.pool.member_set(),

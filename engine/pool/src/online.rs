@@ -5,14 +5,14 @@
 //! ([`Move::read_before`]). A piece follows the one before it to the same member, so that a file has one segment more on its way, and
 //! none more when it is there. What is not done here: saying which file is next, and how fast.
 
-use crate::balance::lighter_than;
+use crate::balance::target_of;
 use crate::catalogue::REMOVED;
 use crate::change::{candidates, move_whole, sum, take};
 use crate::error::PoolError;
 use crate::gather::Gather;
 use crate::member::{Access, MemberState, data_ranges};
 use crate::pool::Pool;
-use crate::walk::{each_stub, each_stub_below};
+use crate::walk::each_stub_below;
 use rushes_core::pool::{Layout, MemberNumber, Object, Shape};
 use rushes_core::units::{ByteCount, ByteRange};
 use rustix::fs::{Dir, Mode, OFlags, SeekFrom, openat, seek};
@@ -60,21 +60,10 @@ pub struct Moved {
     pub copied: u64,
 }
 
-/// Each file of the pool once, by one of its names, open to read. Files that get another name meanwhile may be told twice, or not.
+/// Each file once, by one of its names, open to read, that is at one of these paths below the tree or in such a folder; of the whole pool if there are none.
+/// Files that get another name meanwhile may be told twice, or not.
 ///
-/// Errors   the pool's, or `each`'s own, which ends it
-pub fn each_file(
-    pool: &Pool,
-    mut each: impl FnMut(&Path, &OwnedFd) -> Result<(), PoolError>,
-) -> Result<(), PoolError> {
-    each_stub(pool.catalogue(), &mut BTreeSet::new(), |named, stub| {
-        each(named.path, stub)
-    })
-}
-
-/// As [`each_file`], of those that are one of these paths below the tree or in such a folder; of all if there are none.
-///
-/// Errors   as [`each_file`], or a path that is not there
+/// Errors   the pool's, or `each`'s own, which ends it; a path that is not there
 pub fn each_file_in(
     pool: &Pool,
     paths: &[PathBuf],
@@ -91,7 +80,7 @@ pub fn each_file_in(
 }
 
 impl Pool {
-    /// Each file that was removed and is not gone yet, as [`each_file`].
+    /// Each file that was removed and is not gone yet, as [`each_file_in`].
     pub fn each_removed(
         &self,
         mut each: impl FnMut(&Path, &OwnedFd) -> Result<(), PoolError>,
@@ -297,9 +286,7 @@ impl Move {
             None => sum(&data_ranges(source).map_err(failed)?),
         };
         if let What::Object(_) = self.what {
-            return Ok(lighter_than(pool, stub, object, wanted)
-                .into_iter()
-                .collect());
+            return Ok(target_of(pool, stub, object, wanted).into_iter().collect());
         }
         let mut found: Vec<MemberNumber> = before.into_iter().collect();
         found.extend(candidates(pool, stub, object.member, ByteCount(wanted)));
