@@ -638,6 +638,25 @@ impl Mender<'_> {
         data_ranges(fd).map_err(|error| PoolError::system("look for data in an object", "", error))
     }
 
+    /// The same without less than a block of zeroes at either end: a place that begins or ends inside a block, as where a member was full, leaves
+    /// them beside the hole.
+    fn written(&self, fd: &OwnedFd) -> Result<Vec<ByteRange>, PoolError> {
+        let failed = |error| PoolError::system("look at an object", "", error);
+        let block = fstat(fd).map_err(failed)?.st_blksize.max(1) as u64;
+        let mut ranges = Vec::new();
+        for range in self.ranges(fd)? {
+            let length = range.length.0.min(block) as usize;
+            let first = read(fd, range.start.0, length)?;
+            let last = read(fd, range.end() - length as u64, length)?;
+            let zeroes = |count: usize| if count < block as usize { count } else { 0 };
+            let before = zeroes(first.iter().take_while(|byte| **byte == 0).count()) as u64;
+            let after = zeroes(last.iter().rev().take_while(|byte| **byte == 0).count()) as u64;
+            let left = range.length.0.saturating_sub(before + after);
+            ranges.push(ByteRange::new(range.start.0 + before, left));
+        }
+        Ok(ranges)
+    }
+
     /// A file of which there is no stub, with all its objects.
     fn keep(&self, object: Object, file: FileIdentity) -> Result<String, PoolError> {
         let pieces = self.pieces(file)?;
@@ -691,7 +710,7 @@ impl Mender<'_> {
                 || self.is_spread(object, mark.part, layout)?);
         }
         let fd = self.member(object)?.open_any(object.id, Access::Read)?;
-        for range in self.ranges(&fd)? {
+        for range in self.written(&fd)? {
             if !self.is_same(&fd, range.start.0, layout, range)? {
                 return Ok(false);
             }
@@ -728,7 +747,7 @@ impl Mender<'_> {
     fn is_spread(&self, object: Object, part: Part, layout: &Layout) -> Result<bool, PoolError> {
         let fd = self.member(object)?.open_any(object.id, Access::Read)?;
         let unit = part.shape.unit_bytes();
-        for range in self.ranges(&fd)? {
+        for range in self.written(&fd)? {
             let mut at = range.start.0;
             while at < range.end() {
                 let length = (range.end() - at).min(unit - at % unit);
