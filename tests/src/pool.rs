@@ -136,6 +136,15 @@ impl PoolWorld {
         fs::read_to_string(self.scratch.path().join("daemon.log")).unwrap_or_default()
     }
 
+    /// How much the mount's process has read so far, of whatever: what a program reads through it is in it, what the kernel does by
+    /// passthrough is not. Units: bytes.
+    pub fn read_by_mount(&self) -> u64 {
+        let pid = self.mount.as_ref().expect("it is mounted").id();
+        let text = fs::read_to_string(format!("/proc/{pid}/io")).expect("ours");
+        let line = text.lines().find_map(|line| line.strip_prefix("rchar: "));
+        line.expect("the kernel counts").parse().expect("a number")
+    }
+
     /// SIGKILL to the mount's process.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.mount.take() {

@@ -10,20 +10,15 @@ use alloc::vec::Vec;
 
 /// Best-effort read-ahead of one stream, least and most. Units: bytes.
 const AHEAD_BYTES: core::ops::RangeInclusive<u64> = 2 << 20..=32 << 20;
-/// What a best-effort stream gets in one visit before the next one's turn: in time, and least and most in bytes.
-pub(super) const VISIT: Duration = Duration::from_ms(280);
-pub(super) const VISIT_BYTES: core::ops::RangeInclusive<u64> = 2 << 20..=16 << 20;
-/// A best-effort stream that has read so much from front to back goes on so, and is visited; others are light. Units: bytes.
-const HEAVY_BYTES: u64 = 2 << 20;
-/// What light demands may have between two visits: as much as one.
-const LIGHT_TURN: Duration = VISIT;
+/// What a best-effort stream gets in one visit before the next one's turn. Units: bytes.
+const BACKGROUND_VISIT: u64 = 16 << 20;
 /// A demand that has waited this long goes before nearer ones.
 const DEMAND_PATIENCE: Duration = Duration::from_ms(200);
 /// Demands looked at for the nearest.
 pub(super) const DEMANDS_WEIGHED: usize = 64;
 
 /// A turn of writers or of readers, when nothing is promised to either and both want the device.
-const BEST_EFFORT_TURN: Duration = Duration::from_ms(300);
+const BEST_EFFORT_TURN: Duration = Duration::from_ms(200);
 
 /// Whose turn it is, of those that nothing is promised.
 #[derive(Clone, Copy, Debug)]
@@ -453,19 +448,14 @@ impl Server {
         let reads = if device.starved {
             None
         } else {
-            self.next_read(device)
+            self.pick_demand(device)
+                .map(Turn::Demand)
+                .or_else(|| self.pick_background(device).map(Turn::Background))
         };
-        let demand = match reads {
-            Some(Turn::Demand(index)) => device.demands.get(index),
-            _ => None,
-        };
-        let goes_first = demand.is_some_and(|demand| {
-            let waited = self.now.since(demand.since) > DEMAND_PATIENCE;
-            let may = waited && device.light_given < LIGHT_TURN;
-            demand.due != Instant::NEVER || may && !self.is_heavy(device, demand)
-        });
+        let promised = matches!(reads, Some(Turn::Demand(index))
+            if device.demands.get(index).is_some_and(|demand| demand.due != Instant::NEVER));
         match (reads, self.next_write) {
-            (Some(reads), _) if goes_first => Some(reads),
+            (Some(reads), _) if promised => Some(reads),
             (Some(reads), Some(write)) if write.is_wanted => {
                 // Both want it: each for so long that getting there costs little.
                 let over = device.turn_given >= BEST_EFFORT_TURN;
@@ -527,48 +517,18 @@ impl Server {
         })
     }
 
-    /// What is read next without a promise. A stream that is read from front to back gets a whole visit, or each of its demands would cost a way; between two
-    /// visits those who read little have a turn, so that they wait for one visit and not for a round of them.
-    fn next_read(&self, device: &Device) -> Option<Turn> {
-        let promised = device.demands.iter().map(|demand| demand.due).min();
-        if let Some(due) = promised.filter(|&due| due != Instant::NEVER) {
-            let index = device.demands.iter().position(|demand| demand.due == due)?;
-            return Some(Turn::Demand(index));
+    /// The demand to serve: one whose patience is over or that was promised, else the nearest ahead.
+    fn pick_demand(&self, device: &Device) -> Option<usize> {
+        let first = device.demands.front()?;
+        let promised = device.demands.iter().map(|demand| demand.due).min()?;
+        if promised != Instant::NEVER {
+            return device
+                .demands
+                .iter()
+                .position(|demand| demand.due == promised);
         }
-        let visited = device.background.front().copied();
-        let visited = visited.filter(|_| device.background_given > 0);
-        if let Some(id) = visited.filter(|&id| self.background_wants(device, id)) {
-            return Some(Turn::Background(id));
-        }
-        let light = self.pick_demand(device, false);
-        if light.is_some() && device.light_given < LIGHT_TURN {
-            return light.map(Turn::Demand);
-        }
-        let heavy = self.pick_demand(device, true).map(Turn::Demand);
-        let background = || self.pick_background(device).map(Turn::Background);
-        heavy.or(light.map(Turn::Demand)).or_else(background)
-    }
-
-    /// Whoever waits for it reads from front to back, and much.
-    fn is_heavy(&self, device: &Device, demand: &Demand) -> bool {
-        let stream = demand.stream.and_then(|id| self.streams.get(id.0));
-        stream.is_some_and(|stream| stream.flow == Flow::Forward && stream.consumed >= HEAVY_BYTES)
-            && demand
-                .stream
-                .is_some_and(|id| device.background.contains(&id))
-    }
-
-    /// The demand to serve, of the heavy ones or the others: the first when its patience is over, else the nearest ahead.
-    fn pick_demand(&self, device: &Device, heavy: bool) -> Option<usize> {
-        let mut all = device
-            .demands
-            .iter()
-            .enumerate()
-            .filter(|(_, demand)| self.is_heavy(device, demand) == heavy)
-            .take(DEMANDS_WEIGHED);
-        let (index, first) = all.next()?;
-        if self.now.since(first.since) > DEMAND_PATIENCE {
-            return Some(index);
+        if self.now.since(first.since) > DEMAND_PATIENCE || device.demands.len() == 1 {
+            return Some(0);
         }
         let ahead = |demand: &Demand| {
             let physical = self
@@ -577,8 +537,11 @@ impl Server {
                 .map_or(0, |file| file.place(demand.range.start.0).0);
             physical.wrapping_sub(device.head)
         };
-        core::iter::once((index, first))
-            .chain(all)
+        device
+            .demands
+            .iter()
+            .take(DEMANDS_WEIGHED)
+            .enumerate()
             .min_by_key(|(_, demand)| ahead(demand))
             .map(|(index, _)| index)
     }
@@ -599,9 +562,8 @@ impl Server {
         let Some(file) = self.files.get(&stream.file) else {
             return false;
         };
-        let all: usize = self.devices.values().map(|any| any.background.len()).sum();
-        let share =
-            u64::from(self.cache.takeable_count()) * self.slot_bytes() / (2 * all.max(1) as u64);
+        let share = u64::from(self.cache.takeable_count()) * self.slot_bytes()
+            / (2 * device.background.len().max(1) as u64);
         let window = share
             .min((stream.consumed.saturating_mul(2)).max(*AHEAD_BYTES.start()))
             .clamp(*AHEAD_BYTES.start(), *AHEAD_BYTES.end());
@@ -625,7 +587,6 @@ impl Server {
             return false;
         };
         let turn = self.best_effort_turn(device);
-        self.end_visit(id);
         match turn {
             Some(Turn::Write(write)) => {
                 self.send_write(id, &write, false, actions);
@@ -637,19 +598,19 @@ impl Server {
         }
     }
 
-    /// Who is visited and has all he can take is not visited any more: as soon as he wanted a little he would go before others again.
-    fn end_visit(&mut self, id: DeviceId) {
-        let is_over = self.devices.get(&id).is_some_and(|device| {
-            let visited = device.background.front().copied();
-            device.background_given > 0
-                && visited.is_none_or(|id| !self.background_wants(device, id))
-        });
-        if is_over && let Some(device) = self.devices.get_mut(&id) {
-            device
-                .background
-                .rotate_left(1.min(device.background.len()));
-            device.background_given = 0;
+    /// The best-effort stream of a demand that goes on from front to back: where nothing is promised to anybody a whole chunk is fetched for it, since each
+    /// of its demands alone would cost a way. (Beside contracts what is let through at last is to be short.)
+    fn goes_on(&self, device: DeviceId, demand: &Demand) -> Option<StreamId> {
+        let device = self.devices.get(&device)?;
+        if !device.contracts.is_empty() {
+            return None;
         }
+        let id = demand.stream.filter(|id| device.background.contains(id))?;
+        let stream = self.streams.get(id.0)?;
+        let goes_on = stream.file == demand.file
+            && stream.flow == Flow::Forward
+            && stream.consumed >= self.limits.chunk_bytes_max;
+        (goes_on && self.takes_ahead(device)).then_some(id)
     }
 
     fn fetch_demand(&mut self, id: DeviceId, index: usize, actions: &mut Actions) -> bool {
@@ -667,11 +628,16 @@ impl Server {
             IoClass::RealTime
         };
         let chunk = self.limits.chunk_bytes_max;
-        let run_range = ByteRange::new(range.start.0, range.length.0.min(chunk));
-        let is_heavy = self
-            .devices
-            .get(&id)
-            .is_some_and(|device| self.is_heavy(device, &demand));
+        let ahead = self.goes_on(id, &demand);
+        let length = match ahead {
+            Some(_) => chunk,
+            None => range.length.0.min(chunk),
+        };
+        let size = self.files.get(&demand.file).map_or(0, |file| file.size);
+        let length = length
+            .min(size.saturating_sub(range.start.0))
+            .max(range.length.0.min(chunk));
+        let run_range = ByteRange::new(range.start.0, length);
         let run = self.fetch_run(demand.file, run_range, class, demand.due, None, actions);
         let Some(device) = self.devices.get_mut(&id) else {
             return false;
@@ -683,15 +649,10 @@ impl Server {
                 if end >= range.end() {
                     device.read_bridged += bridged;
                 }
-                match demand.stream.filter(|_| is_heavy) {
-                    Some(stream) => {
-                        device.visit(stream);
-                        device.background_given += end.saturating_sub(range.start.0).max(1);
-                    }
-                    None => {
-                        let length = end.saturating_sub(range.start.0);
-                        device.light_given += device.model.read(u64::MAX, length);
-                    }
+                if let Some(stream) = ahead.and_then(|id| self.streams.get_mut(id.0)) {
+                    // It is fetched on from here.
+                    let fetched = end.saturating_sub(stream.origin);
+                    stream.fetched = stream.fetched.max(fetched);
                 }
                 let is_done = |other: &Demand| {
                     let inside = other.range.start >= range.start && other.range.end() <= end;
@@ -756,9 +717,13 @@ impl Server {
                 device.read_bridged += stream.read_over(range, done);
                 device.best_effort_served = now;
                 // The visit goes on with this one until it has had its share.
-                device.visit(stream_id);
+                if device.background.front() != Some(&stream_id) {
+                    device.background.retain(|&other| other != stream_id);
+                    device.background.push_front(stream_id);
+                    device.background_given = 0;
+                }
                 device.background_given += done;
-                if device.background_given >= device.visit_bytes() {
+                if device.background_given >= BACKGROUND_VISIT {
                     device.background.rotate_left(1);
                     device.background_given = 0;
                 }

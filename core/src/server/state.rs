@@ -3,7 +3,6 @@
 //! in the files beside this one.
 
 use super::api::*;
-use super::fetch::{VISIT, VISIT_BYTES};
 use super::frames::Frames;
 use crate::sched::{RefinedModel, admission};
 use crate::stream::{Cadence, CursorIndex, Recogniser};
@@ -475,8 +474,6 @@ pub(super) struct Device {
     pub background: VecDeque<StreamId>,
     /// Bytes the first of `background` got in this visit.
     pub background_given: u64,
-    /// What demands of those who read little have had since the last visit began.
-    pub light_given: Duration,
     pub demands: VecDeque<Demand>,
     pub best_effort_served: Instant,
     /// Streams that know their rate and were refused.
@@ -562,7 +559,6 @@ impl Device {
             visit_given: 0,
             background: VecDeque::new(),
             background_given: 0,
-            light_given: Duration::ZERO,
             demands: VecDeque::new(),
             best_effort_served: Instant::ZERO,
             refused: Vec::new(),
@@ -631,23 +627,6 @@ impl Device {
             self.visit_given = 0;
         }
         self.visit_given += bytes;
-    }
-
-    /// A best-effort stream gets the device for a while, or has it still.
-    pub(super) fn visit(&mut self, stream: StreamId) {
-        if self.background.front() == Some(&stream) && self.background_given > 0 {
-            return;
-        }
-        self.background.retain(|&other| other != stream);
-        self.background.push_front(stream);
-        self.background_given = 0;
-        self.light_given = Duration::ZERO;
-    }
-
-    /// What such a stream gets in one visit. Units: bytes.
-    pub(super) fn visit_bytes(&self) -> u64 {
-        let bytes = self.model.base.read.rate.bytes_in(VISIT).0;
-        bytes.clamp(*VISIT_BYTES.start(), *VISIT_BYTES.end())
     }
 
     /// Who has no promise was sent a request.

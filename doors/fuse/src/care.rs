@@ -30,6 +30,8 @@ const PIECE: ByteCount = ByteCount::from_mib(4);
 const PIECE_BESIDE_OTHERS: ByteCount = ByteCount::from_mib(1);
 /// Who asked hears so often how far it is.
 const TELL_EVERY: Duration = Duration::from_millis(100);
+/// A file that the kernel reads by passthrough is waited for so long, when nothing else is left.
+const READER_PATIENCE: Duration = Duration::from_secs(30);
 /// Rest is taken in parts, so that who no longer wants it need not wait.
 const NAP: Duration = Duration::from_millis(100);
 /// Whoever asks behind somebody who is gone waits so long until that stops behind its piece, and looks so often.
@@ -261,7 +263,8 @@ impl Door {
         let Some(mut layout) = state.layout.clone() else {
             return Ok(None);
         };
-        if one.source(&layout).is_none() {
+        // (Somebody may have opened it by passthrough since this file was looked at.)
+        if one.source(&layout).is_none() || self.is_passed(node, file, &state) {
             return Ok(None);
         }
         // What the daemon has of it is written first, and nothing of it is in its cache afterwards.
@@ -335,6 +338,14 @@ struct Held<'a> {
 }
 
 impl Held<'_> {
+    /// Somebody reads its object without the door: it must stay where it is.
+    fn is_passed(&self) -> bool {
+        self.file.may_be_passed()
+            && self
+                .door
+                .is_passed(&self.node, &self.file, &self.file.change())
+    }
+
     /// Somebody else has it open, too.
     fn has_others(&self) -> bool {
         locked(&self.node.file).open_count() > 1
@@ -383,6 +394,8 @@ struct Mover<'a, 'b> {
     told_at: Instant,
     /// Who asked is gone.
     is_unwanted: bool,
+    /// A file of the last look that the kernel reads by passthrough.
+    passed: Option<PathBuf>,
     done: Drained,
 }
 
@@ -393,6 +406,7 @@ impl<'a, 'b> Mover<'a, 'b> {
             tell,
             told_at: Instant::now(),
             is_unwanted: false,
+            passed: None,
             done: Drained::default(),
         }
     }
@@ -405,9 +419,15 @@ impl<'a, 'b> Mover<'a, 'b> {
         match plan {
             Plan::Off(number) => {
                 let mut is_sure = false;
+                let mut waits_since = None;
                 while is_left || (!is_sure && self.has_objects(number)) {
                     is_sure = !is_left;
+                    let moved_count = self.done.moved_count;
                     is_left = self.look(plan, false)?;
+                    if self.done.moved_count > moved_count {
+                        waits_since = None;
+                    }
+                    self.wait_for_readers(waits_since.get_or_insert_with(Instant::now))?;
                 }
             }
             Plan::Spread if is_left => drop(self.look(plan, false)?),
@@ -415,6 +435,21 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
         self.done.file_count = file_count;
         Ok(())
+    }
+
+    /// Who reads a file by passthrough is not disturbed, and not waited for without end.
+    fn wait_for_readers(&mut self, since: &Instant) -> Result<(), PoolError> {
+        let Some(path) = &self.passed else {
+            return Ok(());
+        };
+        if since.elapsed() > READER_PATIENCE {
+            return Err(PoolError::Refused(format!(
+                "somebody reads {}, and the kernel does it straight from this member, so that it cannot be moved; expected him to close it. All else is moved;                  repeat this when he has (`fuser` or `lsof` on the mount says who it is)",
+                path.display()
+            )));
+        }
+        std::thread::sleep(NAP);
+        self.told(false)
     }
 
     fn has_objects(&self, number: MemberNumber) -> bool {
@@ -426,6 +461,7 @@ impl<'a, 'b> Mover<'a, 'b> {
     fn look(&mut self, plan: Plan, spare_open: bool) -> Result<bool, PoolError> {
         let mut is_found = false;
         let door = self.door;
+        self.passed = None;
         door.bury();
         each_file(&door.pool, |path, stub| {
             self.done.file_count += 1;
@@ -469,6 +505,10 @@ impl<'a, 'b> Mover<'a, 'b> {
             }
         };
         if spare_open && held.has_others() {
+            return Ok(true);
+        }
+        if held.is_passed() {
+            self.passed = Some(path.to_path_buf());
             return Ok(true);
         }
         let is_moved = self.open_file(&held, plan).map_err(|error| match error {

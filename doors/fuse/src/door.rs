@@ -29,6 +29,8 @@ pub(crate) struct Door {
     pub(crate) nodes: Nodes,
     pub(crate) engine: Engine,
     pub(crate) finishers: Finishers,
+    /// The kernel reads objects itself where it is told to.
+    pub(crate) can_pass: AtomicBool,
     /// Where the daemon has its sockets.
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Why the last text was no wish, so that it is said once.
@@ -77,6 +79,7 @@ impl Door {
             nodes,
             engine: Engine::start(&pool, place)?,
             finishers: Finishers::start()?,
+            can_pass: AtomicBool::new(false),
             runtime_dir: place.map(|place| place.runtime_dir.clone()),
             wish_fault: Mutex::default(),
             pool,

@@ -2,23 +2,26 @@
 //! Open files: the stub, its layout, and the objects that hold the bytes.
 //!
 //! All opens of an inode share one [`OpenFile`]. Its layout is read by many at once and changed by one alone; the size is the
-//! stub's, grown after the bytes are in their object. Lock order: `Node::file`, `OpenFile::state`, then `size` or `objects`.
+//! stub's, grown after the bytes are in their object. Lock order: `Node::file`, `OpenFile::state`, `ways`, then `size` or `objects`.
 
 use crate::answer::Answer;
 use crate::attributes::by_descriptor;
 use crate::door::Door;
 use crate::engine::Held;
 use crate::nodes::{Node, locked, status};
+use crate::passthrough::{Opened, Way, Ways};
+use crate::session::Backing;
 use parking_lot::lock_api::ArcRwLockReadGuard;
 use parking_lot::{RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rushes_core::stream::FrameName;
 use rushes_pool::{
-    Access, ByteCount, ByteOffset, ByteRange, Layout, Object, PoolError, SpillReason,
+    Access, ByteCount, ByteOffset, ByteRange, Layout, Object, PoolError, Readers, SpillReason,
 };
 use rustix::fs::{Mode, OFlags, ftruncate, open, readlink};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -36,6 +39,8 @@ pub(crate) struct FileSlot {
     open: Option<Arc<OpenFile>>,
     /// As in [`OpenFile`], when it was closed last: who opens it again to go on writing need not wait for the disk to know.
     tail_is_clean: bool,
+    /// As in [`Ways`], then: a mapping outlives the close of its file.
+    mapped: Option<Object>,
     /// Its last name in the tree is gone; the stub waits among the removed ones.
     pub(crate) nameless: bool,
 }
@@ -68,6 +73,8 @@ pub(crate) struct OpenFile {
     tail_is_clean: AtomicBool,
     /// Writes in a row that the daemon left to us.
     plain_run: AtomicU32,
+    /// How the kernel has it open.
+    pub(crate) ways: Mutex<Ways>,
 }
 
 #[derive(Debug)]
@@ -75,6 +82,13 @@ pub(crate) struct State {
     pub(crate) layout: Option<Layout>,
     stub: Arc<OwnedFd>,
     objects: Mutex<HashMap<Object, (Access, Arc<OwnedFd>)>>,
+}
+
+impl State {
+    /// An object's descriptor is not kept any longer.
+    pub(crate) fn forget(&self, object: Object) {
+        locked(&self.objects).remove(&object);
+    }
 }
 
 /// A file's state, read together with others as long as this lives.
@@ -91,6 +105,11 @@ impl OpenFile {
     pub(crate) fn asks_daemon(&self) -> bool {
         let run = self.plain_run.load(Ordering::Relaxed);
         run < PLAIN_RUN_MAX || run.is_multiple_of(ASK_EVERY)
+    }
+
+    /// Somebody may read its object without the door.
+    pub(crate) fn may_be_passed(&self) -> bool {
+        locked(&self.ways).object().is_some()
     }
 
     /// It took it, or not.
@@ -144,10 +163,29 @@ impl Door {
         answer
     }
 
-    /// The kernel opens the file: one more open of it.
-    pub(crate) fn open(&self, number: u64) -> Answer<()> {
+    /// The kernel opens the file: one more open of it. `register` tells it of an object that it may read itself.
+    pub(crate) fn open(
+        &self,
+        number: u64,
+        flags: i32,
+        register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
+    ) -> Answer<Opened> {
         let node = self.nodes.get(number)?;
-        self.open_file(&node).map(drop)
+        let file = self.open_file(&node)?;
+        let opened = self.way(&node, &file, flags, register);
+        if opened.is_err() {
+            self.release(number)?;
+        }
+        opened
+    }
+
+    /// The kernel closes one open of it.
+    pub(crate) fn close(&self, number: u64, way: Way) -> Answer<()> {
+        let node = self.nodes.get(number)?;
+        if let Ok(file) = self.file(&node) {
+            self.way_ends(&node, &file, way);
+        }
+        self.release(number)
     }
 
     pub(crate) fn open_file(&self, node: &Arc<Node>) -> Answer<Arc<OpenFile>> {
@@ -160,30 +198,30 @@ impl Door {
                 Err(Errno::ROFS) => open(path.as_str(), flags | OFlags::RDONLY, Mode::empty()),
                 opened => opened,
             }?;
-            slot.open = Some(self.opened(node, stub, slot.tail_is_clean)?);
+            slot.open = Some(self.opened(node, stub, &slot)?);
         }
         slot.open_count += 1;
         slot.open.clone().ok_or(Errno::IO)
     }
 
     /// A file that was just made, with its descriptor.
-    pub(crate) fn open_new_file(&self, node: &Arc<Node>, stub: OwnedFd) -> Answer<()> {
+    pub(crate) fn open_new_file(&self, node: &Arc<Node>, stub: OwnedFd) -> Answer<Arc<OpenFile>> {
         let mut slot = locked(&node.file);
         if slot.open.is_none() {
-            slot.open = Some(self.opened(node, stub, slot.tail_is_clean)?);
+            slot.open = Some(self.opened(node, stub, &slot)?);
         }
         slot.open_count += 1;
-        Ok(())
+        slot.open.clone().ok_or(Errno::IO)
     }
 
-    fn opened(&self, node: &Node, stub: OwnedFd, tail_is_clean: bool) -> Answer<Arc<OpenFile>> {
+    fn opened(&self, node: &Node, stub: OwnedFd, slot: &FileSlot) -> Answer<Arc<OpenFile>> {
         let layout = self.pool.layout(stub.as_fd());
         let layout = layout.map_err(|error| self.trouble(node, &error))?;
         let size = status(&stub)?.stx_size;
         let stub = Arc::new(stub);
         Ok(Arc::new(OpenFile {
             stub: Arc::clone(&stub),
-            tail_is_clean: AtomicBool::new(tail_is_clean || layout.is_none()),
+            tail_is_clean: AtomicBool::new(slot.tail_is_clean || layout.is_none()),
             state: Arc::new(RwLock::new(State {
                 layout,
                 stub,
@@ -191,10 +229,11 @@ impl Door {
             })),
             size: Mutex::new(size),
             plain_run: AtomicU32::new(0),
+            ways: Mutex::new(Ways::of_mapped(slot.mapped)),
         }))
     }
 
-    /// The kernel closes one open of it.
+    /// One open less.
     pub(crate) fn release(&self, number: u64) -> Answer<()> {
         let node = self.nodes.get(number)?;
         let mut slot = locked(&node.file);
@@ -206,6 +245,7 @@ impl Door {
         };
         if let Some(file) = &last {
             slot.tail_is_clean = file.tail_is_clean.load(Ordering::Acquire);
+            slot.mapped = locked(&file.ways).object();
         }
         let nameless = slot.nameless;
         drop(slot);
@@ -297,11 +337,16 @@ impl Door {
             _ => Vec::new(),
         };
         let held = self.hold(node, &state, |object| !left.contains(object))?;
+        let readers = match self.is_passed(node, file, &state) {
+            true => Readers::Passthrough,
+            false => Readers::None,
+        };
+        let stub = file.stub.as_fd();
         let done = match why {
             Some((_, reason)) => self
                 .pool
-                .spill(file.stub.as_fd(), &mut layout, wanted, reason),
-            None => self.pool.place(file.stub.as_fd(), &mut layout, wanted),
+                .spill_beside(stub, &mut layout, wanted, reason, readers),
+            None => self.pool.place(stub, &mut layout, wanted),
         };
         self.let_go(&state, &layout);
         state.layout = Some(layout);
@@ -403,13 +448,22 @@ impl Door {
         };
         // By their descriptors also those that go are told to the daemon, who may know them of an earlier open.
         let held = self.hold(node, state, |_| true)?;
-        let done = self
-            .pool
-            .cut(file.stub.as_fd(), &mut layout, ByteCount(size));
+        // Who reads the object without the door is to see that nothing is left, and then what comes next.
+        let is_passed = self.is_passed(node, file, state);
+        let kept = ByteCount(size.max(u64::from(is_passed)));
+        let done = self.pool.cut(file.stub.as_fd(), &mut layout, kept);
         self.let_go(state, &layout);
+        let objects = layout.objects();
         state.layout = Some(layout);
+        let done = done.map_err(|error| self.trouble(node, &error));
+        if done.is_ok() && is_passed && size == 0 {
+            for object in objects {
+                let fd = self.object(node, state, object, Access::Write);
+                ftruncate(&*fd.map_err(|error| self.trouble(node, &error))?, 0)?;
+            }
+        }
         drop(held);
-        done.map_err(|error| self.trouble(node, &error))
+        done
     }
 
     /// truncate(2): objects first, so that a crash in between leaves zeros at the end and never old bytes behind it.
@@ -430,6 +484,7 @@ impl Door {
             self.cut(node, file, &mut state, size)?;
         } else if size > before {
             self.with_record(node, file, &mut state)?;
+            self.stretch(node, file, &state, size)?;
         }
         let mut length = locked(&file.size);
         ftruncate(&*file.stub, size)?;

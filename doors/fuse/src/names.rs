@@ -9,6 +9,8 @@ use crate::answer::{Answer, errno};
 use crate::attributes::Attributes;
 use crate::door::Door;
 use crate::nodes::{Node, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, locked, status};
+use crate::passthrough::Opened;
+use crate::session::Backing;
 use rushes_sys::thread::{ActingAs, Identity, set_own_umask};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, readlinkat,
@@ -16,9 +18,13 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+
+/// As the protocol carries it.
+const O_EXCL: i32 = 0o200;
 
 /// An inode as the kernel is told of it.
 pub(crate) struct Entry {
@@ -182,21 +188,28 @@ impl Door {
         self.named(parent, name, made)
     }
 
-    /// A new regular file, open. One that is there already is opened, unless `exclusive`.
+    /// A new regular file, open. One that is there already is opened, unless the flags have O_EXCL.
     pub(crate) fn create(
         &self,
         parent: u64,
         name: &OsStr,
         mode: u32,
-        exclusive: bool,
+        flags: i32,
         maker: Maker,
-    ) -> Answer<Entry> {
+        register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
+    ) -> Answer<(Entry, Opened)> {
         let folder = self.folder(parent)?;
-        let flags =
+        let exclusive = flags & O_EXCL != 0;
+        let open_flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = {
             let _acting = maker.act()?;
-            openat(&folder, name, flags, Mode::from_raw_mode(mode & 0o7777))
+            openat(
+                &folder,
+                name,
+                open_flags,
+                Mode::from_raw_mode(mode & 0o7777),
+            )
         };
         match made {
             // The kernel asked before, so this is rare: made by somebody else in between.
@@ -205,16 +218,17 @@ impl Door {
                 if entry.attributes.mode & S_IFMT != S_IFREG {
                     return Err(Errno::EXIST);
                 }
-                self.open_file(&entry.node)?;
-                Ok(entry)
+                let opened = self.open(entry.node.number, flags, register)?;
+                Ok((entry, opened))
             }
             made => {
                 let made = made?;
                 self.sign(&made, S_IFREG);
                 self.inherit_wish(&folder, &made);
                 let entry = self.named(parent, name, path_at(&folder, name)?)?;
-                self.open_new_file(&entry.node, made)?;
-                Ok(entry)
+                let file = self.open_new_file(&entry.node, made)?;
+                let opened = self.way(&entry.node, &file, flags, register)?;
+                Ok((entry, opened))
             }
         }
     }

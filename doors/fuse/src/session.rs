@@ -12,6 +12,7 @@ use crate::listing::Listing;
 use crate::mounting::Mounting;
 use crate::names::{Entry, Maker};
 use crate::nodes::{S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, locked};
+use crate::passthrough::{Opened, Way};
 use fuser::{
     AccessFlags, BsdFileFlags, Config, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType,
     Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
@@ -24,6 +25,7 @@ use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, major, makedev, mi
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -47,8 +49,9 @@ const NAMES_LIVE: Duration = Duration::from_secs(3600);
 /// How long it believes attributes. What a program writes through a mapping changes them behind its back.
 const ATTRIBUTES_LIVE: Duration = Duration::from_secs(1);
 
-/// FALLOC_FL_… and O_…, as the protocol carries them.
-const O_EXCL: i32 = 0o200;
+/// An object as the kernel knows it, to read it itself. Dropped when no open needs it any more.
+#[derive(Debug)]
+pub(crate) struct Backing(fuser::BackingId);
 
 /// A mounted pool; dropping it unmounts.
 pub struct Mounted {
@@ -267,9 +270,19 @@ fn reply_value(reply: ReplyXattr, room: u32, value: Answer<(usize, Vec<u8>)>) {
 
 /// Data stays in the kernel's cache between opens, since it changes only through this mount. Nothing waits to be
 /// written at a close, so close(2) need not ask.
-const OPENED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE
-    .union(FopenFlags::FOPEN_NOFLUSH)
-    .union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
+const CACHED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_NOFLUSH);
+
+/// Beside passthrough the kernel's cache has nothing, and may have nothing.
+const PASSED: FopenFlags = FopenFlags::FOPEN_NOFLUSH;
+
+fn flags(opened: &Opened) -> FopenFlags {
+    match (opened.way, &opened.backing) {
+        (Way::Direct, _) => CACHED | FopenFlags::FOPEN_DIRECT_IO,
+        (_, None) => CACHED,
+        (_, Some((_, true))) => PASSED,
+        (_, Some((_, false))) => PASSED | FopenFlags::FOPEN_DIRECT_IO,
+    }
+}
 
 /// What this door asks of the kernel beside the crate's own.
 const WANTED: [InitFlags; 8] = [
@@ -297,6 +310,10 @@ impl Filesystem for Session {
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
         let _ = config.set_max_background(BACKGROUND_MAX);
+        // Linux 6.9 or later. One that has it also sees to its cache when somebody writes past it.
+        let can_pass = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
+            && config.set_max_stack_depth(1).is_ok();
+        self.door.can_pass.store(can_pass, Ordering::Release);
         Ok(())
     }
 
@@ -431,10 +448,16 @@ impl Filesystem for Session {
         reply_entry(reply, self.door.link(ino.0, newparent.0, newname));
     }
 
-    fn open(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.door.open(ino.0) {
-            Ok(()) => reply.opened(FileHandle(0), OPENED),
-            Err(error) => reply.error(number(error)),
+    fn open(&self, _request: &Request, ino: INodeNo, open_flags: OpenFlags, reply: ReplyOpen) {
+        let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
+        let opened = match self.door.open(ino.0, open_flags.0, register) {
+            Ok(opened) => opened,
+            Err(error) => return reply.error(number(error)),
+        };
+        let handle = FileHandle(opened.way.handle());
+        match &opened.backing {
+            Some((backing, _)) => reply.opened_passthrough(handle, flags(&opened), &backing.0),
+            None => reply.opened(handle, flags(&opened)),
         }
     }
 
@@ -445,22 +468,31 @@ impl Filesystem for Session {
         name: &OsStr,
         mode: u32,
         umask: u32,
-        flags: i32,
+        open_flags: i32,
         reply: ReplyCreate,
     ) {
-        let exclusive = flags & O_EXCL != 0;
-        match self
+        let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
+        let maker = maker(request, umask);
+        let created = self
             .door
-            .create(parent.0, name, mode, exclusive, maker(request, umask))
-        {
-            Ok(entry) => reply.created(
+            .create(parent.0, name, mode, open_flags, maker, register);
+        let (entry, opened) = match created {
+            Ok(created) => created,
+            Err(error) => return reply.error(number(error)),
+        };
+        let attributes = translated(&entry.attributes);
+        let generation = Generation(u64::from(entry.node.generation));
+        let (handle, flags) = (FileHandle(opened.way.handle()), flags(&opened));
+        match &opened.backing {
+            Some((backing, _)) => reply.created_passthrough(
                 &ATTRIBUTES_LIVE,
-                &translated(&entry.attributes),
-                Generation(u64::from(entry.node.generation)),
-                FileHandle(0),
-                OPENED,
+                &attributes,
+                generation,
+                handle,
+                flags,
+                &backing.0,
             ),
-            Err(error) => reply.error(number(error)),
+            None => reply.created(&ATTRIBUTES_LIVE, &attributes, generation, handle, flags),
         }
     }
 
@@ -511,13 +543,13 @@ impl Filesystem for Session {
         &self,
         _request: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        reply_empty(reply, self.door.release(ino.0));
+        reply_empty(reply, self.door.close(ino.0, Way::of_handle(fh.0)));
     }
 
     fn fsync(

@@ -40,7 +40,7 @@ pub use fsck::{Fsck, Issue, Progress, State, fsck};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
 pub use names::{Inode, NameLog, inode, newest_log};
 pub use online::{Move, Moved, each_file};
-pub use pool::{Buried, Members, Pool, SpillReason, Usage};
+pub use pool::{Buried, Members, Pool, Readers, SpillReason, Usage};
 pub use request::{Asked, Asker, Door, Listener, Request, Told, Work, WorkKind};
 pub use rescue::{Rescued, rescue};
 pub use rushes_core::pool::wish::WISH_BYTES_MAX;
