@@ -159,7 +159,7 @@ impl Metadata {
         let mut rates = Vec::new();
         for operation in self.operations() {
             go_on()?;
-            let begin = Barrier::new(folders.len() + 1);
+            let begin = Barrier::new(folders.len());
             let taken = std::thread::scope(|scope| {
                 let running: Vec<_> = folders
                     .iter()
@@ -167,20 +167,24 @@ impl Metadata {
                         let begin = &begin;
                         scope.spawn(move || {
                             begin.wait();
-                            self.all(folder, operation)
+                            // By who works: whoever waits for him may be told late that he has begun.
+                            let begun = Instant::now();
+                            self.all(folder, operation)?;
+                            Ok::<_, anyhow::Error>((begun, Instant::now()))
                         })
                     })
                     .collect();
-                begin.wait();
-                let begun = Instant::now();
+                let mut times = Vec::new();
                 for client in running {
-                    if let Ok(done) = client.join() {
-                        done?;
-                    } else {
-                        bail!("a client panicked");
+                    match client.join() {
+                        Ok(done) => times.push(done?),
+                        Err(_) => bail!("a client panicked"),
                     }
                 }
-                Ok(begun.elapsed())
+                let first = times.iter().map(|(begun, _)| *begun).min();
+                let last = times.iter().map(|(_, ended)| *ended).max();
+                let (first, last) = first.zip(last).context("nobody works")?;
+                Ok(last - first)
             })?;
             rates.push((self.file_count * clients) as f64 / taken.as_secs_f64());
         }
