@@ -252,15 +252,17 @@ fn a_mounted_pool_is_defragmented_beside_those_who_use_its_files() {
             }
             at
         });
-        let report = defragged(world, &[]);
-        is_done.store(true, Ordering::Release);
+        let ended = Ended(is_done);
+        defragged(world, &[]);
+        drop(ended);
         reader.join().expect("every byte is right");
-        assert!(number(&report, &["moved_count"]) > 0, "{report}");
         writer.join().expect("written")
     });
-    defragged(&world, &[]);
-    for seed in 0..count {
-        assert_eq!(world.members_of(&format!("s{seed}")).len(), 1, "{seed}");
+    // The kernel tells of a close a moment later, and what somebody has open stays.
+    let end = Instant::now() + Duration::from_secs(60);
+    while (0..count).any(|seed| world.members_of(&format!("s{seed}")).len() > 1) {
+        let report = defragged(&world, &[]);
+        assert!(Instant::now() < end, "{report}");
     }
     drop(grows);
     world.end();
@@ -659,6 +661,15 @@ fn a_pool_does_not_tidy_itself_while_a_stream_has_a_contract() {
     drop(daemon);
 }
 
+/// Says that it is done when it goes, also by a panic.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// What a program may do to a file, many times, beside a model in memory, while it is gathered, drained and striped over more and more members.
 #[test]
 fn random_operations_beside_tidying_are_what_a_model_says() {
@@ -707,6 +718,8 @@ fn random_operations_beside_tidying_are_what_a_model_says() {
                 }
             });
         }
+        // Whatever happens here, they end.
+        let _ended = Ended(&is_done);
         let (mut widened, mut gathered) = (0, 0);
         for width in 2..=5 {
             for file in 0..2 {
@@ -714,7 +727,9 @@ fn random_operations_beside_tidying_are_what_a_model_says() {
             }
             widened += done(&["rebalance"]);
             // A drain that is interrupted leaves files in two places.
-            let member = world.members_of("f2")[0].to_string();
+            // (One that was cut to nothing at this moment is on none.)
+            let member = world.members_of("f2").first().map_or(0, |one| *one);
+            let member = member.to_string();
             let mut drain = world.command(&["drain", &member], &[]);
             let mut drain = drain
                 .stdout(Stdio::null())
@@ -738,10 +753,8 @@ fn random_operations_beside_tidying_are_what_a_model_says() {
     let ended: Vec<(PathBuf, Vec<u8>)> = models.into_iter().map(Model::end).collect();
     for file in 0..2 {
         let shapes = stripes(&world, &format!("f{file}"));
-        assert!(
-            shapes.iter().any(|(_, members)| *members == 5),
-            "{shapes:?}"
-        );
+        let is_wide = shapes.iter().any(|(_, members)| *members == 5);
+        assert!(is_wide || shapes.is_empty(), "{shapes:?}");
     }
     world.end();
     mended(&world, "after the end");
