@@ -148,7 +148,8 @@ impl Door {
                 .map_err(|error| self.trouble(node, &error))
                 .and_then(|fd| {
                     register(&fd).map(Arc::new).map_err(|error| {
-                        tracing::warn!("file {}: no passthrough: {error}", node.number);
+                        // (Of a member that is stacked on another file system that is at each open.)
+                        tracing::debug!("file {}: no passthrough: {error}", node.number);
                         Errno::IO
                     })
                 }),
@@ -306,5 +307,38 @@ impl Door {
             held.range = (length, size - length);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_gives_a_way_back_as_it_was_given() {
+        let all = [
+            Way::Cached,
+            Way::Direct,
+            Way::Passed { writes: false },
+            Way::Passed { writes: true },
+        ];
+        for way in all {
+            assert_eq!(Way::of_handle(way.handle()), way);
+        }
+    }
+
+    #[test]
+    fn what_was_passed_may_be_mapped_until_the_kernel_says_otherwise() {
+        let object = Object {
+            member: rushes_pool::MemberNumber(1),
+            id: rushes_pool::ObjectId(2),
+        };
+        let mut ways = Ways::of_mapped(Some(object));
+        assert!(ways.is_mapped_at_most());
+        ways.add(Way::Passed { writes: true });
+        assert!(!ways.is_mapped_at_most(), "it is open");
+        *ways.count(Way::Passed { writes: false }) -= 1;
+        assert!(ways.is_mapped_at_most());
+        assert!(!Ways::of_mapped(None).is_mapped_at_most());
     }
 }

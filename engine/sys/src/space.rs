@@ -594,7 +594,7 @@ mod tests {
     fn who_opens_a_file_under_a_lease_waits_and_its_holder_lives() {
         let (path, file) = file("lease");
         let file = OwnedFd::from(file);
-        if let Err(error) = lease(&file) {
+        if let Err(error) = lease::take(&file) {
             std::fs::remove_file(path).unwrap();
             crate::skip(&format!(
                 "the temporary folder's file system has no leases: {error}"
