@@ -8,8 +8,8 @@ use crate::{pool_care, pool_members, pool_policy};
 use indicatif::{ProgressBar, ProgressStyle};
 use rushes_fuse::DaemonPlace;
 use rushes_pool::{
-    Class, Layout, Member, MemberState, MemberStatus, Object, ObjectName, Pool, PoolError, Shape,
-    Wanted,
+    Class, Duty, Layout, Member, MemberState, MemberStatus, Object, ObjectName, Pool, PoolError,
+    Shape, Wanted,
 };
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
@@ -44,6 +44,7 @@ pub(crate) struct MemberReport {
     pub(crate) path: String,
     pub(crate) state: &'static str,
     pub(crate) reason: Option<String>,
+    pub(crate) duty: &'static str,
     pub(crate) bytes_total: u64,
     pub(crate) bytes_free: u64,
     pub(crate) assigned_class: Option<String>,
@@ -180,7 +181,8 @@ fn mount(args: &PoolMountArgs) -> Result<ExitCode, String> {
         folder: shown(folder),
     };
     if args.json {
-        print_json(&report)?;
+        let line = serde_json::to_string(&report).map_err(|error| failed(&error))?;
+        say(&format!("{line}\n"))?;
     } else {
         say(&format!(
             "pool {} is mounted on {}\n",
@@ -285,6 +287,7 @@ fn report(pool: &Pool, is_resumed: bool) -> Result<PoolReport, String> {
                 path: shown(member.path()),
                 state,
                 reason,
+                duty: member.duty().name(),
                 bytes_total: status.bytes_total.0,
                 bytes_free: status.bytes_free.0,
                 assigned_class: class_of(member),
@@ -317,6 +320,9 @@ fn text(report: &PoolReport) -> String {
     let mut table = Table::new(&["member", "path", "state", "size", "free", ""]);
     for member in &report.members {
         let mut remarks: Vec<String> = member.reason.clone().into_iter().collect();
+        if member.duty != Duty::Full.name() {
+            remarks.push(format!("{}, takes nothing new", member.duty));
+        }
         remarks.extend(
             member
                 .assigned_class

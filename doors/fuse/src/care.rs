@@ -13,7 +13,7 @@ use crate::nodes::{Node, locked, status};
 use rushes_core::pool::pace::rest;
 use rushes_core::units;
 use rushes_pool::{
-    Access, ByteCount, Drained, Layout, MemberNumber, Move, Moved, Object, Pool, PoolError,
+    Access, Asker, ByteCount, Drained, Layout, MemberNumber, Move, Moved, Object, Pool, PoolError,
     Request, Told, Users, Work, WorkKind, about, each_file, names_follow, set_draining,
 };
 use rushes_sys::priority::{idle_io, ordinary_io};
@@ -34,6 +34,9 @@ const TELL_EVERY: Duration = Duration::from_millis(100);
 const READER_PATIENCE: Duration = Duration::from_secs(30);
 /// Rest is taken in parts, so that who no longer wants it need not wait.
 const NAP: Duration = Duration::from_millis(100);
+/// Whoever asks behind somebody who is gone waits so long until that stops behind its piece, and looks so often.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+const STOP_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What is under way.
 #[derive(Debug, Default)]
@@ -45,6 +48,15 @@ struct Going {
     member: Option<u16>,
     since: Instant,
     done: Drained,
+    /// Who waits for it. None: it cannot be seen whether he does.
+    asker: Option<Asker>,
+}
+
+impl Going {
+    /// It stops behind the piece that it is at.
+    fn is_stopping(&self) -> bool {
+        self.asker.as_ref().is_some_and(Asker::is_gone)
+    }
 }
 
 /// While it lives nothing else is begun.
@@ -66,24 +78,45 @@ impl Care {
         })
     }
 
-    fn begin(&self, kind: WorkKind, member: Option<u16>) -> Result<Busy<'_>, PoolError> {
-        let mut going = locked(&self.0);
-        if let Some(other) = &*going {
-            let of = other
-                .member
-                .map_or(String::new(), |number| format!(" of member {number}"));
-            return Err(PoolError::Refused(format!(
-                "the mount is busy with `rushes pool {}`{of}; wait for it, or interrupt that command",
-                other.kind.name()
-            )));
+    /// Nothing else is begun from now on. What is under way for somebody who is gone is waited for.
+    fn begin(
+        &self,
+        kind: WorkKind,
+        member: Option<u16>,
+        mut asker: Option<Asker>,
+    ) -> Result<Busy<'_>, PoolError> {
+        let end = Instant::now() + STOP_PATIENCE;
+        loop {
+            let mut going = locked(&self.0);
+            let Some(other) = &*going else {
+                *going = Some(Going {
+                    kind,
+                    member,
+                    since: Instant::now(),
+                    done: Drained::default(),
+                    asker: asker.take(),
+                });
+                return Ok(Busy(self));
+            };
+            let is_stopping = other.is_stopping();
+            if !is_stopping || Instant::now() >= end {
+                let of = other
+                    .member
+                    .map_or(String::new(), |number| format!(" of member {number}"));
+                let remedy = match is_stopping {
+                    false => "wait for it, or interrupt that command",
+                    true => {
+                        "that command has ended, and the mount stops behind the piece that it moves: repeat this in a moment"
+                    }
+                };
+                return Err(PoolError::Refused(format!(
+                    "the mount is busy with `rushes pool {}`{of}; {remedy}",
+                    other.kind.name()
+                )));
+            }
+            drop(going);
+            std::thread::sleep(STOP_LOOK_EVERY);
         }
-        *going = Some(Going {
-            kind,
-            member,
-            since: Instant::now(),
-            done: Drained::default(),
-        });
-        Ok(Busy(self))
     }
 
     fn set(&self, done: Drained) {
@@ -114,12 +147,25 @@ impl Door {
     /// Do what a command asks.
     ///
     /// Returns  the last that it is told
-    pub(crate) fn look_after(&self, request: &Request, tell: &mut Tell<'_>) -> Told {
+    pub(crate) fn look_after(
+        &self,
+        request: &Request,
+        asker: Option<Asker>,
+        tell: &mut Tell<'_>,
+    ) -> Told {
+        let begin = |kind, member| self.care.begin(kind, member, asker);
         let done = match request {
-            Request::Add { members } => self.take_in(members, tell),
-            Request::Drain { member, cancel } => self.drain(*member, *cancel, tell),
-            Request::Remove { member } => self.let_member_go(*member),
-            Request::Rebalance {} => self.rebalance(tell),
+            Request::Add { members } => {
+                begin(WorkKind::Add, None).and_then(|_busy| self.take_in(members, tell))
+            }
+            Request::Drain { member, cancel } => begin(WorkKind::Drain, Some(*member))
+                .and_then(|_busy| self.drain(*member, *cancel, tell)),
+            Request::Remove { member } => {
+                begin(WorkKind::Remove, Some(*member)).and_then(|_busy| self.let_member_go(*member))
+            }
+            Request::Rebalance {} => {
+                begin(WorkKind::Rebalance, None).and_then(|_busy| self.rebalance(tell))
+            }
             Request::Status {} => Ok(Told::Status {
                 work: self.care.work(),
             }),
@@ -130,7 +176,6 @@ impl Door {
     }
 
     fn take_in(&self, members: &[PathBuf], tell: &mut Tell<'_>) -> Result<Told, PoolError> {
-        let _busy = self.care.begin(WorkKind::Add, None)?;
         let numbers = rushes_pool::add(&self.pool, members, |done, _| {
             // Who is gone by then repeats it, and hears that it is done.
             tell(&Told::Added { count: done as u64 });
@@ -151,7 +196,6 @@ impl Door {
     }
 
     fn let_member_go(&self, number: u16) -> Result<Told, PoolError> {
-        let _busy = self.care.begin(WorkKind::Remove, Some(number))?;
         self.bury();
         rushes_pool::remove(&self.pool, MemberNumber(number), self)?;
         self.members_changed();
@@ -159,7 +203,6 @@ impl Door {
     }
 
     fn drain(&self, number: u16, cancel: bool, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
-        let _busy = self.care.begin(WorkKind::Drain, Some(number))?;
         let member = MemberNumber(number);
         set_draining(&self.pool, member, !cancel)?;
         self.names.members_changed();
@@ -178,7 +221,6 @@ impl Door {
     }
 
     fn rebalance(&self, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
-        let _busy = self.care.begin(WorkKind::Rebalance, None)?;
         let mut mover = Mover::new(self, tell);
         mover.all(Plan::Spread)?;
         Ok(done(mover.done, false))

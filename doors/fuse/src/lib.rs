@@ -13,6 +13,7 @@ mod engine;
 mod files;
 mod listing;
 mod loads;
+mod mounting;
 mod names;
 mod nodes;
 mod passthrough;

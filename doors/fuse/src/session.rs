@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The protocol: requests of the kernel in, the door's answers out. Everything that knows the crate `fuser` is here.
 //!
-//! Its API breaks between releases. Of its faults (0.18.0) two are kept away from it: SETXATTR_EXT is never asked for, and the name of the
-//! mount has no comma. A third is taken back: what it makes of times before 1970.
+//! Its API breaks between releases. Of its faults (0.18.0) two are kept away from it: SETXATTR_EXT is never asked for, and the mount itself
+//! is [`Mounting`]'s. A third is taken back: what it makes of times before 1970.
 
 use crate::answer::Answer;
 use crate::attributes::{Attributes, Changes};
 use crate::control;
 use crate::door::{Door, raise_read_ahead};
 use crate::listing::Listing;
+use crate::mounting::Mounting;
 use crate::names::{Entry, Maker};
 use crate::nodes::{S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, locked};
 use crate::passthrough::{Opened, Way};
 use fuser::{
     AccessFlags, BsdFileFlags, Config, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType,
     Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
-    MountOption, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, SessionACL, TimeOrNow, WriteFlags,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, SessionACL, TimeOrNow, WriteFlags,
 };
 use rushes_sys::thread::Identity;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, major, makedev, minor};
@@ -55,6 +56,7 @@ pub(crate) struct Backing(fuser::BackingId);
 /// A mounted pool; dropping it unmounts.
 pub struct Mounted {
     session: fuser::BackgroundSession,
+    mounting: Mounting,
     door: Arc<Door>,
     /// What goes on in the background until the door closes.
     helpers: Vec<JoinHandle<()>>,
@@ -63,7 +65,16 @@ pub struct Mounted {
 impl Mounted {
     /// Waits until somebody has unmounted it.
     pub fn wait(self) -> io::Result<()> {
-        let ended = self.session.join();
+        let ended = match self.session.join() {
+            // A thread had just taken a request when the connection ended.
+            Err(error)
+                if error.raw_os_error() == Some(rustix::io::Errno::CONNABORTED.raw_os_error()) =>
+            {
+                Ok(())
+            }
+            ended => ended,
+        };
+        drop(self.mounting);
         self.door.closing.store(true, Ordering::Release);
         for helper in &self.helpers {
             helper.thread().unpark();
@@ -77,25 +88,10 @@ impl Mounted {
 
 /// Mount it on `folder`; requests are answered by threads of their own.
 pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
-    // By it `rushes pool where` finds the pool of a mount. fuser puts it among options that commas part.
-    let catalogue = door.pool.catalogue().path().canonicalize()?;
-    let Some(source) = catalogue.to_str().filter(|path| !path.contains(',')) else {
-        let sentence = format!(
-            "the catalogue's path is {}; expected one in UTF-8 and without a comma",
-            catalogue.display()
-        );
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, sentence));
-    };
+    // By it `rushes pool where` finds the pool of a mount.
+    let source = door.pool.catalogue().path().canonicalize()?;
     let mut config = Config::default();
     config.acl = SessionACL::All;
-    config.mount_options = vec![
-        MountOption::FSName(source.to_owned()),
-        MountOption::Subtype("rushes".to_owned()),
-        MountOption::CUSTOM(format!("max_read={REQUEST_BYTES_MAX}")),
-        MountOption::DefaultPermissions,
-        MountOption::NoSuid,
-        MountOption::NoDev,
-    ];
     config.n_threads = Some(THREAD_COUNT);
     config.clone_fd = true;
     let session = Session {
@@ -103,7 +99,8 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
         listings: Mutex::default(),
         next_listing: AtomicU64::new(1),
     };
-    let session = fuser::Session::new(session, folder, &config)?.spawn()?;
+    let (mounting, connection) = Mounting::new(&source, folder, REQUEST_BYTES_MAX)?;
+    let session = fuser::Session::from_fd(session, connection, config.acl, config)?.spawn()?;
     if let Err(error) = raise_read_ahead(folder) {
         tracing::warn!("reading ahead stays as short as the kernel has it: {error}");
     }
@@ -121,6 +118,7 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
     helpers.extend(control::start(&door));
     Ok(Mounted {
         session,
+        mounting,
         helpers,
         door,
     })
