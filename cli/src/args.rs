@@ -4,7 +4,7 @@
 use crate::export_args::ExportCommand;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use rushes_daemon::config::{DEFAULT_CONFIG, amount};
-use rushes_pool::{Class, MemberNumber, Policy, Wish};
+use rushes_pool::{Class, MemberNumber, Policy, Schedule, Wish};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -118,11 +118,18 @@ it is interrupted may be in two pieces until it goes on. A member that is missin
     Drain(PoolDrainArgs),
     /// Move files from full members to emptier ones, after one was added; the pool may be mounted
     #[command(after_help = "\
-Whole files move until each member is as full as all together, within one part in a hundred; stripes stay where they are, and files for which a class \
-of members was wished stay on members of that class. What stays on a member that is fuller, and why, is said at the end, and which members were left out. \
+Whole files move until each member is as full as all together, within one part in a hundred; files for which a class \
+of members was wished stay on members of that class. What is striped over fewer members than its policy allows by now is striped anew over more, if there is room. \
+What stays on a member that is fuller, and why, is said at the end, and which members were left out. \
 One that was interrupted goes on when it is repeated. Exit code: 0 done, 2 it could not be begun or \
 went wrong.")]
     Rebalance(PoolCatalogueArgs),
+    /// Bring files together that are in more pieces than need be; the pool may be mounted
+    #[command(after_help = "\
+What is in several places though one member has room for the whole comes to one; what is scattered over its disk, with more than one extent for each 64 MiB and one more, is \
+written anew beside it if that has at most half as many. Striped files are as wide as they can be by `rebalance`. One that was interrupted goes on when it is repeated. Exit \
+code: 0 done, 2 it could not be begun or went wrong.")]
+    Defrag(PoolDefragArgs),
     /// Let a member go that has no bytes; the pool may be mounted
     #[command(after_help = "\
 Refused while a file has bytes on it. One that is missing may go if nothing was on it, while the pool is not mounted. A remove that was interrupted is finished by repeating \
@@ -137,7 +144,7 @@ them, 2 it could not be looked at.")]
     #[command(after_help = "\
 WORDS, in any order: `single`, `striped`, `striped=N`, `striped=GxN`, `unit=SIZE`, `group_unit=SIZE`, `choose=POLICY`, `class=CLASS`. What a file \
 does not say its pool says; what is made in a folder says what that does. Nothing is moved: files that have bytes stay where they are. For the pool \
-itself give its catalogue; it must not be mounted then, but may be looked at. Exit code: 0 it is shown, or said from now on, 2 it could not be done.")]
+itself give its catalogue; but for --tidy it must not be mounted then, though it may be looked at. Exit code: 0 it is shown, or said from now on, 2 it could not be done.")]
     Policy(PoolPolicyArgs),
     /// Serve a mounted pool to other machines: by NFS, or a file of it as a disk
     Export {
@@ -200,6 +207,19 @@ pub(crate) struct PoolCatalogueArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct PoolDefragArgs {
+    /// The pool's catalogue
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
+    pub(crate) catalogue: PathBuf,
+    /// Files and folders of the pool, below its mount (or, if it is not mounted, in its catalogue's `tree`); otherwise all
+    #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct PoolRemoveArgs {
     /// The pool's catalogue
     #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
@@ -226,6 +246,10 @@ pub(crate) struct PoolPolicyArgs {
     /// Of which class a member is, for `class=`; `NUMBER=`: of none any more. More than once, or with commas
     #[arg(long, value_name = "NUMBER=CLASS", value_parser = parse_class, value_delimiter = ',')]
     pub(crate) class: Vec<(MemberNumber, Option<Class>)>,
+    /// When the mount of the pool tidies it (`rebalance`, then `defrag`) by itself, while nobody asks for bytes and nothing is promised: `off`, `idle` (at any time of
+    /// day), or a time of day such as `02:00-06:00`. The pool may be mounted
+    #[arg(long, value_name = "WHEN", value_parser = parse_schedule)]
+    pub(crate) tidy: Option<Schedule>,
     /// Print JSON; the names of its fields are promised
     #[arg(long)]
     pub(crate) json: bool,
@@ -298,6 +322,9 @@ pub(crate) struct PoolMountArgs {
     /// So long after its death. Units: seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     pub(crate) recover_after: u64,
+    /// The pool is idle, and may tidy itself where `rushes pool policy --tidy` says so, when nobody has asked for bytes for so long. Units: seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub(crate) tidy_after: u64,
     /// Print JSON, one line, when it is mounted
     #[arg(long)]
     pub(crate) json: bool,
@@ -318,6 +345,11 @@ fn parse_policy(text: &str) -> Result<Policy, String> {
         let names: Vec<&str> = Policy::ALL.iter().map(|policy| policy.name()).collect();
         format!("expected one of {}", names.join(", "))
     })
+}
+
+fn parse_schedule(text: &str) -> Result<Schedule, String> {
+    Schedule::of(text)
+        .ok_or_else(|| String::from("expected off, idle or a time of day such as 02:00-06:00"))
 }
 
 fn parse_wish(text: &str) -> Result<Wish, String> {

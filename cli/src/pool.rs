@@ -95,6 +95,7 @@ pub(crate) fn run(command: &PoolCommand) -> Result<ExitCode, String> {
         PoolCommand::Add(args) => pool_members::add(args),
         PoolCommand::Drain(args) => pool_members::drain(args),
         PoolCommand::Rebalance(args) => pool_members::rebalance(args),
+        PoolCommand::Defrag(args) => pool_members::defrag(args),
         PoolCommand::Remove(args) => pool_members::remove(args),
         PoolCommand::Status(args) => pool_members::status(args),
         PoolCommand::Policy(args) => pool_policy::policy(args),
@@ -174,8 +175,9 @@ fn mount(args: &PoolMountArgs) -> Result<ExitCode, String> {
         recover: args.recover.clone(),
         recover_after: Duration::from_secs(args.recover_after),
     };
-    let mounted =
-        rushes_fuse::mount(pool, Some(&daemon), folder).map_err(|error| failed(&error))?;
+    let tidy_after = Duration::from_secs(args.tidy_after);
+    let mounted = rushes_fuse::mount(pool, Some(&daemon), tidy_after, folder)
+        .map_err(|error| failed(&error))?;
     let report = MountReport {
         catalogue: shown(&args.catalogue),
         folder: shown(folder),

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool add`, `drain`, `rebalance`, `remove` and `status`: which members a pool has, and how they are. A pool that is mounted is changed by its
+//! `rushes pool add`, `drain`, `rebalance`, `defrag`, `remove` and `status`: which members a pool has, and how they are. A pool that is mounted is changed by its
 //! mount, which is asked; no daemon is.
 
-use crate::args::{PoolAddArgs, PoolCatalogueArgs, PoolDrainArgs, PoolLsArgs, PoolRemoveArgs};
+use crate::args::{
+    PoolAddArgs, PoolCatalogueArgs, PoolDefragArgs, PoolDrainArgs, PoolLsArgs, PoolRemoveArgs,
+};
 use crate::ask::{print_json, say};
 use crate::pool::{
     PRESENT, catalogues, class_of, print_all, settled, shown, state_of, told, with_wish,
@@ -11,7 +13,8 @@ use crate::pool_care::counter;
 use crate::show::{self, Table};
 use indicatif::ProgressBar;
 use rushes_pool::{
-    Door, Drained, Evenness, MemberNumber, Nobody, Pool, PoolError, Request, Told, Work, newest_log,
+    Defragged, Door, Drained, Evenness, MemberNumber, Nobody, Pieces, Pool, PoolError, Request,
+    Told, Work, newest_log,
 };
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -19,6 +22,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Members that were taken in.
 #[derive(Debug, Serialize)]
@@ -55,6 +59,7 @@ struct Done {
     numbers: Vec<u16>,
     all: Drained,
     is_empty: bool,
+    defragged: Defragged,
 }
 
 /// Ask the mount. Whoever interrupts this program interrupts the work.
@@ -69,10 +74,12 @@ fn asked(door: Door, request: &Request, bar: &ProgressBar) -> Result<Done, PoolE
             numbers,
             all,
             is_empty,
+            defragged,
         } => Done {
             numbers,
             all,
             is_empty,
+            defragged,
         },
         _ => Done::default(),
     })
@@ -421,6 +428,91 @@ pub(crate) fn rebalance(args: &PoolCatalogueArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Files that were brought together.
+#[derive(Debug, Serialize)]
+struct DefragReport {
+    catalogue: String,
+    file_count: u64,
+    moved_count: u64,
+    moved_bytes: u64,
+    before: PiecesReport,
+    after: PiecesReport,
+}
+
+/// In how many pieces files are.
+#[derive(Debug, Serialize)]
+struct PiecesReport {
+    segment_count: u64,
+    extent_count: u64,
+}
+
+impl PiecesReport {
+    fn of(pieces: Pieces) -> PiecesReport {
+        PiecesReport {
+            segment_count: pieces.segment_count,
+            extent_count: pieces.extent_count,
+        }
+    }
+}
+
+/// A path of a pool, below its tree.
+fn below(catalogue: &Path, path: &Path) -> Result<PathBuf, String> {
+    let place = rushes_pool::find(path).map_err(told)?;
+    let is_ours = place.catalogue.canonicalize().ok() == catalogue.canonicalize().ok();
+    if !is_ours {
+        return Err(format!(
+            "{} is in the pool {}; expected a path of {}",
+            path.display(),
+            place.catalogue.display(),
+            catalogue.display()
+        ));
+    }
+    Ok(place.below)
+}
+
+pub(crate) fn defrag(args: &PoolDefragArgs) -> Result<ExitCode, String> {
+    let catalogue = shown(seen(&args.catalogue)?.catalogue().path());
+    let paths: Result<Vec<PathBuf>, String> = args
+        .paths
+        .iter()
+        .map(|path| below(&args.catalogue, path))
+        .collect();
+    let paths = paths?;
+    let hand = Hand::on(&args.catalogue)?;
+    let bar = counter("{msg}");
+    let done = match hand {
+        Hand::Ours(pool) => rushes_pool::defrag(&pool, &paths, |now| {
+            bar.set_message(moved_so_far(now));
+        }),
+        Hand::Mount(door) => {
+            asked(door, &Request::Defrag { paths }, &bar).map(|done| (done.all, done.defragged))
+        }
+    };
+    bar.finish_and_clear();
+    let (done, pieces) = done.map_err(told)?;
+    let report = DefragReport {
+        catalogue,
+        file_count: done.file_count,
+        moved_count: done.moved_count,
+        moved_bytes: done.moved_bytes,
+        before: PiecesReport::of(pieces.before),
+        after: PiecesReport::of(pieces.after),
+    };
+    if args.json {
+        print_json(&report)?;
+    } else {
+        say(&format!(
+            "{}. {} segments, {} now; {} extents, {} now.\n",
+            moved_so_far(done),
+            report.before.segment_count,
+            report.after.segment_count,
+            report.before.extent_count,
+            report.after.extent_count
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 fn moved_so_far(now: Drained) -> String {
     format!(
         "{} files looked at, {} moved, {}",
@@ -466,6 +558,7 @@ struct StatusReport {
     wish: String,
     is_served: bool,
     work: Option<WorkReport>,
+    tidy: TidyReport,
     is_add_interrupted: bool,
     is_empty: bool,
     log_serial: Option<u64>,
@@ -478,6 +571,7 @@ struct StatusReport {
 struct WorkReport {
     kind: &'static str,
     member: Option<u16>,
+    is_tidying: bool,
     file_count: u64,
     moved_count: u64,
     moved_bytes: u64,
@@ -489,6 +583,7 @@ impl WorkReport {
         WorkReport {
             kind: work.kind.name(),
             member: work.member,
+            is_tidying: work.is_tidying,
             file_count: work.done.file_count,
             moved_count: work.done.moved_count,
             moved_bytes: work.done.moved_bytes,
@@ -507,11 +602,96 @@ impl WorkReport {
             moved_bytes: self.moved_bytes,
         };
         format!(
-            "{}{of} for {} s: {}",
+            "{}{of}{} for {} s: {}",
             self.kind,
+            match self.is_tidying {
+                true => ", tidying itself,",
+                false => "",
+            },
             self.running_s,
             moved_so_far(done)
         )
+    }
+}
+
+/// How a pool tidies itself.
+#[derive(Debug, Serialize)]
+struct TidyReport {
+    schedule: String,
+    waits_for: Option<String>,
+    last: Option<TidiedReport>,
+}
+
+/// What that came to the last time.
+#[derive(Debug, Serialize)]
+struct TidiedReport {
+    ended_unix_s: u64,
+    is_whole: bool,
+    rebalance: MovedReport,
+    defrag: MovedReport,
+    trouble: Option<String>,
+}
+
+/// What was moved.
+#[derive(Debug, Serialize)]
+struct MovedReport {
+    file_count: u64,
+    moved_count: u64,
+    moved_bytes: u64,
+}
+
+impl MovedReport {
+    fn of(done: Drained) -> MovedReport {
+        MovedReport {
+            file_count: done.file_count,
+            moved_count: done.moved_count,
+            moved_bytes: done.moved_bytes,
+        }
+    }
+}
+
+impl TidyReport {
+    fn of(pool: &Pool, waits_for: Option<String>) -> TidyReport {
+        let last = pool.tidied().map(|(ended, done)| TidiedReport {
+            ended_unix_s: ended
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs()),
+            is_whole: done.is_whole,
+            rebalance: MovedReport::of(done.rebalanced),
+            defrag: MovedReport::of(done.gathered),
+            trouble: done.trouble,
+        });
+        TidyReport {
+            schedule: pool.schedule().to_string(),
+            waits_for,
+            last,
+        }
+    }
+
+    /// "; tidies itself idle (waits: asked), last 2026-11-24T02:10:00Z, whole: 3 files, 12 MiB moved"
+    fn text(&self) -> String {
+        if self.schedule == "off" && self.last.is_none() {
+            return String::new();
+        }
+        let waits = self
+            .waits_for
+            .as_ref()
+            .map_or(String::new(), |word| format!(" (waits: {word})"));
+        let last = self.last.as_ref().map_or(String::new(), |last| {
+            let ended = UNIX_EPOCH + Duration::from_secs(last.ended_unix_s);
+            let how = match (&last.trouble, last.is_whole) {
+                (Some(trouble), _) => format!("not all of it: {trouble}"),
+                (None, true) => String::from("all of it"),
+                (None, false) => String::from("interrupted"),
+            };
+            format!(
+                ", last {}, {how}: {} files, {} moved",
+                humantime::format_rfc3339_seconds(ended),
+                last.rebalance.moved_count + last.defrag.moved_count,
+                show::bytes(last.rebalance.moved_bytes + last.defrag.moved_bytes)
+            )
+        });
+        format!("; tidies itself: {}{waits}{last}", self.schedule)
     }
 }
 
@@ -558,13 +738,14 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
         });
     }
     let log = newest_log(&pool);
+    let door = Door::of(pool.catalogue().path()).and_then(Door::status);
+    let (work, waits_for) = door.unwrap_or_default();
     Ok(StatusReport {
         catalogue: shown(pool.catalogue().path()),
         wish: pool.wish().to_string(),
         is_served: pool.catalogue().is_served().map_err(told)?,
-        work: Door::of(pool.catalogue().path())
-            .and_then(Door::work)
-            .map(WorkReport::of),
+        work: work.map(WorkReport::of),
+        tidy: TidyReport::of(&pool, waits_for),
         is_add_interrupted: rushes_pool::is_add_interrupted(&pool),
         is_empty: pool.catalogue().is_empty().map_err(told)?,
         log_serial: log.as_ref().map(|(serial, _)| *serial),
@@ -635,7 +816,8 @@ fn text(report: &StatusReport) -> String {
         .work
         .as_ref()
         .map_or(String::new(), |work| format!("; {}", work.text()));
-    let state = format!("{served}, {names}{add}{work}");
+    let tidy = report.tidy.text();
+    let state = format!("{served}, {names}{add}{work}{tidy}");
     format!(
         "pool {}, {}\n{}",
         report.catalogue,

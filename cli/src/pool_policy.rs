@@ -5,7 +5,10 @@ use crate::args::PoolPolicyArgs;
 use crate::ask::{print_json, say};
 use crate::pool::{class_of, shown, told};
 use crate::show::Table;
-use rushes_pool::{Place, Pool, Rules, WISH_ATTRIBUTE, WISH_BYTES_MAX, Wish, set_rules};
+use rushes_pool::{
+    Door, Place, Pool, PoolError, Request, Rules, Schedule, WISH_ATTRIBUTE, WISH_BYTES_MAX, Wish,
+    set_rules,
+};
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -20,6 +23,7 @@ pub(crate) struct PolicyReport {
     pub(crate) own: Option<String>,
     pub(crate) wish: String,
     pub(crate) policy: &'static str,
+    pub(crate) tidy: String,
     pub(crate) is_served: bool,
     pub(crate) members: Vec<ClassReport>,
 }
@@ -71,6 +75,9 @@ fn of_pool(
         let pool = Pool::serve(catalogue).map_err(told)?;
         set_rules(pool, rules).map_err(told)?;
     }
+    if let Some(schedule) = args.tidy {
+        set_tidy(catalogue, schedule)?;
+    }
     let pool = Pool::look(catalogue).map_err(told)?;
     let report = report(&pool, None, None, pool.wish())?;
     Ok((
@@ -79,12 +86,35 @@ fn of_pool(
     ))
 }
 
+/// By the mount, if one has the pool.
+fn set_tidy(catalogue: &Path, schedule: Schedule) -> Result<(), String> {
+    let asked = match Pool::serve(catalogue) {
+        Ok(pool) => rushes_pool::set_schedule(&pool, schedule),
+        Err(error @ PoolError::Served { .. }) => match Door::of(catalogue) {
+            Some(door) => {
+                let schedule = schedule.to_string();
+                let request = Request::Tidy { schedule };
+                door.ask(&request, |_| {}).map(drop)
+            }
+            None => Err(error),
+        },
+        Err(error) => Err(error),
+    };
+    asked.map_err(told)
+}
+
 fn of_path(
     args: &PoolPolicyArgs,
     path: &Path,
     place: &Place,
 ) -> Result<(PolicyReport, &'static str), String> {
     let pool = Pool::look(&place.catalogue).map_err(told)?;
+    if args.tidy.is_some() {
+        return Err(format!(
+            "--tidy is about the pool; expected the catalogue, {}",
+            place.catalogue.display()
+        ));
+    }
     if !args.class.is_empty() {
         return Err(format!(
             "--class is about members; expected the catalogue, {}",
@@ -162,6 +192,7 @@ fn report(
         own,
         policy: wish.choose.unwrap_or(pool.policy()).name(),
         wish: wish.to_string(),
+        tidy: pool.schedule().to_string(),
         is_served: pool.catalogue().is_served().map_err(told)?,
         members: members
             .iter()
@@ -187,8 +218,9 @@ fn text(report: &PolicyReport) -> String {
             "not in use"
         };
         return format!(
-            "pool {}, {served}: {in_force}\n{}",
+            "pool {}, {served}: {in_force}; it tidies itself: {}\n{}",
             report.catalogue,
+            report.tidy,
             classes(&report.members)
         );
     };

@@ -30,6 +30,8 @@ const PIECE_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub struct PoolWorld {
     mount: Option<Child>,
+    /// What `rushes pool mount` is told besides.
+    pub mount_options: Vec<&'static str>,
     members: Vec<Made>,
     /// Goes last: it unmounts what is in it.
     pub scratch: Scratch,
@@ -55,6 +57,7 @@ impl PoolWorld {
         }
         let mut world = PoolWorld {
             mount: None,
+            mount_options: Vec::new(),
             members: members.to_vec(),
             scratch,
         };
@@ -113,6 +116,7 @@ impl PoolWorld {
             .arg("--runtime-dir")
             .arg(self.scratch.path().join("run"))
             .args(["--recover", &recover, "--recover-after", "1"])
+            .args(&self.mount_options)
             .current_dir(self.scratch.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

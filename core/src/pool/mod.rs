@@ -5,11 +5,13 @@
 
 pub mod balance;
 pub mod check;
+pub mod defrag;
 pub mod layout;
 pub mod names;
 pub mod pace;
 pub mod place;
 pub mod stripe;
+pub mod tidy;
 pub mod wish;
 
 pub use layout::{

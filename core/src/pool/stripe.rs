@@ -2,7 +2,7 @@
 //! Which members a stripe goes over.
 //!
 //! One of each device: two of one device would only send its head to and fro. A stripe that cannot have what was wished for has what
-//! there is; of less than two devices there is none.
+//! there is: as many whole groups as there are, where two are; else as many members; of less than two devices there is none.
 
 use super::layout::{MemberNumber, Shape};
 use super::place::{ROOM_LEAST, Room};
@@ -43,10 +43,9 @@ pub fn stripe(
     }
     let (unit_log2, group_unit_log2) = wish.units_log2();
     let shape = match wish.spread? {
-        Spread::StripedTwice {
-            groups,
-            members: of,
-        } if count == most => {
+        Spread::StripedTwice { members: of, .. } if count / of >= 2 => {
+            let groups = count / of;
+            members.truncate(usize::from(groups * of));
             // Neighbours by number are a group: that is how they were given.
             members.sort_unstable();
             Shape::StripedTwice {
@@ -132,6 +131,11 @@ mod tests {
         };
         assert_eq!(
             of("striped=2x2", &rooms, &[4, 2, 0, 3, 1]),
+            Some((twice, alloc::vec![0, 2, 3, 4]))
+        );
+        // Further groups may come; until then there are as many as there are disks for.
+        assert_eq!(
+            of("striped=3x2", &rooms, &[4, 2, 0, 3, 1]),
             Some((twice, alloc::vec![0, 2, 3, 4]))
         );
         assert_eq!(

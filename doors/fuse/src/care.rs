@@ -13,8 +13,9 @@ use crate::nodes::{Node, locked, status};
 use rushes_core::pool::pace::rest;
 use rushes_core::units;
 use rushes_pool::{
-    Access, Asker, ByteCount, Drained, Layout, MemberNumber, Move, Moved, Object, Pool, PoolError,
-    Request, Told, Users, Work, WorkKind, about, each_file, names_follow, set_draining,
+    Access, Asker, ByteCount, Defragged, Drained, Layout, MemberNumber, Move, Moved, Object, Pool,
+    PoolError, Request, Told, Users, Work, WorkKind, about, each_file_in, names_follow,
+    set_draining,
 };
 use rushes_sys::priority::{idle_io, ordinary_io};
 use rustix::fs::{Mode, OFlags, open};
@@ -22,7 +23,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Moved at a time of a file that nobody else has open, and of one that somebody has: he waits for it. Units: bytes.
@@ -40,12 +41,25 @@ const STOP_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What is under way.
 #[derive(Debug, Default)]
-pub(crate) struct Care(Mutex<Option<Going>>);
+pub(crate) struct Care {
+    state: Mutex<State>,
+    /// What was under way is not any more.
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    going: Option<Going>,
+    /// Commands that wait until the pool no longer tidies itself.
+    waiting: usize,
+}
 
 #[derive(Debug)]
 struct Going {
     kind: WorkKind,
     member: Option<u16>,
+    /// Nobody asked for it.
+    is_tidying: bool,
     since: Instant,
     done: Drained,
     /// Who waits for it. None: it cannot be seen whether he does.
@@ -64,21 +78,29 @@ struct Busy<'a>(&'a Care);
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        *locked(&self.0.0) = None;
+        locked(&self.0.state).going = None;
+        self.0.ended.notify_all();
     }
 }
 
 impl Care {
     fn work(&self) -> Option<Work> {
-        locked(&self.0).as_ref().map(|going| Work {
+        locked(&self.state).going.as_ref().map(|going| Work {
             kind: going.kind,
             member: going.member,
+            is_tidying: going.is_tidying,
             done: going.done,
             running_s: going.since.elapsed().as_secs(),
         })
     }
 
-    /// Nothing else is begun from now on. What is under way for somebody who is gone is waited for.
+    /// A command is under way, or waits for its turn.
+    pub(crate) fn has_command(&self) -> bool {
+        let state = locked(&self.state);
+        state.waiting > 0 || state.going.as_ref().is_some_and(|one| !one.is_tidying)
+    }
+
+    /// Nothing else is begun from now on. What is under way for nobody, or for somebody who is gone, is waited for.
     fn begin(
         &self,
         kind: WorkKind,
@@ -87,15 +109,9 @@ impl Care {
     ) -> Result<Busy<'_>, PoolError> {
         let end = Instant::now() + STOP_PATIENCE;
         loop {
-            let mut going = locked(&self.0);
-            let Some(other) = &*going else {
-                *going = Some(Going {
-                    kind,
-                    member,
-                    since: Instant::now(),
-                    done: Drained::default(),
-                    asker: asker.take(),
-                });
+            let mut state = self.until_untidied();
+            let Some(other) = &state.going else {
+                state.going = Some(Going::new(kind, member, false, asker.take()));
                 return Ok(Busy(self));
             };
             let is_stopping = other.is_stopping();
@@ -114,14 +130,63 @@ impl Care {
                     other.kind.name()
                 )));
             }
-            drop(going);
+            drop(state);
             std::thread::sleep(STOP_LOOK_EVERY);
         }
     }
 
+    /// For nobody. None: a command is under way, or waits.
+    fn begin_tidying(&self, kind: WorkKind) -> Option<Busy<'_>> {
+        let mut state = locked(&self.state);
+        if state.waiting > 0 || state.going.is_some() {
+            return None;
+        }
+        state.going = Some(Going::new(kind, None, true, None));
+        Some(Busy(self))
+    }
+
+    fn until_untidied(&self) -> MutexGuard<'_, State> {
+        let mut state = locked(&self.state);
+        state.waiting += 1;
+        while state.going.as_ref().is_some_and(|one| one.is_tidying) {
+            let waited = self.ended.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        state.waiting -= 1;
+        state
+    }
+
+    /// Change what the pool's format file says, beside no command that does.
+    pub(crate) fn change(
+        &self,
+        act: impl FnOnce() -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
+        let state = self.until_untidied();
+        if let Some(other) = &state.going {
+            return Err(PoolError::Refused(format!(
+                "the mount is busy with `rushes pool {}`; repeat this when it is done",
+                other.kind.name()
+            )));
+        }
+        act()
+    }
+
     fn set(&self, done: Drained) {
-        if let Some(going) = &mut *locked(&self.0) {
+        if let Some(going) = &mut locked(&self.state).going {
             going.done = done;
+        }
+    }
+}
+
+impl Going {
+    fn new(kind: WorkKind, member: Option<u16>, is_tidying: bool, asker: Option<Asker>) -> Going {
+        Going {
+            kind,
+            member,
+            is_tidying,
+            since: Instant::now(),
+            done: Drained::default(),
+            asker,
         }
     }
 }
@@ -166,8 +231,13 @@ impl Door {
             Request::Rebalance {} => {
                 begin(WorkKind::Rebalance, None).and_then(|_busy| self.rebalance(tell))
             }
+            Request::Defrag { paths } => {
+                begin(WorkKind::Defrag, None).and_then(|_busy| self.defrag(paths, tell))
+            }
+            Request::Tidy { schedule } => self.set_schedule(schedule),
             Request::Status {} => Ok(Told::Status {
                 work: self.care.work(),
+                tidying_waits: self.tidying.waits(),
             }),
         };
         done.unwrap_or_else(|error| Told::Refused {
@@ -185,6 +255,7 @@ impl Door {
             numbers: numbers.iter().map(|number| number.0).collect(),
             all: Drained::default(),
             is_empty: false,
+            defragged: Defragged::default(),
         })
     }
 
@@ -210,7 +281,7 @@ impl Door {
             return Ok(done(Drained::default(), false));
         }
         let mut mover = Mover::new(self, tell);
-        match mover.all(Plan::Off(member)) {
+        match mover.all(&Plan::Off(member)) {
             Ok(()) => {}
             Err(PoolError::NoRoom) => return Ok(done(mover.done, false)),
             Err(error) => return Err(error),
@@ -222,8 +293,32 @@ impl Door {
 
     fn rebalance(&self, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
         let mut mover = Mover::new(self, tell);
-        mover.all(Plan::Spread)?;
-        Ok(done(mover.done, false))
+        mover.all(&Plan::Spread)?;
+        Ok(mover.told_at_last())
+    }
+
+    fn defrag(&self, paths: &[PathBuf], tell: &mut Tell<'_>) -> Result<Told, PoolError> {
+        let mut mover = Mover::new(self, tell);
+        mover.all(&Plan::Together(paths.to_vec()))?;
+        Ok(mover.told_at_last())
+    }
+
+    /// One of them for nobody, as long as `goes_on` says so, of files that nobody has open.
+    pub(crate) fn tidy_by(
+        &self,
+        kind: WorkKind,
+        goes_on: &mut Tell<'_>,
+    ) -> Result<Told, PoolError> {
+        let unwanted = || PoolError::Refused(String::from("a command goes first"));
+        let _busy = self.care.begin_tidying(kind).ok_or_else(unwanted)?;
+        let plan = match kind {
+            WorkKind::Defrag => Plan::Together(Vec::new()),
+            _ => Plan::Spread,
+        };
+        let mut mover = Mover::new(self, goes_on);
+        mover.look(&plan, true)?;
+        mover.told(true)?;
+        Ok(mover.told_at_last())
     }
 
     /// A file by its stub, as if it had been opened through the mount. None: it has no name any more.
@@ -327,6 +422,7 @@ fn done(all: Drained, is_empty: bool) -> Told {
         numbers: Vec::new(),
         all,
         is_empty,
+        defragged: Defragged::default(),
     }
 }
 
@@ -363,26 +459,44 @@ impl Drop for Held<'_> {
 }
 
 /// What is to be moved.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Plan {
     /// All that this member has.
     Off(MemberNumber),
-    /// From fuller members to emptier ones.
+    /// From fuller members to emptier ones, and to wider stripes.
     Spread,
+    /// What is in more pieces than need be of these files and folders, or of all if there are none.
+    Together(Vec<PathBuf>),
 }
 
+/// Moves of a file are made in so many steps: what the second one is shows when the first one is done.
+const STEPS: usize = 2;
+
 impl Plan {
-    fn concerns(self, layout: &Layout) -> bool {
+    /// By its record alone: whether it is worth a closer look.
+    fn concerns(&self, layout: &Layout) -> bool {
         match self {
-            Plan::Off(number) => layout.objects().iter().any(|one| one.member == number),
-            Plan::Spread => !layout.segments().is_empty(),
+            Plan::Off(number) => layout.objects().iter().any(|one| one.member == *number),
+            Plan::Spread | Plan::Together(_) => !layout.segments().is_empty(),
         }
     }
 
-    fn moves(self, layout: &Layout) -> Vec<Move> {
+    fn moves(&self, step: usize, pool: &Pool, stub: &OwnedFd, layout: &Layout) -> Vec<Move> {
+        let stub = stub.as_fd();
+        match (self, step) {
+            (Plan::Off(number), 0) => vec![Move::off(*number)],
+            (Plan::Spread, 0) => Move::spreading(layout),
+            (Plan::Spread, 1) => Move::widening(pool, stub, layout).into_iter().collect(),
+            (Plan::Together(_), 0) => Move::gathering(pool, stub, layout).into_iter().collect(),
+            (Plan::Together(_), 1) => Move::afresh(pool, layout),
+            _ => Vec::new(),
+        }
+    }
+
+    fn paths(&self) -> &[PathBuf] {
         match self {
-            Plan::Off(number) => vec![Move::off(number)],
-            Plan::Spread => Move::spreading(layout),
+            Plan::Together(paths) => paths,
+            Plan::Off(_) | Plan::Spread => &[],
         }
     }
 }
@@ -397,6 +511,7 @@ struct Mover<'a, 'b> {
     /// A file of the last look that the kernel reads by passthrough.
     passed: Option<PathBuf>,
     done: Drained,
+    defragged: Defragged,
 }
 
 impl<'a, 'b> Mover<'a, 'b> {
@@ -408,19 +523,20 @@ impl<'a, 'b> Mover<'a, 'b> {
             is_unwanted: false,
             passed: None,
             done: Drained::default(),
+            defragged: Defragged::default(),
         }
     }
 
     /// Whatever the plan is about: first what nobody has open, so that players are disturbed last. Names come and go meanwhile, so that a
     /// look may miss one: a member is empty when it has no objects, or two looks have found nobody's.
-    fn all(&mut self, plan: Plan) -> Result<(), PoolError> {
+    fn all(&mut self, plan: &Plan) -> Result<(), PoolError> {
         let mut is_left = self.look(plan, true)?;
-        let file_count = self.done.file_count;
+        let (file_count, before) = (self.done.file_count, self.defragged.before);
         match plan {
             Plan::Off(number) => {
                 let mut is_sure = false;
                 let mut waits_since = None;
-                while is_left || (!is_sure && self.has_objects(number)) {
+                while is_left || (!is_sure && self.has_objects(*number)) {
                     is_sure = !is_left;
                     let moved_count = self.done.moved_count;
                     is_left = self.look(plan, false)?;
@@ -430,11 +546,22 @@ impl<'a, 'b> Mover<'a, 'b> {
                     self.wait_for_readers(waits_since.get_or_insert_with(Instant::now))?;
                 }
             }
-            Plan::Spread if is_left => drop(self.look(plan, false)?),
-            Plan::Spread => {}
+            _ if is_left => drop(self.look(plan, false)?),
+            _ => {}
         }
         self.done.file_count = file_count;
+        self.defragged.before = before;
         Ok(())
+    }
+
+    /// What there is to say of what it did.
+    fn told_at_last(self) -> Told {
+        Told::Done {
+            numbers: Vec::new(),
+            all: self.done,
+            is_empty: false,
+            defragged: self.defragged,
+        }
     }
 
     /// Who reads a file by passthrough is not disturbed, and not waited for without end.
@@ -458,12 +585,13 @@ impl<'a, 'b> Mover<'a, 'b> {
     }
 
     /// Returns  something was found
-    fn look(&mut self, plan: Plan, spare_open: bool) -> Result<bool, PoolError> {
+    fn look(&mut self, plan: &Plan, spare_open: bool) -> Result<bool, PoolError> {
         let mut is_found = false;
         let door = self.door;
+        self.defragged = Defragged::default();
         self.passed = None;
         door.bury();
-        each_file(&door.pool, |path, stub| {
+        each_file_in(&door.pool, plan.paths(), |path, stub| {
             self.done.file_count += 1;
             is_found |= self.file(path, stub, plan, spare_open)?;
             self.told(false)
@@ -483,19 +611,43 @@ impl<'a, 'b> Mover<'a, 'b> {
         &mut self,
         path: &Path,
         stub: &OwnedFd,
-        plan: Plan,
+        plan: &Plan,
         spare_open: bool,
     ) -> Result<bool, PoolError> {
         // Without its lock: what a record says of a member that takes nothing new stays true.
         match (self.door.pool.layout(stub.as_fd()), plan) {
+            (Ok(Some(layout)), Plan::Together(_)) if plan.concerns(&layout) => {
+                let pieces = self.door.pool.pieces(&layout);
+                self.defragged.before.add(pieces);
+                let is_left = (0..STEPS)
+                    .any(|step| !plan.moves(step, &self.door.pool, stub, &layout).is_empty());
+                let is_found = is_left && self.beside_others(path, stub, plan, spare_open)?;
+                let now = match self.door.pool.layout(stub.as_fd()) {
+                    Ok(Some(layout)) if is_found => self.door.pool.pieces(&layout),
+                    _ => pieces,
+                };
+                self.defragged.after.add(now);
+                return Ok(is_found);
+            }
             (Ok(Some(layout)), _) if plan.concerns(&layout) => {}
-            (Ok(_), _) | (Err(_), Plan::Spread) => return Ok(false),
+            (Ok(_), _) | (Err(_), Plan::Spread | Plan::Together(_)) => return Ok(false),
             // A file that got its first bytes at this moment has a record by now.
             (Err(_), Plan::Off(_)) => {
                 let layout = self.door.pool.layout(stub.as_fd());
                 layout.map_err(|error| about(path, &error))?;
             }
         }
+        self.beside_others(path, stub, plan, spare_open)
+    }
+
+    /// As [`Mover::file`], of a file that there is something to do about.
+    fn beside_others(
+        &mut self,
+        path: &Path,
+        stub: &OwnedFd,
+        plan: &Plan,
+        spare_open: bool,
+    ) -> Result<bool, PoolError> {
         let held = match self.door.open_stub(stub) {
             Ok(Some(held)) => held,
             Ok(None) | Err(Errno::XDEV) => return Ok(false),
@@ -521,31 +673,37 @@ impl<'a, 'b> Mover<'a, 'b> {
     }
 
     /// Returns  something was moved
-    fn open_file(&mut self, held: &Held<'_>, plan: Plan) -> Result<bool, PoolError> {
-        let moves = {
-            let state = held.file.state();
-            state.layout.as_ref().map(|layout| plan.moves(layout))
-        };
+    fn open_file(&mut self, held: &Held<'_>, plan: &Plan) -> Result<bool, PoolError> {
         let mut is_moved = false;
-        for mut one in moves.unwrap_or_default() {
-            loop {
-                self.must_stop()?;
-                let begun = Instant::now();
-                let piece = match held.has_others() {
-                    true => PIECE_BESIDE_OTHERS,
-                    false => PIECE,
-                };
-                self.door.read_before(held, &one, piece);
-                let Some(moved) = self.door.move_piece(held, &mut one, piece)? else {
-                    break;
-                };
-                is_moved = true;
-                self.done.moved_bytes += moved.copied;
-                self.told(true)?;
-                self.rest(&moved, begun.elapsed())?;
+        for step in 0..STEPS {
+            let layout = held.file.state().layout.clone();
+            let moves = layout.map(|now| plan.moves(step, &self.door.pool, &held.file.stub, &now));
+            for one in moves.unwrap_or_default() {
+                is_moved |= self.pieces(held, one)?;
             }
         }
         Ok(is_moved)
+    }
+
+    /// Returns  something was moved
+    fn pieces(&mut self, held: &Held<'_>, mut one: Move) -> Result<bool, PoolError> {
+        let mut is_moved = false;
+        loop {
+            self.must_stop()?;
+            let begun = Instant::now();
+            let piece = match held.has_others() {
+                true => PIECE_BESIDE_OTHERS,
+                false => PIECE,
+            };
+            self.door.read_before(held, &one, piece);
+            let Some(moved) = self.door.move_piece(held, &mut one, piece)? else {
+                return Ok(is_moved);
+            };
+            is_moved = true;
+            self.done.moved_bytes += moved.copied;
+            self.told(true)?;
+            self.rest(&moved, begun.elapsed())?;
+        }
     }
 
     fn rest(&mut self, moved: &Moved, took: Duration) -> Result<(), PoolError> {

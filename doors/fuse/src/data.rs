@@ -98,6 +98,9 @@ impl Door {
             self.clean_tail(node, file)?;
         }
         let size_before = file.size();
+        if offset + data.len() as u64 > size_before {
+            self.widen(node, file)?;
+        }
         let (done, result) =
             self.piece_by_piece(node, file, (offset, data.len() as u64), |done, rest| {
                 self.write_piece(

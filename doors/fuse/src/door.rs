@@ -6,6 +6,7 @@ use crate::care::Care;
 use crate::engine::{DaemonPlace, Engine};
 use crate::nodes::{Node, Nodes, locked};
 use crate::reads::Finishers;
+use crate::tidying::Tidying;
 use rushes_pool::{Inode, NameLog, Pool};
 use rustix::fs::{FileType, fstat, fstatvfs};
 use std::ffi::OsStr;
@@ -44,6 +45,9 @@ pub(crate) struct Door {
     pub(crate) burying: Mutex<()>,
     /// What is done to the pool as a whole: one thing at a time.
     pub(crate) care: Care,
+    pub(crate) tidying: Tidying,
+    /// The pool is idle when nobody has asked for bytes for so long.
+    pub(crate) tidy_after: Duration,
     pub(crate) names: NameLog,
     /// Inodes that the log of names does not know as they are now.
     changed: Mutex<Vec<Arc<Node>>>,
@@ -62,7 +66,11 @@ pub(crate) struct Room {
 }
 
 impl Door {
-    pub(crate) fn new(pool: Pool, place: Option<&DaemonPlace>) -> io::Result<Door> {
+    pub(crate) fn new(
+        pool: Pool,
+        place: Option<&DaemonPlace>,
+        tidy_after: Duration,
+    ) -> io::Result<Door> {
         let nodes = Nodes::new(pool.catalogue().tree())?;
         if let Some(place) = place {
             crate::unwritten::may_go_by(&pool, place)?;
@@ -90,6 +98,8 @@ impl Door {
             closing: AtomicBool::new(false),
             burying: Mutex::default(),
             care: Care::default(),
+            tidying: Tidying::default(),
+            tidy_after,
         })
     }
 

@@ -15,7 +15,8 @@ use parking_lot::lock_api::ArcRwLockReadGuard;
 use parking_lot::{RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rushes_core::stream::FrameName;
 use rushes_pool::{
-    Access, ByteCount, ByteOffset, ByteRange, Layout, Object, PoolError, Readers, SpillReason,
+    Access, ByteCount, ByteOffset, ByteRange, Layout, Object, PoolError, Readers, Shape,
+    SpillReason,
 };
 use rustix::fs::{Mode, OFlags, ftruncate, open, readlink};
 use rustix::io::Errno;
@@ -25,7 +26,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// So many writes in a row that are left to us, and the daemon is asked about one in [`ASK_EVERY`] only.
@@ -73,6 +74,8 @@ pub(crate) struct OpenFile {
     tail_is_clean: AtomicBool,
     /// Writes in a row that the daemon left to us.
     plain_run: AtomicU32,
+    /// [`Pool::generation`](rushes_pool::Pool::generation) when it was last looked at whether it could be striped over more members.
+    seen_generation: AtomicU64,
     /// How the kernel has it open.
     pub(crate) ways: Mutex<Ways>,
 }
@@ -229,6 +232,7 @@ impl Door {
             })),
             size: Mutex::new(size),
             plain_run: AtomicU32::new(0),
+            seen_generation: AtomicU64::new(u64::MAX),
             ways: Mutex::new(Ways::of_mapped(slot.mapped)),
         }))
     }
@@ -352,6 +356,37 @@ impl Door {
         state.layout = Some(layout);
         drop(held);
         done.map(drop).map_err(|error| self.trouble(node, &error))
+    }
+
+    /// Before bytes are put behind the end: if members have come, a stripe goes on over more of them.
+    pub(crate) fn widen(&self, node: &Node, file: &OpenFile) -> Answer<()> {
+        let generation = self.pool.generation();
+        if file.seen_generation.load(Ordering::Relaxed) == generation {
+            return Ok(());
+        }
+        file.seen_generation.store(generation, Ordering::Relaxed);
+        let is_striped = |state: &State| {
+            let last = state.layout.as_ref().and_then(|one| one.segments().last());
+            last.is_some_and(|last| last.shape != Shape::Single)
+        };
+        if !is_striped(&file.state()) {
+            return Ok(());
+        }
+        let mut state = file.change();
+        let Some(mut layout) = state.layout.clone() else {
+            return Ok(());
+        };
+        let held = self.hold(node, &state, |_| true)?;
+        let size = ByteCount(file.size());
+        let done = self.pool.widen(file.stub.as_fd(), &mut layout, size);
+        self.let_go(&state, &layout);
+        state.layout = Some(layout);
+        drop(held);
+        if let Err(error) = done {
+            // As narrow as it was, it takes bytes as before.
+            tracing::warn!("a file stays striped over the members it has: {error}");
+        }
+        Ok(())
     }
 
     /// Before objects of the file are changed in another way than by writing to them.

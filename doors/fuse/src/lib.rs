@@ -21,6 +21,7 @@ mod reads;
 mod removals;
 mod session;
 mod signs;
+mod tidying;
 mod unwritten;
 mod wishes;
 
@@ -32,14 +33,20 @@ use rushes_pool::Pool;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Mount an open pool on a folder. What lies in shares of the daemon at this place is read and written by way of it, as long as there is
-/// one.
+/// one. With a schedule the pool tidies itself when nobody has asked for bytes for `tidy_after`.
 ///
 /// Assumes  root
 /// Errors   EOPNOTSUPP when the catalogue's file system has no file handles; what mount(2) says
-pub fn mount(pool: Pool, daemon: Option<&DaemonPlace>, folder: &Path) -> io::Result<Mounted> {
+pub fn mount(
+    pool: Pool,
+    daemon: Option<&DaemonPlace>,
+    tidy_after: Duration,
+    folder: &Path,
+) -> io::Result<Mounted> {
     // The crate `fuser` has such a buffer for each thread.
     rushes_sys::heap::map_large_buffers();
-    session::mount(Arc::new(door::Door::new(pool, daemon)?), folder)
+    session::mount(Arc::new(door::Door::new(pool, daemon, tidy_after)?), folder)
 }

@@ -19,6 +19,10 @@ impl Door {
         let mut daemon = None;
         while !self.closing.load(Ordering::Acquire) {
             daemon = self.ask_loads(&control, daemon.take());
+            if daemon.is_none() {
+                // Nobody promises anything.
+                self.tidying.set_promised(false);
+            }
             std::thread::park_timeout(LOOK_EVERY);
         }
     }
@@ -29,19 +33,30 @@ impl Door {
         let Ok(Answer::Status(status)) = daemon.ask(&Ask::Status {}) else {
             return None;
         };
+        let mut is_promised = false;
         let loads: Vec<(u64, u64)> = self
             .pool
             .members()
             .iter()
             .filter_map(|member| {
                 let folder = member.path().canonicalize().ok()?;
+                is_promised |= has_promises(&status, &folder);
                 let unpromised = unpromised(&status, &folder)?;
                 Some((member.status().device?, unpromised))
             })
             .collect();
         self.pool.set_loads(loads);
+        self.tidying.set_promised(is_promised);
         Some(daemon)
     }
+}
+
+/// Streams have contracts on the device below this folder.
+fn has_promises(status: &Status, folder: &Path) -> bool {
+    share_of(status, folder).is_some_and(|(share, _)| {
+        let mut devices = status.devices.iter();
+        devices.any(|one| one.name == share.device && one.promised_bytes_per_s > 0)
+    })
 }
 
 /// Of the device below this folder.
@@ -110,5 +125,8 @@ mod tests {
         assert_eq!(of("/none/c/pool"), None, "two of one name");
         assert_eq!(of("/none/d"), None);
         assert_eq!(of("/none/ab"), None, "in no share");
+        let promised = |folder: &str| has_promises(&status, Path::new(folder));
+        assert!(promised("/none/a/pool") && promised("/none/a/b"));
+        assert!(!promised("/none/c/pool") && !promised("/none/d") && !promised("/none/ab"));
     }
 }

@@ -168,6 +168,7 @@ impl Door {
             access == OFlags::RDONLY && self.is_whole(node, file, &state) == Some(object);
         let writes = access != OFlags::RDONLY;
         let way = ways.add(Way::Passed { writes });
+        self.tidying.passed_begins();
         Ok(Opened {
             way,
             backing: Some((backing, is_whole)),
@@ -182,6 +183,9 @@ impl Door {
         let mut ways = locked(&file.ways);
         let count = ways.count(way);
         *count = count.saturating_sub(1);
+        if matches!(way, Way::Passed { .. }) {
+            self.tidying.passed_ends();
+        }
         let last = match ways.passed {
             0 => ways.backing.take(),
             _ => None,

@@ -114,6 +114,7 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
         helper("burier", Door::bury_now_and_then)?,
         helper("names", Door::log_names_now_and_then)?,
         helper("loads", Door::ask_loads_now_and_then)?,
+        helper("tidier", Door::tidy_now_and_then)?,
     ];
     helpers.extend(control::start(&door));
     Ok(Mounted {
@@ -347,6 +348,7 @@ impl Filesystem for Session {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        self.door.tidying.asked();
         let times = (atime.is_some() || mtime.is_some()).then(|| Timestamps {
             last_access: timestamp(atime),
             last_modification: timestamp(mtime),
@@ -449,6 +451,7 @@ impl Filesystem for Session {
     }
 
     fn open(&self, _request: &Request, ino: INodeNo, open_flags: OpenFlags, reply: ReplyOpen) {
+        self.door.tidying.asked();
         let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
         let opened = match self.door.open(ino.0, open_flags.0, register) {
             Ok(opened) => opened,
@@ -471,6 +474,7 @@ impl Filesystem for Session {
         open_flags: i32,
         reply: ReplyCreate,
     ) {
+        self.door.tidying.asked();
         let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
         let maker = maker(request, umask);
         let created = self
@@ -507,6 +511,7 @@ impl Filesystem for Session {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        self.door.tidying.asked();
         let length = size.min(REQUEST_BYTES_MAX) as usize;
         let reply = Box::new(|bytes| reply_data(reply, bytes));
         self.door.read(ino.0, offset, length, reply);
@@ -524,6 +529,7 @@ impl Filesystem for Session {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        self.door.tidying.asked();
         let drop_set_id = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         reply_written(reply, self.door.write(ino.0, offset, data, drop_set_id));
     }
@@ -560,6 +566,7 @@ impl Filesystem for Session {
         datasync: bool,
         reply: ReplyEmpty,
     ) {
+        self.door.tidying.asked();
         reply_empty(reply, self.door.sync(ino.0, datasync));
     }
 
@@ -749,6 +756,7 @@ impl Filesystem for Session {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        self.door.tidying.asked();
         let by_user = request.uid() != 0;
         reply_empty(
             reply,
@@ -785,6 +793,7 @@ impl Filesystem for Session {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
+        self.door.tidying.asked();
         let by_user = request.uid() != 0;
         let copied = self
             .door

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Moving whole files so that members are equally full. [`rebalance`] wants nobody to use the pool meanwhile; a door moves files by [`crate::Move`].
+//! Moving whole files so that members are equally full, and stripes to as many members as they may have. [`rebalance`] wants nobody to use the pool meanwhile; a door moves files by [`crate::Move`].
 //!
-//! What goes where is core/pool/balance's; bytes move in the steps of a drain. Stripes stay: they are as much on one member as on the other.
+//! What goes where is core/pool/balance's; bytes move in the steps of a drain. A stripe is as much on one member as on the other: it only becomes wider.
 
 use crate::change::{Drained, about, sum, take, within};
 use crate::error::PoolError;
 use crate::format::Duty;
 use crate::member::{Access, MemberState, data_ranges};
 use crate::names::checkpoint_now;
+use crate::online::Move;
 use crate::pool::Pool;
 use crate::walk::each_stub;
 use rushes_core::pool::balance::{Fill, Stay, fuller, lighter, whole_permille};
@@ -15,6 +16,9 @@ use rushes_core::pool::{Layout, MemberNumber, Object, Shape};
 use rushes_core::units::{ByteCount, ByteRange};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
+
+/// Moved at a time of what nobody has open. Units: bytes.
+const PIECE: ByteCount = ByteCount::from_mib(16);
 
 /// Move files from members that are fuller than all together to those that are emptier. What was moved is moved, whenever it is interrupted;
 /// the same command again goes on.
@@ -26,6 +30,10 @@ pub fn rebalance(pool: &Pool, mut progress: impl FnMut(Drained)) -> Result<Drain
         // What cannot be read stays where it is: fsck tells of it.
         if let Ok(Some(mut layout)) = pool.layout(stub.as_fd()) {
             let moved = spread(pool, stub.as_fd(), &mut layout)
+                .and_then(|moved| {
+                    let wider = Move::widening(pool, stub.as_fd(), &layout);
+                    Ok(moved + all_of(pool, stub.as_fd(), &mut layout, wider)?)
+                })
                 .map_err(|error| about(named.path, &error))?;
             done.moved_count += u64::from(moved > 0);
             done.moved_bytes += moved;
@@ -42,6 +50,24 @@ pub fn rebalance(pool: &Pool, mut progress: impl FnMut(Drained)) -> Result<Drain
         })?;
     }
     Ok(done)
+}
+
+/// Make all these moves of a file that nobody has open.
+///
+/// Returns  how many bytes of it were moved
+pub(crate) fn all_of(
+    pool: &Pool,
+    stub: BorrowedFd<'_>,
+    layout: &mut Layout,
+    moves: impl IntoIterator<Item = Move>,
+) -> Result<u64, PoolError> {
+    let mut copied = 0;
+    for mut one in moves {
+        while let Some(moved) = one.one_piece(pool, stub, layout, PIECE)? {
+            copied += moved.copied;
+        }
+    }
+    Ok(copied)
 }
 
 /// Returns  how many bytes of it were moved

@@ -12,6 +12,7 @@ use crate::format::{
 use crate::member::random;
 use crate::pool::Pool;
 use crate::xattr::{self, HIDDEN_PREFIX};
+use rushes_core::pool::tidy::Schedule;
 use rushes_core::pool::{MemberNumber, Policy, PoolId, Wish};
 use rustix::fs::{
     AtFlags, FlockOperation, Mode, OFlags, chmodat, fchmod, flock, fstat, fsync, mkdirat, open,
@@ -220,6 +221,7 @@ fn new_plan(policy: Policy, members: &[Folder]) -> Result<CatalogueFormat, PoolE
         pool: PoolId(id()?),
         policy,
         wish: Wish::default(),
+        tidy: Schedule::Off,
         members: entries?,
         members_given: 0,
     })

@@ -4,6 +4,7 @@
 //! It is JSON for the person at the rack, and strict: an unknown name is damage, a newer version is told apart before anything else is looked at.
 
 use crate::error::PoolError;
+use rushes_core::pool::tidy::Schedule;
 use rushes_core::pool::{Class, MemberNumber, Policy, PoolId, Wish};
 use rustix::fs::{Mode, OFlags, fsync, openat, renameat};
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,8 @@ pub(crate) struct CatalogueFormat {
     pub(crate) policy: Policy,
     /// Of files that say nothing themselves.
     pub(crate) wish: Wish,
+    /// When it may tidy itself.
+    pub(crate) tidy: Schedule,
     pub(crate) members: Vec<MemberEntry>,
     /// A number that every member's is below, also those that were removed: numbers are not given twice.
     pub(crate) members_given: u32,
@@ -113,6 +116,9 @@ struct CatalogueText {
     /// Only where something is wished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     wish: Option<String>,
+    /// Only where it tidies itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tidy: Option<String>,
     /// Only where a member was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     members_given: Option<u32>,
@@ -218,6 +224,7 @@ impl Format {
                 pool_id: hex(format.pool.0),
                 policy: format.policy.name().to_owned(),
                 wish: (format.wish != Wish::default()).then(|| format.wish.to_string()),
+                tidy: (format.tidy != Schedule::Off).then(|| format.tidy.to_string()),
                 members_given: (format.members_given > most(&format.members))
                     .then_some(format.members_given),
                 members: format
@@ -264,6 +271,8 @@ impl Format {
                     .ok_or_else(|| said(format!("{:?} is no policy", text.policy)))?;
                 let wish = Wish::of(text.wish.as_deref().unwrap_or_default())
                     .map_err(|fault| said(fault.to_string()))?;
+                let tidy = Schedule::of(text.tidy.as_deref().unwrap_or("off"))
+                    .ok_or_else(|| said(format!("{:?} is no schedule", text.tidy)))?;
                 let members: Result<Vec<MemberEntry>, String> = text
                     .members
                     .into_iter()
@@ -291,6 +300,7 @@ impl Format {
                     pool: PoolId(id_of(&text.pool_id).map_err(said)?),
                     policy,
                     wish,
+                    tidy,
                     members_given: text.members_given.unwrap_or(0).max(most(&members)),
                     members,
                 }))
@@ -426,6 +436,7 @@ mod tests {
     fn what_says_nothing_of_places_is_written_as_it_always_was() {
         let format = catalogue(OLD).unwrap();
         assert_eq!(format.wish, Wish::default());
+        assert_eq!(format.tidy, Schedule::Off);
         assert!(format.members.iter().all(|member| member.class.is_none()));
         assert_eq!(Format::Catalogue(format).text().unwrap(), OLD);
     }
@@ -434,6 +445,7 @@ mod tests {
     fn wish_and_classes_read_back() {
         let mut format = catalogue(OLD).unwrap();
         format.wish = Wish::of("striped=2 class=raid").unwrap();
+        format.tidy = Schedule::of("22:00-06:30").unwrap();
         format.members[1].class = Class::of("raid");
         let text = Format::Catalogue(format.clone()).text().unwrap();
         assert!(
@@ -441,6 +453,7 @@ mod tests {
             "{text}"
         );
         assert_eq!(text.matches("\"class\": \"raid\"").count(), 1, "{text}");
+        assert!(text.contains("\"tidy\": \"22:00-06:30\""), "{text}");
         assert_eq!(catalogue(&text), Ok(format));
     }
 
@@ -451,6 +464,11 @@ mod tests {
                 "\"policy\": \"round_robin\"",
                 "\"policy\": \"round_robin\", \"wish\": \"fast\"",
                 "fast",
+            ),
+            (
+                "\"policy\": \"round_robin\"",
+                "\"policy\": \"round_robin\", \"tidy\": \"at noon\"",
+                "is no schedule",
             ),
             (
                 "\"path\": \"/mnt/a\"",

@@ -638,6 +638,25 @@ impl Mender<'_> {
         data_ranges(fd).map_err(|error| PoolError::system("look for data in an object", "", error))
     }
 
+    /// The same without less than a block of zeroes at either end: a place that begins or ends inside a block, as where a member was full, leaves
+    /// them beside the hole.
+    fn written(&self, fd: &OwnedFd) -> Result<Vec<ByteRange>, PoolError> {
+        let failed = |error| PoolError::system("look at an object", "", error);
+        let block = fstat(fd).map_err(failed)?.st_blksize.max(1) as u64;
+        let mut ranges = Vec::new();
+        for range in self.ranges(fd)? {
+            let length = range.length.0.min(block) as usize;
+            let first = read(fd, range.start.0, length)?;
+            let last = read(fd, range.end() - length as u64, length)?;
+            let zeroes = |count: usize| if count < block as usize { count } else { 0 };
+            let before = zeroes(first.iter().take_while(|byte| **byte == 0).count()) as u64;
+            let after = zeroes(last.iter().rev().take_while(|byte| **byte == 0).count()) as u64;
+            let left = range.length.0.saturating_sub(before + after);
+            ranges.push(ByteRange::new(range.start.0 + before, left));
+        }
+        Ok(ranges)
+    }
+
     /// A file of which there is no stub, with all its objects.
     fn keep(&self, object: Object, file: FileIdentity) -> Result<String, PoolError> {
         let pieces = self.pieces(file)?;
@@ -687,11 +706,12 @@ impl Mender<'_> {
             return Ok(false);
         };
         if let Some(mark) = self.stripe_of(object) {
-            return self.is_twin(object, mark.part, layout);
+            return Ok(self.is_twin(object, mark.part, layout)?
+                || self.is_spread(object, mark.part, layout)?);
         }
         let fd = self.member(object)?.open_any(object.id, Access::Read)?;
-        for range in self.ranges(&fd)? {
-            if !self.is_same(&fd, layout, range)? {
+        for range in self.written(&fd)? {
+            if !self.is_same(&fd, range.start.0, layout, range)? {
                 return Ok(false);
             }
         }
@@ -722,8 +742,34 @@ impl Mender<'_> {
         Ok(true)
     }
 
-    /// Whether an object that has each byte where the file has it has in this range what the layout leads to.
-    fn is_same(&self, fd: &OwnedFd, layout: &Layout, range: ByteRange) -> Result<bool, PoolError> {
+    /// Whether every byte of an object of a stripe is also where the record leads to: the file was moved from this stripe to another one, or
+    /// was about to be moved to this one.
+    fn is_spread(&self, object: Object, part: Part, layout: &Layout) -> Result<bool, PoolError> {
+        let fd = self.member(object)?.open_any(object.id, Access::Read)?;
+        let unit = part.shape.unit_bytes();
+        for range in self.written(&fd)? {
+            let mut at = range.start.0;
+            while at < range.end() {
+                let length = (range.end() - at).min(unit - at % unit);
+                let behind = part.shape.offset_of(usize::from(part.place), at);
+                let there = ByteRange::new(part.origin.0.saturating_add(behind), length);
+                if !self.is_same(&fd, at, layout, there)? {
+                    return Ok(false);
+                }
+                at += length;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether an object has from byte `from` on what the layout leads to in this range of the file.
+    fn is_same(
+        &self,
+        fd: &OwnedFd,
+        from: u64,
+        layout: &Layout,
+        range: ByteRange,
+    ) -> Result<bool, PoolError> {
         let mut opened: Option<(Object, OwnedFd)> = None;
         let mut at = range.start.0;
         while at < range.end() {
@@ -747,7 +793,8 @@ impl Mender<'_> {
                 .min(located.length.0)
                 .min(CHUNK_BYTES as u64) as usize;
             let there = located.object_offset.0;
-            if read(fd, at, length)? != read(other, there, length)? {
+            let here = from + (at - range.start.0);
+            if read(fd, here, length)? != read(other, there, length)? {
                 return Ok(false);
             }
             at += length as u64;
@@ -782,7 +829,7 @@ impl Mender<'_> {
                 let mut left = 0;
                 for range in self.ranges(&fd)? {
                     for part in elsewhere(layout, object, range) {
-                        if self.is_same(&fd, layout, part)? {
+                        if self.is_same(&fd, part.start.0, layout, part)? {
                             left += part.length.0;
                             if repair {
                                 punch(&fd, part).map_err(|error| {

@@ -12,16 +12,19 @@ mod balance;
 mod catalogue;
 mod change;
 mod create;
+mod defrag;
 mod error;
 mod find;
 mod format;
 mod fsck;
+mod gather;
 mod member;
 mod names;
 mod online;
 mod pool;
 mod request;
 mod rescue;
+mod tidied;
 mod walk;
 mod wishes;
 mod xattr;
@@ -33,21 +36,25 @@ pub use change::{
     set_draining,
 };
 pub use create::{Created, MEMBER_COUNT_MAX, Wanted, create};
+pub use defrag::defrag;
 pub use error::{ObjectFault, PoolError};
 pub use find::{MOUNT_TYPE, Mounted, Place, find, mounted};
 pub use format::{Duty, FORMAT_FILE, FORMAT_VERSION, MemberId};
 pub use fsck::{Fsck, Issue, Progress, State, fsck};
+pub use gather::{Defragged, Pieces};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
 pub use names::{Inode, NameLog, inode, newest_log};
-pub use online::{Move, Moved, each_file};
+pub use online::{Move, Moved, each_file_in};
 pub use pool::{Buried, Members, Pool, Readers, SpillReason, Usage};
 pub use request::{Asked, Asker, Door, Listener, Request, Told, Work, WorkKind};
 pub use rescue::{Rescued, rescue};
+pub use rushes_core::pool::tidy::Schedule;
 pub use rushes_core::pool::wish::WISH_BYTES_MAX;
 pub use rushes_core::pool::{
     Class, FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId, Policy,
     PoolId, Segment, Shape, Spread, WISH_ATTRIBUTE, Wish, WishFault,
 };
 pub use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
+pub use tidied::{Tidied, set_schedule};
 pub use wishes::{Rules, set_rules};
 pub use xattr::{HIDDEN_PREFIX, INODE_ATTRIBUTE, LAYOUT_ATTRIBUTE, OBJECT_ATTRIBUTE};

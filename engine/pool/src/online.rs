@@ -9,9 +9,10 @@ use crate::balance::target_of;
 use crate::catalogue::REMOVED;
 use crate::change::{candidates, move_whole, sum, take};
 use crate::error::PoolError;
+use crate::gather::Gather;
 use crate::member::{Access, MemberState, data_ranges};
 use crate::pool::Pool;
-use crate::walk::each_stub;
+use crate::walk::each_stub_below;
 use rushes_core::pool::{Layout, MemberNumber, Object, Shape};
 use rushes_core::units::{ByteCount, ByteRange};
 use rustix::fs::{Dir, Mode, OFlags, SeekFrom, openat, seek};
@@ -20,22 +21,24 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Read at a time. Units: bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// What is to go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 enum What {
     /// All that a member has of the file; it takes nothing new.
     Member(MemberNumber),
     /// What lies singly in this object, to one member that is emptier.
     Object(Object),
+    /// What is not in one home yet.
+    Home(Gather),
 }
 
 /// One file's bytes, on their way.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Move {
     what: What,
     /// Where the piece before went.
@@ -57,20 +60,27 @@ pub struct Moved {
     pub copied: u64,
 }
 
-/// Each file of the pool once, by one of its names, open to read. Files that get another name meanwhile may be told twice, or not.
+/// Each file once, by one of its names, open to read, that is at one of these paths below the tree or in such a folder; of the whole pool if there are none.
+/// Files that get another name meanwhile may be told twice, or not.
 ///
-/// Errors   the pool's, or `each`'s own, which ends it
-pub fn each_file(
+/// Errors   the pool's, or `each`'s own, which ends it; a path that is not there
+pub fn each_file_in(
     pool: &Pool,
+    paths: &[PathBuf],
     mut each: impl FnMut(&Path, &OwnedFd) -> Result<(), PoolError>,
 ) -> Result<(), PoolError> {
-    each_stub(pool.catalogue(), &mut BTreeSet::new(), |named, stub| {
-        each(named.path, stub)
-    })
+    let mut linked = BTreeSet::new();
+    let all = [PathBuf::new()];
+    for path in if paths.is_empty() { &all } else { paths } {
+        each_stub_below(pool.catalogue(), path, &mut linked, |path, stub| {
+            each(path, stub)
+        })?;
+    }
+    Ok(())
 }
 
 impl Pool {
-    /// Each file that was removed and is not gone yet, as [`each_file`].
+    /// Each file that was removed and is not gone yet, as [`each_file_in`].
     pub fn each_removed(
         &self,
         mut each: impl FnMut(&Path, &OwnedFd) -> Result<(), PoolError>,
@@ -121,16 +131,42 @@ impl Move {
         all.collect()
     }
 
+    /// All of a file to one member, if it is in several objects and one has room for the whole.
+    pub fn gathering(pool: &Pool, stub: BorrowedFd<'_>, layout: &Layout) -> Option<Move> {
+        Gather::together(pool, stub, layout).map(Move::home)
+    }
+
+    /// Each of a file's objects that is scattered over its device to another one on its member, if that has at most half as many extents.
+    pub fn afresh(pool: &Pool, layout: &Layout) -> Vec<Move> {
+        let all = Gather::afresh(pool, layout).into_iter();
+        all.map(Move::home).collect()
+    }
+
+    /// What of a striped file is in a narrower stripe than its wish and the members allow by now to a wider one, if there is room for it.
+    pub fn widening(pool: &Pool, stub: BorrowedFd<'_>, layout: &Layout) -> Option<Move> {
+        Gather::wider(pool, stub, layout).map(Move::home)
+    }
+
+    fn home(gather: Gather) -> Move {
+        Move {
+            what: What::Home(gather),
+            target: None,
+        }
+    }
+
     /// The first segment that is to go, and its object. None: all has gone.
     fn next(&self, layout: &Layout) -> Option<(ByteRange, Shape, Object)> {
+        if let What::Home(gather) = &self.what {
+            return gather.source(layout);
+        }
         let mut all = layout.segments().iter().enumerate();
         all.find_map(|(at, one)| {
-            let object = match self.what {
-                What::Member(number) => one.objects.iter().find(|one| one.member == number),
+            let object = match &self.what {
+                What::Member(number) => one.objects.iter().find(|one| one.member == *number),
                 What::Object(wanted) if one.shape == Shape::Single => {
-                    one.objects.iter().find(|one| **one == wanted)
+                    one.objects.iter().find(|one| *one == wanted)
                 }
-                What::Object(_) => None,
+                What::Object(_) | What::Home(_) => None,
             };
             object.map(|object| (layout.range_of(at), one.shape, *object))
         })
@@ -175,6 +211,9 @@ impl Move {
         layout: &mut Layout,
         piece: ByteCount,
     ) -> Result<Option<Moved>, PoolError> {
+        if let What::Home(gather) = &mut self.what {
+            return gather.one_piece(pool, stub, layout, piece);
+        }
         let Some((range, shape, object)) = self.next(layout) else {
             return Ok(None);
         };
@@ -216,7 +255,7 @@ impl Move {
         }
         match self.what {
             What::Member(_) => Err(PoolError::NoRoom),
-            What::Object(_) => Ok(None),
+            What::Object(_) | What::Home(_) => Ok(None),
         }
     }
 
@@ -236,7 +275,7 @@ impl Move {
                 })
         };
         let before = self.target.filter(|number| has_room(*number));
-        if let (What::Object(_), Some(before)) = (self.what, self.target) {
+        if let (What::Object(_), Some(before)) = (&self.what, self.target) {
             // It goes to one member, or stays.
             return Ok(vec![before]);
         }

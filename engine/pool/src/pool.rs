@@ -74,16 +74,16 @@ pub enum Readers {
 }
 
 /// Where bytes are that go elsewhere: a segment, and its objects opened.
-struct Source {
-    segment: Segment,
+pub(crate) struct Source {
+    pub(crate) segment: Segment,
     /// None: it is away.
-    objects: Vec<Option<OwnedFd>>,
+    pub(crate) objects: Vec<Option<OwnedFd>>,
     readers: Readers,
 }
 
 impl Source {
     /// The first byte of the file at or behind `at` that is in one of the objects.
-    fn next_data(&self, at: u64) -> Result<Option<u64>, PoolError> {
+    pub(crate) fn next_data(&self, at: u64) -> Result<Option<u64>, PoolError> {
         let (shape, origin) = (self.segment.shape, self.segment.origin.0);
         let mut first = None;
         for (index, fd) in self.objects.iter().enumerate() {
@@ -125,7 +125,7 @@ impl Source {
     }
 
     /// Bytes of the file that are elsewhere by now.
-    fn punch(&self, range: ByteRange) -> Result<(), Errno> {
+    pub(crate) fn punch(&self, range: ByteRange) -> Result<(), Errno> {
         let (shape, origin) = (self.segment.shape, self.segment.origin.0);
         self.objects
             .iter()
@@ -168,6 +168,8 @@ pub struct Pool {
     /// Held by whoever chooses members and makes objects on them, until the record names those.
     placing: RwLock<()>,
     turn: AtomicU64,
+    /// How often other members were adopted.
+    generation: AtomicU64,
     loads: Loads,
 }
 
@@ -194,6 +196,7 @@ impl Pool {
             policy: format.policy,
             catalogue,
             turn: AtomicU64::new(0),
+            generation: AtomicU64::new(0),
             membership: RwLock::new(Arc::new(Membership {
                 members: members.collect(),
                 format,
@@ -233,6 +236,7 @@ impl Pool {
             .membership
             .write()
             .unwrap_or_else(PoisonError::into_inner) = now;
+        self.generation.fetch_add(1, Ordering::AcqRel);
         // Who has chosen by what it said before is done when nobody holds this.
         drop(self.placing.write());
     }
@@ -262,6 +266,21 @@ impl Pool {
     /// All members, also missing ones.
     pub fn members(&self) -> Members {
         Members(self.membership())
+    }
+
+    /// Another number when the format file says something else than before: there may be other members.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Another number when members have come, gone, or take bytes again.
+    pub fn member_set(&self) -> u64 {
+        let members = self.members();
+        let taking = members.iter().filter(|member| member.takes_bytes());
+        taking.fold(0, |all, member| {
+            let number = u64::from(member.number().0) + 1;
+            all ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        })
     }
 
     /// The member of this number.
@@ -410,7 +429,11 @@ impl Pool {
     }
 
     /// A segment whose bytes are to go elsewhere.
-    fn source(&self, layout: &Layout, segment_index: usize) -> Result<Source, PoolError> {
+    pub(crate) fn source(
+        &self,
+        layout: &Layout,
+        segment_index: usize,
+    ) -> Result<Source, PoolError> {
         let segment = layout.segments()[segment_index].clone();
         let open = |&object: &Object| self.open_object(layout, object, Access::Write).map(Some);
         let objects = segment.objects.iter().map(open).collect::<Result<_, _>>()?;
@@ -575,6 +598,39 @@ impl Pool {
         }
     }
 
+    /// What comes behind the end of a file whose stripe is narrower than it could be by now goes over a wider one.
+    ///
+    /// Assumes  exclusive, as [`Pool::set_layout`]; `size`: the file's
+    /// Returns  false: it is not striped, or cannot be striped over more members
+    pub fn widen(
+        &self,
+        stub: BorrowedFd<'_>,
+        layout: &mut Layout,
+        size: ByteCount,
+    ) -> Result<bool, PoolError> {
+        let _placing = self.placing.read();
+        let Some(last) = layout.segments().last() else {
+            return Ok(false);
+        };
+        let now = last.objects.len();
+        let is_striped = last.shape != Shape::Single;
+        let Some((shape, members)) = self
+            .widest(stub)
+            .filter(|(_, members)| is_striped && members.len() > now && last.start.0 <= size.0)
+        else {
+            return Ok(false);
+        };
+        // What a crash left behind the end, or somebody has written there meanwhile.
+        let objects = self.opened(layout, layout.segments().len() - 1, Access::Read);
+        let is_away = objects.objects.iter().any(Option::is_none);
+        if is_away || objects.next_data(size.0)?.is_some() {
+            return Ok(false);
+        }
+        let range = ByteRange::new(size.0, u64::MAX - size.0);
+        let wanted = ByteRange::new(size.0, 0);
+        self.take_striped(stub, layout, range, wanted, (shape, &members))
+    }
+
     /// Returns  the layout with the stripe, written down
     fn make_stripe(
         &self,
@@ -659,7 +715,7 @@ impl Pool {
     }
 
     /// Nobody names it; if it cannot be removed, nobody ever will.
-    fn forget(&self, file: FileIdentity, object: Object) {
+    pub(crate) fn forget(&self, file: FileIdentity, object: Object) {
         if let Some(member) = self.member(object.member) {
             let _ = member.remove_object(file, object.id);
         }

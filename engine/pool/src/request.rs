@@ -8,6 +8,7 @@
 use crate::catalogue::SOCKET;
 use crate::change::Drained;
 use crate::error::PoolError;
+use crate::gather::Defragged;
 use rushes_sys::socket::peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};
@@ -46,8 +47,18 @@ pub enum Request {
         /// Its number.
         member: u16,
     },
-    /// Make members equally full.
+    /// Make members equally full, and stripes as wide as they can be.
     Rebalance {},
+    /// Bring files together that are in more pieces than need be.
+    Defrag {
+        /// Files and folders, below the tree; all if there are none.
+        paths: Vec<PathBuf>,
+    },
+    /// From now on the pool tidies itself then.
+    Tidy {
+        /// As [`crate::Schedule::of`] reads it.
+        schedule: String,
+    },
     /// What is under way?
     Status {},
 }
@@ -74,11 +85,15 @@ pub enum Told {
         all: Drained,
         /// Of a drain: nothing is left. False: the others are full.
         is_empty: bool,
+        /// Of a defrag.
+        defragged: Defragged,
     },
     /// To [`Request::Status`].
     Status {
         /// None: nothing is.
         work: Option<Work>,
+        /// Why the pool does not tidy itself at this moment, as a word; None: it does.
+        tidying_waits: Option<String>,
     },
     /// It was not done.
     Refused {
@@ -99,6 +114,8 @@ pub enum WorkKind {
     Remove,
     /// [`Request::Rebalance`]
     Rebalance,
+    /// [`Request::Defrag`]
+    Defrag,
 }
 
 /// What is under way, and how far.
@@ -108,6 +125,8 @@ pub struct Work {
     pub kind: WorkKind,
     /// Which member it is about.
     pub member: Option<u16>,
+    /// Nobody asked for it: the pool tidies itself.
+    pub is_tidying: bool,
     /// How far.
     pub done: Drained,
     /// Since when. Units: seconds.
@@ -122,6 +141,7 @@ impl WorkKind {
             WorkKind::Drain => "drain",
             WorkKind::Remove => "remove",
             WorkKind::Rebalance => "rebalance",
+            WorkKind::Defrag => "defrag",
         }
     }
 }
@@ -188,11 +208,14 @@ impl Door {
         }
     }
 
-    /// What is under way there. None also where nobody answers within a few seconds.
-    pub fn work(self) -> Option<Work> {
+    /// What is under way there, and why the pool does not tidy itself. None where nobody answers within a few seconds.
+    pub fn status(self) -> Option<(Option<Work>, Option<String>)> {
         self.0.get_ref().set_read_timeout(Some(PATIENCE)).ok()?;
         match self.ask(&Request::Status {}, |_| {}) {
-            Ok(Told::Status { work }) => work,
+            Ok(Told::Status {
+                work,
+                tidying_waits,
+            }) => Some((work, tidying_waits)),
             _ => None,
         }
     }

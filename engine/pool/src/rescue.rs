@@ -17,6 +17,7 @@ use crate::walk::open_below;
 use crate::xattr::INODE_ATTRIBUTE;
 use rushes_core::pool::check::{Mark, Piece, assemble, is_plain};
 use rushes_core::pool::names::{Inode, Names, ROOT, is_newer};
+use rushes_core::pool::tidy::Schedule;
 use rushes_core::pool::{
     FileIdentity, Layout, MemberNumber, Object, Part, Policy, PoolId, Shape, Wish,
 };
@@ -80,6 +81,7 @@ pub fn rescue(
         pool: id,
         policy: Policy::default(),
         wish: Wish::default(),
+        tidy: Schedule::Off,
         members: entries.clone(),
         members_given: 0,
     };

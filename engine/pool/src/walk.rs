@@ -42,9 +42,18 @@ impl Named<'_> {
 pub(crate) fn each_stub(
     catalogue: &Catalogue,
     linked: &mut BTreeSet<u64>,
+    each: impl FnMut(&Named<'_>, &OwnedFd) -> Result<(), PoolError>,
+) -> Result<(), PoolError> {
+    stubs_from(catalogue, PathBuf::new(), linked, each)
+}
+
+fn stubs_from(
+    catalogue: &Catalogue,
+    start: PathBuf,
+    linked: &mut BTreeSet<u64>,
     mut each: impl FnMut(&Named<'_>, &OwnedFd) -> Result<(), PoolError>,
 ) -> Result<(), PoolError> {
-    walk(catalogue, |named| {
+    walk_from(catalogue, start, |named| {
         if named.kind != FileType::RegularFile
             || (named.status.st_nlink > 1 && !linked.insert(named.status.st_ino))
         {
@@ -60,6 +69,31 @@ pub(crate) fn each_stub(
                 error,
             )),
         }
+    })
+}
+
+/// As [`each_stub`], of what is at a path below the tree: a regular file, or all in a folder.
+pub(crate) fn each_stub_below(
+    catalogue: &Catalogue,
+    below: &Path,
+    linked: &mut BTreeSet<u64>,
+    mut each: impl FnMut(&Path, &OwnedFd) -> Result<(), PoolError>,
+) -> Result<(), PoolError> {
+    let failed = |error| PoolError::system("open", below.display().to_string(), error);
+    if !below.as_os_str().is_empty() {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let found = open_below(catalogue.tree(), below, flags).map_err(failed)?;
+        let status = fstat(&found).map_err(failed)?;
+        match FileType::from_raw_mode(status.st_mode) {
+            FileType::RegularFile if status.st_nlink > 1 && !linked.insert(status.st_ino) => {
+                return Ok(());
+            }
+            FileType::RegularFile => return each(below, &found),
+            _ => {}
+        }
+    }
+    stubs_from(catalogue, below.to_path_buf(), linked, |named, stub| {
+        each(named.path, stub)
     })
 }
 
@@ -93,6 +127,14 @@ pub(crate) fn open_below(
 /// of a folder that is renamed meanwhile what is in it may not be told either.
 pub(crate) fn walk(
     catalogue: &Catalogue,
+    visit: impl FnMut(&Named<'_>) -> Result<(), PoolError>,
+) -> Result<(), PoolError> {
+    walk_from(catalogue, PathBuf::new(), visit)
+}
+
+fn walk_from(
+    catalogue: &Catalogue,
+    start: PathBuf,
     mut visit: impl FnMut(&Named<'_>) -> Result<(), PoolError>,
 ) -> Result<(), PoolError> {
     let root = catalogue.tree();
@@ -102,7 +144,7 @@ pub(crate) fn walk(
     let device = fstat(root)
         .map_err(|error| failed(Path::new(""), error))?
         .st_dev;
-    let mut waiting = vec![PathBuf::new()];
+    let mut waiting = vec![start];
     while let Some(path) = waiting.pop() {
         let folder = match open_below(root, &path, OFlags::RDONLY | OFlags::DIRECTORY) {
             Ok(folder) => folder,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The one clock of the server: CLOCK_MONOTONIC, the same in every process of the machine.
+//! The one clock of the server: CLOCK_MONOTONIC, the same in every process of the machine. And the time of day, for what an operator wants done at night.
 
 use rushes_core::units::{Duration, Instant, NS_PER_S};
 use rustix::time::{ClockId, clock_gettime};
@@ -9,6 +9,21 @@ pub fn now() -> Instant {
     let time = clock_gettime(ClockId::Monotonic);
     // Neither part is negative on this clock.
     Instant((time.tv_sec as u64).saturating_mul(NS_PER_S) + time.tv_nsec as u64)
+}
+
+/// The time of day where this machine is. Nothing may rest on it but what an operator says in those words: it may go backwards.
+///
+/// Units    minutes after midnight, below 1440
+pub fn minute_of_day() -> u16 {
+    let seconds: libc::time_t = clock_gettime(ClockId::Realtime).tv_sec;
+    // SAFETY: all zeroes are a `tm`, which localtime_r(3) fills from `seconds`; both live through the call.
+    let local = unsafe {
+        let mut local: libc::tm = std::mem::zeroed();
+        libc::localtime_r(&raw const seconds, &raw mut local);
+        local
+    };
+    let minute = local.tm_hour.clamp(0, 23) * 60 + local.tm_min.clamp(0, 59);
+    u16::try_from(minute).unwrap_or(0)
 }
 
 /// A span as the kernel writes it.

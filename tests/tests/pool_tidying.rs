@@ -1,0 +1,757 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A pool that is tidied: files in several places come together, scattered ones are written anew, stripes grow with the members, also by itself
+//! when nobody asks for anything; killed at every step, and beside those who read and write.
+
+use rushes_tests::daemon::{Daemon, DaemonSpec};
+use rushes_tests::local::Model;
+use rushes_tests::needs::{self, Need};
+use rushes_tests::pattern;
+use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, check, killed_at, put};
+use rustix::fs::{FallocateFlags, XattrFlags, fallocate, setxattr};
+use serde_json::{Value, json};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+
+fn build(members: &[Made]) -> Option<PoolWorld> {
+    if !needs::all_there(&[Need::Program("strace")]) {
+        return None;
+    }
+    PoolWorld::build(members)
+}
+
+/// What a kill left is mended, and none of it needed a name in lost+found.
+fn mended(world: &PoolWorld, context: &str) {
+    let (report, code) = world.json(&["fsck", "--repair"], &[]);
+    assert_eq!(code, Some(0), "{context}: {report}");
+    let lost = world.catalogue().join("tree/lost+found");
+    assert!(!lost.exists(), "{context}: {report}");
+    let (report, code) = world.json(&["fsck"], &[]);
+    assert_eq!(code, Some(0), "{context}: {report}");
+    assert_eq!(report["findings"], json!([]), "{context}");
+}
+
+/// A file beside the pool that leaves so much room on a member.
+fn occupy(world: &PoolWorld, member: usize, free: usize) -> PathBuf {
+    let path = world.member(member).join("others");
+    let found = rustix::fs::statvfs(world.member(member)).expect("mounted");
+    let length = (found.f_bavail * found.f_frsize) as usize - free;
+    let file = File::create(&path).expect("made");
+    fallocate(&file, FallocateFlags::empty(), 0, length as u64).expect("room");
+    path
+}
+
+/// Files `s0`, `s1`, …, each on two members although any has room for the whole.
+fn split_files(world: &PoolWorld, members: usize, count: u64, length: usize) {
+    for seed in 0..count {
+        let free = length * 2 / 3;
+        let others: Vec<PathBuf> = (0..members).map(|at| occupy(world, at, free)).collect();
+        let name = format!("s{seed}");
+        put(&world.path(&name), seed, length).expect("there is room");
+        for path in others {
+            fs::remove_file(path).expect("ours");
+        }
+        assert_eq!(world.members_of(&name).len(), 2, "{name}");
+    }
+}
+
+/// What is put while these members have no room in one piece has few bytes side by side on them.
+fn scattered(world: &PoolWorld, members: usize, put: impl FnOnce()) {
+    let folders: Vec<PathBuf> = (0..members)
+        .map(|number| world.member(number).join("others"))
+        .collect();
+    for folder in &folders {
+        fs::create_dir(folder).expect("made");
+        let others = || (0..).map(|at: usize| folder.join(at.to_string()));
+        let fill = |path: &PathBuf| {
+            let made = File::create(path).map_err(|_| ());
+            made.and_then(|file| {
+                fallocate(&file, FallocateFlags::empty(), 0, 128 << 10).map_err(|_| ())
+            })
+        };
+        let count = others().take_while(|path| fill(path).is_ok()).count();
+        for path in others().take(count + 1).step_by(2) {
+            fs::remove_file(path).expect("ours");
+        }
+    }
+    rustix::fs::sync();
+    put();
+    for folder in folders {
+        fs::remove_dir_all(folder).expect("ours");
+    }
+    rustix::fs::sync();
+}
+
+fn number(report: &Value, words: &[&str]) -> u64 {
+    let found = words.iter().fold(report, |value, word| &value[*word]);
+    found
+        .as_u64()
+        .unwrap_or_else(|| panic!("{words:?}: {report}"))
+}
+
+fn defragged(world: &PoolWorld, paths: &[PathBuf]) -> Value {
+    let (report, code) = world.json(&["defrag"], paths);
+    assert_eq!(code, Some(0), "{report}");
+    report
+}
+
+/// Calls at which a program is killed: all that change something for good.
+const STEPS: [&str; 6] = [
+    "fsetxattr",
+    "pwrite64",
+    "fsync",
+    "fallocate",
+    "unlinkat",
+    "openat",
+];
+
+/// Kill a command at more and more of its steps, until it has nothing left to do.
+fn kill_at_steps(world: &PoolWorld, words: &[&str], counts: &[usize]) -> usize {
+    let mut kill_count = 0;
+    for count in counts {
+        for call in STEPS {
+            let context = format!("{words:?} killed at {call} {count}");
+            kill_count += usize::from(killed_at(&world.command(words, &[]), call, *count));
+            mended(world, &context);
+        }
+    }
+    kill_count
+}
+
+/// A defrag has something to write anew: it asks for room for it first.
+fn reserves(world: &PoolWorld) {
+    let is_killed = killed_at(&world.command(&["defrag"], &[]), "fallocate", 1);
+    assert!(is_killed, "nothing is scattered");
+    mended(world, "killed before there is room");
+}
+
+#[test]
+fn files_in_several_places_come_together_also_when_that_is_killed() {
+    let Some(mut world) = build(&[(EXT4, 64), (EXT4, 64), (EXT4, 64)]) else {
+        return;
+    };
+    let (count, length) = (18, 2 * MIB + 4099);
+    split_files(&world, 3, count, length);
+    world.end();
+    mended(&world, "at first");
+    let kill_count = kill_at_steps(&world, &["defrag"], &[1, 2, 4, 9]);
+    assert!(kill_count > 8, "only {kill_count} kills");
+    let report = defragged(&world, &[]);
+    assert_eq!(
+        number(&report, &["after", "segment_count"]),
+        count,
+        "{report}"
+    );
+    let again = defragged(&world, &[]);
+    assert_eq!(again["moved_count"], 0, "{again}");
+    mended(&world, "at last");
+    world.start();
+    for seed in 0..count {
+        let name = format!("s{seed}");
+        assert_eq!(world.members_of(&name).len(), 1, "{name}");
+        check(&world.path(name), seed, length);
+    }
+}
+
+#[test]
+fn a_scattered_file_is_written_anew_also_when_that_is_killed() {
+    let Some(mut world) = build(&[(EXT4, 48)]) else {
+        return;
+    };
+    let length = 12 * MIB + 17;
+    put(&world.path("whole"), 2, 4 * MIB).expect("there is room");
+    scattered(&world, 1, || {
+        put(&world.path("scattered"), 1, length).expect("there is room");
+    });
+    world.end();
+    reserves(&world);
+    let kill_count = kill_at_steps(&world, &["defrag"], &[1, 2, 3]);
+    assert!(kill_count > 6, "only {kill_count} kills");
+    let report = defragged(&world, &[]);
+    let extents = number(&report, &["after", "extent_count"]);
+    assert!(extents <= 6, "{report}");
+    mended(&world, "at last");
+    world.start();
+    check(&world.path("scattered"), 1, length);
+    check(&world.path("whole"), 2, 4 * MIB);
+}
+
+#[test]
+fn a_scattered_stripe_is_written_anew_on_its_members_also_when_that_is_killed() {
+    let Some(mut world) = build(&[(EXT4, 170), (EXT4, 170)]) else {
+        return;
+    };
+    let length = 22 * MIB + 4099;
+    fs::create_dir(world.path("reels")).expect("made");
+    wish(&world, "reels", "striped=2 unit=64KiB");
+    scattered(&world, 2, || {
+        put(&world.path("reels/f"), 1, length).expect("there is room");
+    });
+    let striped = [(String::from("striped"), 2)];
+    assert_eq!(stripes(&world, "reels/f"), striped);
+    world.end();
+    reserves(&world);
+    let kill_count = kill_at_steps(&world, &["defrag"], &[1, 2, 5]);
+    assert!(kill_count > 6, "only {kill_count} kills");
+    let report = defragged(&world, &[]);
+    let extents = number(&report, &["after", "extent_count"]);
+    assert!(extents <= 10, "{report}");
+    mended(&world, "at last");
+    world.start();
+    assert_eq!(stripes(&world, "reels/f"), striped);
+    check(&world.path("reels/f"), 1, length);
+}
+
+#[test]
+fn a_mounted_pool_is_defragmented_beside_those_who_use_its_files() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 80), (XFS, 300)]) else {
+        return;
+    };
+    let (count, length) = (8, 3 * MIB + 4099);
+    split_files(&world, 2, count, length);
+    let grows = File::create(world.path("grows")).expect("made");
+    fs::create_dir(world.path("empty")).expect("made");
+    // Only what is named.
+    let report = defragged(&world, &[world.path("empty")]);
+    assert_eq!(report["file_count"], 0, "{report}");
+    let split = (0..count)
+        .map(|seed| format!("s{seed}"))
+        .find(|name| world.members_of(name).len() > 1)
+        .expect("one is split");
+    let report = defragged(&world, &[world.path(&split)]);
+    assert_eq!(report["file_count"], 1, "{report}");
+    assert_eq!(report["before"]["segment_count"], 2, "{report}");
+    assert_eq!(report["after"]["segment_count"], 1, "{report}");
+    assert_eq!(world.members_of(&split).len(), 1);
+    let output = world.command(&["defrag"], &[PathBuf::from("/")]).output();
+    let output = output.expect("rushes starts");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let is_done = AtomicBool::new(false);
+    let written = std::thread::scope(|scope| {
+        let (world, is_done, grows) = (&world, &is_done, &grows);
+        let reader = scope.spawn(move || {
+            while !is_done.load(Ordering::Acquire) {
+                for seed in 0..count {
+                    check(&world.path(format!("s{seed}")), seed, length);
+                }
+                fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+            }
+        });
+        let writer = scope.spawn(move || {
+            let mut at = 0;
+            while !is_done.load(Ordering::Acquire) && at < 16 << 20 {
+                grows
+                    .write_all_at(&pattern::bytes(99, at, 100_000), at)
+                    .expect("room");
+                at += 100_000;
+            }
+            at
+        });
+        let report = defragged(world, &[]);
+        is_done.store(true, Ordering::Release);
+        reader.join().expect("every byte is right");
+        assert!(number(&report, &["moved_count"]) > 0, "{report}");
+        writer.join().expect("written")
+    });
+    defragged(&world, &[]);
+    for seed in 0..count {
+        assert_eq!(world.members_of(&format!("s{seed}")).len(), 1, "{seed}");
+    }
+    drop(grows);
+    world.end();
+    mended(&world, "after the end");
+    world.start();
+    for seed in 0..count {
+        check(&world.path(format!("s{seed}")), seed, length);
+    }
+    let grown = fs::read(world.path("grows")).expect("read");
+    assert_eq!(grown.len() as u64, written);
+    pattern::check(99, 0, &grown, "grows");
+}
+
+/// What a file is to be, or a folder's are that are made from now on.
+fn wish(world: &PoolWorld, name: &str, words: &str) {
+    let (path, words) = (world.path(name), words.as_bytes());
+    setxattr(path, "user.rushes.policy", words, XattrFlags::empty()).expect("a wish");
+}
+
+/// Shape of each segment of a file, and on how many members it is.
+fn stripes(world: &PoolWorld, name: &str) -> Vec<(String, usize)> {
+    let report = world.where_is(name);
+    let segments = report["segments"].as_array().expect("a list");
+    let shape = |segment: &Value| {
+        let objects = segment["objects"].as_array().expect("a list");
+        let shape = segment["shape"].as_str().expect("text").to_owned();
+        (shape, objects.len())
+    };
+    segments.iter().map(shape).collect()
+}
+
+/// Two groups of two members, a folder whose files go over three groups when there are as many, and members for a third.
+fn two_groups_of_three() -> Option<(PoolWorld, [PathBuf; 2])> {
+    let world = build(&[(EXT4, 100), (EXT4, 100), (EXT4, 100), (EXT4, 100)])?;
+    fs::create_dir(world.path("reels")).expect("made");
+    wish(&world, "reels", "striped=3x2 unit=64KiB group_unit=128KiB");
+    let third = ["fifth", "sixth"].map(|name| world.disk(name, (EXT4, 100)));
+    Some((world, third))
+}
+
+fn twice(members: usize) -> (String, usize) {
+    (String::from("striped_twice"), members)
+}
+
+#[test]
+fn stripes_become_wider_by_a_group_also_when_that_is_killed() {
+    let Some((mut world, third)) = two_groups_of_three() else {
+        return;
+    };
+    let lengths = [5 * MIB + 17, 20 * MIB + 4099, 300, 19 * MIB];
+    for (seed, &length) in lengths.iter().enumerate() {
+        put(&world.path(format!("reels/f{seed}")), seed as u64, length).expect("room");
+        assert_eq!(stripes(&world, &format!("reels/f{seed}")), [twice(4)]);
+    }
+    // One with a hole longer than a piece, and bytes behind it.
+    let hole = File::create(world.path("reels/hole")).expect("made");
+    hole.write_all_at(b"start", 0).expect("room");
+    hole.write_all_at(b"end", 70 << 20).expect("room");
+    drop(hole);
+    world.end();
+    let (report, code) = world.json(&["add"], &third);
+    assert_eq!(code, Some(0), "{report}");
+    let kill_count = kill_at_steps(&world, &["rebalance"], &[1, 3, 7, 16, 40]);
+    assert!(kill_count > 12, "only {kill_count} kills");
+    let (report, code) = world.json(&["rebalance"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    let (again, _) = world.json(&["rebalance"], &[]);
+    assert_eq!(again["moved_count"], 0, "{again}");
+    mended(&world, "at last");
+    world.start();
+    for (seed, &length) in lengths.iter().enumerate() {
+        let name = format!("reels/f{seed}");
+        assert_eq!(stripes(&world, &name), [twice(6)], "{name}");
+        check(&world.path(name), seed as u64, length);
+    }
+    let bytes = fs::read(world.path("reels/hole")).expect("read");
+    assert!(bytes.len() == (70 << 20) + 3 && bytes.starts_with(b"start\0"));
+    assert!(bytes.ends_with(b"\0end") && bytes[5..70 << 20].iter().all(|&byte| byte == 0));
+    let blocks = fs::metadata(world.path("reels/hole")).expect("there");
+    assert_eq!(stripes(&world, "reels/hole"), [twice(6)], "{blocks:?}");
+}
+
+/// Until it is so; what `status` says is told if it never is.
+fn until(world: &PoolWorld, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    let end = Instant::now() + Duration::from_secs(120);
+    loop {
+        let (report, _) = world.json(&["status"], &[]);
+        if is_so(&report[0]) {
+            return report[0].clone();
+        }
+        assert!(
+            Instant::now() < end,
+            "never {what}: {report} {}",
+            world.log()
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn schedule(world: &PoolWorld, when: &str) {
+    let (report, code) = world.json(&["policy", "--tidy", when], &[]);
+    assert_eq!((&report["tidy"], code), (&json!(when), Some(0)), "{report}");
+}
+
+/// A pool that counts as idle after a second, with files in two places.
+fn idle_soon(count: u64, length: usize) -> Option<PoolWorld> {
+    let mut world = PoolWorld::build(&[(EXT4, 300), (EXT4, 300), (EXT4, 300)])?;
+    split_files(&world, 3, count, length);
+    world.end();
+    world.mount_options = vec!["--tidy-after", "1"];
+    world.start();
+    Some(world)
+}
+
+#[test]
+fn a_pool_tidies_itself_when_nobody_asks_for_anything_and_says_what_it_did() {
+    let (count, length) = (4, 3 * MIB + 17);
+    let Some(mut world) = idle_soon(count, length) else {
+        return;
+    };
+    let status = until(&world, "mounted", |status| {
+        !status["tidy"]["waits_for"].is_null()
+    });
+    assert_eq!(
+        status["tidy"]["schedule"], "off",
+        "nobody has said that it may"
+    );
+    assert_eq!(status["tidy"]["last"], Value::Null);
+    // As long as somebody reads nothing is moved.
+    let name = world.path("s0");
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !is_done.load(Ordering::Acquire) {
+                check(&name, 0, length);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        schedule(&world, "idle");
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(3) {
+            let status = until(&world, "asked", |status| {
+                status["tidy"]["waits_for"] != "off"
+            });
+            assert_eq!(status["tidy"]["waits_for"], "asked", "{status}");
+            assert_eq!(status["tidy"]["last"], Value::Null, "{status}");
+        }
+        is_done.store(true, Ordering::Release);
+        reader.join().expect("every byte is right");
+    });
+    let status = until(&world, "tidied", |status| {
+        status["tidy"]["last"]["is_whole"] == true
+    });
+    assert_eq!(
+        status["tidy"]["last"]["defrag"]["moved_count"], count,
+        "{status}"
+    );
+    until(&world, "at rest", |status| {
+        status["tidy"]["waits_for"] == "done"
+    });
+    for seed in 0..count {
+        assert_eq!(world.members_of(&format!("s{seed}")).len(), 1, "{seed}");
+    }
+    // Members that come are a reason to begin anew.
+    let new = world.disk("new", (EXT4, 300));
+    let (report, code) = world.json(&["add"], &[new]);
+    assert_eq!(code, Some(0), "{report}");
+    until(&world, "tidied again", |status| {
+        status["tidy"]["last"]["defrag"]["moved_count"] == 0
+    });
+    // It is remembered, by the pool and its next mount.
+    world.end();
+    mended(&world, "after the end");
+    let (report, _) = world.json(&["status"], &[]);
+    assert_eq!(report[0]["tidy"]["schedule"], "idle", "{report}");
+    assert_eq!(report[0]["tidy"]["last"]["is_whole"], true, "{report}");
+    schedule(&world, "off");
+    for wrong in ["on", "25:00-03:00"] {
+        let output = world.command(&["policy", "--tidy", wrong], &[]).output();
+        assert_eq!(
+            output.expect("rushes starts").status.code(),
+            Some(2),
+            "{wrong}"
+        );
+    }
+    world.start();
+    for seed in 0..count {
+        check(&world.path(format!("s{seed}")), seed, length);
+    }
+}
+
+#[test]
+fn tidying_stops_for_whoever_asks_gives_way_to_commands_and_goes_on_after_a_kill() {
+    let (count, length) = (5, 30 * MIB + 17);
+    let Some(mut world) = idle_soon(count, length) else {
+        return;
+    };
+    let tidies = |status: &Value| status["work"]["is_tidying"] == true;
+    schedule(&world, "idle");
+    until(&world, "tidying", tidies);
+    // Somebody reads.
+    let bytes = fs::read(world.path("s4")).expect("read");
+    pattern::check(4, 0, &bytes, "s4");
+    let status = until(&world, "stopped", |status| !tidies(status));
+    assert_ne!(
+        status["tidy"]["last"]["is_whole"], true,
+        "it was at work: {status}"
+    );
+    // A command goes first, and is not told that the pool is busy.
+    until(&world, "tidying again", |status| {
+        tidies(status) || status["tidy"]["last"]["is_whole"] == true
+    });
+    let (report, code) = world.json(&["defrag"], &[world.path("s3")]);
+    assert_eq!(
+        (code, &report["file_count"]),
+        (Some(0), &json!(1)),
+        "{report}"
+    );
+    assert_eq!(world.members_of("s3").len(), 1, "{report}");
+    // Killed at work, it leaves what a move leaves, and the next mount goes on.
+    until(&world, "tidying once more", |status| {
+        tidies(status) || status["tidy"]["last"]["is_whole"] == true
+    });
+    world.kill();
+    mended(&world, "after the kill");
+    world.start();
+    until(&world, "tidied", |status| {
+        status["tidy"]["last"]["is_whole"] == true && status["tidy"]["waits_for"] == "done"
+    });
+    for seed in 0..count {
+        let name = format!("s{seed}");
+        assert_eq!(world.members_of(&name).len(), 1, "{name}");
+        check(&world.path(name), seed, length);
+    }
+}
+
+#[test]
+fn a_stripe_that_is_written_and_read_goes_on_over_a_group_that_comes_and_is_spread_over_it() {
+    let Some((mut world, third)) = two_groups_of_three() else {
+        return;
+    };
+    let mut options = File::options();
+    options.read(true).write(true).create_new(true);
+    let file = options.open(world.path("reels/f")).expect("made");
+    let length = AtomicU64::new(0);
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (world, file, length, is_done) = (&world, &file, &length, &is_done);
+        let writer = scope.spawn(move || {
+            let mut at = 0;
+            while !is_done.load(Ordering::Acquire) && at < 120 << 20 {
+                let bytes = pattern::bytes(9, at, 300_001);
+                file.write_all_at(&bytes, at).expect("there is room");
+                at += bytes.len() as u64;
+                length.store(at, Ordering::Release);
+                std::thread::sleep(Duration::from_millis(3));
+            }
+        });
+        let reader = scope.spawn(move || {
+            let mut bytes = vec![0; MIB];
+            while !is_done.load(Ordering::Acquire) {
+                let known = length.load(Ordering::Acquire);
+                for at in (0..known).step_by(MIB) {
+                    let count = MIB.min((known - at) as usize);
+                    file.read_exact_at(&mut bytes[..count], at).expect("read");
+                    pattern::check(9, at, &bytes[..count], "f");
+                }
+                fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+            }
+        });
+        let grown = |by: u64| {
+            let before = length.load(Ordering::Acquire);
+            while length.load(Ordering::Acquire) < before + by && !writer.is_finished() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        grown(8 << 20);
+        assert_eq!(stripes(world, "reels/f"), [twice(4)]);
+        let (report, code) = world.json(&["add"], &third);
+        assert_eq!(code, Some(0), "{report}");
+        grown(2 << 20);
+        assert_eq!(stripes(world, "reels/f"), [twice(4), twice(6)]);
+        let (report, code) = world.json(&["rebalance"], &[]);
+        assert_eq!(code, Some(0), "{report}");
+        assert!(number(&report, &["moved_bytes"]) >= 8 << 20, "{report}");
+        assert_eq!(stripes(world, "reels/f"), [twice(6), twice(6)]);
+        is_done.store(true, Ordering::Release);
+        writer.join().expect("written");
+        reader.join().expect("every byte is right");
+    });
+    drop(file);
+    world.end();
+    mended(&world, "after the end");
+    world.start();
+    check(&world.path("reels/f"), 9, length.into_inner() as usize);
+}
+
+#[test]
+fn a_mount_that_is_killed_while_it_makes_stripes_wider_loses_no_byte() {
+    let Some((mut world, third)) = two_groups_of_three() else {
+        return;
+    };
+    let lengths = [30 * MIB + 17, 25 * MIB + 4099, 40 * MIB];
+    for (seed, &length) in lengths.iter().enumerate() {
+        put(&world.path(format!("reels/f{seed}")), seed as u64, length).expect("room");
+    }
+    let (report, code) = world.json(&["add"], &third);
+    assert_eq!(code, Some(0), "{report}");
+    let mut kill_count = 0;
+    for pieces in [1, 3, 2] {
+        let mut rebalance = world.command(&["rebalance"], &[]).spawn().expect("starts");
+        until(&world, "at work", |status| {
+            status["work"]["moved_bytes"].as_u64() >= Some(pieces << 22) || status["work"].is_null()
+        });
+        kill_count += usize::from(rebalance.try_wait().expect("ours").is_none());
+        world.kill();
+        rebalance.wait().expect("ours");
+        mended(&world, "after a kill");
+        world.start();
+    }
+    assert!(kill_count > 0, "each was done before it was killed");
+    let (report, code) = world.json(&["rebalance"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    world.end();
+    mended(&world, "at last");
+    world.start();
+    for (seed, &length) in lengths.iter().enumerate() {
+        let name = format!("reels/f{seed}");
+        assert_eq!(stripes(&world, &name), [twice(6)], "{name}");
+        check(&world.path(name), seed as u64, length);
+    }
+}
+
+/// A daemon that serves all members; with a session of the mount for each.
+fn served(world: &PoolWorld, member_count: usize, rules: &str) -> Daemon {
+    let member = |number: usize| world.member(number).join("pool");
+    let spec = DaemonSpec {
+        share: member(0),
+        cache: String::from("128MiB"),
+        write_buffer: Some("64MiB"),
+        server: String::new(),
+        more: (1..member_count)
+            .map(|number| {
+                let path = member(number);
+                format!("[[share]]\nname = \"m{number}\"\npath = {path:?}\n")
+            })
+            .chain([rules.to_owned()])
+            .collect(),
+    };
+    let daemon = Daemon::start(&world.scratch, &spec);
+    daemon.wait_for("a session for each member", |status| {
+        let sessions = status["sessions"].as_array();
+        sessions.is_some_and(|all| all.len() == member_count)
+    });
+    daemon
+}
+
+#[test]
+fn a_pool_does_not_tidy_itself_while_a_stream_has_a_contract() {
+    const FRAME_BYTES: usize = 500_000;
+    let Some(mut world) = idle_soon(3, 3 * MIB) else {
+        return;
+    };
+    let length = 60 * FRAME_BYTES;
+    put(&world.path("clip.mov"), 9, length).expect("there is room");
+    let rule = "[[rule]]\nmatch = \"**\"\nbitrate = \"100M\"\n";
+    let daemon = served(&world, 3, rule);
+    let file = File::open(world.path("clip.mov")).expect("opened");
+    schedule(&world, "idle");
+    let waits_for = |world: &PoolWorld| {
+        let (report, _) = world.json(&["status"], &[]);
+        assert_eq!(report[0]["tidy"]["last"], Value::Null, "{report}");
+        report[0]["tidy"]["waits_for"].clone()
+    };
+    // From its beginning on again and again: it is played as long as it takes.
+    let mut frame = vec![0; FRAME_BYTES];
+    let end = Instant::now() + Duration::from_secs(60);
+    while waits_for(&world) != "promised" {
+        fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+        for at in (0..length as u64).step_by(FRAME_BYTES).take(30) {
+            file.read_exact_at(&mut frame, at).expect("read");
+            pattern::check(9, at, &frame, "clip.mov");
+            std::thread::sleep(Duration::from_millis(40));
+        }
+        assert!(Instant::now() < end, "{:#}", daemon.status());
+    }
+    drop(file);
+    until(&world, "tidied", |status| {
+        status["tidy"]["last"]["is_whole"] == true
+    });
+    for seed in 0..3 {
+        check(&world.path(format!("s{seed}")), seed, 3 * MIB);
+    }
+    world.end();
+    mended(&world, "after the end");
+    drop(daemon);
+}
+
+/// What a program may do to a file, many times, beside a model in memory, while it is gathered, drained and striped over more and more members.
+#[test]
+fn random_operations_beside_tidying_are_what_a_model_says() {
+    let members = [
+        (EXT4, 200),
+        (XFS, 300),
+        (BTRFS, 200),
+        (EXT4, 200),
+        (EXT4, 200),
+    ];
+    let Some(mut world) = PoolWorld::build(&members) else {
+        return;
+    };
+    let daemon = served(&world, 5, "");
+    let wishes = |file: usize, words: &str| wish(&world, &format!("f{file}"), words);
+    let mut models = Vec::new();
+    for file in 0..3 {
+        let path = world.path(format!("f{file}"));
+        models.push(Model::new(&path, 70 + file as u64, 9_000_000, 400_000));
+        wishes(
+            file,
+            if file == 2 {
+                "single"
+            } else {
+                "striped=2 unit=64KiB"
+            },
+        );
+    }
+    let is_done = AtomicBool::new(false);
+    let done = |words: &[&str]| {
+        let (report, code) = world.json(words, &[]);
+        assert_eq!(code, Some(0), "{words:?}: {report}");
+        report["moved_count"].as_u64().expect("a number")
+    };
+    let (widened, gathered) = std::thread::scope(|scope| {
+        for model in &mut models {
+            let is_done = &is_done;
+            scope.spawn(move || {
+                let mut step = 0;
+                while !is_done.load(Ordering::Acquire) {
+                    model.step(step);
+                    if step % 61 == 60 {
+                        model.reopen();
+                    }
+                    step += 1;
+                }
+            });
+        }
+        let (mut widened, mut gathered) = (0, 0);
+        for width in 2..=5 {
+            for file in 0..2 {
+                wishes(file, &format!("striped={width} unit=64KiB"));
+            }
+            widened += done(&["rebalance"]);
+            // A drain that is interrupted leaves files in two places.
+            let member = world.members_of("f2")[0].to_string();
+            let mut drain = world.command(&["drain", &member], &[]);
+            let mut drain = drain
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("starts");
+            until(&world, "draining", |status| {
+                status["work"]["moved_bytes"].as_u64() > Some(0) || status["work"].is_null()
+            });
+            let _ = drain.kill();
+            drain.wait().expect("ours");
+            until(&world, "free", |status| status["work"].is_null());
+            done(&["drain", &member, "--cancel"]);
+            gathered += done(&["defrag"]);
+        }
+        is_done.store(true, Ordering::Release);
+        (widened, gathered)
+    });
+    println!("{widened} were made wider, {gathered} brought together");
+    assert!(widened >= 3, "only {widened} were made wider");
+    let ended: Vec<(PathBuf, Vec<u8>)> = models.into_iter().map(Model::end).collect();
+    for file in 0..2 {
+        let shapes = stripes(&world, &format!("f{file}"));
+        assert!(
+            shapes.iter().any(|(_, members)| *members == 5),
+            "{shapes:?}"
+        );
+    }
+    world.end();
+    mended(&world, "after the end");
+    world.start();
+    for (path, bytes) in ended {
+        assert!(
+            fs::read(&path).expect("read") == bytes,
+            "{}",
+            path.display()
+        );
+    }
+    drop(daemon);
+}
