@@ -297,6 +297,12 @@ pub(crate) struct PoolMountArgs {
     /// So long after its death. Units: seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     pub(crate) recover_after: u64,
+    /// Serve the mount in this one process; when it dies, the mount is dead
+    #[arg(long)]
+    pub(crate) no_keeper: bool,
+    /// Serve it for the keeper at standard input
+    #[arg(long, hide = true, conflicts_with = "no_keeper")]
+    pub(crate) kept: bool,
     /// Print JSON, one line, when it is mounted
     #[arg(long)]
     pub(crate) json: bool,

@@ -9,6 +9,7 @@ use crate::attributes::by_descriptor;
 use crate::door::Door;
 use crate::engine::Held;
 use crate::nodes::{Node, locked, status};
+use crate::table::{KnownOpen, Place, Unique};
 use parking_lot::lock_api::ArcRwLockReadGuard;
 use parking_lot::{RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rushes_core::stream::FrameName;
@@ -19,7 +20,7 @@ use rustix::fs::{Mode, OFlags, ftruncate, open, readlink};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -32,7 +33,10 @@ const ASK_EVERY: u32 = 64;
 /// Whether an inode's file is open, and how.
 #[derive(Debug, Default)]
 pub(crate) struct FileSlot {
+    /// The kernel's opens, and our own.
     open_count: u64,
+    /// The kernel's, by their file handles; what the next process is to know of each. A close that comes a second time finds none.
+    handles: HashMap<u64, Option<Place>>,
     open: Option<Arc<OpenFile>>,
     /// As in [`OpenFile`], when it was closed last: who opens it again to go on writing need not wait for the disk to know.
     tail_is_clean: bool,
@@ -145,25 +149,77 @@ impl Door {
     }
 
     /// The kernel opens the file: one more open of it.
-    pub(crate) fn open(&self, number: u64) -> Answer<()> {
+    ///
+    /// Returns  the file handle
+    pub(crate) fn open(&self, number: u64, asked: Unique) -> Answer<u64> {
         let node = self.nodes.get(number)?;
-        self.open_file(&node).map(drop)
+        self.open_for_kernel(&node, asked, || self.open_file(&node).map(drop))
+    }
+
+    /// `open` makes it one more open, which gets a file handle.
+    pub(crate) fn open_for_kernel(
+        &self,
+        node: &Arc<Node>,
+        asked: Unique,
+        open: impl FnOnce() -> Answer<()>,
+    ) -> Answer<u64> {
+        let table = self.table.as_deref();
+        if let Some(handle) = table.and_then(|table| table.opened_before(asked, node.number)) {
+            return Ok(handle);
+        }
+        open()?;
+        let handle = self.new_handle();
+        let noted = table.map(|table| table.opened(node.number, handle, asked));
+        match noted.transpose() {
+            Ok(place) => {
+                locked(&node.file).handles.insert(handle, place);
+                Ok(handle)
+            }
+            Err(error) => {
+                self.close(node);
+                Err(error)
+            }
+        }
+    }
+
+    /// What the kernel has had open since processes before this one.
+    pub(crate) fn know_opens(&self, opens: Vec<KnownOpen>) {
+        for open in opens {
+            match self.nodes.get(open.number) {
+                Ok(node) => {
+                    let mut slot = locked(&node.file);
+                    slot.open_count += 1;
+                    slot.handles.insert(open.handle, Some(open.place));
+                }
+                Err(error) => {
+                    tracing::warn!("file {} is open and not known: {error}", open.number);
+                }
+            }
+        }
     }
 
     pub(crate) fn open_file(&self, node: &Arc<Node>) -> Answer<Arc<OpenFile>> {
         let fd = self.nodes.descriptor(node)?;
         let mut slot = locked(&node.file);
-        if slot.open.is_none() {
-            let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-            let flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
-            let stub = match open(path.as_str(), flags | OFlags::RDWR, Mode::empty()) {
-                Err(Errno::ROFS) => open(path.as_str(), flags | OFlags::RDONLY, Mode::empty()),
-                opened => opened,
-            }?;
-            slot.open = Some(self.opened(node, stub, slot.tail_is_clean)?);
-        }
+        let file = self.stub_of(node, &fd, &mut slot)?;
         slot.open_count += 1;
-        slot.open.clone().ok_or(Errno::IO)
+        Ok(file)
+    }
+
+    /// Its open stub, opened when need be.
+    fn stub_of(&self, node: &Node, fd: &OwnedFd, slot: &mut FileSlot) -> Answer<Arc<OpenFile>> {
+        if let Some(file) = &slot.open {
+            return Ok(Arc::clone(file));
+        }
+        let path = by_descriptor(fd);
+        let flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let stub = match open(path.as_str(), flags | OFlags::RDWR, Mode::empty()) {
+            Err(Errno::ROFS) => open(path.as_str(), flags | OFlags::RDONLY, Mode::empty()),
+            opened => opened,
+        }?;
+        let file = self.opened(node, stub, slot.tail_is_clean)?;
+        slot.open = Some(Arc::clone(&file));
+        Ok(file)
     }
 
     /// A file that was just made, with its descriptor.
@@ -194,11 +250,24 @@ impl Door {
         }))
     }
 
-    /// The kernel closes one open of it.
-    pub(crate) fn release(&self, number: u64) -> Answer<()> {
+    /// The kernel closes one open of it. One that a dead process has closed is none any more.
+    pub(crate) fn release(&self, number: u64, handle: u64) -> Answer<()> {
         let node = self.nodes.get(number)?;
+        let Some(place) = locked(&node.file).handles.remove(&handle) else {
+            return Ok(());
+        };
+        if let (Some(table), Some(place)) = (&self.table, place) {
+            table.free(place);
+        }
+        self.close(&node);
+        Ok(())
+    }
+
+    /// One open less.
+    pub(crate) fn close(&self, node: &Arc<Node>) {
         let mut slot = locked(&node.file);
         slot.open_count = slot.open_count.saturating_sub(1);
+        let is_last = slot.open_count == 0;
         let last = if slot.open_count == 0 {
             slot.open.take()
         } else {
@@ -212,21 +281,32 @@ impl Door {
         if let Some(file) = &last {
             let state = file.state();
             if nameless {
-                self.all_gone(&node, &state);
+                self.all_gone(node, &state);
             }
             for object in locked(&state.objects).keys() {
                 self.engine.closed(*object);
             }
         }
-        if last.is_some() && nameless {
+        if is_last && nameless {
             self.something_removed();
         }
-        Ok(())
     }
 
     /// The open file behind a request on it.
-    pub(crate) fn file(&self, node: &Node) -> Answer<Arc<OpenFile>> {
-        locked(&node.file).open.clone().ok_or(Errno::BADF)
+    pub(crate) fn file(&self, node: &Arc<Node>) -> Answer<Arc<OpenFile>> {
+        let is_open = {
+            let slot = locked(&node.file);
+            if let Some(file) = &slot.open {
+                return Ok(Arc::clone(file));
+            }
+            slot.is_open()
+        };
+        if !is_open {
+            return Err(Errno::BADF);
+        }
+        // Open since a process before this one.
+        let fd = self.nodes.descriptor(node)?;
+        self.stub_of(node, &fd, &mut locked(&node.file))
     }
 
     /// An object's descriptor, for what is asked of it.
@@ -416,7 +496,7 @@ impl Door {
     pub(crate) fn set_length(&self, node: &Arc<Node>, size: u64) -> Answer<()> {
         let file = self.open_file(node)?;
         let done = self.set_length_open(node, &file, size);
-        self.release(node.number)?;
+        self.close(node);
         done
     }
 

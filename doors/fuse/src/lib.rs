@@ -11,6 +11,8 @@ mod data;
 mod door;
 mod engine;
 mod files;
+mod keeper;
+mod kept;
 mod listing;
 mod loads;
 mod names;
@@ -19,10 +21,12 @@ mod reads;
 mod removals;
 mod session;
 mod signs;
+mod table;
 mod unwritten;
 mod wishes;
 
 pub use engine::DaemonPlace;
+pub use keeper::{Ended, Kept, Replacing, keep};
 pub use session::Mounted;
 pub use unwritten::{Unwritten, wait_until_written};
 
@@ -37,5 +41,5 @@ use std::sync::Arc;
 /// Assumes  root
 /// Errors   EOPNOTSUPP when the catalogue's file system has no file handles; what mount(2) says
 pub fn mount(pool: Pool, daemon: Option<&DaemonPlace>, folder: &Path) -> io::Result<Mounted> {
-    session::mount(Arc::new(door::Door::new(pool, daemon)?), folder)
+    session::mount(Arc::new(door::Door::new(pool, daemon, None)?), folder)
 }

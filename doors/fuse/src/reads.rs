@@ -168,7 +168,14 @@ impl Door {
         let asked: Vec<_> = pieces
             .pieces
             .iter()
-            .map(|piece| (piece.object, Arc::clone(&piece.fd), piece.length, piece.start))
+            .map(|piece| {
+                (
+                    piece.object,
+                    Arc::clone(&piece.fd),
+                    piece.length,
+                    piece.start,
+                )
+            })
             .collect();
         let gathering = Arc::new(Mutex::new(Gathering {
             left: count,

@@ -279,9 +279,8 @@ impl Session {
                 return;
             };
             let handle = self.name(object, &read.fd, false);
-            let sent = handle.and_then(|handle| {
-                self.client.read_send(handle, read.length, read.offset)
-            });
+            let sent =
+                handle.and_then(|handle| self.client.read_send(handle, read.length, read.offset));
             // Who waits for one that is dropped asks again if the object lacks bytes.
             if let Some(number) = sent {
                 self.wait(number, object, Asked::Read(read.waiter));
