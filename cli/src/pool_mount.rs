@@ -153,6 +153,13 @@ fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
                 )
             })
         }
+        Ended::NotKept(status) => Err(failed(
+            folder,
+            &format!(
+                "the process that served the mount has ended ({status}), and this kernel cannot go on with another one; expected Linux 6.9 or later for that. \
+                 Programs on it get errors now. Mount the pool again"
+            ),
+        )),
         Ended::GivenUp(status) => Err(failed(
             folder,
             &format!(

@@ -330,7 +330,12 @@ fn status_of(process: u32) -> Option<(char, u32)> {
 
 fn until_ended(process: u32) {
     let end = Instant::now() + Duration::from_secs(60);
-    while status_of(process).is_some_and(|(state, _)| state != 'Z') {
+    // Its first thread may be dead before the others, which still have its files.
+    let lives = || {
+        let threads = fs::read_dir(format!("/proc/{process}/task")).map_or(0, Iterator::count);
+        threads > 1 || status_of(process).is_some_and(|(state, _)| state != 'Z')
+    };
+    while lives() {
         assert!(Instant::now() < end, "process {process} does not end");
         std::thread::sleep(Duration::from_millis(2));
     }

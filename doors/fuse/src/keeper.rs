@@ -14,7 +14,7 @@ use rushes_pool::Pool;
 use rushes_sys::socket::{pair, receive, send};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, kill_process,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, getppid, kill_process, pidfd_open,
     set_parent_process_death_signal, waitid,
 };
 use std::io;
@@ -60,6 +60,8 @@ pub enum Ended {
     NeverMounted(ExitStatus),
     /// The processes that were to serve it died one after the other, lastly so.
     GivenUp(ExitStatus),
+    /// The one that served it died, and this kernel cannot go on with another.
+    NotKept(ExitStatus),
 }
 
 /// Have the folder mounted and served by processes of `program`, one after the other, until it is unmounted.
@@ -82,14 +84,25 @@ pub fn keep(
         let mut fds = vec![table.as_fd(), lock.as_fd()];
         fds.extend(mounted.as_ref().map(AsFd::as_fd));
         send(&ours, &[&words.map(u32::to_ne_bytes).concat()], &fds)?;
-        let mut child = {
-            // It goes before the socket is waited on, which has no end else.
-            let mut command = program(is_installed);
-            command.stdin(Stdio::from(its)).spawn()?
+        let started = program(is_installed).stdin(Stdio::from(its)).spawn();
+        let mut child = match (started, &mounted) {
+            (Ok(child), _) => child,
+            (Err(error), Some(device)) if quick_count + 1 < QUICK_COUNT_MAX => {
+                // No memory for it, say; or no program, while one is installed.
+                tracing::warn!("a process that is to serve the mount cannot be started: {error}");
+                quick_count += 1;
+                is_installed = false;
+                if is_unmounted(device, pause(quick_count))? {
+                    return Ok(Ended::Unmounted);
+                }
+                continue;
+            }
+            (Err(error), _) => return Err(error),
         };
         let pid = Pid::from_child(&child);
+        let process = pidfd_open(pid, PidfdFlags::empty())?;
         *locked(&replacing.serving) = Some(pid);
-        let hello = hello(&ours)?;
+        let hello = hello(&ours, &process)?;
         let served_since = hello.as_ref().map(|_| Instant::now());
         waitid(
             WaitId::Pid(pid),
@@ -105,7 +118,7 @@ pub fn keep(
             Some(Hello { device, asks_again }) if mounted.is_none() => {
                 mounted = device;
                 if !asks_again {
-                    return Ok(Ended::GivenUp(status));
+                    return Ok(Ended::NotKept(status));
                 }
             }
             None if mounted.is_none() => return Ok(Ended::NeverMounted(status)),
@@ -124,18 +137,21 @@ pub fn keep(
         // A program that cannot go on is not tried twice.
         is_installed = is_wanted || (is_installed && served_since.is_some());
         tracing::warn!(
-            "the process that served the mount has ended ({status}); who works on the mount waits for another one, the {}th",
+            "the process that served the mount has ended ({status}); who works on the mount waits for number {}",
             serial + 1
         );
-        let pause = match quick_count {
-            0 => Duration::ZERO,
-            count => PAUSE * 2u32.pow(count - 1),
-        };
         if let Some(device) = &mounted
-            && is_unmounted(device, pause)?
+            && is_unmounted(device, pause(quick_count))?
         {
             return Ok(Ended::Unmounted);
         }
+    }
+}
+
+fn pause(quick_count: u32) -> Duration {
+    match quick_count {
+        0 => Duration::ZERO,
+        count => PAUSE * 2u32.pow(count - 1),
     }
 }
 
@@ -147,9 +163,17 @@ struct Hello {
 }
 
 /// None: it ended before.
-fn hello(socket: &OwnedFd) -> io::Result<Option<Hello>> {
+fn hello(socket: &OwnedFd, process: &OwnedFd) -> io::Result<Option<Hello>> {
     let mut byte = [0];
     loop {
+        let mut fds = [
+            PollFd::new(socket, PollFlags::IN),
+            PollFd::new(process, PollFlags::IN),
+        ];
+        // Interrupted or not: it is looked at again.
+        let _ = poll(&mut fds, None);
+        // Looked at before the socket, on which it may have said something before it ended. (What it has started has the socket, too.)
+        let has_ended = !fds[1].revents().is_empty();
         match receive(socket, &mut byte) {
             Ok(Some(mut packet)) => {
                 return Ok((packet.bytes == 1).then(|| Hello {
@@ -157,12 +181,11 @@ fn hello(socket: &OwnedFd) -> io::Result<Option<Hello>> {
                     asks_again: byte[0] == 1,
                 }));
             }
+            Ok(None) if has_ended => return Ok(None),
             Ok(None) => {}
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
             Err(error) => return Err(error),
         }
-        // Interrupted or not: it is looked at again.
-        let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], None);
     }
 }
 
@@ -248,7 +271,7 @@ impl Kept {
         let door = Arc::new(Door::new(pool, daemon, Some(kept))?);
         match self.device {
             Some(device) => {
-                let mounted = session::go_on(door, &device, folder)?;
+                let mounted = session::go_on(door, &device)?;
                 send(&self.keeper, &[&[1]], &[])?;
                 Ok(mounted)
             }

@@ -117,8 +117,16 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
     ];
     config.clone_fd = true;
     let session = fuser::Session::new(Session::new(&door), folder, &config)?.spawn()?;
-    served(door, session, folder)
+    raise_read_ahead_on(folder);
+    served(door, session)
 }
+
+fn raise_read_ahead_on(folder: &Path) {
+    if let Err(error) = raise_read_ahead(folder) {
+        tracing::warn!("reading ahead stays as short as the kernel has it: {error}");
+    }
+}
+
 /// As [`mount`], by a process of which the keeper makes another one when it dies.
 ///
 /// Returns  the mount, and whether the kernel can be told to ask again what a process that dies had not answered (Linux 6.9)
@@ -141,13 +149,15 @@ fn begin(door: Arc<Door>, device: &OwnedFd, folder: &Path) -> io::Result<(Mounte
         rustix::io::write(device, &answer)?;
         kept::ask_again(device)
     })?;
-    Ok((served(door, session, folder)?, asks_again))
+    raise_read_ahead_on(folder);
+    Ok((served(door, session)?, asks_again))
 }
 
 /// Go on where a process died.
 ///
+/// (Where it is mounted is not looked at: by now that may be another folder, or we who would have to answer.)
 /// Errors   InvalidData when the kernel has agreed to something else than this version needs
-pub(crate) fn go_on(door: Arc<Door>, device: &OwnedFd, folder: &Path) -> io::Result<Mounted> {
+pub(crate) fn go_on(door: Arc<Door>, device: &OwnedFd) -> io::Result<Mounted> {
     let Some((init, agreed)) = table(&door)?.agreed()? else {
         return Err(io::Error::other(
             "the process before died before it had mounted the pool; expected a mount to go on with",
@@ -161,7 +171,7 @@ pub(crate) fn go_on(door: Arc<Door>, device: &OwnedFd, folder: &Path) -> io::Res
         ));
     }
     let (session, _) = take_over(session, device, || kept::ask_again(device))?;
-    served(door, session, folder)
+    served(door, session)
 }
 
 fn table(door: &Door) -> io::Result<&Table> {
@@ -227,14 +237,7 @@ fn take_over<T>(
 }
 
 /// With what goes on in the background.
-fn served(
-    door: Arc<Door>,
-    session: fuser::BackgroundSession,
-    folder: &Path,
-) -> io::Result<Mounted> {
-    if let Err(error) = raise_read_ahead(folder) {
-        tracing::warn!("reading ahead stays as short as the kernel has it: {error}");
-    }
+fn served(door: Arc<Door>, session: fuser::BackgroundSession) -> io::Result<Mounted> {
     let helper = |name: &str, work: fn(&Door)| {
         let door = Arc::clone(&door);
         std::thread::Builder::new()
