@@ -113,13 +113,14 @@ not be taken.")]
     /// Move everything off a member of a pool, mounted or not
     #[command(after_help = "\
 The member takes nothing new from then on, also when this is interrupted; the same command again goes on. --cancel lets it take new bytes again. \
-A mounted pool's files are moved by the mount, behind everybody else's reads and writes, as long as this command runs. \
-Exit code: 0 the member is empty, 1 the others are full, 2 it could not be done.")]
+A mounted pool's files are moved by the mount, behind everybody else's reads and writes, as long as this command runs; the file that was on its way when \
+it is interrupted may be in two pieces until it goes on. A member that is missing is refused. Exit code: 0 the member is empty, 1 the others are full, 2 it could not be done.")]
     Drain(PoolDrainArgs),
     /// Move files from full members to emptier ones, after one was added; the pool may be mounted
     #[command(after_help = "\
 Whole files move until each member is as full as all together, within one part in a hundred; stripes stay where they are, and files for which a class \
-of members was wished stay on members of that class. One that was interrupted goes on when it is repeated. Exit code: 0 done, 2 it could not be begun or \
+of members was wished stay on members of that class. What stays on a member that is fuller, and why, is said at the end, and which members were left out. \
+One that was interrupted goes on when it is repeated. Exit code: 0 done, 2 it could not be begun or \
 went wrong.")]
     Rebalance(PoolCatalogueArgs),
     /// Let a member go that has no bytes; the pool may be mounted
@@ -129,8 +130,8 @@ it. Exit code: 0 it is gone, 2 it is not.")]
     Remove(PoolRemoveArgs),
     /// How a pool is: members, their room, what they are for, how many objects they have, who has the names
     #[command(after_help = "\
-Looks through the folders of all members. Exit code: 0 every member can be used, 1 one is missing or read-only, or no member has the names, 2 it \
-could not be looked at.")]
+Looks through the folders of all members. Exit code: 0 every member can be used, 1 one is missing or read-only, or there are names and no member has \
+them, 2 it could not be looked at.")]
     Status(PoolLsArgs),
     /// Where files of a pool go: show it, or say it for the pool, a folder or a file
     #[command(after_help = "\
@@ -297,11 +298,12 @@ pub(crate) struct PoolMountArgs {
     /// So long after its death. Units: seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     pub(crate) recover_after: u64,
-    /// Serve the mount in this one process; when it dies, the mount is dead
+    /// Serve it by a process of its own, and start another one when that dies: who works on the mount waits meanwhile. Not with it: the kernel reading files
+    /// by itself
     #[arg(long)]
-    pub(crate) no_keeper: bool,
+    pub(crate) keeper: bool,
     /// Serve it for the keeper at standard input
-    #[arg(long, hide = true, conflicts_with = "no_keeper")]
+    #[arg(long, hide = true)]
     pub(crate) kept: bool,
     /// Print JSON, one line, when it is mounted
     #[arg(long)]

@@ -30,6 +30,13 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, String> {
     let measured = calibrate(&options, &mut tell);
     bar.finish_and_clear();
     let calibration = measured.map_err(|error| error.to_string())?;
+    if let Some(file) = &calibration.buffered_file {
+        eprintln!(
+            "warning: /dev/{0} is the file {file}, and goes by way of this machine's memory: that was measured as much as the disk, and promises \
+             that rest on it will not hold. Give it direct I/O (losetup --direct-io=on /dev/{0}), and measure again",
+            calibration.identity.disk
+        );
+    }
     let saved = if args.save {
         let dir = state_dir(args);
         Some(calibration.save(&dir).map_err(|error| error.to_string())?)

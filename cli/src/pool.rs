@@ -7,8 +7,8 @@ use crate::show::{self, Table};
 use crate::{pool_care, pool_members, pool_mount, pool_policy};
 use indicatif::{ProgressBar, ProgressStyle};
 use rushes_pool::{
-    Class, Layout, Member, MemberState, MemberStatus, Object, ObjectName, Pool, PoolError, Shape,
-    Wanted,
+    Class, Duty, Layout, Member, MemberState, MemberStatus, Object, ObjectName, Pool, PoolError,
+    Shape, Wanted,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -39,6 +39,7 @@ pub(crate) struct MemberReport {
     pub(crate) path: String,
     pub(crate) state: &'static str,
     pub(crate) reason: Option<String>,
+    pub(crate) duty: &'static str,
     pub(crate) bytes_total: u64,
     pub(crate) bytes_free: u64,
     pub(crate) assigned_class: Option<String>,
@@ -232,6 +233,7 @@ fn report(pool: &Pool, is_resumed: bool) -> Result<PoolReport, String> {
                 path: shown(member.path()),
                 state,
                 reason,
+                duty: member.duty().name(),
                 bytes_total: status.bytes_total.0,
                 bytes_free: status.bytes_free.0,
                 assigned_class: class_of(member),
@@ -264,6 +266,9 @@ fn text(report: &PoolReport) -> String {
     let mut table = Table::new(&["member", "path", "state", "size", "free", ""]);
     for member in &report.members {
         let mut remarks: Vec<String> = member.reason.clone().into_iter().collect();
+        if member.duty != Duty::Full.name() {
+            remarks.push(format!("{}, takes nothing new", member.duty));
+        }
         remarks.extend(
             member
                 .assigned_class

@@ -11,9 +11,12 @@ use crate::pool_care::counter;
 use crate::show::{self, Table};
 use indicatif::ProgressBar;
 use rushes_pool::{
-    Door, Drained, MemberNumber, Nobody, Pool, PoolError, Request, Told, Work, newest_log,
+    Door, Drained, Evenness, MemberNumber, Nobody, Pool, PoolError, Request, Told, Work, newest_log,
 };
 use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -153,6 +156,9 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
     );
     let hand = Hand::on(&args.catalogue)?;
     let bar = counter("{msg}");
+    if !args.cancel {
+        say_when_interrupted(&bar, drain_interrupted(&catalogue, number))?;
+    }
     let done = match hand {
         Hand::Ours(pool) => drain_ours(&pool, number, args.cancel, &bar),
         Hand::Mount(door) => {
@@ -194,6 +200,30 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::from(u8::from(!args.cancel && !is_empty)))
 }
 
+fn drain_interrupted(catalogue: &str, number: MemberNumber) -> String {
+    format!(
+        "Interrupted. Nothing is lost; member {0} takes nothing new, and the file that was on its way may be in two pieces on two members. \
+         `rushes pool drain {catalogue} {0}` goes on and makes it whole; with --cancel the member takes new bytes again, and that file stays so.",
+        number.0
+    )
+}
+
+/// Say it when SIGINT or SIGTERM ends this program. What it does, itself or by way of the mount, may stop at any instant.
+fn say_when_interrupted(bar: &ProgressBar, sentence: String) -> Result<(), String> {
+    let mut signals =
+        Signals::new([SIGINT, SIGTERM]).map_err(|error| format!("cannot take signals: {error}"))?;
+    let bar = bar.clone();
+    std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            bar.finish_and_clear();
+            eprintln!("{sentence}");
+            // As if nobody had listened: who called this program sees what ended it.
+            let _ = emulate_default_handler(signal);
+        }
+    });
+    Ok(())
+}
+
 fn drain_ours(
     pool: &Pool,
     number: MemberNumber,
@@ -231,28 +261,162 @@ struct RebalanceReport {
     file_count: u64,
     moved_count: u64,
     moved_bytes: u64,
+    is_even: bool,
+    whole_permille: u64,
+    fuller: Vec<FullerReport>,
+    too_large_count: u64,
+    striped_count: u64,
+    bound_count: u64,
+    unreadable_count: u64,
+    movable_count: u64,
+    left_out: Vec<LeftOutReport>,
+}
+
+/// A member that is fuller than all together.
+#[derive(Debug, Serialize)]
+struct FullerReport {
+    member: u16,
+    permille: u64,
+}
+
+/// A member that files do not go to.
+#[derive(Debug, Serialize)]
+struct LeftOutReport {
+    member: u16,
+    duty: &'static str,
+    state: &'static str,
+}
+
+impl RebalanceReport {
+    fn of(catalogue: String, done: Drained, found: Evenness) -> RebalanceReport {
+        RebalanceReport {
+            catalogue,
+            file_count: done.file_count,
+            moved_count: done.moved_count,
+            moved_bytes: done.moved_bytes,
+            is_even: found.fuller.is_empty(),
+            whole_permille: found.whole_permille,
+            fuller: found
+                .fuller
+                .iter()
+                .map(|&(member, permille)| FullerReport {
+                    member: member.0,
+                    permille,
+                })
+                .collect(),
+            too_large_count: found.kept.too_large_count,
+            striped_count: found.kept.striped_count,
+            bound_count: found.kept.bound_count,
+            unreadable_count: found.kept.unreadable_count,
+            movable_count: found.kept.movable_count,
+            left_out: found
+                .left_out
+                .iter()
+                .map(|one| LeftOutReport {
+                    member: one.member.0,
+                    duty: one.duty.name(),
+                    state: state_of(&one.state).0,
+                })
+                .collect(),
+        }
+    }
+
+    /// Why it went no further.
+    fn reason(&self) -> String {
+        let percent = |permille: u64| format!("{}.{} %", permille / 10, permille % 10);
+        let whole = percent(self.whole_permille);
+        if self.is_even {
+            return format!(
+                "No member is fuller than all together ({whole}) by more than one part in a hundred.\n"
+            );
+        }
+        let fuller: Vec<String> = self
+            .fuller
+            .iter()
+            .map(|one| format!("member {} ({})", one.member, percent(one.permille)))
+            .collect();
+        let kept = [
+            (
+                self.too_large_count,
+                "too large: any other member would be too full with them",
+            ),
+            (self.striped_count, "striped"),
+            (
+                self.bound_count,
+                "bound to members of a class, which are full alike",
+            ),
+            (
+                self.unreadable_count,
+                "not readable: see `rushes pool fsck`",
+            ),
+            (self.movable_count, "free to go by now: repeat this"),
+        ];
+        let kept: Vec<String> = kept
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, why)| format!("{count} {why}"))
+            .collect();
+        let kept = match kept.as_slice() {
+            [] => String::from("no file has bytes there; what fills it is not the pool's"),
+            kept => format!("files that stay: {}", kept.join("; ")),
+        };
+        format!(
+            "Fuller than all together ({whole}): {}. {kept}.\n",
+            fuller.join(", ")
+        )
+    }
+
+    fn left_out(&self) -> String {
+        let all: Vec<String> = self
+            .left_out
+            .iter()
+            .map(|one| {
+                let why = match (one.duty, one.state) {
+                    ("full", state) => state.replace('_', "-"),
+                    (duty, _) => duty.to_owned(),
+                };
+                format!("member {} ({why})", one.member)
+            })
+            .collect();
+        match all.as_slice() {
+            [] => String::new(),
+            all => format!(
+                "Left out, since nothing new may go there: {}.\n",
+                all.join(", ")
+            ),
+        }
+    }
+}
+
+fn rebalance_interrupted(catalogue: &str) -> String {
+    format!(
+        "Interrupted. Nothing is lost; the file that was on its way may be in two pieces on two members. `rushes pool rebalance {catalogue}` goes on and \
+         makes it whole."
+    )
 }
 
 pub(crate) fn rebalance(args: &PoolCatalogueArgs) -> Result<ExitCode, String> {
     let catalogue = shown(seen(&args.catalogue)?.catalogue().path());
     let hand = Hand::on(&args.catalogue)?;
     let bar = counter("{msg}");
+    say_when_interrupted(&bar, rebalance_interrupted(&catalogue))?;
     let done = match hand {
         Hand::Ours(pool) => rushes_pool::rebalance(&pool, |now| bar.set_message(moved_so_far(now))),
         Hand::Mount(door) => asked(door, &Request::Rebalance {}, &bar).map(|done| done.all),
     };
     bar.finish_and_clear();
     let done = done.map_err(told)?;
-    let report = RebalanceReport {
-        catalogue,
-        file_count: done.file_count,
-        moved_count: done.moved_count,
-        moved_bytes: done.moved_bytes,
-    };
+    let found = rushes_pool::evenness(&seen(&args.catalogue)?).map_err(told)?;
+    let report = RebalanceReport::of(catalogue, done, found);
     if args.json {
         print_json(&report)?;
     } else {
-        say(&format!("{}.\n", moved_so_far(done)))?;
+        say(&format!(
+            "{}.\n{}{}",
+            moved_so_far(done),
+            report.reason(),
+            report.left_out()
+        ))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -303,6 +467,7 @@ struct StatusReport {
     is_served: bool,
     work: Option<WorkReport>,
     is_add_interrupted: bool,
+    is_empty: bool,
     log_serial: Option<u64>,
     log_members: Vec<u16>,
     members: Vec<MemberStatusReport>,
@@ -401,6 +566,7 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
             .and_then(Door::work)
             .map(WorkReport::of),
         is_add_interrupted: rushes_pool::is_add_interrupted(&pool),
+        is_empty: pool.catalogue().is_empty().map_err(told)?,
         log_serial: log.as_ref().map(|(serial, _)| *serial),
         log_members: log
             .iter()
@@ -418,7 +584,8 @@ pub(crate) fn status(args: &PoolLsArgs) -> Result<ExitCode, String> {
     let reports = reports?;
     print_all(&reports, args.json, "status", text)?;
     let is_well = reports.iter().all(|report| {
-        report.log_serial.is_some() && report.members.iter().all(|one| one.state == PRESENT)
+        (report.log_serial.is_some() || report.is_empty)
+            && report.members.iter().all(|one| one.state == PRESENT)
     });
     Ok(ExitCode::from(u8::from(!is_well)))
 }
@@ -456,6 +623,7 @@ fn text(report: &StatusReport) -> String {
     let numbers: Vec<String> = report.log_members.iter().map(u16::to_string).collect();
     let names = match report.log_serial {
         Some(serial) => format!("names are on {} (log {serial})", numbers.join(" and ")),
+        None if report.is_empty => String::from("there are no names yet"),
         None => String::from("no member has the names yet: mount it once"),
     };
     let add = if report.is_add_interrupted {

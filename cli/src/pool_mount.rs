@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool mount`: serve a pool on a folder until it is unmounted, by a process that a keeper replaces when it dies.
+//! `rushes pool mount`: serve a pool on a folder until it is unmounted; with a keeper by a process that is replaced when it dies.
 
 use crate::args::PoolMountArgs;
-use crate::ask::{print_json, runtime_dir, say};
+use crate::ask::{runtime_dir, say};
 use crate::pool::{shown, told};
 use rushes_fuse::{DaemonPlace, Ended, Kept, Mounted, Replacing, keep};
 use rushes_pool::Pool;
@@ -28,21 +28,14 @@ struct MountReport {
 /// The program that runs, also when another one is installed in its place.
 const RUNNING: &str = "/proc/self/exe";
 
-/// glibc's malloc: each of the many threads has 16 MiB to read requests into, of which it uses the first. Mapped by themselves they cost what is used of
-/// them; from glibc's heaps, where it would put them after the first, they are all zeroed at first, and who works on the mount waits for that.
-const MEMORY: [(&str, &str); 2] = [
-    ("MALLOC_MMAP_THRESHOLD_", "8388608"),
-    ("MALLOC_TRIM_THRESHOLD_", "67108864"),
-];
-
 pub(crate) fn mount(args: &PoolMountArgs) -> Result<ExitCode, String> {
     crate::serve::log_to_stderr("info")?;
     if args.kept {
         serve_kept(args)
-    } else if args.no_keeper {
-        serve_alone(args)
-    } else {
+    } else if args.keeper {
         serve_by_others(args)
+    } else {
+        serve_alone(args)
     }
 }
 
@@ -94,7 +87,8 @@ fn report(args: &PoolMountArgs, is_kept: bool) -> Result<(), String> {
         is_kept,
     };
     if args.json {
-        print_json(&report)
+        let line = serde_json::to_string(&report).map_err(|error| failed(&args.folder, &error))?;
+        say(&format!("{line}\n"))
     } else {
         say(&format!(
             "pool {} is mounted on {}\n",
@@ -139,7 +133,6 @@ fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
         let program = installed.as_deref().filter(|_| is_installed);
         let mut command = Command::new(program.unwrap_or(Path::new(RUNNING)));
         command.args(std::env::args_os().skip(1)).arg("--kept");
-        command.envs(MEMORY);
         command
     };
     match keep(lock, program, &replacing).map_err(|error| failed(folder, &error))? {

@@ -105,6 +105,11 @@ impl Array {
             room,
         };
         for number in 0..ground.disk_count {
+            let disk_bytes = ground
+                .sizes
+                .get(number as usize)
+                .copied()
+                .unwrap_or(disk_bytes);
             let disk = match place {
                 Place::Table5(part) => Disk::Slow(SlowDisk::create(
                     &ground.disk_spec(ByteCount(disk_bytes), *part),

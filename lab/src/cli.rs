@@ -4,6 +4,7 @@
 use crate::compare::Contender;
 use crate::disk::FileSystem;
 use crate::disk::cli::DiskCommand;
+use crate::fill::Fill;
 use crate::footage::PAGE_BYTES;
 use crate::ground::{Ground, Layout, Place};
 use crate::metadata::{LabelledFolder, Metadata};
@@ -37,6 +38,8 @@ pub enum Command {
     Record(Box<RecordArgs>),
     /// Players, writers and copiers at once
     Mixed(Box<MixedArgs>),
+    /// Players on a pool that others fill until there is no room
+    Fill(Box<FillArgs>),
     /// Clients that copy large files in, as fast as it goes
     CopyIn(Box<CopyInArgs>),
     /// Small writes anywhere in a file that exists, by clients or by fio, then everything to the disk
@@ -76,6 +79,9 @@ pub enum Command {
     /// A writer (started by the lab itself)
     #[command(hide = true)]
     Writer,
+    /// A client that fills (started by the lab itself)
+    #[command(hide = true)]
+    Filler,
     /// A storm client (started by the lab itself)
     #[command(hide = true)]
     Storm,
@@ -99,6 +105,15 @@ pub struct MetadataArgs {
     /// How often all of it is done
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     pub rounds: u64,
+    /// Folders over which the files of each client are spread
+    #[arg(long, value_name = "F", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub folders: u64,
+    /// Each N-th file has 4 KiB of bytes; 0: all are empty
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub bytes_every: u64,
+    /// Leave out renaming
+    #[arg(long)]
+    pub no_rename: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -112,6 +127,9 @@ impl MetadataArgs {
             file_count: self.files,
             client_counts: self.clients.clone(),
             round_count: self.rounds,
+            folder_count: self.folders,
+            bytes_every: self.bytes_every,
+            renames: !self.no_rename,
         }
     }
 }
@@ -405,6 +423,76 @@ pub struct MixedArgs {
     pub timeline: bool,
 }
 
+/// `lab fill`.
+#[derive(Clone, Debug, Args)]
+pub struct FillArgs {
+    /// Against which server
+    #[arg(long, value_enum, default_value_t = Kind::Rushes)]
+    pub server: Kind,
+    /// How many play
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
+    pub streams: u64,
+    /// How many fill
+    #[arg(long, value_name = "K", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
+    pub fillers: u64,
+    /// Size of each file they write
+    #[arg(long, default_value = "256MiB", value_parser = parse_pieces)]
+    pub bytes: u64,
+    /// What is written in one call
+    #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = parse_pieces)]
+    pub write_bytes: u64,
+    /// Of each disk, with commas: they need not be alike; --disks is their number then
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "1GiB,2GiB,3GiB,4GiB", value_parser = parse_pieces)]
+    pub sizes: Vec<u64>,
+    /// When fillers give up
+    #[arg(long, default_value = "300", value_parser = parse_seconds)]
+    pub limit: f64,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub players: PlayersArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: ServerArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub ground: GroundArgs,
+    /// Print one JSON object and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl FillArgs {
+    /// Players, and those who fill.
+    pub fn play(&self) -> Play {
+        let mut play = play_of(
+            self.server,
+            self.streams,
+            &self.players,
+            &no_others(),
+            &self.setup,
+            self.ground.seed,
+        );
+        play.server.client_count += self.fillers;
+        self.ground.buffer(&mut play.server);
+        play.fill = Some(Fill {
+            filler_count: self.fillers,
+            file_bytes: self.bytes.next_multiple_of(self.write_bytes),
+            write_bytes: self.write_bytes,
+            limit: Duration::from_secs_f64(self.limit),
+            seed: self.ground.seed,
+        });
+        play
+    }
+
+    /// Disks of these sizes.
+    pub fn ground(&self) -> Ground {
+        let mut ground = self.ground.ground(0);
+        ground.disk_count = self.sizes.len() as u64;
+        ground.sizes.clone_from(&self.sizes);
+        ground
+    }
+}
+
 /// What a copying client does before it writes a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ExtendArg {
@@ -539,6 +627,9 @@ pub struct MostArgs {
     /// Ask for no more
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=512))]
     pub most: u64,
+    /// Clients that download cold files larger than the cache meanwhile
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub copies: u64,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub players: PlayersArgs,
@@ -796,6 +887,7 @@ pub fn play_of(
         seed,
         real: None,
         record: None,
+        fill: None,
     }
 }
 

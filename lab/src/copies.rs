@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients that copy while others play: real `smbclient` processes, which keep 2 × 8 MiB in flight.
+//! Clients that copy while others play: real `smbclient` processes, which keep 2 × 8 MiB in flight; over NFS threads with four requests of 1 MiB
+//! in flight, about as a kernel's client reads ahead.
 //!
 //! Each downloads files of its own, one after the other, into a pipe whose other end is the lab: it compares
 //! every byte, counts them as they arrive, and keeps nothing. Files are larger than the cache, and each
@@ -7,6 +8,7 @@
 
 use crate::door::Address;
 use crate::footage::Clip;
+use crate::nfs::Nfs;
 use crate::room::Room;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -21,6 +23,9 @@ use std::thread::JoinHandle;
 
 /// Units: bytes.
 const PIPE_READ_BYTES: usize = 1 << 20;
+/// Of one request over NFS, and how many a copier has in flight. Units: bytes.
+const NFS_READ_BYTES: usize = 1 << 20;
+const NFS_READ_COUNT: usize = 4;
 
 /// What all copiers did.
 #[derive(Clone, Debug, Default)]
@@ -146,6 +151,9 @@ impl Shared {
 }
 
 fn copy(shared: &Shared, address: &Address, fifo: &Path, reel: &Reel) -> Result<()> {
+    if let Address::Nfs { port, export } = address {
+        return copy_over_nfs(shared, (*port, export), reel);
+    }
     // Opened for both directions so that neither end waits for the other; it is drained without blocking
     // only in the sense that end of file never comes: the child's exit ends the copy.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -185,6 +193,47 @@ fn copy(shared: &Shared, address: &Address, fifo: &Path, reel: &Reel) -> Result<
             out.status
         );
     }
+    shared.file_count.fetch_add(1, Ordering::SeqCst);
+    Ok(())
+}
+
+/// Each request has a connection of its own: our client waits for each answer.
+fn copy_over_nfs(shared: &Shared, (port, export): (u16, &str), reel: &Reel) -> Result<()> {
+    let next = AtomicU64::new(0);
+    let one = || -> Result<()> {
+        let mut nfs = Nfs::connect(port, export)?;
+        let file = nfs.open(&reel.path)?;
+        let mut buffer = vec![0; NFS_READ_BYTES];
+        while !shared.stopping.load(Ordering::SeqCst) {
+            let at = next.fetch_add(NFS_READ_BYTES as u64, Ordering::SeqCst);
+            let Some(left) = reel.bytes.checked_sub(at).filter(|left| *left > 0) else {
+                break;
+            };
+            let wanted = left.min(NFS_READ_BYTES as u64) as usize;
+            let mut done = 0;
+            while done < wanted {
+                let got = nfs.read(&file, &mut buffer[done..wanted], at + done as u64)?;
+                ensure!(got > 0, "it ends at {}", at + done as u64);
+                done += got;
+            }
+            if let Some(clip) = reel.clip {
+                let wrong = clip.wrong_bytes(at, &buffer[..wanted]);
+                shared.bytes_wrong.fetch_add(wrong, Ordering::Relaxed);
+            }
+            shared.bytes.fetch_add(wanted as u64, Ordering::Relaxed);
+        }
+        nfs.close(&file)
+    };
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..NFS_READ_COUNT).map(|_| scope.spawn(one)).collect();
+        for thread in all {
+            match thread.join() {
+                Ok(done) => done?,
+                Err(_) => bail!("a copier panicked"),
+            }
+        }
+        Ok(())
+    })?;
     shared.file_count.fetch_add(1, Ordering::SeqCst);
     Ok(())
 }

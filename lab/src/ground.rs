@@ -117,6 +117,8 @@ pub struct Ground {
     pub folder: Option<PathBuf>,
     /// How many disks.
     pub disk_count: u64,
+    /// Of each disk; empty: all alike, and as large as need be. Units: bytes.
+    pub sizes: Vec<u64>,
     /// What they are together.
     pub layout: Layout,
     /// What the pool wishes for its files, in the words of `rushes pool policy`.
@@ -132,6 +134,7 @@ impl Default for Ground {
             room_bytes: 0,
             folder: None,
             disk_count: 1,
+            sizes: Vec::new(),
             layout: Layout::Plain,
             wish: None,
         }

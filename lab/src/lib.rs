@@ -17,6 +17,7 @@ pub mod demo;
 pub mod disk;
 pub mod door;
 pub mod export;
+pub mod fill;
 pub mod footage;
 pub mod ground;
 pub mod metadata;

@@ -4,9 +4,9 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use rushes_lab::cli::{
-    Cli, Command, CompareArgs, CopyInArgs, DemoArgs, MetadataArgs, MixedArgs, MostArgs, PlayArgs,
-    PowerArgs, PrerollArgs, RecordArgs, ScatterArgs, StageArgs, ThroughputArgs, TrialArgs,
-    default_players, no_others, plan_of, play_of,
+    Cli, Command, CompareArgs, CopyInArgs, DemoArgs, FillArgs, MetadataArgs, MixedArgs, MostArgs,
+    OthersArgs, PlayArgs, PowerArgs, PrerollArgs, RecordArgs, ScatterArgs, StageArgs,
+    ThroughputArgs, TrialArgs, default_players, no_others, plan_of, play_of,
 };
 use rushes_lab::ground::Ground;
 use rushes_lab::play::Play;
@@ -16,7 +16,9 @@ use rushes_lab::server::Kind;
 use rushes_lab::stage::Stage;
 use rushes_lab::trials::{self, Trial};
 use rushes_lab::written::WriteReport;
-use rushes_lab::{compare, demo, disk, most, player, power, preroll, stage, storm, work, writer};
+use rushes_lab::{
+    compare, demo, disk, fill, most, player, power, preroll, stage, storm, work, writer,
+};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::ExitCode;
@@ -46,6 +48,7 @@ fn dispatch(command: Command) -> Result<()> {
         // Clients answer to the lab that started them, not to the keyboard.
         Command::Player => player::main(),
         Command::Writer => writer::main(),
+        Command::Filler => fill::main(),
         Command::Storm => storm::main(),
         Command::Work => work::main(),
         // Has its own way with signals.
@@ -62,6 +65,7 @@ fn experiment(command: Command) -> Result<()> {
         Command::Play(args) => play(&args),
         Command::Record(args) => record(&args),
         Command::Mixed(args) => play_and_record(&args),
+        Command::Fill(args) => fill_up(&args),
         Command::CopyIn(args) => copy_in(&args),
         Command::Scatter(args) => scatter(&args),
         Command::Metadata(args) => metadata(&args),
@@ -75,9 +79,12 @@ fn experiment(command: Command) -> Result<()> {
         Command::Demo(args) => show(&args),
         Command::PowerCuts(args) => cut_power(&args),
         Command::Clean { kept } => clean(kept.as_deref()),
-        Command::Player | Command::Writer | Command::Storm | Command::Work | Command::Disk(_) => {
-            Ok(())
-        }
+        Command::Player
+        | Command::Writer
+        | Command::Filler
+        | Command::Storm
+        | Command::Work
+        | Command::Disk(_) => Ok(()),
     }
 }
 
@@ -147,6 +154,21 @@ fn play_and_record(args: &MixedArgs) -> Result<()> {
     report.check()
 }
 
+fn fill_up(args: &FillArgs) -> Result<()> {
+    let play = args.play();
+    let room = Room::create()?;
+    let ground = args.ground();
+    let mut stage =
+        Stage::prepare_to_write(&room, &args.ground.disk, &play.plan(), ground, args.json)?;
+    let report = play.run(&room, &mut stage, args.json)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    report.check()
+}
+
 fn scatter(args: &ScatterArgs) -> Result<()> {
     anyhow::ensure!(
         args.block_min <= args.block_max && args.block_max * args.clients <= args.file_bytes,
@@ -201,11 +223,15 @@ fn throughput(args: &ThroughputArgs) -> Result<()> {
 }
 
 fn find_most(args: &MostArgs) -> Result<()> {
+    let others = OthersArgs {
+        copies: args.copies,
+        ..no_others()
+    };
     let base = play_of(
         args.server.kind,
         args.most,
         &args.players,
-        &no_others(),
+        &others,
         &args.setup,
         args.stage.seed,
     );

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Names and what is known of them: how many files a second are made, looked at, listed, renamed and removed in some folders, in turn.
 //!
-//! Each client has a folder of its own, as each project has; all folders are measured in each round, so that what the machine does
-//! meanwhile meets all of them. Files are empty: bytes are other experiments' affair.
+//! Each client has a folder of its own, as each project has, or several; all folders are measured in each round, so that what the machine does
+//! meanwhile meets all of them. Files are empty, but for some if so wished: bytes are other experiments' affair.
 
 use crate::room::go_on;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// What is done to every file, in this order.
+/// What is done to every file, in this order; rename may be left out.
 const OPERATIONS: [&str; 5] = ["create", "stat", "readdir", "rename", "unlink"];
+/// What is in a file that is not empty. Units: bytes.
+const SOME_BYTES: usize = 4096;
 
 /// A folder and what it is called.
 #[derive(Clone, Debug)]
@@ -50,6 +53,12 @@ pub struct Metadata {
     pub client_counts: Vec<u64>,
     /// How often all of it is done.
     pub round_count: u64,
+    /// Over which the files of each client are spread.
+    pub folder_count: u64,
+    /// Each so-many-th file has bytes; 0: none has.
+    pub bytes_every: u64,
+    /// Files get another name before they are removed.
+    pub renames: bool,
 }
 
 /// One JSON object. Fields may be added, never renamed or given another unit.
@@ -61,6 +70,10 @@ pub struct MetadataReport {
     pub experiment: String,
     /// Files of each client.
     pub files: u64,
+    /// Folders over which these are spread.
+    pub folders: u64,
+    /// Each so-many-th of them has bytes; 0: none has.
+    pub bytes_every: u64,
     /// A row for each folder, number of clients and operation.
     pub rates: Vec<RateRow>,
 }
@@ -90,7 +103,7 @@ impl Metadata {
                     let found = self
                         .measure(&place.path, clients)
                         .with_context(|| format!("in {}", place.path.display()))?;
-                    for (operation, per_s) in OPERATIONS.into_iter().zip(found) {
+                    for (operation, per_s) in self.operations().zip(found) {
                         let row = rates.iter_mut().find(|row| {
                             row.label == place.label
                                 && row.clients == clients
@@ -119,20 +132,32 @@ impl Metadata {
             report_version: 1,
             experiment: String::from("metadata"),
             files: self.file_count,
+            folders: self.folder_count,
+            bytes_every: self.bytes_every,
             rates,
         })
     }
 
+    fn operations(&self) -> impl Iterator<Item = &'static str> {
+        let renames = self.renames;
+        OPERATIONS
+            .into_iter()
+            .filter(move |operation| renames || *operation != "rename")
+    }
+
     /// Operations a second, in their order.
-    fn measure(&self, folder: &Path, clients: u64) -> Result<[f64; OPERATIONS.len()]> {
+    fn measure(&self, folder: &Path, clients: u64) -> Result<Vec<f64>> {
         let folders: Vec<PathBuf> = (0..clients)
             .map(|client| folder.join(format!("metadata{client}")))
             .collect();
         for folder in &folders {
             fs::create_dir(folder).with_context(|| format!("make {}", folder.display()))?;
+            for part in self.parts(folder).iter().filter(|part| *part != folder) {
+                fs::create_dir(part)?;
+            }
         }
-        let mut rates = [0.0; OPERATIONS.len()];
-        for (operation, rate) in OPERATIONS.into_iter().zip(&mut rates) {
+        let mut rates = Vec::new();
+        for operation in self.operations() {
             go_on()?;
             let begin = Barrier::new(folders.len() + 1);
             let taken = std::thread::scope(|scope| {
@@ -157,19 +182,37 @@ impl Metadata {
                 }
                 Ok(begun.elapsed())
             })?;
-            *rate = (self.file_count * clients) as f64 / taken.as_secs_f64();
+            rates.push((self.file_count * clients) as f64 / taken.as_secs_f64());
         }
         for folder in &folders {
+            for part in self.parts(folder).iter().filter(|part| *part != folder) {
+                fs::remove_dir(part)?;
+            }
             fs::remove_dir(folder)?;
         }
         Ok(rates)
     }
 
+    /// Where a client's files are.
+    fn parts(&self, folder: &Path) -> Vec<PathBuf> {
+        match self.folder_count {
+            1 => vec![folder.to_path_buf()],
+            count => (0..count)
+                .map(|number| folder.join(format!("{number:03}")))
+                .collect(),
+        }
+    }
+
     fn all(&self, folder: &Path, operation: &str) -> Result<()> {
-        let name = |number: u64| folder.join(format!("frame{number:07}.dpx"));
-        let renamed = |number: u64| folder.join(format!("frame{number:07}.new"));
+        let parts = self.parts(folder);
+        let place = |number: u64| &parts[(number % self.folder_count) as usize];
+        let name = |number: u64| place(number).join(format!("frame{number:07}.dpx"));
+        let renamed = |number: u64| place(number).join(format!("frame{number:07}.new"));
         if operation == "readdir" {
-            let count = fs::read_dir(folder)?.count() as u64;
+            let mut count = 0;
+            for part in &parts {
+                count += fs::read_dir(part)?.count() as u64;
+            }
             if count != self.file_count {
                 bail!("{count} names were listed; expected {}", self.file_count);
             }
@@ -177,17 +220,33 @@ impl Metadata {
         }
         for number in 0..self.file_count {
             match operation {
-                "create" => drop(File::create_new(name(number))?),
+                "create" => {
+                    let mut file = File::create_new(name(number))?;
+                    if self.bytes_every > 0 && number.is_multiple_of(self.bytes_every) {
+                        file.write_all(&[1; SOME_BYTES])?;
+                    }
+                }
                 // Not in the order in which they were made.
                 "stat" => {
-                    fs::symlink_metadata(name(number * 7 % self.file_count))?;
+                    fs::symlink_metadata(name(stride(number, self.file_count)))?;
                 }
                 "rename" => fs::rename(name(number), renamed(number))?,
-                _ => fs::remove_file(renamed(number))?,
+                _ if self.renames => fs::remove_file(renamed(number))?,
+                _ => fs::remove_file(name(number))?,
             }
         }
         Ok(())
     }
+}
+
+/// The `number`-th of `count` files in another order.
+///
+/// Returns  each number below `count` once: steps have no divisor in common with it
+fn stride(number: u64, count: u64) -> u64 {
+    let step = [7u64, 11, 13, 17]
+        .into_iter()
+        .find(|step| !count.is_multiple_of(*step));
+    number * step.unwrap_or(1) % count
 }
 
 impl MetadataReport {
@@ -212,7 +271,10 @@ impl MetadataReport {
                 let row = self.rates.iter().find(|row| {
                     (row.label.as_str(), row.clients) == key && row.operation == operation
                 });
-                row.map_or_else(String::new, |row| format!("{:>12.0}", row.median_per_s))
+                row.map_or_else(
+                    || " ".repeat(12),
+                    |row| format!("{:>12.0}", row.median_per_s),
+                )
             });
             let _ = writeln!(out, "{:<16} {:>7}  {}", key.0, key.1, rates.join(" "));
         }
@@ -233,10 +295,12 @@ mod tests {
                 label: String::from("here"),
                 path: folder.clone(),
             }],
-            // Not a multiple of the step of stat: each file is looked at once.
             file_count: 50,
             client_counts: vec![1, 3],
             round_count: 2,
+            folder_count: 3,
+            bytes_every: 10,
+            renames: true,
         };
         let report = load.run().expect("it is ours");
         assert_eq!(report.rates.len(), 2 * OPERATIONS.len());
@@ -246,10 +310,27 @@ mod tests {
         }
         assert_eq!(report.table().lines().count(), 3);
         assert_eq!(fs::read_dir(&folder).expect("listed").count(), 0);
+        let without = Metadata {
+            renames: false,
+            round_count: 1,
+            ..load.clone()
+        };
+        let report = without.run().expect("it is ours");
+        assert!(report.rates.iter().all(|row| row.operation != "rename"));
+        assert_eq!(fs::read_dir(&folder).expect("listed").count(), 0);
         fs::create_dir(folder.join("metadata0")).expect("made");
         let said = load.run().expect_err("a former run is there").to_string();
         assert!(said.contains(&folder.display().to_string()), "{said}");
         fs::remove_dir_all(&folder).expect("ours");
+    }
+
+    #[test]
+    fn each_file_is_looked_at_once() {
+        for count in [1, 2, 50, 77, 7 * 11 * 13, 10_000] {
+            let mut seen: Vec<u64> = (0..count).map(|number| stride(number, count)).collect();
+            seen.sort_unstable();
+            assert!(seen.into_iter().eq(0..count), "{count}");
+        }
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct MostReport {
     pub bitrate: u64,
     /// How long each plays. Units: s.
     pub seconds: f64,
+    /// Clients that copied meanwhile.
+    pub copies: u64,
     /// Streams of which no frame was late; of Rushes those under contract from their first read on.
     pub streams_kept: u64,
     /// Fewest that were looked for.
@@ -129,7 +131,7 @@ pub fn search(
     let mut runs: Vec<Report> = Vec::new();
     let mut probe = |count: u64| -> Result<Report> {
         play.stream_count = count;
-        play.server.client_count = count;
+        play.server.client_count = count + play.copy_count;
         let report = play.run(room, stage, quiet)?;
         eprintln!("{}", crate::compare::line_of(contender, &report));
         runs.push(report.clone());
@@ -153,6 +155,7 @@ pub fn search(
         layout: stage.layout().name().to_owned(),
         bitrate: base.bitrate,
         seconds: base.seconds,
+        copies: base.copy_count,
         streams_kept: kept,
         streams_least: least,
         streams_most: most,

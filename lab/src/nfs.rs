@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An NFSv4.0 client as small as a player needs (RFC 7530, 7531): it opens files of an export and reads them, one request at a time.
+//! An NFSv4.0 client as small as a player or a recorder needs (RFC 7530, 7531): it opens files of an export and reads or writes them, one request at
+//! a time. What it writes is not stable until it asks for that ([`Nfs::commit`]), as a kernel's client does at fsync and close.
 //!
-//! It keeps nothing: no cache, no reading ahead. It never renews its lease, since each read does.
+//! It keeps nothing: no cache, no reading ahead. It never renews its lease, since each request for a file does.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+const CLOSE: u32 = 4;
+const COMMIT: u32 = 5;
 const GETFH: u32 = 10;
 const LOOKUP: u32 = 15;
 const OPEN: u32 = 18;
@@ -17,6 +21,7 @@ const PUTROOTFH: u32 = 24;
 const READ: u32 = 25;
 const SETCLIENTID: u32 = 35;
 const SETCLIENTID_CONFIRM: u32 = 36;
+const WRITE: u32 = 38;
 
 const PROGRAM: u32 = 100_003;
 const VERSION: u32 = 4;
@@ -26,8 +31,15 @@ const NO_CALLBACK: u32 = 0x4000_0000;
 const NFS4ERR_GRACE: u32 = 10013;
 /// OPEN4_RESULT_CONFIRM.
 const CONFIRM: u32 = 2;
-/// Longest read; servers may give less. Units: bytes.
-const READ_BYTES_MAX: usize = 1 << 20;
+/// Longest read or write; servers may give or take less. Units: bytes.
+const IO_BYTES_MAX: usize = 1 << 20;
+/// OPEN4_SHARE_ACCESS_…
+const FOR_READING: u32 = 1;
+const FOR_WRITING: u32 = 2;
+/// FATTR4_SIZE and FATTR4_MODE, as bits of the two words of a bitmap.
+const SIZE_BIT: u32 = 1 << 4;
+const MODE_BIT: u32 = 1 << (33 - 32);
+const NEW_FILE_MODE: u32 = 0o644;
 /// Longer than any collapse that a run waits for.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two tries to open what nobody may open yet.
@@ -50,6 +62,8 @@ pub struct Nfs {
 pub struct NfsFile {
     handle: Vec<u8>,
     state: [u8; 16],
+    /// Of its owner's next request that counts.
+    sequence: u32,
 }
 
 /// Operations of a request.
@@ -169,7 +183,10 @@ impl Nfs {
 
     /// Become a client who may open files. Not before the first open: who then waited for his beginning would lose his lease.
     fn register(&mut self) -> Result<()> {
-        let name = format!("rushes-lab {}", std::process::id());
+        // A process may be several clients; one that comes by the name of another would end what that has open.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let serial = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("rushes-lab {} {serial}", std::process::id());
         let boot = crate::player::now_ns();
         let ops = Ops::default()
             .op(SETCLIENTID)
@@ -192,6 +209,15 @@ impl Nfs {
 
     /// Open a file below the export for reading. While clients of an earlier server may claim what they had, it waits.
     pub fn open(&mut self, path: &str) -> Result<NfsFile> {
+        self.opened(path, false)
+    }
+
+    /// Create or empty a file below the export and open it for writing; it waits as [`Nfs::open`].
+    pub fn open_new(&mut self, path: &str) -> Result<NfsFile> {
+        self.opened(path, true)
+    }
+
+    fn opened(&mut self, path: &str, is_new: bool) -> Result<NfsFile> {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         if self.client == 0 {
             self.register()?;
@@ -199,7 +225,7 @@ impl Nfs {
         let handle = self.lookup(folder)?;
         let end = std::time::Instant::now() + PATIENCE;
         loop {
-            if let Some(file) = self.try_open(&handle, name)? {
+            if let Some(file) = self.try_open(&handle, name, is_new)? {
                 return Ok(file);
             }
             ensure!(
@@ -228,23 +254,32 @@ impl Nfs {
     }
 
     /// None: not yet.
-    fn try_open(&mut self, folder: &[u8], name: &str) -> Result<Option<NfsFile>> {
+    fn try_open(&mut self, folder: &[u8], name: &str, is_new: bool) -> Result<Option<NfsFile>> {
         self.owners += 1;
+        let access = if is_new { FOR_WRITING } else { FOR_READING };
         let ops = Ops::default()
             .op(PUTFH)
             .opaque(folder)
             .op(OPEN)
-            // Sequence, for reading, denying nobody.
+            // Sequence, for what, denying nobody.
             .u32(1)
-            .u32(1)
+            .u32(access)
             .u32(0)
             .u64(self.client)
-            .opaque(&self.owners.to_be_bytes())
-            // Not made, by its name.
-            .u32(0)
-            .u32(0)
-            .opaque(name.as_bytes())
-            .op(GETFH);
+            .opaque(&self.owners.to_be_bytes());
+        let ops = match is_new {
+            // Made (whether or not it is there), of no size and with these rights.
+            true => ops
+                .u32(1)
+                .u32(0)
+                .u32(2)
+                .u32(SIZE_BIT)
+                .u32(MODE_BIT)
+                .opaque(&Ops::default().u64(0).u32(NEW_FILE_MODE).bytes),
+            false => ops.u32(0),
+        };
+        // By its name.
+        let ops = ops.u32(0).opaque(name.as_bytes()).op(GETFH);
         let mut answer = self.ask(&ops)?;
         answer.op(PUTFH)?;
         match answer.status(OPEN)? {
@@ -260,7 +295,11 @@ impl Nfs {
         ensure!(answer.u32()? == 0, "the NFS server delegates unasked");
         answer.op(GETFH)?;
         let handle = answer.opaque()?.to_vec();
-        let mut file = NfsFile { handle, state };
+        let mut file = NfsFile {
+            handle,
+            state,
+            sequence: 2,
+        };
         if flags & CONFIRM != 0 {
             let ops = Ops::default()
                 .op(PUTFH)
@@ -272,13 +311,14 @@ impl Nfs {
             answer.op(PUTFH)?;
             answer.op(OPEN_CONFIRM)?;
             file.state = answer.fixed()?;
+            file.sequence += 1;
         }
         Ok(Some(file))
     }
 
     /// Bytes of an open file; fewer than asked where the server gives no more at once, 0 at its end.
     pub fn read(&mut self, file: &NfsFile, buffer: &mut [u8], offset: u64) -> Result<usize> {
-        let length = buffer.len().min(READ_BYTES_MAX);
+        let length = buffer.len().min(IO_BYTES_MAX);
         let ops = Ops::default()
             .op(PUTFH)
             .opaque(&file.handle)
@@ -297,6 +337,58 @@ impl Nfs {
         );
         buffer[..found.len()].copy_from_slice(found);
         Ok(found.len())
+    }
+
+    /// Write into an open file.
+    ///
+    /// Returns  how much of it was taken; the server has it, and its disk perhaps not
+    pub fn write(&mut self, file: &NfsFile, content: &[u8], offset: u64) -> Result<usize> {
+        let content = &content[..content.len().min(IO_BYTES_MAX)];
+        let ops = Ops::default()
+            .op(PUTFH)
+            .opaque(&file.handle)
+            .op(WRITE)
+            .fixed(&file.state)
+            .u64(offset)
+            // UNSTABLE4.
+            .u32(0)
+            .opaque(content);
+        let mut answer = self.ask(&ops)?;
+        answer.op(PUTFH)?;
+        answer.op(WRITE)?;
+        let count = answer.u32()? as usize;
+        ensure!(
+            (1..=content.len()).contains(&count),
+            "the NFS server took {count} bytes of {}",
+            content.len()
+        );
+        Ok(count)
+    }
+
+    /// All that was written into it is on stable storage.
+    pub fn commit(&mut self, file: &NfsFile) -> Result<()> {
+        let ops = Ops::default()
+            .op(PUTFH)
+            .opaque(&file.handle)
+            .op(COMMIT)
+            .u64(0)
+            .u32(0);
+        let mut answer = self.ask(&ops)?;
+        answer.op(PUTFH)?;
+        answer.op(COMMIT)
+    }
+
+    /// Nothing more is done with it.
+    pub fn close(&mut self, file: &NfsFile) -> Result<()> {
+        let ops = Ops::default()
+            .op(PUTFH)
+            .opaque(&file.handle)
+            .op(CLOSE)
+            .u32(file.sequence)
+            .fixed(&file.state);
+        let mut answer = self.ask(&ops)?;
+        answer.op(PUTFH)?;
+        answer.op(CLOSE)
     }
 
     /// One COMPOUND as root.

@@ -3,6 +3,7 @@
 
 use crate::client::{Client, Crowd};
 use crate::copies::{Copies, Reel, Tally};
+use crate::fill::{self, Fill};
 use crate::player::{self, Playback, now_ns, sleep_until_ns};
 use crate::record::{Performed, Record};
 use crate::report::{self, Played, Report, StreamRow, Timeline};
@@ -82,6 +83,17 @@ pub struct Play {
     pub real: Option<Arc<Vec<Vec<u64>>>>,
     /// Those who record meanwhile.
     pub record: Option<Record>,
+    /// Those who write meanwhile until there is no room.
+    pub fill: Option<Fill>,
+}
+
+/// What came of one, before the files that were written are looked at.
+struct Performance {
+    report: Report,
+    recorded: Option<Performed>,
+    filled: Vec<fill::Done>,
+    /// When fillers began. Units: ns, CLOCK_MONOTONIC.
+    fill_ns: u64,
 }
 
 impl Play {
@@ -118,12 +130,12 @@ impl Play {
             "the stage does not hold what this run needs"
         );
         ensure!(
-            self.copy_count == 0 || self.server.way == Way::Smb,
-            "copies go over SMB; leave out --copies or use --door smb"
+            self.copy_count == 0 || matches!(self.server.way, Way::Smb | Way::Nfs),
+            "copies go over SMB or NFS; leave out --copies, or use --door smb or nfs"
         );
         ensure!(
             self.storm_count == 0 || self.server.way != Way::Nfs,
-            "over NFS there are only players; leave out --storm or use --door smb"
+            "over NFS nobody looks names up; leave out --storm or use --door smb"
         );
         stage.timing(false)?;
         stage.cool()?;
@@ -132,6 +144,9 @@ impl Play {
         }
         if let Some(record) = &self.record {
             record.prepare(stage, &self.server)?;
+        }
+        if let Some(fill) = &self.fill {
+            fill.prepare(stage)?;
         }
         let server = Server::start(room, "server", stage, &self.server)?;
         let report =
@@ -146,8 +161,13 @@ impl Play {
                 });
         stage.timing(false)?;
         server.stop(stage)?;
-        let (mut report, recorded) = report?;
-        if let (Some(record), Some(mut recorded)) = (&self.record, recorded) {
+        let performance = report?;
+        let mut report = performance.report;
+        if let Some(fill) = &self.fill {
+            let filled = fill.judge(stage, &performance.filled, performance.fill_ns)?;
+            report.filling = Some(Box::new(filled));
+        }
+        if let (Some(record), Some(mut recorded)) = (&self.record, performance.recorded) {
             recorded.share(&report);
             let recording = record.judge(stage, &self.server, recorded, quiet)?;
             report.recording = Some(Box::new(recording));
@@ -161,7 +181,7 @@ impl Play {
         stage: &Stage,
         server: &Server,
         quiet: bool,
-    ) -> Result<(Report, Option<Performed>)> {
+    ) -> Result<Performance> {
         let chosen = stage.chosen_streams(self.stream_count);
         let paths: Vec<String> = chosen
             .iter()
@@ -175,6 +195,10 @@ impl Play {
         let mut players = self.start_players(stage, server, &chosen)?;
         let mut writers = match &self.record {
             Some(record) => record.start_writers(server)?,
+            None => Vec::new(),
+        };
+        let mut fillers = match &self.fill {
+            Some(fill) => fill.start(server)?,
             None => Vec::new(),
         };
         let mut storms = self.start_storms(server)?;
@@ -209,6 +233,11 @@ impl Play {
             Some(record) => Some(record.begin(stage, &mut writers, t0, self.stream_count)?),
             None => None,
         };
+        // When everybody plays.
+        let fill_ns = t0 + self.stream_count * self.stagger.as_nanos() as u64;
+        for filler in &mut fillers {
+            filler.begin(fill_ns)?;
+        }
         for storm in &mut storms {
             storm.begin(storm_t0)?;
         }
@@ -218,7 +247,8 @@ impl Play {
         let copied_before = copies.as_ref().map_or(0, Copies::bytes);
         let crowd = Crowd::<Playback>::gather(players);
         let writers = Crowd::<writer::Done>::gather(writers);
-        let is_done = || crowd.is_done() && writers.is_done();
+        let fillers = Crowd::<fill::Done>::gather(fillers);
+        let is_done = || crowd.is_done() && writers.is_done() && fillers.is_done();
         let ledger = self.wait(&is_done, server, quiet)?;
         let wall_s = (now_ns() - t0) as f64 / 1e9;
         let cpu_s = (server.cpu()? - cpu_before).as_secs_f64();
@@ -232,6 +262,8 @@ impl Play {
             _ => None,
         };
 
+        let filled = fillers.results()?;
+
         let mut report = self.describe(stage, server)?;
         report.streams_per_disk = stage.files_per_disk(&paths)?;
         report.wall_s = wall_s;
@@ -244,7 +276,12 @@ impl Play {
             report.add_copies(Tally { bytes, ..tally }, wall_s);
         }
         self.add_playbacks(&mut report, &served, t0, playbacks, ledger);
-        Ok((report, recorded))
+        Ok(Performance {
+            report,
+            recorded,
+            filled,
+            fill_ns,
+        })
     }
 
     fn start_players(&self, stage: &Stage, server: &Server, chosen: &[u64]) -> Result<Vec<Client>> {

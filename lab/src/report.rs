@@ -2,6 +2,7 @@
 //! What a run says: one JSON object whose field names are promised, and a table for people.
 
 use crate::copies::Tally;
+use crate::fill::FillReport;
 use crate::player::Playback;
 use crate::storm;
 use crate::written::WriteReport;
@@ -123,6 +124,9 @@ pub struct Report {
     /// Of a mixed run: what those who recorded meanwhile got.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<Box<WriteReport>>,
+    /// Of `fill`: what those who filled the disks meanwhile got.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filling: Option<Box<FillReport>>,
     /// Lateness of each frame of each player, with `--timeline`. Units: ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeline: Option<Vec<Timeline>>,
@@ -261,6 +265,9 @@ impl Report {
             self.bytes_wrong,
             self.copy_failures.len()
         );
+        self.filling
+            .as_ref()
+            .map_or(Ok(()), |filling| filling.check())?;
         self.recording
             .as_ref()
             .map_or(Ok(()), |recording| recording.check())
@@ -355,6 +362,9 @@ impl Report {
         )?;
         for error in self.errors.iter().chain(&self.copy_failures) {
             writeln!(out, "  {error}")?;
+        }
+        if let Some(filling) = &self.filling {
+            write!(out, "{}", filling.table())?;
         }
         if let Some(recording) = &self.recording {
             write!(out, "{}", recording.table())?;

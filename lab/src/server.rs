@@ -77,7 +77,7 @@ impl std::fmt::Display for Kind {
 pub enum Way {
     /// SMB over loopback.
     Smb,
-    /// NFS over loopback: a pool, and Debian's Ganesha. Players only.
+    /// NFS over loopback: a pool, and Debian's Ganesha. Players, recorders, copiers.
     Nfs,
     /// Calls on the mount itself.
     Local,

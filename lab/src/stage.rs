@@ -336,7 +336,16 @@ impl Stage {
             .map(|piece| plan.bytes(*piece))
             .collect();
         let bytes = array::disk_bytes(ground.disk_count, &files, ground.room_bytes);
+        let all_bytes: u64 = ground.sizes.iter().sum();
         match (&ground.folder, place) {
+            // They will be full.
+            (folder, _) if !ground.sizes.is_empty() => {
+                let more = all_bytes.saturating_sub(footage_bytes(plan));
+                match folder {
+                    Some(folder) => ensure_space(folder, plan, more)?,
+                    None => ensure_memory(plan, more)?,
+                }
+            }
             (Some(folder), _) => ensure_space(folder, plan, ground.room_bytes)?,
             // A disk in memory has all of it from the beginning.
             (None, Place::Memory) => {
@@ -372,7 +381,7 @@ impl Stage {
         let (Some(array), None, 0) = (&self.array, &self.ground.wish, self.plan.copy_count) else {
             return Ok(());
         };
-        if self.plan.sequence {
+        if self.plan.sequence || !self.ground.sizes.is_empty() {
             return Ok(());
         }
         let paths: Vec<String> = (0..self.plan.stream_count)

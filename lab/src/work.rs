@@ -331,7 +331,7 @@ impl Worker {
             self.timed(|_| file.write_at(content, offset))?;
             self.bytes += block;
         }
-        Ok(())
+        file.finish()
     }
 
     fn write(

@@ -200,7 +200,7 @@ fn write_file(
             file.flush_ms = (now_ns() - asked) as f64 / 1e6;
         });
     }
-    drop(file);
+    file.finish().context("closing it")?;
     note(shared, |file| file.closed_ns = now_ns());
     Ok(())
 }
@@ -227,7 +227,7 @@ fn extend(file: &mut Opened<'_>, job: &Job, target: &Target) -> Result<()> {
         }
         (Extend::SetEof, Address::Local(_)) => file.set_len(job.file_bytes)?,
         (Extend::SetEof, Address::Rushes { .. }) => bail!("the lab only reads through the daemon"),
-        (Extend::SetEof, Address::Nfs { .. }) => bail!("the lab only reads over NFS"),
+        (Extend::SetEof, Address::Nfs { .. }) => bail!("over NFS the lab sets no end of file"),
     }
     Ok(())
 }
@@ -238,6 +238,7 @@ fn flush(file: &Opened<'_>, job: &Job, target: &Target) -> Result<()> {
             wire::flush(*port, share, &target.path).context("the flush")
         }
         (_, Opened::Local(file)) => file.sync_all().context("the flush"),
+        (_, Opened::Nfs { nfs, file }) => nfs.borrow_mut().commit(file).context("the flush"),
         _ => bail!("the lab only reads through the daemon"),
     }
 }

@@ -70,10 +70,13 @@ fn streams_are_played_from_a_pool_under_contract() {
     check_contract(&report);
 
     if there(&["/usr/bin/ganesha.nfsd"]) {
-        let report = rooms.run(&format!("{PLAY} --server rushes --layout pool --door nfs"));
+        let beside = "--server rushes --layout pool --door nfs --copies 1";
+        let report = rooms.run(&format!("{PLAY} {beside}"));
         check_played(&report, "pool");
         assert_eq!(report["door"], "nfs");
         check_contract(&report);
+        assert!(number(&report, "copy_mb_per_s") > 0.0, "{report:#}");
+        assert_eq!(report["copy_failures"], Value::Array(Vec::new()));
     }
 
     let report = rooms.run(&format!("{PLAY} --server stock --layout pool"));
@@ -129,6 +132,43 @@ fn what_is_written_to_a_pool_is_found_on_its_disks() {
             "{disk:#}"
         );
     }
+    if there(&["/usr/bin/ganesha.nfsd"]) {
+        let report = rooms.run(
+            "record --server rushes --layout pool --disks 2 --streams 2 --seconds 1 --bitrate 20M --cache 64MiB --door nfs --flush",
+        );
+        assert_eq!(report["door"], "nfs");
+        assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
+        assert_eq!(count(&report, "bytes"), 2 * 25 * 100_000);
+        assert_eq!(count(&report, "device_missing_blocks"), 0);
+        assert_eq!(report["errors"], Value::Array(Vec::new()));
+    }
+}
+
+#[test]
+fn a_pool_of_unequal_disks_is_filled_to_the_last_block_beside_players() {
+    if !possible_with_rushes("fill") {
+        return;
+    }
+    let rooms = Rooms::new("fill");
+    let report = rooms.run(
+        "fill --server rushes --layout pool --disk memory --sizes 96MiB,160MiB --streams 1 --seconds 2 --bitrate 8M --cache 64MiB \
+         --write-buffer 64MiB --fillers 2 --bytes 32MiB --limit 60",
+    );
+    assert_eq!(count(&report, "frames"), 50, "{report:#}");
+    assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
+    let filling = &report["filling"];
+    assert_eq!(count(filling, "filled_bytes_wrong"), 0, "{filling:#}");
+    assert_eq!(filling["fill_errors"], Value::Array(Vec::new()));
+    assert!(count(filling, "filled_bytes") > 150 << 20, "{filling:#}");
+    // A disk as small as these keeps a hundredth for itself.
+    let free = filling["free_permille"].as_array().expect("one for each");
+    assert_eq!(free.len(), 2);
+    assert!(
+        free.iter().all(|one| one.as_u64() < Some(15)),
+        "{filling:#}"
+    );
+    let late = count(filling, "bytes_after_refusal") * 20;
+    assert!(late <= count(filling, "disk_bytes"), "{filling:#}");
 }
 
 #[test]

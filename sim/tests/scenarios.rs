@@ -36,6 +36,7 @@ macro_rules! scenarios {
 scenarios!(
     client_deaths,
     cold_opens,
+    copy_crowd,
     copy_storm,
     failing_reads,
     fragmented,

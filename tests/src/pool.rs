@@ -31,6 +31,7 @@ const PIECE_BYTES: usize = 1 << 20;
 pub struct PoolWorld {
     mount: Option<Child>,
     members: Vec<Made>,
+    is_kept: bool,
     /// Goes last: it unmounts what is in it.
     pub scratch: Scratch,
 }
@@ -38,6 +39,15 @@ pub struct PoolWorld {
 impl PoolWorld {
     /// Made and mounted: a catalogue on an ext4 of its own, members as asked. None: the machine lacks something, which was said.
     pub fn build(members: &[Made]) -> Option<PoolWorld> {
+        PoolWorld::build_with(members, false)
+    }
+
+    /// The same, with a keeper of the mount.
+    pub fn kept(members: &[Made]) -> Option<PoolWorld> {
+        PoolWorld::build_with(members, true)
+    }
+
+    fn build_with(members: &[Made], is_kept: bool) -> Option<PoolWorld> {
         let programs = members
             .iter()
             .map(|(mkfs, _)| needs::Need::Program(mkfs[0]));
@@ -56,6 +66,7 @@ impl PoolWorld {
         let mut world = PoolWorld {
             mount: None,
             members: members.to_vec(),
+            is_kept,
             scratch,
         };
         let made = world.create(&[]);
@@ -113,6 +124,7 @@ impl PoolWorld {
             .arg("--runtime-dir")
             .arg(self.scratch.path().join("run"))
             .args(["--recover", &recover, "--recover-after", "1"])
+            .args(self.is_kept.then_some("--keeper"))
             .current_dir(self.scratch.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -136,7 +148,16 @@ impl PoolWorld {
         fs::read_to_string(self.scratch.path().join("daemon.log")).unwrap_or_default()
     }
 
-    /// SIGKILL to the mount's keeper, and with it to the process that serves it: the mount is dead.
+    /// How much the mount's process has read so far, of whatever: what a program reads through it is in it, what the kernel does by
+    /// passthrough is not. Units: bytes.
+    pub fn read_by_mount(&self) -> u64 {
+        let pid = self.mount.as_ref().expect("it is mounted").id();
+        let text = fs::read_to_string(format!("/proc/{pid}/io")).expect("ours");
+        let line = text.lines().find_map(|line| line.strip_prefix("rchar: "));
+        line.expect("the kernel counts").parse().expect("a number")
+    }
+
+    /// SIGKILL to the process that was started to mount it, and, where that is a keeper, with it to the one that serves: the mount is dead.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.mount.take() {
             let serving = child_of(child.id());

@@ -139,6 +139,27 @@ fn a_disk_that_fails_is_not_measured_and_says_so() {
 }
 
 #[test]
+fn a_file_behind_the_machines_memory_is_measured_with_a_warning() {
+    if !needs::all_there(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = Disk::ext4(&scratch, 400 << 20);
+    let output = calibrate(disk.path(), &scratch, &["--no-writes"]);
+    let found = json(&output);
+    let words = String::from_utf8_lossy(&output.stderr);
+    let file = found["buffered_file"].as_str().expect("a file");
+    assert!(
+        file.starts_with(&scratch.path().display().to_string()),
+        "{file}"
+    );
+    assert!(
+        words.contains(file) && words.contains("--direct-io=on"),
+        "{words}"
+    );
+}
+
+#[test]
 fn memory_is_no_device_and_says_so() {
     if !needs::all_there(&NEEDS) {
         return;

@@ -130,6 +130,8 @@ fn a_pool_is_made_shown_and_a_file_found_on_its_member() {
         .sum();
     assert_eq!(made["bytes_total"], sum, "each device once");
 
+    let status = json(&pool(&["status", "--json"], &[&catalogue]), 0);
+    assert_eq!(status[0]["is_empty"], true, "nothing is wrong with it yet");
     let shown = json(&pool(&["ls", "--json"], &[&catalogue]), 0);
     assert_eq!(shown[0]["pool_id"], made["pool_id"]);
     let text = pool(&["ls"], &[&catalogue]);

@@ -204,7 +204,7 @@ fn programs_do_not_notice_that_the_process_behind_the_mount_is_killed() {
     if !needs::all_there(&[needs::Need::Program("python3")]) {
         return;
     }
-    let Some(mut world) = PoolWorld::build(&[(EXT4, 300), (XFS, 300)]) else {
+    let Some(mut world) = PoolWorld::kept(&[(EXT4, 300), (XFS, 300)]) else {
         return;
     };
     for folder in ["one", "two", "three", "many", "striped"] {
@@ -335,7 +335,7 @@ fn programs_do_not_notice_that_the_process_behind_the_mount_is_killed() {
 
 /// A pool of these members, and a daemon that takes what is written to them.
 fn served(members: &[Made]) -> Option<(PoolWorld, Daemon)> {
-    let world = PoolWorld::build(members)?;
+    let world = PoolWorld::kept(members)?;
     let member = |number: usize| world.member(number).join("pool");
     let spec = DaemonSpec {
         share: member(0),
@@ -451,7 +451,7 @@ fn what_was_done_and_not_answered_is_not_done_again() {
     if !needs::all_there(&[needs::Need::Program("strace")]) {
         return;
     }
-    let Some(mut world) = PoolWorld::build(&[(EXT4, 100)]) else {
+    let Some(mut world) = PoolWorld::kept(&[(EXT4, 100)]) else {
         return;
     };
     let at = |name: &str| world.path(name);
@@ -503,7 +503,7 @@ fn what_was_done_and_not_answered_is_not_done_again() {
 
 #[test]
 fn a_mount_is_replaced_on_request_and_given_up_when_nobody_can_serve_it() {
-    let Some(mut world) = PoolWorld::build(&[(EXT4, 100)]) else {
+    let Some(mut world) = PoolWorld::kept(&[(EXT4, 100)]) else {
         return;
     };
     let mut file = File::create(world.path("a.mov")).expect("made");
@@ -547,7 +547,7 @@ fn nfs_clients_go_on_with_what_they_have_open_and_ganesha_is_not_started_again()
     if !needs::all_there(NFS) {
         return;
     }
-    let Some(mut world) = PoolWorld::build(&[(EXT4, 100), (XFS, 300)]) else {
+    let Some(mut world) = PoolWorld::kept(&[(EXT4, 100), (XFS, 300)]) else {
         return;
     };
     let export = Export::nfs(&world);

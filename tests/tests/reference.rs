@@ -46,6 +46,7 @@ fn every_field_of_a_lab_report_is_described() {
         ("lab/src/report.rs", "Report"),
         ("lab/src/report.rs", "StreamRow"),
         ("lab/src/report.rs", "Timeline"),
+        ("lab/src/fill.rs", "FillReport"),
         ("lab/src/written.rs", "WriteReport"),
         ("lab/src/written.rs", "FileRow"),
         ("lab/src/scatter.rs", "ScatterReport"),

@@ -27,10 +27,17 @@ impl Fill {
     }
 }
 
-/// To which member these bytes go from one that is fuller than all together. None: they stay where they are.
-///
-/// Each move brings both members nearer to the whole, or not past it by more than what is left alone; so moving ends.
-pub fn lighter(fills: &[Fill], from: MemberNumber, bytes: u64) -> Option<MemberNumber> {
+/// Why bytes stay where they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stay {
+    /// Their member is not fuller than all together, or there are none of them.
+    Level,
+    /// Each other member would be fuller than all together with them.
+    TooMany,
+}
+
+/// How full all of them are together, each device once. Units: thousandths.
+pub fn whole_permille(fills: &[Fill]) -> u64 {
     let mut devices: Vec<u64> = Vec::new();
     let (mut used, mut total) = (0u128, 0u128);
     for fill in fills {
@@ -40,17 +47,31 @@ pub fn lighter(fills: &[Fill], from: MemberNumber, bytes: u64) -> Option<MemberN
             total += u128::from(fill.total);
         }
     }
-    let whole = (used * 1000 / total.max(1)) as u64;
-    let source = fills.iter().find(|fill| fill.member == from)?;
-    if bytes == 0 || source.permille(0) <= whole + NEAR_PERMILLE {
-        return None;
-    }
+    (used * 1000 / total.max(1)) as u64
+}
+
+/// Members that are fuller than all together, and how full. Those that are near enough are left alone. Units: thousandths.
+pub fn fuller(fills: &[Fill]) -> Vec<(MemberNumber, u64)> {
+    let most = whole_permille(fills) + NEAR_PERMILLE;
+    let all = fills.iter().map(|fill| (fill.member, fill.permille(0)));
+    all.filter(|&(_, permille)| permille > most).collect()
+}
+
+/// To which member these bytes go from one that is fuller than all together.
+///
+/// Each move brings both members nearer to the whole, or not past it by more than what is left alone; so moving ends.
+pub fn lighter(fills: &[Fill], from: MemberNumber, bytes: u64) -> Result<MemberNumber, Stay> {
+    let most = whole_permille(fills) + NEAR_PERMILLE;
+    let source = fills.iter().find(|fill| fill.member == from);
+    let source = source.filter(|source| bytes > 0 && source.permille(0) > most);
+    let source = source.ok_or(Stay::Level)?;
     fills
         .iter()
         .filter(|fill| fill.device != source.device)
-        .filter(|fill| fill.permille(bytes) <= whole + NEAR_PERMILLE)
+        .filter(|fill| fill.permille(bytes) <= most)
         .min_by_key(|fill| (fill.permille(0), fill.member))
         .map(|fill| fill.member)
+        .ok_or(Stay::TooMany)
 }
 
 #[cfg(test)]
@@ -73,13 +94,16 @@ mod tests {
             fill(1, 2, 0, 1000),
             fill(2, 3, 500, 1000),
         ];
-        assert_eq!(lighter(&fills, MemberNumber(0), 100), Some(MemberNumber(1)));
+        assert_eq!(lighter(&fills, MemberNumber(0), 100), Ok(MemberNumber(1)));
         // The pool is 46 % full: more than that nobody is given.
-        assert_eq!(lighter(&fills, MemberNumber(0), 470), Some(MemberNumber(1)));
-        assert_eq!(lighter(&fills, MemberNumber(0), 490), None);
-        assert_eq!(lighter(&fills, MemberNumber(1), 10), None);
-        assert_eq!(lighter(&fills, MemberNumber(0), 0), None);
-        assert_eq!(lighter(&fills, MemberNumber(9), 10), None);
+        assert_eq!(whole_permille(&fills), 466);
+        assert_eq!(lighter(&fills, MemberNumber(0), 470), Ok(MemberNumber(1)));
+        assert_eq!(lighter(&fills, MemberNumber(0), 490), Err(Stay::TooMany));
+        assert_eq!(lighter(&fills, MemberNumber(1), 10), Err(Stay::Level));
+        assert_eq!(lighter(&fills, MemberNumber(0), 0), Err(Stay::Level));
+        assert_eq!(lighter(&fills, MemberNumber(9), 10), Err(Stay::Level));
+        let all = [(MemberNumber(0), 900), (MemberNumber(2), 500)];
+        assert_eq!(fuller(&fills), all);
     }
 
     #[test]
@@ -91,7 +115,7 @@ mod tests {
         ];
         assert_eq!(
             lighter(&fills, MemberNumber(0), 10),
-            None,
+            Err(Stay::Level),
             "all are as full"
         );
         let fills = [
@@ -99,7 +123,7 @@ mod tests {
             fill(1, 1, 900, 1000),
             fill(2, 2, 0, 1000),
         ];
-        assert_eq!(lighter(&fills, MemberNumber(0), 10), Some(MemberNumber(2)));
+        assert_eq!(lighter(&fills, MemberNumber(0), 10), Ok(MemberNumber(2)));
     }
 
     #[test]
@@ -122,7 +146,7 @@ mod tests {
             loop {
                 let step = (0..fills.len()).find_map(|at| {
                     let bytes = (1 + next(40)).min(fills[at].used);
-                    let to = lighter(&fills, fills[at].member, bytes)?;
+                    let to = lighter(&fills, fills[at].member, bytes).ok()?;
                     Some((at, usize::from(to.0), bytes))
                 });
                 let Some((from, to, bytes)) = step else {

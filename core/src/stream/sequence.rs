@@ -26,6 +26,14 @@ const WINDOW_STEP_COUNT: u64 = 16;
 /// How many frames away the second frame of a reader may be.
 const STEP_MAX: u64 = 64;
 
+/// So many different numbers make a sequence. Frames have three digits or more, or zeros in front; `f0.bin` and `f1.bin` are more often two
+/// files than two frames, so that of such names more are asked for. A player that needs those is past them in a sixth of a second.
+const NUMBERS_LEAST: usize = 2;
+const NUMBERS_LEAST_OF_FEW_DIGITS: usize = 4;
+
+/// Fewer digits than this, without zeros in front, are few.
+const DIGITS_OF_FRAMES: u8 = 3;
+
 /// A player opens frames no slower than this while it plays; after it the next open is a start.
 const SILENCE: Duration = Duration::from_s(10);
 
@@ -276,8 +284,18 @@ impl Reader {
         &self.recent()[self.recent_count.saturating_sub(count)..]
     }
 
+    fn numbers_least(&self) -> usize {
+        match self.width < DIGITS_OF_FRAMES && !self.padded {
+            true => NUMBERS_LEAST_OF_FEW_DIGITS,
+            false => NUMBERS_LEAST,
+        }
+    }
+
     /// The distance of neighbours among the latest numbers, signed by where they go.
     fn judge(&self) -> Option<i64> {
+        if self.recent_count < self.numbers_least() {
+            return None;
+        }
         let gap = i64::try_from(self.gap()?).ok()?;
         match self.direction() {
             core::cmp::Ordering::Greater => Some(gap),
@@ -581,6 +599,38 @@ mod tests {
         }
         let steps: Vec<_> = readers.iter().map(|(_, step)| step.unwrap()).collect();
         assert_eq!(steps, [1, 1, 1, -1]);
+    }
+
+    #[test]
+    fn few_digits_are_frames_when_four_follow_each_other() {
+        let steps = |names: &[&str]| {
+            let mut folder = Folder::new();
+            let seen = names.iter().map(|name| folder.open(name).unwrap().step);
+            seen.collect::<Vec<_>>()
+        };
+        let of_few = [None, None, None, Some(1), Some(1)];
+        assert_eq!(steps(&["f0.bin", "f1.bin"]), [None, None]);
+        assert_eq!(
+            steps(&["f0.bin", "f1.bin", "f2.bin", "f3.bin", "f4.bin"]),
+            of_few
+        );
+        // The same ones again are no more.
+        assert_eq!(
+            steps(&["f0.bin", "f1.bin", "f0.bin", "f1.bin", "f0.bin"]),
+            [None; 5]
+        );
+        let real = ["img_12.tif", "img_13.tif", "img_14.tif", "img_15.tif"];
+        assert_eq!(steps(&real), of_few[..4]);
+        let across = ["s8.exr", "s9.exr", "s10.exr", "s11.exr", "s12.exr"];
+        assert_eq!(steps(&across), of_few);
+        for pair in [
+            ["A001_0001.dpx", "A001_0002.dpx"],
+            ["frame.0001.exr", "frame.0002.exr"],
+            ["img_01.tif", "img_02.tif"],
+            ["img_100.tif", "img_101.tif"],
+        ] {
+            assert_eq!(steps(&pair), [None, Some(1)], "{pair:?}");
+        }
     }
 
     #[test]

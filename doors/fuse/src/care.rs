@@ -13,7 +13,7 @@ use crate::nodes::{Node, locked, status};
 use rushes_core::pool::pace::rest;
 use rushes_core::units;
 use rushes_pool::{
-    Access, ByteCount, Drained, Layout, MemberNumber, Move, Moved, Object, Pool, PoolError,
+    Access, Asker, ByteCount, Drained, Layout, MemberNumber, Move, Moved, Object, Pool, PoolError,
     Request, Told, Users, Work, WorkKind, about, each_file, names_follow, set_draining,
 };
 use rushes_sys::priority::{idle_io, ordinary_io};
@@ -30,8 +30,13 @@ const PIECE: ByteCount = ByteCount::from_mib(4);
 const PIECE_BESIDE_OTHERS: ByteCount = ByteCount::from_mib(1);
 /// Who asked hears so often how far it is.
 const TELL_EVERY: Duration = Duration::from_millis(100);
+/// A file that the kernel reads by passthrough is waited for so long, when nothing else is left.
+const READER_PATIENCE: Duration = Duration::from_secs(30);
 /// Rest is taken in parts, so that who no longer wants it need not wait.
 const NAP: Duration = Duration::from_millis(100);
+/// Whoever asks behind somebody who is gone waits so long until that stops behind its piece, and looks so often.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+const STOP_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What is under way.
 #[derive(Debug, Default)]
@@ -43,6 +48,15 @@ struct Going {
     member: Option<u16>,
     since: Instant,
     done: Drained,
+    /// Who waits for it. None: it cannot be seen whether he does.
+    asker: Option<Asker>,
+}
+
+impl Going {
+    /// It stops behind the piece that it is at.
+    fn is_stopping(&self) -> bool {
+        self.asker.as_ref().is_some_and(Asker::is_gone)
+    }
 }
 
 /// While it lives nothing else is begun.
@@ -64,24 +78,45 @@ impl Care {
         })
     }
 
-    fn begin(&self, kind: WorkKind, member: Option<u16>) -> Result<Busy<'_>, PoolError> {
-        let mut going = locked(&self.0);
-        if let Some(other) = &*going {
-            let of = other
-                .member
-                .map_or(String::new(), |number| format!(" of member {number}"));
-            return Err(PoolError::Refused(format!(
-                "the mount is busy with `rushes pool {}`{of}; wait for it, or interrupt that command",
-                other.kind.name()
-            )));
+    /// Nothing else is begun from now on. What is under way for somebody who is gone is waited for.
+    fn begin(
+        &self,
+        kind: WorkKind,
+        member: Option<u16>,
+        mut asker: Option<Asker>,
+    ) -> Result<Busy<'_>, PoolError> {
+        let end = Instant::now() + STOP_PATIENCE;
+        loop {
+            let mut going = locked(&self.0);
+            let Some(other) = &*going else {
+                *going = Some(Going {
+                    kind,
+                    member,
+                    since: Instant::now(),
+                    done: Drained::default(),
+                    asker: asker.take(),
+                });
+                return Ok(Busy(self));
+            };
+            let is_stopping = other.is_stopping();
+            if !is_stopping || Instant::now() >= end {
+                let of = other
+                    .member
+                    .map_or(String::new(), |number| format!(" of member {number}"));
+                let remedy = match is_stopping {
+                    false => "wait for it, or interrupt that command",
+                    true => {
+                        "that command has ended, and the mount stops behind the piece that it moves: repeat this in a moment"
+                    }
+                };
+                return Err(PoolError::Refused(format!(
+                    "the mount is busy with `rushes pool {}`{of}; {remedy}",
+                    other.kind.name()
+                )));
+            }
+            drop(going);
+            std::thread::sleep(STOP_LOOK_EVERY);
         }
-        *going = Some(Going {
-            kind,
-            member,
-            since: Instant::now(),
-            done: Drained::default(),
-        });
-        Ok(Busy(self))
     }
 
     fn set(&self, done: Drained) {
@@ -112,12 +147,25 @@ impl Door {
     /// Do what a command asks.
     ///
     /// Returns  the last that it is told
-    pub(crate) fn look_after(&self, request: &Request, tell: &mut Tell<'_>) -> Told {
+    pub(crate) fn look_after(
+        &self,
+        request: &Request,
+        asker: Option<Asker>,
+        tell: &mut Tell<'_>,
+    ) -> Told {
+        let begin = |kind, member| self.care.begin(kind, member, asker);
         let done = match request {
-            Request::Add { members } => self.take_in(members, tell),
-            Request::Drain { member, cancel } => self.drain(*member, *cancel, tell),
-            Request::Remove { member } => self.let_member_go(*member),
-            Request::Rebalance {} => self.rebalance(tell),
+            Request::Add { members } => {
+                begin(WorkKind::Add, None).and_then(|_busy| self.take_in(members, tell))
+            }
+            Request::Drain { member, cancel } => begin(WorkKind::Drain, Some(*member))
+                .and_then(|_busy| self.drain(*member, *cancel, tell)),
+            Request::Remove { member } => {
+                begin(WorkKind::Remove, Some(*member)).and_then(|_busy| self.let_member_go(*member))
+            }
+            Request::Rebalance {} => {
+                begin(WorkKind::Rebalance, None).and_then(|_busy| self.rebalance(tell))
+            }
             Request::Status {} => Ok(Told::Status {
                 work: self.care.work(),
             }),
@@ -128,7 +176,6 @@ impl Door {
     }
 
     fn take_in(&self, members: &[PathBuf], tell: &mut Tell<'_>) -> Result<Told, PoolError> {
-        let _busy = self.care.begin(WorkKind::Add, None)?;
         let numbers = rushes_pool::add(&self.pool, members, |done, _| {
             // Who is gone by then repeats it, and hears that it is done.
             tell(&Told::Added { count: done as u64 });
@@ -149,7 +196,6 @@ impl Door {
     }
 
     fn let_member_go(&self, number: u16) -> Result<Told, PoolError> {
-        let _busy = self.care.begin(WorkKind::Remove, Some(number))?;
         self.bury();
         rushes_pool::remove(&self.pool, MemberNumber(number), self)?;
         self.members_changed();
@@ -157,7 +203,6 @@ impl Door {
     }
 
     fn drain(&self, number: u16, cancel: bool, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
-        let _busy = self.care.begin(WorkKind::Drain, Some(number))?;
         let member = MemberNumber(number);
         set_draining(&self.pool, member, !cancel)?;
         self.names.members_changed();
@@ -176,7 +221,6 @@ impl Door {
     }
 
     fn rebalance(&self, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
-        let _busy = self.care.begin(WorkKind::Rebalance, None)?;
         let mut mover = Mover::new(self, tell);
         mover.all(Plan::Spread)?;
         Ok(done(mover.done, false))
@@ -219,7 +263,8 @@ impl Door {
         let Some(mut layout) = state.layout.clone() else {
             return Ok(None);
         };
-        if one.source(&layout).is_none() {
+        // (Somebody may have opened it by passthrough since this file was looked at.)
+        if one.source(&layout).is_none() || self.is_passed(node, file, &state) {
             return Ok(None);
         }
         // What the daemon has of it is written first, and nothing of it is in its cache afterwards.
@@ -293,6 +338,14 @@ struct Held<'a> {
 }
 
 impl Held<'_> {
+    /// Somebody reads its object without the door: it must stay where it is.
+    fn is_passed(&self) -> bool {
+        self.file.may_be_passed()
+            && self
+                .door
+                .is_passed(&self.node, &self.file, &self.file.change())
+    }
+
     /// Somebody else has it open, too.
     fn has_others(&self) -> bool {
         locked(&self.node.file).open_count() > 1
@@ -340,6 +393,8 @@ struct Mover<'a, 'b> {
     told_at: Instant,
     /// Who asked is gone.
     is_unwanted: bool,
+    /// A file of the last look that the kernel reads by passthrough.
+    passed: Option<PathBuf>,
     done: Drained,
 }
 
@@ -350,6 +405,7 @@ impl<'a, 'b> Mover<'a, 'b> {
             tell,
             told_at: Instant::now(),
             is_unwanted: false,
+            passed: None,
             done: Drained::default(),
         }
     }
@@ -362,9 +418,15 @@ impl<'a, 'b> Mover<'a, 'b> {
         match plan {
             Plan::Off(number) => {
                 let mut is_sure = false;
+                let mut waits_since = None;
                 while is_left || (!is_sure && self.has_objects(number)) {
                     is_sure = !is_left;
+                    let moved_count = self.done.moved_count;
                     is_left = self.look(plan, false)?;
+                    if self.done.moved_count > moved_count {
+                        waits_since = None;
+                    }
+                    self.wait_for_readers(waits_since.get_or_insert_with(Instant::now))?;
                 }
             }
             Plan::Spread if is_left => drop(self.look(plan, false)?),
@@ -372,6 +434,21 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
         self.done.file_count = file_count;
         Ok(())
+    }
+
+    /// Who reads a file by passthrough is not disturbed, and not waited for without end.
+    fn wait_for_readers(&mut self, since: &Instant) -> Result<(), PoolError> {
+        let Some(path) = &self.passed else {
+            return Ok(());
+        };
+        if since.elapsed() > READER_PATIENCE {
+            return Err(PoolError::Refused(format!(
+                "somebody reads {}, and the kernel does it straight from this member, so that it cannot be moved; expected him to close it. All else is moved;                  repeat this when he has (`fuser` or `lsof` on the mount says who it is)",
+                path.display()
+            )));
+        }
+        std::thread::sleep(NAP);
+        self.told(false)
     }
 
     fn has_objects(&self, number: MemberNumber) -> bool {
@@ -383,6 +460,7 @@ impl<'a, 'b> Mover<'a, 'b> {
     fn look(&mut self, plan: Plan, spare_open: bool) -> Result<bool, PoolError> {
         let mut is_found = false;
         let door = self.door;
+        self.passed = None;
         door.bury();
         each_file(&door.pool, |path, stub| {
             self.done.file_count += 1;
@@ -426,6 +504,10 @@ impl<'a, 'b> Mover<'a, 'b> {
             }
         };
         if spare_open && held.has_others() {
+            return Ok(true);
+        }
+        if held.is_passed() {
+            self.passed = Some(path.to_path_buf());
             return Ok(true);
         }
         let is_moved = self.open_file(&held, plan).map_err(|error| match error {

@@ -50,7 +50,10 @@ impl Door {
 
     fn answer(&self, mut asked: Asked) {
         let last = match asked.request() {
-            Ok(request) => self.look_after(&request, &mut |told| asked.tell(told)),
+            Ok(request) => {
+                let asker = asked.asker();
+                self.look_after(&request, asker, &mut |told| asked.tell(told))
+            }
             Err(sentence) => Told::Refused { sentence },
         };
         asked.tell(&last);

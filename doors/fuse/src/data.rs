@@ -129,7 +129,7 @@ impl Door {
         };
         let length = located.length.0.min(data.len() as u64);
         let start = located.object_offset.0;
-        let mut is_plain = !file.asks_daemon();
+        let mut is_plain = !file.asks_daemon() || file.may_be_passed();
         let done = less_and_less(start, length, |length| {
             if is_plain {
                 return Err(Errno::AGAIN);
@@ -319,7 +319,12 @@ impl Door {
             })
         });
         let end = if mode & KEEP_SIZE == 0 { end } else { 0 };
-        let done = result.and_then(|()| self.written(&file, end));
+        let done = result
+            .and_then(|()| match end > file.size() && file.may_be_passed() {
+                true => self.stretch(&node, &file, &file.change(), end),
+                false => Ok(()),
+            })
+            .and_then(|()| self.written(&file, end));
         self.changed(&node);
         done
     }

@@ -34,6 +34,8 @@ pub(crate) struct Door {
     pub(crate) table: Option<Arc<Table>>,
     /// Without a table.
     pub(crate) next_handle: AtomicU64,
+    /// The kernel reads objects itself where it is told to.
+    pub(crate) can_pass: AtomicBool,
     /// Where the daemon has its sockets.
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Why the last text was no wish, so that it is said once.
@@ -91,6 +93,7 @@ impl Door {
             nodes,
             engine: Engine::start(&pool, place)?,
             finishers: Finishers::start()?,
+            can_pass: AtomicBool::new(false),
             runtime_dir: place.map(|place| place.runtime_dir.clone()),
             wish_fault: Mutex::default(),
             pool,

@@ -2,24 +2,27 @@
 //! Open files: the stub, its layout, and the objects that hold the bytes.
 //!
 //! All opens of an inode share one [`OpenFile`]. Its layout is read by many at once and changed by one alone; the size is the
-//! stub's, grown after the bytes are in their object. Lock order: `Node::file`, `OpenFile::state`, then `size` or `objects`.
+//! stub's, grown after the bytes are in their object. Lock order: `Node::file`, `OpenFile::state`, `ways`, then `size` or `objects`.
 
 use crate::answer::Answer;
 use crate::attributes::by_descriptor;
 use crate::door::Door;
 use crate::engine::Held;
 use crate::nodes::{Node, locked, status};
+use crate::passthrough::{Opened, Way, Ways};
+use crate::session::Backing;
 use crate::table::{KnownOpen, Place, Unique};
 use parking_lot::lock_api::ArcRwLockReadGuard;
 use parking_lot::{RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rushes_core::stream::FrameName;
 use rushes_pool::{
-    Access, ByteCount, ByteOffset, ByteRange, Layout, Object, PoolError, SpillReason,
+    Access, ByteCount, ByteOffset, ByteRange, Layout, Object, PoolError, Readers, SpillReason,
 };
 use rustix::fs::{Mode, OFlags, ftruncate, open, readlink};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -36,10 +39,12 @@ pub(crate) struct FileSlot {
     /// The kernel's opens, and our own.
     open_count: u64,
     /// The kernel's, by their file handles; what the next process is to know of each. A close that comes a second time finds none.
-    handles: HashMap<u64, Option<Place>>,
+    handles: HashMap<u64, (Way, Option<Place>)>,
     open: Option<Arc<OpenFile>>,
     /// As in [`OpenFile`], when it was closed last: who opens it again to go on writing need not wait for the disk to know.
     tail_is_clean: bool,
+    /// As in [`Ways`], then: a mapping outlives the close of its file.
+    mapped: Option<Object>,
     /// Its last name in the tree is gone; the stub waits among the removed ones.
     pub(crate) nameless: bool,
 }
@@ -72,6 +77,8 @@ pub(crate) struct OpenFile {
     tail_is_clean: AtomicBool,
     /// Writes in a row that the daemon left to us.
     plain_run: AtomicU32,
+    /// How the kernel has it open.
+    pub(crate) ways: Mutex<Ways>,
 }
 
 #[derive(Debug)]
@@ -79,6 +86,13 @@ pub(crate) struct State {
     pub(crate) layout: Option<Layout>,
     stub: Arc<OwnedFd>,
     objects: Mutex<HashMap<Object, (Access, Arc<OwnedFd>)>>,
+}
+
+impl State {
+    /// An object's descriptor is not kept any longer.
+    pub(crate) fn forget(&self, object: Object) {
+        locked(&self.objects).remove(&object);
+    }
 }
 
 /// A file's state, read together with others as long as this lives.
@@ -95,6 +109,11 @@ impl OpenFile {
     pub(crate) fn asks_daemon(&self) -> bool {
         let run = self.plain_run.load(Ordering::Relaxed);
         run < PLAIN_RUN_MAX || run.is_multiple_of(ASK_EVERY)
+    }
+
+    /// Somebody may read its object without the door.
+    pub(crate) fn may_be_passed(&self) -> bool {
+        locked(&self.ways).object().is_some()
     }
 
     /// It took it, or not.
@@ -148,34 +167,50 @@ impl Door {
         answer
     }
 
-    /// The kernel opens the file: one more open of it.
+    /// The kernel opens the file: one more open of it. `register` tells it of an object that it may read itself.
     ///
-    /// Returns  the file handle
-    pub(crate) fn open(&self, number: u64, asked: Unique) -> Answer<u64> {
+    /// Returns  the file handle, and how it is opened
+    pub(crate) fn open(
+        &self,
+        number: u64,
+        flags: i32,
+        asked: Unique,
+        register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
+    ) -> Answer<(u64, Opened)> {
         let node = self.nodes.get(number)?;
-        self.open_for_kernel(&node, asked, || self.open_file(&node).map(drop))
+        self.open_for_kernel(&node, flags, (asked, register), || self.open_file(&node))
     }
 
     /// `open` makes it one more open, which gets a file handle.
     pub(crate) fn open_for_kernel(
         &self,
         node: &Arc<Node>,
-        asked: Unique,
-        open: impl FnOnce() -> Answer<()>,
-    ) -> Answer<u64> {
+        flags: i32,
+        (asked, register): (Unique, impl FnOnce(&OwnedFd) -> io::Result<Backing>),
+        open: impl FnOnce() -> Answer<Arc<OpenFile>>,
+    ) -> Answer<(u64, Opened)> {
         let table = self.table.as_deref();
         if let Some(handle) = table.and_then(|table| table.opened_before(asked, node.number)) {
-            return Ok(handle);
+            return Ok((handle, Opened::cached()));
         }
-        open()?;
+        let file = open()?;
+        let opened = match self.way(node, &file, flags, register) {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.close(node);
+                return Err(error);
+            }
+        };
         let handle = self.new_handle();
         let noted = table.map(|table| table.opened(node.number, handle, asked));
         match noted.transpose() {
             Ok(place) => {
-                locked(&node.file).handles.insert(handle, place);
-                Ok(handle)
+                let handles = &mut locked(&node.file).handles;
+                handles.insert(handle, (opened.way, place));
+                Ok((handle, opened))
             }
             Err(error) => {
+                self.way_ends(node, &file, opened.way);
                 self.close(node);
                 Err(error)
             }
@@ -189,7 +224,8 @@ impl Door {
                 Ok(node) => {
                     let mut slot = locked(&node.file);
                     slot.open_count += 1;
-                    slot.handles.insert(open.handle, Some(open.place));
+                    let known = (Way::Cached, Some(open.place));
+                    slot.handles.insert(open.handle, known);
                 }
                 Err(error) => {
                     tracing::warn!("file {} is open and not known: {error}", open.number);
@@ -217,29 +253,29 @@ impl Door {
             Err(Errno::ROFS) => open(path.as_str(), flags | OFlags::RDONLY, Mode::empty()),
             opened => opened,
         }?;
-        let file = self.opened(node, stub, slot.tail_is_clean)?;
+        let file = self.opened(node, stub, slot)?;
         slot.open = Some(Arc::clone(&file));
         Ok(file)
     }
 
     /// A file that was just made, with its descriptor.
-    pub(crate) fn open_new_file(&self, node: &Arc<Node>, stub: OwnedFd) -> Answer<()> {
+    pub(crate) fn open_new_file(&self, node: &Arc<Node>, stub: OwnedFd) -> Answer<Arc<OpenFile>> {
         let mut slot = locked(&node.file);
         if slot.open.is_none() {
-            slot.open = Some(self.opened(node, stub, slot.tail_is_clean)?);
+            slot.open = Some(self.opened(node, stub, &slot)?);
         }
         slot.open_count += 1;
-        Ok(())
+        slot.open.clone().ok_or(Errno::IO)
     }
 
-    fn opened(&self, node: &Node, stub: OwnedFd, tail_is_clean: bool) -> Answer<Arc<OpenFile>> {
+    fn opened(&self, node: &Node, stub: OwnedFd, slot: &FileSlot) -> Answer<Arc<OpenFile>> {
         let layout = self.pool.layout(stub.as_fd());
         let layout = layout.map_err(|error| self.trouble(node, &error))?;
         let size = status(&stub)?.stx_size;
         let stub = Arc::new(stub);
         Ok(Arc::new(OpenFile {
             stub: Arc::clone(&stub),
-            tail_is_clean: AtomicBool::new(tail_is_clean || layout.is_none()),
+            tail_is_clean: AtomicBool::new(slot.tail_is_clean || layout.is_none()),
             state: Arc::new(RwLock::new(State {
                 layout,
                 stub,
@@ -247,17 +283,25 @@ impl Door {
             })),
             size: Mutex::new(size),
             plain_run: AtomicU32::new(0),
+            ways: Mutex::new(Ways::of_mapped(slot.mapped)),
         }))
     }
 
     /// The kernel closes one open of it. One that a dead process has closed is none any more.
     pub(crate) fn release(&self, number: u64, handle: u64) -> Answer<()> {
         let node = self.nodes.get(number)?;
-        let Some(place) = locked(&node.file).handles.remove(&handle) else {
+        let (known, file) = {
+            let mut slot = locked(&node.file);
+            (slot.handles.remove(&handle), slot.open.clone())
+        };
+        let Some((way, place)) = known else {
             return Ok(());
         };
         if let (Some(table), Some(place)) = (&self.table, place) {
             table.free(place);
+        }
+        if let Some(file) = file {
+            self.way_ends(&node, &file, way);
         }
         self.close(&node);
         Ok(())
@@ -275,6 +319,7 @@ impl Door {
         };
         if let Some(file) = &last {
             slot.tail_is_clean = file.tail_is_clean.load(Ordering::Acquire);
+            slot.mapped = locked(&file.ways).object();
         }
         let nameless = slot.nameless;
         drop(slot);
@@ -377,11 +422,16 @@ impl Door {
             _ => Vec::new(),
         };
         let held = self.hold(node, &state, |object| !left.contains(object))?;
+        let readers = match self.is_passed(node, file, &state) {
+            true => Readers::Passthrough,
+            false => Readers::None,
+        };
+        let stub = file.stub.as_fd();
         let done = match why {
             Some((_, reason)) => self
                 .pool
-                .spill(file.stub.as_fd(), &mut layout, wanted, reason),
-            None => self.pool.place(file.stub.as_fd(), &mut layout, wanted),
+                .spill_beside(stub, &mut layout, wanted, reason, readers),
+            None => self.pool.place(stub, &mut layout, wanted),
         };
         self.let_go(&state, &layout);
         state.layout = Some(layout);
@@ -483,13 +533,22 @@ impl Door {
         };
         // By their descriptors also those that go are told to the daemon, who may know them of an earlier open.
         let held = self.hold(node, state, |_| true)?;
-        let done = self
-            .pool
-            .cut(file.stub.as_fd(), &mut layout, ByteCount(size));
+        // Who reads the object without the door is to see that nothing is left, and then what comes next.
+        let is_passed = self.is_passed(node, file, state);
+        let kept = ByteCount(size.max(u64::from(is_passed)));
+        let done = self.pool.cut(file.stub.as_fd(), &mut layout, kept);
         self.let_go(state, &layout);
+        let objects = layout.objects();
         state.layout = Some(layout);
+        let done = done.map_err(|error| self.trouble(node, &error));
+        if done.is_ok() && is_passed && size == 0 {
+            for object in objects {
+                let fd = self.object(node, state, object, Access::Write);
+                ftruncate(&*fd.map_err(|error| self.trouble(node, &error))?, 0)?;
+            }
+        }
         drop(held);
-        done.map_err(|error| self.trouble(node, &error))
+        done
     }
 
     /// truncate(2): objects first, so that a crash in between leaves zeros at the end and never old bytes behind it.
@@ -510,6 +569,7 @@ impl Door {
             self.cut(node, file, &mut state, size)?;
         } else if size > before {
             self.with_record(node, file, &mut state)?;
+            self.stretch(node, file, &state, size)?;
         }
         let mut length = locked(&file.size);
         ftruncate(&*file.stub, size)?;

@@ -267,6 +267,7 @@ impl Kept {
         daemon: Option<&DaemonPlace>,
         folder: &Path,
     ) -> io::Result<Mounted> {
+        rushes_sys::heap::map_large_buffers();
         let kept = Table::open(self.table, self.serial)?;
         let door = Arc::new(Door::new(pool, daemon, Some(kept))?);
         match self.device {

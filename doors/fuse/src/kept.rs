@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A connection to the kernel that outlives the process which serves it: mounting, and what is said on the device beside requests and answers.
+//! A connection to the kernel that outlives the process which serves it: what is said on the device beside requests and answers, and how a session begins
+//! in the middle.
 //!
 //! The device has one open file, which the keeper has, too (docs/decisions/0032). No clones of it: a clone that is closed ends, with errors, what was
 //! read through it.
 
 use crate::nodes::locked;
-use rustix::fs::{Mode, OFlags, open, stat};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, mount as mount_it};
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::OwnedFd;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -27,30 +24,6 @@ const READ_BYTES: usize = 1 << 20;
 const ASK_AGAIN: i32 = 7;
 /// For threads to start.
 const GATE_PATIENCE: Duration = Duration::from_secs(60);
-
-/// Mount the folder with a new connection.
-pub(crate) fn mount(source: &str, folder: &Path, read_bytes_max: u32) -> io::Result<OwnedFd> {
-    let device = open(
-        "/dev/fuse",
-        OFlags::RDWR | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .map_err(|error| {
-        io::Error::new(
-            io::Error::from(error).kind(),
-            format!("/dev/fuse cannot be opened ({error}); expected the kernel's FUSE: modprobe fuse"),
-        )
-    })?;
-    let options = format!(
-        "fd={},rootmode={:o},user_id=0,group_id=0,max_read={read_bytes_max},default_permissions,allow_other",
-        device.as_raw_fd(),
-        stat(folder)?.st_mode,
-    );
-    let options = CString::new(options)?;
-    let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    mount_it(source, folder, "fuse", flags, options.as_c_str())?;
-    Ok(device)
-}
 
 /// The first request of a connection.
 pub(crate) fn read_init(device: &OwnedFd) -> io::Result<Vec<u8>> {

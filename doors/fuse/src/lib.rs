@@ -15,8 +15,10 @@ mod keeper;
 mod kept;
 mod listing;
 mod loads;
+mod mounting;
 mod names;
 mod nodes;
+mod passthrough;
 mod reads;
 mod removals;
 mod session;
@@ -41,5 +43,7 @@ use std::sync::Arc;
 /// Assumes  root
 /// Errors   EOPNOTSUPP when the catalogue's file system has no file handles; what mount(2) says
 pub fn mount(pool: Pool, daemon: Option<&DaemonPlace>, folder: &Path) -> io::Result<Mounted> {
+    // The crate `fuser` has such a buffer for each thread.
+    rushes_sys::heap::map_large_buffers();
     session::mount(Arc::new(door::Door::new(pool, daemon, None)?), folder)
 }

@@ -9,6 +9,8 @@ use crate::answer::{Answer, errno};
 use crate::attributes::Attributes;
 use crate::door::Door;
 use crate::nodes::{Node, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, locked, status};
+use crate::passthrough::Opened;
+use crate::session::Backing;
 use crate::table::{State, Unique};
 use rushes_sys::thread::{ActingAs, Identity, set_own_umask};
 use rustix::fs::{
@@ -17,9 +19,13 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+
+/// As the protocol carries it.
+const O_EXCL: i32 = 0o200;
 
 /// An inode as the kernel is told of it.
 pub(crate) struct Entry {
@@ -209,25 +215,32 @@ impl Door {
         self.named(parent, name, made)
     }
 
-    /// A new regular file, open. One that is there already is opened, unless `exclusive`.
+    /// A new regular file, open. One that is there already is opened, unless the flags have O_EXCL.
     ///
-    /// Returns  it, and its file handle
+    /// Returns  it, its file handle, and how it is opened
     pub(crate) fn create(
         &self,
         parent: u64,
         name: &OsStr,
         mode: u32,
-        exclusive: bool,
+        flags: i32,
         (maker, asked): (Maker, Unique),
-    ) -> Answer<(Entry, u64)> {
+        register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
+    ) -> Answer<(Entry, u64, Opened)> {
         let folder = self.folder(parent)?;
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let exclusive = flags & O_EXCL != 0;
+        let open_flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = if self.was_changed(asked, &folder, name)? {
-            openat(&folder, name, flags, Mode::empty())
+            openat(&folder, name, open_flags, Mode::empty())
         } else {
-            let flags = flags | OFlags::CREATE | OFlags::EXCL;
+            let open_flags = open_flags | OFlags::CREATE | OFlags::EXCL;
             let _acting = maker.act()?;
-            openat(&folder, name, flags, Mode::from_raw_mode(mode & 0o7777))
+            openat(
+                &folder,
+                name,
+                open_flags,
+                Mode::from_raw_mode(mode & 0o7777),
+            )
         };
         match made {
             // The kernel asked before, so this is rare: made by somebody else in between.
@@ -236,9 +249,8 @@ impl Door {
                 if entry.attributes.mode & S_IFMT != S_IFREG {
                     return Err(Errno::EXIST);
                 }
-                let open = || self.open_file(&entry.node).map(drop);
-                let handle = self.open_for_kernel(&entry.node, asked, open)?;
-                Ok((entry, handle))
+                let (handle, opened) = self.open(entry.node.number, flags, asked, register)?;
+                Ok((entry, handle, opened))
             }
             made => {
                 let made = made?;
@@ -246,8 +258,9 @@ impl Door {
                 self.inherit_wish(&folder, &made);
                 let entry = self.named(parent, name, path_at(&folder, name)?)?;
                 let open = || self.open_new_file(&entry.node, made);
-                let handle = self.open_for_kernel(&entry.node, asked, open)?;
-                Ok((entry, handle))
+                let (handle, opened) =
+                    self.open_for_kernel(&entry.node, flags, (asked, register), open)?;
+                Ok((entry, handle, opened))
             }
         }
     }

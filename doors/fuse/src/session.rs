@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The protocol: requests of the kernel in, the door's answers out. Everything that knows the crate `fuser` is here.
 //!
-//! Its API breaks between releases. Of its faults (0.18.0) two are kept away from it: SETXATTR_EXT is never asked for, and the name of the
-//! mount has no comma. A third is taken back: what it makes of times before 1970.
+//! Its API breaks between releases. Of its faults (0.18.0) two are kept away from it: SETXATTR_EXT is never asked for, and the mount itself
+//! is [`Mounting`]'s. A third is taken back: what it makes of times before 1970.
 
 use crate::answer::Answer;
 use crate::attributes::{Attributes, Changes};
@@ -10,20 +10,21 @@ use crate::control;
 use crate::door::{Door, raise_read_ahead};
 use crate::kept::{self, Gate};
 use crate::listing::Listing;
+use crate::mounting::Mounting;
 use crate::names::{Entry, Maker};
 use crate::nodes::{S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, locked};
+use crate::passthrough::{Opened, Way};
 use crate::table::{Table, Unique};
 use fuser::{
     AccessFlags, BsdFileFlags, Config, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType,
     Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
-    MountOption, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, SessionACL, TimeOrNow, WriteFlags,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, SessionACL, TimeOrNow, WriteFlags,
 };
 use rushes_sys::descriptor::replace;
 use rushes_sys::thread::Identity;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, major, makedev, minor};
-use rustix::mount::{UnmountFlags, unmount};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
@@ -51,15 +52,18 @@ const NAMES_LIVE: Duration = Duration::from_secs(3600);
 /// How long it believes attributes. What a program writes through a mapping changes them behind its back.
 const ATTRIBUTES_LIVE: Duration = Duration::from_secs(1);
 
+/// An object as the kernel knows it, to read it itself. Dropped when no open needs it any more.
+#[derive(Debug)]
+pub(crate) struct Backing(fuser::BackingId);
+
 /// The node of requests that are no requests of the kernel's: see [`take_over`].
 const NOBODY: u64 = u64::MAX;
-
-/// FALLOC_FL_… and O_…, as the protocol carries them.
-const O_EXCL: i32 = 0o200;
 
 /// A mounted pool; dropping it unmounts.
 pub struct Mounted {
     session: fuser::BackgroundSession,
+    /// None: it outlives this process.
+    mounting: Option<Mounting>,
     door: Arc<Door>,
     /// What goes on in the background until the door closes.
     helpers: Vec<JoinHandle<()>>,
@@ -68,7 +72,16 @@ pub struct Mounted {
 impl Mounted {
     /// Waits until somebody has unmounted it.
     pub fn wait(self) -> io::Result<()> {
-        let ended = self.session.join();
+        let ended = match self.session.join() {
+            // A thread had just taken a request when the connection ended.
+            Err(error)
+                if error.raw_os_error() == Some(rustix::io::Errno::CONNABORTED.raw_os_error()) =>
+            {
+                Ok(())
+            }
+            ended => ended,
+        };
+        drop(self.mounting);
         self.door.closing.store(true, Ordering::Release);
         for helper in &self.helpers {
             helper.thread().unpark();
@@ -77,22 +90,6 @@ impl Mounted {
             let _ = helper.join();
         }
         ended
-    }
-}
-
-/// What the table of mounts says that is mounted: the catalogue. By it `rushes pool where` finds the pool of a mount. fuser puts it among options
-/// that commas part.
-fn source(door: &Door) -> io::Result<String> {
-    let catalogue = door.pool.catalogue().path().canonicalize()?;
-    match catalogue.to_str() {
-        Some(path) if !path.contains(',') => Ok(path.to_owned()),
-        _ => {
-            let sentence = format!(
-                "the catalogue's path is {}; expected one in UTF-8 and without a comma",
-                catalogue.display()
-            );
-            Err(io::Error::new(io::ErrorKind::InvalidInput, sentence))
-        }
     }
 }
 
@@ -105,20 +102,19 @@ fn config() -> Config {
 
 /// Mount it on `folder`; requests are answered by threads of their own.
 pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
-    let source = source(&door)?;
     let mut config = config();
-    config.mount_options = vec![
-        MountOption::FSName(source),
-        MountOption::Subtype("rushes".to_owned()),
-        MountOption::CUSTOM(format!("max_read={REQUEST_BYTES_MAX}")),
-        MountOption::DefaultPermissions,
-        MountOption::NoSuid,
-        MountOption::NoDev,
-    ];
     config.clone_fd = true;
-    let session = fuser::Session::new(Session::new(&door), folder, &config)?.spawn()?;
+    let (mounting, connection) = mounting(&door, folder)?;
+    let session = fuser::Session::from_fd(Session::new(&door), connection, config.acl, config)?;
+    let session = session.spawn()?;
     raise_read_ahead_on(folder);
-    served(door, session)
+    served(door, session, Some(mounting))
+}
+
+fn mounting(door: &Door, folder: &Path) -> io::Result<(Mounting, OwnedFd)> {
+    // By it `rushes pool where` finds the pool of a mount.
+    let source = door.pool.catalogue().path().canonicalize()?;
+    Mounting::new(&source, folder, REQUEST_BYTES_MAX)
 }
 
 fn raise_read_ahead_on(folder: &Path) {
@@ -131,12 +127,10 @@ fn raise_read_ahead_on(folder: &Path) {
 ///
 /// Returns  the mount, and whether the kernel can be told to ask again what a process that dies had not answered (Linux 6.9)
 pub(crate) fn mount_kept(door: Arc<Door>, folder: &Path) -> io::Result<(Mounted, OwnedFd, bool)> {
-    let device = kept::mount(&source(&door)?, folder, REQUEST_BYTES_MAX)?;
-    let begun = begin(door, &device, folder);
-    if begun.is_err() {
-        let _ = unmount(folder, UnmountFlags::DETACH);
-    }
-    let (mounted, asks_again) = begun?;
+    let (mounting, device) = mounting(&door, folder)?;
+    let (mounted, asks_again) = begin(door, &device, folder)?;
+    // From now on it outlives us.
+    mounting.leave();
     Ok((mounted, device, asks_again))
 }
 
@@ -150,7 +144,7 @@ fn begin(door: Arc<Door>, device: &OwnedFd, folder: &Path) -> io::Result<(Mounte
         kept::ask_again(device)
     })?;
     raise_read_ahead_on(folder);
-    Ok((served(door, session)?, asks_again))
+    Ok((served(door, session, None)?, asks_again))
 }
 
 /// Go on where a process died.
@@ -171,7 +165,7 @@ pub(crate) fn go_on(door: Arc<Door>, device: &OwnedFd) -> io::Result<Mounted> {
         ));
     }
     let (session, _) = take_over(session, device, || kept::ask_again(device))?;
-    served(door, session)
+    served(door, session, None)
 }
 
 fn table(door: &Door) -> io::Result<&Table> {
@@ -237,7 +231,11 @@ fn take_over<T>(
 }
 
 /// With what goes on in the background.
-fn served(door: Arc<Door>, session: fuser::BackgroundSession) -> io::Result<Mounted> {
+fn served(
+    door: Arc<Door>,
+    session: fuser::BackgroundSession,
+    mounting: Option<Mounting>,
+) -> io::Result<Mounted> {
     let helper = |name: &str, work: fn(&Door)| {
         let door = Arc::clone(&door);
         std::thread::Builder::new()
@@ -252,6 +250,7 @@ fn served(door: Arc<Door>, session: fuser::BackgroundSession) -> io::Result<Moun
     helpers.extend(control::start(&door));
     Ok(Mounted {
         session,
+        mounting,
         helpers,
         door,
     })
@@ -422,9 +421,19 @@ fn reply_value(reply: ReplyXattr, room: u32, value: Answer<(usize, Vec<u8>)>) {
 
 /// Data stays in the kernel's cache between opens, since it changes only through this mount. Nothing waits to be
 /// written at a close, so close(2) need not ask.
-const OPENED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE
-    .union(FopenFlags::FOPEN_NOFLUSH)
-    .union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
+const CACHED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_NOFLUSH);
+
+/// Beside passthrough the kernel's cache has nothing, and may have nothing.
+const PASSED: FopenFlags = FopenFlags::FOPEN_NOFLUSH;
+
+fn flags(opened: &Opened) -> FopenFlags {
+    match (opened.way, &opened.backing) {
+        (Way::Direct, _) => CACHED | FopenFlags::FOPEN_DIRECT_IO,
+        (_, None) => CACHED,
+        (_, Some((_, true))) => PASSED,
+        (_, Some((_, false))) => PASSED | FopenFlags::FOPEN_DIRECT_IO,
+    }
+}
 
 /// What this door asks of the kernel beside the crate's own.
 const WANTED: [InitFlags; 8] = [
@@ -452,6 +461,12 @@ impl Filesystem for Session {
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
         let _ = config.set_max_background(BACKGROUND_MAX);
+        // Linux 6.9 or later. One that has it also sees to its cache when somebody writes past it.
+        // Not where the mount outlives this process: what the kernel reads itself it then has from nobody who is known.
+        let can_pass = self.door.table.is_none()
+            && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
+            && config.set_max_stack_depth(1).is_ok();
+        self.door.can_pass.store(can_pass, Ordering::Release);
         Ok(())
     }
 
@@ -602,10 +617,18 @@ impl Filesystem for Session {
         reply_entry(reply, linked);
     }
 
-    fn open(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.door.open(ino.0, unique(request)) {
-            Ok(handle) => reply.opened(FileHandle(handle), OPENED),
-            Err(error) => reply.error(number(error)),
+    fn open(&self, request: &Request, ino: INodeNo, open_flags: OpenFlags, reply: ReplyOpen) {
+        let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
+        let opened = self
+            .door
+            .open(ino.0, open_flags.0, unique(request), register);
+        let (handle, opened) = match opened {
+            Ok((handle, opened)) => (FileHandle(handle), opened),
+            Err(error) => return reply.error(number(error)),
+        };
+        match &opened.backing {
+            Some((backing, _)) => reply.opened_passthrough(handle, flags(&opened), &backing.0),
+            None => reply.opened(handle, flags(&opened)),
         }
     }
 
@@ -616,25 +639,31 @@ impl Filesystem for Session {
         name: &OsStr,
         mode: u32,
         umask: u32,
-        flags: i32,
+        open_flags: i32,
         reply: ReplyCreate,
     ) {
-        let exclusive = flags & O_EXCL != 0;
-        match self.door.create(
-            parent.0,
-            name,
-            mode,
-            exclusive,
-            (maker(request, umask), unique(request)),
-        ) {
-            Ok((entry, handle)) => reply.created(
+        let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
+        let maker = (maker(request, umask), unique(request));
+        let created = self
+            .door
+            .create(parent.0, name, mode, open_flags, maker, register);
+        let (entry, handle, opened) = match created {
+            Ok((entry, handle, opened)) => (entry, FileHandle(handle), opened),
+            Err(error) => return reply.error(number(error)),
+        };
+        let attributes = translated(&entry.attributes);
+        let generation = Generation(u64::from(entry.node.generation));
+        let flags = flags(&opened);
+        match &opened.backing {
+            Some((backing, _)) => reply.created_passthrough(
                 &ATTRIBUTES_LIVE,
-                &translated(&entry.attributes),
-                Generation(u64::from(entry.node.generation)),
-                FileHandle(handle),
-                OPENED,
+                &attributes,
+                generation,
+                handle,
+                flags,
+                &backing.0,
             ),
-            Err(error) => reply.error(number(error)),
+            None => reply.created(&ATTRIBUTES_LIVE, &attributes, generation, handle, flags),
         }
     }
 

@@ -130,6 +130,9 @@ pub struct Calibration {
     pub quick: bool,
     /// What was read.
     pub source: Source,
+    /// The file that the device is, if it is a loop device without direct I/O: this machine's memory was measured with it. None: not so.
+    #[serde(default)]
+    pub buffered_file: Option<String>,
     /// The model of reads.
     pub read: Fit,
     /// The model of writes.
@@ -340,6 +343,10 @@ pub fn calibrate(
         measured_at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         quick: options.quick,
         source: ground.source,
+        buffered_file: under
+            .facts
+            .as_ref()
+            .and_then(|facts| facts.buffered_file.clone()),
         read,
         write: write.unwrap_or(Fit {
             estimated: true,
@@ -782,6 +789,7 @@ mod tests {
             measured_at: "2026-11-21T10:00:00Z".into(),
             quick: true,
             source: Source::WholeDevice,
+            buffered_file: None,
             read: fit,
             write: Fit {
                 estimated: true,

@@ -5,11 +5,12 @@
 
 use crate::change::{Drained, about, sum, take, within};
 use crate::error::PoolError;
+use crate::format::Duty;
 use crate::member::{Access, MemberState, data_ranges};
 use crate::names::checkpoint_now;
 use crate::pool::Pool;
 use crate::walk::each_stub;
-use rushes_core::pool::balance::{Fill, lighter};
+use rushes_core::pool::balance::{Fill, Stay, fuller, lighter, whole_permille};
 use rushes_core::pool::{Layout, MemberNumber, Object, Shape};
 use rushes_core::units::{ByteCount, ByteRange};
 use std::collections::BTreeSet;
@@ -79,7 +80,7 @@ fn move_one(
     let failed = |error| PoolError::system("look for data in an object", "", error);
     let data = within(&data_ranges(&source).map_err(failed)?, range);
     let bytes = sum(&data);
-    let Some(target) = lighter_than(pool, stub, object, bytes) else {
+    let Ok(target) = target_of(pool, stub, object, bytes) else {
         return Ok(None);
     };
     let is_moved = take(pool, stub, layout, (object, &source), target, range, &data)?;
@@ -87,18 +88,22 @@ fn move_one(
 }
 
 /// To which member these bytes of an object go, if it is to another one.
-pub(crate) fn lighter_than(
+pub(crate) fn target_of(
     pool: &Pool,
     stub: BorrowedFd<'_>,
     object: Object,
     bytes: u64,
-) -> Option<MemberNumber> {
+) -> Result<MemberNumber, Stay> {
     let (_, rooms, _) = pool.candidates(stub, Some(object.member), ByteCount(bytes));
     let of = |number: MemberNumber| {
         number == object.member || rooms.iter().any(|room| room.member == number)
     };
-    let fills: Vec<Fill> = pool
-        .members()
+    lighter(&fills(pool, of), object.member, bytes)
+}
+
+/// How full members are that can be written to.
+fn fills(pool: &Pool, of: impl Fn(MemberNumber) -> bool) -> Vec<Fill> {
+    pool.members()
         .iter()
         .filter(|member| of(member.number()))
         .filter_map(|member| {
@@ -113,6 +118,115 @@ pub(crate) fn lighter_than(
                 total: status.bytes_total.0,
             })
         })
-        .collect();
-    lighter(&fills, object.member, bytes)
+        .collect()
+}
+
+/// How equally full members are, and what keeps them from being so.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Evenness {
+    /// How full those are together that files may go to. Units: thousandths
+    pub whole_permille: u64,
+    /// Which of them are fuller than that, and how full; those within a hundredth are not. Units: thousandths
+    pub fuller: Vec<(MemberNumber, u64)>,
+    /// What is left on these.
+    pub kept: Kept,
+    /// Members that files do not go to.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// Files that have bytes on members that are fuller, each once, by what keeps them there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Each other member would be fuller than all together with them.
+    pub too_large_count: u64,
+    /// Stripes are as much on one member as on the other.
+    pub striped_count: u64,
+    /// Members of the class that was wished for them are full alike.
+    pub bound_count: u64,
+    /// They, or what a member has of them, cannot be read.
+    pub unreadable_count: u64,
+    /// Nothing any more: they were in use, or came meanwhile.
+    pub movable_count: u64,
+}
+
+/// A member that files do not go to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Which.
+    pub member: MemberNumber,
+    /// What it is for.
+    pub duty: Duty,
+    /// How it is.
+    pub state: MemberState,
+}
+
+/// How far [`rebalance`] has come, and why no further. Looks through the tree if members are not equally full.
+pub fn evenness(pool: &Pool) -> Result<Evenness, PoolError> {
+    let members = pool.members();
+    let left_out = members.iter().filter_map(|member| {
+        let (duty, state) = (member.duty(), member.status().state);
+        let is_out = duty != Duty::Full || state != MemberState::Present;
+        is_out.then(|| LeftOut {
+            member: member.number(),
+            duty,
+            state,
+        })
+    });
+    let fills = fills(pool, |number| pool.takes_bytes(number));
+    let mut found = Evenness {
+        whole_permille: whole_permille(&fills),
+        fuller: fuller(&fills),
+        kept: Kept::default(),
+        left_out: left_out.collect(),
+    };
+    if !found.fuller.is_empty() {
+        each_stub(pool.catalogue(), &mut BTreeSet::new(), |_, stub| {
+            found.kept.count(pool, stub.as_fd(), &found.fuller);
+            Ok::<(), PoolError>(())
+        })?;
+    }
+    Ok(found)
+}
+
+impl Kept {
+    fn count(&mut self, pool: &Pool, stub: BorrowedFd<'_>, fuller: &[(MemberNumber, u64)]) {
+        let layout = match pool.layout(stub) {
+            Ok(Some(layout)) => layout,
+            Ok(None) => return,
+            Err(_) => {
+                self.unreadable_count += 1;
+                return;
+            }
+        };
+        let is_fuller = |object: &Object| fuller.iter().any(|(number, _)| *number == object.member);
+        let segments = layout.segments().iter();
+        let Some((shape, object)) = segments
+            .flat_map(|one| one.objects.iter().map(move |object| (one.shape, *object)))
+            .find(|(_, object)| is_fuller(object))
+        else {
+            return;
+        };
+        let count = match shape {
+            Shape::Single => match why_it_stays(pool, stub, &layout, object) {
+                None => &mut self.unreadable_count,
+                Some(Ok(_)) => &mut self.movable_count,
+                Some(Err(Stay::TooMany)) => &mut self.too_large_count,
+                Some(Err(Stay::Level)) => &mut self.bound_count,
+            },
+            Shape::Striped { .. } | Shape::StripedTwice { .. } => &mut self.striped_count,
+        };
+        *count += 1;
+    }
+}
+
+/// Returns  None: it cannot be opened
+fn why_it_stays(
+    pool: &Pool,
+    stub: BorrowedFd<'_>,
+    layout: &Layout,
+    object: Object,
+) -> Option<Result<MemberNumber, Stay>> {
+    let source = pool.open_object(layout, object, Access::Read).ok()?;
+    let bytes = sum(&data_ranges(&source).ok()?);
+    Some(target_of(pool, stub, object, bytes))
 }

@@ -6,9 +6,10 @@ use crate::format::{self, CatalogueFormat, Format, FormatFault};
 use crate::member::{random, shared_device};
 use rushes_core::pool::FileIdentity;
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, open, openat,
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, open, openat,
     openat2, statat, syncfs,
 };
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -197,6 +198,20 @@ impl Catalogue {
         let is_its =
             |line: &str| line.contains(" FLOCK ") && line.split(' ').any(|word| word == file);
         Ok(locks.lines().any(is_its))
+    }
+
+    /// There is no name in the tree.
+    pub fn is_empty(&self) -> Result<bool, PoolError> {
+        let failed =
+            |error| PoolError::system("list", self.path.join(TREE).display().to_string(), error);
+        let mut names = Dir::read_from(&self.tree).map_err(failed)?;
+        let is_name = |name: &CStr| !matches!(name.to_bytes(), b"." | b"..");
+        let found = names.find(|entry| {
+            entry
+                .as_ref()
+                .map_or(true, |entry| is_name(entry.file_name()))
+        });
+        found.transpose().map_err(failed).map(|name| name.is_none())
     }
 
     /// The root of the tree.

@@ -238,9 +238,32 @@ pub(crate) fn write(pool: &Pool, format: &CatalogueFormat) -> Result<(), PoolErr
 }
 
 /// From now on, durably, a member takes nothing new, or does again.
+///
+/// Errors   nothing was changed then; [`PoolError::Missing`]: it cannot be emptied, since what it has cannot be read
 pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result<(), PoolError> {
     let duty = if draining { Duty::Draining } else { Duty::Full };
-    match pool.known(number)?.duty() {
+    let Some(member) = pool.member(number) else {
+        let members = pool.members();
+        let numbers: Vec<String> = members
+            .iter()
+            .map(|one| one.number().0.to_string())
+            .collect();
+        return refused(format!(
+            "the pool has no member {}; it has {}, as `rushes pool ls` shows",
+            number.0,
+            numbers.join(", ")
+        ));
+    };
+    if let MemberState::Missing(why) = member.status().state
+        && draining
+    {
+        return Err(PoolError::Missing {
+            member: number,
+            path: member.path().to_path_buf(),
+            why,
+        });
+    }
+    match member.duty() {
         Duty::Leaving => refused(format!(
             "member {} is being removed; repeat `rushes pool remove`",
             number.0

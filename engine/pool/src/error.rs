@@ -68,7 +68,7 @@ pub enum PoolError {
     },
     /// The user's: what was read, what was expected, what to do.
     Refused(String),
-    /// Another door has the pool.
+    /// A mount has the pool, or a command that changes it.
     Served {
         /// The catalogue.
         catalogue: PathBuf,
@@ -166,7 +166,7 @@ impl fmt::Display for PoolError {
             PoolError::Refused(sentence) => write!(f, "{sentence}"),
             PoolError::Served { catalogue, holder } => write!(
                 f,
-                "the pool {} is served already ({holder}); end that first, one pool has one door at a time",
+                "the pool {} is served already ({holder}); unmount it, or wait until that command has ended: one pool has one mount, or one command that changes it, at a time",
                 catalogue.display()
             ),
             PoolError::System(error) => error.fmt(f),

@@ -119,9 +119,9 @@ struct Row {
 }
 
 impl Row {
-    /// A mount of ours. (The type alone does not tell: without fusermount it is `fuse` for all.)
+    /// A mount of ours. (The type alone does not tell: others may call theirs so.)
     fn is_pool(&self) -> bool {
-        matches!(self.kind.as_str(), "fuse" | MOUNT_TYPE)
+        self.kind == MOUNT_TYPE
             && self.source.join(FORMAT_FILE).is_file()
             && self.source.join(TREE).is_dir()
     }

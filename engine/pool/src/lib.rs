@@ -26,7 +26,7 @@ mod walk;
 mod wishes;
 mod xattr;
 
-pub use balance::rebalance;
+pub use balance::{Evenness, Kept, LeftOut, evenness, rebalance};
 pub use catalogue::{Catalogue, TREE};
 pub use change::{
     Drained, Nobody, Users, about, add, drain, is_add_interrupted, names_follow, remove,
@@ -40,8 +40,8 @@ pub use fsck::{Fsck, Issue, Progress, State, fsck};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
 pub use names::{Inode, NameLog, inode, newest_log};
 pub use online::{Move, Moved, each_file};
-pub use pool::{Buried, Members, Pool, SpillReason, Usage};
-pub use request::{Asked, Door, Listener, Request, Told, Work, WorkKind};
+pub use pool::{Buried, Members, Pool, Readers, SpillReason, Usage};
+pub use request::{Asked, Asker, Door, Listener, Request, Told, Work, WorkKind};
 pub use rescue::{Rescued, rescue};
 pub use rushes_core::pool::wish::WISH_BYTES_MAX;
 pub use rushes_core::pool::{

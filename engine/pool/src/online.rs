@@ -5,7 +5,7 @@
 //! ([`Move::read_before`]). A piece follows the one before it to the same member, so that a file has one segment more on its way, and
 //! none more when it is there. What is not done here: saying which file is next, and how fast.
 
-use crate::balance::lighter_than;
+use crate::balance::target_of;
 use crate::catalogue::REMOVED;
 use crate::change::{candidates, move_whole, sum, take};
 use crate::error::PoolError;
@@ -247,9 +247,7 @@ impl Move {
             None => sum(&data_ranges(source).map_err(failed)?),
         };
         if let What::Object(_) = self.what {
-            return Ok(lighter_than(pool, stub, object, wanted)
-                .into_iter()
-                .collect());
+            return Ok(target_of(pool, stub, object, wanted).into_iter().collect());
         }
         let mut found: Vec<MemberNumber> = before.into_iter().collect();
         found.extend(candidates(pool, stub, object.member, ByteCount(wanted)));

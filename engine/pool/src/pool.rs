@@ -64,11 +64,21 @@ pub struct Buried {
     pub kept: Vec<PoolError>,
 }
 
+/// Whether somebody reads objects by themselves, whatever the layout says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readers {
+    /// Nobody.
+    None,
+    /// By the kernel's passthrough, as they were when the file was opened.
+    Passthrough,
+}
+
 /// Where bytes are that go elsewhere: a segment, and its objects opened.
 struct Source {
     segment: Segment,
     /// None: it is away.
     objects: Vec<Option<OwnedFd>>,
+    readers: Readers,
 }
 
 impl Source {
@@ -349,6 +359,18 @@ impl Pool {
         wanted: ByteRange,
         reason: SpillReason,
     ) -> Result<Located, PoolError> {
+        self.spill_beside(stub, layout, wanted, reason, Readers::None)
+    }
+
+    /// The same beside somebody who reads objects without asking the layout: what is moved stays where it was, too, until the file is cut or removed.
+    pub fn spill_beside(
+        &self,
+        stub: BorrowedFd<'_>,
+        layout: &mut Layout,
+        wanted: ByteRange,
+        reason: SpillReason,
+        readers: Readers,
+    ) -> Result<Located, PoolError> {
         let Some(now) = layout.locate(wanted.start) else {
             return self.place(stub, layout, wanted);
         };
@@ -375,7 +397,8 @@ impl Pool {
                 let objects = self.opened(layout, now.segment_index, Access::Read);
                 let data = objects.next_data(start)?;
                 if data == Some(start) {
-                    let source = self.source(layout, now.segment_index)?;
+                    let mut source = self.source(layout, now.segment_index)?;
+                    source.readers = readers;
                     let first = (start & !(MOVE_BYTES - 1)).max(segment.start.0);
                     let last = (start + length)
                         .next_multiple_of(MOVE_BYTES)
@@ -399,7 +422,11 @@ impl Pool {
         let segment = layout.segments()[segment_index].clone();
         let open = |&object: &Object| self.open_object(layout, object, Access::Write).map(Some);
         let objects = segment.objects.iter().map(open).collect::<Result<_, _>>()?;
-        Ok(Source { segment, objects })
+        Ok(Source {
+            segment,
+            objects,
+            readers: Readers::None,
+        })
     }
 
     /// A segment with those of its objects that can be opened so.
@@ -407,7 +434,11 @@ impl Pool {
         let segment = layout.segments()[segment_index].clone();
         let open = |&object: &Object| self.open_object(layout, object, access).ok();
         let objects = segment.objects.iter().map(open).collect();
-        Source { segment, objects }
+        Source {
+            segment,
+            objects,
+            readers: Readers::None,
+        }
     }
 
     fn next_turn(&self) -> u64 {
@@ -512,7 +543,9 @@ impl Pool {
         gone.retain(|object| kept.binary_search(object).is_err());
         *layout = next;
         if (moved.is_some() || !gone.is_empty()) && fsync(stub).is_ok() {
-            if let Some((source, range)) = &moved {
+            if let Some((source, range)) = &moved
+                && source.readers == Readers::None
+            {
                 let _ = source.punch(*range);
             }
             for object in gone {

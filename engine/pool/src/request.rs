@@ -9,6 +9,7 @@ use crate::catalogue::SOCKET;
 use crate::change::Drained;
 use crate::error::PoolError;
 use rushes_sys::socket::peer;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};
 use serde::{Deserialize, Serialize};
 use std::fs::Permissions;
@@ -256,11 +257,31 @@ impl Drop for Listener {
     }
 }
 
+/// Whether one who asked still waits, for others to see.
+#[derive(Debug)]
+pub struct Asker(UnixStream);
+
+impl Asker {
+    /// He has closed the connection: nobody wants any more what he asked for.
+    pub fn is_gone(&self) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::RDHUP)];
+        // Whoever cannot be looked at is taken for one who waits.
+        let polled = poll(&mut fds, Some(&Timespec::default()));
+        let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        polled.is_ok() && fds[0].revents().intersects(gone)
+    }
+}
+
 /// One who asks the door.
 #[derive(Debug)]
 pub struct Asked(BufReader<UnixStream>);
 
 impl Asked {
+    /// Him, for others to see. None: there is no descriptor left for that.
+    pub fn asker(&self) -> Option<Asker> {
+        self.0.get_ref().try_clone().map(Asker).ok()
+    }
+
     /// What he asks.
     ///
     /// Errors   a sentence for him
@@ -352,6 +373,15 @@ mod tests {
         assert!(Door::of(&catalogue).is_none());
         drop(listener);
         std::fs::remove_dir_all(&catalogue).unwrap();
+    }
+
+    #[test]
+    fn who_has_hung_up_is_seen_to_be_gone() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let asker = Asked(BufReader::new(ours)).asker().unwrap();
+        assert!(!asker.is_gone());
+        drop(theirs);
+        assert!(asker.is_gone());
     }
 
     #[test]

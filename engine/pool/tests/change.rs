@@ -242,21 +242,29 @@ fn a_member_goes_only_when_nothing_is_on_it_and_a_dead_one_only_when_nothing_was
     place.unmount(&place.path.join("member1"));
     remove(&again(), MemberNumber(1), &Nobody).unwrap();
     assert_eq!(numbers(&again()), [0, 2]);
+    let pool = again();
+    // What cannot be emptied is not marked as if it were.
+    let mark = place.path.join("member0/rushes-pool");
+    fs::rename(&mark, mark.with_extension("away")).unwrap();
+    let error = set_draining(&pool, MemberNumber(0), true).unwrap_err();
+    assert!(matches!(error, PoolError::Missing { .. }), "{error}");
+    refused(
+        set_draining(&pool, MemberNumber(7), true),
+        "no member 7; it has 0, 2",
+    );
+    let text = || fs::read_to_string(catalogue.join("rushes-pool")).unwrap();
+    assert!(!text().contains("draining"), "{}", text());
+    fs::rename(mark.with_extension("away"), &mark).unwrap();
+    set_draining(&pool, MemberNumber(0), true).unwrap();
     place.unmount(&place.path.join("member0"));
+    refused(drain(&pool, MemberNumber(0), |_| {}), "is missing");
+    drop(pool);
     refused(
         remove(&again(), MemberNumber(0), &Nobody),
         "bytes of 1 files",
     );
-    let pool = again();
-    refused(
-        set_draining(&pool, MemberNumber(0), true)
-            .and_then(|()| drain(&pool, MemberNumber(0), |_| {})),
-        "is missing",
-    );
-    drop(pool);
-    // A cleaning that was interrupted.
-    let text = fs::read_to_string(catalogue.join("rushes-pool")).unwrap();
-    assert!(text.contains("draining"), "{text}");
+    // An emptying that was interrupted.
+    assert!(text().contains("draining"), "{}", text());
     refused(remove(&again(), MemberNumber(2), &Nobody), "the last one");
     assert_eq!(objects_on_member(&place.path.join("member2")), 0);
 }

@@ -28,6 +28,8 @@ pub struct DeviceFacts {
     pub request_bytes_max: u64,
     /// Smallest unit of direct I/O. Units: bytes.
     pub logical_block_bytes: u32,
+    /// The file that a loop device is, if it is read and written by way of this machine's memory (no direct I/O).
+    pub buffered_file: Option<String>,
     /// UUID of the file system, where udev has made a link for it.
     pub uuid: Option<String>,
 }
@@ -101,8 +103,17 @@ fn facts_below(root: &Path, st_dev: u64) -> io::Result<DeviceFacts> {
             .ok()
             .and_then(|bytes| u32::try_from(bytes).ok())
             .unwrap_or(512),
+        buffered_file: buffered_file(&disk),
         uuid: None,
     })
+}
+
+fn buffered_file(disk: &Path) -> Option<String> {
+    let said = |name| std::fs::read_to_string(disk.join("loop").join(name)).ok();
+    let is_buffered = said("dio")?.trim() == "0";
+    is_buffered
+        .then(|| said("backing_file"))?
+        .map(|file| file.trim_end().to_owned())
 }
 
 fn number(path: &Path) -> io::Result<u64> {
@@ -179,10 +190,24 @@ mod tests {
             scheduler: "mq-deadline".into(),
             request_bytes_max: 1280 << 10,
             logical_block_bytes: 4096,
+            buffered_file: None,
             uuid: None,
         };
         assert_eq!(facts.unwrap(), expected);
         assert_eq!(absent.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_loop_device_without_direct_io_names_its_file() {
+        let disk = std::env::temp_dir().join(format!("rushes-loop-{}", std::process::id()));
+        fs::create_dir_all(disk.join("loop")).unwrap();
+        assert_eq!(buffered_file(&disk), None, "no file yet");
+        fs::write(disk.join("loop/backing_file"), "/srv/a disk.img\n").unwrap();
+        fs::write(disk.join("loop/dio"), "0\n").unwrap();
+        assert_eq!(buffered_file(&disk).as_deref(), Some("/srv/a disk.img"));
+        fs::write(disk.join("loop/dio"), "1\n").unwrap();
+        assert_eq!(buffered_file(&disk), None);
+        fs::remove_dir_all(&disk).unwrap();
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub mod extents;
 pub mod file;
 mod fork;
 pub mod handle;
+pub mod heap;
+pub mod lease;
 mod map;
 pub mod notify;
 pub mod priority;

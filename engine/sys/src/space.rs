@@ -3,6 +3,7 @@
 
 use crate::extents;
 use crate::file::status;
+use crate::lease;
 use crate::watch::{HANDLE_BYTES_MAX, RawHandle};
 use rushes_core::server::{Extent, FileKey};
 use rushes_core::units::ByteRange;
@@ -280,7 +281,7 @@ pub fn give_back(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<Given
     };
     let owner = fstat(&file)?;
     // A lease is for a file's owner (or CAP_LEASE).
-    match as_user(owner.st_uid, owner.st_gid, || lease(&file))? {
+    match as_user(owner.st_uid, owner.st_gid, || lease::take(&file))? {
         Ok(()) => {}
         Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return Ok(GivenBack::Busy),
         Err(error) => return Err(error),
@@ -288,27 +289,6 @@ pub fn give_back(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<Given
     // Now, not before: until the lease somebody could write. It goes with the descriptor.
     trim(&file, fstat(&file)?.st_size as u64)?;
     Ok(GivenBack::Done)
-}
-
-/// `F_SETSIG` of fcntl(2), which the libc crate lacks.
-const F_SETSIG: libc::c_int = 10;
-
-/// Have a file for ourselves: nobody else has it open, and who opens it waits until we have closed it.
-///
-/// Errors   EAGAIN: somebody has it open.
-fn lease(file: &OwnedFd) -> io::Result<()> {
-    // Who waits is told to us by a signal, and the usual one, SIGIO, would end us. This one is ignored.
-    // SAFETY: these calls take numbers and change the descriptor alone.
-    let result = unsafe {
-        match libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) {
-            0 => libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK),
-            failed => failed,
-        }
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// Do something on another's account: his quota counts, and neither what is reserved for root nor root's freedom from quotas
@@ -614,7 +594,7 @@ mod tests {
     fn who_opens_a_file_under_a_lease_waits_and_its_holder_lives() {
         let (path, file) = file("lease");
         let file = OwnedFd::from(file);
-        if let Err(error) = lease(&file) {
+        if let Err(error) = lease::take(&file) {
             std::fs::remove_file(path).unwrap();
             crate::skip(&format!(
                 "the temporary folder's file system has no leases: {error}"

@@ -73,7 +73,15 @@ impl Daemons {
     /// There is none, and it left something: start whoever writes that; again, when he could not.
     fn is_missed(&self) {
         let mut missed = locked(&self.missed);
-        let since = *missed.since.get_or_insert_with(Instant::now);
+        let since = *missed.since.get_or_insert_with(|| {
+            tracing::warn!(
+                "the daemon is gone, and acknowledged bytes wait to be written: the next one does it, or \"{}\" in {} s; who needs them \
+                 waits until then",
+                self.recover,
+                self.recover_after.as_secs()
+            );
+            Instant::now()
+        });
         if let Some(child) = &mut missed.recovering {
             match child.try_wait() {
                 Ok(None) => return,
@@ -118,6 +126,12 @@ impl Lead {
                 Ok(Some(session)) => {
                     self.logged = false;
                     self.serve(session);
+                    if !self.queue.is_closing() {
+                        tracing::info!(
+                            "{}: the daemon is gone, and has left nothing; used without it",
+                            self.member.display()
+                        );
+                    }
                 }
                 Ok(None) => {
                     if self.daemons.facts().is_some_and(|facts| !facts.is_empty()) {

@@ -131,6 +131,13 @@ impl Engine {
         self.queue(member).filter(|queue| queue.serves())
     }
 
+    /// Whether reads of it are nobody's to see: there was no daemon for them since the mount began, and none has bytes of it. (Of one that died the next
+    /// one is to have them.)
+    pub(crate) fn may_pass(&self, object: Object, fd: &OwnedFd) -> bool {
+        let queue = self.queue(object.member);
+        queue.is_none_or(|queue| !queue.has_served()) && !self.has_fact(fd)
+    }
+
     /// The object lacks bytes that a daemon has, or has left.
     pub(crate) fn has_fact(&self, fd: &OwnedFd) -> bool {
         let facts = self.daemons.as_ref().and_then(|daemons| daemons.facts());

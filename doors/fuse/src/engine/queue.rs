@@ -115,6 +115,8 @@ pub(super) struct Queue {
     pub(super) bell: OwnedFd,
     /// There is a session: else nobody needs to ask.
     serves: AtomicBool,
+    /// There was one.
+    has_served: AtomicBool,
     /// It takes writes.
     pub(super) takes_writes: AtomicBool,
     /// The session looks for another daemon.
@@ -129,6 +131,7 @@ impl Queue {
             jobs: Mutex::default(),
             bell: bell::new()?,
             serves: AtomicBool::new(false),
+            has_served: AtomicBool::new(false),
             takes_writes: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             closing: AtomicBool::new(false),
@@ -177,8 +180,14 @@ impl Queue {
         self.serves.load(Ordering::Acquire)
     }
 
+    /// Somebody does, or has done.
+    pub(super) fn has_served(&self) -> bool {
+        self.has_served.load(Ordering::Acquire)
+    }
+
     /// A session begins as soon as nobody changes objects without it.
     pub(super) fn begin_to_serve(&self) {
+        self.has_served.store(true, Ordering::Release);
         self.gate.shut();
         self.serves.store(true, Ordering::Release);
     }

@@ -55,13 +55,37 @@ pub(super) fn is_member(folder: &Path) -> bool {
     folder.join(FORMAT_FILE).is_file() && folder.join(OBJECTS).is_dir()
 }
 
-/// A share that is a member.
-pub(super) fn member(share: &ShareConfig, sections: &[Section], findings: &mut Vec<Finding>) {
+/// Folders looked at for members in one that is served; more are not a disk's root with a member in it.
+const FOLDERS_LOOKED_AT: usize = 256;
+
+/// What members of pools a served folder is: itself, or folders right below it.
+pub(super) fn members_in(folder: &Path) -> Vec<PathBuf> {
+    if is_member(folder) {
+        return vec![real(folder)];
+    }
+    let below = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    below
+        .take(FOLDERS_LOOKED_AT)
+        .map(|entry| entry.path())
+        .filter(|path| is_member(path))
+        .map(|path| real(&path))
+        .collect()
+}
+
+/// A share that has members.
+pub(super) fn member(
+    share: &ShareConfig,
+    members: &[PathBuf],
+    sections: &[Section],
+    findings: &mut Vec<Finding>,
+) {
     let area = format!("share {}", share.name);
-    let member = real(&share.path);
     let shows = |section: &&Section| {
         let path = section.get("path").filter(|path| !path.contains('%'));
-        path.is_some_and(|path| real(Path::new(path)).starts_with(&member))
+        path.is_some_and(|path| {
+            let shown = real(Path::new(path));
+            members.iter().any(|member| shown.starts_with(member))
+        })
     };
     let before = findings.len();
     for section in sections.iter().filter(shows) {
@@ -81,7 +105,7 @@ pub(super) fn member(share: &ShareConfig, sections: &[Section], findings: &mut V
     if findings.len() == before {
         findings.push(Finding::ok(
             &area,
-            "it is a member of a pool: clients come by the pool's mount",
+            "it has a member of a pool: clients come by the pool's mount, Samba need not know of it",
         ));
     }
 }
@@ -177,6 +201,7 @@ mod tests {
             let mut findings = Vec::new();
             member(
                 &config.shares[0],
+                &members_in(&folder),
                 &inherited(&parse(smb_conf)),
                 &mut findings,
             );
@@ -188,6 +213,19 @@ mod tests {
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(shown.level, Level::Error);
         assert!(shown.remedy.is_some() && shown.finding.contains("[a]"));
+    }
+
+    #[test]
+    fn a_disk_with_a_member_right_below_its_root_has_it() {
+        let root = std::env::temp_dir().join(format!("rushes-doctor-root-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("pool").join(OBJECTS)).unwrap();
+        std::fs::create_dir_all(root.join("else")).unwrap();
+        assert_eq!(members_in(&root), Vec::<PathBuf>::new());
+        std::fs::write(root.join("pool").join(FORMAT_FILE), "{}").unwrap();
+        assert_eq!(members_in(&root), [real(&root.join("pool"))]);
+        assert_eq!(members_in(&root.join("pool")), [real(&root.join("pool"))]);
+        assert_eq!(members_in(&root.join("else")), Vec::<PathBuf>::new());
+        std::fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub(super) fn examine(shown: &Shown<'_>, smb_conf: Option<&Path>, findings: &mut
     let version = output(Command::new(&smbd).arg("--version"))
         .map(|text| text.trim().trim_start_matches("Version ").to_string())
         .unwrap_or_else(|| String::from("unknown"));
-    if shown.config.is_some() {
+    if shown.config.is_some_and(needs_module) {
         module(&smbd, &version, findings);
     }
     let Some(text) = testparm(smb_conf) else {
@@ -215,10 +215,28 @@ pub(super) fn inherited(sections: &[Section]) -> Vec<Section> {
         .collect()
 }
 
+/// Some share is one of Samba's, and not only there for a pool's mount.
+fn needs_module(config: &Config) -> bool {
+    let mut shares = config.shares.iter();
+    config.shares.is_empty() || shares.any(|share| super::pools::members_in(&share.path).is_empty())
+}
+
+fn named<'a>(share: &ShareConfig, sections: &'a [Section]) -> Option<&'a Section> {
+    sections.iter().find(|section| {
+        let name = section.get("rushes:share").unwrap_or(&section.name);
+        name.eq_ignore_ascii_case(&share.name)
+    })
+}
+
 fn sections(config: &Config, inherited: &[Section], findings: &mut Vec<Finding>) {
     for share in &config.shares {
-        if super::pools::is_member(&share.path) {
-            super::pools::member(share, inherited, findings);
+        let members = super::pools::members_in(&share.path);
+        if !members.is_empty() {
+            super::pools::member(share, &members, inherited, findings);
+        }
+        // A disk's root may have other things beside a member, and be shown for their sake.
+        let is_root = || !super::pools::is_member(&share.path) && named(share, inherited).is_some();
+        if !members.is_empty() && !is_root() {
             continue;
         }
         share_section(config, share, inherited, findings);
@@ -295,11 +313,7 @@ fn share_section(
     findings: &mut Vec<Finding>,
 ) {
     let area = format!("share {}", share.name);
-    let section = sections.iter().find(|section| {
-        let name = section.get("rushes:share").unwrap_or(&section.name);
-        name.eq_ignore_ascii_case(&share.name)
-    });
-    let Some(section) = section else {
+    let Some(section) = named(share, sections) else {
         findings.push(Finding::of(
             Level::Warning,
             &area,
@@ -439,6 +453,25 @@ mod tests {
             "[global]\nvfs objects = rushes\n[m]\npath = /srv/media\nrushes:share = media\n[b]\npath = /b\n",
             &[(Level::Ok, "[m]"), (Level::Warning, "[b] names the module")],
         );
+    }
+
+    #[test]
+    fn a_member_of_a_pool_needs_no_share_and_no_module() {
+        let disk = std::env::temp_dir().join(format!("rushes-samba-{}", std::process::id()));
+        std::fs::create_dir_all(disk.join("pool/objects")).unwrap();
+        std::fs::write(disk.join("pool/rushes-pool"), "{}").unwrap();
+        for share in [disk.clone(), disk.join("pool")] {
+            let text = format!("[[share]]\nname = \"a\"\npath = {share:?}\n");
+            let config = Config::parse(Path::new("x"), &text, |_| true).unwrap();
+            assert!(!needs_module(&config));
+            let said = |smb_conf: &str| {
+                let mut findings = Vec::new();
+                sections(&config, &inherited(&parse(smb_conf)), &mut findings);
+                findings.iter().map(|one| one.level).collect::<Vec<_>>()
+            };
+            assert_eq!(said("[global]\n"), [Level::Ok], "{share:?}");
+        }
+        std::fs::remove_dir_all(&disk).unwrap();
     }
 
     #[test]

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How the kernel reads and writes each open of a file: through its cache, past it, or straight from the object (passthrough).
+//!
+//! Straight from the object nobody here sees a read. So it is for who opens a file only to read it, while nobody writes to it, no daemon is to
+//! have its reads, and all its bytes are in one object, byte for byte. As long as somebody has such an open, or a mapping that such an open left
+//! behind (the kernel tells of its close, not of its mappings), the object stays where it is and as long as the file is. Decision:
+//! docs/decisions/0033.
+//!
+//! The kernel (fs/fuse/iomode.c) lets an inode be open through its cache or by passthrough, not both: while there are opens by passthrough,
+//! each further one is one, too, if need be for its mappings alone.
+
+use crate::answer::Answer;
+use crate::door::Door;
+use crate::files::{OpenFile, State};
+use crate::nodes::{Node, locked};
+use crate::session::Backing;
+use rushes_pool::{Access, ByteOffset, Object, PoolError};
+use rushes_sys::lease;
+use rustix::fs::{OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, fstat, ftruncate, futimens};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// How the kernel does reads and writes of one open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Through its cache.
+    Cached,
+    /// Past it. Only for writing: without a cache of writes it would cost a copy.
+    Direct,
+    /// By passthrough; or for mappings alone, and reads and writes come to the door.
+    Passed { writes: bool },
+}
+
+/// What the kernel is told of an open.
+pub(crate) struct Opened {
+    pub(crate) way: Way,
+    /// Of one that is passed: the object, as the kernel knows it, and whether reads and writes are passed, too, beside mappings.
+    pub(crate) backing: Option<(Arc<Backing>, bool)>,
+}
+
+impl Opened {
+    /// As all are where the mount outlives the process.
+    pub(crate) fn cached() -> Opened {
+        Opened {
+            way: Way::Cached,
+            backing: None,
+        }
+    }
+}
+
+/// The kernel's opens of a file.
+#[derive(Debug, Default)]
+pub(crate) struct Ways {
+    cached: u64,
+    direct: u64,
+    passed: u64,
+    /// The object that was passed. It may still be mapped when no such open is left.
+    object: Option<Object>,
+    /// As the kernel knows that object, while such opens are there.
+    backing: Option<Arc<Backing>>,
+}
+
+impl Ways {
+    /// Nobody has it open; what may be mapped is as it was at the last close.
+    pub(crate) fn of_mapped(object: Option<Object>) -> Ways {
+        Ways {
+            object,
+            ..Ways::default()
+        }
+    }
+
+    /// What somebody may read without the door.
+    pub(crate) fn object(&self) -> Option<Object> {
+        self.object
+    }
+
+    /// No such open is left.
+    fn is_mapped_at_most(&self) -> bool {
+        self.object.is_some() && self.passed == 0
+    }
+
+    fn add(&mut self, way: Way) -> Way {
+        *self.count(way) += 1;
+        way
+    }
+
+    fn count(&mut self, way: Way) -> &mut u64 {
+        match way {
+            Way::Cached => &mut self.cached,
+            Way::Direct => &mut self.direct,
+            Way::Passed { .. } => &mut self.passed,
+        }
+    }
+}
+
+impl Door {
+    /// How this open is done. `register` tells the kernel of an object.
+    ///
+    /// Assumes  `file` was opened for it
+    pub(crate) fn way(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        flags: i32,
+        register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
+    ) -> Answer<Opened> {
+        let flags = OFlags::from_bits_retain(flags as u32);
+        let access = flags & OFlags::ACCMODE;
+        let is_mapped_at_most = locked(&file.ways).is_mapped_at_most();
+        if is_mapped_at_most {
+            // Perhaps nobody has it any more.
+            self.is_passed(node, file, &file.change());
+        }
+        // Who changes the layout has it alone: he comes before this, or sees it.
+        let state = file.state();
+        let mut ways = locked(&file.ways);
+        let is_first = ways.object.is_none();
+        if is_first {
+            let object = match access == OFlags::RDONLY && !flags.contains(OFlags::DIRECT) {
+                true if ways.cached + ways.direct == 0 => self.may_pass(node, file, &state),
+                _ => None,
+            };
+            ways.object = object;
+        }
+        let Some(object) = ways.object else {
+            let is_direct = access == OFlags::WRONLY && self.can_pass.load(Ordering::Acquire);
+            let way = ways.add(if is_direct { Way::Direct } else { Way::Cached });
+            return Ok(Opened { way, backing: None });
+        };
+        let backing = match &ways.backing {
+            Some(backing) => Ok(Arc::clone(backing)),
+            None => self
+                .object(node, &state, object, Access::Read)
+                .map_err(|error| self.trouble(node, &error))
+                .and_then(|fd| {
+                    register(&fd).map(Arc::new).map_err(|error| {
+                        tracing::warn!("file {}: no passthrough: {error}", node.number);
+                        Errno::IO
+                    })
+                }),
+        };
+        let backing = match backing {
+            Ok(backing) => backing,
+            Err(_) if is_first => {
+                ways.object = None;
+                let way = ways.add(Way::Cached);
+                return Ok(Opened { way, backing: None });
+            }
+            Err(error) => return Err(error),
+        };
+        ways.backing = Some(Arc::clone(&backing));
+        let is_whole =
+            access == OFlags::RDONLY && self.is_whole(node, file, &state) == Some(object);
+        let writes = access != OFlags::RDONLY;
+        let way = ways.add(Way::Passed { writes });
+        Ok(Opened {
+            way,
+            backing: Some((backing, is_whole)),
+        })
+    }
+
+    /// The kernel closes one.
+    pub(crate) fn way_ends(&self, node: &Arc<Node>, file: &OpenFile, way: Way) {
+        if way == (Way::Passed { writes: true }) {
+            self.follow_mapping(node, file);
+        }
+        let mut ways = locked(&file.ways);
+        let count = ways.count(way);
+        *count = count.saturating_sub(1);
+        let last = match ways.passed {
+            0 => ways.backing.take(),
+            _ => None,
+        };
+        drop(ways);
+        // The kernel is told with no lock held.
+        drop(last);
+    }
+
+    /// Who mapped the object and stored there has changed the file: its time says so, as after any other write.
+    fn follow_mapping(&self, node: &Arc<Node>, file: &OpenFile) {
+        let state = file.state();
+        let Some(object) = locked(&file.ways).object else {
+            return;
+        };
+        let Ok(fd) = self.object(node, &state, object, Access::Read) else {
+            return;
+        };
+        let (Ok(object), Ok(stub)) = (fstat(&*fd), fstat(&*file.stub)) else {
+            return;
+        };
+        let time = |found: &Stat| (found.st_mtime, found.st_mtime_nsec);
+        if time(&object) <= time(&stub) {
+            return;
+        }
+        let times = Timestamps {
+            last_access: Timespec {
+                tv_sec: 0,
+                tv_nsec: UTIME_OMIT,
+            },
+            last_modification: Timespec {
+                tv_sec: object.st_mtime,
+                tv_nsec: object.st_mtime_nsec as _,
+            },
+        };
+        match futimens(&*file.stub, &times) {
+            Ok(()) => self.changed(node),
+            Err(error) => tracing::warn!("file {}: its time stays: {error}", node.number),
+        }
+    }
+
+    /// The object that has all bytes of the file, byte for byte, and no more.
+    fn is_whole(&self, node: &Node, file: &OpenFile, state: &State) -> Option<Object> {
+        let [segment] = state.layout.as_ref()?.segments() else {
+            return None;
+        };
+        let [object] = segment.objects[..] else {
+            return None;
+        };
+        let fd = self.object(node, state, object, Access::Read).ok()?;
+        let length = fstat(&*fd).ok()?.st_size as u64;
+        (segment.origin.0 == 0 && length == file.size()).then_some(object)
+    }
+
+    /// The object that the kernel may read itself. None: somebody needs to see it.
+    fn may_pass(&self, node: &Node, file: &OpenFile, state: &State) -> Option<Object> {
+        if !self.can_pass.load(Ordering::Acquire) || file.size() == 0 {
+            return None;
+        }
+        let object = self.is_whole(node, file, state)?;
+        let fd = self.object(node, state, object, Access::Read).ok()?;
+        // What is to go elsewhere would have to wait for its readers.
+        let stays = self.pool.takes_bytes(object.member);
+        (stays && self.engine.may_pass(object, &fd)).then_some(object)
+    }
+
+    /// Whether somebody may read the file's object without the door. When no such open is left the kernel is asked for mappings, and what is
+    /// found out is remembered.
+    ///
+    /// Assumes  `state`: locked alone
+    pub(crate) fn is_passed(&self, node: &Node, file: &OpenFile, state: &State) -> bool {
+        let mut ways = locked(&file.ways);
+        let Some(object) = ways.object else {
+            return false;
+        };
+        if ways.passed > 0 {
+            return true;
+        }
+        // Nobody uses our own descriptors now: they would look like somebody else's.
+        state.forget(object);
+        let is_elsewhere = match self.object(node, state, object, Access::Read) {
+            Ok(fd) => lease::is_open_elsewhere(&fd).unwrap_or(true),
+            // Whoever has it mapped has what is left of it.
+            Err(PoolError::Object { .. } | PoolError::NoRoom) => false,
+            Err(_) => true,
+        };
+        if !is_elsewhere {
+            ways.object = None;
+        }
+        is_elsewhere
+    }
+
+    /// An object that is read without the door reaches to the file's end: what is behind its own would be the end for them.
+    ///
+    /// Assumes  `state`: locked alone
+    pub(crate) fn stretch(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        state: &State,
+        size: u64,
+    ) -> Answer<()> {
+        let Some(last) = size.checked_sub(1) else {
+            return Ok(());
+        };
+        if !self.is_passed(node, file, state) {
+            return Ok(());
+        }
+        let passed = locked(&file.ways).object;
+        let located = state
+            .layout
+            .as_ref()
+            .and_then(|layout| layout.locate(ByteOffset(last)));
+        let Some(located) = located.filter(|located| Some(located.object) == passed) else {
+            return Ok(());
+        };
+        let fd = self.object(node, state, located.object, Access::Write);
+        let fd = fd.map_err(|error| self.trouble(node, &error))?;
+        let length = fstat(&*fd)?.st_size as u64;
+        if length < size {
+            let mut held = self.engine.hold(vec![(located.object, Arc::clone(&fd))])?;
+            ftruncate(&*fd, size)?;
+            held.range = (length, size - length);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the C library's heap does with large buffers.
+
+/// Longer buffers are mappings of their own. Units: bytes.
+const MAPPED_BYTES_MIN: libc::c_int = 8 << 20;
+
+/// Buffers of eight MiB and more take memory only where they are written to, and give it back when they go.
+///
+/// glibc does so until the first of them is freed, and puts further ones on heaps that it zeroes: a process with a buffer of 16 MiB for each of
+/// many threads, of which each uses the first MiB, then holds hundreds of MiB.
+pub fn map_large_buffers() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes numbers, and sets one of the allocator's own under its lock.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN);
+    }
+}

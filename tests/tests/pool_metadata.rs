@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What names and attributes of a pool cost its disks: the catalogue's has them all, members are for bytes.
+//!
+//! Requests are counted by the kernel, of our own loop devices. Something else may read there at that moment (a member is looked at now and
+//! then), so that a look counts when it was quiet; one that needs a member's disk is never quiet.
+
+use rushes_tests::pool::{EXT4, PoolWorld, put};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use serde_json::json;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Read requests of the device below a folder, so far.
+fn read_count(folder: &Path) -> u64 {
+    let device = fs::metadata(folder).expect("mounted").dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let path = format!("/sys/dev/block/{major}:{minor}/stat");
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let first = text.split_whitespace().next().expect("a row of numbers");
+    first.parse().expect("a number")
+}
+
+/// Read requests of the catalogue's disk and of the members' together, while `work` is done.
+fn reads_of(world: &PoolWorld, work: impl FnOnce()) -> (u64, u64) {
+    let catalogue = world.catalogue();
+    let members = || {
+        (0..2)
+            .map(|number| read_count(&world.member(number)))
+            .sum::<u64>()
+    };
+    let before = (read_count(&catalogue), members());
+    work();
+    let after = (read_count(&catalogue), members());
+    (after.0 - before.0, after.1 - before.1)
+}
+
+/// Nothing of the pool's names, attributes and bytes is in memory, as far as the kernel lets it go.
+fn forget() {
+    rustix::fs::sync();
+    // Once for what the mount's clients know, which lets the mount let go of it; once for what that has known.
+    for _ in 0..2 {
+        fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    }
+}
+
+/// The mount is asked, whatever the kernel believes.
+fn look(path: &Path) {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+    let found = statx(CWD, path, flags, StatxFlags::BASIC_STATS).expect("it is there");
+    assert_eq!(found.stx_size, 1 << 20);
+}
+
+/// Do it until it comes out as wanted.
+fn until(what: &str, mut look: impl FnMut() -> (bool, (u64, u64))) {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let (is_it, reads) = look();
+        if is_it {
+            return;
+        }
+        assert!(
+            Instant::now() < end,
+            "{what}: {} reads of the catalogue's disk and {} of the members'",
+            reads.0,
+            reads.1
+        );
+    }
+}
+
+#[test]
+fn a_look_at_a_cached_file_reads_no_disk_and_at_a_cold_one_the_catalogues_alone() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    // Files enough that two of them are not in one block with everything else.
+    let folder = world.path("reels/day1");
+    fs::create_dir_all(&folder).expect("made");
+    for seed in 0..8 {
+        put(&folder.join(format!("f{seed}")), seed, 1 << 20).expect("there is room");
+    }
+    let file = folder.join("f3");
+    // The log of names is written; from here on nobody changes anything.
+    until("the log of names", || {
+        let status = world.json(&["status"], &[]).0;
+        (status[0]["log_members"] == json!([0, 1]), (0, 0))
+    });
+
+    until("a cold look", || {
+        forget();
+        let reads = reads_of(&world, || look(&file));
+        (reads.0 > 0 && reads.1 == 0, reads)
+    });
+    until("a look at what was looked at", || {
+        look(&file);
+        let reads = reads_of(&world, || look(&file));
+        (reads == (0, 0), reads)
+    });
+    until("a listing with sizes", || {
+        forget();
+        let reads = reads_of(&world, || {
+            let entries = fs::read_dir(&folder).expect("listed").flatten();
+            let sizes = entries.map(|entry| entry.metadata().expect("known").len());
+            assert_eq!(sizes.sum::<u64>(), 8 << 20);
+        });
+        (reads.0 > 0 && reads.1 == 0, reads)
+    });
+    // Bytes are the members'; else nothing above would have been seen.
+    forget();
+    let reads = reads_of(&world, || {
+        assert_eq!(fs::read(&file).expect("read").len(), 1 << 20);
+    });
+    assert!(reads.1 > 0, "{reads:?}");
+}

@@ -1,0 +1,527 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the kernel reads straight from an object, and what is written past its cache: nobody sees other bytes than everybody else.
+
+use rushes_tests::needs::{self, Need};
+use rushes_tests::pattern;
+use rushes_tests::pool::{BTRFS, EXT4, PoolWorld, XFS, check, put};
+use rustix::fs::FallocateFlags;
+use serde_json::json;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+/// What a mount reads for itself meanwhile, at most: records, requests.
+const OWN_BYTES: u64 = 64 << 10;
+
+/// Maps a file whole, closes it, and reads and stores as it is told.
+const MAPPER: &str = r#"
+import mmap, os, sys
+writes = sys.argv[2] == "w"
+fd = os.open(sys.argv[1], os.O_RDWR if writes else os.O_RDONLY)
+memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0))
+os.close(fd)
+print("mapped", flush=True)
+for line in sys.stdin:
+    word, at, what = line.split()
+    at = int(at)
+    if word == "store":
+        what = bytes.fromhex(what)
+        memory[at:at + len(what)] = what
+        print("stored", flush=True)
+    else:
+        print(memory[at:at + int(what)].hex(), flush=True)
+"#;
+
+/// A program that has a file mapped, and closed. It ends when it is dropped.
+struct Mapper {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Mapper {
+    fn new(path: &Path, way: &str) -> Mapper {
+        let mut child = Command::new(needs::path_of("python3"))
+            .args(["-c", MAPPER])
+            .arg(path)
+            .arg(way)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 starts");
+        let mut mapper = Mapper {
+            input: child.stdin.take(),
+            output: BufReader::new(child.stdout.take().expect("it is piped")),
+            child,
+        };
+        assert_eq!(mapper.line(), "mapped");
+        mapper
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("it says so");
+        line.trim_end().to_owned()
+    }
+
+    fn ask(&mut self, words: &str) -> String {
+        let input = self.input.as_mut().expect("it lives");
+        writeln!(input, "{words}").expect("it hears");
+        self.line()
+    }
+
+    /// Bytes that it sees, in hexadecimal.
+    fn sees(&mut self, at: usize, length: usize) -> String {
+        self.ask(&format!("read {at} {length}"))
+    }
+
+    fn stores(&mut self, at: usize, bytes: &[u8]) {
+        assert_eq!(self.ask(&format!("store {at} {}", hex(bytes))), "stored");
+    }
+}
+
+impl Drop for Mapper {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        let _ = self.child.wait();
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn writer(path: &Path) -> File {
+    File::options().write(true).open(path).expect("there")
+}
+
+/// Opened to read it; the kernel does that itself.
+fn passed(world: &PoolWorld, name: &str) -> File {
+    let mut file = File::open(world.path(name)).expect("there");
+    let length = file.metadata().expect("known").len();
+    let before = world.read_by_mount();
+    std::io::copy(&mut file, &mut std::io::sink()).expect("read");
+    let read = world.read_by_mount() - before;
+    assert!(
+        read < OWN_BYTES.min(length),
+        "{name}: the mount read {read} bytes"
+    );
+    file.rewind().expect("a file");
+    file
+}
+
+/// All that a reader sees, from the start on.
+fn seen(file: &File) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut file = file;
+    file.seek(SeekFrom::Start(0)).expect("a file");
+    file.read_to_end(&mut bytes).expect("read");
+    bytes
+}
+
+fn is_sound(world: &mut PoolWorld) {
+    world.end();
+    let (report, code) = world.json(&["fsck"], &[]);
+    assert_eq!(
+        (code, &report["findings"]),
+        (Some(0), &json!([])),
+        "{report}"
+    );
+}
+
+#[test]
+fn a_file_that_is_only_read_is_read_by_the_kernel_itself() {
+    for made in [(EXT4, 64), (XFS, 300), (BTRFS, 120)] {
+        let Some(mut world) = PoolWorld::build(&[made]) else {
+            return;
+        };
+        let length = 5 * MIB + 17;
+        put(&world.path("f"), 1, length).expect("there is room");
+        let one = passed(&world, "f");
+        pattern::check(1, 0, &seen(&one), "f");
+        let other = passed(&world, "f");
+        // Without the kernel's cache, and beside one that has been closed.
+        drop(one);
+        fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+        pattern::check(1, 0, &seen(&other), "f");
+        // What is copied by the kernel's own means goes by way of the mount, and arrives.
+        drop(other);
+        fs::copy(world.path("f"), world.path("copy")).expect("there is room");
+        check(&world.path("copy"), 1, length);
+        // Somebody has it open for writing: the mount sees each read.
+        let file = writer(&world.path("f"));
+        let before = world.read_by_mount();
+        check(&world.path("f"), 1, length);
+        assert!(world.read_by_mount() - before > length as u64);
+        drop(file);
+        // A program.
+        fs::copy("/bin/true", world.path("true")).expect("there is room");
+        let ran = Command::new(world.path("true")).status();
+        assert!(ran.expect("it starts").success());
+        is_sound(&mut world);
+    }
+}
+
+#[test]
+fn who_reads_by_passthrough_sees_what_others_write_cut_and_add() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 64), (EXT4, 64)]) else {
+        return;
+    };
+    put(&world.path("f"), 1, 2 * MIB).expect("there is room");
+    let mut expected = pattern::bytes(1, 0, 2 * MIB);
+    let reader = passed(&world, "f");
+    let must_see = |expected: &[u8], context: &str| {
+        assert!(seen(&reader) == expected, "{context}");
+        assert_eq!(
+            reader.metadata().expect("known").len(),
+            expected.len() as u64,
+            "{context}"
+        );
+        assert!(
+            fs::read(world.path("f")).expect("read") == expected,
+            "{context}, opened anew"
+        );
+    };
+    let file = writer(&world.path("f"));
+    file.write_all_at(b"middle", 777_777).expect("room");
+    expected[777_777..777_783].copy_from_slice(b"middle");
+    must_see(&expected, "written over");
+    file.write_all_at(b"behind the end", 3 << 20).expect("room");
+    expected.resize(3 << 20, 0);
+    expected.extend(b"behind the end");
+    must_see(&expected, "written behind the end");
+    file.set_len(MIB as u64 + 3).expect("cut");
+    expected.truncate(MIB + 3);
+    must_see(&expected, "cut");
+    file.set_len(4 << 20).expect("made longer");
+    expected.resize(4 << 20, 0);
+    must_see(&expected, "made longer");
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 4 << 20, 1 << 20).expect("room");
+    expected.resize(5 << 20, 0);
+    must_see(&expected, "reserved");
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, punch, 4096, 65536).expect("punched");
+    expected[4096..4096 + 65536].fill(0);
+    must_see(&expected, "punched");
+    drop(file);
+    // As programs save: cut to nothing, then written anew.
+    fs::write(world.path("f"), "anew").expect("room");
+    must_see(b"anew", "written anew");
+    // Who reads and writes beside it.
+    let both = File::options()
+        .read(true)
+        .write(true)
+        .open(world.path("f"))
+        .expect("there");
+    both.write_all_at(b"by both", 100).expect("room");
+    let mut expected = b"anew".to_vec();
+    expected.resize(100, 0);
+    expected.extend(b"by both");
+    must_see(&expected, "by one who reads and writes");
+    assert!(seen(&both) == expected, "what he sees himself");
+    both.sync_all().expect("synced");
+    drop(both);
+    let mut appended = File::options()
+        .append(true)
+        .open(world.path("f"))
+        .expect("there");
+    appended.write_all(b", appended").expect("room");
+    expected.extend(b", appended");
+    must_see(&expected, "appended");
+    drop((appended, reader));
+    is_sound(&mut world);
+    world.start();
+    assert!(fs::read(world.path("f")).expect("read") == expected);
+}
+
+#[test]
+fn who_has_it_open_keeps_a_file_that_loses_its_name() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 64)]) else {
+        return;
+    };
+    for (seed, name) in ["removed", "replaced", "new"].into_iter().enumerate() {
+        put(&world.path(name), seed as u64, MIB).expect("there is room");
+    }
+    let (removed, replaced) = (passed(&world, "removed"), passed(&world, "replaced"));
+    fs::remove_file(world.path("removed")).expect("removed");
+    fs::rename(world.path("new"), world.path("replaced")).expect("renamed");
+    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    pattern::check(0, 0, &seen(&removed), "removed");
+    pattern::check(1, 0, &seen(&replaced), "replaced");
+    check(&world.path("replaced"), 2, MIB);
+    assert_eq!(removed.metadata().expect("known").nlink(), 0);
+    drop((removed, replaced));
+    is_sound(&mut world);
+}
+
+/// Until the member has none of it but what the reader keeps there, and then without him.
+fn emptied_beside(world: &PoolWorld, member: u64, kept: &str, other: &str, let_go: impl FnOnce()) {
+    let mut drain = world.command(&["drain", &member.to_string()], &[]);
+    let mut drain = drain.stdout(Stdio::null()).spawn().expect("rushes starts");
+    let end = Instant::now() + Duration::from_secs(60);
+    while world.members_of(other).contains(&member) {
+        assert!(Instant::now() < end, "{other} stays");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(
+        world.members_of(kept),
+        [member],
+        "{kept} waits for its reader"
+    );
+    assert_eq!(drain.try_wait().expect("ours"), None);
+    let_go();
+    assert_eq!(drain.wait().expect("ours").code(), Some(0));
+    assert_eq!(world.members_of(kept), [1 - member]);
+}
+
+#[test]
+fn a_file_that_is_read_by_passthrough_is_moved_when_nobody_has_it_any_more() {
+    if !needs::all_there(&[Need::Program("python3")]) {
+        return;
+    }
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 64), (EXT4, 64)]) else {
+        return;
+    };
+    let length = 3 * MIB + 5;
+    put(&world.path("kept"), 1, length).expect("there is room");
+    let home = world.members_of("kept")[0];
+    let mut other = 0;
+    while !world.path("other").exists() || world.members_of("other") != [home] {
+        let _ = fs::remove_file(world.path("other"));
+        put(&world.path("other"), 2, MIB).expect("there is room");
+        put(&world.path(format!("more{other}")), 3, MIB).expect("there is room");
+        other += 1;
+        assert!(other < 10, "the emptier member gets the next file");
+    }
+    let reader = passed(&world, "kept");
+    emptied_beside(&world, home, "kept", "other", || {
+        pattern::check(1, 0, &seen(&reader), "kept");
+        drop(reader);
+    });
+    check(&world.path("kept"), 1, length);
+    // Back again; this time it is closed, and mapped.
+    let (report, code) = world.json(&["drain", &home.to_string(), "--cancel"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    let mut mapper = Mapper::new(&world.path("kept"), "r");
+    emptied_beside(&world, 1 - home, "kept", "other", || {
+        let expected = pattern::bytes(1, 2 << 20, 64);
+        assert_eq!(mapper.sees(2 << 20, 64), hex(&expected));
+        // What is written beside it is seen, though no open is left.
+        fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+        let file = writer(&world.path("kept"));
+        file.write_all_at(b"new", 12345).expect("room");
+        assert_eq!(mapper.sees(12345, 3), hex(b"new"));
+        drop(file);
+        drop(mapper);
+    });
+    let mut expected = pattern::bytes(1, 0, length);
+    expected[12345..12348].copy_from_slice(b"new");
+    assert!(fs::read(world.path("kept")).expect("read") == expected);
+    is_sound(&mut world);
+}
+
+#[test]
+fn stores_through_a_mapping_and_writes_past_the_cache_are_seen_by_everybody() {
+    if !needs::all_there(&[Need::Program("python3")]) {
+        return;
+    }
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 64)]) else {
+        return;
+    };
+    for name in ["passed", "cached"] {
+        put(&world.path(name), 1, MIB).expect("there is room");
+        let mut expected = pattern::bytes(1, 0, MIB);
+        // Beside a writer readers have the kernel's cache.
+        let first = (name == "cached").then(|| writer(&world.path(name)));
+        let reader = File::open(world.path(name)).expect("there");
+        assert!(seen(&reader) == expected, "{name}");
+        let old = fs::metadata(world.path(name)).expect("known");
+        let mut mapper = Mapper::new(&world.path(name), "w");
+        let mut watcher = Mapper::new(&world.path(name), "r");
+        assert_eq!(watcher.sees(5000, 4), hex(&expected[5000..5004]));
+        mapper.stores(5000, b"stored");
+        expected[5000..5006].copy_from_slice(b"stored");
+        assert_eq!(watcher.sees(5000, 6), hex(b"stored"), "{name}");
+        let file = writer(&world.path(name));
+        // Not by pages, and beside bytes of the same page that were stored just now.
+        file.write_all_at(b"written", 5003).expect("room");
+        expected[5003..5010].copy_from_slice(b"written");
+        assert_eq!(watcher.sees(5000, 10), hex(&expected[5000..5010]), "{name}");
+        assert!(seen(&reader) == expected, "{name}");
+        drop(first);
+        drop((mapper, watcher, file));
+        assert!(seen(&reader) == expected, "{name}");
+        drop(reader);
+        assert!(
+            fs::read(world.path(name)).expect("read") == expected,
+            "{name}"
+        );
+        let new = fs::metadata(world.path(name)).expect("known");
+        assert!(
+            (new.mtime(), new.mtime_nsec()) > (old.mtime(), old.mtime_nsec()),
+            "{name}: its time"
+        );
+    }
+    // A mapping alone, whose store comes after its close.
+    put(&world.path("f"), 2, MIB).expect("there is room");
+    let reader = passed(&world, "f");
+    let mut mapper = Mapper::new(&world.path("f"), "w");
+    drop(reader);
+    let other = File::options()
+        .read(true)
+        .write(true)
+        .open(world.path("f"))
+        .expect("there");
+    assert_eq!(seen(&other).len(), MIB);
+    mapper.stores(99, b"late");
+    assert_eq!(&seen(&other)[99..103], b"late");
+    drop((other, mapper));
+    passed(&world, "f");
+    is_sound(&mut world);
+}
+
+#[test]
+fn a_file_that_goes_on_elsewhere_beside_its_reader_is_whole_for_who_opens_it_then() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 24), (EXT4, 100)]) else {
+        return;
+    };
+    // Onto the smaller one, with the larger one full.
+    let (filler, _) = world.fill("filler", 9, 200 << 20);
+    drop(filler);
+    fs::remove_file(world.path("filler")).expect("removed");
+    let end = Instant::now() + Duration::from_secs(30);
+    while rustix::fs::statvfs(world.member(1))
+        .expect("mounted")
+        .f_bavail
+        < 20_000
+    {
+        assert!(Instant::now() < end, "its room does not come back");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let ballast = world.member(1).join("ballast");
+    rustix::fs::fallocate(
+        File::create(&ballast).expect("made"),
+        FallocateFlags::empty(),
+        0,
+        70 << 20,
+    )
+    .expect("room");
+    let mut length = 8 * MIB;
+    let mut small = None;
+    for number in 0..4 {
+        let name = format!("f{number}");
+        put(&world.path(&name), 1, length).expect("there is room");
+        if world.members_of(&name) == [0] {
+            small = Some(name);
+            break;
+        }
+    }
+    let name = small.expect("one is on the smaller member");
+    fs::remove_file(&ballast).expect("removed");
+    let reader = passed(&world, &name);
+    let mut file = File::options()
+        .append(true)
+        .open(world.path(&name))
+        .expect("there");
+    while world.members_of(&name) == [0] {
+        file.write_all(&pattern::bytes(1, length as u64, MIB))
+            .expect("there is room elsewhere");
+        length += MIB;
+        assert!(length < 60 * MIB, "the smaller member never fills");
+    }
+    let found = seen(&reader);
+    assert!(found.len() >= 8 * MIB && found.len() < length);
+    pattern::check(1, 0, &found, "to where its object ends");
+    // Opened while the other is open, and after it.
+    check(&world.path(&name), 1, length);
+    drop(reader);
+    check(&world.path(&name), 1, length);
+    let reader = File::open(world.path(&name)).expect("there");
+    fs::write(world.path(&name), "short").expect("room");
+    assert_eq!(seen(&reader), b"short");
+    drop((reader, file));
+    is_sound(&mut world);
+}
+
+#[test]
+fn writing_past_the_cache_is_as_on_any_disk() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 64)]) else {
+        return;
+    };
+    // Two who append: each record whole, none lost.
+    const RECORD_COUNT: usize = 300;
+    const RECORD_BYTES: usize = 5003;
+    File::create(world.path("log")).expect("made");
+    std::thread::scope(|scope| {
+        for letter in [b'a', b'b'] {
+            let path = world.path("log");
+            scope.spawn(move || {
+                let mut file = File::options().append(true).open(path).expect("there");
+                for _ in 0..RECORD_COUNT {
+                    file.write_all(&[letter; RECORD_BYTES]).expect("room");
+                }
+            });
+        }
+    });
+    let log = fs::read(world.path("log")).expect("read");
+    assert_eq!(log.len(), 2 * RECORD_COUNT * RECORD_BYTES);
+    let records = log.chunks(RECORD_BYTES);
+    assert!(
+        records
+            .into_iter()
+            .all(|one| one.iter().all(|byte| *byte == one[0]))
+    );
+    // Limits and short writes.
+    let limited = |folder: &Path| {
+        let script =
+            "ulimit -f 64; trap '' XFSZ; dd if=/dev/zero of=\"$0\" bs=10000 count=100 2>/dev/null";
+        let path = folder.join("limited");
+        let status = Command::new("bash")
+            .args(["-c", script])
+            .arg(&path)
+            .status()
+            .expect("bash");
+        (status.code(), fs::metadata(&path).expect("made").len())
+    };
+    assert_eq!(limited(&world.path("")), limited(&world.member(0)));
+    fs::remove_file(world.member(0).join("limited")).expect("ours");
+    // From page to page, and from a pipe.
+    let source = world.scratch.path().join("source");
+    fs::write(&source, pattern::bytes(5, 0, 3 * MIB + 1)).expect("room");
+    let (from, to) = (
+        File::open(&source).expect("there"),
+        File::create(world.path("sent")).expect("made"),
+    );
+    let mut sent = 0;
+    while sent < 3 * MIB + 1 {
+        sent += rustix::fs::sendfile(&to, &from, None, 3 * MIB + 1 - sent).expect("sent");
+    }
+    drop(to);
+    check(&world.path("sent"), 5, 3 * MIB + 1);
+    // By hardly anything at a time, and from memory that is not aligned.
+    let bytes = pattern::bytes(6, 0, 2 * MIB + 100);
+    let mut file = File::create(world.path("odd")).expect("made");
+    file.write_all(&bytes[..13]).expect("room");
+    file.write_all(&bytes[13..MIB + 7]).expect("room");
+    for piece in bytes[MIB + 7..].chunks(4099) {
+        file.write_all(piece).expect("room");
+    }
+    drop(file);
+    assert!(fs::read(world.path("odd")).expect("read") == bytes);
+    // With O_DIRECT and O_SYNC, as databases do.
+    let direct = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .custom_flags(rustix::fs::OFlags::SYNC.bits() as i32)
+        .open(world.path("synced"))
+        .expect("made");
+    direct.write_all_at(&bytes, 0).expect("room");
+    drop(direct);
+    assert!(fs::read(world.path("synced")).expect("read") == bytes);
+    is_sound(&mut world);
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the commands of a pool say, and what they leave alone when they refuse: the person who reads it stands at the rack at midnight.
+
+use rushes_tests::disk::run;
+use rushes_tests::needs;
+use rushes_tests::pool::{EXT4, PoolWorld, check, put};
+use serde_json::{Value, json};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn text(world: &PoolWorld, words: &[&str]) -> String {
+    let output = world.command(words, &[]).output().expect("rushes starts");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn refused(world: &PoolWorld, words: &[&str], sentence: &str) {
+    let output = world.command(words, &[]).output().expect("rushes starts");
+    assert_eq!(output.status.code(), Some(2), "{words:?}: {output:?}");
+    assert!(said(&output).contains(sentence), "{words:?}: {output:?}");
+}
+
+fn duty(world: &PoolWorld, number: usize) -> Value {
+    world.json(&["ls"], &[]).0[0]["members"][number]["duty"].clone()
+}
+
+#[test]
+fn a_drain_that_cannot_be_begun_changes_nothing() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 40), (EXT4, 40)]) else {
+        return;
+    };
+    put(&world.path("f"), 1, 2 * MIB).expect("there is room");
+    let format = || fs::read(world.catalogue().join("rushes-pool")).expect("it is there");
+    let before = format();
+    world.unplug(1);
+    for _ in ["mounted", "not mounted"] {
+        refused(&world, &["drain", "1"], "member 1 is missing");
+        refused(&world, &["drain", "7"], "no member 7; it has 0, 1");
+        assert_eq!(duty(&world, 1), "full");
+        let now = fs::read(world.catalogue().join("rushes-pool")).expect("it is there");
+        assert!(now == before, "the format file is another one");
+        world.end();
+    }
+    // One that went away while it was emptied may take bytes again, wherever it is.
+    world.plug(1, "loop");
+    world.start();
+    let output = world.command(&["drain", "1"], &[]).output();
+    assert!(output.expect("rushes starts").status.success());
+    assert_eq!(duty(&world, 1), "draining");
+    let shown = text(&world, &["ls"]);
+    assert!(shown.contains("draining, takes nothing new"), "{shown}");
+    world.unplug(1);
+    let output = world.command(&["drain", "1", "--cancel"], &[]).output();
+    assert!(output.expect("rushes starts").status.success());
+    assert_eq!(duty(&world, 1), "full");
+    assert!(!text(&world, &["ls"]).contains("takes nothing new"));
+}
+
+#[test]
+fn a_rebalance_says_why_it_goes_no_further_and_whom_it_left_out() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    // Wherever it goes it would fill that one as much.
+    put(&world.path("large"), 1, 30 * MIB).expect("there is room");
+    let home = world.members_of("large")[0];
+    let (report, code) = world.json(&["rebalance"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    assert_eq!(
+        (&report["is_even"], &report["too_large_count"]),
+        (&json!(false), &json!(1)),
+        "{report}"
+    );
+    assert_eq!(report["fuller"][0]["member"], home, "{report}");
+    assert_eq!(report["left_out"], json!([]), "{report}");
+    let shown = text(&world, &["rebalance"]);
+    let words = format!("member {home} (");
+    assert!(
+        shown.contains(&words) && shown.contains("1 too large"),
+        "{shown}"
+    );
+
+    let other = (home + 1) % 3;
+    let words = ["drain", &other.to_string()];
+    let drained = world.command(&words, &[]).output().expect("rushes starts");
+    assert!(drained.status.success(), "{drained:?}");
+    fs::remove_file(world.path("large")).expect("removed");
+    let end = Instant::now() + Duration::from_secs(30);
+    // Its room is given back when the mount comes to it.
+    let report = loop {
+        let report = world.json(&["rebalance"], &[]).0;
+        if report["is_even"] == true {
+            break report;
+        }
+        assert!(Instant::now() < end, "{report}");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let out = json!([{"member": other, "duty": "draining", "state": "present"}]);
+    assert_eq!(report["left_out"], out, "{report}");
+    let shown = text(&world, &["rebalance"]);
+    let words = format!("member {other} (draining)");
+    assert!(
+        shown.contains("No member is fuller") && shown.contains(&words),
+        "{shown}"
+    );
+}
+
+#[test]
+fn who_cancels_right_behind_an_interrupted_drain_is_not_told_to_wait() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 200), (EXT4, 220)]) else {
+        return;
+    };
+    for seed in 0..2 {
+        put(&world.path(format!("f{seed}")), seed, 60 * MIB).expect("there is room");
+    }
+    let number = world.members_of("f0")[0].to_string();
+    let mut drain = world
+        .command(&["drain", &number], &[])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("rushes starts");
+    let end = Instant::now() + Duration::from_secs(60);
+    while world.json(&["status"], &[]).0[0]["work"]["moved_bytes"].as_u64() < Some(1) {
+        assert!(Instant::now() < end, "it does not begin");
+    }
+    let pid = rustix::process::Pid::from_child(&drain);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it is ours");
+    let mut words = String::new();
+    let mut stderr = drain.stderr.take().expect("it is piped");
+    stderr.read_to_string(&mut words).expect("read");
+    let status = drain.wait().expect("it is ours");
+    // It was too fast for us, or says what is left behind.
+    if status.code() != Some(0) {
+        assert_eq!(status.code(), None, "as the signal ends everybody: {words}");
+        assert!(words.contains("goes on and makes it whole"), "{words}");
+    }
+    let (report, code) = world.json(&["drain", &number, "--cancel"], &[]);
+    assert_eq!(
+        (code, &report["is_draining"]),
+        (Some(0), &json!(false)),
+        "{report}"
+    );
+    for seed in 0..2 {
+        check(&world.path(format!("f{seed}")), seed, 60 * MIB);
+    }
+}
+
+#[test]
+fn a_mount_says_one_line_and_leaves_alone_what_is_on_its_folder_afterwards() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 40)]) else {
+        return;
+    };
+    world.end();
+    assert!(!world.log().contains("nmount failed"), "{}", world.log());
+    // A path that would be several options, were it one.
+    let strange = world.scratch.folder("a, folder");
+    let mut mount = Command::new(needs::path_of("rushes"))
+        .args(["pool", "mount", "--json", "--runtime-dir"])
+        .arg(world.scratch.path().join("run"))
+        .arg(world.catalogue())
+        .arg(&strange)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("rushes starts");
+    let mut lines = BufReader::new(mount.stdout.take().expect("it is piped"));
+    let mut line = String::new();
+    lines.read_line(&mut line).expect("it says something");
+    let event: Value =
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    assert_eq!(event["folder"], strange.display().to_string());
+    put(&strange.join("f"), 1, MIB).expect("there is room");
+    let shown = text(&world, &["ls"]);
+    assert!(shown.contains("present"), "{shown}");
+    // It ends with its last file; by then the folder is somebody else's.
+    let open = File::open(strange.join("f")).expect("opened");
+    run(Command::new("umount").arg("--lazy").arg(&strange));
+    run(Command::new("mount")
+        .args(["-t", "tmpfs", "tmpfs"])
+        .arg(&strange));
+    fs::write(strange.join("theirs"), "theirs").expect("written");
+    let mut byte = [0; 1];
+    open.read_exact_at(&mut byte, 0).expect("it is open still");
+    drop(open);
+    let status = mount.wait().expect("it is ours");
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).expect("read");
+    let mut log = String::new();
+    let stderr = mount.stderr.as_mut().expect("it is piped");
+    stderr.read_to_string(&mut log).expect("read");
+    assert!(status.success(), "{status}: {log}");
+    assert_eq!(rest, "", "one line, and no more");
+    assert!(!log.contains("nmount failed"), "{log}");
+    let theirs = fs::read_to_string(strange.join("theirs"));
+    assert_eq!(theirs.expect("it is mounted"), "theirs");
+}
