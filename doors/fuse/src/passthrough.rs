@@ -34,32 +34,21 @@ pub(crate) enum Way {
     Passed { writes: bool },
 }
 
-impl Way {
-    /// As it stands in the file handle that the kernel keeps.
-    pub(crate) fn handle(self) -> u64 {
-        match self {
-            Way::Cached => 0,
-            Way::Direct => 1,
-            Way::Passed { writes: false } => 2,
-            Way::Passed { writes: true } => 3,
-        }
-    }
-
-    pub(crate) fn of_handle(handle: u64) -> Way {
-        match handle {
-            1 => Way::Direct,
-            2 => Way::Passed { writes: false },
-            3 => Way::Passed { writes: true },
-            _ => Way::Cached,
-        }
-    }
-}
-
 /// What the kernel is told of an open.
 pub(crate) struct Opened {
     pub(crate) way: Way,
     /// Of one that is passed: the object, as the kernel knows it, and whether reads and writes are passed, too, beside mappings.
     pub(crate) backing: Option<(Arc<Backing>, bool)>,
+}
+
+impl Opened {
+    /// As all are where the mount outlives the process.
+    pub(crate) fn cached() -> Opened {
+        Opened {
+            way: Way::Cached,
+            backing: None,
+        }
+    }
 }
 
 /// The kernel's opens of a file.
@@ -317,19 +306,6 @@ impl Door {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_kernel_gives_a_way_back_as_it_was_given() {
-        let all = [
-            Way::Cached,
-            Way::Direct,
-            Way::Passed { writes: false },
-            Way::Passed { writes: true },
-        ];
-        for way in all {
-            assert_eq!(Way::of_handle(way.handle()), way);
-        }
-    }
 
     #[test]
     fn what_was_passed_may_be_mapped_until_the_kernel_says_otherwise() {
