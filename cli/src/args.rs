@@ -325,6 +325,13 @@ pub(crate) struct PoolMountArgs {
     /// The pool is idle, and may tidy itself where `rushes pool policy --tidy` says so, when nobody has asked for bytes for so long. Units: seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub(crate) tidy_after: u64,
+    /// Serve it by a process of its own, and start another one when that dies: who works on the mount waits meanwhile. Not with it: the kernel reading files
+    /// by itself
+    #[arg(long)]
+    pub(crate) keeper: bool,
+    /// Serve it for the keeper at standard input
+    #[arg(long, hide = true)]
+    pub(crate) kept: bool,
     /// Print JSON, one line, when it is mounted
     #[arg(long)]
     pub(crate) json: bool,

@@ -13,6 +13,7 @@ mod man;
 mod pool;
 mod pool_care;
 mod pool_members;
+mod pool_mount;
 mod pool_policy;
 mod recover;
 mod serve;

@@ -1,21 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `rushes pool`: make a pool, look at its members, and say where a file's bytes are. No daemon is asked.
 
-use crate::args::{PoolCommand, PoolCreateArgs, PoolLsArgs, PoolMountArgs, PoolWhereArgs};
-use crate::ask::{print_json, runtime_dir, say};
+use crate::args::{PoolCommand, PoolCreateArgs, PoolLsArgs, PoolWhereArgs};
+use crate::ask::{print_json, say};
 use crate::show::{self, Table};
-use crate::{pool_care, pool_members, pool_policy};
+use crate::{pool_care, pool_members, pool_mount, pool_policy};
 use indicatif::{ProgressBar, ProgressStyle};
-use rushes_fuse::DaemonPlace;
 use rushes_pool::{
     Class, Duty, Layout, Member, MemberState, MemberStatus, Object, ObjectName, Pool, PoolError,
     Shape, Wanted,
 };
-use rustix::io::Errno;
-use rustix::mount::{UnmountFlags, unmount};
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -89,7 +84,7 @@ pub(crate) fn run(command: &PoolCommand) -> Result<ExitCode, String> {
         PoolCommand::Create(args) => create(args),
         PoolCommand::Ls(args) => ls(args),
         PoolCommand::Where(args) => where_is(args),
-        PoolCommand::Mount(args) => mount(args),
+        PoolCommand::Mount(args) => pool_mount::mount(args),
         PoolCommand::Fsck(args) => pool_care::fsck(args),
         PoolCommand::Rescue(args) => pool_care::rescue(args),
         PoolCommand::Add(args) => pool_members::add(args),
@@ -135,13 +130,6 @@ fn create(args: &PoolCreateArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A mount, as `--json` says it.
-#[derive(Debug, Serialize)]
-struct MountReport {
-    catalogue: String,
-    folder: String,
-}
-
 /// A daemon that goes on writing after a mount has ended needs some seconds.
 const WRITTEN_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -157,49 +145,6 @@ pub(crate) fn settled(pool: Pool) -> Result<Pool, String> {
         )
     })?;
     Ok(pool)
-}
-
-fn mount(args: &PoolMountArgs) -> Result<ExitCode, String> {
-    crate::serve::log_to_stderr("info")?;
-    let pool = Pool::serve(&args.catalogue).map_err(told)?;
-    let folder = args.folder.as_path();
-    let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", folder.display());
-    // A mount whose process was killed answers so, and nothing else can be done with it. (Its attributes may still be known.)
-    let is_dead = rustix::fs::statfs(folder).is_err_and(|error| error == Errno::NOTCONN);
-    if is_dead {
-        unmount(folder, UnmountFlags::DETACH).map_err(|error| failed(&error))?;
-    }
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(|error| failed(&error))?;
-    let daemon = DaemonPlace {
-        runtime_dir: runtime_dir(&args.daemon),
-        recover: args.recover.clone(),
-        recover_after: Duration::from_secs(args.recover_after),
-    };
-    let tidy_after = Duration::from_secs(args.tidy_after);
-    let mounted = rushes_fuse::mount(pool, Some(&daemon), tidy_after, folder)
-        .map_err(|error| failed(&error))?;
-    let report = MountReport {
-        catalogue: shown(&args.catalogue),
-        folder: shown(folder),
-    };
-    if args.json {
-        let line = serde_json::to_string(&report).map_err(|error| failed(&error))?;
-        say(&format!("{line}\n"))?;
-    } else {
-        say(&format!(
-            "pool {} is mounted on {}\n",
-            report.catalogue, report.folder
-        ))?;
-    }
-    let place = args.folder.clone();
-    std::thread::spawn(move || {
-        if signals.forever().next().is_some() {
-            // Who has files open keeps them; the mount ends with the last.
-            let _ = unmount(&place, UnmountFlags::DETACH);
-        }
-    });
-    mounted.wait().map_err(|error| failed(&error))?;
-    Ok(ExitCode::SUCCESS)
 }
 
 fn ls(args: &PoolLsArgs) -> Result<ExitCode, String> {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// What a member is made of: the command for its file system, and its size in MiB.
@@ -33,6 +33,7 @@ pub struct PoolWorld {
     /// What `rushes pool mount` is told besides.
     pub mount_options: Vec<&'static str>,
     members: Vec<Made>,
+    is_kept: bool,
     /// Goes last: it unmounts what is in it.
     pub scratch: Scratch,
 }
@@ -40,6 +41,15 @@ pub struct PoolWorld {
 impl PoolWorld {
     /// Made and mounted: a catalogue on an ext4 of its own, members as asked. None: the machine lacks something, which was said.
     pub fn build(members: &[Made]) -> Option<PoolWorld> {
+        PoolWorld::build_with(members, false)
+    }
+
+    /// The same, with a keeper of the mount.
+    pub fn kept(members: &[Made]) -> Option<PoolWorld> {
+        PoolWorld::build_with(members, true)
+    }
+
+    fn build_with(members: &[Made], is_kept: bool) -> Option<PoolWorld> {
         let programs = members
             .iter()
             .map(|(mkfs, _)| needs::Need::Program(mkfs[0]));
@@ -59,6 +69,7 @@ impl PoolWorld {
             mount: None,
             mount_options: Vec::new(),
             members: members.to_vec(),
+            is_kept,
             scratch,
         };
         let made = world.create(&[]);
@@ -117,6 +128,7 @@ impl PoolWorld {
             .arg(self.scratch.path().join("run"))
             .args(["--recover", &recover, "--recover-after", "1"])
             .args(&self.mount_options)
+            .args(self.is_kept.then_some("--keeper"))
             .current_dir(self.scratch.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -149,12 +161,44 @@ impl PoolWorld {
         line.expect("the kernel counts").parse().expect("a number")
     }
 
-    /// SIGKILL to the mount's process.
+    /// SIGKILL to the process that was started to mount it, and, where that is a keeper, with it to the one that serves: the mount is dead.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.mount.take() {
+            let serving = child_of(child.id());
             let _ = child.kill();
             let _ = child.wait();
+            serving.into_iter().for_each(until_ended);
         }
+    }
+
+    /// The process that was started to mount it.
+    pub fn keeper(&self) -> u32 {
+        self.mount.as_ref().expect("it is mounted").id()
+    }
+
+    /// Until that has ended by itself.
+    pub fn wait(&mut self) -> ExitStatus {
+        let mut child = self.mount.take().expect("it is mounted");
+        child.wait().expect("it is ours")
+    }
+
+    /// The process that serves the mount now. None: the keeper has not started the next one yet.
+    pub fn serving(&self) -> Option<u32> {
+        child_of(self.keeper())
+    }
+
+    /// SIGKILL to the process that serves the mount; its keeper lives.
+    pub fn kill_serving(&self) {
+        let end = Instant::now() + Duration::from_secs(60);
+        let serving = loop {
+            if let Some(serving) = self.serving() {
+                break serving;
+            }
+            assert!(Instant::now() < end, "nobody serves: {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        run(Command::new("kill").arg("-9").arg(serving.to_string()));
+        until_ended(serving);
     }
 
     /// SIGTERM to the mount's process, which is to end well.
@@ -289,6 +333,36 @@ impl PoolWorld {
         found.sort_unstable();
         found.dedup();
         found
+    }
+}
+
+/// The process that this one has started.
+fn child_of(parent: u32) -> Option<u32> {
+    let all = fs::read_dir("/proc").expect("it is mounted");
+    let numbers = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    numbers
+        .filter(|number| status_of(*number).is_some_and(|(_, its)| its == parent))
+        .max()
+}
+
+/// Its state, and whose child it is. None: there is no such process.
+fn status_of(process: u32) -> Option<(char, u32)> {
+    let status = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // Behind the name, which may have anything in it.
+    let mut words = status.rsplit_once(')')?.1.split_whitespace();
+    Some((words.next()?.chars().next()?, words.next()?.parse().ok()?))
+}
+
+fn until_ended(process: u32) {
+    let end = Instant::now() + Duration::from_secs(60);
+    // Its first thread may be dead before the others, which still have its files.
+    let lives = || {
+        let threads = fs::read_dir(format!("/proc/{process}/task")).map_or(0, Iterator::count);
+        threads > 1 || status_of(process).is_some_and(|(state, _)| state != 'Z')
+    };
+    while lives() {
+        assert!(Instant::now() < end, "process {process} does not end");
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

@@ -7,6 +7,7 @@
 use crate::answer::Answer;
 use crate::door::Door;
 use crate::nodes::{Node, S_IFMT, S_IFREG, locked, status};
+use crate::table::Unique;
 use rustix::fs::{
     AtFlags, Mode, Statx, Timestamps, XattrFlags, chmodat, chownat, getxattr, getxattr_query,
     listxattr, listxattr_query, makedev, removexattr, setxattr, utimensat,
@@ -167,6 +168,7 @@ impl Door {
         name: &OsStr,
         value: &[u8],
         flags: u32,
+        asked: Unique,
     ) -> Answer<()> {
         if is_ours(name) {
             return Err(Errno::PERM);
@@ -174,12 +176,13 @@ impl Door {
         self.must_be_wish(name, value)?;
         let node = self.nodes.get(number)?;
         let fd = self.nodes.descriptor(&node)?;
-        setxattr(
-            by_descriptor(&fd),
-            name,
-            value,
-            XattrFlags::from_bits_retain(flags),
-        )?;
+        let path = by_descriptor(&fd);
+        let flags = XattrFlags::from_bits_retain(flags);
+        // Others can be set twice.
+        let is_set = flags.contains(XattrFlags::CREATE) && self.was_given(asked, &path, name)?;
+        if !is_set {
+            setxattr(&path, name, value, flags)?;
+        }
         self.changed(&node);
         Ok(())
     }
@@ -224,14 +227,25 @@ impl Door {
         }
     }
 
-    pub(crate) fn remove_attribute(&self, number: u64, name: &OsStr) -> Answer<()> {
+    pub(crate) fn remove_attribute(&self, number: u64, name: &OsStr, asked: Unique) -> Answer<()> {
         if is_ours(name) {
             return Err(Errno::PERM);
         }
         let node = self.nodes.get(number)?;
-        removexattr(by_descriptor(self.nodes.descriptor(&node)?), name)?;
+        let fd = self.nodes.descriptor(&node)?;
+        let path = by_descriptor(&fd);
+        if !self.was_given(asked, &path, name)? {
+            removexattr(&path, name)?;
+        }
         self.changed(&node);
         Ok(())
+    }
+
+    /// [`Door::was_done`] of an attribute that is to come or to go.
+    fn was_given(&self, asked: Unique, path: &str, name: &OsStr) -> Answer<bool> {
+        let is_there = || u64::from(getxattr_query(path, name).is_ok());
+        let done = self.was_done(asked, || Ok([is_there(), 0]))?;
+        Ok(done.is_some())
     }
 }
 

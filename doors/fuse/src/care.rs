@@ -450,8 +450,7 @@ impl Held<'_> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        // It is known as long as it is held.
-        let _ = self.door.release(self.node.number);
+        self.door.close(&self.node);
         self.door.nodes.forget(self.node.number, 1);
         // It may have lost its name meanwhile, when nobody knew of it but us.
         self.door.something_removed();

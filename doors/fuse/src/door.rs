@@ -6,6 +6,7 @@ use crate::care::Care;
 use crate::engine::{DaemonPlace, Engine};
 use crate::nodes::{Node, Nodes, locked};
 use crate::reads::Finishers;
+use crate::table::{Left, Table};
 use crate::tidying::Tidying;
 use rushes_pool::{Inode, NameLog, Pool};
 use rustix::fs::{FileType, fstat, fstatvfs};
@@ -30,6 +31,10 @@ pub(crate) struct Door {
     pub(crate) nodes: Nodes,
     pub(crate) engine: Engine,
     pub(crate) finishers: Finishers,
+    /// What the process after this one is to know. None: there is none.
+    pub(crate) table: Option<Arc<Table>>,
+    /// Without a table.
+    pub(crate) next_handle: AtomicU64,
     /// The kernel reads objects itself where it is told to.
     pub(crate) can_pass: AtomicBool,
     /// Where the daemon has its sockets.
@@ -66,12 +71,16 @@ pub(crate) struct Room {
 }
 
 impl Door {
+    /// `kept`: what goes on from one process to the next, and what the one before left.
     pub(crate) fn new(
         pool: Pool,
         place: Option<&DaemonPlace>,
         tidy_after: Duration,
+        kept: Option<(Table, Left)>,
     ) -> io::Result<Door> {
-        let nodes = Nodes::new(pool.catalogue().tree())?;
+        let (table, left) = kept.unzip();
+        let table = table.map(Arc::new);
+        let nodes = Nodes::new(pool.catalogue().tree(), table.clone())?;
         if let Some(place) = place {
             crate::unwritten::may_go_by(&pool, place)?;
             if let Err(error) = crate::unwritten::leave_place(&pool, place) {
@@ -81,7 +90,9 @@ impl Door {
                 );
             }
         }
-        Ok(Door {
+        let door = Door {
+            table,
+            next_handle: AtomicU64::new(1),
             names: NameLog::open(&pool),
             changed: Mutex::default(),
             nodes,
@@ -100,7 +111,21 @@ impl Door {
             care: Care::default(),
             tidying: Tidying::default(),
             tidy_after,
-        })
+        };
+        if let Some(left) = left {
+            door.nodes.know(left.nodes);
+            door.know_opens(left.opens);
+            door.know_nameless()?;
+        }
+        Ok(door)
+    }
+
+    /// A file handle that the kernel does not have.
+    pub(crate) fn new_handle(&self) -> u64 {
+        match &self.table {
+            Some(table) => table.new_handle(),
+            None => self.next_handle.fetch_add(1, Ordering::Relaxed),
+        }
     }
 
     /// A name leads there now; None: it is gone. Told while the kernel holds the folder's lock, so in order.

@@ -11,6 +11,7 @@ use crate::engine::Held;
 use crate::nodes::{Node, locked, status};
 use crate::passthrough::{Opened, Way, Ways};
 use crate::session::Backing;
+use crate::table::{KnownOpen, Place, Unique};
 use parking_lot::lock_api::ArcRwLockReadGuard;
 use parking_lot::{RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rushes_core::stream::FrameName;
@@ -23,7 +24,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -36,7 +37,10 @@ const ASK_EVERY: u32 = 64;
 /// Whether an inode's file is open, and how.
 #[derive(Debug, Default)]
 pub(crate) struct FileSlot {
+    /// The kernel's opens, and our own.
     open_count: u64,
+    /// The kernel's, by their file handles; what the next process is to know of each. A close that comes a second time finds none.
+    handles: HashMap<u64, (Way, Option<Place>)>,
     open: Option<Arc<OpenFile>>,
     /// As in [`OpenFile`], when it was closed last: who opens it again to go on writing need not wait for the disk to know.
     tail_is_clean: bool,
@@ -167,44 +171,94 @@ impl Door {
     }
 
     /// The kernel opens the file: one more open of it. `register` tells it of an object that it may read itself.
+    ///
+    /// Returns  the file handle, and how it is opened
     pub(crate) fn open(
         &self,
         number: u64,
         flags: i32,
+        asked: Unique,
         register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
-    ) -> Answer<Opened> {
+    ) -> Answer<(u64, Opened)> {
         let node = self.nodes.get(number)?;
-        let file = self.open_file(&node)?;
-        let opened = self.way(&node, &file, flags, register);
-        if opened.is_err() {
-            self.release(number)?;
-        }
-        opened
+        self.open_for_kernel(&node, flags, (asked, register), || self.open_file(&node))
     }
 
-    /// The kernel closes one open of it.
-    pub(crate) fn close(&self, number: u64, way: Way) -> Answer<()> {
-        let node = self.nodes.get(number)?;
-        if let Ok(file) = self.file(&node) {
-            self.way_ends(&node, &file, way);
+    /// `open` makes it one more open, which gets a file handle.
+    pub(crate) fn open_for_kernel(
+        &self,
+        node: &Arc<Node>,
+        flags: i32,
+        (asked, register): (Unique, impl FnOnce(&OwnedFd) -> io::Result<Backing>),
+        open: impl FnOnce() -> Answer<Arc<OpenFile>>,
+    ) -> Answer<(u64, Opened)> {
+        let table = self.table.as_deref();
+        if let Some(handle) = table.and_then(|table| table.opened_before(asked, node.number)) {
+            return Ok((handle, Opened::cached()));
         }
-        self.release(number)
+        let file = open()?;
+        let opened = match self.way(node, &file, flags, register) {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.close(node);
+                return Err(error);
+            }
+        };
+        let handle = self.new_handle();
+        let noted = table.map(|table| table.opened(node.number, handle, asked));
+        match noted.transpose() {
+            Ok(place) => {
+                let handles = &mut locked(&node.file).handles;
+                handles.insert(handle, (opened.way, place));
+                Ok((handle, opened))
+            }
+            Err(error) => {
+                self.way_ends(node, &file, opened.way);
+                self.close(node);
+                Err(error)
+            }
+        }
+    }
+
+    /// What the kernel has had open since processes before this one.
+    pub(crate) fn know_opens(&self, opens: Vec<KnownOpen>) {
+        for open in opens {
+            match self.nodes.get(open.number) {
+                Ok(node) => {
+                    let mut slot = locked(&node.file);
+                    slot.open_count += 1;
+                    let known = (Way::Cached, Some(open.place));
+                    slot.handles.insert(open.handle, known);
+                }
+                Err(error) => {
+                    tracing::warn!("file {} is open and not known: {error}", open.number);
+                }
+            }
+        }
     }
 
     pub(crate) fn open_file(&self, node: &Arc<Node>) -> Answer<Arc<OpenFile>> {
         let fd = self.nodes.descriptor(node)?;
         let mut slot = locked(&node.file);
-        if slot.open.is_none() {
-            let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-            let flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
-            let stub = match open(path.as_str(), flags | OFlags::RDWR, Mode::empty()) {
-                Err(Errno::ROFS) => open(path.as_str(), flags | OFlags::RDONLY, Mode::empty()),
-                opened => opened,
-            }?;
-            slot.open = Some(self.opened(node, stub, &slot)?);
-        }
+        let file = self.stub_of(node, &fd, &mut slot)?;
         slot.open_count += 1;
-        slot.open.clone().ok_or(Errno::IO)
+        Ok(file)
+    }
+
+    /// Its open stub, opened when need be.
+    fn stub_of(&self, node: &Node, fd: &OwnedFd, slot: &mut FileSlot) -> Answer<Arc<OpenFile>> {
+        if let Some(file) = &slot.open {
+            return Ok(Arc::clone(file));
+        }
+        let path = by_descriptor(fd);
+        let flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let stub = match open(path.as_str(), flags | OFlags::RDWR, Mode::empty()) {
+            Err(Errno::ROFS) => open(path.as_str(), flags | OFlags::RDONLY, Mode::empty()),
+            opened => opened,
+        }?;
+        let file = self.opened(node, stub, slot)?;
+        slot.open = Some(Arc::clone(&file));
+        Ok(file)
     }
 
     /// A file that was just made, with its descriptor.
@@ -237,11 +291,31 @@ impl Door {
         }))
     }
 
-    /// One open less.
-    pub(crate) fn release(&self, number: u64) -> Answer<()> {
+    /// The kernel closes one open of it. One that a dead process has closed is none any more.
+    pub(crate) fn release(&self, number: u64, handle: u64) -> Answer<()> {
         let node = self.nodes.get(number)?;
+        let (known, file) = {
+            let mut slot = locked(&node.file);
+            (slot.handles.remove(&handle), slot.open.clone())
+        };
+        let Some((way, place)) = known else {
+            return Ok(());
+        };
+        if let (Some(table), Some(place)) = (&self.table, place) {
+            table.free(place);
+        }
+        if let Some(file) = file {
+            self.way_ends(&node, &file, way);
+        }
+        self.close(&node);
+        Ok(())
+    }
+
+    /// One open less.
+    pub(crate) fn close(&self, node: &Arc<Node>) {
         let mut slot = locked(&node.file);
         slot.open_count = slot.open_count.saturating_sub(1);
+        let is_last = slot.open_count == 0;
         let last = if slot.open_count == 0 {
             slot.open.take()
         } else {
@@ -256,21 +330,32 @@ impl Door {
         if let Some(file) = &last {
             let state = file.state();
             if nameless {
-                self.all_gone(&node, &state);
+                self.all_gone(node, &state);
             }
             for object in locked(&state.objects).keys() {
                 self.engine.closed(*object);
             }
         }
-        if last.is_some() && nameless {
+        if is_last && nameless {
             self.something_removed();
         }
-        Ok(())
     }
 
     /// The open file behind a request on it.
-    pub(crate) fn file(&self, node: &Node) -> Answer<Arc<OpenFile>> {
-        locked(&node.file).open.clone().ok_or(Errno::BADF)
+    pub(crate) fn file(&self, node: &Arc<Node>) -> Answer<Arc<OpenFile>> {
+        let is_open = {
+            let slot = locked(&node.file);
+            if let Some(file) = &slot.open {
+                return Ok(Arc::clone(file));
+            }
+            slot.is_open()
+        };
+        if !is_open {
+            return Err(Errno::BADF);
+        }
+        // Open since a process before this one.
+        let fd = self.nodes.descriptor(node)?;
+        self.stub_of(node, &fd, &mut locked(&node.file))
     }
 
     /// An object's descriptor, for what is asked of it.
@@ -505,7 +590,7 @@ impl Door {
     pub(crate) fn set_length(&self, node: &Arc<Node>, size: u64) -> Answer<()> {
         let file = self.open_file(node)?;
         let done = self.set_length_open(node, &file, size);
-        self.release(node.number)?;
+        self.close(node);
         done
     }
 

@@ -11,6 +11,8 @@ mod data;
 mod door;
 mod engine;
 mod files;
+mod keeper;
+mod kept;
 mod listing;
 mod loads;
 mod mounting;
@@ -21,11 +23,13 @@ mod reads;
 mod removals;
 mod session;
 mod signs;
+mod table;
 mod tidying;
 mod unwritten;
 mod wishes;
 
 pub use engine::DaemonPlace;
+pub use keeper::{Ended, Kept, Replacing, keep};
 pub use session::Mounted;
 pub use unwritten::{Unwritten, wait_until_written};
 
@@ -48,5 +52,8 @@ pub fn mount(
 ) -> io::Result<Mounted> {
     // The crate `fuser` has such a buffer for each thread.
     rushes_sys::heap::map_large_buffers();
-    session::mount(Arc::new(door::Door::new(pool, daemon, tidy_after)?), folder)
+    session::mount(
+        Arc::new(door::Door::new(pool, daemon, tidy_after, None)?),
+        folder,
+    )
 }

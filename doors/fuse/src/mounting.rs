@@ -51,6 +51,11 @@ impl Mounting {
         Ok((Mounting { source, folder }, fd))
     }
 
+    /// Somebody else sees to its end.
+    pub(crate) fn leave(self) {
+        std::mem::forget(self);
+    }
+
     /// Nobody has unmounted it.
     fn stands(&self) -> bool {
         let is_it =

@@ -11,6 +11,7 @@ use crate::door::Door;
 use crate::nodes::{Node, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, locked, status};
 use crate::passthrough::Opened;
 use crate::session::Backing;
+use crate::table::{State, Unique};
 use rushes_sys::thread::{ActingAs, Identity, set_own_umask};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, readlinkat,
@@ -120,6 +121,32 @@ impl Door {
         }
     }
 
+    /// Whether a process before this one has done what is asked, which cannot be done twice: then the state is another one than it was. Nobody else
+    /// changes it, since the kernel holds the locks of who asks until he is answered.
+    ///
+    /// `now`: the state that it changes
+    /// Returns  the state before, when it is done; else it is about to be, by this thread
+    pub(crate) fn was_done(
+        &self,
+        asked: Unique,
+        now: impl FnOnce() -> Answer<State>,
+    ) -> Answer<Option<State>> {
+        let Some(table) = &self.table else {
+            return Ok(None);
+        };
+        let now = now()?;
+        match table.intended(asked) {
+            Some(before) if before != now => Ok(Some(before)),
+            _ => table.intend(asked, now).map(|()| None),
+        }
+    }
+
+    /// The same of one name: that it leads elsewhere, somewhere, or nowhere.
+    fn was_changed(&self, asked: Unique, folder: impl AsFd, name: &OsStr) -> Answer<bool> {
+        let done = self.was_done(asked, || Ok([number_at(folder, name)?, 0]))?;
+        Ok(done.is_some())
+    }
+
     pub(crate) fn read_link(&self, number: u64) -> Answer<Vec<u8>> {
         let fd = self.folder(number)?;
         Ok(readlinkat(&fd, c"", Vec::new())?.into_bytes())
@@ -132,11 +159,11 @@ impl Door {
         name: &OsStr,
         mode: u32,
         device: u64,
-        maker: Maker,
+        (maker, asked): (Maker, Unique),
     ) -> Answer<Entry> {
         let folder = self.folder(parent)?;
         let kind = FileType::from_raw_mode(mode);
-        {
+        if !self.was_changed(asked, &folder, name)? {
             let _acting = maker.act()?;
             mknodat(
                 &folder,
@@ -159,10 +186,10 @@ impl Door {
         parent: u64,
         name: &OsStr,
         mode: u32,
-        maker: Maker,
+        (maker, asked): (Maker, Unique),
     ) -> Answer<Entry> {
         let folder = self.folder(parent)?;
-        {
+        if !self.was_changed(asked, &folder, name)? {
             let _acting = maker.act()?;
             mkdirat(&folder, name, Mode::from_raw_mode(mode & 0o7777))?;
         }
@@ -176,10 +203,10 @@ impl Door {
         parent: u64,
         name: &OsStr,
         target: &Path,
-        maker: Maker,
+        (maker, asked): (Maker, Unique),
     ) -> Answer<Entry> {
         let folder = self.folder(parent)?;
-        {
+        if !self.was_changed(asked, &folder, name)? {
             let _acting = maker.act()?;
             symlinkat(target, &folder, name)?;
         }
@@ -189,20 +216,24 @@ impl Door {
     }
 
     /// A new regular file, open. One that is there already is opened, unless the flags have O_EXCL.
+    ///
+    /// Returns  it, its file handle, and how it is opened
     pub(crate) fn create(
         &self,
         parent: u64,
         name: &OsStr,
         mode: u32,
         flags: i32,
-        maker: Maker,
+        (maker, asked): (Maker, Unique),
         register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
-    ) -> Answer<(Entry, Opened)> {
+    ) -> Answer<(Entry, u64, Opened)> {
         let folder = self.folder(parent)?;
         let exclusive = flags & O_EXCL != 0;
-        let open_flags =
-            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let made = {
+        let open_flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = if self.was_changed(asked, &folder, name)? {
+            openat(&folder, name, open_flags, Mode::empty())
+        } else {
+            let open_flags = open_flags | OFlags::CREATE | OFlags::EXCL;
             let _acting = maker.act()?;
             openat(
                 &folder,
@@ -218,67 +249,91 @@ impl Door {
                 if entry.attributes.mode & S_IFMT != S_IFREG {
                     return Err(Errno::EXIST);
                 }
-                let opened = self.open(entry.node.number, flags, register)?;
-                Ok((entry, opened))
+                let (handle, opened) = self.open(entry.node.number, flags, asked, register)?;
+                Ok((entry, handle, opened))
             }
             made => {
                 let made = made?;
                 self.sign(&made, S_IFREG);
                 self.inherit_wish(&folder, &made);
                 let entry = self.named(parent, name, path_at(&folder, name)?)?;
-                let file = self.open_new_file(&entry.node, made)?;
-                let opened = self.way(&entry.node, &file, flags, register)?;
-                Ok((entry, opened))
+                let open = || self.open_new_file(&entry.node, made);
+                let (handle, opened) =
+                    self.open_for_kernel(&entry.node, flags, (asked, register), open)?;
+                Ok((entry, handle, opened))
             }
         }
     }
 
-    pub(crate) fn link(&self, number: u64, parent: u64, name: &OsStr) -> Answer<Entry> {
+    pub(crate) fn link(
+        &self,
+        number: u64,
+        parent: u64,
+        name: &OsStr,
+        asked: Unique,
+    ) -> Answer<Entry> {
         let (file, folder) = (self.folder(number)?, self.folder(parent)?);
         let _links = locked(&self.links);
-        linkat(&file, c"", &folder, name, AtFlags::EMPTY_PATH)?;
+        if !self.was_changed(asked, &folder, name)? {
+            linkat(&file, c"", &folder, name, AtFlags::EMPTY_PATH)?;
+        }
         self.named(parent, name, path_at(&folder, name)?)
     }
 
     /// What the name led to is held until it is known whether that was its last one.
-    pub(crate) fn unlink(&self, parent: u64, name: &OsStr) -> Answer<()> {
+    pub(crate) fn unlink(&self, parent: u64, name: &OsStr, asked: Unique) -> Answer<()> {
         let folder = self.folder(parent)?;
-        let victim = path_at(&folder, name)?;
-        self.remove_name(&folder, name, &victim)?;
+        if !self.was_changed(asked, &folder, name)? {
+            let victim = path_at(&folder, name)?;
+            self.remove_name(&folder, name, &victim)?;
+        }
         self.name_changed(parent, name, None);
         Ok(())
     }
 
-    pub(crate) fn remove_directory(&self, parent: u64, name: &OsStr) -> Answer<()> {
-        unlinkat(self.folder(parent)?, name, AtFlags::REMOVEDIR)?;
+    pub(crate) fn remove_directory(&self, parent: u64, name: &OsStr, asked: Unique) -> Answer<()> {
+        let folder = self.folder(parent)?;
+        if !self.was_changed(asked, &folder, name)? {
+            unlinkat(&folder, name, AtFlags::REMOVEDIR)?;
+        }
         self.name_changed(parent, name, None);
         Ok(())
     }
 
     /// Layouts are the stubs' own and travel with them; only what is replaced needs care.
-    pub(crate) fn rename(&self, from: (u64, &OsStr), to: (u64, &OsStr), flags: u32) -> Answer<()> {
+    pub(crate) fn rename(
+        &self,
+        from: (u64, &OsStr),
+        to: (u64, &OsStr),
+        flags: u32,
+        asked: Unique,
+    ) -> Answer<()> {
         let flags = RenameFlags::from_bits_retain(flags);
         if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE).contains(flags) {
             return Err(Errno::INVAL);
         }
         let (source, target) = (self.folder(from.0)?, self.folder(to.0)?);
-        let victim = match path_at(&target, to.1) {
-            Ok(victim) if flags.is_empty() => Some(victim),
-            Ok(_) | Err(Errno::NOENT) => None,
-            // Without it the objects of what is replaced would be nobody's.
-            Err(error) => return Err(error),
-        };
         // Before: what is asked afterwards may fail, and the rename is done.
-        let (moved, replaced) = (number_at(&source, from.1)?, number_at(&target, to.1)?);
+        let found = [number_at(&source, from.1)?, number_at(&target, to.1)?];
+        let done = self.was_done(asked, || Ok(found))?;
+        let [moved, replaced] = done.unwrap_or(found);
         self.moves(moved);
         if flags.contains(RenameFlags::EXCHANGE) {
             self.moves(replaced);
         }
-        let replace = || renameat_with(&source, from.1, &target, to.1, flags);
-        match victim {
-            Some(victim) => self.replace_name(&victim, replace),
-            None => replace(),
-        }?;
+        if done.is_none() {
+            let victim = match path_at(&target, to.1) {
+                Ok(victim) if flags.is_empty() => Some(victim),
+                Ok(_) | Err(Errno::NOENT) => None,
+                // Without it the objects of what is replaced would be nobody's.
+                Err(error) => return Err(error),
+            };
+            let replace = || renameat_with(&source, from.1, &target, to.1, flags);
+            match victim {
+                Some(victim) => self.replace_name(&victim, replace),
+                None => replace(),
+            }?;
+        }
         let left = match flags.contains(RenameFlags::EXCHANGE) {
             true => replaced,
             // Two names of one inode both stay as they are.

@@ -10,6 +10,7 @@
 
 use crate::answer::{Answer, errno};
 use crate::files::FileSlot;
+use crate::table::{KnownNode, Place, Table};
 use rushes_sys::handle::Handle;
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, openat, statx};
 use rustix::io::Errno;
@@ -51,6 +52,8 @@ struct Known {
     node: Arc<Node>,
     /// How often the kernel was told of it and has not forgotten it since.
     lookups: u64,
+    /// Of what the next process is to know of it.
+    place: Option<Place>,
 }
 
 /// All nodes, and the descriptors kept for some.
@@ -63,6 +66,8 @@ pub(crate) struct Nodes {
     device: (u32, u32),
     shards: [Mutex<HashMap<u64, Known>>; SHARD_COUNT],
     ring: Mutex<VecDeque<Weak<Node>>>,
+    /// None: there is no next process.
+    table: Option<Arc<Table>>,
 }
 
 /// What the catalogue's file system says of an inode.
@@ -78,8 +83,8 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Nodes {
     /// For the tree whose root directory this is.
     ///
-    /// Errors   EOPNOTSUPP where the catalogue's file system has no persistent handles
-    pub(crate) fn new(tree: BorrowedFd<'_>) -> Answer<Nodes> {
+    /// Errors   EOPNOTSUPP where the catalogue's file system has no persistent handles; EOVERFLOW where they are too long for the table
+    pub(crate) fn new(tree: BorrowedFd<'_>, table: Option<Arc<Table>>) -> Answer<Nodes> {
         let open = |flags| {
             openat(
                 tree,
@@ -90,6 +95,9 @@ impl Nodes {
         };
         let (path, within) = (Arc::new(open(OFlags::PATH)?), open(OFlags::RDONLY)?);
         let handle = Handle::of(&path).map_err(errno)?;
+        if table.is_some() && !crate::table::has_room(&handle) {
+            return Err(Errno::OVERFLOW);
+        }
         let found = status(&path)?;
         Ok(Nodes {
             root: Arc::new(Node::new(ROOT, handle, Some(Arc::clone(&path)))),
@@ -99,7 +107,20 @@ impl Nodes {
             device: (found.stx_dev_major, found.stx_dev_minor),
             shards: std::array::from_fn(|_| Mutex::default()),
             ring: Mutex::default(),
+            table,
         })
+    }
+
+    /// What the kernel was told of by processes before this one.
+    pub(crate) fn know(&self, nodes: Vec<KnownNode>) {
+        for node in nodes {
+            let known = Known {
+                node: Arc::new(Node::new(node.number, node.handle, None)),
+                lookups: node.lookups,
+                place: Some(node.place),
+            };
+            self.shard(node.number).insert(node.number, known);
+        }
     }
 
     fn shard(&self, number: u64) -> MutexGuard<'_, HashMap<u64, Known>> {
@@ -146,6 +167,7 @@ impl Nodes {
         let known = shard.entry(number).or_insert_with(|| Known {
             node: Arc::new(Node::new(number, handle.clone(), None)),
             lookups: 0,
+            place: None,
         });
         if known.node.handle != handle {
             // The number is another inode's now. What the kernel forgets of the old one is counted
@@ -153,10 +175,28 @@ impl Nodes {
             known.node = Arc::new(Node::new(number, handle, None));
         }
         known.lookups += 1;
+        if let Err(error) = self.write_down(known) {
+            // One that cannot be answered is not counted.
+            known.lookups -= 1;
+            if known.lookups == 0 {
+                shard.remove(&number);
+            }
+            return Err(error);
+        }
         let node = Arc::clone(&known.node);
         drop(shard);
         self.keep(&node, Arc::new(fd));
         Ok((node, found))
+    }
+
+    /// Before the kernel is told of it.
+    fn write_down(&self, known: &mut Known) -> Answer<()> {
+        if let Some(table) = &self.table {
+            let node = &known.node;
+            let place = table.knows(known.place, node.number, &node.handle, known.lookups)?;
+            known.place = Some(place);
+        }
+        Ok(())
     }
 
     /// The node of an inode, if the kernel knows it.
@@ -172,9 +212,18 @@ impl Nodes {
         let mut shard = self.shard(number);
         let gone = shard.get_mut(&number).is_some_and(|known| {
             known.lookups = known.lookups.saturating_sub(lookups);
+            if known.lookups > 0 {
+                // Else the next process keeps it for longer.
+                let _ = self.write_down(known);
+            }
             known.lookups == 0
         });
         let dropped = if gone { shard.remove(&number) } else { None };
+        if let (Some(table), Some(place)) =
+            (&self.table, dropped.as_ref().and_then(|known| known.place))
+        {
+            table.free(place);
+        }
         drop(shard);
         // Closing its descriptor may free an inode, which takes a while: with no lock held.
         drop(dropped);

@@ -34,32 +34,21 @@ pub(crate) enum Way {
     Passed { writes: bool },
 }
 
-impl Way {
-    /// As it stands in the file handle that the kernel keeps.
-    pub(crate) fn handle(self) -> u64 {
-        match self {
-            Way::Cached => 0,
-            Way::Direct => 1,
-            Way::Passed { writes: false } => 2,
-            Way::Passed { writes: true } => 3,
-        }
-    }
-
-    pub(crate) fn of_handle(handle: u64) -> Way {
-        match handle {
-            1 => Way::Direct,
-            2 => Way::Passed { writes: false },
-            3 => Way::Passed { writes: true },
-            _ => Way::Cached,
-        }
-    }
-}
-
 /// What the kernel is told of an open.
 pub(crate) struct Opened {
     pub(crate) way: Way,
     /// Of one that is passed: the object, as the kernel knows it, and whether reads and writes are passed, too, beside mappings.
     pub(crate) backing: Option<(Arc<Backing>, bool)>,
+}
+
+impl Opened {
+    /// As all are where the mount outlives the process.
+    pub(crate) fn cached() -> Opened {
+        Opened {
+            way: Way::Cached,
+            backing: None,
+        }
+    }
 }
 
 /// The kernel's opens of a file.
@@ -148,7 +137,8 @@ impl Door {
                 .map_err(|error| self.trouble(node, &error))
                 .and_then(|fd| {
                     register(&fd).map(Arc::new).map_err(|error| {
-                        tracing::warn!("file {}: no passthrough: {error}", node.number);
+                        // (Of a member that is stacked on another file system that is at each open.)
+                        tracing::debug!("file {}: no passthrough: {error}", node.number);
                         Errno::IO
                     })
                 }),
@@ -310,5 +300,25 @@ impl Door {
             held.range = (length, size - length);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_passed_may_be_mapped_until_the_kernel_says_otherwise() {
+        let object = Object {
+            member: rushes_pool::MemberNumber(1),
+            id: rushes_pool::ObjectId(2),
+        };
+        let mut ways = Ways::of_mapped(Some(object));
+        assert!(ways.is_mapped_at_most());
+        ways.add(Way::Passed { writes: true });
+        assert!(!ways.is_mapped_at_most(), "it is open");
+        *ways.count(Way::Passed { writes: false }) -= 1;
+        assert!(ways.is_mapped_at_most());
+        assert!(!Ways::of_mapped(None).is_mapped_at_most());
     }
 }

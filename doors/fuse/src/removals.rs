@@ -7,7 +7,9 @@
 use crate::answer::Answer;
 use crate::door::Door;
 use crate::nodes::{Node, S_IFMT, S_IFREG, locked, status};
-use rustix::fs::{AtFlags, RenameFlags, linkat, renameat_with, unlinkat};
+use rustix::fs::{
+    AtFlags, Mode, OFlags, RawDir, RenameFlags, linkat, openat, renameat_with, statat, unlinkat,
+};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -76,6 +78,33 @@ impl Door {
             return done;
         }
         self.nameless(node);
+        Ok(())
+    }
+
+    /// Files that are open since processes before this one, and have lost their last name. One that still has a name was about to be replaced.
+    ///
+    /// Assumes  nobody asks us yet
+    pub(crate) fn know_nameless(&self) -> Answer<()> {
+        let removed = self.pool.catalogue().removed();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = openat(removed, c".", flags, Mode::empty())?;
+        let mut room = Vec::with_capacity(8192);
+        let mut names = Vec::new();
+        let mut entries = RawDir::new(folder, room.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            if self.has_open(entry.ino()) {
+                names.push(entry.file_name().to_owned());
+            }
+        }
+        for name in names {
+            let found = statat(removed, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+            if found.st_nlink > 1 {
+                unlinkat(removed, &name, AtFlags::empty())?;
+            } else if let Ok(node) = self.nodes.get(self.nodes.number_of(found.st_ino)) {
+                locked(&node.file).nameless = true;
+            }
+        }
         Ok(())
     }
 

@@ -8,11 +8,13 @@ use crate::answer::Answer;
 use crate::attributes::{Attributes, Changes};
 use crate::control;
 use crate::door::{Door, raise_read_ahead};
+use crate::kept::{self, Gate};
 use crate::listing::Listing;
 use crate::mounting::Mounting;
 use crate::names::{Entry, Maker};
 use crate::nodes::{S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, locked};
 use crate::passthrough::{Opened, Way};
+use crate::table::{Table, Unique};
 use fuser::{
     AccessFlags, BsdFileFlags, Config, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType,
     Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
@@ -20,14 +22,15 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
     Request, SessionACL, TimeOrNow, WriteFlags,
 };
+use rushes_sys::descriptor::replace;
 use rushes_sys::thread::Identity;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, major, makedev, minor};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -53,10 +56,14 @@ const ATTRIBUTES_LIVE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Backing(fuser::BackingId);
 
+/// The node of requests that are no requests of the kernel's: see [`take_over`].
+const NOBODY: u64 = u64::MAX;
+
 /// A mounted pool; dropping it unmounts.
 pub struct Mounted {
     session: fuser::BackgroundSession,
-    mounting: Mounting,
+    /// None: it outlives this process.
+    mounting: Option<Mounting>,
     door: Arc<Door>,
     /// What goes on in the background until the door closes.
     helpers: Vec<JoinHandle<()>>,
@@ -86,24 +93,149 @@ impl Mounted {
     }
 }
 
-/// Mount it on `folder`; requests are answered by threads of their own.
-pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
-    // By it `rushes pool where` finds the pool of a mount.
-    let source = door.pool.catalogue().path().canonicalize()?;
+fn config() -> Config {
     let mut config = Config::default();
     config.acl = SessionACL::All;
     config.n_threads = Some(THREAD_COUNT);
+    config
+}
+
+/// Mount it on `folder`; requests are answered by threads of their own.
+pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
+    let mut config = config();
     config.clone_fd = true;
-    let session = Session {
-        door: Arc::clone(&door),
-        listings: Mutex::default(),
-        next_listing: AtomicU64::new(1),
-    };
-    let (mounting, connection) = Mounting::new(&source, folder, REQUEST_BYTES_MAX)?;
-    let session = fuser::Session::from_fd(session, connection, config.acl, config)?.spawn()?;
+    let (mounting, connection) = mounting(&door, folder)?;
+    let session = fuser::Session::from_fd(Session::new(&door), connection, config.acl, config)?;
+    let session = session.spawn()?;
+    raise_read_ahead_on(folder);
+    served(door, session, Some(mounting))
+}
+
+fn mounting(door: &Door, folder: &Path) -> io::Result<(Mounting, OwnedFd)> {
+    // By it `rushes pool where` finds the pool of a mount.
+    let source = door.pool.catalogue().path().canonicalize()?;
+    Mounting::new(&source, folder, REQUEST_BYTES_MAX)
+}
+
+fn raise_read_ahead_on(folder: &Path) {
     if let Err(error) = raise_read_ahead(folder) {
         tracing::warn!("reading ahead stays as short as the kernel has it: {error}");
     }
+}
+
+/// As [`mount`], by a process of which the keeper makes another one when it dies.
+///
+/// Returns  the mount, and whether the kernel can be told to ask again what a process that dies had not answered (Linux 6.9)
+pub(crate) fn mount_kept(door: Arc<Door>, folder: &Path) -> io::Result<(Mounted, OwnedFd, bool)> {
+    let (mounting, device) = mounting(&door, folder)?;
+    let (mounted, asks_again) = begin(door, &device, folder)?;
+    // From now on it outlives us.
+    mounting.leave();
+    Ok((mounted, device, asks_again))
+}
+
+fn begin(door: Arc<Door>, device: &OwnedFd, folder: &Path) -> io::Result<(Mounted, bool)> {
+    let init = kept::read_init(device)?;
+    let (session, answer) = handshake(&door, &init)?;
+    // In this order: what the kernel has agreed to is known to each process after this one.
+    table(&door)?.agree(&init, &answer)?;
+    let (session, asks_again) = take_over(session, device, || {
+        rustix::io::write(device, &answer)?;
+        kept::ask_again(device)
+    })?;
+    raise_read_ahead_on(folder);
+    Ok((served(door, session, None)?, asks_again))
+}
+
+/// Go on where a process died.
+///
+/// (Where it is mounted is not looked at: by now that may be another folder, or we who would have to answer.)
+/// Errors   InvalidData when the kernel has agreed to something else than this version needs
+pub(crate) fn go_on(door: Arc<Door>, device: &OwnedFd) -> io::Result<Mounted> {
+    let Some((init, agreed)) = table(&door)?.agreed()? else {
+        return Err(io::Error::other(
+            "the process before died before it had mounted the pool; expected a mount to go on with",
+        ));
+    };
+    let (session, answer) = handshake(&door, &init)?;
+    if answer != agreed {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "this version asks other things of the kernel than the one that mounted the pool; expected the same. Unmount it and mount it again",
+        ));
+    }
+    let (session, _) = take_over(session, device, || kept::ask_again(device))?;
+    served(door, session, None)
+}
+
+fn table(door: &Door) -> io::Result<&Table> {
+    let table = door.table.as_deref();
+    table.ok_or_else(|| io::Error::other("a mount that is kept has a table"))
+}
+
+/// A session that has answered this INIT, over a socket instead of the device: fuser begins each session with one, the kernel each mount.
+fn handshake(door: &Arc<Door>, init: &[u8]) -> io::Result<(Handshaken, Vec<u8>)> {
+    let (ours, its) = kept::socket_pair(REQUEST_BYTES_MAX as usize + HEAD_BYTES)?;
+    rustix::io::write(&ours, init)?;
+    let session = Session::new(door);
+    let gate = Arc::clone(&session.gate);
+    let session = fuser::Session::from_fd(session, its, SessionACL::All, config())?;
+    let mut answer = vec![0; 512];
+    let length = rustix::io::read(&ours, &mut answer)?;
+    answer.truncate(length);
+    Ok((
+        Handshaken {
+            session,
+            gate,
+            ours,
+        },
+        answer,
+    ))
+}
+
+struct Handshaken {
+    session: fuser::Session<Session>,
+    gate: Arc<Gate>,
+    ours: OwnedFd,
+}
+
+/// Longer than what comes before the bytes of any request. Units: bytes.
+const HEAD_BYTES: usize = 8192;
+
+/// The session's threads go on with the device in place of the socket. Before, each of them gets one message as long as the longest request, so that its
+/// buffer is there: a process that is killed while the kernel copies a request to memory that is not there yet ends that request with EIO.
+///
+/// `ready`: done when no thread takes requests yet
+fn take_over<T>(
+    handshaken: Handshaken,
+    device: &OwnedFd,
+    ready: impl FnOnce() -> io::Result<T>,
+) -> io::Result<(fuser::BackgroundSession, T)> {
+    let Handshaken {
+        session,
+        gate,
+        ours,
+    } = handshaken;
+    let (number, socket) = {
+        let its = session.as_fd();
+        (its.as_raw_fd(), its.try_clone_to_owned()?)
+    };
+    let session = session.spawn()?;
+    let length = REQUEST_BYTES_MAX as usize + HEAD_BYTES;
+    kept::send_nothing(&ours, NOBODY, THREAD_COUNT, length)?;
+    gate.wait_for(THREAD_COUNT)?;
+    replace(number, &socket, device)?;
+    let done = ready()?;
+    gate.open();
+    Ok((session, done))
+}
+
+/// With what goes on in the background.
+fn served(
+    door: Arc<Door>,
+    session: fuser::BackgroundSession,
+    mounting: Option<Mounting>,
+) -> io::Result<Mounted> {
     let helper = |name: &str, work: fn(&Door)| {
         let door = Arc::clone(&door);
         std::thread::Builder::new()
@@ -128,16 +260,35 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
 struct Session {
     door: Arc<Door>,
     listings: Mutex<HashMap<u64, Arc<Listing>>>,
-    next_listing: AtomicU64,
+    /// Where threads wait that are not to take requests yet.
+    gate: Arc<Gate>,
 }
 
 impl Session {
-    fn listing(&self, handle: FileHandle) -> Answer<Arc<Listing>> {
-        locked(&self.listings)
-            .get(&handle.0)
-            .cloned()
-            .ok_or(rustix::io::Errno::BADF)
+    fn new(door: &Arc<Door>) -> Session {
+        Session {
+            door: Arc::clone(door),
+            listings: Mutex::default(),
+            gate: Arc::default(),
+        }
     }
+
+    fn listing(&self, handle: FileHandle, number: INodeNo) -> Answer<Arc<Listing>> {
+        if let Some(listing) = locked(&self.listings).get(&handle.0) {
+            return Ok(Arc::clone(listing));
+        }
+        if self.door.table.is_none() {
+            return Err(rustix::io::Errno::BADF);
+        }
+        // Open since a process before this one. Where it is comes with each request.
+        let listing = Arc::new(self.door.open_listing(number.0)?);
+        let mut listings = locked(&self.listings);
+        Ok(Arc::clone(listings.entry(handle.0).or_insert(listing)))
+    }
+}
+
+fn unique(request: &Request) -> Unique {
+    Unique::of(request.unique().0)
 }
 
 fn number(error: rustix::io::Errno) -> Errno {
@@ -312,7 +463,9 @@ impl Filesystem for Session {
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
         let _ = config.set_max_background(BACKGROUND_MAX);
         // Linux 6.9 or later. One that has it also sees to its cache when somebody writes past it.
-        let can_pass = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
+        // Not where the mount outlives this process: what the kernel reads itself it then has from nobody who is known.
+        let can_pass = self.door.table.is_none()
+            && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
             && config.set_max_stack_depth(1).is_ok();
         self.door.can_pass.store(can_pass, Ordering::Release);
         Ok(())
@@ -323,6 +476,9 @@ impl Filesystem for Session {
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
+        if ino.0 == NOBODY {
+            return self.gate.pass();
+        }
         self.door.nodes.forget(ino.0, nlookup);
     }
 
@@ -378,9 +534,13 @@ impl Filesystem for Session {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let made = self
-            .door
-            .make_node(parent.0, name, mode, decoded(rdev), maker(request, umask));
+        let made = self.door.make_node(
+            parent.0,
+            name,
+            mode,
+            decoded(rdev),
+            (maker(request, umask), unique(request)),
+        );
         reply_entry(reply, made);
     }
 
@@ -395,17 +555,22 @@ impl Filesystem for Session {
     ) {
         reply_entry(
             reply,
-            self.door
-                .make_directory(parent.0, name, mode, maker(request, umask)),
+            self.door.make_directory(
+                parent.0,
+                name,
+                mode,
+                (maker(request, umask), unique(request)),
+            ),
         );
     }
 
-    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply_empty(reply, self.door.unlink(parent.0, name));
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(reply, self.door.unlink(parent.0, name, unique(request)));
     }
 
-    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply_empty(reply, self.door.remove_directory(parent.0, name));
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let done = self.door.remove_directory(parent.0, name, unique(request));
+        reply_empty(reply, done);
     }
 
     fn symlink(
@@ -418,14 +583,18 @@ impl Filesystem for Session {
     ) {
         reply_entry(
             reply,
-            self.door
-                .make_symlink(parent.0, link_name, target, maker(request, 0)),
+            self.door.make_symlink(
+                parent.0,
+                link_name,
+                target,
+                (maker(request, 0), unique(request)),
+            ),
         );
     }
 
     fn rename(
         &self,
-        _request: &Request,
+        request: &Request,
         parent: INodeNo,
         name: &OsStr,
         newparent: INodeNo,
@@ -433,31 +602,33 @@ impl Filesystem for Session {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let done = self
-            .door
-            .rename((parent.0, name), (newparent.0, newname), flags.bits());
+        let (from, to) = ((parent.0, name), (newparent.0, newname));
+        let done = self.door.rename(from, to, flags.bits(), unique(request));
         reply_empty(reply, done);
     }
 
     fn link(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         newparent: INodeNo,
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        reply_entry(reply, self.door.link(ino.0, newparent.0, newname));
+        let linked = self.door.link(ino.0, newparent.0, newname, unique(request));
+        reply_entry(reply, linked);
     }
 
-    fn open(&self, _request: &Request, ino: INodeNo, open_flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, request: &Request, ino: INodeNo, open_flags: OpenFlags, reply: ReplyOpen) {
         self.door.tidying.asked();
         let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
-        let opened = match self.door.open(ino.0, open_flags.0, register) {
-            Ok(opened) => opened,
+        let opened = self
+            .door
+            .open(ino.0, open_flags.0, unique(request), register);
+        let (handle, opened) = match opened {
+            Ok((handle, opened)) => (FileHandle(handle), opened),
             Err(error) => return reply.error(number(error)),
         };
-        let handle = FileHandle(opened.way.handle());
         match &opened.backing {
             Some((backing, _)) => reply.opened_passthrough(handle, flags(&opened), &backing.0),
             None => reply.opened(handle, flags(&opened)),
@@ -476,17 +647,17 @@ impl Filesystem for Session {
     ) {
         self.door.tidying.asked();
         let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
-        let maker = maker(request, umask);
+        let maker = (maker(request, umask), unique(request));
         let created = self
             .door
             .create(parent.0, name, mode, open_flags, maker, register);
-        let (entry, opened) = match created {
-            Ok(created) => created,
+        let (entry, handle, opened) = match created {
+            Ok((entry, handle, opened)) => (entry, FileHandle(handle), opened),
             Err(error) => return reply.error(number(error)),
         };
         let attributes = translated(&entry.attributes);
         let generation = Generation(u64::from(entry.node.generation));
-        let (handle, flags) = (FileHandle(opened.way.handle()), flags(&opened));
+        let flags = flags(&opened);
         match &opened.backing {
             Some((backing, _)) => reply.created_passthrough(
                 &ATTRIBUTES_LIVE,
@@ -555,7 +726,7 @@ impl Filesystem for Session {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        reply_empty(reply, self.door.close(ino.0, Way::of_handle(fh.0)));
+        reply_empty(reply, self.door.release(ino.0, fh.0));
     }
 
     fn fsync(
@@ -573,7 +744,7 @@ impl Filesystem for Session {
     fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         match self.door.open_listing(ino.0) {
             Ok(listing) => {
-                let handle = self.next_listing.fetch_add(1, Ordering::Relaxed);
+                let handle = self.door.new_handle();
                 locked(&self.listings).insert(handle, Arc::new(listing));
                 reply.opened(FileHandle(handle), FopenFlags::empty());
             }
@@ -584,12 +755,12 @@ impl Filesystem for Session {
     fn readdir(
         &self,
         _request: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let done = self.listing(fh).and_then(|listing| {
+        let done = self.listing(fh, ino).and_then(|listing| {
             self.door.list(&listing, offset, |listed| {
                 Ok(!reply.add(
                     INodeNo(listed.number),
@@ -613,7 +784,7 @@ impl Filesystem for Session {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let done = self.listing(fh).and_then(|listing| {
+        let done = self.listing(fh, ino).and_then(|listing| {
             self.door.list(&listing, offset, |listed| {
                 if listed.name == "." || listed.name == ".." {
                     return Ok(!add_plain(
@@ -663,13 +834,13 @@ impl Filesystem for Session {
     fn fsyncdir(
         &self,
         _request: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
         let done = self
-            .listing(fh)
+            .listing(fh, ino)
             .and_then(|listing| self.door.sync_listing(&listing));
         reply_empty(reply, done);
     }
@@ -692,7 +863,7 @@ impl Filesystem for Session {
 
     fn setxattr(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -702,7 +873,8 @@ impl Filesystem for Session {
     ) {
         reply_empty(
             reply,
-            self.door.set_attribute(ino.0, name, value, flags as u32),
+            self.door
+                .set_attribute(ino.0, name, value, flags as u32, unique(request)),
         );
     }
 
@@ -722,8 +894,9 @@ impl Filesystem for Session {
         reply_value(reply, size, names.map(|names| (names.len(), names)));
     }
 
-    fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply_empty(reply, self.door.remove_attribute(ino.0, name));
+    fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let done = self.door.remove_attribute(ino.0, name, unique(request));
+        reply_empty(reply, done);
     }
 
     /// Never asked under `default_permissions`, and never a way around them.

@@ -29,6 +29,17 @@ pub(crate) const NUMBERS: &str = "numbers";
 /// Numbers set aside at a time; those that a door that dies had left are never used.
 const NUMBERS_AT_A_TIME: u64 = 65_536;
 
+/// What an opened catalogue has of the pool's lock.
+#[derive(Debug)]
+pub(crate) enum Lock {
+    /// Nothing: it is only looked at.
+    None,
+    /// It is taken.
+    Take,
+    /// This process got it from one that has taken it, and has it still.
+    Had(OwnedFd),
+}
+
 #[derive(Debug)]
 struct Numbers {
     next: u64,
@@ -52,7 +63,7 @@ impl Catalogue {
     /// `file`: the name of its format file, which is another one while it is being made anew.
     pub(crate) fn open(
         path: &Path,
-        serve: bool,
+        lock: Lock,
         file: &str,
     ) -> Result<(Catalogue, CatalogueFormat), PoolError> {
         let path = path.canonicalize().map_err(|error| {
@@ -92,7 +103,11 @@ impl Catalogue {
             openat(&root, name, flags, Mode::empty()).map_err(|error| failed(name, error))
         };
         let (tree, removed) = (below(TREE)?, below(REMOVED)?);
-        let lock = serve.then(|| lock(&root, &path)).transpose()?;
+        let lock = match lock {
+            Lock::None => None,
+            Lock::Take => Some(take_lock(&root, &path)?),
+            Lock::Had(lock) => Some(its_lock(&root, &path, lock)?),
+        };
         let numbers = Mutex::new(Numbers { next: 0, end: 0 });
         let generation = random()? as u32;
         let catalogue = Catalogue {
@@ -105,6 +120,11 @@ impl Catalogue {
             generation,
         };
         Ok((catalogue, format))
+    }
+
+    /// The lock, for a process that is to go on with it: it is held until all who have it have closed it. None: the pool is only looked at.
+    pub fn lock(&self) -> Option<BorrowedFd<'_>> {
+        self.lock.as_ref().map(File::as_fd)
     }
 
     /// Where it is.
@@ -269,7 +289,7 @@ impl Catalogue {
     }
 }
 
-fn lock(root: &OwnedFd, path: &Path) -> Result<File, PoolError> {
+fn take_lock(root: &OwnedFd, path: &Path) -> Result<File, PoolError> {
     let failed = |error: std::io::Error| {
         PoolError::system("lock", path.join(LOCK).display().to_string(), error)
     };
@@ -291,4 +311,18 @@ fn lock(root: &OwnedFd, path: &Path) -> Result<File, PoolError> {
         .and_then(|()| writeln!(file, "process {}", std::process::id()))
         .map_err(failed)?;
     Ok(file)
+}
+
+/// Whether that is this catalogue's lock: the folder may be another one by now.
+fn its_lock(root: &OwnedFd, path: &Path, lock: OwnedFd) -> Result<File, PoolError> {
+    let failed = |error| PoolError::system("look at", path.join(LOCK).display().to_string(), error);
+    let had = fstat(&lock).map_err(failed)?;
+    let now = statat(root, LOCK, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
+    if (had.st_dev, had.st_ino) != (now.st_dev, now.st_ino) {
+        return Err(PoolError::Refused(format!(
+            "{} is another file than the one that is locked; expected the catalogue that was mounted",
+            path.join(LOCK).display()
+        )));
+    }
+    Ok(File::from(lock))
 }

@@ -4,7 +4,7 @@
 //! A layout names an object only after it is on its member for good; an object goes only after its name has gone for good. So a
 //! crash leaves at worst objects that nobody names.
 
-use crate::catalogue::{Catalogue, REMOVED};
+use crate::catalogue::{Catalogue, Lock, REMOVED};
 use crate::error::PoolError;
 use crate::format::{CatalogueFormat, FORMAT_FILE, Format};
 use crate::member::{Access, Member, MemberState};
@@ -178,16 +178,24 @@ impl Pool {
     ///
     /// Errors   [`PoolError::Served`]: another door has it. Missing members are none.
     pub fn serve(catalogue: &Path) -> Result<Pool, PoolError> {
-        Pool::open(catalogue, true, FORMAT_FILE)
+        Pool::open(catalogue, Lock::Take, FORMAT_FILE)
+    }
+
+    /// Open it for a door that goes on after another one: with the lock that the one before had ([`Catalogue::lock`]), and that nobody let go of
+    /// meanwhile.
+    ///
+    /// Errors   [`PoolError::Refused`]: it is another pool's
+    pub fn serve_on(catalogue: &Path, lock: OwnedFd) -> Result<Pool, PoolError> {
+        Pool::open(catalogue, Lock::Had(lock), FORMAT_FILE)
     }
 
     /// Open it to look, beside a door.
     pub fn look(catalogue: &Path) -> Result<Pool, PoolError> {
-        Pool::open(catalogue, false, FORMAT_FILE)
+        Pool::open(catalogue, Lock::None, FORMAT_FILE)
     }
 
-    pub(crate) fn open(catalogue: &Path, serve: bool, file: &str) -> Result<Pool, PoolError> {
-        let (catalogue, format) = Catalogue::open(catalogue, serve, file)?;
+    pub(crate) fn open(catalogue: &Path, lock: Lock, file: &str) -> Result<Pool, PoolError> {
+        let (catalogue, format) = Catalogue::open(catalogue, lock, file)?;
         let id = format.pool;
         let members = format.members.iter();
         let members = members.map(|member| Arc::new(Member::new(member, id)));

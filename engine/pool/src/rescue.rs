@@ -5,7 +5,7 @@
 //! what no name is known for gets one in `lost+found`. Members are only read until the tree is whole. Until the last step the catalogue's format file has
 //! another name: whatever was made is thrown away and made again when the rescue is repeated.
 
-use crate::catalogue::{LOCK, NUMBERS, REMOVED, TREE};
+use crate::catalogue::{LOCK, Lock, NUMBERS, REMOVED, TREE};
 use crate::create::{Folder, LOST_AND_FOUND, PROBE, all_apart, refused};
 use crate::error::PoolError;
 use crate::format::{self, CatalogueFormat, FORMAT_FILE, Format, MemberEntry};
@@ -86,7 +86,7 @@ pub fn rescue(
         members_given: 0,
     };
     start(&folder, &first)?;
-    let mut pool = Pool::open(&folder.path, true, PLAN)?;
+    let mut pool = Pool::open(&folder.path, Lock::Take, PLAN)?;
     let mut unread = Vec::new();
     let log = newest(&pool, &mut unread)?;
     if let Some((_, names)) = &log {
@@ -94,7 +94,7 @@ pub fn rescue(
         drop(pool);
         let format = Format::Catalogue(format);
         format::write(folder.fd.as_fd(), &folder.path, PLAN, &format)?;
-        pool = Pool::open(&folder.path, true, PLAN)?;
+        pool = Pool::open(&folder.path, Lock::Take, PLAN)?;
     }
     let objects = objects(&pool)?;
     let records = log.iter().flat_map(|(_, names)| names.inodes.values());

@@ -100,6 +100,19 @@ impl Handle {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
+    /// Its kind and bytes, to be written down where nobody else can write.
+    pub fn parts(&self) -> (i32, &[u8]) {
+        (self.kind, &self.bytes)
+    }
+
+    /// What [`Handle::parts`] gave.
+    pub fn from_parts(kind: i32, bytes: &[u8]) -> Handle {
+        Handle {
+            kind,
+            bytes: bytes[..bytes.len().min(HANDLE_BYTES_MAX)].into(),
+        }
+    }
+
     /// A number that differs between two inodes that had the same inode number, one after the other.
     ///
     /// The words of the handle folded by exclusive or. Of one inode number only the generation in it

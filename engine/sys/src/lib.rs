@@ -8,6 +8,7 @@
 
 pub mod bell;
 pub mod clock;
+pub mod descriptor;
 pub mod device;
 mod error;
 pub mod extents;

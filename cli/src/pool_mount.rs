@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes pool mount`: serve a pool on a folder until it is unmounted; with a keeper by a process that is replaced when it dies.
+
+use crate::args::PoolMountArgs;
+use crate::ask::{runtime_dir, say};
+use crate::pool::{shown, told};
+use rushes_fuse::{DaemonPlace, Ended, Kept, Mounted, Replacing, keep};
+use rushes_pool::Pool;
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A mount, as `--json` says it.
+#[derive(Debug, Serialize)]
+struct MountReport {
+    catalogue: String,
+    folder: String,
+    is_kept: bool,
+}
+
+/// The program that runs, also when another one is installed in its place.
+const RUNNING: &str = "/proc/self/exe";
+
+pub(crate) fn mount(args: &PoolMountArgs) -> Result<ExitCode, String> {
+    crate::serve::log_to_stderr("info")?;
+    if args.kept {
+        serve_kept(args)
+    } else if args.keeper {
+        serve_by_others(args)
+    } else {
+        serve_alone(args)
+    }
+}
+
+fn failed(folder: &Path, error: &dyn Display) -> String {
+    format!("{}: {error}", folder.display())
+}
+
+/// A mount whose process was killed answers so, and nothing else can be done with it. (Its attributes may still be known.)
+fn clear(folder: &Path) -> Result<(), String> {
+    let is_dead = rustix::fs::statfs(folder).is_err_and(|error| error == Errno::NOTCONN);
+    if is_dead {
+        unmount(folder, UnmountFlags::DETACH).map_err(|error| failed(folder, &error))?;
+    }
+    Ok(())
+}
+
+fn daemon(args: &PoolMountArgs) -> DaemonPlace {
+    DaemonPlace {
+        runtime_dir: runtime_dir(&args.daemon),
+        recover: args.recover.clone(),
+        recover_after: Duration::from_secs(args.recover_after),
+    }
+}
+
+fn tidy_after(args: &PoolMountArgs) -> Duration {
+    Duration::from_secs(args.tidy_after)
+}
+
+/// Until the mount ends, in threads of their own: an end that is asked for, and another process.
+fn hear(args: &PoolMountArgs, replacing: Option<Arc<Replacing>>) -> Result<(), String> {
+    let mut heard = vec![SIGINT, SIGTERM];
+    heard.extend(replacing.as_ref().map(|_| SIGUSR1));
+    let mut signals = Signals::new(heard).map_err(|error| failed(&args.folder, &error))?;
+    let place = args.folder.clone();
+    std::thread::spawn(move || {
+        for signal in signals.forever() {
+            match &replacing {
+                Some(replacing) if signal == SIGUSR1 => replacing.replace(),
+                // Who has files open keeps them; the mount ends with the last.
+                _ => {
+                    let _ = unmount(&place, UnmountFlags::DETACH);
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+fn report(args: &PoolMountArgs, is_kept: bool) -> Result<(), String> {
+    let report = MountReport {
+        catalogue: shown(&args.catalogue),
+        folder: shown(&args.folder),
+        is_kept,
+    };
+    if args.json {
+        let line = serde_json::to_string(&report).map_err(|error| failed(&args.folder, &error))?;
+        say(&format!("{line}\n"))
+    } else {
+        say(&format!(
+            "pool {} is mounted on {}\n",
+            report.catalogue, report.folder
+        ))
+    }
+}
+
+fn until_unmounted(args: &PoolMountArgs, mounted: Mounted) -> Result<ExitCode, String> {
+    let ended = mounted.wait();
+    ended.map_err(|error| failed(&args.folder, &error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn serve_alone(args: &PoolMountArgs) -> Result<ExitCode, String> {
+    let pool = Pool::serve(&args.catalogue).map_err(told)?;
+    clear(&args.folder)?;
+    hear(args, None)?;
+    let mounted = rushes_fuse::mount(pool, Some(&daemon(args)), tidy_after(args), &args.folder);
+    let mounted = mounted.map_err(|error| failed(&args.folder, &error))?;
+    report(args, false)?;
+    until_unmounted(args, mounted)
+}
+
+/// The keeper's part.
+fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
+    // What is wrong with the pool is said here, once.
+    let pool = Pool::serve(&args.catalogue).map_err(told)?;
+    let folder = args.folder.as_path();
+    let lock = pool
+        .catalogue()
+        .lock()
+        .map(|lock| lock.try_clone_to_owned());
+    let lock = lock.expect("a pool that is served is locked");
+    let lock = lock.map_err(|error| failed(folder, &error))?;
+    drop(pool);
+    clear(folder)?;
+    let replacing = Arc::new(Replacing::default());
+    hear(args, Some(Arc::clone(&replacing)))?;
+    let installed = installed();
+    let program = |is_installed: bool| {
+        let program = installed.as_deref().filter(|_| is_installed);
+        let mut command = Command::new(program.unwrap_or(Path::new(RUNNING)));
+        command.args(std::env::args_os().skip(1)).arg("--kept");
+        command
+    };
+    match keep(lock, program, &replacing).map_err(|error| failed(folder, &error))? {
+        Ended::Unmounted => Ok(ExitCode::SUCCESS),
+        Ended::NeverMounted(status) => {
+            let code = status.code().and_then(|code| u8::try_from(code).ok());
+            code.map(ExitCode::from).ok_or_else(|| {
+                failed(
+                    folder,
+                    &format!("the process that was to mount it has ended ({status})"),
+                )
+            })
+        }
+        Ended::NotKept(status) => Err(failed(
+            folder,
+            &format!(
+                "the process that served the mount has ended ({status}), and this kernel cannot go on with another one; expected Linux 6.9 or later for that. \
+                 Programs on it get errors now. Mount the pool again"
+            ),
+        )),
+        Ended::GivenUp(status) => Err(failed(
+            folder,
+            &format!(
+                "the processes that serve the mount die as soon as they begin (the last: {status}; the log says more), so it is given up; expected one to \
+                 live. Programs on it get errors now. Mount the pool again"
+            ),
+        )),
+    }
+}
+
+/// Where the program lies that runs, or one that was installed in its place.
+fn installed() -> Option<PathBuf> {
+    let path = std::env::current_exe().ok()?;
+    let text = path.to_str()?;
+    Some(PathBuf::from(
+        text.strip_suffix(" (deleted)").unwrap_or(text),
+    ))
+}
+
+/// The part of the process that serves.
+fn serve_kept(args: &PoolMountArgs) -> Result<ExitCode, String> {
+    let failed = |error: &dyn Display| failed(&args.folder, error);
+    let (kept, lock) = Kept::receive(std::io::stdin()).map_err(|error| failed(&error))?;
+    let goes_on = kept.goes_on();
+    let pool = Pool::serve_on(&args.catalogue, lock).map_err(told)?;
+    hear(args, None)?;
+    let mounted = kept.mount(pool, Some(&daemon(args)), tidy_after(args), &args.folder);
+    let mounted = mounted.map_err(|error| failed(&error))?;
+    if goes_on {
+        tracing::info!("{}: the mount goes on", args.folder.display());
+    } else {
+        report(args, true)?;
+    }
+    until_unmounted(args, mounted)
+}
