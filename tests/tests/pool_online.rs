@@ -23,21 +23,11 @@ use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
-/// Nothing is wrong, but that bytes of a moved piece may be in the object that they were in, too: that was seen once in some thirty runs of
-/// random operations beside drains, and why is not found out. Mending removes them there.
+/// Nothing is wrong.
 fn is_sound(world: &PoolWorld, context: &str) {
     let (report, code) = world.json(&["fsck"], &[]);
-    let findings = report["findings"].as_array().expect("a list");
-    let are_copies = |kind: &Value| kind["kind"] == "copied";
-    assert!(findings.iter().all(are_copies), "{context}: {report}");
-    if !findings.is_empty() {
-        assert_eq!(code, Some(1), "{context}: {report}");
-        let (report, code) = world.json(&["fsck", "--repair"], &[]);
-        assert_eq!(code, Some(0), "{context}: {report}");
-    }
-    let (report, code) = world.json(&["fsck"], &[]);
-    assert_eq!(code, Some(0), "{context}: {report}");
     assert_eq!(report["findings"], json!([]), "{context}");
+    assert_eq!(code, Some(0), "{context}: {report}");
 }
 
 /// What a kill left is mended, and none of it needed a name in lost+found.

@@ -657,6 +657,27 @@ impl Mender<'_> {
         Ok(ranges)
     }
 
+    /// A part of an object without the zeroes at its ends that share a block with what is not of it: a hole that begins or ends inside a block leaves
+    /// them, and no other hole takes them away.
+    fn without_edges(&self, fd: &OwnedFd, part: ByteRange) -> Result<ByteRange, PoolError> {
+        let failed = |error| PoolError::system("look at an object", "", error);
+        let block = fstat(fd).map_err(failed)?.st_blksize.max(1) as u64;
+        let is_zero = |start: u64, end: u64| -> Result<bool, PoolError> {
+            let bytes = read(fd, start, (end - start) as usize)?;
+            Ok(bytes.iter().all(|byte| *byte == 0))
+        };
+        let (mut start, mut end) = (part.start.0, part.end());
+        let first = (start.next_multiple_of(block)).min(end);
+        if is_zero(start, first)? {
+            start = first;
+        }
+        let last = (end / block * block).max(start);
+        if is_zero(last, end)? {
+            end = last;
+        }
+        Ok(ByteRange::new(start, end - start))
+    }
+
     /// A file of which there is no stub, with all its objects.
     fn keep(&self, object: Object, file: FileIdentity) -> Result<String, PoolError> {
         let pieces = self.pieces(file)?;
@@ -829,7 +850,8 @@ impl Mender<'_> {
                 let mut left = 0;
                 for range in self.ranges(&fd)? {
                     for part in elsewhere(layout, object, range) {
-                        if self.is_same(&fd, part.start.0, layout, part)? {
+                        let part = self.without_edges(&fd, part)?;
+                        if part.length.0 > 0 && self.is_same(&fd, part.start.0, layout, part)? {
                             left += part.length.0;
                             if repair {
                                 punch(&fd, part).map_err(|error| {

@@ -13,7 +13,7 @@ use rushes_pool::{
     Access, ByteOffset, ByteRange, Fsck, LAYOUT_ATTRIBUTE, Layout, OBJECT_ATTRIBUTE, Object,
     ObjectName, Pool, SpillReason, State, fsck,
 };
-use rustix::fs::{XattrFlags, fremovexattr, fsetxattr, setxattr};
+use rustix::fs::{FallocateFlags, XattrFlags, fallocate, fremovexattr, fsetxattr, setxattr};
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -284,6 +284,36 @@ fn bytes_in_two_places_are_given_back_where_the_record_does_not_look() {
     rustix::io::pwrite(fd, b"other", at as u64).unwrap();
     assert_eq!(look(&pool), []);
     check(&pool, "f", 2 * MIB);
+}
+
+#[test]
+fn zeroes_that_a_hole_leaves_in_its_last_block_are_no_bytes() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    let mut file = Written::new(&pool, "f");
+    file.write(&pool, 0, &pattern(0, 1000)).unwrap();
+    // A place may end inside a block, as where a member took nothing new any more.
+    let wanted = ByteRange::new(1000, MIB as u64);
+    let stub = file.stub.as_fd();
+    pool.spill(stub, &mut file.layout, wanted, SpillReason::Unwritable)
+        .unwrap();
+    file.write(&pool, 1000, &vec![0; MIB]).unwrap();
+    let first = file
+        .layout
+        .locate(rushes_pool::ByteOffset(0))
+        .unwrap()
+        .object;
+    let fd = pool
+        .open_object(&file.layout, first, Access::Write)
+        .unwrap();
+    // What is moved here and away again leaves a hole of all but this.
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::io::pwrite(&fd, &vec![0; MIB], 1000).unwrap();
+    assert_eq!(look(&pool), [("copied", State::Mendable)]);
+    fallocate(&fd, flags, 1000, MIB as u64).unwrap();
+    assert_eq!(look(&pool), []);
 }
 
 #[test]
