@@ -71,7 +71,7 @@ pub(crate) struct Room {
 }
 
 impl Door {
-    /// `kept`: what goes on from one process to the next, and what the one before left.
+    /// `tidy_after`: as in [`crate::mount`]. `kept`: what goes on from one process to the next, and what the one before left.
     pub(crate) fn new(
         pool: Pool,
         place: Option<&DaemonPlace>,
