@@ -15,7 +15,6 @@ macro_rules! named {
 pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "client_deaths",
     "cold_opens",
-    "copy_crowd",
     "copy_storm",
     "failing_reads",
     "fragmented",

@@ -36,7 +36,6 @@ macro_rules! scenarios {
 scenarios!(
     client_deaths,
     cold_opens,
-    copy_crowd,
     copy_storm,
     failing_reads,
     fragmented,

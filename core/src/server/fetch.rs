@@ -378,7 +378,7 @@ impl Server {
         {
             return self.touch(device_id);
         }
-        let (due, since, stream) = (read.due, read.arrived, read.stream);
+        let (due, since) = (read.due, read.arrived);
         let Some(device) = self.devices.get_mut(&device_id) else {
             return;
         };
@@ -406,7 +406,6 @@ impl Server {
                 range,
                 due,
                 since,
-                stream,
             }),
         }
         self.touch(device_id);
@@ -598,21 +597,6 @@ impl Server {
         }
     }
 
-    /// The best-effort stream of a demand that goes on from front to back: where nothing is promised to anybody a whole chunk is fetched for it, since each
-    /// of its demands alone would cost a way. (Beside contracts what is let through at last is to be short.)
-    fn goes_on(&self, device: DeviceId, demand: &Demand) -> Option<StreamId> {
-        let device = self.devices.get(&device)?;
-        if !device.contracts.is_empty() {
-            return None;
-        }
-        let id = demand.stream.filter(|id| device.background.contains(id))?;
-        let stream = self.streams.get(id.0)?;
-        let goes_on = stream.file == demand.file
-            && stream.flow == Flow::Forward
-            && stream.consumed >= self.limits.chunk_bytes_max;
-        (goes_on && self.takes_ahead(device)).then_some(id)
-    }
-
     fn fetch_demand(&mut self, id: DeviceId, index: usize, actions: &mut Actions) -> bool {
         let now = self.now;
         let found = self.devices.get(&id).and_then(|device| {
@@ -628,16 +612,7 @@ impl Server {
             IoClass::RealTime
         };
         let chunk = self.limits.chunk_bytes_max;
-        let ahead = self.goes_on(id, &demand);
-        let length = match ahead {
-            Some(_) => chunk,
-            None => range.length.0.min(chunk),
-        };
-        let size = self.files.get(&demand.file).map_or(0, |file| file.size);
-        let length = length
-            .min(size.saturating_sub(range.start.0))
-            .max(range.length.0.min(chunk));
-        let run_range = ByteRange::new(range.start.0, length);
+        let run_range = ByteRange::new(range.start.0, range.length.0.min(chunk));
         let run = self.fetch_run(demand.file, run_range, class, demand.due, None, actions);
         let Some(device) = self.devices.get_mut(&id) else {
             return false;
@@ -648,11 +623,6 @@ impl Server {
                 device.best_effort_served = now;
                 if end >= range.end() {
                     device.read_bridged += bridged;
-                }
-                if let Some(stream) = ahead.and_then(|id| self.streams.get_mut(id.0)) {
-                    // It is fetched on from here.
-                    let fetched = end.saturating_sub(stream.origin);
-                    stream.fetched = stream.fetched.max(fetched);
                 }
                 let is_done = |other: &Demand| {
                     let inside = other.range.start >= range.start && other.range.end() <= end;

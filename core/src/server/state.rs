@@ -359,8 +359,6 @@ pub(super) struct Demand {
     pub range: ByteRange,
     pub due: Instant,
     pub since: Instant,
-    /// Whose read it was.
-    pub stream: Option<StreamId>,
 }
 
 /// How a stream goes through its bytes. `v` counts bytes in the order they are read, from where the stream
