@@ -27,6 +27,14 @@ fn slow_world() -> Option<World> {
     Some(world)
 }
 
+/// Major and minor number of the device below.
+fn device_of(path: &std::path::Path) -> String {
+    use std::os::unix::fs::MetadataExt;
+    let device = std::fs::metadata(path).expect("it is there").dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    format!("{major}:{minor}")
+}
+
 #[test]
 fn a_bad_sector_is_the_readers_error_and_the_stream_goes_on() {
     let Some(mut world) = slow_world() else {
@@ -35,6 +43,10 @@ fn a_bad_sector_is_the_readers_error_and_the_stream_goes_on() {
     // Its page lies within one of the pieces read below.
     const BAD: u64 = 5_100_000;
     const PIECE: u64 = 5_000_000;
+    // What smbd then reads by itself is read ahead in pieces as short as the kernel's default, or one bad page would fail a MiB.
+    let device = device_of(&world.path("clip.mov"));
+    let knob = format!("/sys/dev/block/{device}/queue/read_ahead_kb");
+    std::fs::write(&knob, "128").expect("a block device");
     let place = world.disk.physical(&world.path("clip.mov"), BAD) & !4095;
     world.disk.tell(&format!("fail read {place} 4096"));
     let mut hand = Hand::connect(HAND, world.smbd.port());
