@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool over file systems of several kinds and sizes, and its mount, for a test.
 
+use crate::daemon::{Daemon, DaemonSpec};
 use crate::disk::run;
 use crate::needs;
 use crate::pattern;
@@ -159,6 +160,30 @@ impl PoolWorld {
         let text = fs::read_to_string(format!("/proc/{pid}/io")).expect("ours");
         let line = text.lines().find_map(|line| line.strip_prefix("rchar: "));
         line.expect("the kernel counts").parse().expect("a number")
+    }
+
+    /// A daemon that serves its members, so many, with a session of the mount for each. `rules`: more of its configuration.
+    pub fn served(&self, member_count: usize, rules: &str) -> Daemon {
+        let member = |number: usize| self.member(number).join("pool");
+        let spec = DaemonSpec {
+            share: member(0),
+            cache: String::from("128MiB"),
+            write_buffer: Some("64MiB"),
+            server: String::new(),
+            more: (1..member_count)
+                .map(|number| {
+                    let path = member(number);
+                    format!("[[share]]\nname = \"m{number}\"\npath = {path:?}\n")
+                })
+                .chain([rules.to_owned()])
+                .collect(),
+        };
+        let daemon = Daemon::start(&self.scratch, &spec);
+        daemon.wait_for("a session for each member", |status| {
+            let sessions = status["sessions"].as_array();
+            sessions.is_some_and(|all| all.len() == member_count)
+        });
+        daemon
     }
 
     /// SIGKILL to the process that was started to mount it, and, where that is a keeper, with it to the one that serves: the mount is dead.

@@ -2,7 +2,6 @@
 //! A pool that is looked after while it is mounted: members come, are emptied and go beside whoever reads, writes, renames and removes; the
 //! command is interrupted, the mount is killed, and every byte is where it belongs.
 
-use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::fsx;
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
@@ -446,30 +445,6 @@ fn a_mount_that_is_killed_while_it_moves_files_loses_nothing_and_the_drain_goes_
     is_sound(&world, "at last");
 }
 
-/// A daemon that serves all members; with a session of the mount for each.
-fn served(world: &PoolWorld, member_count: usize, rules: &str) -> Daemon {
-    let member = |number: usize| world.member(number).join("pool");
-    let spec = DaemonSpec {
-        share: member(0),
-        cache: String::from("128MiB"),
-        write_buffer: Some("64MiB"),
-        server: String::new(),
-        more: (1..member_count)
-            .map(|number| {
-                let path = member(number);
-                format!("[[share]]\nname = \"m{number}\"\npath = {path:?}\n")
-            })
-            .chain([rules.to_owned()])
-            .collect(),
-    };
-    let daemon = Daemon::start(&world.scratch, &spec);
-    daemon.wait_for("a session for each member", |status| {
-        let sessions = status["sessions"].as_array();
-        sessions.is_some_and(|all| all.len() == member_count)
-    });
-    daemon
-}
-
 #[test]
 fn random_operations_by_smb_beside_drains_are_what_a_model_says() {
     if !needs::all_there(&[Need::Program("smbd"), Need::Program("pdbedit")]) {
@@ -478,7 +453,7 @@ fn random_operations_by_smb_beside_drains_are_what_a_model_says() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 200), (XFS, 300), (EXT4, 200)]) else {
         return;
     };
-    let daemon = served(&world, 3, "");
+    let daemon = world.served(3, "");
     let everybody = fs::Permissions::from_mode(0o777);
     fs::set_permissions(world.path(""), everybody).expect("our own mount");
     let share = smb2::SHARE_LINES.into_iter();
@@ -540,7 +515,7 @@ fn a_file_that_is_played_under_contract_moves_and_the_player_gets_every_byte() {
     put(&world.path("clip.mov"), 9, length).expect("there is room");
     // A rule: on a busy machine no player keeps a cadence.
     let rule = "[[rule]]\nmatch = \"**\"\nbitrate = \"100M\"\n";
-    let daemon = served(&world, 2, rule);
+    let daemon = world.served(2, rule);
     fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
     let home = world.members_of("clip.mov")[0];
     let file = File::open(world.path("clip.mov")).expect("opened");

@@ -2,7 +2,6 @@
 //! A pool that is tidied: files in several places come together, scattered ones are written anew, stripes grow with the members, also by itself
 //! when nobody asks for anything; killed at every step, and beside those who read and write.
 
-use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::local::Model;
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
@@ -596,30 +595,6 @@ fn a_mount_that_is_killed_while_it_makes_stripes_wider_loses_no_byte() {
     }
 }
 
-/// A daemon that serves all members; with a session of the mount for each.
-fn served(world: &PoolWorld, member_count: usize, rules: &str) -> Daemon {
-    let member = |number: usize| world.member(number).join("pool");
-    let spec = DaemonSpec {
-        share: member(0),
-        cache: String::from("128MiB"),
-        write_buffer: Some("64MiB"),
-        server: String::new(),
-        more: (1..member_count)
-            .map(|number| {
-                let path = member(number);
-                format!("[[share]]\nname = \"m{number}\"\npath = {path:?}\n")
-            })
-            .chain([rules.to_owned()])
-            .collect(),
-    };
-    let daemon = Daemon::start(&world.scratch, &spec);
-    daemon.wait_for("a session for each member", |status| {
-        let sessions = status["sessions"].as_array();
-        sessions.is_some_and(|all| all.len() == member_count)
-    });
-    daemon
-}
-
 #[test]
 fn a_pool_does_not_tidy_itself_while_a_stream_has_a_contract() {
     const FRAME_BYTES: usize = 500_000;
@@ -629,7 +604,7 @@ fn a_pool_does_not_tidy_itself_while_a_stream_has_a_contract() {
     let length = 60 * FRAME_BYTES;
     put(&world.path("clip.mov"), 9, length).expect("there is room");
     let rule = "[[rule]]\nmatch = \"**\"\nbitrate = \"100M\"\n";
-    let daemon = served(&world, 3, rule);
+    let daemon = world.served(3, rule);
     let file = File::open(world.path("clip.mov")).expect("opened");
     schedule(&world, "idle");
     let waits_for = |world: &PoolWorld| {
@@ -683,7 +658,7 @@ fn random_operations_beside_tidying_are_what_a_model_says() {
     let Some(mut world) = PoolWorld::build(&members) else {
         return;
     };
-    let daemon = served(&world, 5, "");
+    let daemon = world.served(5, "");
     let wishes = |file: usize, words: &str| wish(&world, &format!("f{file}"), words);
     let mut models = Vec::new();
     for file in 0..3 {
