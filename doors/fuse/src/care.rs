@@ -570,7 +570,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         };
         if since.elapsed() > READER_PATIENCE {
             return Err(PoolError::Refused(format!(
-                "somebody reads {}, and the kernel does it straight from this member, so that it cannot be moved; expected him to close it. All else is moved;                  repeat this when he has (`fuser` or `lsof` on the mount says who it is)",
+                "somebody reads {}, and the kernel does it straight from this member, so that it cannot be moved; expected him to close it. All else is moved; repeat this when he has (`fuser` or `lsof` on the mount says who it is)",
                 path.display()
             )));
         }

@@ -8,7 +8,7 @@ use crate::answer::Answer;
 use crate::door::Door;
 use crate::engine::Done;
 use crate::files::{OpenFile, State, range};
-use crate::nodes::Node;
+use crate::nodes::{Node, locked};
 use rushes_pool::{Access, ByteOffset, Located, PoolError, SpillReason};
 use rustix::fs::{
     FallocateFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate, fdatasync,
@@ -16,7 +16,8 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pwrite};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Copied by one request at most; the kernel asks again. Units: bytes.
 const COPY_BYTES_MAX: u64 = 16 << 20;
@@ -28,8 +29,29 @@ const BLOCK_BYTES: u64 = 4096;
 const KEEP_SIZE: u32 = 1;
 const PUNCH_HOLE: u32 = 2;
 const ZERO_RANGE: u32 = 16;
+/// Between two looks for room in a pool that has none.
+const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_millis(100);
+/// What a daemon reserved for files that were just closed is room again when they are written, by then.
+const ROOM_COMES_BY: Duration = Duration::from_millis(1500);
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
+
+/// Since when no member has had room for a byte.
+#[derive(Debug, Default)]
+pub(crate) struct Full(Mutex<Option<Instant>>);
+
+impl Full {
+    /// No member has room. Whether some may have soon, so that it is worth looking again: only beside a daemon, and once, not for each write.
+    fn may_end(&self, beside_daemon: bool) -> bool {
+        let since = *locked(&self.0).get_or_insert_with(Instant::now);
+        beside_daemon && since.elapsed() < ROOM_COMES_BY
+    }
+
+    /// A member has room.
+    fn ended(&self) {
+        *locked(&self.0) = None;
+    }
+}
 
 /// What others know of an object by what is done to it.
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +121,7 @@ impl Door {
         }
         let size_before = file.size();
         if offset + data.len() as u64 > size_before {
-            self.widen(node, file)?;
+            self.widen(node, file);
         }
         let (done, result) =
             self.piece_by_piece(node, file, (offset, data.len() as u64), |done, rest| {
@@ -244,7 +266,19 @@ impl Door {
                 Ok(Piece::NoPlace(_)) if tries >= tries_max => Err(Errno::NOSPC),
                 Ok(Piece::NoPlace(why)) => {
                     tries += 1;
-                    self.make_place(node, file, range(offset + done, total - done), why)
+                    match self.make_place(node, file, range(offset + done, total - done), why) {
+                        Err(Errno::NOSPC) if self.full.may_end(self.engine.serves_any()) => {
+                            tries = 0;
+                            std::thread::sleep(LOOK_FOR_ROOM_EVERY);
+                            Ok(())
+                        }
+                        made => {
+                            if made.is_ok() {
+                                self.full.ended();
+                            }
+                            made
+                        }
+                    }
                 }
                 Err(error) => Err(error),
             };

@@ -3,6 +3,7 @@
 
 use crate::answer::Answer;
 use crate::care::Care;
+use crate::data::Full;
 use crate::engine::{DaemonPlace, Engine};
 use crate::nodes::{Node, Nodes, locked};
 use crate::reads::Finishers;
@@ -51,6 +52,7 @@ pub(crate) struct Door {
     /// What is done to the pool as a whole: one thing at a time.
     pub(crate) care: Care,
     pub(crate) tidying: Tidying,
+    pub(crate) full: Full,
     /// The pool is idle when nobody has asked for bytes for so long.
     pub(crate) tidy_after: Duration,
     pub(crate) names: NameLog,
@@ -110,6 +112,7 @@ impl Door {
             burying: Mutex::default(),
             care: Care::default(),
             tidying: Tidying::default(),
+            full: Full::default(),
             tidy_after,
         };
         if let Some(left) = left {

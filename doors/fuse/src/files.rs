@@ -444,10 +444,11 @@ impl Door {
     }
 
     /// Before bytes are put behind the end: if members have come, a stripe goes on over more of them.
-    pub(crate) fn widen(&self, node: &Node, file: &OpenFile) -> Answer<()> {
+    /// Whatever keeps it from that, the stripe takes bytes as narrow as it was: it is no trouble of who writes.
+    pub(crate) fn widen(&self, node: &Node, file: &OpenFile) {
         let generation = self.pool.generation();
         if file.seen_generation.load(Ordering::Relaxed) == generation {
-            return Ok(());
+            return;
         }
         file.seen_generation.store(generation, Ordering::Relaxed);
         let is_striped = |state: &State| {
@@ -455,23 +456,27 @@ impl Door {
             last.is_some_and(|last| last.shape != Shape::Single)
         };
         if !is_striped(&file.state()) {
-            return Ok(());
+            return;
         }
         let mut state = file.change();
         let Some(mut layout) = state.layout.clone() else {
-            return Ok(());
+            return;
         };
-        let held = self.hold(node, &state, |_| true)?;
+        let held = match self.hold(node, &state, |_| true) {
+            Ok(held) => held,
+            Err(error) => {
+                tracing::warn!("a file stays striped over the members it has: {error}");
+                return;
+            }
+        };
         let size = ByteCount(file.size());
         let done = self.pool.widen(file.stub.as_fd(), &mut layout, size);
         self.let_go(&state, &layout);
         state.layout = Some(layout);
         drop(held);
         if let Err(error) = done {
-            // As narrow as it was, it takes bytes as before.
             tracing::warn!("a file stays striped over the members it has: {error}");
         }
-        Ok(())
     }
 
     /// Before objects of the file are changed in another way than by writing to them.

@@ -6,7 +6,7 @@
 //! copied and fsynced, then the record, then that made durable, then the old object goes. So at every instant a record leads to all its bytes.
 
 use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, member_format, refused};
-use crate::error::PoolError;
+use crate::error::{PoolError, is_full};
 use crate::format::{self, CatalogueFormat, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
 use crate::member::{Access, Member, MemberState, NAMES, data_ranges, mark_of, random};
 use crate::names::{checkpoint_now, newest_log};
@@ -402,7 +402,7 @@ pub(crate) fn move_whole(
     for number in asked {
         let (target, fd) = match pool.known(number)?.create_object(layout.file, part) {
             Ok(made) => made,
-            Err(error) if error.errno() == Errno::NOSPC => continue,
+            Err(error) if error.is_full() => continue,
             Err(error) => return Err(error),
         };
         let copied = data
@@ -417,7 +417,7 @@ pub(crate) fn move_whole(
         };
         if let Err(error) = moved {
             let _ = pool.known(number)?.remove_object(layout.file, target.id);
-            if error.errno() == Errno::NOSPC {
+            if error.is_full() {
                 continue;
             }
             return Err(error);
@@ -506,10 +506,10 @@ pub(crate) fn take(
     let (target, fd) = match mine {
         Some(target) => (target, pool.open_object(layout, target, Access::Write)?),
         None => {
-            let serial = layout.objects().len() as u16;
+            let serial = pool.next_serial(layout);
             match member.create_object(layout.file, Part::single(serial)) {
                 Ok(made) => made,
-                Err(error) if error.errno() == Errno::NOSPC => return Ok(false),
+                Err(error) if error.is_full() => return Ok(false),
                 Err(error) => return Err(error),
             }
         }
@@ -525,7 +525,7 @@ pub(crate) fn take(
     if let Err(error) = copied {
         undo();
         return match error {
-            Errno::NOSPC => Ok(false),
+            error if is_full(error) => Ok(false),
             error => Err(PoolError::system("move bytes between members", "", error)),
         };
     }

@@ -96,6 +96,11 @@ impl PoolError {
         }
     }
 
+    /// There is no room, of the file system's or of a quota's (btrfs holds root to those): another member may have some.
+    pub(crate) fn is_full(&self) -> bool {
+        is_full(self.errno())
+    }
+
     /// The kernel's answer to `operation` on `about`.
     pub(crate) fn system(
         operation: &'static str,
@@ -104,6 +109,12 @@ impl PoolError {
     ) -> PoolError {
         PoolError::System(SysError::new(operation, about, source))
     }
+}
+
+/// As [`PoolError::is_full`].
+pub(crate) fn is_full(error: rustix::io::Errno) -> bool {
+    use rustix::io::Errno;
+    matches!(error, Errno::NOSPC | Errno::DQUOT)
 }
 
 impl fmt::Display for ObjectFault {

@@ -5,11 +5,12 @@
 //! crash leaves at worst objects that nobody names.
 
 use crate::catalogue::{Catalogue, Lock, REMOVED};
-use crate::error::PoolError;
+use crate::error::{PoolError, is_full};
 use crate::format::{CatalogueFormat, FORMAT_FILE, Format};
-use crate::member::{Access, Member, MemberState};
+use crate::member::{Access, Member, MemberState, mark_of};
 use crate::wishes::Loads;
 use crate::xattr::{self, LAYOUT_ATTRIBUTE};
+use rushes_core::pool::check::Mark;
 use rushes_core::pool::{
     Asked, Class, FileIdentity, Layout, Located, MemberNumber, Object, Part, Policy, PoolId, Room,
     Segment, Shape, Wish, order, stripe,
@@ -335,7 +336,7 @@ impl Pool {
             return Err(too_long);
         }
         xattr::set(stub, LAYOUT_ATTRIBUTE, &layout.encode()).map_err(|error| match error {
-            Errno::NOSPC | Errno::TOOBIG | Errno::RANGE => too_long,
+            Errno::NOSPC | Errno::DQUOT | Errno::TOOBIG | Errno::RANGE => too_long,
             error => PoolError::system("write the layout record", "", error),
         })
     }
@@ -541,7 +542,7 @@ impl Pool {
                         self.forget(layout.file, object);
                     }
                     // Reserving says less on copy-on-write file systems: this member is full after all, the next one may not be.
-                    if matches!(&error, PoolError::System(_)) && error.errno() == Errno::NOSPC {
+                    if matches!(&error, PoolError::System(_)) && error.is_full() {
                         continue;
                     }
                     return Err(error);
@@ -599,7 +600,7 @@ impl Pool {
                 }
                 match error {
                     PoolError::Missing { .. } | PoolError::ReadOnly { .. } => Ok(false),
-                    error if error.errno() == Errno::NOSPC => Ok(false),
+                    error if error.is_full() => Ok(false),
                     error => Err(error),
                 }
             }
@@ -651,7 +652,7 @@ impl Pool {
     ) -> Result<Layout, PoolError> {
         // So that units begin where a reader of whole units expects it.
         let origin = range.start.0 & !(shape.unit_bytes() - 1);
-        let serial = layout.objects().len() as u16;
+        let serial = self.next_serial(layout);
         for (&number, place) in members.iter().zip(0u16..) {
             let part = Part {
                 serial,
@@ -695,14 +696,14 @@ impl Pool {
                 .open_object(layout.file, object.id, Access::Write)
                 .map(|fd| (object, fd)),
             None => {
-                let serial = layout.objects().len() as u16;
+                let serial = self.next_serial(layout);
                 member.create_object(layout.file, Part::single(serial))
             }
         };
         let (object, fd) = match taken {
             Ok(taken) => taken,
             Err(PoolError::Missing { .. } | PoolError::ReadOnly { .. }) => return Ok(None),
-            Err(error) if error.errno() == Errno::NOSPC => return Ok(None),
+            Err(error) if error.is_full() => return Ok(None),
             Err(error) => return Err(error),
         };
         let is_new = mine.is_none();
@@ -715,11 +716,27 @@ impl Pool {
                     self.forget(layout.file, object);
                 }
                 match error {
-                    Errno::NOSPC | Errno::ROFS => Ok(None),
+                    error if is_full(error) || error == Errno::ROFS => Ok(None),
                     error => Err(PoolError::system("reserve room in an object", "", error)),
                 }
             }
         }
+    }
+
+    /// What the mark of an object says that is made now: it is later than each that the file has. Counting those is not enough, for of two places the
+    /// one before may be gone; two of one number could not be told apart when the record is lost.
+    pub(crate) fn next_serial(&self, layout: &Layout) -> u16 {
+        let objects = layout.objects();
+        let marked = objects.iter().filter_map(|object| {
+            let fd = self.open_object(layout, *object, Access::Read).ok()?;
+            match mark_of(&fd) {
+                Ok(Mark::Sound(mark)) => Some(mark.part.serial.saturating_add(1)),
+                _ => None,
+            }
+        });
+        // Those that are away say nothing.
+        let count = u16::try_from(objects.len()).unwrap_or(u16::MAX);
+        marked.max().unwrap_or(0).max(count)
     }
 
     /// Nobody names it; if it cannot be removed, nobody ever will.

@@ -11,13 +11,21 @@ pub fn now() -> Instant {
     Instant((time.tv_sec as u64).saturating_mul(NS_PER_S) + time.tv_nsec as u64)
 }
 
-/// The time of day where this machine is. Nothing may rest on it but what an operator says in those words: it may go backwards.
+unsafe extern "C" {
+    /// tzset(3), which the libc crate has not.
+    fn tzset();
+}
+
+/// The time of day where this machine is, also after an operator has said that it is elsewhere. Nothing may rest on it but what an operator says in those words: it may go backwards.
 ///
 /// Units    minutes after midnight, below 1440
 pub fn minute_of_day() -> u16 {
     let seconds: libc::time_t = clock_gettime(ClockId::Realtime).tv_sec;
-    // SAFETY: all zeroes are a `tm`, which localtime_r(3) fills from `seconds`; both live through the call.
+    // localtime_r(3), unlike localtime(3), looks for the time zone once in the life of a process, and a mount lives through changes of it.
+    // SAFETY: all zeroes are a `tm`, which localtime_r(3) fills from `seconds`; both live through the call. tzset(3) takes libc's own lock, and reads
+    // the environment, which no thread of ours changes.
     let local = unsafe {
+        tzset();
         let mut local: libc::tm = std::mem::zeroed();
         libc::localtime_r(&raw const seconds, &raw mut local);
         local

@@ -131,6 +131,12 @@ impl Engine {
         self.queue(member).filter(|queue| queue.serves())
     }
 
+    /// A daemon has a session of ours.
+    pub(crate) fn serves_any(&self) -> bool {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        members.values().any(|queue| queue.serves())
+    }
+
     /// Whether reads of it are nobody's to see: there was no daemon for them since the mount began, and none has bytes of it. (Of one that died the next
     /// one is to have them.)
     pub(crate) fn may_pass(&self, object: Object, fd: &OwnedFd) -> bool {
