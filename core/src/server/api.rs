@@ -183,6 +183,13 @@ impl Errno {
     pub const INVALID: Errno = Errno(22);
     /// No space left on the device.
     pub const NO_SPACE: Errno = Errno(28);
+    /// No space left for this user.
+    pub const QUOTA: Errno = Errno(122);
+
+    /// There is no room, for this user or for anybody.
+    pub fn is_full(self) -> bool {
+        self == Errno::NO_SPACE || self == Errno::QUOTA
+    }
 }
 
 /// What happened.
@@ -562,7 +569,7 @@ pub enum Action {
     Sync { file: FileId },
     /// The drive shall bring what it took into a memory of its own to the medium; then [`Event::Flushed`].
     Flush { device: DeviceId },
-    /// Nobody writes to the file any more: give back what was reserved past its end, which is here; then
+    /// Nobody is writing to the file: give back what was reserved past its end, which is here; then
     /// [`Event::Settled`].
     Trim { file: FileId, size: ByteCount },
     /// Open the regular file `name` in the folder of `beside` (beneath it, same mount, no symlinks).

@@ -22,6 +22,9 @@ mod ledger;
 mod reads;
 #[cfg(test)]
 mod reserve_tests;
+mod room;
+#[cfg(test)]
+mod room_tests;
 mod slab;
 mod state;
 #[cfg(test)]
@@ -42,6 +45,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use fetch::Claimant;
 use frames::Folder;
+use room::Room;
 use slab::Slab;
 use state::*;
 use writeback::NextWrite;
@@ -85,6 +89,8 @@ pub struct Server {
     unclaimed_count: u64,
     /// Pieces of a former daemon are being told.
     is_recovering: bool,
+    /// Writers who met a full disk.
+    room: Room,
     /// What the device that is being looked at would write next.
     next_write: Option<NextWrite>,
     /// Room in the write buffer is being given out.
@@ -143,6 +149,7 @@ impl Server {
             plain_write_count: 0,
             unclaimed_count: 0,
             is_recovering: false,
+            room: Room::default(),
             next_write: None,
             is_granting: false,
             change_count: 0,
@@ -285,6 +292,7 @@ impl Server {
             Event::IoDone { io, result } => self.io_done(io, result, actions),
             Event::Timer => self.timer(actions),
         }
+        self.look_for_room(actions);
         self.serve_devices(actions);
     }
 

@@ -118,6 +118,8 @@ pub(super) struct Writing {
     pub is_open_elsewhere: bool,
     /// What was asked for ahead of need was not to be had.
     pub is_short: bool,
+    /// Another writer meets a full disk: what is reserved here is given back as soon as its bytes are written.
+    pub gives_room: bool,
     /// Who waits for stable storage, and from which commit on nothing is waited for.
     pub syncs: VecDeque<SyncWaiter>,
     /// A sync is with the driver. Its answer says nothing of what was written after it was asked for, so that it is one at a time.

@@ -55,7 +55,7 @@ impl Writing {
 
     /// Somebody waits for all of it to be on the device.
     fn is_wanted(&self) -> bool {
-        !self.syncs.is_empty() || !self.holds.is_empty()
+        !self.syncs.is_empty() || !self.holds.is_empty() || self.gives_room
     }
 }
 

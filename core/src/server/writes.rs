@@ -211,7 +211,7 @@ impl Server {
     }
 
     /// Grant it if it can be; else see to it that it will be.
-    fn advance_write(&mut self, key: u32, actions: &mut Actions) {
+    pub(super) fn advance_write(&mut self, key: u32, actions: &mut Actions) {
         match self.turn_of(key, actions) {
             Turn::Wait => {}
             Turn::Plain => {
@@ -274,7 +274,7 @@ impl Server {
             return Turn::Failed(errno);
         }
         if !file.is_mapped(write.range) {
-            if file.writing.reserving.is_none() {
+            if file.writing.reserving.is_none() && !self.room.is_wanting(id) {
                 let (needed, wished_end) = file.to_reserve(write.range);
                 file.writing.reserving = Some(needed);
                 file.writing.is_reservation_void = false;
@@ -357,7 +357,8 @@ impl Server {
         let ahead = writing.pace.rate(now).bytes_in(RESERVE_AHEAD).0;
         let soon = range.end() + ahead.clamp(RESERVE_AHEAD_MIN, RESERVE_FIRST);
         let grows = range.end() >= file.size.max(RESERVE_FROM / 4) && writing.pace.is_paced();
-        if !grows || writing.is_short || writing.reserving.is_some() {
+        let waits = writing.reserving.is_some() || self.room.is_wanting(id);
+        if !grows || writing.is_short || waits {
             return;
         }
         let mapped_to = file.mapped_to();
@@ -545,7 +546,7 @@ impl Server {
         let asked = file.writing.reserving.take();
         let is_void = core::mem::take(&mut file.writing.is_reservation_void);
         let ahead_to = file.writing.reserving_ahead_to.take();
-        let failed = match result {
+        let mut failed = match result {
             Ok(_) if is_void => None,
             Ok(extents) => {
                 file.extents = extents;
@@ -567,12 +568,22 @@ impl Server {
             }
         };
         let waiting = file.writing.waiting.clone();
-        for key in waiting {
-            let lacks = self.writes.get(key).is_some_and(|write| {
+        let lacks = |server: &Server, key: u32| {
+            server.writes.get(key).is_some_and(|write| {
                 let mapped = |file: &File| file.is_mapped(write.range);
                 let is_meant = asked.is_some_and(|asked| asked.overlaps(write.range));
-                is_meant && !self.files.get(&id).is_some_and(mapped)
-            });
+                is_meant && !server.files.get(&id).is_some_and(mapped)
+            })
+        };
+        if failed.is_some_and(Errno::is_full)
+            && waiting.iter().any(|&key| lacks(self, key))
+            && self.make_room(id, actions)
+        {
+            // They are looked at again when others have given back what they do not need.
+            failed = None;
+        }
+        for key in waiting {
+            let lacks = lacks(self, key);
             match failed {
                 // Whoever lacks no block does not need what could not be had.
                 Some(errno) if lacks => {
@@ -1119,7 +1130,7 @@ impl Server {
         };
         let writing = &mut file.writing;
         let done = writing.is_reserved
-            && !others
+            && (!others || writing.gives_room && writing.holds.is_empty() && !file.size_stale)
             && writing.dirty.is_empty()
             && writing.grant_count == 0
             && writing.reserving.is_none()
@@ -1131,8 +1142,12 @@ impl Server {
             self.forget_if_unused(id, actions);
         } else if done {
             writing.is_reserved = false;
-            writing.is_short = false;
+            writing.is_short = others;
             let size = ByteCount(file.size);
+            if others {
+                // Doors that have no session find a fact of it until it is cut.
+                actions.list.push(Action::Known { file: id, size });
+            }
             actions.list.push(Action::Trim { file: id, size });
             writing.settling += 1;
             file.unmap_from(file.size.div_ceil(PAGE_BYTES) * PAGE_BYTES);

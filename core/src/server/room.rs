@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A writer meets a full disk of which a part is only reserved: what files that nobody is writing to have behind their ends
+//! is given back, then he asks again. (docs/decisions/0016)
+//!
+//! What is reserved for a file that is being written stays: its recorder will need it in a moment. A file with dirty bytes can
+//! give nothing before it is written, since to give back is to cut it to the length that its file system knows.
+
+use super::*;
+
+/// Files that somebody waits for, and who waits.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    /// Files that are about to give back what they reserved.
+    giving: BTreeSet<FileId>,
+    /// Files with a write that was refused its blocks.
+    wanting: BTreeSet<FileId>,
+}
+
+impl Room {
+    /// Its writes ask for no blocks for the moment.
+    pub fn is_wanting(&self, file: FileId) -> bool {
+        self.wanting.contains(&file)
+    }
+}
+
+impl Server {
+    /// A write to `id` found no blocks. True: others give some back, and it is looked at again when they have.
+    pub(super) fn make_room(&mut self, id: FileId, actions: &mut Actions) -> bool {
+        let Some(device) = self.files.get(&id).map(|file| file.device) else {
+            return false;
+        };
+        if self.is_recovering {
+            return false;
+        }
+        let givers: Vec<FileId> = self
+            .files
+            .iter()
+            .filter(|&(&other, file)| {
+                other != id && file.device == device && file.could_give() && file.has_reserve()
+            })
+            .map(|(&other, _)| other)
+            .collect();
+        for &giver in &givers {
+            if let Some(file) = self.files.get_mut(&giver) {
+                file.writing.gives_room = true;
+            }
+            self.room.giving.insert(giver);
+            self.trim_if_left(giver, actions);
+        }
+        // Those that were asked by another writer are waited for as well.
+        let is_awaited = |giver: &FileId| {
+            let file = self.files.get(giver);
+            *giver != id && file.is_some_and(|file| file.device == device)
+        };
+        let wants = self.room.giving.iter().any(is_awaited);
+        if wants {
+            self.room.wanting.insert(id);
+            self.touch(device);
+        }
+        wants
+    }
+
+    /// Whether some of what is awaited has come, or will not: those who wait ask once more. Before a step ends.
+    pub(super) fn look_for_room(&mut self, actions: &mut Actions) {
+        if self.room.giving.is_empty() {
+            return;
+        }
+        let before = self.room.giving.len();
+        let files = &mut self.files;
+        self.room.giving.retain(|id| {
+            let Some(file) = files.get_mut(id) else {
+                return false;
+            };
+            let gives = file.writing.gives_room
+                && (file.could_give() || !file.writing.is_reserved && file.writing.settling > 0);
+            file.writing.gives_room = gives;
+            gives
+        });
+        if self.room.giving.len() == before {
+            return;
+        }
+        for id in core::mem::take(&mut self.room.wanting) {
+            let waiting = self.files.get(&id).map(|file| file.writing.waiting.clone());
+            for key in waiting.unwrap_or_default() {
+                self.advance_write(key, actions);
+            }
+        }
+    }
+}
+
+impl File {
+    /// Nobody is writing to it, and what is reserved behind its end is ours to cut off once its bytes are written.
+    fn could_give(&self) -> bool {
+        let writing = &self.writing;
+        writing.is_reserved
+            && !writing.is_open_elsewhere
+            && !self.size_stale
+            && writing.grant_count == 0
+            && writing.reserving.is_none()
+            && writing.waiting.is_empty()
+            && writing.holds.is_empty()
+            && writing.failing.is_none()
+    }
+
+    /// It has blocks behind its end, as far as we know.
+    fn has_reserve(&self) -> bool {
+        let end = self.size.next_multiple_of(PAGE_BYTES);
+        self.extents
+            .last()
+            .is_some_and(|last| last.logical.0 + last.length.0 > end)
+    }
+}
