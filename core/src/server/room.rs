@@ -18,7 +18,7 @@ pub(super) struct Room {
 
 impl Room {
     /// Its writes ask for no blocks for the moment.
-    pub fn is_wanting(&self, file: FileId) -> bool {
+    pub(super) fn is_wanting(&self, file: FileId) -> bool {
         self.wanting.contains(&file)
     }
 }
