@@ -5,7 +5,7 @@
 //! chance in this crate, and no dependency. Time arrives as an [`units::Instant`], the world as an
 //! [`server::Event`], and what must be done leaves as an [`server::Action`]. The daemon and the
 //! simulator are two drivers of the same [`server::Server`].
-//#![no_std]
+#![no_std]
 #![forbid(unsafe_code)]
 
 extern crate alloc;
