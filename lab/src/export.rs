@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A private NFS export of a pool's mount: `rushes pool export nfs`, with the distribution's Ganesha behind it, on a port of its own.
+//! A private NFS export on a port of its own, by the distribution's Ganesha: of a pool's mount by `rushes pool export nfs`, of any
+//! other place with Ganesha's own defaults.
 
 use crate::cgroup::Cgroup;
 use crate::daemon::find_rushes;
@@ -21,6 +22,21 @@ const END_MAX: Duration = Duration::from_secs(15);
 /// How long clients of an earlier server, of whom there are none, may claim what they had; Ganesha's leases are about as long. Units: s.
 const GRACE_S: u64 = 8;
 
+/// What a place that is no pool is exported with; what it does not say is as Ganesha has it.
+fn stock_configuration(folder: &Path, port: u16, state: &Path) -> String {
+    format!(
+        "NFS_CORE_PARAM {{ Bind_addr = 127.0.0.1; NFS_Port = {port}; Protocols = 4; NLM_Port = 0; Enable_NLM = false; \
+         Enable_RQUOTA = false; Enable_UDP = false; mount_path_pseudo = true; fsid_device = false; }}\n\
+         NFSv4 {{ Graceless = true; RecoveryBackend = fs; RecoveryRoot = \"{}\"; Only_Numeric_Owners = true; \
+         Allow_Numeric_Owners = true; }}\n\
+         NFS_KRB5 {{ Active_krb5 = false; }}\n\
+         EXPORT {{ Export_Id = 1; Path = \"{}\"; Pseudo = \"/{EXPORT}\"; Filesystem_Id = 1.1; Access_Type = RW; \
+         Squash = no_root_squash; SecType = sys; Protocols = 4; Transports = TCP; FSAL {{ Name = VFS; }} }}\n",
+        state.display(),
+        folder.display()
+    )
+}
+
 /// A running export; ended when dropped.
 #[derive(Debug)]
 pub struct Export {
@@ -30,32 +46,58 @@ pub struct Export {
 }
 
 impl Export {
-    /// Serve the folder, and wait until clients are let in.
+    /// Serve the folder, and wait until clients are let in. `is_pool`: by Rushes' own command.
     ///
     /// Errors   Ganesha is not installed, or does not answer within 60 s
-    pub fn start(room: &Room, name: &str, folder: &Path, cgroup: &Cgroup) -> Result<Export> {
+    pub fn start(
+        room: &Room,
+        name: &str,
+        (folder, is_pool): (&Path, bool),
+        cgroup: &Cgroup,
+    ) -> Result<Export> {
         let home = room.folder(&format!("{name}-nfs"))?;
         let log = home.join("export.log");
         let port = free_port()?;
-        let child = cgroup
-            .command(&find_rushes()?)
-            .args(["pool", "export", "nfs"])
-            .arg(folder)
-            .args(["--name", &format!("/{EXPORT}"), "--squash", "none"])
-            .args(["--grace", &GRACE_S.to_string()])
-            .args(["--port", &port.to_string()])
-            .arg("--runtime-dir")
-            .arg(home.join("run"))
-            .arg("--state-dir")
-            .arg(home.join("state"))
+        let (run, state) = (home.join("run"), home.join("state"));
+        let mut command = if is_pool {
+            let mut command = cgroup.command(&find_rushes()?);
+            command
+                .args(["pool", "export", "nfs"])
+                .arg(folder)
+                .args(["--name", &format!("/{EXPORT}"), "--squash", "none"])
+                .args(["--grace", &GRACE_S.to_string()])
+                .args(["--port", &port.to_string()])
+                .arg("--runtime-dir")
+                .arg(run)
+                .arg("--state-dir")
+                .arg(state);
+            command
+        } else {
+            fs::create_dir_all(&run)?;
+            fs::create_dir_all(&state)?;
+            let configuration = run.join("ganesha.conf");
+            fs::write(&configuration, stock_configuration(folder, port, &state))?;
+            let mut command = cgroup.command(Path::new("ganesha.nfsd"));
+            command
+                .args(["-F", "-L", "STDERR", "-f"])
+                .arg(configuration)
+                .arg("-p")
+                .arg(run.join("ganesha.pid"));
+            command
+        };
+        let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&log)?)
             .process_group(0)
             .spawn()
-            .context("rushes pool export cannot be started")?;
+            .context("the NFS export cannot be started")?;
         let mut export = Export { child, port, log };
         export.wait_until_ready()?;
+        if is_pool {
+            // Nobody may open anything before.
+            pause(Duration::from_secs(GRACE_S + 1))?;
+        }
         Ok(export)
     }
 
@@ -77,14 +119,13 @@ impl Export {
             go_on()?;
             ensure!(
                 self.child.try_wait()?.is_none() && Instant::now() < end,
-                "rushes pool export nfs does not serve on 127.0.0.1:{}:\n{}",
+                "the NFS export does not serve on 127.0.0.1:{}:\n{}",
                 self.port,
                 self.log_tail()
             );
             std::thread::sleep(Duration::from_millis(100));
         }
-        // Nobody may open anything before.
-        pause(Duration::from_secs(GRACE_S + 1))
+        Ok(())
     }
 }
 

@@ -169,8 +169,8 @@ impl Spec {
             stage.disk_count()
         );
         ensure!(
-            self.way != Way::Nfs || layout.is_pool(),
-            "`--door nfs` is the export of a pool; give --layout pool as well"
+            self.way != Way::Nfs || layout.is_pool() || self.kind == Kind::Stock,
+            "`--door nfs` is the export of a pool, or of what stock has; give --layout pool or --server stock as well"
         );
         ensure!(
             self.way == Way::Smb || matches!(self.kind, Kind::Stock | Kind::Rushes),
@@ -234,7 +234,12 @@ impl Server {
             Way::Nfs | Way::Local => None,
         };
         let export = match spec.way {
-            Way::Nfs => Some(Export::start(room, name, stage.root(), &cgroup)?),
+            Way::Nfs => Some(Export::start(
+                room,
+                name,
+                (stage.root(), stage.is_pool()),
+                &cgroup,
+            )?),
             Way::Smb | Way::Local => None,
         };
         let home = room.folder("client-home")?;
