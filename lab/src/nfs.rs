@@ -2,12 +2,15 @@
 //! An NFSv4.0 client as small as a player or a recorder needs (RFC 7530, 7531): it opens files of an export and reads or writes them, one request at
 //! a time. What it writes is not stable until it asks for that ([`Nfs::commit`]), as a kernel's client does at fsync and close.
 //!
-//! It keeps nothing: no cache, no reading ahead. It never renews its lease, since each request for a file does.
+//! It keeps nothing: no cache, no reading ahead. A thread with a connection of its own renews its lease, as a request may take longer than
+//! that lasts (a COMMIT of all that a slow disk has to write).
 
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 const CLOSE: u32 = 4;
@@ -19,6 +22,7 @@ const OPEN_CONFIRM: u32 = 20;
 const PUTFH: u32 = 22;
 const PUTROOTFH: u32 = 24;
 const READ: u32 = 25;
+const RENEW: u32 = 30;
 const SETCLIENTID: u32 = 35;
 const SETCLIENTID_CONFIRM: u32 = 36;
 const WRITE: u32 = 38;
@@ -42,6 +46,8 @@ const MODE_BIT: u32 = 1 << (33 - 32);
 const NEW_FILE_MODE: u32 = 0o644;
 /// Longer than any collapse that a run waits for.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Much shorter than any lease.
+const RENEW_EVERY: Duration = Duration::from_secs(1);
 /// Between two tries to open what nobody may open yet.
 const GRACE_STEP: Duration = Duration::from_millis(200);
 /// Ports that only root may use, as a kernel's client comes from.
@@ -51,10 +57,48 @@ const PORTS: std::ops::Range<u16> = 600..1000;
 #[derive(Debug)]
 pub struct Nfs {
     stream: TcpStream,
+    port: u16,
     xid: u32,
     client: u64,
     owners: u32,
     root: Vec<u8>,
+    renewer: Option<Renewer>,
+}
+
+/// Keeps a client's lease; ended when dropped.
+#[derive(Debug)]
+struct Renewer {
+    end: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Renewer {
+    fn start(port: u16, client: u64) -> Result<Renewer> {
+        let mut nfs = Nfs::of(stream_to(port)?, port);
+        let (end, ended) = mpsc::channel();
+        let renew = move || {
+            while ended.recv_timeout(RENEW_EVERY) == Err(RecvTimeoutError::Timeout) {
+                // Who has lost it hears so from his own next request.
+                if nfs.ask(&Ops::default().op(RENEW).u64(client)).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().spawn(renew)?;
+        Ok(Renewer {
+            end: Some(end),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Renewer {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 /// A file that is open.
@@ -157,17 +201,23 @@ impl Answer {
 }
 
 impl Nfs {
-    /// Connect to a server on this machine as root, who has `export` (a name without slashes) for his root.
-    ///
-    /// Errors   nobody listens, or it refuses us
-    pub fn connect(port: u16, export: &str) -> Result<Nfs> {
-        let mut nfs = Nfs {
-            stream: stream_to(port)?,
+    fn of(stream: TcpStream, port: u16) -> Nfs {
+        Nfs {
+            stream,
+            port,
             xid: std::process::id() << 12,
             client: 0,
             owners: 0,
             root: Vec::new(),
-        };
+            renewer: None,
+        }
+    }
+
+    /// Connect to a server on this machine as root, who has `export` (a name without slashes) for his root.
+    ///
+    /// Errors   nobody listens, or it refuses us
+    pub fn connect(port: u16, export: &str) -> Result<Nfs> {
+        let mut nfs = Nfs::of(stream_to(port)?, port);
         let ops = Ops::default()
             .op(PUTROOTFH)
             .op(LOOKUP)
@@ -204,7 +254,9 @@ impl Nfs {
             .op(SETCLIENTID_CONFIRM)
             .u64(self.client)
             .fixed(&confirm);
-        self.ask(&ops)?.op(SETCLIENTID_CONFIRM)
+        self.ask(&ops)?.op(SETCLIENTID_CONFIRM)?;
+        self.renewer = Some(Renewer::start(self.port, self.client)?);
+        Ok(())
     }
 
     /// Open a file below the export for reading. While clients of an earlier server may claim what they had, it waits.
