@@ -10,8 +10,10 @@ use alloc::vec::Vec;
 
 /// Best-effort read-ahead of one stream, least and most. Units: bytes.
 const AHEAD_BYTES: core::ops::RangeInclusive<u64> = 2 << 20..=32 << 20;
-/// What a best-effort stream gets in one visit before the next one's turn. Units: bytes.
-const BACKGROUND_VISIT: u64 = 16 << 20;
+/// What a best-effort stream gets in one visit before the next one's turn, least and most. Units: bytes.
+const BACKGROUND_VISIT: core::ops::RangeInclusive<u64> = 4 << 20..=16 << 20;
+/// Until every best-effort stream of a device has been visited once, if visits of the least length allow it.
+const BACKGROUND_ROUND: Duration = Duration::from_s(3);
 /// A demand that has waited this long goes before nearer ones.
 const DEMAND_PATIENCE: Duration = Duration::from_ms(200);
 /// Demands looked at for the nearest.
@@ -379,9 +381,11 @@ impl Server {
             return self.touch(device_id);
         }
         let (due, since) = (read.due, read.arrived);
+        let stream = read.stream;
         let Some(device) = self.devices.get_mut(&device_id) else {
             return;
         };
+        let stream = stream.filter(|stream| device.background.contains(stream));
         // Rounded out as far as it costs nothing to speak of against getting there.
         let model = &device.model.base.read;
         let worth = model.rate.bytes_in(Duration(model.fixed.0 / 16)).0;
@@ -406,6 +410,7 @@ impl Server {
                 range,
                 due,
                 since,
+                stream,
             }),
         }
         self.touch(device_id);
@@ -447,8 +452,12 @@ impl Server {
         let reads = if device.starved {
             None
         } else {
-            self.pick_demand(device)
+            // Who is fetched ahead for is to be visited himself: he waits for the end of another's visit, or both would be
+            // visited in pieces.
+            let visited = self.visited(device);
+            self.pick_demand(device, visited)
                 .map(Turn::Demand)
+                .or(visited.map(Turn::Background))
                 .or_else(|| self.pick_background(device).map(Turn::Background))
         };
         let promised = matches!(reads, Some(Turn::Demand(index))
@@ -516,9 +525,9 @@ impl Server {
         })
     }
 
-    /// The demand to serve: one whose patience is over or that was promised, else the nearest ahead.
-    fn pick_demand(&self, device: &Device) -> Option<usize> {
-        let first = device.demands.front()?;
+    /// The demand to serve: one whose patience is over or that was promised, else the nearest ahead. While somebody is visited,
+    /// not of those who are next.
+    fn pick_demand(&self, device: &Device, visited: Option<StreamId>) -> Option<usize> {
         let promised = device.demands.iter().map(|demand| demand.due).min()?;
         if promised != Instant::NEVER {
             return device
@@ -526,8 +535,16 @@ impl Server {
                 .iter()
                 .position(|demand| demand.due == promised);
         }
+        let may = |(_, demand): &(usize, &Demand)| match (visited, demand.stream) {
+            (Some(visited), Some(stream)) => {
+                stream == visited || !device.background.contains(&stream)
+            }
+            _ => true,
+        };
+        let mut demands = device.demands.iter().enumerate().filter(may);
+        let (index, first) = demands.next()?;
         if self.now.since(first.since) > DEMAND_PATIENCE || device.demands.len() == 1 {
-            return Some(0);
+            return Some(index);
         }
         let ahead = |demand: &Demand| {
             let physical = self
@@ -536,13 +553,17 @@ impl Server {
                 .map_or(0, |file| file.place(demand.range.start.0).0);
             physical.wrapping_sub(device.head)
         };
-        device
-            .demands
-            .iter()
+        core::iter::once((index, first))
+            .chain(demands)
             .take(DEMANDS_WEIGHED)
-            .enumerate()
             .min_by_key(|(_, demand)| ahead(demand))
             .map(|(index, _)| index)
+    }
+
+    /// The best-effort stream that is being visited, and wants more.
+    fn visited(&self, device: &Device) -> Option<StreamId> {
+        let front = *device.background.front()?;
+        (device.background_given > 0 && self.background_wants(device, front)).then_some(front)
     }
 
     /// The best-effort stream whose turn it is and that wants bytes.
@@ -634,6 +655,13 @@ impl Server {
                     rest.range = ByteRange::new(end, demand.range.end() - end);
                 }
                 device.demands.retain(|other| !is_done(other));
+                if let Some(stream) = demand.stream
+                    && demand.due == Instant::NEVER
+                    && device.background.contains(&stream)
+                {
+                    // The head is where he goes on.
+                    device.visit(stream, end - range.start.0);
+                }
                 true
             }
             Run::Starved => {
@@ -686,17 +714,7 @@ impl Server {
                 stream.fetched += done;
                 device.read_bridged += stream.read_over(range, done);
                 device.best_effort_served = now;
-                // The visit goes on with this one until it has had its share.
-                if device.background.front() != Some(&stream_id) {
-                    device.background.retain(|&other| other != stream_id);
-                    device.background.push_front(stream_id);
-                    device.background_given = 0;
-                }
-                device.background_given += done;
-                if device.background_given >= BACKGROUND_VISIT {
-                    device.background.rotate_left(1);
-                    device.background_given = 0;
-                }
+                device.visit(stream_id, done);
                 run_is_progress(&run, done)
             }
             Run::Starved => {
@@ -1134,6 +1152,25 @@ pub(super) struct Served {
 }
 
 /// Whether the pump should go on: a request was sent, or the stream moved over bytes that were there.
+impl Device {
+    /// A best-effort stream was given bytes: its visit goes on until it has had its share.
+    fn visit(&mut self, id: StreamId, given: u64) {
+        if self.background.front() != Some(&id) {
+            self.background.retain(|&other| other != id);
+            self.background.push_front(id);
+            self.background_given = 0;
+        }
+        self.background_given += given;
+        let rate = self.model.base.read.rate;
+        let share = rate.bytes_in(BACKGROUND_ROUND).0 / self.background.len() as u64;
+        if self.background_given >= share.clamp(*BACKGROUND_VISIT.start(), *BACKGROUND_VISIT.end())
+        {
+            self.background.rotate_left(1);
+            self.background_given = 0;
+        }
+    }
+}
+
 fn run_is_progress(run: &Run, moved: u64) -> bool {
     matches!(run, Run::Sent(_)) || moved > 0
 }

@@ -361,6 +361,8 @@ pub(super) struct Demand {
     pub range: ByteRange,
     pub due: Instant,
     pub since: Instant,
+    /// Of a reader who is fetched ahead for.
+    pub stream: Option<StreamId>,
 }
 
 /// How a stream goes through its bytes. `v` counts bytes in the order they are read, from where the stream
