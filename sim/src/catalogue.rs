@@ -15,6 +15,7 @@ macro_rules! named {
 pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "client_deaths",
     "cold_opens",
+    "copies_alone",
     "copy_storm",
     "failing_reads",
     "fragmented",

@@ -36,6 +36,7 @@ macro_rules! scenarios {
 scenarios!(
     client_deaths,
     cold_opens,
+    copies_alone,
     copy_storm,
     failing_reads,
     fragmented,
