@@ -5,6 +5,7 @@ use crate::answer::Answer;
 use crate::care::Care;
 use crate::data::Full;
 use crate::engine::{DaemonPlace, Engine};
+use crate::lines::Lines;
 use crate::nodes::{Node, Nodes, locked};
 use crate::reads::Finishers;
 use crate::table::{Left, Table};
@@ -32,6 +33,7 @@ pub(crate) struct Door {
     pub(crate) nodes: Nodes,
     pub(crate) engine: Engine,
     pub(crate) finishers: Finishers,
+    pub(crate) lines: Lines,
     /// What the process after this one is to know. None: there is none.
     pub(crate) table: Option<Arc<Table>>,
     /// Without a table.
@@ -100,6 +102,7 @@ impl Door {
             nodes,
             engine: Engine::start(&pool, place)?,
             finishers: Finishers::start()?,
+            lines: Lines::default(),
             can_pass: AtomicBool::new(false),
             runtime_dir: place.map(|place| place.runtime_dir.clone()),
             wish_fault: Mutex::default(),

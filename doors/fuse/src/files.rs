@@ -92,6 +92,12 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Its descriptor, if it is open.
+    pub(crate) fn known(&self, object: Object) -> Option<Arc<OwnedFd>> {
+        let objects = locked(&self.objects);
+        objects.get(&object).map(|(_, fd)| Arc::clone(fd))
+    }
+
     /// An object's descriptor is not kept any longer.
     pub(crate) fn forget(&self, object: Object) {
         locked(&self.objects).remove(&object);
@@ -135,6 +141,11 @@ impl OpenFile {
     /// The same, for another thread to let go.
     pub(crate) fn shared_state(&self) -> SharedState {
         self.state.read_arc()
+    }
+
+    /// The same, if nobody changes it, or waits to.
+    pub(crate) fn shared_state_now(&self) -> Option<SharedState> {
+        self.state.try_read_arc()
     }
 
     /// Alone.

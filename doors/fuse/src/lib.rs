@@ -13,6 +13,7 @@ mod engine;
 mod files;
 mod keeper;
 mod kept;
+mod lines;
 mod listing;
 mod loads;
 mod mounting;

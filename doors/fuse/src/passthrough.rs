@@ -12,9 +12,10 @@
 use crate::answer::Answer;
 use crate::door::Door;
 use crate::files::{OpenFile, State};
+use crate::lines::Line;
 use crate::nodes::{Node, locked};
 use crate::session::Backing;
-use rushes_pool::{Access, ByteOffset, Object, PoolError};
+use rushes_pool::{Access, ByteOffset, MemberNumber, Object, PoolError};
 use rushes_sys::lease;
 use rustix::fs::{OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, fstat, ftruncate, futimens};
 use rustix::io::Errno;
@@ -97,6 +98,29 @@ impl Ways {
 }
 
 impl Door {
+    /// Do what may look at the object that a file begins in (each open does, where it may be passed): in the member's line where many wait for its disk.
+    pub(crate) fn at_home(&self, number: u64, act: impl FnOnce() + Send + 'static) {
+        let member = match self.can_pass.load(Ordering::Acquire) {
+            true => self.home(number),
+            false => None,
+        };
+        let Some(member) = member else {
+            return act();
+        };
+        match self.lines.enter(member) {
+            Some(_inside) => act(),
+            None => self.lines.put(Line::Disk(member), act),
+        }
+    }
+
+    /// The member that has its first byte, as its record says.
+    fn home(&self, number: u64) -> Option<MemberNumber> {
+        let node = self.nodes.get(number).ok()?;
+        let fd = self.nodes.descriptor(&node).ok()?;
+        let layout = self.layout_by_path(&fd)?;
+        Some(layout.locate(ByteOffset(0))?.object.member)
+    }
+
     /// How this open is done. `register` tells the kernel of an object.
     ///
     /// Assumes  `file` was opened for it

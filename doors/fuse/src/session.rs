@@ -621,18 +621,19 @@ impl Filesystem for Session {
 
     fn open(&self, request: &Request, ino: INodeNo, open_flags: OpenFlags, reply: ReplyOpen) {
         self.door.tidying.asked();
-        let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
-        let opened = self
-            .door
-            .open(ino.0, open_flags.0, unique(request), register);
-        let (handle, opened) = match opened {
-            Ok((handle, opened)) => (FileHandle(handle), opened),
-            Err(error) => return reply.error(number(error)),
-        };
-        match &opened.backing {
-            Some((backing, _)) => reply.opened_passthrough(handle, flags(&opened), &backing.0),
-            None => reply.opened(handle, flags(&opened)),
-        }
+        let (door, asked) = (Arc::clone(&self.door), unique(request));
+        self.door.at_home(ino.0, move || {
+            let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
+            let opened = door.open(ino.0, open_flags.0, asked, register);
+            let (handle, opened) = match opened {
+                Ok((handle, opened)) => (FileHandle(handle), opened),
+                Err(error) => return reply.error(number(error)),
+            };
+            match &opened.backing {
+                Some((backing, _)) => reply.opened_passthrough(handle, flags(&opened), &backing.0),
+                None => reply.opened(handle, flags(&opened)),
+            }
+        });
     }
 
     fn create(
