@@ -32,6 +32,9 @@ for line in sys.stdin:
         what = bytes.fromhex(what)
         memory[at:at + len(what)] = what
         print("stored", flush=True)
+    elif word == "flush":
+        memory.flush()
+        print("flushed", flush=True)
     else:
         print(memory[at:at + int(what)].hex(), flush=True)
 "#;
@@ -81,6 +84,13 @@ impl Mapper {
 
     fn stores(&mut self, at: usize, bytes: &[u8]) {
         assert_eq!(self.ask(&format!("store {at} {}", hex(bytes))), "stored");
+    }
+}
+
+impl Mapper {
+    /// As stores that come later than the disk has those before.
+    fn flushes(&mut self) {
+        assert_eq!(self.ask("flush 0 0"), "flushed");
     }
 }
 
@@ -382,6 +392,81 @@ fn stores_through_a_mapping_and_writes_past_the_cache_are_seen_by_everybody() {
     drop((other, mapper));
     passed(&world, "f");
     is_sound(&mut world);
+}
+
+/// When it was changed last, as who asks at this moment hears. Units: seconds, nanoseconds.
+fn changed(path: &Path) -> (i64, i64) {
+    let found = fs::metadata(path).expect("known");
+    (found.mtime(), found.mtime_nsec())
+}
+
+fn set_changed(path: &Path, seconds: u64) {
+    let time = std::time::UNIX_EPOCH + Duration::from_secs(seconds);
+    let file = File::open(path).expect("there");
+    file.set_modified(time).expect("ours");
+}
+
+#[test]
+fn a_file_that_is_stored_to_without_the_mount_is_never_older_than_its_bytes() {
+    if !needs::all_there(&[Need::Program("python3")]) {
+        return;
+    }
+    for made in [(EXT4, 64), (XFS, 300), (BTRFS, 120)] {
+        let Some(mut world) = PoolWorld::build(&[made]) else {
+            return;
+        };
+        let path = world.path("f");
+        put(&path, 1, MIB).expect("there is room");
+        set_changed(&path, 1000);
+        let reader = passed(&world, "f");
+        // Who may store and does not: the time is the one that was given.
+        drop(File::options().read(true).write(true).open(&path));
+        drop(writer(&path));
+        assert_eq!(changed(&path), (1000, 0));
+        let mut mapper = Mapper::new(&path, "w");
+        assert_eq!(changed(&path), (1000, 0));
+        let mut last = changed(&path);
+        let mut must_be_later = |context: &str| {
+            let now = changed(&path);
+            assert!(now > last, "{context}: {now:?} after {last:?}");
+            // By its name in a listing as well.
+            let listed = fs::read_dir(world.path("")).expect("listed");
+            let mut listed = listed.map(|entry| entry.expect("one").metadata().expect("known"));
+            let listed = listed.next().expect("it");
+            assert_eq!((listed.mtime(), listed.mtime_nsec()), now, "{context}");
+            last = now;
+        };
+        mapper.stores(5000, b"stored");
+        must_be_later("at once");
+        mapper.flushes();
+        mapper.stores(5000, b"again");
+        must_be_later("again");
+        drop(reader);
+        mapper.flushes();
+        mapper.stores(9000, b"nobody has it open");
+        must_be_later("after the last close");
+        mapper.flushes();
+        set_changed(&path, 2000);
+        assert_eq!(changed(&path), (2000, 0), "as it was given");
+        // Nobody asks before the mapping is gone, and the kernel has forgotten the file.
+        mapper.stores(9000, b"at last");
+        drop(mapper);
+        fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+        assert!(changed(&path) > (2000, 0), "when it is forgotten");
+        let last = changed(&path);
+        drop(passed(&world, "f"));
+        assert_eq!(changed(&path), last);
+        // Nor before the mount ends.
+        let reader = passed(&world, "f");
+        let mut mapper = Mapper::new(&path, "w");
+        drop(reader);
+        mapper.stores(100, b"the end");
+        drop(mapper);
+        world.end();
+        world.start();
+        assert!(changed(&path) > last, "when the mount has ended");
+        is_sound(&mut world);
+    }
 }
 
 #[test]

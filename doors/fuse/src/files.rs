@@ -2,7 +2,7 @@
 //! Open files: the stub, its layout, and the objects that hold the bytes.
 //!
 //! All opens of an inode share one [`OpenFile`]. Its layout is read by many at once and changed by one alone; the size is the
-//! stub's, grown after the bytes are in their object. Lock order: `Node::file`, `OpenFile::state`, `ways`, then `size` or `objects`.
+//! stub's, grown after the bytes are in their object. Lock order: `Node::file`, `OpenFile::state`, `ways`, then `size`, `objects` or `stored`.
 
 use crate::answer::Answer;
 use crate::attributes::by_descriptor;
@@ -11,6 +11,7 @@ use crate::engine::Held;
 use crate::nodes::{Node, locked, status};
 use crate::passthrough::{Opened, Way, Ways};
 use crate::session::Backing;
+use crate::stored::Stored;
 use crate::table::{KnownOpen, Place, Unique};
 use parking_lot::lock_api::ArcRwLockReadGuard;
 use parking_lot::{RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -44,13 +45,33 @@ pub(crate) struct FileSlot {
     open: Option<Arc<OpenFile>>,
     /// As in [`OpenFile`], when it was closed last: who opens it again to go on writing need not wait for the disk to know.
     tail_is_clean: bool,
-    /// As in [`Ways`], then: a mapping outlives the close of its file.
-    mapped: Option<Object>,
+    /// As in [`Ways`], since then: a mapping outlives the close of its file. (The kernel does not forget an inode that is mapped.)
+    mapped: Option<Mapped>,
     /// Its last name in the tree is gone; the stub waits among the removed ones.
     pub(crate) nameless: bool,
 }
 
+/// An object that was passed, of a file that nobody has open.
+#[derive(Debug)]
+struct Mapped {
+    object: Object,
+    stored: Option<Stored>,
+}
+
 impl FileSlot {
+    /// Somebody may store to it without the door.
+    pub(crate) fn may_be_stored(&mut self) -> bool {
+        self.with_stored(|_| ()).is_some()
+    }
+
+    /// None: nobody may do that.
+    pub(crate) fn with_stored<T>(&mut self, act: impl FnOnce(&mut Stored) -> T) -> Option<T> {
+        match &self.open {
+            Some(file) => locked(&file.stored).as_mut().map(act),
+            None => self.mapped.as_mut()?.stored.as_mut().map(act),
+        }
+    }
+
     /// The open stub.
     pub(crate) fn stub(&self) -> Option<Arc<OwnedFd>> {
         self.open.as_ref().map(|file| Arc::clone(&file.stub))
@@ -80,8 +101,12 @@ pub(crate) struct OpenFile {
     plain_run: AtomicU32,
     /// [`Pool::generation`](rushes_pool::Pool::generation) when it was last looked at whether it could be striped over more members.
     seen_generation: AtomicU64,
-    /// How the kernel has it open.
+    /// How the kernel has it open. Held by who waits for a disk.
     pub(crate) ways: Mutex<Ways>,
+    /// They have an object.
+    is_passed: AtomicBool,
+    /// Somebody may store to that without the door.
+    pub(crate) stored: Mutex<Option<Stored>>,
 }
 
 #[derive(Debug)]
@@ -122,7 +147,13 @@ impl OpenFile {
 
     /// Somebody may read its object without the door.
     pub(crate) fn may_be_passed(&self) -> bool {
-        locked(&self.ways).object().is_some()
+        self.is_passed.load(Ordering::Acquire)
+    }
+
+    /// This is the object that somebody may read so from now on; None: nobody any more.
+    pub(crate) fn pass(&self, ways: &mut Ways, object: Option<Object>) {
+        ways.set_object(object);
+        self.is_passed.store(object.is_some(), Ordering::Release);
     }
 
     /// It took it, or not.
@@ -276,17 +307,21 @@ impl Door {
     pub(crate) fn open_new_file(&self, node: &Arc<Node>, stub: OwnedFd) -> Answer<Arc<OpenFile>> {
         let mut slot = locked(&node.file);
         if slot.open.is_none() {
-            slot.open = Some(self.opened(node, stub, &slot)?);
+            slot.open = Some(self.opened(node, stub, &mut slot)?);
         }
         slot.open_count += 1;
         slot.open.clone().ok_or(Errno::IO)
     }
 
-    fn opened(&self, node: &Node, stub: OwnedFd, slot: &FileSlot) -> Answer<Arc<OpenFile>> {
+    fn opened(&self, node: &Node, stub: OwnedFd, slot: &mut FileSlot) -> Answer<Arc<OpenFile>> {
         let layout = self.pool.layout(stub.as_fd());
         let layout = layout.map_err(|error| self.trouble(node, &error))?;
         let size = status(&stub)?.stx_size;
         let stub = Arc::new(stub);
+        let (object, stored) = match slot.mapped.take() {
+            Some(mapped) => (Some(mapped.object), mapped.stored),
+            None => (None, None),
+        };
         Ok(Arc::new(OpenFile {
             stub: Arc::clone(&stub),
             tail_is_clean: AtomicBool::new(slot.tail_is_clean || layout.is_none()),
@@ -298,7 +333,9 @@ impl Door {
             size: Mutex::new(size),
             plain_run: AtomicU32::new(0),
             seen_generation: AtomicU64::new(u64::MAX),
-            ways: Mutex::new(Ways::of_mapped(slot.mapped)),
+            ways: Mutex::new(Ways::of_mapped(object)),
+            is_passed: AtomicBool::new(object.is_some()),
+            stored: Mutex::new(stored),
         }))
     }
 
@@ -334,7 +371,9 @@ impl Door {
         };
         if let Some(file) = &last {
             slot.tail_is_clean = file.tail_is_clean.load(Ordering::Acquire);
-            slot.mapped = locked(&file.ways).object();
+            let object = locked(&file.ways).object();
+            let stored = locked(&file.stored).take();
+            slot.mapped = object.map(|object| Mapped { object, stored });
         }
         let nameless = slot.nameless;
         drop(slot);

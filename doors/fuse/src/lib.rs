@@ -24,6 +24,7 @@ mod reads;
 mod removals;
 mod session;
 mod signs;
+mod stored;
 mod table;
 mod tidying;
 mod unwritten;

@@ -56,6 +56,17 @@ const ATTRIBUTES_LIVE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Backing(fuser::BackingId);
 
+/// What the kernel is told without having asked.
+pub(crate) struct Notices(fuser::Notifier);
+
+impl Notices {
+    /// What it knows of the inode's attributes is not to be believed any more.
+    pub(crate) fn forget_attributes(&self, number: u64) {
+        // An error: it knows none.
+        let _ = self.0.inval_inode(INodeNo(number), -1, 0);
+    }
+}
+
 /// The node of requests that are no requests of the kernel's: see [`take_over`].
 const NOBODY: u64 = u64::MAX;
 
@@ -86,6 +97,7 @@ impl Mounted {
         for helper in &self.helpers {
             helper.thread().unpark();
         }
+        self.door.follow_all_at_last();
         for helper in self.helpers {
             let _ = helper.join();
         }
@@ -236,6 +248,10 @@ fn served(
     session: fuser::BackgroundSession,
     mounting: Option<Mounting>,
 ) -> io::Result<Mounted> {
+    // (Without passthrough nobody needs them.)
+    if door.can_pass.load(Ordering::Acquire) {
+        let _ = door.notices.set(Notices(session.notifier()));
+    }
     let helper = |name: &str, work: fn(&Door)| {
         let door = Arc::clone(&door);
         std::thread::Builder::new()
@@ -324,6 +340,14 @@ fn decoded(device: u32) -> u64 {
     )
 }
 
+/// How long the kernel believes these.
+fn live(attributes: &Attributes) -> &'static Duration {
+    match attributes.may_be_stored {
+        true => &Duration::ZERO,
+        false => &ATTRIBUTES_LIVE,
+    }
+}
+
 fn translated(attributes: &Attributes) -> FileAttr {
     FileAttr {
         ino: INodeNo(attributes.number),
@@ -373,7 +397,7 @@ fn maker(request: &Request, umask: u32) -> Maker {
 fn reply_entry(reply: ReplyEntry, entry: Answer<Entry>) {
     match entry {
         Ok(entry) => reply.entry_with_ttls(
-            &ATTRIBUTES_LIVE,
+            live(&entry.attributes),
             &NAMES_LIVE,
             &translated(&entry.attributes),
             Generation(u64::from(entry.node.generation)),
@@ -391,7 +415,7 @@ fn reply_empty(reply: ReplyEmpty, done: Answer<()>) {
 
 fn reply_attributes(reply: ReplyAttr, attributes: Answer<Attributes>) {
     match attributes {
-        Ok(attributes) => reply.attr(&ATTRIBUTES_LIVE, &translated(&attributes)),
+        Ok(attributes) => reply.attr(live(&attributes), &translated(&attributes)),
         Err(error) => reply.error(number(error)),
     }
 }
@@ -479,7 +503,7 @@ impl Filesystem for Session {
         if ino.0 == NOBODY {
             return self.gate.pass();
         }
-        self.door.nodes.forget(ino.0, nlookup);
+        self.door.forget(ino.0, nlookup);
     }
 
     fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
@@ -802,13 +826,13 @@ impl Filesystem for Session {
                     INodeNo(node.number),
                     listed.next,
                     listed.name,
-                    &ATTRIBUTES_LIVE,
+                    live(&attributes),
                     &translated(&attributes),
                     Generation(u64::from(node.generation)),
                 );
                 if full {
                     // The kernel never heard of this one.
-                    self.door.nodes.forget(node.number, 1);
+                    self.door.forget(node.number, 1);
                 }
                 Ok(!full)
             })
