@@ -246,6 +246,17 @@ impl PoolWorld {
         until_ended(serving);
     }
 
+    /// SIGTERM to the mount's process, which is to end when it can.
+    pub fn tell_to_end(&self) {
+        run(Command::new("kill").arg(self.keeper().to_string()));
+    }
+
+    /// Whether that process is there. It must not have been waited for.
+    pub fn is_there(&mut self) -> bool {
+        let child = self.mount.as_mut().expect("nobody has waited for it");
+        child.try_wait().expect("it is ours").is_none()
+    }
+
     /// SIGTERM to the mount's process, which is to end well.
     pub fn end(&mut self) {
         if let Some(mut child) = self.mount.take() {

@@ -27,7 +27,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -436,16 +436,21 @@ impl Door {
     /// Where a file is in the tree, for the daemon. None: it is in none any more; or it is one frame of many, whose neighbours the daemon
     /// would look for where the object is.
     fn shown(&self, stub: &OwnedFd) -> Option<PathBuf> {
-        let path = readlink(by_descriptor(stub), Vec::new()).ok()?;
-        let tree = readlink(by_descriptor(&**self.nodes.tree()), Vec::new()).ok()?;
-        let path = PathBuf::from(OsString::from_vec(path.into_bytes()));
-        let tree = PathBuf::from(OsString::from_vec(tree.into_bytes()));
-        let path = path.strip_prefix(tree).ok()?;
+        let path = self.path_of(stub)?;
         let name = path.file_name()?.to_str();
         let is_frame = name
             .and_then(FrameName::parse)
             .is_some_and(|name| !name.is_clip());
-        (!is_frame).then(|| path.to_path_buf())
+        (!is_frame).then_some(path)
+    }
+
+    /// Where a file is in the tree. None: in it no more.
+    pub(crate) fn path_of(&self, stub: &OwnedFd) -> Option<PathBuf> {
+        let path = readlink(by_descriptor(stub), Vec::new()).ok()?;
+        let tree = readlink(by_descriptor(&**self.nodes.tree()), Vec::new()).ok()?;
+        let path = PathBuf::from(OsString::from_vec(path.into_bytes()));
+        let tree = PathBuf::from(OsString::from_vec(tree.into_bytes()));
+        path.strip_prefix(tree).map(Path::to_path_buf).ok()
     }
 
     /// See to it that the byte has a place: the first one, or another when where it was said "full" or is not there.

@@ -24,6 +24,7 @@ mod reads;
 mod removals;
 mod session;
 mod signs;
+mod stopping;
 mod stored;
 mod table;
 mod tidying;
@@ -31,8 +32,9 @@ mod unwritten;
 mod wishes;
 
 pub use engine::DaemonPlace;
-pub use keeper::{Ended, Kept, Replacing, keep};
+pub use keeper::{Ended, HURRIED, Kept, Replacing, keep};
 pub use session::Mounted;
+pub use stopping::Stop;
 pub use unwritten::{Unwritten, wait_until_written};
 
 use rushes_pool::Pool;

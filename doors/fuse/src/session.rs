@@ -81,6 +81,10 @@ pub struct Mounted {
 }
 
 impl Mounted {
+    pub(crate) fn door(&self) -> &Arc<Door> {
+        &self.door
+    }
+
     /// Waits until somebody has unmounted it.
     pub fn wait(self) -> io::Result<()> {
         let ended = match self.session.join() {
