@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A mount that is told to end, and told again: first it waits for who uses it, then for nobody, and what was acknowledged stays.
 
+use rushes_tests::mapper::Mapper;
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, check, put};
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
@@ -84,17 +84,6 @@ fn a_mount_that_is_told_twice_to_end_waits_for_nobody_and_loses_nothing() {
     }
 }
 
-/// Maps a file whole, stores to it, and stays.
-const MAPPER: &str = r#"
-import mmap, os, sys
-fd = os.open(sys.argv[1], os.O_RDWR)
-memory = mmap.mmap(fd, 0)
-memory[5000:5006] = b"stored"
-print("stored", flush=True)
-sys.stdin.read()
-os._exit(0)
-"#;
-
 #[test]
 fn what_was_stored_through_a_mapping_is_written_before_nobody_is_waited_for() {
     if !needs::all_there(&[Need::Program("python3")]) {
@@ -104,24 +93,12 @@ fn what_was_stored_through_a_mapping_is_written_before_nobody_is_waited_for() {
         return;
     };
     put(&world.path("used.bin"), 1, 3 * MIB).expect("there is room");
-    let mut mapper = Command::new(needs::path_of("python3"))
-        .args(["-c", MAPPER])
-        .arg(world.path("used.bin"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("python3 starts");
-    let mut said = String::new();
-    let output = mapper.stdout.as_mut().expect("it is piped");
-    BufReader::new(output)
-        .read_line(&mut said)
-        .expect("it says so");
-    assert_eq!(said, "stored\n");
+    let mut mapper = Mapper::new(&world.path("used.bin"), "w");
+    mapper.stores(5000, b"stored");
     world.tell_to_end();
     std::thread::sleep(Duration::from_millis(300));
     told_again(&mut world);
-    drop(mapper.stdin.take());
-    mapper.wait().expect("ours");
+    drop(mapper);
     world.start();
     let found = fs::read(world.path("used.bin")).expect("read");
     assert_eq!(&found[5000..5006], b"stored");
