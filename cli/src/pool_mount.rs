@@ -4,12 +4,12 @@
 use crate::args::PoolMountArgs;
 use crate::ask::{runtime_dir, say};
 use crate::pool::{shown, told};
-use rushes_fuse::{DaemonPlace, Ended, Kept, Mounted, Replacing, keep};
+use rushes_fuse::{DaemonPlace, Ended, HURRIED, Kept, Mounted, Replacing, Stop, keep};
 use rushes_pool::Pool;
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,9 @@ struct MountReport {
     folder: String,
     is_kept: bool,
 }
+
+/// For the process that serves, when its keeper has told it to hurry.
+const HURRY_PATIENCE: Duration = Duration::from_secs(6);
 
 /// The program that runs, also when another one is installed in its place.
 const RUNNING: &str = "/proc/self/exe";
@@ -64,24 +67,44 @@ fn tidy_after(args: &PoolMountArgs) -> Duration {
     Duration::from_secs(args.tidy_after)
 }
 
-/// Until the mount ends, in threads of their own: an end that is asked for, and another process.
-fn hear(args: &PoolMountArgs, replacing: Option<Arc<Replacing>>) -> Result<(), String> {
-    let mut heard = vec![SIGINT, SIGTERM];
-    heard.extend(replacing.as_ref().map(|_| SIGUSR1));
-    let mut signals = Signals::new(heard).map_err(|error| failed(&args.folder, &error))?;
-    let place = args.folder.clone();
+/// What is heard, and by whom.
+#[derive(Clone)]
+enum Ear {
+    /// Serves the mount; with a keeper, which tells it to hurry.
+    Server,
+    Keeper(Arc<Replacing>),
+}
+
+/// Until the mount ends, in a thread of its own: an end that is asked for, once and again, and another process.
+fn hear(args: &PoolMountArgs, ear: Ear) -> Result<Arc<Stop>, String> {
+    let stop = Stop::new(&args.catalogue, &args.folder);
+    let stop = stop.map_err(|error| failed(&args.folder, &error))?;
+    let more = match ear {
+        Ear::Server => SIGUSR2,
+        Ear::Keeper(_) => SIGUSR1,
+    };
+    let signals = Signals::new([SIGINT, SIGTERM, more]);
+    let mut signals = signals.map_err(|error| failed(&args.folder, &error))?;
+    let heard = Arc::clone(&stop);
     std::thread::spawn(move || {
         for signal in signals.forever() {
-            match &replacing {
-                Some(replacing) if signal == SIGUSR1 => replacing.replace(),
-                // Who has files open keeps them; the mount ends with the last.
-                _ => {
-                    let _ = unmount(&place, UnmountFlags::DETACH);
+            match &ear {
+                Ear::Keeper(replacing) if signal == SIGUSR1 => replacing.replace(),
+                _ if signal != SIGUSR2 && heard.ask() => {}
+                Ear::Server => {
+                    heard.hurry();
+                    std::process::exit(i32::from(HURRIED));
+                }
+                Ear::Keeper(replacing) => {
+                    replacing.hurry();
+                    // Then this process ends as well. One that does not come to an end is left behind: it dies with us.
+                    std::thread::sleep(HURRY_PATIENCE);
+                    std::process::exit(i32::from(HURRIED));
                 }
             }
         }
     });
-    Ok(())
+    Ok(stop)
 }
 
 fn report(args: &PoolMountArgs, is_kept: bool) -> Result<(), String> {
@@ -101,8 +124,15 @@ fn report(args: &PoolMountArgs, is_kept: bool) -> Result<(), String> {
     }
 }
 
-fn until_unmounted(args: &PoolMountArgs, mounted: Mounted) -> Result<ExitCode, String> {
+fn until_unmounted(
+    args: &PoolMountArgs,
+    mounted: Mounted,
+    stop: &Stop,
+) -> Result<ExitCode, String> {
     let ended = mounted.wait();
+    if stop.is_hurried() {
+        return Ok(ExitCode::from(HURRIED));
+    }
     ended.map_err(|error| failed(&args.folder, &error))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -110,11 +140,12 @@ fn until_unmounted(args: &PoolMountArgs, mounted: Mounted) -> Result<ExitCode, S
 fn serve_alone(args: &PoolMountArgs) -> Result<ExitCode, String> {
     let pool = Pool::serve(&args.catalogue).map_err(told)?;
     clear(&args.folder)?;
-    hear(args, None)?;
+    let stop = hear(args, Ear::Server)?;
     let mounted = rushes_fuse::mount(pool, Some(&daemon(args)), tidy_after(args), &args.folder);
     let mounted = mounted.map_err(|error| failed(&args.folder, &error))?;
+    stop.serves(&mounted);
     report(args, false)?;
-    until_unmounted(args, mounted)
+    until_unmounted(args, mounted, &stop)
 }
 
 /// The keeper's part.
@@ -131,7 +162,7 @@ fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
     drop(pool);
     clear(folder)?;
     let replacing = Arc::new(Replacing::default());
-    hear(args, Some(Arc::clone(&replacing)))?;
+    hear(args, Ear::Keeper(Arc::clone(&replacing)))?;
     let installed = installed();
     let program = |is_installed: bool| {
         let program = installed.as_deref().filter(|_| is_installed);
@@ -141,6 +172,7 @@ fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
     };
     match keep(lock, program, &replacing).map_err(|error| failed(folder, &error))? {
         Ended::Unmounted => Ok(ExitCode::SUCCESS),
+        Ended::Hurried => Ok(ExitCode::from(HURRIED)),
         Ended::NeverMounted(status) => {
             let code = status.code().and_then(|code| u8::try_from(code).ok());
             code.map(ExitCode::from).ok_or_else(|| {
@@ -182,13 +214,14 @@ fn serve_kept(args: &PoolMountArgs) -> Result<ExitCode, String> {
     let (kept, lock) = Kept::receive(std::io::stdin()).map_err(|error| failed(&error))?;
     let goes_on = kept.goes_on();
     let pool = Pool::serve_on(&args.catalogue, lock).map_err(told)?;
-    hear(args, None)?;
+    let stop = hear(args, Ear::Server)?;
     let mounted = kept.mount(pool, Some(&daemon(args)), tidy_after(args), &args.folder);
     let mounted = mounted.map_err(|error| failed(&error))?;
+    stop.serves(&mounted);
     if goes_on {
         tracing::info!("{}: the mount goes on", args.folder.display());
     } else {
         report(args, true)?;
     }
-    until_unmounted(args, mounted)
+    until_unmounted(args, mounted, &stop)
 }

@@ -11,6 +11,7 @@ pub mod fsx;
 pub mod hand;
 pub mod kills;
 pub mod local;
+pub mod mapper;
 pub mod needs;
 pub mod nfs4;
 pub mod pattern;

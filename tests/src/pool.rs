@@ -2,7 +2,7 @@
 //! A pool over file systems of several kinds and sizes, and its mount, for a test.
 
 use crate::daemon::{Daemon, DaemonSpec};
-use crate::disk::run;
+use crate::disk::{Disk, run};
 use crate::needs;
 use crate::pattern;
 use crate::scratch::Scratch;
@@ -35,6 +35,8 @@ pub struct PoolWorld {
     pub mount_options: Vec<&'static str>,
     members: Vec<Made>,
     is_kept: bool,
+    /// One more member's disk, which stalls when it is told.
+    slow: Option<Disk>,
     /// Goes last: it unmounts what is in it.
     pub scratch: Scratch,
 }
@@ -48,6 +50,23 @@ impl PoolWorld {
     /// The same, with a keeper of the mount.
     pub fn kept(members: &[Made]) -> Option<PoolWorld> {
         PoolWorld::build_with(members, true)
+    }
+
+    /// One more member, on the lab's slow disk, so large. Units: bytes.
+    ///
+    /// Assumes  the program `rushes-lab` is there
+    pub fn add_slow_disk(&mut self, bytes: u64) {
+        let disk = Disk::slow(&self.scratch, bytes);
+        let folder = disk.path().join("pool");
+        self.slow = Some(disk);
+        fs::create_dir(&folder).expect("our own disk");
+        let (report, code) = self.json(&["add"], &[folder]);
+        assert_eq!(code, Some(0), "{report}");
+    }
+
+    /// What [`PoolWorld::add_slow_disk`] has put up.
+    pub fn slow_disk(&self) -> &Disk {
+        self.slow.as_ref().expect("one was added")
     }
 
     fn build_with(members: &[Made], is_kept: bool) -> Option<PoolWorld> {
@@ -71,6 +90,7 @@ impl PoolWorld {
             mount_options: Vec::new(),
             members: members.to_vec(),
             is_kept,
+            slow: None,
             scratch,
         };
         let made = world.create(&[]);
@@ -224,6 +244,17 @@ impl PoolWorld {
         };
         run(Command::new("kill").arg("-9").arg(serving.to_string()));
         until_ended(serving);
+    }
+
+    /// SIGTERM to the mount's process, which is to end when it can.
+    pub fn tell_to_end(&self) {
+        run(Command::new("kill").arg(self.keeper().to_string()));
+    }
+
+    /// Whether that process is there. It must not have been waited for.
+    pub fn is_there(&mut self) -> bool {
+        let child = self.mount.as_mut().expect("nobody has waited for it");
+        child.try_wait().expect("it is ours").is_none()
     }
 
     /// SIGTERM to the mount's process, which is to end well.

@@ -1,99 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the kernel reads straight from an object, and what is written past its cache: nobody sees other bytes than everybody else.
 
+use rushes_tests::mapper::{Mapper, hex};
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
 use rushes_tests::pool::{BTRFS, EXT4, PoolWorld, XFS, check, put};
 use rustix::fs::FallocateFlags;
 use serde_json::json;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 /// What a mount reads for itself meanwhile, at most: records, requests.
 const OWN_BYTES: u64 = 64 << 10;
-
-/// Maps a file whole, closes it, and reads and stores as it is told.
-const MAPPER: &str = r#"
-import mmap, os, sys
-writes = sys.argv[2] == "w"
-fd = os.open(sys.argv[1], os.O_RDWR if writes else os.O_RDONLY)
-memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0))
-os.close(fd)
-print("mapped", flush=True)
-for line in sys.stdin:
-    word, at, what = line.split()
-    at = int(at)
-    if word == "store":
-        what = bytes.fromhex(what)
-        memory[at:at + len(what)] = what
-        print("stored", flush=True)
-    else:
-        print(memory[at:at + int(what)].hex(), flush=True)
-"#;
-
-/// A program that has a file mapped, and closed. It ends when it is dropped.
-struct Mapper {
-    child: Child,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-}
-
-impl Mapper {
-    fn new(path: &Path, way: &str) -> Mapper {
-        let mut child = Command::new(needs::path_of("python3"))
-            .args(["-c", MAPPER])
-            .arg(path)
-            .arg(way)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("python3 starts");
-        let mut mapper = Mapper {
-            input: child.stdin.take(),
-            output: BufReader::new(child.stdout.take().expect("it is piped")),
-            child,
-        };
-        assert_eq!(mapper.line(), "mapped");
-        mapper
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.output.read_line(&mut line).expect("it says so");
-        line.trim_end().to_owned()
-    }
-
-    fn ask(&mut self, words: &str) -> String {
-        let input = self.input.as_mut().expect("it lives");
-        writeln!(input, "{words}").expect("it hears");
-        self.line()
-    }
-
-    /// Bytes that it sees, in hexadecimal.
-    fn sees(&mut self, at: usize, length: usize) -> String {
-        self.ask(&format!("read {at} {length}"))
-    }
-
-    fn stores(&mut self, at: usize, bytes: &[u8]) {
-        assert_eq!(self.ask(&format!("store {at} {}", hex(bytes))), "stored");
-    }
-}
-
-impl Drop for Mapper {
-    fn drop(&mut self) {
-        drop(self.input.take());
-        let _ = self.child.wait();
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 fn writer(path: &Path) -> File {
     File::options().write(true).open(path).expect("there")
@@ -382,6 +305,81 @@ fn stores_through_a_mapping_and_writes_past_the_cache_are_seen_by_everybody() {
     drop((other, mapper));
     passed(&world, "f");
     is_sound(&mut world);
+}
+
+/// When it was changed last, as who asks at this moment hears. Units: seconds, nanoseconds.
+fn changed(path: &Path) -> (i64, i64) {
+    let found = fs::metadata(path).expect("known");
+    (found.mtime(), found.mtime_nsec())
+}
+
+fn set_changed(path: &Path, seconds: u64) {
+    let time = std::time::UNIX_EPOCH + Duration::from_secs(seconds);
+    let file = File::open(path).expect("there");
+    file.set_modified(time).expect("ours");
+}
+
+#[test]
+fn a_file_that_is_stored_to_without_the_mount_is_never_older_than_its_bytes() {
+    if !needs::all_there(&[Need::Program("python3")]) {
+        return;
+    }
+    for made in [(EXT4, 64), (XFS, 300), (BTRFS, 120)] {
+        let Some(mut world) = PoolWorld::build(&[made]) else {
+            return;
+        };
+        let path = world.path("f");
+        put(&path, 1, MIB).expect("there is room");
+        set_changed(&path, 1000);
+        let reader = passed(&world, "f");
+        // Who may store and does not: the time is the one that was given.
+        drop(File::options().read(true).write(true).open(&path));
+        drop(writer(&path));
+        assert_eq!(changed(&path), (1000, 0));
+        let mut mapper = Mapper::new(&path, "w");
+        assert_eq!(changed(&path), (1000, 0));
+        let mut last = changed(&path);
+        let mut must_be_later = |context: &str| {
+            let now = changed(&path);
+            assert!(now > last, "{context}: {now:?} after {last:?}");
+            // By its name in a listing as well.
+            let listed = fs::read_dir(world.path("")).expect("listed");
+            let mut listed = listed.map(|entry| entry.expect("one").metadata().expect("known"));
+            let listed = listed.next().expect("it");
+            assert_eq!((listed.mtime(), listed.mtime_nsec()), now, "{context}");
+            last = now;
+        };
+        mapper.stores(5000, b"stored");
+        must_be_later("at once");
+        mapper.flushes();
+        mapper.stores(5000, b"again");
+        must_be_later("again");
+        drop(reader);
+        mapper.flushes();
+        mapper.stores(9000, b"nobody has it open");
+        must_be_later("after the last close");
+        mapper.flushes();
+        set_changed(&path, 2000);
+        assert_eq!(changed(&path), (2000, 0), "as it was given");
+        // Nobody asks before the mapping is gone, and the kernel has forgotten the file.
+        mapper.stores(9000, b"at last");
+        drop(mapper);
+        fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+        assert!(changed(&path) > (2000, 0), "when it is forgotten");
+        let last = changed(&path);
+        drop(passed(&world, "f"));
+        assert_eq!(changed(&path), last);
+        // Nor before the mount ends.
+        let reader = passed(&world, "f");
+        let mut mapper = Mapper::new(&path, "w");
+        drop(reader);
+        mapper.stores(100, b"the end");
+        drop(mapper);
+        world.end();
+        world.start();
+        assert!(changed(&path) > last, "when the mount has ended");
+        is_sound(&mut world);
+    }
 }
 
 #[test]

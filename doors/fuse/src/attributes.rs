@@ -42,6 +42,8 @@ pub(crate) struct Attributes {
     pub(crate) device: u64,
     /// Units: bytes.
     pub(crate) block_bytes: u32,
+    /// Somebody may store to the file without the door: its times may be others at any moment.
+    pub(crate) may_be_stored: bool,
 }
 
 impl Attributes {
@@ -67,6 +69,7 @@ impl Attributes {
             group: found.stx_gid,
             device: makedev(found.stx_rdev_major, found.stx_rdev_minor),
             block_bytes: found.stx_blksize,
+            may_be_stored: false,
         }
     }
 }
@@ -107,8 +110,11 @@ impl Door {
 
     pub(crate) fn attributes_of(&self, node: &Arc<Node>) -> Answer<Attributes> {
         let fd = self.nodes.descriptor(node)?;
+        let mut slot = locked(&node.file);
+        let may_be_stored = self.follow_stores_of(node, &fd, &mut slot);
         let mut attributes = Attributes::of(node.number, &status(fd)?);
-        if locked(&node.file).nameless {
+        attributes.may_be_stored = may_be_stored;
+        if slot.nameless {
             // The name that its stub has among the removed ones is none of the tree's.
             attributes.link_count = 0;
         }
@@ -143,7 +149,9 @@ impl Door {
         }
         if let Some(times) = &changes.times {
             // A write that is told to the stub later must not undo them.
-            let _writing = locked(&node.file);
+            let mut slot = locked(&node.file);
+            // Nor may what was stored before.
+            self.follow_stores_of(node, &fd, &mut slot);
             utimensat(&fd, c"", times, AtFlags::EMPTY_PATH)?;
         }
         self.attributes_of(node)

@@ -340,7 +340,7 @@ impl Door {
                 file,
             })),
             other => {
-                self.nodes.forget(node.number, 1);
+                self.forget(node.number, 1);
                 other.map_or(Ok(None), |opened| opened.map(|_| None))
             }
         }
@@ -451,7 +451,7 @@ impl Held<'_> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.door.close(&self.node);
-        self.door.nodes.forget(self.node.number, 1);
+        self.door.forget(self.node.number, 1);
         // It may have lost its name meanwhile, when nobody knew of it but us.
         self.door.something_removed();
     }

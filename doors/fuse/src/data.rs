@@ -428,7 +428,7 @@ impl Door {
 
     /// Returns fewer bytes than asked when it is much: the kernel asks again.
     pub(crate) fn copy(
-        &self,
+        self: &Arc<Door>,
         from: (u64, u64),
         to: (u64, u64),
         length: u64,

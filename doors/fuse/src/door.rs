@@ -5,8 +5,10 @@ use crate::answer::Answer;
 use crate::care::Care;
 use crate::data::Full;
 use crate::engine::{DaemonPlace, Engine};
+use crate::lines::Lines;
 use crate::nodes::{Node, Nodes, locked};
 use crate::reads::Finishers;
+use crate::session::Notices;
 use crate::table::{Left, Table};
 use crate::tidying::Tidying;
 use rushes_pool::{Inode, NameLog, Pool};
@@ -17,7 +19,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// Read ahead by the kernel; its default of 128 KiB is little for media. Units: KiB.
@@ -32,12 +34,15 @@ pub(crate) struct Door {
     pub(crate) nodes: Nodes,
     pub(crate) engine: Engine,
     pub(crate) finishers: Finishers,
+    pub(crate) lines: Lines,
     /// What the process after this one is to know. None: there is none.
     pub(crate) table: Option<Arc<Table>>,
     /// Without a table.
     pub(crate) next_handle: AtomicU64,
     /// The kernel reads objects itself where it is told to.
     pub(crate) can_pass: AtomicBool,
+    /// None: nothing needs to be told.
+    pub(crate) notices: OnceLock<Notices>,
     /// Where the daemon has its sockets.
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Why the last text was no wish, so that it is said once.
@@ -100,7 +105,9 @@ impl Door {
             nodes,
             engine: Engine::start(&pool, place)?,
             finishers: Finishers::start()?,
+            lines: Lines::default(),
             can_pass: AtomicBool::new(false),
+            notices: OnceLock::new(),
             runtime_dir: place.map(|place| place.runtime_dir.clone()),
             wish_fault: Mutex::default(),
             pool,

@@ -2,7 +2,7 @@
 //! Open files: the stub, its layout, and the objects that hold the bytes.
 //!
 //! All opens of an inode share one [`OpenFile`]. Its layout is read by many at once and changed by one alone; the size is the
-//! stub's, grown after the bytes are in their object. Lock order: `Node::file`, `OpenFile::state`, `ways`, then `size` or `objects`.
+//! stub's, grown after the bytes are in their object. Lock order: `Node::file`, `OpenFile::state`, `ways`, then `size`, `objects` or `stored`.
 
 use crate::answer::Answer;
 use crate::attributes::by_descriptor;
@@ -11,6 +11,7 @@ use crate::engine::Held;
 use crate::nodes::{Node, locked, status};
 use crate::passthrough::{Opened, Way, Ways};
 use crate::session::Backing;
+use crate::stored::Stored;
 use crate::table::{KnownOpen, Place, Unique};
 use parking_lot::lock_api::ArcRwLockReadGuard;
 use parking_lot::{RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -26,7 +27,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -44,13 +45,33 @@ pub(crate) struct FileSlot {
     open: Option<Arc<OpenFile>>,
     /// As in [`OpenFile`], when it was closed last: who opens it again to go on writing need not wait for the disk to know.
     tail_is_clean: bool,
-    /// As in [`Ways`], then: a mapping outlives the close of its file.
-    mapped: Option<Object>,
+    /// As in [`Ways`], since then: a mapping outlives the close of its file. (The kernel does not forget an inode that is mapped.)
+    mapped: Option<Mapped>,
     /// Its last name in the tree is gone; the stub waits among the removed ones.
     pub(crate) nameless: bool,
 }
 
+/// An object that was passed, of a file that nobody has open.
+#[derive(Debug)]
+struct Mapped {
+    object: Object,
+    stored: Option<Stored>,
+}
+
 impl FileSlot {
+    /// Somebody may store to it without the door.
+    pub(crate) fn may_be_stored(&mut self) -> bool {
+        self.with_stored(|_| ()).is_some()
+    }
+
+    /// None: nobody may do that.
+    pub(crate) fn with_stored<T>(&mut self, act: impl FnOnce(&mut Stored) -> T) -> Option<T> {
+        match &self.open {
+            Some(file) => locked(&file.stored).as_mut().map(act),
+            None => self.mapped.as_mut()?.stored.as_mut().map(act),
+        }
+    }
+
     /// The open stub.
     pub(crate) fn stub(&self) -> Option<Arc<OwnedFd>> {
         self.open.as_ref().map(|file| Arc::clone(&file.stub))
@@ -80,8 +101,12 @@ pub(crate) struct OpenFile {
     plain_run: AtomicU32,
     /// [`Pool::generation`](rushes_pool::Pool::generation) when it was last looked at whether it could be striped over more members.
     seen_generation: AtomicU64,
-    /// How the kernel has it open.
+    /// How the kernel has it open. Held by who waits for a disk.
     pub(crate) ways: Mutex<Ways>,
+    /// They have an object.
+    is_passed: AtomicBool,
+    /// Somebody may store to that without the door.
+    pub(crate) stored: Mutex<Option<Stored>>,
 }
 
 #[derive(Debug)]
@@ -92,6 +117,12 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Its descriptor, if it is open.
+    pub(crate) fn known(&self, object: Object) -> Option<Arc<OwnedFd>> {
+        let objects = locked(&self.objects);
+        objects.get(&object).map(|(_, fd)| Arc::clone(fd))
+    }
+
     /// An object's descriptor is not kept any longer.
     pub(crate) fn forget(&self, object: Object) {
         locked(&self.objects).remove(&object);
@@ -116,7 +147,13 @@ impl OpenFile {
 
     /// Somebody may read its object without the door.
     pub(crate) fn may_be_passed(&self) -> bool {
-        locked(&self.ways).object().is_some()
+        self.is_passed.load(Ordering::Acquire)
+    }
+
+    /// This is the object that somebody may read so from now on; None: nobody any more.
+    pub(crate) fn pass(&self, ways: &mut Ways, object: Option<Object>) {
+        ways.set_object(object);
+        self.is_passed.store(object.is_some(), Ordering::Release);
     }
 
     /// It took it, or not.
@@ -135,6 +172,11 @@ impl OpenFile {
     /// The same, for another thread to let go.
     pub(crate) fn shared_state(&self) -> SharedState {
         self.state.read_arc()
+    }
+
+    /// The same, if nobody changes it, or waits to.
+    pub(crate) fn shared_state_now(&self) -> Option<SharedState> {
+        self.state.try_read_arc()
     }
 
     /// Alone.
@@ -265,17 +307,21 @@ impl Door {
     pub(crate) fn open_new_file(&self, node: &Arc<Node>, stub: OwnedFd) -> Answer<Arc<OpenFile>> {
         let mut slot = locked(&node.file);
         if slot.open.is_none() {
-            slot.open = Some(self.opened(node, stub, &slot)?);
+            slot.open = Some(self.opened(node, stub, &mut slot)?);
         }
         slot.open_count += 1;
         slot.open.clone().ok_or(Errno::IO)
     }
 
-    fn opened(&self, node: &Node, stub: OwnedFd, slot: &FileSlot) -> Answer<Arc<OpenFile>> {
+    fn opened(&self, node: &Node, stub: OwnedFd, slot: &mut FileSlot) -> Answer<Arc<OpenFile>> {
         let layout = self.pool.layout(stub.as_fd());
         let layout = layout.map_err(|error| self.trouble(node, &error))?;
         let size = status(&stub)?.stx_size;
         let stub = Arc::new(stub);
+        let (object, stored) = match slot.mapped.take() {
+            Some(mapped) => (Some(mapped.object), mapped.stored),
+            None => (None, None),
+        };
         Ok(Arc::new(OpenFile {
             stub: Arc::clone(&stub),
             tail_is_clean: AtomicBool::new(slot.tail_is_clean || layout.is_none()),
@@ -287,7 +333,9 @@ impl Door {
             size: Mutex::new(size),
             plain_run: AtomicU32::new(0),
             seen_generation: AtomicU64::new(u64::MAX),
-            ways: Mutex::new(Ways::of_mapped(slot.mapped)),
+            ways: Mutex::new(Ways::of_mapped(object)),
+            is_passed: AtomicBool::new(object.is_some()),
+            stored: Mutex::new(stored),
         }))
     }
 
@@ -323,7 +371,9 @@ impl Door {
         };
         if let Some(file) = &last {
             slot.tail_is_clean = file.tail_is_clean.load(Ordering::Acquire);
-            slot.mapped = locked(&file.ways).object();
+            let object = locked(&file.ways).object();
+            let stored = locked(&file.stored).take();
+            slot.mapped = object.map(|object| Mapped { object, stored });
         }
         let nameless = slot.nameless;
         drop(slot);
@@ -386,16 +436,21 @@ impl Door {
     /// Where a file is in the tree, for the daemon. None: it is in none any more; or it is one frame of many, whose neighbours the daemon
     /// would look for where the object is.
     fn shown(&self, stub: &OwnedFd) -> Option<PathBuf> {
-        let path = readlink(by_descriptor(stub), Vec::new()).ok()?;
-        let tree = readlink(by_descriptor(&**self.nodes.tree()), Vec::new()).ok()?;
-        let path = PathBuf::from(OsString::from_vec(path.into_bytes()));
-        let tree = PathBuf::from(OsString::from_vec(tree.into_bytes()));
-        let path = path.strip_prefix(tree).ok()?;
+        let path = self.path_of(stub)?;
         let name = path.file_name()?.to_str();
         let is_frame = name
             .and_then(FrameName::parse)
             .is_some_and(|name| !name.is_clip());
-        (!is_frame).then(|| path.to_path_buf())
+        (!is_frame).then_some(path)
+    }
+
+    /// Where a file is in the tree. None: in it no more.
+    pub(crate) fn path_of(&self, stub: &OwnedFd) -> Option<PathBuf> {
+        let path = readlink(by_descriptor(stub), Vec::new()).ok()?;
+        let tree = readlink(by_descriptor(&**self.nodes.tree()), Vec::new()).ok()?;
+        let path = PathBuf::from(OsString::from_vec(path.into_bytes()));
+        let tree = PathBuf::from(OsString::from_vec(tree.into_bytes()));
+        path.strip_prefix(tree).map(Path::to_path_buf).ok()
     }
 
     /// See to it that the byte has a place: the first one, or another when where it was said "full" or is not there.

@@ -32,6 +32,9 @@ const QUICK_COUNT_MAX: u32 = 10;
 /// Before the next try after the first such death; twice as long each time.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// With this exit code a process that serves says that it has ended before all was done, since it was told to end twice.
+pub const HURRIED: u8 = 1;
+
 /// How a process that is to serve is asked to end for another one.
 #[derive(Debug, Default)]
 pub struct Replacing {
@@ -49,6 +52,13 @@ impl Replacing {
             let _ = kill_process(pid, Signal::KILL);
         }
     }
+
+    /// Tell the process that serves now that nobody is to be waited for (SIGUSR2, which it hears). It ends with [`HURRIED`].
+    pub fn hurry(&self) {
+        if let Some(pid) = *locked(&self.serving) {
+            let _ = kill_process(pid, Signal::USR2);
+        }
+    }
 }
 
 /// How a mount that was kept ended.
@@ -56,6 +66,8 @@ impl Replacing {
 pub enum Ended {
     /// Somebody has unmounted it.
     Unmounted,
+    /// It was told to end twice, and did not wait for its users.
+    Hurried,
     /// It could not be mounted. The process has said why.
     NeverMounted(ExitStatus),
     /// The processes that were to serve it died one after the other, lastly so.
@@ -113,6 +125,9 @@ pub fn keep(
         let status = child.wait()?;
         if status.success() {
             return Ok(Ended::Unmounted);
+        }
+        if status.code() == Some(i32::from(HURRIED)) {
+            return Ok(Ended::Hurried);
         }
         match hello {
             Some(Hello { device, asks_again }) if mounted.is_none() => {

@@ -13,6 +13,7 @@ mod engine;
 mod files;
 mod keeper;
 mod kept;
+mod lines;
 mod listing;
 mod loads;
 mod mounting;
@@ -23,14 +24,17 @@ mod reads;
 mod removals;
 mod session;
 mod signs;
+mod stopping;
+mod stored;
 mod table;
 mod tidying;
 mod unwritten;
 mod wishes;
 
 pub use engine::DaemonPlace;
-pub use keeper::{Ended, Kept, Replacing, keep};
+pub use keeper::{Ended, HURRIED, Kept, Replacing, keep};
 pub use session::Mounted;
+pub use stopping::Stop;
 pub use unwritten::{Unwritten, wait_until_written};
 
 use rushes_pool::Pool;

@@ -6,6 +6,7 @@
 //! descriptor, and knows of no folder.
 
 use rustix::fs::{Mode, OFlags, open, stat};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{getgid, getuid};
 use std::ffi::CString;
@@ -66,16 +67,36 @@ impl Mounting {
 
 impl Drop for Mounting {
     fn drop(&mut self) {
-        // Who has files open keeps them; the mount ends with the last.
-        if self.stands()
-            && let Err(error) = unmount(&self.folder, UnmountFlags::DETACH)
-        {
-            tracing::warn!("{}: it cannot be unmounted: {error}", self.folder.display());
+        if self.stands() {
+            unmount_lazily(&self.folder);
         }
     }
 }
 
-fn named(what: &str, error: rustix::io::Errno) -> io::Error {
+/// Where the pool of this catalogue is mounted; on this folder, if it is in several places (`mount --bind`). By names alone: a mount that does not answer
+/// is not asked.
+///
+/// Assumes  one process has the pool by its lock: no other mount has this name
+pub(crate) fn mounts_of(catalogue: &Path, folder: &Path) -> Option<PathBuf> {
+    let all = rushes_pool::mounted().ok()?;
+    let mut found = all.into_iter().filter(|one| one.catalogue == catalogue);
+    let first = found.next()?;
+    let others = found.find(|one| one.mount == folder);
+    let is_there = first.mount == folder;
+    Some(others.filter(|_| !is_there).unwrap_or(first).mount)
+}
+
+/// Who has files open keeps them; the mount ends with the last.
+pub(crate) fn unmount_lazily(folder: &Path) {
+    let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+    match unmount(folder, flags) {
+        // Somebody was first.
+        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
+        Err(error) => tracing::warn!("{}: it cannot be unmounted: {error}", folder.display()),
+    }
+}
+
+fn named(what: &str, error: Errno) -> io::Error {
     let error = io::Error::from(error);
     io::Error::new(error.kind(), format!("cannot {what}: {error}"))
 }

@@ -73,7 +73,11 @@ impl Door {
 
     fn entry(&self, fd: OwnedFd) -> Answer<Entry> {
         let (node, found) = self.nodes.enter(fd)?;
-        let attributes = Attributes::of(node.number, &found);
+        let may_be_stored = locked(&node.file).may_be_stored();
+        let now = may_be_stored.then(|| self.attributes_of(&node).ok());
+        let attributes = now
+            .flatten()
+            .unwrap_or_else(|| Attributes::of(node.number, &found));
         Ok(Entry { node, attributes })
     }
 

@@ -207,8 +207,22 @@ impl Nodes {
         Ok(node.filter(|node| node.handle == handle))
     }
 
+    /// All that the kernel knows.
+    pub(crate) fn all(&self) -> Vec<Arc<Node>> {
+        let shards = self.shards.iter();
+        shards
+            .flat_map(|shard| {
+                let shard = locked(shard);
+                let nodes = shard.values().map(|known| Arc::clone(&known.node));
+                nodes.collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
     /// The kernel has forgotten so many lookups.
-    pub(crate) fn forget(&self, number: u64, lookups: u64) {
+    ///
+    /// Returns  the node, with the last of them
+    pub(crate) fn forget(&self, number: u64, lookups: u64) -> Option<Arc<Node>> {
         let mut shard = self.shard(number);
         let gone = shard.get_mut(&number).is_some_and(|known| {
             known.lookups = known.lookups.saturating_sub(lookups);
@@ -226,7 +240,7 @@ impl Nodes {
         }
         drop(shard);
         // Closing its descriptor may free an inode, which takes a while: with no lock held.
-        drop(dropped);
+        dropped.map(|known| known.node)
     }
 
     /// An O_PATH descriptor of the node.

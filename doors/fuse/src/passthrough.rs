@@ -12,11 +12,13 @@
 use crate::answer::Answer;
 use crate::door::Door;
 use crate::files::{OpenFile, State};
+use crate::lines::Line;
 use crate::nodes::{Node, locked};
 use crate::session::Backing;
-use rushes_pool::{Access, ByteOffset, Object, PoolError};
+use crate::stored::Stored;
+use rushes_pool::{Access, ByteOffset, MemberNumber, Object, PoolError};
 use rushes_sys::lease;
-use rustix::fs::{OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, fstat, ftruncate, futimens};
+use rustix::fs::{OFlags, fstat, ftruncate};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -77,6 +79,11 @@ impl Ways {
         self.object
     }
 
+    /// See [`OpenFile::pass`].
+    pub(crate) fn set_object(&mut self, object: Option<Object>) {
+        self.object = object;
+    }
+
     /// No such open is left.
     fn is_mapped_at_most(&self) -> bool {
         self.object.is_some() && self.passed == 0
@@ -97,6 +104,29 @@ impl Ways {
 }
 
 impl Door {
+    /// Do what may look at the object that a file begins in (each open does, where it may be passed): in the member's line where many wait for its disk.
+    pub(crate) fn at_home(&self, number: u64, act: impl FnOnce() + Send + 'static) {
+        let member = match self.can_pass.load(Ordering::Acquire) {
+            true => self.home(number),
+            false => None,
+        };
+        let Some(member) = member else {
+            return act();
+        };
+        match self.lines.enter(member) {
+            Some(_inside) => act(),
+            None => self.lines.put(Line::Disk(member), act),
+        }
+    }
+
+    /// The member that has its first byte, as its record says.
+    fn home(&self, number: u64) -> Option<MemberNumber> {
+        let node = self.nodes.get(number).ok()?;
+        let fd = self.nodes.descriptor(&node).ok()?;
+        let layout = self.layout_by_path(&fd)?;
+        Some(layout.locate(ByteOffset(0))?.object.member)
+    }
+
     /// How this open is done. `register` tells the kernel of an object.
     ///
     /// Assumes  `file` was opened for it
@@ -123,7 +153,7 @@ impl Door {
                 true if ways.cached + ways.direct == 0 => self.may_pass(node, file, &state),
                 _ => None,
             };
-            ways.object = object;
+            file.pass(&mut ways, object);
         }
         let Some(object) = ways.object else {
             let is_direct = access == OFlags::WRONLY && self.can_pass.load(Ordering::Acquire);
@@ -146,16 +176,19 @@ impl Door {
         let backing = match backing {
             Ok(backing) => backing,
             Err(_) if is_first => {
-                ways.object = None;
+                file.pass(&mut ways, None);
                 let way = ways.add(Way::Cached);
                 return Ok(Opened { way, backing: None });
             }
             Err(error) => return Err(error),
         };
-        ways.backing = Some(Arc::clone(&backing));
         let is_whole =
             access == OFlags::RDONLY && self.is_whole(node, file, &state) == Some(object);
         let writes = access != OFlags::RDONLY;
+        if writes {
+            self.may_be_stored(node, file, &state, object)?;
+        }
+        ways.backing = Some(Arc::clone(&backing));
         let way = ways.add(Way::Passed { writes });
         self.tidying.passed_begins();
         Ok(Opened {
@@ -164,10 +197,31 @@ impl Door {
         })
     }
 
+    /// Who opens it may map the object and store there.
+    fn may_be_stored(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        state: &State,
+        object: Object,
+    ) -> Answer<()> {
+        let mut stored = locked(&file.stored);
+        if stored.is_none() {
+            let fd = self.object(node, state, object, Access::Read);
+            let fd = fd.map_err(|error| self.trouble(node, &error))?;
+            *stored = Some(Stored::begin(&fd)?);
+            // What it was told of the file's times it would believe for a while.
+            if let Some(notices) = self.notices.get() {
+                notices.forget_attributes(node.number);
+            }
+        }
+        Ok(())
+    }
+
     /// The kernel closes one.
     pub(crate) fn way_ends(&self, node: &Arc<Node>, file: &OpenFile, way: Way) {
         if way == (Way::Passed { writes: true }) {
-            self.follow_mapping(node, file);
+            self.follow_stores_open(node, file);
         }
         let mut ways = locked(&file.ways);
         let count = ways.count(way);
@@ -184,35 +238,9 @@ impl Door {
         drop(last);
     }
 
-    /// Who mapped the object and stored there has changed the file: its time says so, as after any other write.
-    fn follow_mapping(&self, node: &Arc<Node>, file: &OpenFile) {
-        let state = file.state();
-        let Some(object) = locked(&file.ways).object else {
-            return;
-        };
-        let Ok(fd) = self.object(node, &state, object, Access::Read) else {
-            return;
-        };
-        let (Ok(object), Ok(stub)) = (fstat(&*fd), fstat(&*file.stub)) else {
-            return;
-        };
-        let time = |found: &Stat| (found.st_mtime, found.st_mtime_nsec);
-        if time(&object) <= time(&stub) {
-            return;
-        }
-        let times = Timestamps {
-            last_access: Timespec {
-                tv_sec: 0,
-                tv_nsec: UTIME_OMIT,
-            },
-            last_modification: Timespec {
-                tv_sec: object.st_mtime,
-                tv_nsec: object.st_mtime_nsec as _,
-            },
-        };
-        match futimens(&*file.stub, &times) {
-            Ok(()) => self.changed(node),
-            Err(error) => tracing::warn!("file {}: its time stays: {error}", node.number),
+    fn follow_stores_open(&self, node: &Arc<Node>, file: &OpenFile) {
+        if let Some(stored) = &mut *locked(&file.stored) {
+            self.follow_stores(node, &*file.stub, stored);
         }
     }
 
@@ -262,7 +290,11 @@ impl Door {
             Err(_) => true,
         };
         if !is_elsewhere {
-            ways.object = None;
+            if let Ok(node) = self.nodes.get(node.number) {
+                self.follow_stores_open(&node, file);
+            }
+            *locked(&file.stored) = None;
+            file.pass(&mut ways, None);
         }
         is_elsewhere
     }

@@ -2,16 +2,18 @@
 //! Reads: pieces are asked for, and whoever has the last one sees to the answer.
 //!
 //! A reader without a contract may wait for seconds, with all that the kernel reads ahead for him. So no thread that takes requests waits for the
-//! daemon: it asks for the pieces of a read and goes on to the next request. A few threads answer, and others do what the daemon did not.
+//! daemon: it asks for the pieces of a read and goes on to the next request. What the daemon does not bring is read from its object in the line of that
+//! member (lines.rs): a disk that is slow, or hangs, keeps nobody from another one. Without a daemon a thread reads itself where few do.
 
 use crate::answer::Answer;
 use crate::door::Door;
 use crate::engine::{Served, Waiter};
-use crate::files::{OpenFile, SharedState, State};
+use crate::files::{OpenFile, SharedState};
+use crate::lines::Line;
 use crate::nodes::{Node, locked};
 use rushes_pool::{Access, ByteOffset, Object};
 use rustix::buffer::spare_capacity;
-use rustix::io::pread;
+use rustix::io::{Errno, pread};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
@@ -19,8 +21,6 @@ use std::sync::{Arc, Mutex};
 
 /// Threads that hand on what the daemon has brought. Each copies one answer at a time to the kernel.
 const ANSWERING_COUNT: usize = 4;
-/// Threads that read objects themselves where the daemon did not.
-const READING_COUNT: usize = 32;
 
 /// Who gets a read's bytes; called once, by any thread.
 pub(crate) type Reply = Box<dyn FnOnce(Answer<Vec<u8>>) + Send>;
@@ -28,57 +28,57 @@ pub(crate) type Reply = Box<dyn FnOnce(Answer<Vec<u8>>) + Send>;
 /// Who finishes reads.
 pub(crate) struct Finishers {
     answering: Sender<Gathered>,
-    reading: Sender<Gathered>,
 }
 
 /// A part of a read, in one object.
+#[derive(Clone, Copy)]
 struct Piece {
     object: Object,
-    fd: Arc<OwnedFd>,
     start: u64,
     length: usize,
 }
 
-/// What is to be read.
-struct Pieces {
+/// A read whose pieces are on their way.
+struct Reading {
+    door: Arc<Door>,
+    node: Arc<Node>,
+    file: Arc<OpenFile>,
     pieces: Vec<Piece>,
     /// Of all there is to answer; what no piece has is zero. Units: bytes.
     length: usize,
+    gathering: Mutex<Gathering>,
+    /// Nobody changes the file before it is answered. (Last: descriptors go before it.)
+    state: SharedState,
 }
 
-/// A read whose pieces are on their way.
 struct Gathering {
     left: usize,
-    served: Vec<Served>,
-    rest: Option<Rest>,
+    /// As far as they are there.
+    bytes: Vec<Answer<Vec<u8>>>,
+    reply: Option<Reply>,
 }
 
-/// What it takes to answer it.
-struct Rest {
-    door: Arc<Door>,
-    /// Nobody changes the file before it is answered.
-    state: SharedState,
-    pieces: Pieces,
-    reply: Reply,
-}
-
-/// A read whose pieces are there, or are to be read by who finishes it.
+/// A read whose pieces are there.
 struct Gathered {
-    rest: Rest,
-    served: Vec<Served>,
+    reading: Arc<Reading>,
+    bytes: Vec<Answer<Vec<u8>>>,
+    reply: Reply,
 }
 
 impl Gathered {
     fn answer(self) {
-        let Rest {
-            door,
-            state,
-            pieces,
-            reply,
-        } = self.rest;
-        let bytes = door.assembled(&pieces, self.served);
-        drop(state);
-        reply(bytes);
+        let length = self.reading.length;
+        let mut bytes = Vec::new();
+        for piece in self.bytes {
+            match piece {
+                // Mostly it is all there is to read.
+                Ok(piece) if bytes.is_empty() => bytes = piece,
+                Ok(piece) => bytes.extend_from_slice(&piece),
+                Err(error) => return (self.reply)(Err(error)),
+            }
+        }
+        bytes.resize(length, 0);
+        (self.reply)(Ok(bytes));
     }
 }
 
@@ -86,19 +86,7 @@ impl Finishers {
     pub(crate) fn start() -> io::Result<Finishers> {
         Ok(Finishers {
             answering: finishing("answers", ANSWERING_COUNT)?,
-            reading: finishing("reads", READING_COUNT)?,
         })
-    }
-
-    fn finish(&self, gathered: Gathered) {
-        let is_whole = |served: &Served| matches!(served, Served::Bytes(_) | Served::Failed(_));
-        let finishers = if gathered.served.iter().all(is_whole) {
-            &self.answering
-        } else {
-            &self.reading
-        };
-        // Those threads live as long as the door, which who waits has.
-        let _ = finishers.send(gathered);
     }
 }
 
@@ -123,178 +111,245 @@ fn finishing(name: &str, count: usize) -> io::Result<Sender<Gathered>> {
     Ok(sender)
 }
 
-/// So many bytes of an object from `start` on, of which the daemon has given this; where the object ends before the file does is a hole.
-fn read_piece(fd: &OwnedFd, start: u64, length: usize, served: Served) -> Answer<Vec<u8>> {
-    let mut bytes = match served {
-        Served::Bytes(bytes) => bytes,
-        Served::Plain => Vec::with_capacity(length),
-        Served::Failed(error) => return Err(error),
-    };
+/// Who has a piece.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// A thread that may answer as well.
+    Reader,
+    /// A member's thread, which has others to serve.
+    Lead,
+}
+
+/// The rest of a piece, of which these bytes are there; where the object ends before the file does is a hole.
+fn read_rest(fd: &OwnedFd, piece: Piece, mut bytes: Vec<u8>) -> Answer<Vec<u8>> {
     // Also what the daemon's answer lacks: where the object ends is the object's to say.
-    bytes.reserve_exact(length - bytes.len().min(length));
-    while bytes.len() < length {
-        let at = start + bytes.len() as u64;
+    bytes.reserve_exact(piece.length - bytes.len().min(piece.length));
+    while bytes.len() < piece.length {
+        let at = piece.start + bytes.len() as u64;
         if pread(fd, spare_capacity(&mut bytes), at)? == 0 {
             break;
         }
     }
-    bytes.resize(length, 0);
+    bytes.resize(piece.length, 0);
     Ok(bytes)
+}
+
+impl Reading {
+    /// A piece is there. With the last of them the read is answered.
+    fn came(self: Arc<Self>, index: usize, bytes: Answer<Vec<u8>>, by: By) {
+        let mut now = locked(&self.gathering);
+        now.bytes[index] = bytes;
+        now.left -= 1;
+        if now.left > 0 {
+            return;
+        }
+        let bytes = std::mem::take(&mut now.bytes);
+        let reply = now.reply.take();
+        drop(now);
+        let Some(reply) = reply else {
+            return;
+        };
+        let finishers = Arc::clone(&self.door);
+        let gathered = Gathered {
+            reading: self,
+            bytes,
+            reply,
+        };
+        match by {
+            By::Reader => gathered.answer(),
+            // Those threads live as long as the door, which who waits has.
+            By::Lead => drop(finishers.finishers.answering.send(gathered)),
+        }
+    }
+
+    /// Do what may wait for the member's disk: at once while few of us wait for it, else in its line.
+    fn on_disk(
+        self: Arc<Self>,
+        index: usize,
+        may_stay: bool,
+        act: impl FnOnce(Arc<Self>) + Send + 'static,
+    ) {
+        let door = Arc::clone(&self.door);
+        let member = self.pieces[index].object.member;
+        let inside = match may_stay {
+            true => door.lines.enter(member),
+            false => None,
+        };
+        match inside {
+            Some(_inside) => act(self),
+            None => door.lines.put(Line::Disk(member), move || act(self)),
+        }
+    }
+
+    /// Ask for a piece.
+    ///
+    /// `may_stay` whether this thread may wait for a disk, where few do
+    fn begin(self: Arc<Self>, index: usize, may_stay: bool) {
+        let piece = self.pieces[index];
+        if let Some(fd) = self.state.known(piece.object) {
+            return self.begin_with(index, &fd, may_stay);
+        }
+        self.on_disk(index, may_stay, move |this| {
+            let fd = this
+                .door
+                .object(&this.node, &this.state, piece.object, Access::Read);
+            match fd.map_err(|error| this.door.trouble(&this.node, &error)) {
+                Ok(fd) => this.begin_with(index, &fd, may_stay),
+                Err(error) => this.came(index, Err(error), By::Reader),
+            }
+        });
+    }
+
+    fn begin_with(self: Arc<Self>, index: usize, fd: &Arc<OwnedFd>, may_stay: bool) {
+        let piece = self.pieces[index];
+        // Of what is also read, or stored by a mapping, without the door the daemon does not know enough.
+        if self.file.may_be_passed() || !self.door.engine.serves(piece.object) {
+            return self.brought(index, Arc::clone(fd), Served::Plain, may_stay);
+        }
+        let door = Arc::clone(&self.door);
+        let own = Arc::clone(fd);
+        let waiter = Waiter::new(move |served| self.brought(index, own, served, false));
+        door.engine
+            .read(piece.object, fd, piece.length, piece.start, waiter);
+    }
+
+    /// What the daemon gave of a piece. The rest is read from the object; not while that lacks what a daemon has. Waits for nothing, unless it may.
+    fn brought(self: Arc<Self>, index: usize, fd: Arc<OwnedFd>, served: Served, may_stay: bool) {
+        let piece = self.pieces[index];
+        let bytes = match served {
+            Served::Bytes(bytes) if bytes.len() >= piece.length => Ok(bytes),
+            Served::Bytes(bytes) => return self.read_rest(index, fd, bytes, may_stay),
+            Served::Plain if !self.door.engine.has_fact(&fd) => {
+                return self.read_rest(index, fd, Vec::new(), may_stay);
+            }
+            Served::Plain => {
+                let door = Arc::clone(&self.door);
+                let until = door.engine.patience();
+                let work = move || {
+                    let engine = &self.door.engine;
+                    let served = engine
+                        .read_when_known((piece.object, &fd), piece.length, piece.start, until)
+                        .unwrap_or_else(Served::Failed);
+                    match served {
+                        Served::Plain => self.read_rest(index, fd, Vec::new(), false),
+                        served => self.brought(index, fd, served, false),
+                    }
+                };
+                return door.lines.put(Line::Daemon(piece.object.member), work);
+            }
+            Served::Failed(error) => Err(error),
+        };
+        // The lock on the file goes after it: nobody looks whether others have the object open meanwhile.
+        drop(fd);
+        self.came(index, bytes, By::Lead);
+    }
+
+    fn read_rest(self: Arc<Self>, index: usize, fd: Arc<OwnedFd>, bytes: Vec<u8>, may_stay: bool) {
+        let piece = self.pieces[index];
+        self.on_disk(index, may_stay, move |this| {
+            let read = read_rest(&fd, piece, bytes);
+            drop(fd);
+            this.came(index, read, By::Reader);
+        });
+    }
 }
 
 impl Door {
     /// Read, and reply from whatever thread has the bytes.
     pub(crate) fn read(self: &Arc<Door>, number: u64, offset: u64, length: usize, reply: Reply) {
-        let pieces = self.nodes.get(number).and_then(|node| {
+        let found = self.nodes.get(number).and_then(|node| {
             let file = self.file(&node)?;
-            let state = file.shared_state();
-            let pieces = self.pieces(&node, &file, &state, (offset, length))?;
-            Ok((state, pieces, file))
+            Ok((node, file))
         });
-        let (state, pieces, file) = match pieces {
+        let (node, file) = match found {
             Ok(found) => found,
             Err(error) => return reply(Err(error)),
         };
-        let is_asked = |piece: &Piece| self.engine.is_asked(piece.object, &piece.fd);
-        // Without a daemon who waits for a disk here keeps nobody from a contract. Of what is also read, or stored by a mapping, without the door it does
-        // not know enough.
-        if file.may_be_passed() || !pieces.pieces.iter().any(is_asked) {
-            let served = pieces.pieces.iter().map(|_| Served::Plain).collect();
-            let bytes = self.assembled(&pieces, served);
-            drop(state);
-            return reply(bytes);
+        if let Some(state) = file.shared_state_now() {
+            return self.read_of((node, file, state), (offset, length), reply, true);
         }
-        let count = pieces.pieces.len();
-        // All are asked for before the first is there: those of a stripe are on several disks.
-        let asked: Vec<_> = pieces
-            .pieces
-            .iter()
-            .map(|piece| {
-                (
-                    piece.object,
-                    Arc::clone(&piece.fd),
-                    piece.length,
-                    piece.start,
-                )
-            })
-            .collect();
-        let gathering = Arc::new(Mutex::new(Gathering {
-            left: count,
-            served: (0..count).map(|_| Served::Plain).collect(),
-            rest: Some(Rest {
-                door: Arc::clone(self),
-                state,
-                pieces,
-                reply,
-            }),
-        }));
-        for (index, (object, fd, length, start)) in asked.into_iter().enumerate() {
-            let gathering = Arc::clone(&gathering);
-            let waiter = Waiter::new(move |served| came(&gathering, index, served));
-            // Who waits has heard of it, and reads again.
-            let _ = self.engine.read(object, &fd, length, start, waiter);
-        }
+        // Who changes the file may himself wait for a disk.
+        let door = Arc::clone(self);
+        self.lines.put(Line::File(number), move || {
+            let state = file.shared_state();
+            door.read_of((node, file, state), (offset, length), reply, false);
+        });
     }
 
-    /// The same, for who has nothing else to do.
-    pub(crate) fn read_and_wait(
-        &self,
-        node: &Node,
-        file: &OpenFile,
-        offset: u64,
-        length: usize,
-    ) -> Answer<Vec<u8>> {
-        let state = file.state();
-        let pieces = self.pieces(node, file, &state, (offset, length))?;
-        let mut waited = Vec::new();
-        for piece in &pieces.pieces {
-            let (answer, answered) = sync_channel(1);
-            let waiter = Waiter::new(move |served| drop(answer.send(served)));
-            if !file.may_be_passed() {
-                self.engine
-                    .read(piece.object, &piece.fd, piece.length, piece.start, waiter)?;
-            }
-            waited.push(answered);
-        }
-        let served = waited
-            .into_iter()
-            .map(|answered| answered.recv().unwrap_or(Served::Plain))
-            .collect();
-        self.assembled(&pieces, served)
-    }
-
-    fn pieces(
-        &self,
-        node: &Node,
-        file: &OpenFile,
-        state: &State,
+    fn read_of(
+        self: &Arc<Door>,
+        (node, file, state): (Arc<Node>, Arc<OpenFile>, SharedState),
         (offset, length): (u64, usize),
-    ) -> Answer<Pieces> {
+        reply: Reply,
+        may_stay: bool,
+    ) {
         let end = offset.saturating_add(length as u64).min(file.size());
         let mut pieces = Vec::new();
         let mut at = offset;
         while at < end {
-            let Some(located) = state
-                .layout
-                .as_ref()
-                .and_then(|layout| layout.locate(ByteOffset(at)))
-            else {
+            let layout = state.layout.as_ref();
+            let Some(located) = layout.and_then(|layout| layout.locate(ByteOffset(at))) else {
                 break;
             };
             let length = located.length.0.min(end - at);
-            let fd = self.object(node, state, located.object, Access::Read);
-            let fd = fd.map_err(|error| self.trouble(node, &error))?;
             pieces.push(Piece {
                 object: located.object,
-                fd,
                 start: located.object_offset.0,
                 length: length as usize,
             });
             at += length;
         }
-        Ok(Pieces {
+        let count = pieces.len();
+        let reading = Arc::new(Reading {
+            door: Arc::clone(self),
+            node,
+            file,
             pieces,
             length: end.saturating_sub(offset) as usize,
-        })
+            gathering: Mutex::new(Gathering {
+                left: count,
+                bytes: vec![Ok(Vec::new()); count],
+                reply: Some(reply),
+            }),
+            state,
+        });
+        if count == 0 {
+            return reading.answer_nothing();
+        }
+        // All are asked for before the first is there: those of a stripe are on several disks. This thread stays for the last one at most.
+        for index in 0..count - 1 {
+            Arc::clone(&reading).begin(index, false);
+        }
+        reading.begin(count - 1, may_stay);
     }
 
-    /// The bytes, with what the daemon did not read read from the objects.
-    fn assembled(&self, pieces: &Pieces, served: Vec<Served>) -> Answer<Vec<u8>> {
-        let mut bytes = Vec::new();
-        for (piece, served) in pieces.pieces.iter().zip(served) {
-            let served = match served {
-                Served::Plain => {
-                    self.engine
-                        .read_again(piece.object, &piece.fd, piece.length, piece.start)?
-                }
-                served => served,
-            };
-            let read = read_piece(&piece.fd, piece.start, piece.length, served)?;
-            // Mostly it is all there is to read.
-            if bytes.is_empty() {
-                bytes = read;
-            } else {
-                bytes.extend_from_slice(&read);
-            }
-        }
-        bytes.resize(pieces.length, 0);
-        Ok(bytes)
+    /// The same, for who has nothing else to do.
+    pub(crate) fn read_and_wait(
+        self: &Arc<Door>,
+        node: &Arc<Node>,
+        file: &Arc<OpenFile>,
+        offset: u64,
+        length: usize,
+    ) -> Answer<Vec<u8>> {
+        let (answer, answered) = sync_channel(1);
+        let reply = Box::new(move |bytes| drop(answer.send(bytes)));
+        let of = (Arc::clone(node), Arc::clone(file), file.shared_state());
+        self.read_of(of, (offset, length), reply, true);
+        answered.recv().unwrap_or(Err(Errno::IO))
     }
 }
 
-/// A piece is there; with the last of them the read goes to who finishes it.
-fn came(gathering: &Mutex<Gathering>, index: usize, served: Served) {
-    let mut now = locked(gathering);
-    now.served[index] = served;
-    now.left -= 1;
-    if now.left > 0 {
-        return;
-    }
-    let served = std::mem::take(&mut now.served);
-    let rest = now.rest.take();
-    drop(now);
-    if let Some(rest) = rest {
-        let door = Arc::clone(&rest.door);
-        door.finishers.finish(Gathered { rest, served });
+impl Reading {
+    /// No object has any of it.
+    fn answer_nothing(self: Arc<Self>) {
+        let reply = locked(&self.gathering).reply.take();
+        if let Some(reply) = reply {
+            Gathered {
+                reading: self,
+                bytes: Vec::new(),
+                reply,
+            }
+            .answer();
+        }
     }
 }

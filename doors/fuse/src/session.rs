@@ -56,6 +56,17 @@ const ATTRIBUTES_LIVE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Backing(fuser::BackingId);
 
+/// What the kernel is told without having asked.
+pub(crate) struct Notices(fuser::Notifier);
+
+impl Notices {
+    /// What it knows of the inode's attributes is not to be believed any more.
+    pub(crate) fn forget_attributes(&self, number: u64) {
+        // An error: it knows none.
+        let _ = self.0.inval_inode(INodeNo(number), -1, 0);
+    }
+}
+
 /// The node of requests that are no requests of the kernel's: see [`take_over`].
 const NOBODY: u64 = u64::MAX;
 
@@ -70,6 +81,10 @@ pub struct Mounted {
 }
 
 impl Mounted {
+    pub(crate) fn door(&self) -> &Arc<Door> {
+        &self.door
+    }
+
     /// Waits until somebody has unmounted it.
     pub fn wait(self) -> io::Result<()> {
         let ended = match self.session.join() {
@@ -86,6 +101,7 @@ impl Mounted {
         for helper in &self.helpers {
             helper.thread().unpark();
         }
+        self.door.follow_all_at_last();
         for helper in self.helpers {
             let _ = helper.join();
         }
@@ -236,6 +252,10 @@ fn served(
     session: fuser::BackgroundSession,
     mounting: Option<Mounting>,
 ) -> io::Result<Mounted> {
+    // (Without passthrough nobody needs them.)
+    if door.can_pass.load(Ordering::Acquire) {
+        let _ = door.notices.set(Notices(session.notifier()));
+    }
     let helper = |name: &str, work: fn(&Door)| {
         let door = Arc::clone(&door);
         std::thread::Builder::new()
@@ -324,6 +344,14 @@ fn decoded(device: u32) -> u64 {
     )
 }
 
+/// How long the kernel believes these.
+fn live(attributes: &Attributes) -> &'static Duration {
+    match attributes.may_be_stored {
+        true => &Duration::ZERO,
+        false => &ATTRIBUTES_LIVE,
+    }
+}
+
 fn translated(attributes: &Attributes) -> FileAttr {
     FileAttr {
         ino: INodeNo(attributes.number),
@@ -373,7 +401,7 @@ fn maker(request: &Request, umask: u32) -> Maker {
 fn reply_entry(reply: ReplyEntry, entry: Answer<Entry>) {
     match entry {
         Ok(entry) => reply.entry_with_ttls(
-            &ATTRIBUTES_LIVE,
+            live(&entry.attributes),
             &NAMES_LIVE,
             &translated(&entry.attributes),
             Generation(u64::from(entry.node.generation)),
@@ -391,7 +419,7 @@ fn reply_empty(reply: ReplyEmpty, done: Answer<()>) {
 
 fn reply_attributes(reply: ReplyAttr, attributes: Answer<Attributes>) {
     match attributes {
-        Ok(attributes) => reply.attr(&ATTRIBUTES_LIVE, &translated(&attributes)),
+        Ok(attributes) => reply.attr(live(&attributes), &translated(&attributes)),
         Err(error) => reply.error(number(error)),
     }
 }
@@ -479,7 +507,7 @@ impl Filesystem for Session {
         if ino.0 == NOBODY {
             return self.gate.pass();
         }
-        self.door.nodes.forget(ino.0, nlookup);
+        self.door.forget(ino.0, nlookup);
     }
 
     fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
@@ -621,18 +649,19 @@ impl Filesystem for Session {
 
     fn open(&self, request: &Request, ino: INodeNo, open_flags: OpenFlags, reply: ReplyOpen) {
         self.door.tidying.asked();
-        let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
-        let opened = self
-            .door
-            .open(ino.0, open_flags.0, unique(request), register);
-        let (handle, opened) = match opened {
-            Ok((handle, opened)) => (FileHandle(handle), opened),
-            Err(error) => return reply.error(number(error)),
-        };
-        match &opened.backing {
-            Some((backing, _)) => reply.opened_passthrough(handle, flags(&opened), &backing.0),
-            None => reply.opened(handle, flags(&opened)),
-        }
+        let (door, asked) = (Arc::clone(&self.door), unique(request));
+        self.door.at_home(ino.0, move || {
+            let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
+            let opened = door.open(ino.0, open_flags.0, asked, register);
+            let (handle, opened) = match opened {
+                Ok((handle, opened)) => (FileHandle(handle), opened),
+                Err(error) => return reply.error(number(error)),
+            };
+            match &opened.backing {
+                Some((backing, _)) => reply.opened_passthrough(handle, flags(&opened), &backing.0),
+                None => reply.opened(handle, flags(&opened)),
+            }
+        });
     }
 
     fn create(
@@ -801,13 +830,13 @@ impl Filesystem for Session {
                     INodeNo(node.number),
                     listed.next,
                     listed.name,
-                    &ATTRIBUTES_LIVE,
+                    live(&attributes),
                     &translated(&attributes),
                     Generation(u64::from(node.generation)),
                 );
                 if full {
                     // The kernel never heard of this one.
-                    self.door.nodes.forget(node.number, 1);
+                    self.door.forget(node.number, 1);
                 }
                 Ok(!full)
             })

@@ -71,6 +71,13 @@ impl Door {
         }
     }
 
+    /// The layout of a file that need not be open, if it is short and well.
+    pub(crate) fn layout_by_path(&self, fd: &OwnedFd) -> Option<Layout> {
+        let mut record = [0; RECORD_BYTES];
+        let length = getxattr(by_descriptor(fd), LAYOUT_ATTRIBUTE, &mut record[..]).ok()?;
+        Layout::decode(&record[..length]).ok()
+    }
+
     /// Whether the inode of this number waits among the removed ones.
     pub(crate) fn is_removed(&self, number: u64) -> Answer<bool> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

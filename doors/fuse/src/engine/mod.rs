@@ -117,9 +117,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether a daemon is to be asked for bytes of it.
-    pub(crate) fn is_asked(&self, object: Object, fd: &OwnedFd) -> bool {
-        self.serving(object.member).is_some() || self.has_fact(fd)
+    /// Whether there is a daemon to ask for its bytes.
+    pub(crate) fn serves(&self, object: Object) -> bool {
+        self.serving(object.member).is_some()
     }
 
     fn queue(&self, member: MemberNumber) -> Option<Arc<Queue>> {
@@ -173,9 +173,7 @@ impl Engine {
         }
     }
 
-    /// Ask for so many bytes from this offset of the object; `waiter` is told. Where nobody is asked that is at once, by this thread.
-    ///
-    /// Errors   the object lacks bytes that a daemon had, and none comes back; `waiter` is told as well
+    /// Ask for so many bytes from this offset of the object; `waiter` is told, at once where nobody is there to be asked. Waits for nothing.
     pub(crate) fn read(
         &self,
         object: Object,
@@ -183,8 +181,8 @@ impl Engine {
         length: usize,
         offset: u64,
         waiter: Waiter,
-    ) -> Answer<()> {
-        if let Some(queue) = self.asked(object, fd)? {
+    ) {
+        if let Some(queue) = self.serving(object.member) {
             queue.push(Job::Read {
                 object: object.id,
                 fd: Arc::clone(fd),
@@ -193,27 +191,33 @@ impl Engine {
                 waiter,
             });
         }
-        Ok(())
     }
 
-    /// The same, for who was told to read the object itself: not while it lacks bytes that the daemon has. One that knows the file by another
+    /// Until when somebody waits who begins now to wait for bytes that only a daemon has.
+    pub(crate) fn patience(&self) -> Instant {
+        Instant::now() + PATIENCE
+    }
+
+    /// The same, for who was told to read the object itself: not while it lacks bytes that a daemon has. One that knows the file by another
     /// name, or not yet, says so.
-    pub(crate) fn read_again(
+    ///
+    /// Returns  Plain: it lacks none any more
+    /// Errors   EIO: it lacks some, and nobody gave them in time
+    pub(crate) fn read_when_known(
         &self,
-        object: Object,
-        fd: &Arc<OwnedFd>,
+        (object, fd): (Object, &Arc<OwnedFd>),
         length: usize,
         offset: u64,
+        until: Instant,
     ) -> Answer<Served> {
-        let begun = Instant::now();
         while self.has_fact(fd) {
-            if begun.elapsed() > PATIENCE {
+            if Instant::now() > until {
                 return Err(Errno::IO);
             }
             std::thread::sleep(TRY_EVERY);
             let (answer, answered) = sync_channel(1);
             let waiter = Waiter::new(move |served| drop(answer.send(served)));
-            self.read(object, fd, length, offset, waiter)?;
+            self.read(object, fd, length, offset, waiter);
             match answered.recv() {
                 Ok(Served::Plain) | Err(_) => {}
                 Ok(served) => return Ok(served),
@@ -415,7 +419,10 @@ impl Drop for Engine {
         }
         let threads = self.threads.get_mut();
         for thread in threads.unwrap_or_else(PoisonError::into_inner).drain(..) {
-            let _ = thread.join();
+            // The door may go with the last answer that one of them gave.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
         }
     }
 }

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A mount that is told to end, and told again: first it waits for who uses it, then for nobody, and what was acknowledged stays.
+
+use rushes_tests::mapper::Mapper;
+use rushes_tests::needs::{self, Need};
+use rushes_tests::pattern;
+use rushes_tests::pool::{EXT4, PoolWorld, check, put};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+/// A mount that is told twice is gone by then.
+const SOON: Duration = Duration::from_secs(12);
+const HURRIED: i32 = 1;
+
+/// It goes on being used after it was told once.
+fn told_once(world: &mut PoolWorld, open: &File) {
+    world.tell_to_end();
+    let end = Instant::now() + SOON;
+    while world.path("used.bin").exists() {
+        assert!(Instant::now() < end, "it is not unmounted");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(world.is_there(), "{}", world.log());
+    let mut bytes = vec![0; 4096];
+    open.read_exact_at(&mut bytes, MIB as u64)
+        .expect("it is open");
+    pattern::check(1, MIB as u64, &bytes, "used.bin");
+}
+
+/// It ends at once when it is told again.
+fn told_again(world: &mut PoolWorld) {
+    let begun = Instant::now();
+    world.tell_to_end();
+    let status = world.wait();
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert_eq!(status.code(), Some(HURRIED), "{}", world.log());
+}
+
+#[test]
+fn a_mount_that_is_told_twice_to_end_waits_for_nobody_and_loses_nothing() {
+    for is_kept in [false, true] {
+        let build = if is_kept {
+            PoolWorld::kept
+        } else {
+            PoolWorld::build
+        };
+        let Some(mut world) = build(&[(EXT4, 64), (EXT4, 64)]) else {
+            return;
+        };
+        for is_served in [false, true] {
+            let daemon = is_served.then(|| world.served(2, ""));
+            put(&world.path("used.bin"), 1, 3 * MIB).expect("there is room");
+            let used = File::open(world.path("used.bin")).expect("there");
+            let late = File::options()
+                .create(true)
+                .read(true)
+                .write(true)
+                .truncate(true)
+                .open(world.path("late.bin"))
+                .expect("made");
+            told_once(&mut world, &used);
+            // Acknowledged, and synced by nobody.
+            for at in (0..5 * MIB).step_by(MIB) {
+                late.write_all_at(&pattern::bytes(2, at as u64, MIB), at as u64)
+                    .expect("it is open");
+            }
+            told_again(&mut world);
+            let said = world.log();
+            assert!(said.contains("2 open files"), "{said}");
+            assert!(said.contains("late.bin"), "{said}");
+            assert!(late.write_all_at(b"x", 0).is_err(), "it is over");
+            drop((used, late));
+            world.start();
+            check(&world.path("used.bin"), 1, 3 * MIB);
+            check(&world.path("late.bin"), 2, 5 * MIB);
+            drop(daemon);
+        }
+        // Told once, with nobody there.
+        world.end();
+    }
+}
+
+#[test]
+fn what_was_stored_through_a_mapping_is_written_before_nobody_is_waited_for() {
+    if !needs::all_there(&[Need::Program("python3")]) {
+        return;
+    }
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 32)]) else {
+        return;
+    };
+    put(&world.path("used.bin"), 1, 3 * MIB).expect("there is room");
+    let mut mapper = Mapper::new(&world.path("used.bin"), "w");
+    mapper.stores(5000, b"stored");
+    world.tell_to_end();
+    std::thread::sleep(Duration::from_millis(300));
+    told_again(&mut world);
+    drop(mapper);
+    world.start();
+    let found = fs::read(world.path("used.bin")).expect("read");
+    assert_eq!(&found[5000..5006], b"stored");
+}
+
+#[test]
+fn a_mount_that_is_told_twice_does_not_wait_for_a_disk_that_hangs() {
+    if !needs::all_there(&[Need::Program("rushes-lab")]) {
+        return;
+    }
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 32)]) else {
+        return;
+    };
+    world.add_slow_disk(1 << 30);
+    put(&world.path("used.bin"), 1, 3 * MIB).expect("there is room");
+    put(&world.path("removed.bin"), 1, 3 * MIB).expect("there is room");
+    let used = File::options()
+        .read(true)
+        .write(true)
+        .open(world.path("used.bin"))
+        .expect("there");
+    world.slow_disk().make_cold();
+    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    world.slow_disk().tell("timing on");
+    world.slow_disk().tell("stall 60000");
+    fs::remove_file(world.path("removed.bin")).expect("removed");
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let error = used.read_exact_at(&mut [0; 4096], MIB as u64);
+            error.err()
+        });
+        std::thread::sleep(Duration::from_millis(700));
+        let begun = Instant::now();
+        world.tell_to_end();
+        std::thread::sleep(Duration::from_millis(500));
+        world.tell_to_end();
+        let error = reader.join().expect("no panic");
+        assert!(error.is_some(), "his disk hangs");
+        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    });
+    world.slow_disk().tell("clear");
+    world.slow_disk().tell("timing off");
+    assert_eq!(world.wait().code(), Some(HURRIED), "{}", world.log());
+    drop(used);
+    world.start();
+    check(&world.path("used.bin"), 1, 3 * MIB);
+    world.end();
+}
+
+#[test]
+fn a_mount_that_is_told_to_end_leaves_alone_what_others_have_mounted_there() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 32)]) else {
+        return;
+    };
+    put(&world.path("used.bin"), 1, 3 * MIB).expect("there is room");
+    let used = File::open(world.path("used.bin")).expect("there");
+    told_once(&mut world, &used);
+    let folder = world.path("");
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "tmpfs"])
+        .arg(&folder)
+        .status();
+    assert!(mounted.expect("mount starts").success());
+    fs::write(folder.join("mine"), "x").expect("a tmpfs");
+    told_again(&mut world);
+    assert!(folder.join("mine").exists(), "it is somebody else's");
+    let unmounted = Command::new("umount").arg(&folder).status();
+    assert!(unmounted.expect("umount starts").success());
+}
