@@ -11,6 +11,7 @@ use crate::door::Door;
 use crate::files::OpenFile;
 use crate::nodes::{Node, locked, status};
 use rushes_core::pool::pace::rest;
+use rushes_core::pool::tidy::Wait;
 use rushes_core::units;
 use rushes_pool::{
     Access, Asker, ByteCount, Defragged, Drained, Layout, MemberNumber, Move, Moved, Object, Pool,
@@ -50,8 +51,14 @@ pub(crate) struct Care {
 #[derive(Debug, Default)]
 struct State {
     going: Option<Going>,
-    /// Commands that wait until the pool no longer tidies itself.
+    /// Commands that have come and not begun yet.
     waiting: usize,
+}
+
+impl State {
+    fn has_command(&self) -> bool {
+        self.waiting > 0 || self.going.as_ref().is_some_and(|one| !one.is_tidying)
+    }
 }
 
 #[derive(Debug)]
@@ -74,12 +81,32 @@ impl Going {
 }
 
 /// While it lives nothing else is begun.
-struct Busy<'a>(&'a Care);
+#[derive(Debug)]
+pub(crate) struct Busy<'a>(&'a Care);
+
+impl Busy<'_> {
+    /// The same goes on with this.
+    pub(crate) fn turn_to(&self, kind: WorkKind) {
+        if let Some(going) = &mut locked(&self.0.state).going {
+            going.kind = kind;
+            going.done = Drained::default();
+        }
+    }
+}
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
         locked(&self.0.state).going = None;
         self.0.ended.notify_all();
+    }
+}
+
+/// A command has come: while it lives the pool does not begin to tidy itself, and ends it. Not to be dropped with the state locked.
+struct Waiting<'a>(&'a Care);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        locked(&self.0.state).waiting -= 1;
     }
 }
 
@@ -96,8 +123,12 @@ impl Care {
 
     /// A command is under way, or waits for its turn.
     pub(crate) fn has_command(&self) -> bool {
-        let state = locked(&self.state);
-        state.waiting > 0 || state.going.as_ref().is_some_and(|one| !one.is_tidying)
+        locked(&self.state).has_command()
+    }
+
+    fn waits(&self) -> Waiting<'_> {
+        locked(&self.state).waiting += 1;
+        Waiting(self)
     }
 
     /// Nothing else is begun from now on. What is under way for nobody, or for somebody who is gone, is waited for.
@@ -108,6 +139,8 @@ impl Care {
         mut asker: Option<Asker>,
     ) -> Result<Busy<'_>, PoolError> {
         let end = Instant::now() + STOP_PATIENCE;
+        // Also between two looks at somebody who stops.
+        let _waiting = self.waits();
         loop {
             let mut state = self.until_untidied();
             let Some(other) = &state.going else {
@@ -135,24 +168,31 @@ impl Care {
         }
     }
 
-    /// For nobody. None: a command is under way, or waits.
-    fn begin_tidying(&self, kind: WorkKind) -> Option<Busy<'_>> {
+    /// For nobody, if `may` says so. One step with that look: a command has come before it, and is seen there, or comes behind it, and waits for its end.
+    ///
+    /// `may`    is told whether there is a command; it must not ask here
+    /// Errors   why not
+    pub(crate) fn begin_tidying(
+        &self,
+        kind: WorkKind,
+        may: impl FnOnce(bool) -> Result<(), Wait>,
+    ) -> Result<Busy<'_>, Wait> {
         let mut state = locked(&self.state);
-        if state.waiting > 0 || state.going.is_some() {
-            return None;
+        let has_command = state.has_command();
+        may(has_command)?;
+        if has_command || state.going.is_some() {
+            return Err(Wait::Command);
         }
         state.going = Some(Going::new(kind, None, true, None));
-        Some(Busy(self))
+        Ok(Busy(self))
     }
 
     fn until_untidied(&self) -> MutexGuard<'_, State> {
         let mut state = locked(&self.state);
-        state.waiting += 1;
         while state.going.as_ref().is_some_and(|one| one.is_tidying) {
             let waited = self.ended.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
         }
-        state.waiting -= 1;
         state
     }
 
@@ -161,6 +201,7 @@ impl Care {
         &self,
         act: impl FnOnce() -> Result<(), PoolError>,
     ) -> Result<(), PoolError> {
+        let _waiting = self.waits();
         let state = self.until_untidied();
         if let Some(other) = &state.going {
             return Err(PoolError::Refused(format!(
@@ -306,16 +347,17 @@ impl Door {
     /// One of them for nobody, as long as `goes_on` says so, of files that nobody has open.
     pub(crate) fn tidy_by(
         &self,
+        busy: &Busy<'_>,
         kind: WorkKind,
         goes_on: &mut Tell<'_>,
     ) -> Result<Told, PoolError> {
-        let unwanted = || PoolError::Refused(String::from("a command goes first"));
-        let _busy = self.care.begin_tidying(kind).ok_or_else(unwanted)?;
+        busy.turn_to(kind);
         let plan = match kind {
             WorkKind::Defrag => Plan::Together(Vec::new()),
             _ => Plan::Spread,
         };
         let mut mover = Mover::new(self, goes_on);
+        mover.is_tidying = true;
         mover.look(&plan, true)?;
         mover.told(true)?;
         Ok(mover.told_at_last())
@@ -505,6 +547,8 @@ struct Mover<'a, 'b> {
     door: &'a Door,
     tell: &'a mut Tell<'b>,
     told_at: Instant,
+    /// Nobody asked: whether it goes on is asked before each piece.
+    is_tidying: bool,
     /// Who asked is gone.
     is_unwanted: bool,
     /// A file of the last look that the kernel reads by passthrough.
@@ -519,6 +563,7 @@ impl<'a, 'b> Mover<'a, 'b> {
             door,
             tell,
             told_at: Instant::now(),
+            is_tidying: false,
             is_unwanted: false,
             passed: None,
             done: Drained::default(),
@@ -688,7 +733,11 @@ impl<'a, 'b> Mover<'a, 'b> {
     fn pieces(&mut self, held: &Held<'_>, mut one: Move) -> Result<bool, PoolError> {
         let mut is_moved = false;
         loop {
-            self.must_stop()?;
+            match self.is_tidying {
+                // Whoever came since the last look is not made to wait for a piece that was not begun.
+                true => self.told(true)?,
+                false => self.must_stop()?,
+            }
             let begun = Instant::now();
             let piece = match held.has_others() {
                 true => PIECE_BESIDE_OTHERS,
@@ -738,5 +787,114 @@ impl<'a, 'b> Mover<'a, 'b> {
             return Err(PoolError::Refused(String::from("nobody waits for it")));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+    fn may(has_command: bool) -> Result<(), Wait> {
+        match has_command {
+            true => Err(Wait::Command),
+            false => Ok(()),
+        }
+    }
+
+    fn until(what: &str, is_so: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !is_so() {
+            assert!(Instant::now() < end, "never {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_command_that_comes_while_it_is_looked_at_waits_and_ends_the_tidying() {
+        let care = Care::default();
+        let is_begun = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (care, is_begun) = (&care, &is_begun);
+            let (come, comes) = std::sync::mpsc::channel();
+            let command = scope.spawn(move || {
+                comes.recv().expect("it is told");
+                let busy = care.begin(WorkKind::Drain, Some(1), None);
+                is_begun.store(true, Ordering::Release);
+                busy.map(drop)
+            });
+            let tidying = care.begin_tidying(WorkKind::Rebalance, |has_command| {
+                // From here on it may come at any instant: nothing is begun between the look and the beginning.
+                come.send(()).expect("it listens");
+                std::thread::sleep(Duration::from_millis(20));
+                may(has_command)
+            });
+            let tidying = tidying.expect("nobody had come");
+            until("seen", || care.has_command());
+            // It does not slip in between two kinds of it either.
+            tidying.turn_to(WorkKind::Defrag);
+            assert_eq!(
+                care.work().map(|work| (work.kind, work.is_tidying)),
+                Some((WorkKind::Defrag, true))
+            );
+            assert!(!is_begun.load(Ordering::Acquire));
+            drop(tidying);
+            command.join().expect("it ends").expect("it is not refused");
+        });
+        assert!(!care.has_command() && care.work().is_none());
+    }
+
+    #[test]
+    fn a_command_that_is_there_is_told_to_who_looks_and_nothing_is_begun_beside_it() {
+        let care = Care::default();
+        let command = care.begin(WorkKind::Drain, Some(1), None).expect("free");
+        let mut told = None;
+        let refused = care.begin_tidying(WorkKind::Rebalance, |has_command| {
+            told = Some(has_command);
+            Ok(())
+        });
+        assert_eq!(refused.err(), Some(Wait::Command));
+        assert_eq!(told, Some(true));
+        drop(command);
+        // Who says no leaves nothing behind.
+        let refused = care.begin_tidying(WorkKind::Rebalance, |_| Err(Wait::Asked));
+        assert_eq!(refused.err(), Some(Wait::Asked));
+        assert!(care.work().is_none());
+    }
+
+    #[test]
+    fn commands_are_neither_refused_by_tidying_nor_beside_it() {
+        const COMMANDS: usize = 2000;
+        let care = Care::default();
+        struct Ends<'a>(&'a AtomicBool);
+        impl Drop for Ends<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Release);
+            }
+        }
+        let (busy_count, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let alone = || {
+            assert_eq!(busy_count.fetch_add(1, Ordering::AcqRel), 0, "two at once");
+            std::thread::yield_now();
+            busy_count.fetch_sub(1, Ordering::AcqRel);
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Acquire) {
+                    if let Ok(busy) = care.begin_tidying(WorkKind::Rebalance, may) {
+                        alone();
+                        busy.turn_to(WorkKind::Defrag);
+                        alone();
+                    }
+                }
+            });
+            // Also by a panic.
+            let _ends = Ends(&is_done);
+            for _ in 0..COMMANDS {
+                let busy = care.begin(WorkKind::Drain, Some(0), None);
+                alone();
+                drop(busy.expect("nobody else commands"));
+            }
+        });
     }
 }

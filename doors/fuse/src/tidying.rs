@@ -4,6 +4,7 @@
 //! When, core/pool/tidy says; how, care does, as for the commands, one piece after another. It is looked at again at each piece. Files that somebody has open
 //! are left alone. Decision: docs/decisions/0031.
 
+use crate::care::Busy;
 use crate::door::Door;
 use crate::nodes::locked;
 use rushes_core::pool::tidy::{Seen, Tidier, Wait};
@@ -60,28 +61,30 @@ impl Door {
         let quiet = units::Duration::from_s(self.tidy_after.as_secs());
         let mut tidier = Tidier::new(now(), quiet);
         while !self.closing.load(Ordering::Acquire) {
-            match tidier.may_begin(now(), self.seen()) {
-                Ok(()) => self.tidy(&mut tidier),
+            let may = |has_command| tidier.may_begin(now(), self.seen(has_command));
+            match self.care.begin_tidying(WorkKind::Rebalance, may) {
+                Ok(busy) => self.tidy(&busy, &mut tidier),
                 Err(wait) => *locked(&self.tidying.wait) = Some(wait),
             }
             std::thread::park_timeout(LOOK_EVERY);
         }
     }
 
-    fn seen(&self) -> Seen {
+    /// Asks nothing of `care`, which may be about to begin.
+    fn seen(&self, has_command: bool) -> Seen {
         Seen {
             schedule: self.pool.schedule(),
             minute: minute_of_day(),
             asked_count: self.tidying.asked_count.load(Ordering::Relaxed),
             has_unseen: self.tidying.passed_count.load(Ordering::Relaxed) > 0,
             is_promised: self.tidying.is_promised.load(Ordering::Relaxed),
-            has_command: self.care.has_command(),
+            has_command,
             members: self.pool.member_set(),
         }
     }
 
     /// Both, as far as nobody wants anything.
-    fn tidy(&self, tidier: &mut Tidier) {
+    fn tidy(&self, busy: &Busy<'_>, tidier: &mut Tidier) {
         *locked(&self.tidying.wait) = None;
         let members = self.pool.member_set();
         let mut all = Tidied::default();
@@ -94,10 +97,11 @@ impl Door {
                         _ => all.gathered = *so_far,
                     }
                 }
-                ended = tidier.may_go_on(now(), self.seen()).err();
+                let seen = self.seen(self.care.has_command());
+                ended = tidier.may_go_on(now(), seen).err();
                 ended.is_none()
             };
-            let done = self.tidy_by(kind, &mut wants_it);
+            let done = self.tidy_by(busy, kind, &mut wants_it);
             match done {
                 Ok(Told::Done {
                     all: moved,
@@ -109,10 +113,6 @@ impl Door {
                 },
                 // Somebody wants something, or the door closes.
                 _ if ended.is_some() || self.closing.load(Ordering::Acquire) => break,
-                _ if self.care.has_command() => {
-                    ended = Some(Wait::Command);
-                    break;
-                }
                 Ok(_) => break,
                 Err(error) => {
                     tracing::warn!("the pool cannot be tidied: {error}");
