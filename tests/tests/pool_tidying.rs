@@ -498,6 +498,116 @@ fn tidying_stops_for_whoever_asks_gives_way_to_commands_and_goes_on_after_a_kill
     }
 }
 
+/// The files that a report says could not be read or moved, in order, each with a reason.
+fn failed(report: &Value) -> Vec<String> {
+    let all = report["failed"].as_array().expect("a list");
+    let mut names = Vec::new();
+    for one in all {
+        assert!(!one["sentence"].as_str().expect("text").is_empty());
+        names.push(one["file"].as_str().expect("text").to_owned());
+    }
+    assert_eq!(report["failed_count"], names.len(), "{report}");
+    names.sort();
+    names
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named_and_keep_nobody_from_the_others() {
+    let Some(mut world) = build(&[(EXT4, 300), (EXT4, 300), (EXT4, 300)]) else {
+        return;
+    };
+    let (count, length) = (5, 3 * MIB + 17);
+    let others = occupy(&world, 2, MIB);
+    split_files(&world, 2, count, length);
+    fs::remove_file(others).expect("ours");
+    let others = [0, 1].map(|member| occupy(&world, member, MIB));
+    put(&world.path("away"), 9, length).expect("there is room");
+    assert_eq!(world.members_of("away"), [2]);
+    for path in others {
+        fs::remove_file(path).expect("ours");
+    }
+    let object = world.where_is("s1")["segments"][1]["objects"][0].clone();
+    world.end();
+    // One has a damaged record, one an object that does not say whose it is, one is on a member that is away.
+    let stub = world.catalogue().join("tree/s0");
+    let name = "trusted.rushes.layout";
+    let mut record = [0; 256];
+    let length_of_record = rustix::fs::getxattr(&stub, name, &mut record[..]).expect("it has one");
+    record[21] ^= 1;
+    let record = &record[..length_of_record];
+    setxattr(&stub, name, record, XattrFlags::empty()).expect("our own disk");
+    let number = object["member"].as_u64().expect("a number") as usize;
+    let below = object["path"].as_str().expect("text");
+    let path = world.member(number).join("pool").join(below);
+    rustix::fs::removexattr(path, "trusted.rushes.object").expect("our own disk");
+    world.unplug(2);
+    let broken = ["away", "s0", "s1"];
+    // A disk that fails at one moment: that file is left, and is as it was.
+    let strace = std::process::Command::new(needs::path_of("strace"))
+        .args(["-f", "-qq", "-o", "/dev/null", "-e"])
+        .arg("inject=pwrite64:error=EIO:when=1")
+        .arg(needs::path_of("rushes"))
+        .args(world.command(&["defrag", "--json"], &[]).get_args())
+        .output()
+        .expect("strace starts");
+    let report: Value = serde_json::from_slice(&strace.stdout).expect("a report");
+    assert_eq!(strace.status.code(), Some(1), "{report}");
+    assert_eq!(failed(&report).len(), 4, "{report}");
+    assert_eq!(report["moved_count"], 2, "{report}");
+    assert!(
+        report.to_string().contains("Input/output error"),
+        "{report}"
+    );
+    world.mount_options = vec!["--tidy-after", "1"];
+    world.start();
+    schedule(&world, "idle");
+    let status = until(&world, "gone through", |status| {
+        status["tidy"]["last"]["is_whole"] == true && status["tidy"]["waits_for"] == "done"
+    });
+    let last = &status["tidy"]["last"];
+    assert_eq!(failed(last), broken, "{status}");
+    assert_eq!(last["defrag"]["moved_count"], 1, "{status}");
+    assert_eq!(last["trouble"], Value::Null, "{status}");
+    let text = world.command(&["status"], &[]).output().expect("it starts");
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(
+        text.contains("; 3 files could not be read or moved: "),
+        "{text}"
+    );
+    for seed in 2..count {
+        let name = format!("s{seed}");
+        assert_eq!(world.members_of(&name).len(), 1, "{name}");
+        check(&world.path(name), seed, length);
+    }
+    for mounted in [true, false] {
+        for words in [["defrag"], ["rebalance"]] {
+            let (report, code) = world.json(&words, &[]);
+            assert_eq!(
+                (failed(&report), code),
+                (broken.map(String::from).to_vec(), Some(1))
+            );
+            let text = world.command(&words, &[]).output().expect("it starts");
+            let text = String::from_utf8_lossy(&text.stdout).into_owned();
+            assert!(text.contains("\n  s0: the layout record"), "{text}");
+        }
+        if mounted {
+            world.end();
+        }
+    }
+    world.plug(2, "loop");
+    let (report, code) = world.json(&["fsck", "--repair"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    let report = defragged(&world, &[]);
+    assert_eq!(failed(&report), [] as [&str; 0], "{report}");
+    world.start();
+    for seed in 0..count {
+        let name = format!("s{seed}");
+        assert_eq!(world.members_of(&name).len(), 1, "{name}");
+        check(&world.path(name), seed, length);
+    }
+    check(&world.path("away"), 9, length);
+}
+
 #[test]
 fn a_stripe_that_is_written_and_read_goes_on_over_a_group_that_comes_and_is_spread_over_it() {
     let Some((mut world, third)) = two_groups_of_three() else {

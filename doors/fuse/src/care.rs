@@ -14,9 +14,9 @@ use rushes_core::pool::pace::rest;
 use rushes_core::pool::tidy::Wait;
 use rushes_core::units;
 use rushes_pool::{
-    Access, Asker, ByteCount, Defragged, Drained, Layout, MemberNumber, Move, Moved, Object, Pool,
-    PoolError, Request, Told, Users, Work, WorkKind, about, each_file_in, names_follow,
-    set_draining,
+    Access, Asker, ByteCount, Defragged, Drained, Failed, Layout, MemberNumber, Move, Moved,
+    Object, Pool, PoolError, Request, Told, Users, Work, WorkKind, about, each_file_in,
+    names_follow, set_draining,
 };
 use rushes_sys::priority::{idle_io, ordinary_io};
 use rustix::fs::{Mode, OFlags, open};
@@ -297,6 +297,7 @@ impl Door {
             all: Drained::default(),
             is_empty: false,
             defragged: Defragged::default(),
+            failed: Failed::default(),
         })
     }
 
@@ -345,10 +346,13 @@ impl Door {
     }
 
     /// One of them for nobody, as long as `goes_on` says so, of files that nobody has open.
+    ///
+    /// `failed`  has those of the kind before, and gets those of this one
     pub(crate) fn tidy_by(
         &self,
         busy: &Busy<'_>,
         kind: WorkKind,
+        failed: &mut Failed,
         goes_on: &mut Tell<'_>,
     ) -> Result<Told, PoolError> {
         busy.turn_to(kind);
@@ -358,9 +362,10 @@ impl Door {
         };
         let mut mover = Mover::new(self, goes_on);
         mover.is_tidying = true;
-        mover.look(&plan, true)?;
-        mover.told(true)?;
-        Ok(mover.told_at_last())
+        mover.failed = std::mem::take(failed);
+        let looked = mover.look(&plan, true).and_then(|_| mover.told(true));
+        failed.clone_from(&mover.failed);
+        looked.map(|()| mover.told_at_last())
     }
 
     /// A file by its stub, as if it had been opened through the mount. None: it has no name any more.
@@ -465,7 +470,12 @@ fn done(all: Drained, is_empty: bool) -> Told {
         all,
         is_empty,
         defragged: Defragged::default(),
+        failed: Failed::default(),
     }
+}
+
+fn unopened(error: Errno) -> PoolError {
+    PoolError::Refused(format!("it cannot be opened ({error})"))
 }
 
 /// An open file of this thread.
@@ -554,7 +564,10 @@ struct Mover<'a, 'b> {
     /// A file of the last look that the kernel reads by passthrough.
     passed: Option<PathBuf>,
     done: Drained,
+    /// Moved so far.
+    piece_count: u64,
     defragged: Defragged,
+    failed: Failed,
 }
 
 impl<'a, 'b> Mover<'a, 'b> {
@@ -567,7 +580,9 @@ impl<'a, 'b> Mover<'a, 'b> {
             is_unwanted: false,
             passed: None,
             done: Drained::default(),
+            piece_count: 0,
             defragged: Defragged::default(),
+            failed: Failed::default(),
         }
     }
 
@@ -605,6 +620,7 @@ impl<'a, 'b> Mover<'a, 'b> {
             all: self.done,
             is_empty: false,
             defragged: self.defragged,
+            failed: self.failed,
         }
     }
 
@@ -637,17 +653,38 @@ impl<'a, 'b> Mover<'a, 'b> {
         door.bury();
         each_file_in(&door.pool, plan.paths(), |path, stub| {
             self.done.file_count += 1;
-            is_found |= self.file(path, stub, plan, spare_open)?;
+            let found = stub.and_then(|stub| self.file(path, &stub, plan, spare_open));
+            is_found |= self.noted(path, plan, found)?;
             self.told(false)
         })?;
         if let Plan::Off(_) = plan {
             // Those that are open and have no name any more.
             door.pool.each_removed(|path, stub| {
-                is_found |= self.file(path, stub, plan, spare_open)?;
+                let found = self.file(path, stub, plan, spare_open);
+                is_found |= self.noted(path, plan, found)?;
                 Ok(())
             })?;
         }
         Ok(is_found)
+    }
+
+    /// What became of a file. One that cannot be read or moved keeps nobody from the others; but a member that is to be emptied is not, then.
+    fn noted(
+        &mut self,
+        path: &Path,
+        plan: &Plan,
+        found: Result<bool, PoolError>,
+    ) -> Result<bool, PoolError> {
+        match (found, plan) {
+            (Err(error), _) if self.must_stop().is_err() => Err(error),
+            (Err(error), Plan::Spread | Plan::Together(_)) => {
+                self.failed.note(path, &error);
+                Ok(false)
+            }
+            (Err(PoolError::NoRoom), _) => Err(PoolError::NoRoom),
+            (Err(error), Plan::Off(_)) => Err(about(path, &error)),
+            (found, _) => found,
+        }
     }
 
     /// Returns  there was something to do about it, and it is done or put off
@@ -658,30 +695,46 @@ impl<'a, 'b> Mover<'a, 'b> {
         plan: &Plan,
         spare_open: bool,
     ) -> Result<bool, PoolError> {
-        // Without its lock: what a record says of a member that takes nothing new stays true.
-        match (self.door.pool.layout(stub.as_fd()), plan) {
-            (Ok(Some(layout)), Plan::Together(_)) if plan.concerns(&layout) => {
-                let pieces = self.door.pool.pieces(&layout);
-                self.defragged.before.add(pieces);
-                let is_left = (0..STEPS)
-                    .any(|step| !plan.moves(step, &self.door.pool, stub, &layout).is_empty());
-                let is_found = is_left && self.beside_others(path, stub, plan, spare_open)?;
-                let now = match self.door.pool.layout(stub.as_fd()) {
-                    Ok(Some(layout)) if is_found => self.door.pool.pieces(&layout),
-                    _ => pieces,
-                };
-                self.defragged.after.add(now);
-                return Ok(is_found);
-            }
-            (Ok(Some(layout)), _) if plan.concerns(&layout) => {}
-            (Ok(_), _) | (Err(_), Plan::Spread | Plan::Together(_)) => return Ok(false),
-            // A file that got its first bytes at this moment has a record by now.
-            (Err(_), Plan::Off(_)) => {
-                let layout = self.door.pool.layout(stub.as_fd());
-                layout.map_err(|error| about(path, &error))?;
-            }
+        // Without its lock: what a record says of a member that takes nothing new stays true. A file that got its first bytes at this moment
+        // has a record by now.
+        let pool = &self.door.pool;
+        let layout = pool.layout(stub.as_fd());
+        let layout = layout.or_else(|_| pool.layout(stub.as_fd()))?;
+        let Some(layout) = layout.filter(|layout| plan.concerns(layout)) else {
+            return Ok(false);
+        };
+        if !matches!(plan, Plan::Off(_)) && pool.can_open(&layout).is_err() {
+            self.can_open(stub)?;
         }
-        self.beside_others(path, stub, plan, spare_open)
+        if !matches!(plan, Plan::Together(_)) {
+            return self.beside_others(path, stub, plan, spare_open);
+        }
+        let pieces = pool.pieces(&layout);
+        let is_left = (0..STEPS).any(|step| !plan.moves(step, pool, stub, &layout).is_empty());
+        let found = match is_left {
+            true => self.beside_others(path, stub, plan, spare_open),
+            false => Ok(false),
+        };
+        self.defragged.before.add(pieces);
+        self.defragged.after.add(match pool.layout(stub.as_fd()) {
+            Ok(Some(now)) if now != layout => pool.pieces(&now),
+            _ => pieces,
+        });
+        found
+    }
+
+    /// Whether each object can be opened while nobody changes the file: without its lock they may be others by now.
+    fn can_open(&self, stub: &OwnedFd) -> Result<(), PoolError> {
+        let held = match self.door.open_stub(stub) {
+            Ok(held) => held,
+            Err(error) => return Err(unopened(error)),
+        };
+        let Some(held) = held else {
+            return Ok(());
+        };
+        let state = held.file.state();
+        let all = state.layout.as_ref();
+        all.map_or(Ok(()), |layout| self.door.pool.can_open(layout))
     }
 
     /// As [`Mover::file`], of a file that there is something to do about.
@@ -695,10 +748,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         let held = match self.door.open_stub(stub) {
             Ok(Some(held)) => held,
             Ok(None) | Err(Errno::XDEV) => return Ok(false),
-            Err(error) => {
-                let error = PoolError::Refused(format!("it cannot be opened ({error})"));
-                return Err(about(path, &error));
-            }
+            Err(error) => return Err(unopened(error)),
         };
         if spare_open && held.has_others() {
             return Ok(true);
@@ -707,31 +757,25 @@ impl<'a, 'b> Mover<'a, 'b> {
             self.passed = Some(path.to_path_buf());
             return Ok(true);
         }
-        let is_moved = self.open_file(&held, plan).map_err(|error| match error {
-            PoolError::NoRoom => error,
-            _ if self.must_stop().is_err() => error,
-            error => about(path, &error),
-        })?;
+        let before = self.piece_count;
+        let done = self.open_file(&held, plan);
+        let is_moved = self.piece_count > before;
         self.done.moved_count += u64::from(is_moved);
-        Ok(is_moved)
+        done.map(|()| is_moved)
     }
 
-    /// Returns  something was moved
-    fn open_file(&mut self, held: &Held<'_>, plan: &Plan) -> Result<bool, PoolError> {
-        let mut is_moved = false;
+    fn open_file(&mut self, held: &Held<'_>, plan: &Plan) -> Result<(), PoolError> {
         for step in 0..STEPS {
             let layout = held.file.state().layout.clone();
             let moves = layout.map(|now| plan.moves(step, &self.door.pool, &held.file.stub, &now));
             for one in moves.unwrap_or_default() {
-                is_moved |= self.pieces(held, one)?;
+                self.pieces(held, one)?;
             }
         }
-        Ok(is_moved)
+        Ok(())
     }
 
-    /// Returns  something was moved
-    fn pieces(&mut self, held: &Held<'_>, mut one: Move) -> Result<bool, PoolError> {
-        let mut is_moved = false;
+    fn pieces(&mut self, held: &Held<'_>, mut one: Move) -> Result<(), PoolError> {
         loop {
             match self.is_tidying {
                 // Whoever came since the last look is not made to wait for a piece that was not begun.
@@ -745,9 +789,9 @@ impl<'a, 'b> Mover<'a, 'b> {
             };
             self.door.read_before(held, &one, piece);
             let Some(moved) = self.door.move_piece(held, &mut one, piece)? else {
-                return Ok(is_moved);
+                return Ok(());
             };
-            is_moved = true;
+            self.piece_count += 1;
             self.done.moved_bytes += moved.copied;
             self.told(true)?;
             self.rest(&moved, begun.elapsed())?;

@@ -9,7 +9,7 @@ use crate::door::Door;
 use crate::nodes::locked;
 use rushes_core::pool::tidy::{Seen, Tidier, Wait};
 use rushes_core::units;
-use rushes_pool::{PoolError, Schedule, Tidied, Told, WorkKind, set_schedule};
+use rushes_pool::{Failed, PoolError, Schedule, Tidied, Told, WorkKind, set_schedule};
 use rushes_sys::clock::{minute_of_day, now};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -88,6 +88,7 @@ impl Door {
         *locked(&self.tidying.wait) = None;
         let members = self.pool.member_set();
         let mut all = Tidied::default();
+        let mut failed = Failed::default();
         let mut ended = None;
         for kind in [WorkKind::Rebalance, WorkKind::Defrag] {
             let mut wants_it = |told: &Told| {
@@ -101,7 +102,7 @@ impl Door {
                 ended = tidier.may_go_on(now(), seen).err();
                 ended.is_none()
             };
-            let done = self.tidy_by(busy, kind, &mut wants_it);
+            let done = self.tidy_by(busy, kind, &mut failed, &mut wants_it);
             match done {
                 Ok(Told::Done {
                     all: moved,
@@ -120,6 +121,13 @@ impl Door {
                 }
             }
         }
+        if failed.count > 0 {
+            tracing::warn!(
+                "{} files could not be read or moved to tidy the pool",
+                failed.count
+            );
+        }
+        all.failed = failed;
         all.is_whole = ended.is_none() && !self.closing.load(Ordering::Acquire);
         if all.is_whole {
             tidier.passed(now(), members);

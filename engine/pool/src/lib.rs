@@ -14,6 +14,7 @@ mod change;
 mod create;
 mod defrag;
 mod error;
+mod failed;
 mod find;
 mod format;
 mod fsck;
@@ -38,6 +39,7 @@ pub use change::{
 pub use create::{Created, MEMBER_COUNT_MAX, Wanted, create};
 pub use defrag::defrag;
 pub use error::{ObjectFault, PoolError};
+pub use failed::{Failed, Failure};
 pub use find::{MOUNT_TYPE, Mounted, Place, find, mounted};
 pub use format::{Duty, FORMAT_FILE, FORMAT_VERSION, MemberId};
 pub use fsck::{Fsck, Issue, Progress, State, fsck};
