@@ -430,6 +430,29 @@ impl Door {
         moved
     }
 
+    /// What a move that was interrupted had reserved for a file, and those after it have not used. It is only room: whatever fails is left to the next pass.
+    fn give_back(&self, held: &Held<'_>) {
+        let (node, file) = (&held.node, &held.file);
+        let state = file.change();
+        let Some(layout) = &state.layout else {
+            return;
+        };
+        if self.pool.reserved_bytes(layout) == 0 || self.is_passed(node, file, &state) {
+            return;
+        }
+        // What the daemon has of it is written first; afterwards it learns anew which blocks there are.
+        let Ok(_looked_after) = self.hold(node, &state, |_| true) else {
+            return;
+        };
+        match self.pool.give_back(layout) {
+            Ok(bytes) => tracing::info!(
+                "file {}: {bytes} reserved bytes are room again",
+                node.number
+            ),
+            Err(error) => tracing::warn!("file {}: {error}", node.number),
+        }
+    }
+
     /// What is read to move a piece, without the file's lock.
     fn read_before(&self, held: &Held<'_>, one: &Move, piece: ByteCount) {
         let state = held.file.state();
@@ -710,7 +733,8 @@ impl<'a, 'b> Mover<'a, 'b> {
             return self.beside_others(path, stub, plan, spare_open);
         }
         let pieces = pool.pieces(&layout);
-        let is_left = (0..STEPS).any(|step| !plan.moves(step, pool, stub, &layout).is_empty());
+        let is_left = (0..STEPS).any(|step| !plan.moves(step, pool, stub, &layout).is_empty())
+            || pool.reserved_bytes(&layout) > 0;
         let found = match is_left {
             true => self.beside_others(path, stub, plan, spare_open),
             false => Ok(false),
@@ -759,6 +783,9 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
         let before = self.piece_count;
         let done = self.open_file(&held, plan);
+        if matches!(plan, Plan::Together(_)) && self.must_stop().is_ok() && !held.has_others() {
+            self.door.give_back(&held);
+        }
         let is_moved = self.piece_count > before;
         self.done.moved_count += u64::from(is_moved);
         done.map(|()| is_moved)

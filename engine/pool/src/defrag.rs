@@ -31,6 +31,8 @@ pub fn defrag(
             let afresh = Move::afresh(pool, layout);
             all_of(pool, stub, layout, afresh, copied)
         });
+        // What a move that was interrupted had reserved, and these have not used. It is only room, which fsck sees to otherwise.
+        let _ = pool.give_back(layout);
         pieces.before.add(before);
         pieces.after.add(match *layout == was {
             true => before,

@@ -25,6 +25,7 @@ mod online;
 mod pool;
 mod request;
 mod rescue;
+mod reserved;
 mod tidied;
 mod walk;
 mod wishes;
