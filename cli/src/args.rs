@@ -123,14 +123,16 @@ it is interrupted may be in two pieces until it goes on. A member that is missin
 Whole files move until each member is as full as all together, within one part in a hundred; files for which a class \
 of members was wished stay on members of that class. What is striped over fewer members than its policy allows by now is striped anew over more, if there is room. \
 What stays on a member that is fuller, and why, is said at the end, and which members were left out. \
-One that was interrupted goes on when it is repeated. Exit code: 0 done, 2 it could not be begun or \
+A file that cannot be read or moved keeps nobody from the others; the first few are named at the end, and how many. \
+One that was interrupted goes on when it is repeated. Exit code: 0 done, 1 there are such files, 2 it could not be begun or \
 went wrong.")]
     Rebalance(PoolCatalogueArgs),
     /// Bring files together that are in more pieces than need be; the pool may be mounted
     #[command(after_help = "\
 What is in several places though one member has room for the whole comes to one; what is scattered over its disk, with more than one extent for each 64 MiB and one more, is \
-written anew beside it if that has at most half as many. Striped files are as wide as they can be by `rebalance`. One that was interrupted goes on when it is repeated. Exit \
-code: 0 done, 2 it could not be begun or went wrong.")]
+written anew beside it if that has at most half as many. Striped files are as wide as they can be by `rebalance`. A file that cannot be read or moved keeps nobody from the others; the \
+first few are named at the end, and how many. One that was interrupted goes on when it is repeated. Exit \
+code: 0 done, 1 there are such files, 2 it could not be begun or went wrong.")]
     Defrag(PoolDefragArgs),
     /// Let a member go that has no bytes; the pool may be mounted
     #[command(after_help = "\

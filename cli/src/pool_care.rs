@@ -16,6 +16,7 @@ pub(crate) struct FsckReport {
     pub(crate) file_count: u64,
     pub(crate) object_count: u64,
     pub(crate) behind_end_count: u64,
+    pub(crate) reserved_bytes: u64,
     pub(crate) missing: Vec<MissingReport>,
     pub(crate) findings: Vec<FindingReport>,
     pub(crate) left_count: usize,
@@ -122,6 +123,7 @@ impl FsckReport {
             file_count: found.file_count,
             object_count: found.object_count,
             behind_end_count: found.behind_end_count,
+            reserved_bytes: found.reserved_bytes,
             left_count: found.left_count(),
             missing: found
                 .missing

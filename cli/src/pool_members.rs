@@ -13,8 +13,8 @@ use crate::pool_care::counter;
 use crate::show::{self, Table};
 use indicatif::ProgressBar;
 use rushes_pool::{
-    Defragged, Door, Drained, Evenness, MemberNumber, Nobody, Pieces, Pool, PoolError, Request,
-    Told, Work, newest_log,
+    Defragged, Door, Drained, Evenness, Failed, Failure, MemberNumber, Nobody, Pieces, Pool,
+    PoolError, Request, Told, Work, newest_log,
 };
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -60,6 +60,7 @@ struct Done {
     all: Drained,
     is_empty: bool,
     defragged: Defragged,
+    failed: Failed,
 }
 
 /// Ask the mount. Whoever interrupts this program interrupts the work.
@@ -75,11 +76,13 @@ fn asked(door: Door, request: &Request, bar: &ProgressBar) -> Result<Done, PoolE
             all,
             is_empty,
             defragged,
+            failed,
         } => Done {
             numbers,
             all,
             is_empty,
             defragged,
+            failed,
         },
         _ => Done::default(),
     })
@@ -277,6 +280,8 @@ struct RebalanceReport {
     unreadable_count: u64,
     movable_count: u64,
     left_out: Vec<LeftOutReport>,
+    failed_count: u64,
+    failed: Vec<Failure>,
 }
 
 /// A member that is fuller than all together.
@@ -295,7 +300,7 @@ struct LeftOutReport {
 }
 
 impl RebalanceReport {
-    fn of(catalogue: String, done: Drained, found: Evenness) -> RebalanceReport {
+    fn of(catalogue: String, done: Drained, failed: Failed, found: Evenness) -> RebalanceReport {
         RebalanceReport {
             catalogue,
             file_count: done.file_count,
@@ -325,6 +330,8 @@ impl RebalanceReport {
                     state: state_of(&one.state).0,
                 })
                 .collect(),
+            failed_count: failed.count,
+            failed: failed.first,
         }
     }
 
@@ -409,23 +416,44 @@ pub(crate) fn rebalance(args: &PoolCatalogueArgs) -> Result<ExitCode, String> {
     say_when_interrupted(&bar, rebalance_interrupted(&catalogue))?;
     let done = match hand {
         Hand::Ours(pool) => rushes_pool::rebalance(&pool, |now| bar.set_message(moved_so_far(now))),
-        Hand::Mount(door) => asked(door, &Request::Rebalance {}, &bar).map(|done| done.all),
+        Hand::Mount(door) => {
+            asked(door, &Request::Rebalance {}, &bar).map(|done| (done.all, done.failed))
+        }
     };
     bar.finish_and_clear();
-    let done = done.map_err(told)?;
+    let (done, failed) = done.map_err(told)?;
     let found = rushes_pool::evenness(&seen(&args.catalogue)?).map_err(told)?;
-    let report = RebalanceReport::of(catalogue, done, found);
+    let report = RebalanceReport::of(catalogue, done, failed, found);
     if args.json {
         print_json(&report)?;
     } else {
         say(&format!(
-            "{}.\n{}{}",
+            "{}.\n{}{}{}",
             moved_so_far(done),
             report.reason(),
-            report.left_out()
+            report.left_out(),
+            failed_text(report.failed_count, &report.failed)
         ))?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(ExitCode::from(u8::from(report.failed_count > 0)))
+}
+
+/// Files that were left as they are, a line each, and how many more; nothing if there are none.
+fn failed_text(count: u64, first: &[Failure]) -> String {
+    if count == 0 {
+        return String::new();
+    }
+    let mut text = format!(
+        "{count} files could not be read or moved; look through the pool with `rushes pool fsck`:\n"
+    );
+    for one in first {
+        text.push_str(&format!("  {}: {}\n", one.file, one.sentence));
+    }
+    let more = count.saturating_sub(first.len() as u64);
+    if more > 0 {
+        text.push_str(&format!("  and {more} more\n"));
+    }
+    text
 }
 
 /// Files that were brought together.
@@ -437,6 +465,8 @@ struct DefragReport {
     moved_bytes: u64,
     before: PiecesReport,
     after: PiecesReport,
+    failed_count: u64,
+    failed: Vec<Failure>,
 }
 
 /// In how many pieces files are.
@@ -484,12 +514,11 @@ pub(crate) fn defrag(args: &PoolDefragArgs) -> Result<ExitCode, String> {
         Hand::Ours(pool) => rushes_pool::defrag(&pool, &paths, |now| {
             bar.set_message(moved_so_far(now));
         }),
-        Hand::Mount(door) => {
-            asked(door, &Request::Defrag { paths }, &bar).map(|done| (done.all, done.defragged))
-        }
+        Hand::Mount(door) => asked(door, &Request::Defrag { paths }, &bar)
+            .map(|done| (done.all, done.defragged, done.failed)),
     };
     bar.finish_and_clear();
-    let (done, pieces) = done.map_err(told)?;
+    let (done, pieces, failed) = done.map_err(told)?;
     let report = DefragReport {
         catalogue,
         file_count: done.file_count,
@@ -497,20 +526,23 @@ pub(crate) fn defrag(args: &PoolDefragArgs) -> Result<ExitCode, String> {
         moved_bytes: done.moved_bytes,
         before: PiecesReport::of(pieces.before),
         after: PiecesReport::of(pieces.after),
+        failed_count: failed.count,
+        failed: failed.first,
     };
     if args.json {
         print_json(&report)?;
     } else {
         say(&format!(
-            "{}. {} segments, {} now; {} extents, {} now.\n",
+            "{}. {} segments, {} now; {} extents, {} now.\n{}",
             moved_so_far(done),
             report.before.segment_count,
             report.after.segment_count,
             report.before.extent_count,
-            report.after.extent_count
+            report.after.extent_count,
+            failed_text(report.failed_count, &report.failed)
         ))?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(ExitCode::from(u8::from(report.failed_count > 0)))
 }
 
 fn moved_so_far(now: Drained) -> String {
@@ -629,7 +661,29 @@ struct TidiedReport {
     is_whole: bool,
     rebalance: MovedReport,
     defrag: MovedReport,
+    failed_count: u64,
+    failed: Vec<Failure>,
     trouble: Option<String>,
+}
+
+impl TidiedReport {
+    /// "; 2 files could not be read or moved: reel/a (…), reel/b (…)"
+    fn failed_words(&self) -> String {
+        if self.failed_count == 0 {
+            return String::new();
+        }
+        let each = |one: &Failure| format!("{} ({})", one.file, one.sentence);
+        let mut all: Vec<String> = self.failed.iter().map(each).collect();
+        let more = self.failed_count.saturating_sub(all.len() as u64);
+        if more > 0 {
+            all.push(format!("and {more} more"));
+        }
+        format!(
+            "; {} files could not be read or moved: {}",
+            self.failed_count,
+            all.join(", ")
+        )
+    }
 }
 
 /// What was moved.
@@ -659,6 +713,8 @@ impl TidyReport {
             is_whole: done.is_whole,
             rebalance: MovedReport::of(done.rebalanced),
             defrag: MovedReport::of(done.gathered),
+            failed_count: done.failed.count,
+            failed: done.failed.first,
             trouble: done.trouble,
         });
         TidyReport {
@@ -689,7 +745,7 @@ impl TidyReport {
                 humantime::format_rfc3339_seconds(ended),
                 last.rebalance.moved_count + last.defrag.moved_count,
                 show::bytes(last.rebalance.moved_bytes + last.defrag.moved_bytes)
-            )
+            ) + &last.failed_words()
         });
         format!("; tidies itself: {}{waits}{last}", self.schedule)
     }

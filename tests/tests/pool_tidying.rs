@@ -9,7 +9,7 @@ use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, check, killed_at, pu
 use rustix::fs::{FallocateFlags, XattrFlags, fallocate, setxattr};
 use serde_json::{Value, json};
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -204,6 +204,228 @@ fn a_scattered_stripe_is_written_anew_on_its_members_also_when_that_is_killed() 
     world.start();
     assert_eq!(stripes(&world, "reels/f"), striped);
     check(&world.path("reels/f"), 1, length);
+}
+
+/// What all objects of all members have of their disks. Units: bytes.
+fn held_by_objects(world: &PoolWorld, members: usize) -> u64 {
+    let folders = (0..members).map(|number| world.member(number).join("pool/objects"));
+    let below = folders.flat_map(|path| fs::read_dir(path).expect("listed"));
+    let objects =
+        below.flat_map(|folder| fs::read_dir(folder.expect("listed").path()).expect("listed"));
+    objects
+        .map(|object| object.expect("listed").metadata().expect("known").blocks() * 512)
+        .sum()
+}
+
+/// Kinds of what fsck finds, each once; nothing is changed.
+fn kinds(world: &PoolWorld) -> Vec<String> {
+    let (report, _) = world.json(&["fsck"], &[]);
+    let all = report["findings"].as_array().expect("a list");
+    let mut kinds: Vec<String> = all
+        .iter()
+        .map(|one| one["kind"].as_str().expect("text").to_owned())
+        .collect();
+    kinds.sort();
+    kinds.dedup();
+    kinds
+}
+
+/// Kill the mending at more and more of its steps; each time something is left, or all is mended.
+fn mend_killed(world: &PoolWorld) -> usize {
+    let mut kill_count = 0;
+    for call in ["fallocate", "ftruncate", "utimensat"] {
+        for count in [1, 3] {
+            let mend = world.command(&["fsck", "--repair"], &[]);
+            kill_count += usize::from(killed_at(&mend, call, count));
+        }
+    }
+    kill_count
+}
+
+#[test]
+fn what_a_killed_defrag_had_reserved_and_copied_is_given_back() {
+    for (made, call, count) in [
+        ((EXT4, 130), "fsetxattr", 3),
+        ((EXT4, 130), "fallocate", 200),
+        ((XFS, 300), "fsetxattr", 3),
+    ] {
+        let Some(mut world) = build(&[made]) else {
+            return;
+        };
+        let length = 40 * MIB + 4099;
+        scattered(&world, 1, || {
+            put(&world.path("scattered"), 1, length).expect("there is room");
+        });
+        world.end();
+        let (mut at, mut is_killed) = (count, false);
+        // Later and later, back from where there is none: as many blocks were asked for singly as the old object has extents.
+        while !is_killed && at > 2 {
+            is_killed = killed_at(&world.command(&["defrag"], &[]), call, at);
+            at -= 1;
+        }
+        let held = held_by_objects(&world, 1);
+        if !is_killed || held < (length + 8 * MIB) as u64 {
+            // Done before that, or killed before anything had a name.
+            mended(&world, "killed elsewhere");
+            assert_eq!(call, "fallocate", "{made:?} {held}");
+            continue;
+        }
+        let (report, _) = world.json(&["fsck"], &[]);
+        let reserved = number(&report, &["reserved_bytes"]);
+        if call == "fsetxattr" {
+            // The second piece is copied and not named, room for the third one is there.
+            assert_eq!(kinds(&world), ["copied"], "{made:?}");
+            assert!(reserved > 4 << 20, "{report}");
+        }
+        assert_eq!(held, held_by_objects(&world, 1), "a look changes nothing");
+        let kill_count = mend_killed(&world);
+        assert!(kill_count > 1, "only {kill_count} kills");
+        mended(&world, "at last");
+        let held = held_by_objects(&world, 1);
+        assert!(held < (length + MIB) as u64, "{made:?}: {held}");
+        world.start();
+        check(&world.path("scattered"), 1, length);
+        // And it goes on.
+        let report = defragged(&world, &[]);
+        let after = number(&report, &["after", "extent_count"]);
+        assert!(
+            after < number(&report, &["before", "extent_count"]),
+            "{report}"
+        );
+        check(&world.path("scattered"), 1, length);
+        world.end();
+        mended(&world, "after the end");
+        assert!(held_by_objects(&world, 1) < (length + MIB) as u64);
+    }
+}
+
+#[test]
+fn what_is_left_in_objects_of_a_stripe_that_are_named_is_given_back() {
+    let Some((mut world, third)) = two_groups_of_three() else {
+        return;
+    };
+    let length = 60 * MIB + 4099;
+    put(&world.path("reels/f"), 1, length).expect("there is room");
+    world.end();
+    let (report, code) = world.json(&["add"], &third);
+    assert_eq!(code, Some(0), "{report}");
+    let sizes = |world: &PoolWorld| {
+        let others = ["fifth", "sixth"].map(|name| world.scratch.path().join(name));
+        let objects = others.iter().flat_map(|disk| {
+            let below = fs::read_dir(disk.join("pool/objects")).expect("listed");
+            below.flat_map(|folder| fs::read_dir(folder.expect("listed").path()).expect("listed"))
+        });
+        let held = |object: std::io::Result<fs::DirEntry>| {
+            object.expect("listed").metadata().expect("known").blocks() * 512
+        };
+        held_by_objects(world, 4) + objects.map(held).sum::<u64>()
+    };
+    let (mut found_count, mut more) = (0, 0);
+    // Six marks and a record, then a record for each piece; holes in the new objects come before it, in the old ones behind it.
+    for (call, count) in [
+        ("fsetxattr", 8),
+        ("fallocate", 6),
+        ("fallocate", 8),
+        ("fallocate", 9),
+    ] {
+        let is_killed = killed_at(&world.command(&["rebalance"], &[]), call, count);
+        let before = sizes(&world);
+        if is_killed && kinds(&world) == ["copied"] {
+            found_count += 1;
+            more = more.max(before.saturating_sub(length as u64));
+        }
+        mend_killed(&world);
+        mended(&world, call);
+        let after = sizes(&world);
+        assert!(after < (length + MIB) as u64, "{call} {count}: {after}");
+    }
+    assert!(more > 8 << 20, "{more}");
+    assert!(found_count > 1, "{found_count}");
+    let (report, code) = world.json(&["rebalance"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    mended(&world, "at last");
+    world.start();
+    assert_eq!(stripes(&world, "reels/f"), [twice(6)]);
+    check(&world.path("reels/f"), 1, length);
+}
+
+/// Where the first object of a segment lies.
+fn object_of(world: &PoolWorld, segment: &Value) -> PathBuf {
+    let object = &segment["objects"][0];
+    let number = object["member"].as_u64().expect("a number") as usize;
+    let below = object["path"].as_str().expect("text");
+    world.member(number).join("pool").join(below)
+}
+
+#[test]
+fn the_mount_gives_back_what_a_move_had_reserved_and_keeps_what_clients_have() {
+    let length = 3 * MIB + 17;
+    let Some(mut world) = idle_soon(1, length) else {
+        return;
+    };
+    // What a client asks for is his: within his file's length for good, behind it until somebody looks through the pool.
+    let file = File::create(world.path("recorded")).expect("made");
+    file.write_all_at(&pattern::bytes(7, 0, MIB), 0)
+        .expect("room");
+    fallocate(&file, FallocateFlags::empty(), 0, 16 << 20).expect("room");
+    fallocate(&file, FallocateFlags::KEEP_SIZE, 16 << 20, 16 << 20).expect("room");
+    file.sync_all().expect("written");
+    drop(file);
+    let segments = world.where_is("s0")["segments"].clone();
+    world.end();
+    let blocks = |path: &PathBuf| fs::metadata(path).expect("there").blocks() * 512;
+    let first = object_of(&world, &segments[0]);
+    // Nowhere is room for the whole file, so that nothing of it is to be moved.
+    let others: Vec<PathBuf> = (0..3).map(|at| occupy(&world, at, 11 * MIB)).collect();
+    let end = segments[0]["end"].as_u64().expect("not the last one") + (1 << 20);
+    let reserve = |path: &PathBuf| {
+        let opened = File::options()
+            .write(true)
+            .open(path)
+            .expect("our own disk");
+        fallocate(&opened, FallocateFlags::KEEP_SIZE, end, 10 << 20).expect("room");
+    };
+    reserve(&first);
+    for path in &others {
+        fs::remove_file(path).expect("ours");
+    }
+    let others: Vec<PathBuf> = (0..3).map(|at| occupy(&world, at, MIB)).collect();
+    assert!(blocks(&first) > 10 << 20);
+    world.start();
+    schedule(&world, "idle");
+    until(&world, "gone through", |status| {
+        status["tidy"]["last"]["is_whole"] == true && status["tidy"]["waits_for"] == "done"
+    });
+    assert_eq!(world.members_of("s0").len(), 2, "nothing was to be moved");
+    assert!(blocks(&first) < 5 << 20, "{}", blocks(&first));
+    let held = blocks(&object_of(
+        &world,
+        &world.where_is("recorded")["segments"][0],
+    ));
+    assert!(held >= 32 << 20, "{held}: a client's room is taken away");
+    check(&world.path("s0"), 0, length);
+    world.end();
+    // Nobody has it open: what is behind its end is room for all, what is within stays, and no byte goes.
+    let (report, code) = world.json(&["fsck"], &[]);
+    assert_eq!(
+        (&report["findings"], code),
+        (&json!([]), Some(0)),
+        "{report}"
+    );
+    assert!(number(&report, &["reserved_bytes"]) >= 16 << 20, "{report}");
+    mended(&world, "after the end");
+    world.start();
+    let held = blocks(&object_of(
+        &world,
+        &world.where_is("recorded")["segments"][0],
+    ));
+    assert!((16 << 20..17 << 20).contains(&held), "{held}");
+    let bytes = fs::read(world.path("recorded")).expect("read");
+    assert_eq!(bytes.len(), 16 << 20);
+    pattern::check(7, 0, &bytes[..MIB], "recorded");
+    assert!(bytes[MIB..].iter().all(|byte| *byte == 0));
+    check(&world.path("s0"), 0, length);
+    drop(others);
 }
 
 #[test]
@@ -496,6 +718,118 @@ fn tidying_stops_for_whoever_asks_gives_way_to_commands_and_goes_on_after_a_kill
         assert_eq!(world.members_of(&name).len(), 1, "{name}");
         check(&world.path(name), seed, length);
     }
+}
+
+/// The files that a report says could not be read or moved, in order, each with a reason.
+fn failed(report: &Value) -> Vec<String> {
+    let all = report["failed"].as_array().expect("a list");
+    let mut names = Vec::new();
+    for one in all {
+        assert!(!one["sentence"].as_str().expect("text").is_empty());
+        names.push(one["file"].as_str().expect("text").to_owned());
+    }
+    assert_eq!(report["failed_count"], names.len(), "{report}");
+    names.sort();
+    names
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named_and_keep_nobody_from_the_others() {
+    let Some(mut world) = build(&[(EXT4, 300), (EXT4, 300), (EXT4, 300)]) else {
+        return;
+    };
+    let (count, length) = (5, 3 * MIB + 17);
+    let others = occupy(&world, 2, MIB);
+    split_files(&world, 2, count, length);
+    fs::remove_file(others).expect("ours");
+    let others = [0, 1].map(|member| occupy(&world, member, MIB));
+    put(&world.path("away"), 9, length).expect("there is room");
+    assert_eq!(world.members_of("away"), [2]);
+    for path in others {
+        fs::remove_file(path).expect("ours");
+    }
+    let others = occupy(&world, 2, MIB);
+    put(&world.path("damaged"), 8, length).expect("there is room");
+    assert_eq!(world.members_of("damaged").len(), 1);
+    fs::remove_file(others).expect("ours");
+    let object = object_of(&world, &world.where_is("s1")["segments"][1]);
+    world.end();
+    // One has a damaged record, one an object that does not say whose it is, one is on a member that is away.
+    let stub = world.catalogue().join("tree/damaged");
+    let name = "trusted.rushes.layout";
+    let mut record = [0; 256];
+    let length_of_record = rustix::fs::getxattr(&stub, name, &mut record[..]).expect("it has one");
+    record[21] ^= 1;
+    let record = &record[..length_of_record];
+    setxattr(&stub, name, record, XattrFlags::empty()).expect("our own disk");
+    rustix::fs::removexattr(object, "trusted.rushes.object").expect("our own disk");
+    world.unplug(2);
+    let broken = ["away", "damaged", "s1"];
+    // A disk that fails at one moment: that file is left, and is as it was.
+    let strace = std::process::Command::new(needs::path_of("strace"))
+        .args(["-f", "-qq", "-o", "/dev/null", "-e"])
+        .arg("inject=pwrite64:error=EIO:when=1")
+        .arg(needs::path_of("rushes"))
+        .args(world.command(&["defrag", "--json"], &[]).get_args())
+        .output()
+        .expect("strace starts");
+    let report: Value = serde_json::from_slice(&strace.stdout).expect("a report");
+    assert_eq!(strace.status.code(), Some(1), "{report}");
+    assert_eq!(failed(&report).len(), 4, "{report}");
+    assert_eq!(report["moved_count"], 3, "{report}");
+    assert!(
+        report.to_string().contains("Input/output error"),
+        "{report}"
+    );
+    world.mount_options = vec!["--tidy-after", "1"];
+    world.start();
+    schedule(&world, "idle");
+    let status = until(&world, "gone through", |status| {
+        status["tidy"]["last"]["is_whole"] == true && status["tidy"]["waits_for"] == "done"
+    });
+    let last = &status["tidy"]["last"];
+    assert_eq!(failed(last), broken, "{status}");
+    assert_eq!(last["defrag"]["moved_count"], 1, "{status}");
+    assert_eq!(last["trouble"], Value::Null, "{status}");
+    let text = world.command(&["status"], &[]).output().expect("it starts");
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(
+        text.contains("; 3 files could not be read or moved: "),
+        "{text}"
+    );
+    for seed in (0..count).filter(|seed| *seed != 1) {
+        let name = format!("s{seed}");
+        assert_eq!(world.members_of(&name).len(), 1, "{name}");
+        check(&world.path(name), seed, length);
+    }
+    for mounted in [true, false] {
+        for words in [["defrag"], ["rebalance"]] {
+            let (report, code) = world.json(&words, &[]);
+            assert_eq!(
+                (failed(&report), code),
+                (broken.map(String::from).to_vec(), Some(1))
+            );
+            let text = world.command(&words, &[]).output().expect("it starts");
+            let text = String::from_utf8_lossy(&text.stdout).into_owned();
+            assert!(text.contains("\n  damaged: the layout record"), "{text}");
+        }
+        if mounted {
+            world.end();
+        }
+    }
+    world.plug(2, "loop");
+    let (report, code) = world.json(&["fsck", "--repair"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    let report = defragged(&world, &[]);
+    assert_eq!(failed(&report), [] as [&str; 0], "{report}");
+    world.start();
+    for seed in 0..count {
+        let name = format!("s{seed}");
+        assert_eq!(world.members_of(&name).len(), 1, "{name}");
+        check(&world.path(name), seed, length);
+    }
+    check(&world.path("away"), 9, length);
+    check(&world.path("damaged"), 8, length);
 }
 
 #[test]

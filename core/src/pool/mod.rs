@@ -7,6 +7,7 @@ pub mod balance;
 pub mod check;
 pub mod defrag;
 pub mod layout;
+pub mod led;
 pub mod names;
 pub mod pace;
 pub mod place;

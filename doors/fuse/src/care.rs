@@ -11,11 +11,12 @@ use crate::door::Door;
 use crate::files::OpenFile;
 use crate::nodes::{Node, locked, status};
 use rushes_core::pool::pace::rest;
+use rushes_core::pool::tidy::Wait;
 use rushes_core::units;
 use rushes_pool::{
-    Access, Asker, ByteCount, Defragged, Drained, Layout, MemberNumber, Move, Moved, Object, Pool,
-    PoolError, Request, Told, Users, Work, WorkKind, about, each_file_in, names_follow,
-    set_draining,
+    Access, Asker, ByteCount, Defragged, Drained, Failed, Layout, MemberNumber, Move, Moved,
+    Object, Pool, PoolError, Request, Told, Users, Work, WorkKind, about, each_file_in,
+    names_follow, set_draining,
 };
 use rushes_sys::priority::{idle_io, ordinary_io};
 use rustix::fs::{Mode, OFlags, open};
@@ -50,8 +51,14 @@ pub(crate) struct Care {
 #[derive(Debug, Default)]
 struct State {
     going: Option<Going>,
-    /// Commands that wait until the pool no longer tidies itself.
+    /// Commands that have come and not begun yet.
     waiting: usize,
+}
+
+impl State {
+    fn has_command(&self) -> bool {
+        self.waiting > 0 || self.going.as_ref().is_some_and(|one| !one.is_tidying)
+    }
 }
 
 #[derive(Debug)]
@@ -74,12 +81,32 @@ impl Going {
 }
 
 /// While it lives nothing else is begun.
-struct Busy<'a>(&'a Care);
+#[derive(Debug)]
+pub(crate) struct Busy<'a>(&'a Care);
+
+impl Busy<'_> {
+    /// The same goes on with this.
+    pub(crate) fn turn_to(&self, kind: WorkKind) {
+        if let Some(going) = &mut locked(&self.0.state).going {
+            going.kind = kind;
+            going.done = Drained::default();
+        }
+    }
+}
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
         locked(&self.0.state).going = None;
         self.0.ended.notify_all();
+    }
+}
+
+/// A command has come: while it lives the pool does not begin to tidy itself, and ends it. Not to be dropped with the state locked.
+struct Waiting<'a>(&'a Care);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        locked(&self.0.state).waiting -= 1;
     }
 }
 
@@ -96,8 +123,12 @@ impl Care {
 
     /// A command is under way, or waits for its turn.
     pub(crate) fn has_command(&self) -> bool {
-        let state = locked(&self.state);
-        state.waiting > 0 || state.going.as_ref().is_some_and(|one| !one.is_tidying)
+        locked(&self.state).has_command()
+    }
+
+    fn waits(&self) -> Waiting<'_> {
+        locked(&self.state).waiting += 1;
+        Waiting(self)
     }
 
     /// Nothing else is begun from now on. What is under way for nobody, or for somebody who is gone, is waited for.
@@ -108,6 +139,8 @@ impl Care {
         mut asker: Option<Asker>,
     ) -> Result<Busy<'_>, PoolError> {
         let end = Instant::now() + STOP_PATIENCE;
+        // Also between two looks at somebody who stops.
+        let _waiting = self.waits();
         loop {
             let mut state = self.until_untidied();
             let Some(other) = &state.going else {
@@ -135,24 +168,31 @@ impl Care {
         }
     }
 
-    /// For nobody. None: a command is under way, or waits.
-    fn begin_tidying(&self, kind: WorkKind) -> Option<Busy<'_>> {
+    /// For nobody, if `may` says so. One step with that look: a command has come before it, and is seen there, or comes behind it, and waits for its end.
+    ///
+    /// `may`    is told whether there is a command; it must not ask here
+    /// Errors   why not
+    pub(crate) fn begin_tidying(
+        &self,
+        kind: WorkKind,
+        may: impl FnOnce(bool) -> Result<(), Wait>,
+    ) -> Result<Busy<'_>, Wait> {
         let mut state = locked(&self.state);
-        if state.waiting > 0 || state.going.is_some() {
-            return None;
+        let has_command = state.has_command();
+        may(has_command)?;
+        if has_command || state.going.is_some() {
+            return Err(Wait::Command);
         }
         state.going = Some(Going::new(kind, None, true, None));
-        Some(Busy(self))
+        Ok(Busy(self))
     }
 
     fn until_untidied(&self) -> MutexGuard<'_, State> {
         let mut state = locked(&self.state);
-        state.waiting += 1;
         while state.going.as_ref().is_some_and(|one| one.is_tidying) {
             let waited = self.ended.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
         }
-        state.waiting -= 1;
         state
     }
 
@@ -161,6 +201,7 @@ impl Care {
         &self,
         act: impl FnOnce() -> Result<(), PoolError>,
     ) -> Result<(), PoolError> {
+        let _waiting = self.waits();
         let state = self.until_untidied();
         if let Some(other) = &state.going {
             return Err(PoolError::Refused(format!(
@@ -256,6 +297,7 @@ impl Door {
             all: Drained::default(),
             is_empty: false,
             defragged: Defragged::default(),
+            failed: Failed::default(),
         })
     }
 
@@ -304,21 +346,26 @@ impl Door {
     }
 
     /// One of them for nobody, as long as `goes_on` says so, of files that nobody has open.
+    ///
+    /// `failed`  has those of the kind before, and gets those of this one
     pub(crate) fn tidy_by(
         &self,
+        busy: &Busy<'_>,
         kind: WorkKind,
+        failed: &mut Failed,
         goes_on: &mut Tell<'_>,
     ) -> Result<Told, PoolError> {
-        let unwanted = || PoolError::Refused(String::from("a command goes first"));
-        let _busy = self.care.begin_tidying(kind).ok_or_else(unwanted)?;
+        busy.turn_to(kind);
         let plan = match kind {
             WorkKind::Defrag => Plan::Together(Vec::new()),
             _ => Plan::Spread,
         };
         let mut mover = Mover::new(self, goes_on);
-        mover.look(&plan, true)?;
-        mover.told(true)?;
-        Ok(mover.told_at_last())
+        mover.is_tidying = true;
+        mover.failed = std::mem::take(failed);
+        let looked = mover.look(&plan, true).and_then(|_| mover.told(true));
+        failed.clone_from(&mover.failed);
+        looked.map(|()| mover.told_at_last())
     }
 
     /// A file by its stub, as if it had been opened through the mount. None: it has no name any more.
@@ -383,6 +430,29 @@ impl Door {
         moved
     }
 
+    /// What a move that was interrupted had reserved for a file, and those after it have not used. It is only room: whatever fails is left to the next pass.
+    fn give_back(&self, held: &Held<'_>) {
+        let (node, file) = (&held.node, &held.file);
+        let state = file.change();
+        let Some(layout) = &state.layout else {
+            return;
+        };
+        if self.pool.reserved_bytes(layout) == 0 || self.is_passed(node, file, &state) {
+            return;
+        }
+        // What the daemon has of it is written first; afterwards it learns anew which blocks there are.
+        let Ok(_looked_after) = self.hold(node, &state, |_| true) else {
+            return;
+        };
+        match self.pool.give_back(layout) {
+            Ok(bytes) => tracing::info!(
+                "file {}: {bytes} reserved bytes are room again",
+                node.number
+            ),
+            Err(error) => tracing::warn!("file {}: {error}", node.number),
+        }
+    }
+
     /// What is read to move a piece, without the file's lock.
     fn read_before(&self, held: &Held<'_>, one: &Move, piece: ByteCount) {
         let state = held.file.state();
@@ -423,7 +493,12 @@ fn done(all: Drained, is_empty: bool) -> Told {
         all,
         is_empty,
         defragged: Defragged::default(),
+        failed: Failed::default(),
     }
+}
+
+fn unopened(error: Errno) -> PoolError {
+    PoolError::Refused(format!("it cannot be opened ({error})"))
 }
 
 /// An open file of this thread.
@@ -505,12 +580,17 @@ struct Mover<'a, 'b> {
     door: &'a Door,
     tell: &'a mut Tell<'b>,
     told_at: Instant,
+    /// Nobody asked: whether it goes on is asked before each piece.
+    is_tidying: bool,
     /// Who asked is gone.
     is_unwanted: bool,
     /// A file of the last look that the kernel reads by passthrough.
     passed: Option<PathBuf>,
     done: Drained,
+    /// Moved so far.
+    piece_count: u64,
     defragged: Defragged,
+    failed: Failed,
 }
 
 impl<'a, 'b> Mover<'a, 'b> {
@@ -519,10 +599,13 @@ impl<'a, 'b> Mover<'a, 'b> {
             door,
             tell,
             told_at: Instant::now(),
+            is_tidying: false,
             is_unwanted: false,
             passed: None,
             done: Drained::default(),
+            piece_count: 0,
             defragged: Defragged::default(),
+            failed: Failed::default(),
         }
     }
 
@@ -560,6 +643,7 @@ impl<'a, 'b> Mover<'a, 'b> {
             all: self.done,
             is_empty: false,
             defragged: self.defragged,
+            failed: self.failed,
         }
     }
 
@@ -592,17 +676,38 @@ impl<'a, 'b> Mover<'a, 'b> {
         door.bury();
         each_file_in(&door.pool, plan.paths(), |path, stub| {
             self.done.file_count += 1;
-            is_found |= self.file(path, stub, plan, spare_open)?;
+            let found = stub.and_then(|stub| self.file(path, &stub, plan, spare_open));
+            is_found |= self.noted(path, plan, found)?;
             self.told(false)
         })?;
         if let Plan::Off(_) = plan {
             // Those that are open and have no name any more.
             door.pool.each_removed(|path, stub| {
-                is_found |= self.file(path, stub, plan, spare_open)?;
+                let found = self.file(path, stub, plan, spare_open);
+                is_found |= self.noted(path, plan, found)?;
                 Ok(())
             })?;
         }
         Ok(is_found)
+    }
+
+    /// What became of a file. One that cannot be read or moved keeps nobody from the others; but a member that is to be emptied is not, then.
+    fn noted(
+        &mut self,
+        path: &Path,
+        plan: &Plan,
+        found: Result<bool, PoolError>,
+    ) -> Result<bool, PoolError> {
+        match (found, plan) {
+            (Err(error), _) if self.must_stop().is_err() => Err(error),
+            (Err(error), Plan::Spread | Plan::Together(_)) => {
+                self.failed.note(path, &error);
+                Ok(false)
+            }
+            (Err(PoolError::NoRoom), _) => Err(PoolError::NoRoom),
+            (Err(error), Plan::Off(_)) => Err(about(path, &error)),
+            (found, _) => found,
+        }
     }
 
     /// Returns  there was something to do about it, and it is done or put off
@@ -613,30 +718,47 @@ impl<'a, 'b> Mover<'a, 'b> {
         plan: &Plan,
         spare_open: bool,
     ) -> Result<bool, PoolError> {
-        // Without its lock: what a record says of a member that takes nothing new stays true.
-        match (self.door.pool.layout(stub.as_fd()), plan) {
-            (Ok(Some(layout)), Plan::Together(_)) if plan.concerns(&layout) => {
-                let pieces = self.door.pool.pieces(&layout);
-                self.defragged.before.add(pieces);
-                let is_left = (0..STEPS)
-                    .any(|step| !plan.moves(step, &self.door.pool, stub, &layout).is_empty());
-                let is_found = is_left && self.beside_others(path, stub, plan, spare_open)?;
-                let now = match self.door.pool.layout(stub.as_fd()) {
-                    Ok(Some(layout)) if is_found => self.door.pool.pieces(&layout),
-                    _ => pieces,
-                };
-                self.defragged.after.add(now);
-                return Ok(is_found);
-            }
-            (Ok(Some(layout)), _) if plan.concerns(&layout) => {}
-            (Ok(_), _) | (Err(_), Plan::Spread | Plan::Together(_)) => return Ok(false),
-            // A file that got its first bytes at this moment has a record by now.
-            (Err(_), Plan::Off(_)) => {
-                let layout = self.door.pool.layout(stub.as_fd());
-                layout.map_err(|error| about(path, &error))?;
-            }
+        // Without its lock: what a record says of a member that takes nothing new stays true. A file that got its first bytes at this moment
+        // has a record by now.
+        let pool = &self.door.pool;
+        let layout = pool.layout(stub.as_fd());
+        let layout = layout.or_else(|_| pool.layout(stub.as_fd()))?;
+        let Some(layout) = layout.filter(|layout| plan.concerns(layout)) else {
+            return Ok(false);
+        };
+        if !matches!(plan, Plan::Off(_)) && pool.can_open(&layout).is_err() {
+            self.can_open(stub)?;
         }
-        self.beside_others(path, stub, plan, spare_open)
+        if !matches!(plan, Plan::Together(_)) {
+            return self.beside_others(path, stub, plan, spare_open);
+        }
+        let pieces = pool.pieces(&layout);
+        let is_left = (0..STEPS).any(|step| !plan.moves(step, pool, stub, &layout).is_empty())
+            || pool.reserved_bytes(&layout) > 0;
+        let found = match is_left {
+            true => self.beside_others(path, stub, plan, spare_open),
+            false => Ok(false),
+        };
+        self.defragged.before.add(pieces);
+        self.defragged.after.add(match pool.layout(stub.as_fd()) {
+            Ok(Some(now)) if now != layout => pool.pieces(&now),
+            _ => pieces,
+        });
+        found
+    }
+
+    /// Whether each object can be opened while nobody changes the file: without its lock they may be others by now.
+    fn can_open(&self, stub: &OwnedFd) -> Result<(), PoolError> {
+        let held = match self.door.open_stub(stub) {
+            Ok(held) => held,
+            Err(error) => return Err(unopened(error)),
+        };
+        let Some(held) = held else {
+            return Ok(());
+        };
+        let state = held.file.state();
+        let all = state.layout.as_ref();
+        all.map_or(Ok(()), |layout| self.door.pool.can_open(layout))
     }
 
     /// As [`Mover::file`], of a file that there is something to do about.
@@ -650,10 +772,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         let held = match self.door.open_stub(stub) {
             Ok(Some(held)) => held,
             Ok(None) | Err(Errno::XDEV) => return Ok(false),
-            Err(error) => {
-                let error = PoolError::Refused(format!("it cannot be opened ({error})"));
-                return Err(about(path, &error));
-            }
+            Err(error) => return Err(unopened(error)),
         };
         if spare_open && held.has_others() {
             return Ok(true);
@@ -662,33 +781,34 @@ impl<'a, 'b> Mover<'a, 'b> {
             self.passed = Some(path.to_path_buf());
             return Ok(true);
         }
-        let is_moved = self.open_file(&held, plan).map_err(|error| match error {
-            PoolError::NoRoom => error,
-            _ if self.must_stop().is_err() => error,
-            error => about(path, &error),
-        })?;
+        let before = self.piece_count;
+        let done = self.open_file(&held, plan);
+        if matches!(plan, Plan::Together(_)) && self.must_stop().is_ok() && !held.has_others() {
+            self.door.give_back(&held);
+        }
+        let is_moved = self.piece_count > before;
         self.done.moved_count += u64::from(is_moved);
-        Ok(is_moved)
+        done.map(|()| is_moved)
     }
 
-    /// Returns  something was moved
-    fn open_file(&mut self, held: &Held<'_>, plan: &Plan) -> Result<bool, PoolError> {
-        let mut is_moved = false;
+    fn open_file(&mut self, held: &Held<'_>, plan: &Plan) -> Result<(), PoolError> {
         for step in 0..STEPS {
             let layout = held.file.state().layout.clone();
             let moves = layout.map(|now| plan.moves(step, &self.door.pool, &held.file.stub, &now));
             for one in moves.unwrap_or_default() {
-                is_moved |= self.pieces(held, one)?;
+                self.pieces(held, one)?;
             }
         }
-        Ok(is_moved)
+        Ok(())
     }
 
-    /// Returns  something was moved
-    fn pieces(&mut self, held: &Held<'_>, mut one: Move) -> Result<bool, PoolError> {
-        let mut is_moved = false;
+    fn pieces(&mut self, held: &Held<'_>, mut one: Move) -> Result<(), PoolError> {
         loop {
-            self.must_stop()?;
+            match self.is_tidying {
+                // Whoever came since the last look is not made to wait for a piece that was not begun.
+                true => self.told(true)?,
+                false => self.must_stop()?,
+            }
             let begun = Instant::now();
             let piece = match held.has_others() {
                 true => PIECE_BESIDE_OTHERS,
@@ -696,9 +816,9 @@ impl<'a, 'b> Mover<'a, 'b> {
             };
             self.door.read_before(held, &one, piece);
             let Some(moved) = self.door.move_piece(held, &mut one, piece)? else {
-                return Ok(is_moved);
+                return Ok(());
             };
-            is_moved = true;
+            self.piece_count += 1;
             self.done.moved_bytes += moved.copied;
             self.told(true)?;
             self.rest(&moved, begun.elapsed())?;
@@ -738,5 +858,114 @@ impl<'a, 'b> Mover<'a, 'b> {
             return Err(PoolError::Refused(String::from("nobody waits for it")));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+    fn may(has_command: bool) -> Result<(), Wait> {
+        match has_command {
+            true => Err(Wait::Command),
+            false => Ok(()),
+        }
+    }
+
+    fn until(what: &str, is_so: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !is_so() {
+            assert!(Instant::now() < end, "never {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_command_that_comes_while_it_is_looked_at_waits_and_ends_the_tidying() {
+        let care = Care::default();
+        let is_begun = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (care, is_begun) = (&care, &is_begun);
+            let (come, comes) = std::sync::mpsc::channel();
+            let command = scope.spawn(move || {
+                comes.recv().expect("it is told");
+                let busy = care.begin(WorkKind::Drain, Some(1), None);
+                is_begun.store(true, Ordering::Release);
+                busy.map(drop)
+            });
+            let tidying = care.begin_tidying(WorkKind::Rebalance, |has_command| {
+                // From here on it may come at any instant: nothing is begun between the look and the beginning.
+                come.send(()).expect("it listens");
+                std::thread::sleep(Duration::from_millis(20));
+                may(has_command)
+            });
+            let tidying = tidying.expect("nobody had come");
+            until("seen", || care.has_command());
+            // It does not slip in between two kinds of it either.
+            tidying.turn_to(WorkKind::Defrag);
+            assert_eq!(
+                care.work().map(|work| (work.kind, work.is_tidying)),
+                Some((WorkKind::Defrag, true))
+            );
+            assert!(!is_begun.load(Ordering::Acquire));
+            drop(tidying);
+            command.join().expect("it ends").expect("it is not refused");
+        });
+        assert!(!care.has_command() && care.work().is_none());
+    }
+
+    #[test]
+    fn a_command_that_is_there_is_told_to_who_looks_and_nothing_is_begun_beside_it() {
+        let care = Care::default();
+        let command = care.begin(WorkKind::Drain, Some(1), None).expect("free");
+        let mut told = None;
+        let refused = care.begin_tidying(WorkKind::Rebalance, |has_command| {
+            told = Some(has_command);
+            Ok(())
+        });
+        assert_eq!(refused.err(), Some(Wait::Command));
+        assert_eq!(told, Some(true));
+        drop(command);
+        // Who says no leaves nothing behind.
+        let refused = care.begin_tidying(WorkKind::Rebalance, |_| Err(Wait::Asked));
+        assert_eq!(refused.err(), Some(Wait::Asked));
+        assert!(care.work().is_none());
+    }
+
+    #[test]
+    fn commands_are_neither_refused_by_tidying_nor_beside_it() {
+        const COMMANDS: usize = 2000;
+        let care = Care::default();
+        struct Ends<'a>(&'a AtomicBool);
+        impl Drop for Ends<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Release);
+            }
+        }
+        let (busy_count, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let alone = || {
+            assert_eq!(busy_count.fetch_add(1, Ordering::AcqRel), 0, "two at once");
+            std::thread::yield_now();
+            busy_count.fetch_sub(1, Ordering::AcqRel);
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Acquire) {
+                    if let Ok(busy) = care.begin_tidying(WorkKind::Rebalance, may) {
+                        alone();
+                        busy.turn_to(WorkKind::Defrag);
+                        alone();
+                    }
+                }
+            });
+            // Also by a panic.
+            let _ends = Ends(&is_done);
+            for _ in 0..COMMANDS {
+                let busy = care.begin(WorkKind::Drain, Some(0), None);
+                alone();
+                drop(busy.expect("nobody else commands"));
+            }
+        });
     }
 }

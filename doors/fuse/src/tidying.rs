@@ -4,11 +4,12 @@
 //! When, core/pool/tidy says; how, care does, as for the commands, one piece after another. It is looked at again at each piece. Files that somebody has open
 //! are left alone. Decision: docs/decisions/0031.
 
+use crate::care::Busy;
 use crate::door::Door;
 use crate::nodes::locked;
 use rushes_core::pool::tidy::{Seen, Tidier, Wait};
 use rushes_core::units;
-use rushes_pool::{PoolError, Schedule, Tidied, Told, WorkKind, set_schedule};
+use rushes_pool::{Failed, PoolError, Schedule, Tidied, Told, WorkKind, set_schedule};
 use rushes_sys::clock::{minute_of_day, now};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -60,31 +61,34 @@ impl Door {
         let quiet = units::Duration::from_s(self.tidy_after.as_secs());
         let mut tidier = Tidier::new(now(), quiet);
         while !self.closing.load(Ordering::Acquire) {
-            match tidier.may_begin(now(), self.seen()) {
-                Ok(()) => self.tidy(&mut tidier),
+            let may = |has_command| tidier.may_begin(now(), self.seen(has_command));
+            match self.care.begin_tidying(WorkKind::Rebalance, may) {
+                Ok(busy) => self.tidy(&busy, &mut tidier),
                 Err(wait) => *locked(&self.tidying.wait) = Some(wait),
             }
             std::thread::park_timeout(LOOK_EVERY);
         }
     }
 
-    fn seen(&self) -> Seen {
+    /// Asks nothing of `care`, which may be about to begin.
+    fn seen(&self, has_command: bool) -> Seen {
         Seen {
             schedule: self.pool.schedule(),
             minute: minute_of_day(),
             asked_count: self.tidying.asked_count.load(Ordering::Relaxed),
             has_unseen: self.tidying.passed_count.load(Ordering::Relaxed) > 0,
             is_promised: self.tidying.is_promised.load(Ordering::Relaxed),
-            has_command: self.care.has_command(),
+            has_command,
             members: self.pool.member_set(),
         }
     }
 
     /// Both, as far as nobody wants anything.
-    fn tidy(&self, tidier: &mut Tidier) {
+    fn tidy(&self, busy: &Busy<'_>, tidier: &mut Tidier) {
         *locked(&self.tidying.wait) = None;
         let members = self.pool.member_set();
         let mut all = Tidied::default();
+        let mut failed = Failed::default();
         let mut ended = None;
         for kind in [WorkKind::Rebalance, WorkKind::Defrag] {
             let mut wants_it = |told: &Told| {
@@ -94,10 +98,11 @@ impl Door {
                         _ => all.gathered = *so_far,
                     }
                 }
-                ended = tidier.may_go_on(now(), self.seen()).err();
+                let seen = self.seen(self.care.has_command());
+                ended = tidier.may_go_on(now(), seen).err();
                 ended.is_none()
             };
-            let done = self.tidy_by(kind, &mut wants_it);
+            let done = self.tidy_by(busy, kind, &mut failed, &mut wants_it);
             match done {
                 Ok(Told::Done {
                     all: moved,
@@ -109,10 +114,6 @@ impl Door {
                 },
                 // Somebody wants something, or the door closes.
                 _ if ended.is_some() || self.closing.load(Ordering::Acquire) => break,
-                _ if self.care.has_command() => {
-                    ended = Some(Wait::Command);
-                    break;
-                }
                 Ok(_) => break,
                 Err(error) => {
                     tracing::warn!("the pool cannot be tidied: {error}");
@@ -120,6 +121,13 @@ impl Door {
                 }
             }
         }
+        if failed.count > 0 {
+            tracing::warn!(
+                "{} files could not be read or moved to tidy the pool",
+                failed.count
+            );
+        }
+        all.failed = failed;
         all.is_whole = ended.is_none() && !self.closing.load(Ordering::Acquire);
         if all.is_whole {
             tidier.passed(now(), members);

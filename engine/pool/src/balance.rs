@@ -3,12 +3,13 @@
 //!
 //! What goes where is core/pool/balance's; bytes move in the steps of a drain. A stripe is as much on one member as on the other: it only becomes wider.
 
-use crate::change::{Drained, about, sum, take, within};
+use crate::change::{Drained, sum, take, within};
 use crate::error::PoolError;
+use crate::failed::Failed;
 use crate::format::Duty;
 use crate::member::{Access, MemberState, data_ranges};
 use crate::names::checkpoint_now;
-use crate::online::Move;
+use crate::online::{Move, each_file_in};
 use crate::pool::Pool;
 use crate::walk::each_stub;
 use rushes_core::pool::balance::{Fill, Stay, fuller, lighter, whole_permille};
@@ -16,27 +17,52 @@ use rushes_core::pool::{Layout, MemberNumber, Object, Shape};
 use rushes_core::units::{ByteCount, ByteRange};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 
 /// Moved at a time of what nobody has open. Units: bytes.
 const PIECE: ByteCount = ByteCount::from_mib(16);
 
 /// Move files from members that are fuller than all together to those that are emptier. What was moved is moved, whenever it is interrupted;
-/// the same command again goes on.
-pub fn rebalance(pool: &Pool, mut progress: impl FnMut(Drained)) -> Result<Drained, PoolError> {
+/// the same command again goes on. A file that cannot be read or moved keeps nobody from the others.
+pub fn rebalance(
+    pool: &Pool,
+    progress: impl FnMut(Drained),
+) -> Result<(Drained, Failed), PoolError> {
+    each_with_record(pool, &[], progress, |stub, layout, copied| {
+        spread(pool, stub, layout, copied)?;
+        let wider = Move::widening(pool, stub, layout);
+        all_of(pool, stub, layout, wider, copied)
+    })
+}
+
+/// Do something to each file that has bytes, of these paths or of the whole pool; it may move them. Nobody uses the pool meanwhile.
+///
+/// `act`    by its stub and layout, which it keeps as the record is; what it copies it adds up
+/// Errors   the pool's; a file's own is noted
+pub(crate) fn each_with_record(
+    pool: &Pool,
+    paths: &[PathBuf],
+    mut progress: impl FnMut(Drained),
+    mut act: impl FnMut(BorrowedFd<'_>, &mut Layout, &mut u64) -> Result<(), PoolError>,
+) -> Result<(Drained, Failed), PoolError> {
     pool.bury(|_| false)?;
     let mut done = Drained::default();
-    each_stub(pool.catalogue(), &mut BTreeSet::new(), |named, stub| {
+    let mut failed = Failed::default();
+    each_file_in(pool, paths, |path, stub| {
         done.file_count += 1;
-        // What cannot be read stays where it is: fsck tells of it.
-        if let Ok(Some(mut layout)) = pool.layout(stub.as_fd()) {
-            let moved = spread(pool, stub.as_fd(), &mut layout)
-                .and_then(|moved| {
-                    let wider = Move::widening(pool, stub.as_fd(), &layout);
-                    Ok(moved + all_of(pool, stub.as_fd(), &mut layout, wider)?)
-                })
-                .map_err(|error| about(named.path, &error))?;
-            done.moved_count += u64::from(moved > 0);
-            done.moved_bytes += moved;
+        let mut one = |stub: BorrowedFd<'_>| {
+            let Some(mut layout) = pool.layout(stub)? else {
+                return Ok(());
+            };
+            pool.can_open(&layout)?;
+            let (was, mut copied) = (layout.clone(), 0);
+            let acted = act(stub, &mut layout, &mut copied);
+            done.moved_count += u64::from(layout != was);
+            done.moved_bytes += copied;
+            acted
+        };
+        if let Err(error) = stub.and_then(|stub| one(stub.as_fd())) {
+            failed.note(path, &error);
         }
         progress(done);
         Ok(())
@@ -49,30 +75,33 @@ pub fn rebalance(pool: &Pool, mut progress: impl FnMut(Drained)) -> Result<Drain
             ))
         })?;
     }
-    Ok(done)
+    Ok((done, failed))
 }
 
 /// Make all these moves of a file that nobody has open.
 ///
-/// Returns  how many bytes of it were moved
+/// `copied`  grows by how many bytes of it were moved
 pub(crate) fn all_of(
     pool: &Pool,
     stub: BorrowedFd<'_>,
     layout: &mut Layout,
     moves: impl IntoIterator<Item = Move>,
-) -> Result<u64, PoolError> {
-    let mut copied = 0;
+    copied: &mut u64,
+) -> Result<(), PoolError> {
     for mut one in moves {
         while let Some(moved) = one.one_piece(pool, stub, layout, PIECE)? {
-            copied += moved.copied;
+            *copied += moved.copied;
         }
     }
-    Ok(copied)
+    Ok(())
 }
 
-/// Returns  how many bytes of it were moved
-fn spread(pool: &Pool, stub: BorrowedFd<'_>, layout: &mut Layout) -> Result<u64, PoolError> {
-    let mut moved = 0;
+fn spread(
+    pool: &Pool,
+    stub: BorrowedFd<'_>,
+    layout: &mut Layout,
+    copied: &mut u64,
+) -> Result<(), PoolError> {
     let mut seen: BTreeSet<Object> = BTreeSet::new();
     loop {
         let next = layout.segments().iter().enumerate().find_map(|(at, one)| {
@@ -81,14 +110,14 @@ fn spread(pool: &Pool, stub: BorrowedFd<'_>, layout: &mut Layout) -> Result<u64,
             is_new.then(|| (layout.range_of(at), object))
         });
         let Some((range, object)) = next else {
-            return Ok(moved);
+            return Ok(());
         };
         seen.insert(object);
         let Some((target, bytes)) = move_one(pool, stub, layout, range, object)? else {
             continue;
         };
         seen.extend(layout.objects().iter().filter(|one| one.member == target));
-        moved += bytes;
+        *copied += bytes;
     }
 }
 
@@ -99,7 +128,7 @@ fn move_one(
     range: ByteRange,
     object: Object,
 ) -> Result<Option<(MemberNumber, u64)>, PoolError> {
-    // A member that is away, or whose object is damaged: nothing to move.
+    // A member that is read-only: nothing to move.
     let Ok(source) = pool.open_object(layout, object, Access::Write) else {
         return Ok(None);
     };

@@ -4,58 +4,41 @@
 //!
 //! First what is in several objects though one member has room for all of it; then objects that are scattered over their device.
 
-use crate::balance::all_of;
-use crate::change::{Drained, about};
+use crate::balance::{all_of, each_with_record};
+use crate::change::Drained;
 use crate::error::PoolError;
+use crate::failed::Failed;
 use crate::gather::Defragged;
-use crate::names::checkpoint_now;
-use crate::online::{Move, each_file_in};
+use crate::online::Move;
 use crate::pool::Pool;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 /// Bring together these files, or all in these folders; all there are if none is named. What was moved is moved, whenever it is interrupted; the same
-/// command again goes on.
+/// command again goes on. A file that cannot be read or moved keeps nobody from the others.
 ///
 /// `paths`  below the tree
 pub fn defrag(
     pool: &Pool,
     paths: &[PathBuf],
-    mut progress: impl FnMut(Drained),
-) -> Result<(Drained, Defragged), PoolError> {
-    pool.bury(|_| false)?;
-    let mut done = Drained::default();
+    progress: impl FnMut(Drained),
+) -> Result<(Drained, Defragged, Failed), PoolError> {
     let mut pieces = Defragged::default();
-    each_file_in(pool, paths, |path, stub| {
-        done.file_count += 1;
-        // What cannot be read stays where it is: fsck tells of it.
-        if let Ok(Some(mut layout)) = pool.layout(stub.as_fd()) {
-            let (before, was) = (pool.pieces(&layout), layout.clone());
-            let together = Move::gathering(pool, stub.as_fd(), &layout);
-            let moved = all_of(pool, stub.as_fd(), &mut layout, together).and_then(|moved| {
-                let afresh = Move::afresh(pool, &layout);
-                Ok(moved + all_of(pool, stub.as_fd(), &mut layout, afresh)?)
-            });
-            let moved = moved.map_err(|error| about(path, &error))?;
-            pieces.before.add(before);
-            let is_changed = layout != was;
-            pieces.after.add(match is_changed {
-                true => pool.pieces(&layout),
-                false => before,
-            });
-            done.moved_count += u64::from(is_changed);
-            done.moved_bytes += moved;
-        }
-        progress(done);
-        Ok(())
+    let (done, failed) = each_with_record(pool, paths, progress, |stub, layout, copied| {
+        let before = pool.pieces(layout);
+        let was = layout.clone();
+        let together = Move::gathering(pool, stub, layout);
+        let moved = all_of(pool, stub, layout, together, copied).and_then(|()| {
+            let afresh = Move::afresh(pool, layout);
+            all_of(pool, stub, layout, afresh, copied)
+        });
+        // What a move that was interrupted had reserved, and these have not used. It is only room, which fsck sees to otherwise.
+        let _ = pool.give_back(layout);
+        pieces.before.add(before);
+        pieces.after.add(match *layout == was {
+            true => before,
+            false => pool.pieces(layout),
+        });
+        moved
     })?;
-    // Records have changed without a door that tells of it.
-    if done.moved_count > 0 {
-        checkpoint_now(pool).map_err(|error| {
-            PoolError::Refused(format!(
-                "files were moved, but the log of names could not be written: {error}; repeat this when there is room for it"
-            ))
-        })?;
-    }
-    Ok((done, pieces))
+    Ok((done, pieces, failed))
 }

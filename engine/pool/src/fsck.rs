@@ -8,11 +8,13 @@
 use crate::error::PoolError;
 use crate::member::{Access, Listed, Member, MemberState, ObjectName, data_ranges};
 use crate::pool::{Pool, punch};
+use crate::reserved::Reserved;
 use crate::walk::{each_stub, open_below};
 use crate::xattr::{self, LAYOUT_ATTRIBUTE};
 use rushes_core::pool::check::{
     Finding, FoundObject, Mark, Piece, Record, Remedy, Stub, assemble, check,
 };
+use rushes_core::pool::led::{Led, outside};
 use rushes_core::pool::{
     BackPointer, FileIdentity, Layout, LayoutFault, MemberNumber, Object, Part, Shape,
 };
@@ -84,6 +86,9 @@ pub struct Fsck {
     pub missing: Vec<(MemberNumber, String)>,
     /// Objects with bytes behind their file's end. A crash leaves them there; they are never read, and no finding.
     pub behind_end_count: u64,
+    /// Blocks that no byte is in and that no record leads to, or behind files' ends: no finding, since writers that found a member full and file systems leave some, too. Given
+    /// back with `repair`. Units: bytes.
+    pub reserved_bytes: u64,
 }
 
 impl Fsck {
@@ -823,7 +828,7 @@ impl Mender<'_> {
         Ok(true)
     }
 
-    /// Bytes where the record does not look for them: what a spill that was interrupted had still to give back.
+    /// Bytes where the record does not look for them, and blocks without any: what a spill or a move that was interrupted had still to give back.
     fn leftovers(
         &self,
         repair: bool,
@@ -834,34 +839,21 @@ impl Mender<'_> {
             let Record::Sound(layout) = &stub.record else {
                 continue;
             };
-            let is_in_doubt = in_doubt.contains(&at);
             let objects = layout.lengths(ByteCount(stub.size));
             for (&object, &length) in &objects {
                 let size = self.look.sizes.get(&object);
                 report.behind_end_count += u64::from(size.is_some_and(|&size| size > length));
-                // (What a stripe has left is only found by who has all of it in mind.)
-                if is_in_doubt || objects.len() < 2 || size.is_none() || !is_single(layout, object)
-                {
+                let Some(led) = Led::of(layout, object) else {
+                    continue;
+                };
+                if in_doubt.contains(&at) || size.is_none() {
                     continue;
                 }
                 let Ok(fd) = self.pool.open_object(layout, object, Access::Write) else {
                     continue;
                 };
-                let mut left = 0;
-                for range in self.ranges(&fd)? {
-                    for part in elsewhere(layout, object, range) {
-                        let part = self.without_edges(&fd, part)?;
-                        if part.length.0 > 0 && self.is_same(&fd, part.start.0, layout, part)? {
-                            left += part.length.0;
-                            if repair {
-                                punch(&fd, part).map_err(|error| {
-                                    PoolError::system("make a hole in an object", "", error)
-                                })?;
-                            }
-                        }
-                    }
-                }
-                if left > 0 {
+                let copied = self.copied(layout, (&led, &fd), repair)?;
+                if copied > 0 {
                     let state = if repair {
                         State::Mended(String::from("given back"))
                     } else {
@@ -870,7 +862,7 @@ impl Mender<'_> {
                     report.issues.push(Issue {
                         kind: "copied",
                         sentence: format!(
-                            "{}: {left} bytes in {} are also where the record says",
+                            "{}: {copied} bytes in {} are also where the record says",
                             self.look.paths[at].display(),
                             self.object_path(object)
                         ),
@@ -879,38 +871,75 @@ impl Mender<'_> {
                         state,
                     });
                 }
+                report.reserved_bytes += reserved(&fd, &led, ByteCount(length), repair)?;
             }
         }
         Ok(())
     }
-}
 
-/// Whether an object has each byte where the file has it.
-fn is_single(layout: &Layout, object: Object) -> bool {
-    let singles = layout
-        .segments()
-        .iter()
-        .filter(|segment| segment.shape == Shape::Single && segment.origin == ByteOffset(0));
-    singles
-        .flat_map(|segment| &segment.objects)
-        .any(|one| *one == object)
-}
-
-/// Parts of a range that the layout has in other objects than this one.
-fn elsewhere(layout: &Layout, object: Object, range: ByteRange) -> Vec<ByteRange> {
-    let mut parts = Vec::new();
-    let mut at = range.start.0;
-    while at < range.end() {
-        let Some(located) = layout.locate(ByteOffset(at)) else {
-            break;
-        };
-        let length = located.length.0.min(range.end() - at);
-        if located.object != object {
-            parts.push(ByteRange::new(at, length));
+    /// How many bytes of an object are also where the record leads to, and not here. With `repair` they are holes then.
+    fn copied(
+        &self,
+        layout: &Layout,
+        (led, fd): (&Led, &OwnedFd),
+        repair: bool,
+    ) -> Result<u64, PoolError> {
+        let mut copied = 0;
+        for range in self.ranges(fd)? {
+            for part in elsewhere(led, layout, range) {
+                let part = self.without_edges(fd, part)?;
+                for (here, there) in led.in_file(part) {
+                    if !self.is_same(fd, here.start.0, layout, there)? {
+                        continue;
+                    }
+                    copied += here.length.0;
+                    if repair {
+                        punch(fd, here).map_err(|error| {
+                            PoolError::system("make a hole in an object", "", error)
+                        })?;
+                    }
+                }
+            }
         }
-        at += length;
+        Ok(copied)
     }
-    parts
+}
+
+/// How many bytes of blocks an object has that no byte is in, where the record leads elsewhere or behind the end of its file. With `repair` they are
+/// given back.
+fn reserved(fd: &OwnedFd, led: &Led, length: ByteCount, repair: bool) -> Result<u64, PoolError> {
+    let failed = |error| PoolError::system("look for blocks of an object", "", error);
+    let Some(found) = Reserved::of(fd, led, Some(length)).map_err(failed)? else {
+        return Ok(0);
+    };
+    if repair {
+        found
+            .give_back(fd)
+            .map_err(|error| PoolError::system("give back blocks of an object", "", error))?;
+    }
+    Ok(found.bytes())
+}
+
+/// Parts of a range of an object to which the record does not lead. Of what is single each that is in one other object by itself.
+fn elsewhere(led: &Led, layout: &Layout, range: ByteRange) -> Vec<ByteRange> {
+    let parts = outside(range, &led.ranges);
+    if led.shape != Shape::Single {
+        return parts;
+    }
+    let mut each = Vec::new();
+    for part in parts {
+        let mut at = part.start.0;
+        while at < part.end() {
+            let of_file = ByteOffset(led.origin.0.saturating_add(at));
+            let Some(located) = layout.locate(of_file) else {
+                break;
+            };
+            let length = located.length.0.min(part.end() - at);
+            each.push(ByteRange::new(at, length));
+            at += length;
+        }
+    }
+    each
 }
 
 fn size_of(pieces: &[Piece]) -> u64 {

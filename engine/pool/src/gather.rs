@@ -54,6 +54,14 @@ impl Pieces {
 }
 
 impl Pool {
+    /// Each object of a file can be opened.
+    ///
+    /// Errors   why one cannot
+    pub fn can_open(&self, layout: &Layout) -> Result<(), PoolError> {
+        let mut objects = layout.objects().into_iter();
+        objects.try_for_each(|one| self.open_object(layout, one, Access::Read).map(drop))
+    }
+
     /// In how many pieces a file is. What cannot be looked at counts as none.
     pub fn pieces(&self, layout: &Layout) -> Pieces {
         let objects = layout.objects().into_iter();

@@ -60,14 +60,14 @@ pub struct Moved {
     pub copied: u64,
 }
 
-/// Each file once, by one of its names, open to read, that is at one of these paths below the tree or in such a folder; of the whole pool if there are none.
+/// Each file once, by one of its names, open to read (or why it cannot be opened), that is at one of these paths below the tree or in such a folder; of the whole pool if there are none.
 /// Files that get another name meanwhile may be told twice, or not.
 ///
 /// Errors   the pool's, or `each`'s own, which ends it; a path that is not there
 pub fn each_file_in(
     pool: &Pool,
     paths: &[PathBuf],
-    mut each: impl FnMut(&Path, &OwnedFd) -> Result<(), PoolError>,
+    mut each: impl FnMut(&Path, Result<OwnedFd, PoolError>) -> Result<(), PoolError>,
 ) -> Result<(), PoolError> {
     let mut linked = BTreeSet::new();
     let all = [PathBuf::new()];

@@ -8,6 +8,7 @@
 use crate::catalogue::SOCKET;
 use crate::change::Drained;
 use crate::error::PoolError;
+use crate::failed::Failed;
 use crate::gather::Defragged;
 use rushes_sys::socket::peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -87,6 +88,8 @@ pub enum Told {
         is_empty: bool,
         /// Of a defrag.
         defragged: Defragged,
+        /// Of a rebalance or a defrag.
+        failed: Failed,
     },
     /// To [`Request::Status`].
     Status {

@@ -6,6 +6,7 @@
 
 use crate::change::{Drained, write};
 use crate::error::PoolError;
+use crate::failed::Failed;
 use crate::gather::Defragged;
 use crate::pool::Pool;
 use rushes_core::pool::tidy::Schedule;
@@ -27,7 +28,10 @@ pub struct Tidied {
     pub gathered: Drained,
     /// In how many pieces they were.
     pub defragged: Defragged,
-    /// What went wrong, as a sentence.
+    /// Files that could not be read or moved; they count as gone through.
+    #[serde(default)]
+    pub failed: Failed,
+    /// What went wrong with the pool as a whole, as a sentence.
     pub trouble: Option<String>,
 }
 

@@ -42,16 +42,18 @@ impl Named<'_> {
 pub(crate) fn each_stub(
     catalogue: &Catalogue,
     linked: &mut BTreeSet<u64>,
-    each: impl FnMut(&Named<'_>, &OwnedFd) -> Result<(), PoolError>,
+    mut each: impl FnMut(&Named<'_>, &OwnedFd) -> Result<(), PoolError>,
 ) -> Result<(), PoolError> {
-    stubs_from(catalogue, PathBuf::new(), linked, each)
+    stubs_from(catalogue, PathBuf::new(), linked, |named, stub| {
+        each(named, &stub?)
+    })
 }
 
 fn stubs_from(
     catalogue: &Catalogue,
     start: PathBuf,
     linked: &mut BTreeSet<u64>,
-    mut each: impl FnMut(&Named<'_>, &OwnedFd) -> Result<(), PoolError>,
+    mut each: impl FnMut(&Named<'_>, Result<OwnedFd, PoolError>) -> Result<(), PoolError>,
 ) -> Result<(), PoolError> {
     walk_from(catalogue, start, |named| {
         if named.kind != FileType::RegularFile
@@ -60,24 +62,24 @@ fn stubs_from(
             return Ok(());
         }
         match named.open() {
-            Ok(stub) => each(named, &stub),
             // It has another name by now, or none.
             Err(Errno::NOENT) => Ok(()),
-            Err(error) => Err(PoolError::system(
-                "open",
-                named.path.display().to_string(),
-                error,
-            )),
+            opened => each(
+                named,
+                opened.map_err(|error| {
+                    PoolError::system("open", named.path.display().to_string(), error)
+                }),
+            ),
         }
     })
 }
 
-/// As [`each_stub`], of what is at a path below the tree: a regular file, or all in a folder.
+/// As [`each_stub`], of what is at a path below the tree: a regular file, or all in a folder. One that cannot be opened is told as well.
 pub(crate) fn each_stub_below(
     catalogue: &Catalogue,
     below: &Path,
     linked: &mut BTreeSet<u64>,
-    mut each: impl FnMut(&Path, &OwnedFd) -> Result<(), PoolError>,
+    mut each: impl FnMut(&Path, Result<OwnedFd, PoolError>) -> Result<(), PoolError>,
 ) -> Result<(), PoolError> {
     let failed = |error| PoolError::system("open", below.display().to_string(), error);
     if !below.as_os_str().is_empty() {
@@ -88,7 +90,7 @@ pub(crate) fn each_stub_below(
             FileType::RegularFile if status.st_nlink > 1 && !linked.insert(status.st_ino) => {
                 return Ok(());
             }
-            FileType::RegularFile => return each(below, &found),
+            FileType::RegularFile => return each(below, Ok(found)),
             _ => {}
         }
     }
