@@ -7,7 +7,7 @@
 use crate::answer::Answer;
 use crate::attributes::by_descriptor;
 use crate::door::Door;
-use crate::engine::Held;
+use crate::engine::{Held, only_object};
 use crate::nodes::{Node, locked, status};
 use crate::passthrough::{Opened, Way, Ways};
 use crate::session::Backing;
@@ -26,7 +26,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -376,26 +376,23 @@ impl Door {
         let fd = Arc::new(self.pool.open_object(layout, object, access)?);
         locked(&state.objects).insert(object, (access, Arc::clone(&fd)));
         // Each object of a stripe has a part of what a rule says of the file.
-        let is_whole = layout.segments().iter().all(|one| one.objects.len() == 1);
+        let is_striped = layout.segments().iter().any(|one| one.objects.len() != 1);
+        let is_whole = only_object(layout).is_some();
         self.engine.opened(object, || {
-            is_whole.then(|| self.shown(&state.stub)).flatten()
+            let path = self.shown(&state.stub).filter(|_| !is_striped)?;
+            // Of a frame that lies in pieces the daemon would see a frame in each of them.
+            (is_whole || !is_frame(&path)).then_some(path)
         });
         Ok(fd)
     }
 
-    /// Where a file is in the tree, for the daemon. None: it is in none any more; or it is one frame of many, whose neighbours the daemon
-    /// would look for where the object is.
+    /// Where a file is in the tree, for the daemon. None: it is in none any more.
     fn shown(&self, stub: &OwnedFd) -> Option<PathBuf> {
         let path = readlink(by_descriptor(stub), Vec::new()).ok()?;
         let tree = readlink(by_descriptor(&**self.nodes.tree()), Vec::new()).ok()?;
         let path = PathBuf::from(OsString::from_vec(path.into_bytes()));
         let tree = PathBuf::from(OsString::from_vec(tree.into_bytes()));
-        let path = path.strip_prefix(tree).ok()?;
-        let name = path.file_name()?.to_str();
-        let is_frame = name
-            .and_then(FrameName::parse)
-            .is_some_and(|name| !name.is_clip());
-        (!is_frame).then(|| path.to_path_buf())
+        path.strip_prefix(tree).map(Path::to_path_buf).ok()
     }
 
     /// See to it that the byte has a place: the first one, or another when where it was said "full" or is not there.
@@ -624,4 +621,11 @@ pub(crate) fn range(start: u64, length: u64) -> ByteRange {
         start: ByteOffset(start),
         length: ByteCount(length),
     }
+}
+
+/// One of many of its name, as far as that says.
+fn is_frame(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.and_then(FrameName::parse)
+        .is_some_and(|name| !name.is_clip())
 }
