@@ -212,3 +212,41 @@ fn daemon_that_dies_while_frames_are_wanted_costs_no_byte_and_the_next_one_goes_
     assert_eq!(streams.len(), 1, "{streams:#?}");
     assert_eq!(streams[0]["standing"], "contract", "{:#}", streams[0]);
 }
+
+#[test]
+fn frames_that_are_recorded_follow_each_other_unless_the_policy_says_otherwise() {
+    const FRAMES: usize = 24;
+    let Some(world) = PoolWorld::build(&[(EXT4, 300), (XFS, 300), (EXT4, 300)]) else {
+        return;
+    };
+    fs::create_dir(world.path("shots")).expect("made");
+    // Two at once, in turns: each stays together, and they part.
+    for shot in 0..2 {
+        fs::create_dir(world.path(format!("shots/s{shot}"))).expect("made");
+    }
+    for number in 1..=FRAMES {
+        for shot in 0..2 {
+            shoot(&world, shot, std::iter::once(number));
+        }
+    }
+    let homes = |shot: usize| {
+        let mut homes: Vec<u64> = (1..=FRAMES)
+            .flat_map(|number| world.members_of(&name(shot, number)))
+            .collect();
+        homes.sort_unstable();
+        homes.dedup();
+        homes
+    };
+    let (one, other) = (homes(0), homes(1));
+    assert_eq!((one.len(), other.len()), (1, 1), "{one:?} {other:?}");
+    assert_ne!(one, other, "begun at once");
+    // Who wants frames on all members says so.
+    wish(&world.path("shots"), "choose=round_robin");
+    shoot(&world, 2, 1..=6);
+    let mut spread: Vec<u64> = (1..=6)
+        .flat_map(|number| world.members_of(&name(2, number)))
+        .collect();
+    spread.sort_unstable();
+    spread.dedup();
+    assert_eq!(spread.len(), 3, "{spread:?}");
+}

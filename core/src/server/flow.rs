@@ -455,19 +455,19 @@ impl Server {
                 return self.ask_admission(id);
             }
         }
-        let promised = self.promised;
-        match self.admission_on(id, device, promised) {
-            Ok(()) => {
-                if let Some(device) = self.devices.get_mut(&device) {
-                    device.promise(id);
-                }
-                self.touch(device);
-            }
-            Err(refusal) => {
-                self.resign(id);
-                self.refuse(id, device, refusal);
-            }
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.promise(id);
         }
+        self.part_grows(id, device);
+    }
+
+    /// A stream under contract needs more of a device than that was asked for.
+    pub(super) fn part_grows(&mut self, id: StreamId, device: DeviceId) {
+        if let Err(refusal) = self.admission_on(id, device, self.promised) {
+            self.resign(id);
+            self.refuse(id, device, refusal);
+        }
+        self.touch(device);
     }
 
     /// A sequence has no frames on this device any more.

@@ -28,6 +28,9 @@ const SILENCE: Duration = Duration::from_s(10);
 /// So many frames, the last ones, tell how a sequence is spread over devices.
 const LATELY_MAX: usize = 32;
 
+/// A device is asked again when its part of a sequence has become larger by so much. Thousandths of the whole.
+const PART_GROWN: u64 = 125;
+
 /// In whose opens a sequence is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Owner {
@@ -96,6 +99,8 @@ pub(super) struct Frames {
     step: i64,
     /// Where it is fetched from.
     devices: Vec<DeviceId>,
+    /// Of each of these, in thousandths, the part for which it was last asked.
+    parts: Vec<u64>,
     /// Device and size of the frames opened lately; of all that are open, at least.
     lately: VecDeque<(DeviceId, u64)>,
     /// Frames opened, in reading order; the reader is in the first.
@@ -344,6 +349,7 @@ impl Server {
             reader,
             step,
             devices: alloc::vec![device],
+            parts: alloc::vec![1000],
             lately: VecDeque::new(),
             open: VecDeque::new(),
             asked: VecDeque::new(),
@@ -478,12 +484,45 @@ impl Server {
         }
         frames.devices.retain(|device| !left.contains(device));
         frames.devices.extend(&come);
+        if !come.is_empty() || !left.is_empty() {
+            frames.parts.clear();
+            frames.parts.resize(frames.devices.len(), 0);
+        }
         for device in come {
             self.comes_to(id, device);
             self.block(device);
         }
         for device in left {
             self.goes_from(id, device);
+        }
+        self.settle_parts(id);
+    }
+
+    /// What a device was asked for is no promise of more: frames that come to lie there more often (they are played with another step) may be
+    /// too many for it.
+    fn settle_parts(&mut self, id: StreamId) {
+        for at in 0.. {
+            let Some(stream) = self.streams.get_mut(id.0) else {
+                return;
+            };
+            let promised = stream.standing == Standing::Contract;
+            let Some(frames) = &mut stream.frames else {
+                return;
+            };
+            let Some(&device) = frames.devices.get(at) else {
+                return;
+            };
+            let now = frames.part_of(device, 1000);
+            let Some(asked) = frames.parts.get_mut(at) else {
+                return;
+            };
+            let grown = now > *asked + PART_GROWN;
+            if grown || now + PART_GROWN < *asked {
+                *asked = now;
+            }
+            if grown && promised {
+                self.part_grows(id, device);
+            }
         }
     }
 

@@ -24,6 +24,7 @@ mod online;
 mod pool;
 mod request;
 mod rescue;
+mod sequences;
 mod tidied;
 mod walk;
 mod wishes;
