@@ -230,6 +230,8 @@ id!(/// A device request in flight.
     IoId(u64));
 id!(/// Memory that one session writes to; its number is used once.
     LaneId(u32));
+id!(/// A pool as its door calls it, the same in each of its sessions; never 0.
+    PoolNumber(u64));
 
 #[cfg(test)]
 mod tests {

@@ -149,6 +149,7 @@ impl Door {
                     share: share.clone(),
                     user: "lab".to_owned(),
                     client: "lab".to_owned(),
+                    ..Connect::default()
                 };
                 let session = Client::connect(socket, &who)
                     .map_err(|error| anyhow!("the daemon refused us: {error:?}"))?;

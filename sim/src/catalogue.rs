@@ -28,6 +28,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "no_analyser",
     "overload",
     "patterns",
+    "pool_sequences",
     "seeks_and_jumps",
     "shared_file",
     "slow_disk",

@@ -328,6 +328,9 @@ impl Checker {
             }
             Event::NeighbourOpened {
                 facts: Ok(facts), ..
+            }
+            | Event::PoolFileOpened {
+                facts: Ok(facts), ..
             } => {
                 self.learn(facts);
             }
@@ -370,6 +373,8 @@ impl Checker {
             | Event::PolicyChanged(_)
             | Event::Opened { .. }
             | Event::NeighbourOpened { .. }
+            | Event::SessionOfPool { .. }
+            | Event::PoolFileOpened { .. }
             | Event::Changed { .. }
             | Event::Gone { .. }
             | Event::ForeignChange { .. }
@@ -474,6 +479,7 @@ impl Checker {
                         });
                     }
                 }
+                Action::AskPool { .. } => {}
                 Action::Stat { file } => {
                     if self.file_of(*file).is_none() {
                         self.wrong(now, || format!("stat of {file:?}, which is forgotten"));

@@ -212,6 +212,12 @@ impl Digest {
                 self.text(name);
                 self.facts(facts);
             }
+            Event::SessionOfPool { session, pool } => self.all([32, s(session), pool.0]),
+            Event::PoolFileOpened { pool, path, facts } => {
+                self.all([33, pool.0]);
+                self.text(path);
+                self.facts(facts);
+            }
             Event::IoDone { io, result } => {
                 let result = match result {
                     Ok(bytes) => bytes.0,
@@ -373,6 +379,10 @@ impl Digest {
                 Action::OpenNeighbour { beside, name } => {
                     self.all([103, u64::from(beside.0)]);
                     self.text(name);
+                }
+                Action::AskPool { pool, path } => {
+                    self.all([126, pool.0]);
+                    self.text(path);
                 }
                 Action::Stat { file } => self.all([104, u64::from(file.0)]),
                 Action::Forget { file } => self.all([105, u64::from(file.0)]),

@@ -502,6 +502,8 @@ impl Machine for Naive {
             | Event::DeviceAdded { .. }
             | Event::PolicyChanged(_)
             | Event::NeighbourOpened { .. }
+            | Event::SessionOfPool { .. }
+            | Event::PoolFileOpened { .. }
             | Event::Hint { .. }
             | Event::ForeignLoad { .. }
             | Event::Timer => {}

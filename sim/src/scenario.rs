@@ -149,6 +149,8 @@ pub struct PlayerGroup {
     pub in_flight: usize,
     /// One file a frame.
     pub sequence: bool,
+    /// Of a pool, whose members are the disks: its frames lie on one after the other. Then all players are clients of its door.
+    pub pool: bool,
     /// From the last frame to the first.
     pub reverse: bool,
     /// Every so many-th frame only; 0 and 1: each.
@@ -186,6 +188,7 @@ impl Default for PlayerGroup {
             request_kib: 0,
             in_flight: 1,
             sequence: false,
+            pool: false,
             reverse: false,
             stride: 0,
             unruled: false,
@@ -547,6 +550,7 @@ impl Scenario {
         let limits = self.server.limits();
         let mut world = World::new(seed, server, limits, self.latency.latency());
         world.checker.patience = Duration::from_s(or(self.expect.patience_seconds, 60));
+        world.is_pool = self.player.iter().any(|group| group.pool);
         let mut sizes = Vec::new();
         for plan in &self.disk {
             for _ in 0..plan.count {
@@ -752,6 +756,11 @@ impl Scenario {
         let list = (0..frame_count)
             .map(|k| {
                 let place = at + k * frame_bytes.next_multiple_of(4096);
+                let device = match group.pool {
+                    // (The members are alike, and so is where it lies on each.)
+                    true => DeviceId(((u64::from(device.0) + k) % layout.disk_count) as u16),
+                    false => device,
+                };
                 let name = format!("shot.{:05}.dpx", k + 1);
                 let folder = format!("play{number}/s{index}");
                 let file = contiguous(&folder, &name, device, place, frame_bytes, hint);

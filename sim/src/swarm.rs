@@ -191,6 +191,7 @@ fn players(p: &mut Prng, calm: bool, read_kib: u64) -> PlayerGroup {
             1
         },
         sequence,
+        pool: false,
         reverse: p.chance(80),
         stride: if p.chance(80) { p.between(2, 6) } else { 0 },
         unruled: p.chance(200),

@@ -66,6 +66,8 @@ pub enum What {
         io: IoId,
         result: Result<ByteCount, Errno>,
     },
+    /// The pool's door has looked for a file.
+    PoolFile { pool: PoolNumber, path: String },
     /// A neighbour was opened, or not.
     Neighbour { beside: FileId, name: String },
     /// The driver looks at a file; the server hears of it later.
@@ -111,6 +113,8 @@ pub struct World {
     pub disks: Vec<Disk>,
     /// And which.
     pub files: Files,
+    /// The clients' sessions are those of one pool's door.
+    pub is_pool: bool,
     /// How long things take.
     pub latency: Latency,
     /// What happened.
@@ -145,6 +149,7 @@ impl World {
             clients: Vec::new(),
             disks: Vec::new(),
             files: Files::default(),
+            is_pool: false,
             latency,
             count: WorldCount::default(),
             slack: SlackLog::default(),
@@ -295,6 +300,7 @@ impl World {
             What::DiskDone { disk } => self.disk_done(disk),
             What::IoDone { io, result } => self.step(Event::IoDone { io, result }),
             What::Neighbour { beside, name } => self.neighbour(beside, name),
+            What::PoolFile { pool, path } => self.pool_file(pool, path),
             What::Stat { file, told_at } => {
                 if let Some(index) = self.files.by_id(file) {
                     let look = self.look(index);
@@ -470,6 +476,10 @@ impl World {
                 client: format!("client{client}"),
             },
         });
+        if self.is_pool {
+            let pool = PoolNumber(1);
+            self.step(Event::SessionOfPool { session, pool });
+        }
         self.with_client(client, |client, scene| client.welcome(session, scene));
     }
 
@@ -639,6 +649,15 @@ impl World {
         });
     }
 
+    fn pool_file(&mut self, pool: PoolNumber, path: String) {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", &path));
+        let facts = match self.files.named(folder, name) {
+            Some(index) => Ok(self.facts(self.look(index))),
+            None => Err(Errno(2)),
+        };
+        self.step(Event::PoolFileOpened { pool, path, facts });
+    }
+
     /// What a driver sees in the kernel's counters: what others did since it last looked.
     fn sample(&mut self, device: DeviceId) {
         let it = &mut self.disks[device.0 as usize];
@@ -734,6 +753,13 @@ impl World {
                         name: name.clone(),
                     },
                 );
+            }
+            Action::AskPool { pool, path } => {
+                // There and back, and two files opened.
+                let span = 2 * self.latency.open.0;
+                let at = self.now + Duration(span / 2 + self.prng.below(span + 1));
+                let path = path.clone();
+                self.queue.push(at, What::PoolFile { pool: *pool, path });
             }
             Action::Stat { file } => {
                 let (file, span) = (*file, self.latency.open);

@@ -49,6 +49,7 @@ scenarios!(
     no_analyser,
     overload,
     patterns,
+    pool_sequences,
     seeks_and_jumps,
     shared_file,
     slow_disk,

@@ -5,14 +5,15 @@
 //! `engine/shm`). A layout never changes within a version; [`VERSION`] is compared at the
 //! handshake and a mismatch means plain I/O, never a guess.
 //!
-//! History: 1 first layout; 2 writes: lanes, facts, WRITE_BEGIN to HOLD, the user's ids in OPEN; 3 TIMED.
+//! History: 1 first layout; 2 writes: lanes, facts, WRITE_BEGIN to HOLD, the user's ids in OPEN; 3 TIMED; 4 pools: their number in
+//! CONNECT, WANTED and FOUND.
 
 pub mod facts;
 pub mod lane;
 pub mod reserved;
 
 /// Version of every layout in this file.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// First four bytes of every message on the session socket: "RSH1".
 pub const MAGIC: u32 = 0x3148_5352;
@@ -44,6 +45,11 @@ pub mod message {
     /// Client → daemon: [`super::OpenMessage`] followed by the path, with the client's own descriptor.
     /// Not answered: a read on the handle says whether it was taken.
     pub const OPEN: u32 = 4;
+    /// Daemon → client, in sessions of a pool's door: [`super::WantedMessage`] followed by a path in the pool's tree, no descriptor.
+    /// To be answered with [`FOUND`], in any session of that door; who does not is not waited for.
+    pub const WANTED: u32 = 5;
+    /// Client → daemon: [`super::FoundMessage`], with a descriptor of the file if there is one.
+    pub const FOUND: u32 = 6;
 }
 
 /// Offset · size · meaning: 0·4 magic, 4·4 version, 8·4 message, 12·4 zero.
@@ -60,7 +66,7 @@ pub struct MessageHead {
     pub reserved: u32,
 }
 
-/// 0·16 head, 16·4 door, 20·4 zero, 24·64 share, 88·64 user, 152·64 client; names end at the first NUL.
+/// 0·16 head, 16·4 door, 20·4 zero, 24·64 share, 88·64 user, 152·64 client, 216·8 pool; names end at the first NUL.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ConnectMessage {
@@ -76,6 +82,9 @@ pub struct ConnectMessage {
     pub user: [u8; NAME_BYTES_MAX],
     /// From where (an address or a machine's name).
     pub client: [u8; NAME_BYTES_MAX],
+    /// Of a pool's door the same number in each of its sessions, drawn when it starts; paths are then those of the pool's tree. 0: it
+    /// is none.
+    pub pool: u64,
 }
 
 /// Which kind of door a session serves.
@@ -143,6 +152,34 @@ pub struct OpenMessage {
     pub uid: u32,
     /// The same.
     pub gid: u32,
+}
+
+/// 0·16 head, 16·8 number, 24·4 path bytes, 28·4 zero, 32·… path below the root of the pool's tree, no leading slash.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct WantedMessage {
+    /// [`message::WANTED`].
+    pub head: MessageHead,
+    /// To answer by; the daemon uses it once.
+    pub number: u64,
+    /// Length of the path that follows.
+    pub path_bytes: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// 0·16 head, 16·8 number, 24·4 errno, 28·4 zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct FoundMessage {
+    /// [`message::FOUND`].
+    pub head: MessageHead,
+    /// Of the [`WantedMessage`].
+    pub number: u64,
+    /// 0: the file's descriptor comes with it. Else why there is none.
+    pub errno: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 // ---- Rings: single producer, single consumer, in one sealed memory file a session ----
@@ -270,7 +307,9 @@ pub const PLAIN: u32 = 0x1_0000;
 const _: () = {
     assert!(RING_ENTRIES.is_power_of_two());
     assert!(size_of::<MessageHead>() == 16);
-    assert!(size_of::<ConnectMessage>() == 216);
+    assert!(size_of::<ConnectMessage>() == 224);
+    assert!(size_of::<WantedMessage>() == 32);
+    assert!(size_of::<FoundMessage>() == 32);
     assert!(size_of::<WelcomeMessage>() == 64);
     assert!(size_of::<RefusedMessage>() == 256);
     assert!(size_of::<OpenMessage>() == 32);

@@ -19,6 +19,6 @@ pub use layout::{
     BackPointer, FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId, Part,
     PoolId, Segment, Shape,
 };
-pub use place::{Asked, Policy, Room, order};
+pub use place::{Asked, Policy, Room, follow, order};
 pub use stripe::stripe;
 pub use wish::{Class, Spread, WISH_ATTRIBUTE, Wish, WishFault};

@@ -82,7 +82,7 @@ pub struct Asked {
 /// Returns  every member of `rooms` once: first those with room for a good while, last the nearly full ones (most free first)
 pub fn order(policy: Policy, rooms: &[Room], asked: Asked) -> Vec<MemberNumber> {
     let Asked { turn, user, wanted } = asked;
-    let least = ByteCount(ROOM_LEAST.0.max(wanted.0.saturating_mul(2)));
+    let least = room_least(wanted);
     let is_roomy = |room: &Room| room.free >= least;
     let (roomy, nearly_full): (Vec<Room>, Vec<Room>) = rooms.iter().copied().partition(is_roomy);
     let mut found = match policy {
@@ -98,6 +98,39 @@ pub fn order(policy: Policy, rooms: &[Room], asked: Asked) -> Vec<MemberNumber> 
     };
     found.extend(most_free_first(nearly_full, turn));
     found.into_iter().map(|room| room.member).collect()
+}
+
+/// A frame of a sequence whose frame before went to `member` goes there, too, as long as that has room and is not overloaded: a sequence is read
+/// in order, and on one device that is one way. Not where it was said that files take turns.
+///
+/// Assumes  `asked` is the [`order`] of `rooms`
+pub fn follow(
+    policy: Policy,
+    rooms: &[Room],
+    asked: &mut [MemberNumber],
+    member: MemberNumber,
+    wanted: ByteCount,
+) {
+    let least = room_least(wanted);
+    let best = rooms.iter().filter(|room| room.free >= least);
+    let best = best.filter_map(|room| room.unpromised).max().unwrap_or(0);
+    let may = rooms.iter().any(|room| {
+        let has_load_left = match (policy, room.unpromised) {
+            (_, Some(0)) | (Policy::RoundRobin | Policy::PerUser, _) => false,
+            (Policy::LeastLoaded, Some(left)) => left >= best / 2,
+            (Policy::LeastLoaded, None) => best == 0,
+            (Policy::MostFreeSpace, _) => true,
+        };
+        room.member == member && room.free >= least && has_load_left
+    });
+    let place = asked.iter().position(|&asked| asked == member);
+    if let Some(place) = place.filter(|_| may) {
+        asked[..=place].rotate_right(1);
+    }
+}
+
+fn room_least(wanted: ByteCount) -> ByteCount {
+    ByteCount(ROOM_LEAST.0.max(wanted.0.saturating_mul(2)))
 }
 
 /// The devices in turn, and of each its members in turn.
@@ -253,6 +286,51 @@ mod tests {
             counts[usize::from(numbers(Policy::MostFreeSpace, &rooms, turn, 1)[0])] += 1;
         }
         assert_eq!(counts, [2; 4]);
+    }
+
+    #[test]
+    fn frames_follow_the_one_before_while_there_is_room_and_the_policy_lets_them() {
+        let first = |policy: Policy, rooms: &[Room], turn: u64, before: u16| {
+            let asked = Asked {
+                turn,
+                user: 1,
+                wanted: ByteCount(1),
+            };
+            let mut found = order(policy, rooms, asked);
+            let count = found.len();
+            follow(
+                policy,
+                rooms,
+                &mut found,
+                MemberNumber(before),
+                asked.wanted,
+            );
+            assert_eq!(found.len(), count);
+            found[0].0
+        };
+        let rooms: Vec<Room> = (0..4).map(|at| room(at, u64::from(at), 900)).collect();
+        for turn in 0..8 {
+            assert_eq!(first(Policy::MostFreeSpace, &rooms, turn, 2), 2);
+            assert_eq!(first(Policy::LeastLoaded, &rooms, turn, 2), 2);
+            // Who says that files take turns, or go by user, is taken at his word.
+            assert_eq!(
+                first(Policy::RoundRobin, &rooms, turn, 2),
+                (turn % 4) as u16
+            );
+            assert_eq!(first(Policy::PerUser, &rooms, turn, 2), 1);
+            // One that is not there, or may not take it.
+            assert_ne!(first(Policy::MostFreeSpace, &rooms, turn, 9), 9);
+        }
+        let full = [room(0, 1, 10), room(1, 2, 900)];
+        assert_eq!(first(Policy::MostFreeSpace, &full, 0, 0), 1);
+        // Much is promised of it by now.
+        let busy = [loaded(0, 900, 40_000_000), loaded(1, 900, 100_000_000)];
+        assert_eq!(first(Policy::LeastLoaded, &busy, 0, 0), 1);
+        assert_eq!(first(Policy::MostFreeSpace, &busy, 0, 0), 0);
+        let half = [loaded(0, 900, 60_000_000), loaded(1, 900, 100_000_000)];
+        assert_eq!(first(Policy::LeastLoaded, &half, 0, 0), 0);
+        let none = [loaded(0, 900, 0), loaded(1, 900, 100_000_000)];
+        assert_eq!(first(Policy::MostFreeSpace, &none, 0, 0), 1);
     }
 
     #[test]

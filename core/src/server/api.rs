@@ -211,6 +211,12 @@ pub enum Event {
         session: SessionId,
         label: SessionLabel,
     },
+    /// It is one of several of the door of a pool: what it names are files of the pool's one tree, wherever they lie, so that who reads
+    /// a sequence does so in all of them.
+    SessionOfPool {
+        session: SessionId,
+        pool: PoolNumber,
+    },
     /// It went, or was put out: its handles, pins and waiting reads are void. In-flight I/O is not.
     SessionClosed { session: SessionId },
     /// A client named a file; the driver is finding out about it. Reads may follow at once.
@@ -341,6 +347,12 @@ pub enum Event {
     NeighbourOpened {
         beside: FileId,
         name: String,
+        facts: Result<FileFacts, Errno>,
+    },
+    /// Answer to [`Action::AskPool`]. Err: there is no such file, or it is none that could be fetched ahead.
+    PoolFileOpened {
+        pool: PoolNumber,
+        path: String,
         facts: Result<FileFacts, Errno>,
     },
     /// What others did on a device lately, beside this server (metadata, other programs): small requests in
@@ -574,6 +586,8 @@ pub enum Action {
     Trim { file: FileId, size: ByteCount },
     /// Open the regular file `name` in the folder of `beside` (beneath it, same mount, no symlinks).
     OpenNeighbour { beside: FileId, name: String },
+    /// Ask the door of a pool for the file of this path in its tree, on whichever member it lies.
+    AskPool { pool: PoolNumber, path: String },
     /// Say how long the file is now.
     Stat { file: FileId },
     /// The server has forgotten the file: close it. Its id may be reused.

@@ -87,7 +87,7 @@ impl Server {
             if device.starved && device.writers.is_empty() {
                 return;
             }
-            if device.is_waited_for(self.now) && self.may_wait(device, device.medium_free_at) {
+            if device.is_waited_for(self.now) && self.may_wait(id, device, device.medium_free_at) {
                 return self.block(id);
             }
             if !self.has_room(device) {
@@ -156,14 +156,16 @@ impl Server {
             Choice::Stream(index) => {
                 matches!(self.claimants.get(index), Some(Claimant::Reader(_)))
             }
-            Choice::BestEffort => !matches!(self.best_effort_turn(device), Some(Turn::Write(_))),
+            Choice::BestEffort => {
+                !matches!(self.best_effort_turn(id, device), Some(Turn::Write(_)))
+            }
             Choice::Nobody => false,
         };
-        reads && device.is_to_flush() && self.may_wait(device, device.medium_free_at)
+        reads && device.is_to_flush() && self.may_wait(id, device, device.medium_free_at)
     }
 
     /// Whether nobody who can still be in time is late when the device is left alone until then.
-    fn may_wait(&self, device: &Device, until: Instant) -> bool {
+    fn may_wait(&self, device_id: DeviceId, device: &Device, until: Instant) -> bool {
         let one = device.model.read(u64::MAX, self.limits.chunk_bytes_max);
         // (Others may be due as soon.)
         let needed = until.max(self.now) + one.times(4);
@@ -174,7 +176,7 @@ impl Server {
             .any(|demand| demand.due != Instant::NEVER);
         let urgent = device.contracts.iter().any(|&id| {
             let stream = self.streams.get(id.0);
-            let claim = stream.and_then(|stream| self.claim(stream, self.promised));
+            let claim = stream.and_then(|stream| self.claim(stream, device_id, self.promised));
             claim.is_some_and(|claim| {
                 claim.left > 0 && claim.room > 0 && is_saved_now(claim.deadline)
             })
@@ -212,7 +214,7 @@ impl Server {
             let starved = device.starved;
             for &stream_id in device.contracts.iter().filter(|_| !starved) {
                 if let Some(stream) = self.streams.get(stream_id.0)
-                    && let Some(claim) = self.claim(stream, self.promised)
+                    && let Some(claim) = self.claim(stream, id, self.promised)
                     && claim.left > 0
                 {
                     claims.push(claim);
@@ -255,16 +257,16 @@ impl Server {
         let Some(stream) = self.streams.get(id.0) else {
             return false;
         };
-        let room = match self.claim(stream, self.promised) {
+        let room = match self.claim(stream, device_id, self.promised) {
             Some(claim) => claim.room,
             None => return false,
         };
-        let deadline = stream.deadline(self.now, preroll);
-        let Some((file, range, pieces_end)) = self.next_piece(stream, chunk.min(room.max(1)))
+        let deadline = stream.deadline(stream.fetched_on(device_id), self.now, preroll);
+        let Some((file, range, pieces_end)) =
+            self.next_piece(stream, device_id, chunk.min(room.max(1)))
         else {
             return false;
         };
-        let before = stream.fetched;
         let run = self.fetch_run(file, range, IoClass::RealTime, deadline, Some(id), actions);
         if let Some(device) = self.devices.get_mut(&device_id)
             && device.visiting != Some(Visitor::Reader(id))
@@ -283,7 +285,7 @@ impl Server {
                     // A piece read downward or a step counts when it is covered whole.
                     Flow::Reverse | Flow::Strided { .. } => 0,
                 };
-                stream.fetched = before + done;
+                stream.count_fetched(device_id, done);
                 let bridged = stream.read_over(range, done);
                 if let Some(device) = self.devices.get_mut(&device_id) {
                     device.read_bridged += bridged;
@@ -299,8 +301,13 @@ impl Server {
         }
     }
 
-    /// The next piece of a stream: file, range of it, and how much `v` it is worth.
-    fn next_piece(&self, stream: &Stream, bytes: u64) -> Option<(FileId, ByteRange, u64)> {
+    /// The next piece of a stream on a device: file, range of it, and how much `v` it is worth.
+    fn next_piece(
+        &self,
+        stream: &Stream,
+        device: DeviceId,
+        bytes: u64,
+    ) -> Option<(FileId, ByteRange, u64)> {
         let file = self.files.get(&stream.file)?;
         let slot_bytes = self.slot_bytes();
         match stream.flow {
@@ -339,7 +346,7 @@ impl Server {
                 let worth = piece * at_once;
                 (start < end).then(|| (stream.file, ByteRange::new(start, end - start), worth))
             }
-            Flow::Frames => self.frame_piece(stream, bytes),
+            Flow::Frames => self.frame_piece(stream, device, bytes),
         }
     }
 
@@ -423,12 +430,17 @@ impl Server {
         let Some(file) = self.files.get(&stream.file) else {
             return false;
         };
-        if self.next_place(stream, file).1 == 0 {
+        let device = self
+            .files
+            .get(&id)
+            .map_or(stream.device, |file| file.device);
+        if self.next_place(stream, device, file).1 == 0 {
             return false;
         }
         // What is missing starts a page; what was fetched may end within it, and goes on there.
         let at = missing.start.0;
-        let asked_for = |v: u64| v + PAGE_BYTES > stream.fetched && v < stream.consumed;
+        let fetched = stream.fetched_on(device);
+        let asked_for = |v: u64| v + PAGE_BYTES > fetched && v < stream.consumed;
         match stream.flow {
             Flow::Forward => {
                 stream.file == id
@@ -448,17 +460,17 @@ impl Server {
     }
 
     /// Who has the next turn of those that nothing is promised.
-    fn best_effort_turn(&self, device: &Device) -> Option<Turn> {
+    fn best_effort_turn(&self, id: DeviceId, device: &Device) -> Option<Turn> {
         let reads = if device.starved {
             None
         } else {
             // Who is fetched ahead for is to be visited himself: he waits for the end of another's visit, or both would be
             // visited in pieces.
-            let visited = self.visited(device);
+            let visited = self.visited(id, device);
             self.pick_demand(device, visited)
                 .map(Turn::Demand)
                 .or(visited.map(Turn::Background))
-                .or_else(|| self.pick_background(device).map(Turn::Background))
+                .or_else(|| self.pick_background(id, device).map(Turn::Background))
         };
         let promised = matches!(reads, Some(Turn::Demand(index))
             if device.demands.get(index).is_some_and(|demand| demand.due != Instant::NEVER));
@@ -483,7 +495,7 @@ impl Server {
             true => Duration::ZERO,
             false => device.owes(self.now),
         };
-        let (range_start, bytes, file) = match self.best_effort_turn(device)? {
+        let (range_start, bytes, file) = match self.best_effort_turn(id, device)? {
             Turn::Write(write) => {
                 let distance = write.physical.abs_diff(device.head);
                 return Some(BestEffortClaim {
@@ -505,11 +517,17 @@ impl Server {
             }
             Turn::Background(stream) => {
                 let stream = self.streams.get(stream.0)?;
-                (
-                    stream.origin.saturating_add(stream.fetched),
-                    self.limits.chunk_bytes_max,
-                    stream.file,
-                )
+                let chunk = self.limits.chunk_bytes_max;
+                match stream.flow {
+                    Flow::Frames => {
+                        let (file, range, _) = self.frame_piece(stream, id, chunk)?;
+                        (range.start.0, chunk, file)
+                    }
+                    _ => {
+                        let start = stream.origin.saturating_add(stream.fetched);
+                        (start, chunk, stream.file)
+                    }
+                }
             }
         };
         let physical = self.files.get(&file)?.place(range_start).0;
@@ -561,21 +579,22 @@ impl Server {
     }
 
     /// The best-effort stream that is being visited, and wants more.
-    fn visited(&self, device: &Device) -> Option<StreamId> {
+    fn visited(&self, device_id: DeviceId, device: &Device) -> Option<StreamId> {
         let front = *device.background.front()?;
-        (device.background_given > 0 && self.background_wants(device, front)).then_some(front)
+        let wants = device.background_given > 0 && self.background_wants(device_id, device, front);
+        wants.then_some(front)
     }
 
     /// The best-effort stream whose turn it is and that wants bytes.
-    fn pick_background(&self, device: &Device) -> Option<StreamId> {
+    fn pick_background(&self, device_id: DeviceId, device: &Device) -> Option<StreamId> {
         device
             .background
             .iter()
             .copied()
-            .find(|&id| self.background_wants(device, id))
+            .find(|&id| self.background_wants(device_id, device, id))
     }
 
-    fn background_wants(&self, device: &Device, id: StreamId) -> bool {
+    fn background_wants(&self, device_id: DeviceId, device: &Device, id: StreamId) -> bool {
         let Some(stream) = self.streams.get(id.0) else {
             return false;
         };
@@ -587,14 +606,14 @@ impl Server {
         let window = share
             .min((stream.consumed.saturating_mul(2)).max(*AHEAD_BYTES.start()))
             .clamp(*AHEAD_BYTES.start(), *AHEAD_BYTES.end());
-        let level = stream.fetched.saturating_sub(stream.consumed);
+        let level = stream.fetched_on(device_id).saturating_sub(stream.consumed);
         // In the middle of a visit up to the window's end; a new visit once half of it is used up.
         let wanted = if device.background.front() == Some(&id) && device.background_given > 0 {
             level < window
         } else {
             level < window / 2
         };
-        wanted && self.takes_ahead(device) && self.next_place(stream, file).1 > 0
+        wanted && self.takes_ahead(device) && self.next_place(stream, device_id, file).1 > 0
     }
 
     /// Read-ahead without a promise never takes the last buffers.
@@ -606,7 +625,7 @@ impl Server {
         let Some(device) = self.devices.get(&id) else {
             return false;
         };
-        let turn = self.best_effort_turn(device);
+        let turn = self.best_effort_turn(id, device);
         match turn {
             Some(Turn::Write(write)) => {
                 self.send_write(id, &write, false, actions);
@@ -686,7 +705,7 @@ impl Server {
         let Some(stream) = self.streams.get(stream_id.0) else {
             return false;
         };
-        let Some((file, range, worth)) = self.next_piece(stream, self.limits.chunk_bytes_max)
+        let Some((file, range, worth)) = self.next_piece(stream, id, self.limits.chunk_bytes_max)
         else {
             return false;
         };
@@ -711,7 +730,7 @@ impl Server {
                     Flow::Forward | Flow::Frames => end.saturating_sub(range.start.0),
                     Flow::Reverse | Flow::Strided { .. } => 0,
                 };
-                stream.fetched += done;
+                stream.count_fetched(id, done);
                 device.read_bridged += stream.read_over(range, done);
                 device.best_effort_served = now;
                 device.visit(stream_id, done);
@@ -778,7 +797,7 @@ impl Server {
                 }
                 if let Some(slot) = known {
                     self.cache.touch(slot);
-                    self.hold_for(holder, slot, stop);
+                    self.hold_for(holder, id, slot, stop);
                 }
                 at = stop;
                 continue;
@@ -820,7 +839,7 @@ impl Server {
                 },
             };
             self.cache.fill_begins(slot, PageSet::run(first, last));
-            self.hold_for(holder, slot, stop);
+            self.hold_for(holder, id, slot, stop);
             if slots.is_empty() {
                 io_start = run_start;
             }
@@ -865,13 +884,13 @@ impl Server {
     }
 
     /// Keep a slot for the stream until it has passed `stop` in its file.
-    fn hold_for(&mut self, holder: Option<StreamId>, slot: SlotIndex, stop: u64) {
+    fn hold_for(&mut self, holder: Option<StreamId>, file: FileId, slot: SlotIndex, stop: u64) {
         let Some(stream) = holder.and_then(|id| self.streams.get_mut(id.0)) else {
             return;
         };
         let end = match stream.flow {
             Flow::Forward => stop.saturating_sub(stream.origin),
-            Flow::Frames => stream.frame_end(),
+            Flow::Frames => stream.frame_end(file),
             // Until he has come to the last piece that begins in it.
             Flow::Strided { stride, piece } if stride > 0 => {
                 let way = stop.saturating_sub(stream.origin).saturating_sub(1);
@@ -884,13 +903,22 @@ impl Server {
             // A hole far behind the reader: nobody would let go of it again before he reads on.
             return;
         }
-        if stream.held.back().is_some_and(|held| held.slot == slot) {
+        if stream.frames.is_none() && stream.held.back().is_some_and(|held| held.slot == slot) {
             if let Some(held) = stream.held.back_mut() {
                 held.end = held.end.max(end);
             }
             return;
         }
-        stream.held.push_back(Held { slot, end });
+        // In the order in which they are passed, whichever device was quicker.
+        let place = stream.held.partition_point(|held| held.end <= end);
+        let is_known = |held: &Held| held.end == end && held.slot == slot;
+        if place > 0 && stream.held.get(place - 1).is_some_and(is_known) {
+            return;
+        }
+        match stream.frames {
+            Some(_) => stream.held.insert(place, Held { slot, end }),
+            None => stream.held.push_back(Held { slot, end }),
+        }
         self.cache.hold(slot);
     }
 

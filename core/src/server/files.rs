@@ -29,6 +29,12 @@ impl Server {
         );
     }
 
+    pub(super) fn session_of_pool(&mut self, session: SessionId, pool: PoolNumber) {
+        if let Some(entry) = self.sessions.get_mut(&session) {
+            entry.pool = Some(pool);
+        }
+    }
+
     pub(super) fn session_closed(&mut self, session: SessionId, actions: &mut Actions) {
         if !self.sessions.contains_key(&session) {
             return;
@@ -180,7 +186,7 @@ impl Server {
             owner.handle_count = owner.handle_count.saturating_sub(1);
         }
         if let Some(stream) = entry.stream {
-            self.handle_left(stream, handle, actions);
+            self.handle_left(stream, (session, handle), actions);
         }
         match entry.state {
             HandleState::Opening(waiting) => {

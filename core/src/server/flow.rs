@@ -284,7 +284,7 @@ impl Server {
                 Flow::Forward | Flow::Frames => stream.held.back().map_or(0, |held| held.end),
                 Flow::Reverse | Flow::Strided { .. } => last.end - 1,
             };
-            stream.fetched = stream.fetched.min(start.max(stream.consumed));
+            stream.fetch_again(start.max(stream.consumed));
         }
         true
     }
@@ -404,28 +404,90 @@ impl Server {
         let Some((rate, _)) = stream.rate else {
             return;
         };
-        let device_id = stream.device;
-        let Some(device) = self.devices.get_mut(&device_id) else {
-            return;
-        };
-        device.refused.retain(|&other| other != id);
-        match verdict {
-            Ok(()) => {
-                stream.standing = Standing::Contract;
-                device.background.retain(|&other| other != id);
-                if !device.contracts.contains(&id) {
-                    device.contracts.push(id);
-                    self.promised = self.promised_with(rate.0, 1);
-                }
+        let had_contract = stream.standing == Standing::Contract;
+        if verdict.is_ok() {
+            stream.standing = Standing::Contract;
+        }
+        for at in 0.. {
+            let Some(device_id) = self.device_of(id, at) else {
+                break;
+            };
+            let Some(device) = self.devices.get_mut(&device_id) else {
+                continue;
+            };
+            device.refused.retain(|&other| other != id);
+            if verdict.is_ok() {
+                device.promise(id);
                 self.touch(device_id);
             }
-            Err(refusal) => {
-                stream.standing = Standing::Refused;
-                stream.refusal = Some(refusal);
-                device.refused.push(id);
-                self.block(device_id);
+        }
+        match verdict {
+            Ok(()) if !had_contract => self.promised = self.promised_with(rate.0, 1),
+            Ok(()) => {}
+            Err((device, refusal)) => self.refuse(id, device, refusal),
+        }
+    }
+
+    /// The device cannot promise the stream its part: it asks again.
+    fn refuse(&mut self, id: StreamId, device: DeviceId, refusal: Refusal) {
+        if let Some(stream) = self.streams.get_mut(id.0) {
+            stream.standing = Standing::Refused;
+            stream.refusal = Some(refusal);
+        }
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.refused.push(id);
+        }
+        self.block(device);
+    }
+
+    /// Frames of a sequence lie on a device from which it was not fetched before. Under contract the device is asked for its part: a
+    /// sequence is promised as a whole, or not at all.
+    pub(super) fn comes_to(&mut self, id: StreamId, device: DeviceId) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        match stream.standing {
+            Standing::Contract => {}
+            Standing::BestEffort => return self.enlist_background(id),
+            Standing::Refused => {
+                // What it asked of one device is less now.
+                self.enlist_background(id);
+                return self.ask_admission(id);
             }
         }
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.promise(id);
+        }
+        self.part_grows(id, device);
+    }
+
+    /// A stream under contract needs more of a device than that was asked for.
+    pub(super) fn part_grows(&mut self, id: StreamId, device: DeviceId) {
+        if let Err(refusal) = self.admission_on(id, device, self.promised) {
+            self.resign(id);
+            self.refuse(id, device, refusal);
+        }
+        self.touch(device);
+    }
+
+    /// A sequence has no frames on this device any more.
+    pub(super) fn goes_from(&mut self, id: StreamId, device: DeviceId) {
+        let Some(entry) = self.devices.get_mut(&device) else {
+            return;
+        };
+        entry.forget(id);
+        // It asks where it is now.
+        let was_refused = entry.refused.contains(&id);
+        entry.refused.retain(|&other| other != id);
+        self.retry_refused(device);
+        if was_refused {
+            self.ask_admission(id);
+        }
+    }
+
+    /// The devices that a stream is fetched from, one after the other.
+    pub(super) fn device_of(&self, id: StreamId, at: usize) -> Option<DeviceId> {
+        self.streams.get(id.0)?.device_at(at)
     }
 
     /// What was fetched ahead without a contract nobody holds: much of it may be gone again, and each hole would be
@@ -443,20 +505,36 @@ impl Server {
         fetched
     }
 
-    fn admission_of(&self, id: StreamId) -> Result<(), Refusal> {
-        let refused = Err(Refusal::Capacity { needed_permille: 0 });
+    /// Whether each device that it is fetched from can promise its part; else which cannot.
+    fn admission_of(&self, id: StreamId) -> Result<(), (DeviceId, Refusal)> {
+        let refused = Refusal::Capacity { needed_permille: 0 };
         let Some(stream) = self.streams.get(id.0) else {
-            return refused;
+            return Err((DeviceId::default(), refused));
         };
         let Some((rate, _)) = stream.rate else {
-            return refused;
+            return Err((stream.device, refused));
         };
         let promised = self.promised_with(rate.0, 1);
-        let mut players = self.players(stream.device, promised, Some(id));
-        let newcomer = self.player(id, promised);
-        players.extend(newcomer);
-        players.extend(self.writing_players(stream.device));
-        self.dry_run(self.now, stream.device, promised, &players)
+        for at in 0.. {
+            let Some(device) = stream.device_at(at) else {
+                break;
+            };
+            self.admission_on(id, device, promised)
+                .map_err(|refusal| (device, refusal))?;
+        }
+        Ok(())
+    }
+
+    fn admission_on(
+        &self,
+        id: StreamId,
+        device: DeviceId,
+        promised: Promised,
+    ) -> Result<(), Refusal> {
+        let mut players = self.players(device, promised, Some(id));
+        players.extend(self.player(id, device, promised));
+        players.extend(self.writing_players(device));
+        self.dry_run(self.now, device, promised, &players)
     }
 
     pub(super) fn players(
@@ -465,27 +543,28 @@ impl Server {
         promised: Promised,
         but: Option<StreamId>,
     ) -> Vec<Player> {
-        let Some(device) = self.devices.get(&device) else {
+        let Some(entry) = self.devices.get(&device) else {
             return Vec::new();
         };
-        device
+        entry
             .contracts
             .iter()
             .filter(|&&id| Some(id) != but)
-            .filter_map(|&id| self.player(id, promised))
+            .filter_map(|&id| self.player(id, device, promised))
             .filter(|player| player.claim.left > 0)
             .collect()
     }
 
-    /// A stream as the dry run sees it.
-    fn player(&self, id: StreamId, promised: Promised) -> Option<Player> {
+    /// A stream as the dry run of a device sees it.
+    fn player(&self, id: StreamId, device: DeviceId, promised: Promised) -> Option<Player> {
         let stream = self.streams.get(id.0)?;
-        let claim = self.claim(stream, promised)?;
+        let claim = self.claim(stream, device, promised)?;
+        let fetched = stream.fetched_on(device);
         let anchor = stream.anchor + stream.pause(self.now, self.policy.preroll);
-        let asked = anchor + claim.rate.time_for(ByteCount(stream.fetched));
+        let asked = anchor + stream.rate_or_none().time_for(ByteCount(fetched));
         Some(Player {
             lead: claim.deadline.since(asked),
-            first_read: ByteCount(stream.read_bytes.saturating_sub(stream.fetched)),
+            first_read: ByteCount(stream.read_bytes.saturating_sub(fetched)),
             claim,
         })
     }
@@ -535,10 +614,12 @@ impl Server {
             return;
         };
         let rate = stream.rate.map_or(0, |(rate, _)| rate.0);
-        if let Some(device) = self.devices.get_mut(&stream.device) {
-            device.contracts.retain(|&other| other != id);
-            if device.visiting == Some(Visitor::Reader(id)) {
-                device.visiting = None;
+        for at in 0.. {
+            let Some(device) = self.device_of(id, at) else {
+                break;
+            };
+            if let Some(device) = self.devices.get_mut(&device) {
+                device.break_promise(id);
             }
         }
         self.promised = Promised {
@@ -603,10 +684,15 @@ impl Server {
         if stream.standing == Standing::Contract {
             return;
         }
-        if let Some(device) = self.devices.get_mut(&stream.device)
-            && !device.background.contains(&id)
-        {
-            device.background.push_back(id);
+        for at in 0.. {
+            let Some(device) = self.device_of(id, at) else {
+                break;
+            };
+            if let Some(device) = self.devices.get_mut(&device)
+                && !device.background.contains(&id)
+            {
+                device.background.push_back(id);
+            }
         }
     }
 
@@ -647,8 +733,8 @@ impl Server {
             }
         }
         if stream.frames.is_some() {
-            let session = (stream.session, HandleId(0))..=(stream.session, HandleId(u32::MAX));
-            for (_, handle) in self.handles.range_mut(session) {
+            // (Of a pool's they may be in any of its sessions.)
+            for handle in self.handles.values_mut() {
                 if handle.stream == Some(id) {
                     handle.stream = None;
                 }
@@ -660,17 +746,22 @@ impl Server {
             }
             self.closed.push_back(record);
         }
-        if let Some(device) = self.devices.get_mut(&stream.device) {
-            device.background.retain(|&other| other != id);
-            device.refused.retain(|&other| other != id);
-            // Room may have come for somebody who was refused.
-            device.refused_asked = Instant::ZERO;
+        for at in 0.. {
+            let Some(device_id) = stream.device_at(at) else {
+                break;
+            };
+            if let Some(device) = self.devices.get_mut(&device_id) {
+                device.forget(id);
+                device.refused.retain(|&other| other != id);
+                // Room may have come for somebody who was refused.
+                device.refused_asked = Instant::ZERO;
+            }
+            self.retry_refused(device_id);
+            self.touch(device_id);
         }
-        self.retry_refused(stream.device);
-        self.touch(stream.device);
         if let Some(frames) = stream.frames {
             self.sequences.remove(&id.0);
-            self.leave_folder(id, stream.session, &frames);
+            self.leave_folder(id, &frames);
             let files: Vec<FileId> = frames.files().collect();
             for file in files {
                 self.release(file, actions);
@@ -679,13 +770,18 @@ impl Server {
     }
 
     /// The handle of a stream was closed.
-    pub(super) fn handle_left(&mut self, id: StreamId, handle: HandleId, actions: &mut Actions) {
+    pub(super) fn handle_left(
+        &mut self,
+        id: StreamId,
+        (session, handle): (SessionId, HandleId),
+        actions: &mut Actions,
+    ) {
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
         };
         if stream.frames.is_some() {
             // The sequence goes on with the next frame.
-            if stream.handle == Some(handle) {
+            if stream.session == session && stream.handle == Some(handle) {
                 stream.handle = None;
             }
         } else {
@@ -781,29 +877,40 @@ impl Server {
         self.dry_run(now, device, promised, &players)
     }
 
-    /// What a stream under contract asks of its device now.
-    pub(super) fn claim(&self, stream: &Stream, promised: Promised) -> Option<Claim> {
+    /// What a stream under contract asks of a device now.
+    pub(super) fn claim(
+        &self,
+        stream: &Stream,
+        device: DeviceId,
+        promised: Promised,
+    ) -> Option<Claim> {
         let (rate, _) = stream.rate?;
         let file = self.files.get(&stream.file)?;
         let cap = self
             .cap_for(rate.0, promised)
             .saturating_mul(self.packing(stream))
             / 1000;
-        let level = stream.fetched.saturating_sub(stream.consumed);
-        let (offset, left) = self.next_place(stream, file);
+        let (offset, left) = self.next_place(stream, device, file);
+        // Buffers are kept for what the reader comes to next, wherever it lies.
+        let room = match &stream.frames {
+            Some(frames) => frames
+                .lacking_before(device, stream.consumed.saturating_add(cap))
+                .min(cap),
+            None => cap.saturating_sub(stream.fetched.saturating_sub(stream.consumed)),
+        };
         Some(Claim {
             writes: false,
-            deadline: stream.deadline(self.now, self.policy.preroll),
-            rate,
+            deadline: stream.deadline(stream.fetched_on(device), self.now, self.policy.preroll),
+            rate: BytesPerSecond(stream.part_of(device, rate.0).max(1)),
             physical: offset,
-            room: cap.saturating_sub(level).min(left),
-            cap,
+            room: room.min(left),
+            cap: stream.part_of(device, cap).max(1),
             left,
         })
     }
 
-    /// Where the next byte to be fetched lies on the device, and how many are left to fetch.
-    pub(super) fn next_place(&self, stream: &Stream, file: &File) -> (u64, u64) {
+    /// Where the next byte to be fetched lies on the device, and how many are left to fetch from there.
+    pub(super) fn next_place(&self, stream: &Stream, device: DeviceId, file: &File) -> (u64, u64) {
         match stream.flow {
             Flow::Forward => {
                 let offset = stream.origin.saturating_add(stream.fetched);
@@ -828,7 +935,7 @@ impl Server {
                     .saturating_mul(piece);
                 (file.place(offset).0, left)
             }
-            Flow::Frames => self.frame_place(stream),
+            Flow::Frames => self.frame_place(stream, device),
         }
     }
 }
@@ -908,12 +1015,56 @@ impl Stream {
         }
     }
 
-    /// When the first byte not yet asked of the device must be there. The last byte of a read is due with its
+    /// The devices that it is fetched from, one after the other.
+    pub(super) fn device_at(&self, at: usize) -> Option<DeviceId> {
+        match &self.frames {
+            Some(frames) => frames.devices().get(at).copied(),
+            None => (at == 0).then_some(self.device),
+        }
+    }
+
+    /// `v` of the next byte to be fetched from a device.
+    pub(super) fn fetched_on(&self, device: DeviceId) -> u64 {
+        let next = self.frames.as_ref().and_then(|frames| frames.next(device));
+        next.unwrap_or(self.fetched)
+    }
+
+    /// What of `whole` is a device's part.
+    pub(super) fn part_of(&self, device: DeviceId, whole: u64) -> u64 {
+        match &self.frames {
+            Some(frames) => frames.part_of(device, whole),
+            None => whole,
+        }
+    }
+
+    /// So many bytes more were asked of a device.
+    pub(super) fn count_fetched(&mut self, device: DeviceId, bytes: u64) {
+        match &mut self.frames {
+            Some(frames) => {
+                frames.count_fetched(device, bytes);
+                self.fetched = frames.fetched();
+            }
+            None => self.fetched += bytes,
+        }
+    }
+
+    /// What lies from `v` on is asked of devices again.
+    pub(super) fn fetch_again(&mut self, v: u64) {
+        match &mut self.frames {
+            Some(frames) => {
+                frames.fetch_again(v);
+                self.fetched = frames.fetched();
+            }
+            None => self.fetched = self.fetched.min(v),
+        }
+    }
+
+    /// When the byte `fetched` must be there, the first not yet asked of the device. The last byte of a read is due with its
     /// first, so one read's length is taken off. A reader who asks for nothing although his next bytes
     /// would have been due has paused: they are due a preroll after he comes back, not before now.
-    pub(super) fn deadline(&self, now: Instant, preroll: Duration) -> Instant {
+    pub(super) fn deadline(&self, fetched: u64, now: Instant, preroll: Duration) -> Instant {
         let anchor = self.anchor + self.pause(now, preroll);
-        let whole = self.fetched.saturating_sub(self.read_bytes);
+        let whole = fetched.saturating_sub(self.read_bytes);
         (anchor + self.rate_or_none().time_for(ByteCount(whole)) + preroll).before(SAFETY)
     }
 
@@ -926,7 +1077,7 @@ impl Stream {
         now.since(expected)
     }
 
-    fn rate_or_none(&self) -> BytesPerSecond {
+    pub(super) fn rate_or_none(&self) -> BytesPerSecond {
         self.rate.map_or(BytesPerSecond(0), |(rate, _)| rate)
     }
 

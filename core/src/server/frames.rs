@@ -6,6 +6,10 @@
 //! other stream. Frames that come next are opened by the driver beside the one the reader has open,
 //! and fetched; they are served to a client only by his own open of the same inode, since every
 //! read goes through a handle of his.
+//!
+//! On a pool the frames of one sequence lie on any of its members. Its stream is one, and its place in `v` is one; but each device is
+//! asked for its own frames by itself, in the order of `v`, so that one that is slow keeps nobody from fetching from the others. Each
+//! is charged the part of the rate that the frames have which lie there (docs/decisions/0034).
 
 use super::state::*;
 use super::*;
@@ -21,7 +25,30 @@ const STEPS_MAX: i128 = 16;
 /// A sequence whose reader opened nothing for so long has ended.
 const SILENCE: Duration = Duration::from_s(10);
 
-/// The sequences that one session reads in one folder.
+/// So many frames, the last ones, tell how a sequence is spread over devices.
+const LATELY_MAX: usize = 32;
+
+/// A device is asked again when its part of a sequence has become larger by so much. Thousandths of the whole.
+const PART_GROWN: u64 = 125;
+
+/// In whose opens a sequence is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Owner {
+    Session(SessionId),
+    /// All sessions of a pool's door.
+    Pool(PoolNumber),
+}
+
+/// Where a frame is asked for by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    /// In the folder of this file.
+    Beside(FileId),
+    /// In the tree of a pool.
+    Pool(PoolNumber),
+}
+
+/// The sequences that one owner reads in one folder.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Folder {
     tracker: SequenceTracker,
@@ -29,7 +56,7 @@ pub(super) struct Folder {
     streams: [Option<StreamId>; READER_COUNT_MAX],
 }
 
-/// Folders of one session that are watched for sequences; an indexer opens something in every one there is.
+/// Folders of one owner that are watched for sequences; an indexer opens something in every one there is.
 const FOLDER_COUNT_MAX: usize = 64;
 
 /// A frame of a sequence that is open.
@@ -37,14 +64,21 @@ const FOLDER_COUNT_MAX: usize = 64;
 pub(super) struct Frame {
     number: u64,
     file: FileId,
+    device: DeviceId,
     /// `v` of its first byte.
     start: u64,
     size: u64,
+    /// So much of it, from its start on, was asked of its device. Units: bytes.
+    fetched: u64,
 }
 
 impl Frame {
     fn end(&self) -> u64 {
         self.start + self.size
+    }
+
+    fn lacks_on(&self, device: DeviceId) -> bool {
+        self.device == device && self.fetched < self.size
     }
 }
 
@@ -59,9 +93,16 @@ enum Asked {
 /// The frames of one sequence, as one reader goes through them.
 #[derive(Clone, Debug)]
 pub(super) struct Frames {
+    owner: Owner,
     folder: String,
     reader: usize,
     step: i64,
+    /// Where it is fetched from.
+    devices: Vec<DeviceId>,
+    /// Of each of these, in thousandths, the part for which it was last asked.
+    parts: Vec<u64>,
+    /// Device and size of the frames opened lately; of all that are open, at least.
+    lately: VecDeque<(DeviceId, u64)>,
     /// Frames opened, in reading order; the reader is in the first.
     open: VecDeque<Frame>,
     /// Neighbours that were asked for, in reading order.
@@ -81,15 +122,90 @@ impl Frames {
         self.open.iter().map(|frame| frame.file).chain(opened)
     }
 
-    /// The frame that byte `v` lies in.
-    fn at(&self, v: u64) -> Option<&Frame> {
-        self.open
-            .iter()
-            .find(|frame| v >= frame.start && v < frame.end())
+    /// The frame that is fetched next from a device.
+    fn next_frame(&self, device: DeviceId) -> Option<&Frame> {
+        self.open.iter().find(|frame| frame.lacks_on(device))
     }
 
     fn end(&self) -> u64 {
         self.open.back().map_or(0, Frame::end)
+    }
+
+    /// Where frames of it lie.
+    pub(super) fn devices(&self) -> &[DeviceId] {
+        &self.devices
+    }
+
+    /// `v` of what a device is asked for next; where nothing of it is open, that comes after all that is.
+    pub(super) fn next(&self, device: DeviceId) -> Option<u64> {
+        let next = self.next_frame(device);
+        match next {
+            Some(frame) => Some(frame.start + frame.fetched),
+            None => self.open.back().map(Frame::end),
+        }
+    }
+
+    /// `v` up to which all devices were asked.
+    pub(super) fn fetched(&self) -> u64 {
+        let lacking = self.open.iter().find(|frame| frame.fetched < frame.size);
+        lacking.map_or(self.end(), |frame| frame.start + frame.fetched)
+    }
+
+    /// What a device was not asked for yet of what lies before `v`. Units: bytes.
+    pub(super) fn lacking_before(&self, device: DeviceId, v: u64) -> u64 {
+        self.open
+            .iter()
+            .take_while(|frame| frame.start < v)
+            .filter(|frame| frame.device == device)
+            .map(|frame| {
+                frame
+                    .end()
+                    .min(v)
+                    .saturating_sub(frame.start + frame.fetched)
+            })
+            .sum()
+    }
+
+    pub(super) fn count_fetched(&mut self, device: DeviceId, bytes: u64) {
+        let next = self.open.iter_mut().find(|frame| frame.lacks_on(device));
+        if let Some(frame) = next {
+            frame.fetched = frame.fetched.saturating_add(bytes).min(frame.size);
+        }
+    }
+
+    pub(super) fn fetch_again(&mut self, v: u64) {
+        for frame in self.open.iter_mut() {
+            frame.fetched = frame.fetched.min(v.saturating_sub(frame.start));
+        }
+    }
+
+    /// What of `whole` is a device's part: as much of it as frames lately had of their bytes there.
+    pub(super) fn part_of(&self, device: DeviceId, whole: u64) -> u64 {
+        if self.devices == [device] {
+            return whole;
+        }
+        let mut all = 0u128;
+        let mut there = 0u128;
+        for &(other, size) in &self.lately {
+            all += u128::from(size);
+            if other == device {
+                there += u128::from(size);
+            }
+        }
+        u64::try_from(u128::from(whole) * there / all.max(1)).unwrap_or(whole)
+    }
+
+    /// A frame joins those that are open.
+    fn push(&mut self, frame: Frame) {
+        self.open.push_back(frame);
+        self.lately.push_back((frame.device, frame.size));
+        while self.lately.len() > self.open.len().max(LATELY_MAX) {
+            self.lately.pop_front();
+        }
+    }
+
+    fn lies_on(&self, device: DeviceId) -> bool {
+        self.lately.iter().any(|(other, _)| *other == device)
     }
 }
 
@@ -119,9 +235,11 @@ impl Server {
         let Some(size) = self.files.get(&file).map(|file| file.size) else {
             return;
         };
-        let key = (session, folder_name.to_string());
+        let pool = self.sessions.get(&session).and_then(|entry| entry.pool);
+        let owner = pool.map_or(Owner::Session(session), Owner::Pool);
+        let key = (owner, folder_name.to_string());
         if !self.folders.contains_key(&key) {
-            self.make_room_for_folder(session);
+            self.make_room_for_folder(owner);
         }
         let now = self.now;
         let folder = self.folders.entry(key.clone()).or_default();
@@ -160,7 +278,7 @@ impl Server {
         };
         let id = match self.sequence_of(&key, reader) {
             Some(id) => id,
-            None => match self.begin_sequence(&key, reader, handle, file, &path, step) {
+            None => match self.begin_sequence(&key, reader, (session, handle), file, &path, step) {
                 Some(id) => id,
                 None => return,
             },
@@ -169,6 +287,7 @@ impl Server {
             entry.stream = Some(id);
         }
         if let Some(stream) = self.streams.get_mut(id.0) {
+            stream.session = session;
             stream.handle = Some(handle);
         }
         self.enter_frame(
@@ -185,11 +304,11 @@ impl Server {
     }
 
     /// Of the folders in which nothing is played, the one longest not looked into makes way.
-    fn make_room_for_folder(&mut self, session: SessionId) {
+    fn make_room_for_folder(&mut self, owner: Owner) {
         let own = || {
             self.folders
-                .range((session, String::new())..)
-                .take_while(move |((owner, _), _)| *owner == session)
+                .range((owner, String::new())..)
+                .take_while(move |((other, _), _)| *other == owner)
         };
         if own().count() < FOLDER_COUNT_MAX {
             return;
@@ -203,7 +322,7 @@ impl Server {
         }
     }
 
-    fn sequence_of(&self, key: &(SessionId, String), reader: usize) -> Option<StreamId> {
+    fn sequence_of(&self, key: &(Owner, String), reader: usize) -> Option<StreamId> {
         self.folders
             .get(key)?
             .streams
@@ -214,20 +333,24 @@ impl Server {
 
     fn begin_sequence(
         &mut self,
-        key: &(SessionId, String),
+        key: &(Owner, String),
         reader: usize,
-        handle: HandleId,
+        (session, handle): (SessionId, HandleId),
         file: FileId,
         path: &str,
         step: i64,
     ) -> Option<StreamId> {
         let device = self.files.get(&file)?.device;
-        let mut stream = Stream::new(key.0, handle, file, device, path.to_string(), self.now);
+        let mut stream = Stream::new(session, handle, file, device, path.to_string(), self.now);
         stream.flow = Flow::Frames;
         stream.frames = Some(Frames {
+            owner: key.0,
             folder: key.1.clone(),
             reader,
             step,
+            devices: alloc::vec![device],
+            parts: alloc::vec![1000],
+            lately: VecDeque::new(),
             open: VecDeque::new(),
             asked: VecDeque::new(),
             ended: false,
@@ -255,7 +378,10 @@ impl Server {
         actions: &mut Actions,
     ) {
         let now = self.now;
-        let Some(stream) = self.streams.get_mut(id.0) else {
+        let (Some(stream), Some(device)) = (
+            self.streams.get_mut(id.0),
+            self.files.get(&file).map(|file| file.device),
+        ) else {
             return;
         };
         let Some(frames) = &mut stream.frames else {
@@ -287,23 +413,26 @@ impl Server {
                 });
                 unforeseen = true;
                 frames.open.clear();
-                frames.open.push_back(Frame {
+                frames.push(Frame {
                     number,
                     file,
+                    device,
                     start,
                     size,
+                    fetched: 0,
                 });
                 stream.consumed = start;
-                stream.fetched = start;
                 if let Some(file) = self.files.get_mut(&file) {
                     file.use_count += 1;
                 }
             }
         }
+        stream.fetched = frames.fetched();
         let jumped = known.is_none() && !continued;
         self.unsettle(id);
         if let Some(stream) = self.streams.get_mut(id.0) {
             stream.file = file;
+            stream.device = device;
             stream.read_bytes = size;
             stream.last_read = now;
         }
@@ -312,6 +441,7 @@ impl Server {
         for file in passed {
             self.release(file, actions);
         }
+        self.settle_devices(id);
         if jumped
             || self
                 .streams
@@ -328,8 +458,71 @@ impl Server {
                 self.ask_admission(id);
             }
         }
-        if let Some(stream) = self.streams.get(id.0) {
-            self.touch(stream.device);
+        self.touch_devices_of(id);
+    }
+
+    /// The sequence is fetched from where frames of it lie.
+    fn settle_devices(&mut self, id: StreamId) {
+        let Some(frames) = self
+            .streams
+            .get_mut(id.0)
+            .and_then(|stream| stream.frames.as_mut())
+        else {
+            return;
+        };
+        let mut left: Vec<DeviceId> = Vec::new();
+        let mut come: Vec<DeviceId> = Vec::new();
+        for &device in &frames.devices {
+            if !frames.lies_on(device) {
+                left.push(device);
+            }
+        }
+        for &(device, _) in &frames.lately {
+            if !frames.devices.contains(&device) && !come.contains(&device) {
+                come.push(device);
+            }
+        }
+        frames.devices.retain(|device| !left.contains(device));
+        frames.devices.extend(&come);
+        if !come.is_empty() || !left.is_empty() {
+            frames.parts.clear();
+            frames.parts.resize(frames.devices.len(), 0);
+        }
+        for device in come {
+            self.comes_to(id, device);
+            self.block(device);
+        }
+        for device in left {
+            self.goes_from(id, device);
+        }
+        self.settle_parts(id);
+    }
+
+    /// What a device was asked for is no promise of more: frames that come to lie there more often (they are played with another step) may be
+    /// too many for it.
+    fn settle_parts(&mut self, id: StreamId) {
+        for at in 0.. {
+            let Some(stream) = self.streams.get_mut(id.0) else {
+                return;
+            };
+            let promised = stream.standing == Standing::Contract;
+            let Some(frames) = &mut stream.frames else {
+                return;
+            };
+            let Some(&device) = frames.devices.get(at) else {
+                return;
+            };
+            let now = frames.part_of(device, 1000);
+            let Some(asked) = frames.parts.get_mut(at) else {
+                return;
+            };
+            let grown = now > *asked + PART_GROWN;
+            if grown || now + PART_GROWN < *asked {
+                *asked = now;
+            }
+            if grown && promised {
+                self.part_grows(id, device);
+            }
         }
     }
 
@@ -404,8 +597,11 @@ impl Server {
             .map(|(number, _)| *number)
             .or(frames.open.back().map(|frame| frame.number))
             .unwrap_or(current.number);
-        let (beside, step, reader) = (current.file, frames.step, frames.reader);
-        let folder = (stream.session, frames.folder.clone());
+        let (place, step, reader) = match frames.owner {
+            Owner::Session(_) => (Place::Beside(current.file), frames.step, frames.reader),
+            Owner::Pool(pool) => (Place::Pool(pool), frames.step, frames.reader),
+        };
+        let folder = (frames.owner, frames.folder.clone());
         let mut asked: Vec<(u64, String)> = Vec::new();
         if let Some(folder) = self.folders.get(&folder) {
             let mut number = last;
@@ -422,6 +618,10 @@ impl Server {
             }
         }
         for (number, name) in asked {
+            let name = match place {
+                Place::Pool(_) if !folder.1.is_empty() => alloc::format!("{}/{name}", folder.1),
+                Place::Pool(_) | Place::Beside(_) => name,
+            };
             if let Some(frames) = self
                 .streams
                 .get_mut(id.0)
@@ -429,27 +629,26 @@ impl Server {
             {
                 frames.asked.push_back((number, Asked::Waiting));
             }
-            let askers = self.neighbours.entry((beside, name.clone())).or_default();
+            let askers = self.neighbours.entry((place, name.clone())).or_default();
             if !askers.contains(&(id, number)) {
                 askers.push((id, number));
             }
             if askers.len() == 1 {
-                actions.list.push(Action::OpenNeighbour { beside, name });
+                actions.list.push(match place {
+                    Place::Beside(beside) => Action::OpenNeighbour { beside, name },
+                    Place::Pool(pool) => Action::AskPool { pool, path: name },
+                });
             }
         }
     }
 
     pub(super) fn neighbour_opened(
         &mut self,
-        beside: FileId,
-        name: &str,
+        asked: (Place, String),
         facts: Result<FileFacts, Errno>,
         actions: &mut Actions,
     ) {
-        let askers = self
-            .neighbours
-            .remove(&(beside, name.to_string()))
-            .unwrap_or_default();
+        let askers = self.neighbours.remove(&asked).unwrap_or_default();
         let opened = match facts {
             Ok(facts) if self.devices.contains_key(&facts.device) && facts.size.0 > 0 => {
                 let size = facts.size.0;
@@ -499,7 +698,6 @@ impl Server {
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
         };
-        let device = stream.device;
         let Some(frames) = &mut stream.frames else {
             return;
         };
@@ -509,12 +707,17 @@ impl Server {
                 Asked::Waiting => break,
                 Asked::Opened(file, size) => {
                     frames.asked.pop_front();
+                    let Some(device) = self.files.get(&file).map(|file| file.device) else {
+                        continue;
+                    };
                     let start = frames.end();
-                    frames.open.push_back(Frame {
+                    frames.push(Frame {
                         number,
                         file,
+                        device,
                         start,
                         size,
+                        fetched: 0,
                     });
                 }
                 Asked::Absent => {
@@ -528,10 +731,12 @@ impl Server {
                 }
             }
         }
+        stream.fetched = frames.fetched();
         for file in dropped {
             self.release(file, actions);
         }
-        self.touch(device);
+        self.settle_devices(id);
+        self.touch_devices_of(id);
     }
 
     /// A read of the frame the reader is in; when it is due: a frame is due as a whole.
@@ -563,10 +768,8 @@ impl Server {
         stream.consumed = stream
             .consumed
             .max(frame.start + range.end().min(frame.size));
-        stream.fetched = stream.fetched.max(frame.start);
         let due = stream.due(frame.start, arrived, preroll);
-        let device = stream.device;
-        self.touch(device);
+        self.touch_devices_of(id);
         due
     }
 
@@ -582,27 +785,28 @@ impl Server {
         }
     }
 
-    pub(super) fn frame_place(&self, stream: &Stream) -> (u64, u64) {
+    pub(super) fn frame_place(&self, stream: &Stream, device: DeviceId) -> (u64, u64) {
         let Some(frames) = &stream.frames else {
             return (0, 0);
         };
-        let Some(frame) = frames.at(stream.fetched) else {
+        let Some(frame) = frames.next_frame(device) else {
             return (0, 0);
         };
         let physical = self
             .files
             .get(&frame.file)
-            .map_or(0, |file| file.place(stream.fetched - frame.start).0);
-        (physical, frames.end() - stream.fetched)
+            .map_or(0, |file| file.place(frame.fetched).0);
+        (physical, frames.lacking_before(device, u64::MAX))
     }
 
     pub(super) fn frame_piece(
         &self,
         stream: &Stream,
+        device: DeviceId,
         bytes: u64,
     ) -> Option<(FileId, ByteRange, u64)> {
-        let frame = stream.frames.as_ref()?.at(stream.fetched)?;
-        let start = stream.fetched - frame.start;
+        let frame = stream.frames.as_ref()?.next_frame(device)?;
+        let start = frame.fetched;
         let file = self.files.get(&frame.file)?;
         let size = frame.size.min(file.size.max(1));
         let end = start
@@ -621,7 +825,7 @@ impl Server {
     pub(super) fn frame_to_fetch(&self, stream: &Stream, id: FileId) -> Option<u64> {
         let frames = stream.frames.as_ref()?;
         let frame = frames.open.iter().find(|frame| frame.file == id)?;
-        (frame.end() > stream.fetched).then_some(frame.start)
+        (frame.fetched < frame.size).then_some(frame.start)
     }
 
     /// Thousandths of its buffers that a stream can fill: a frame that ends in the middle of a slot
@@ -646,10 +850,10 @@ impl Server {
             .iter()
             .filter_map(|&key| {
                 let id = StreamId(key);
-                let stream = self
-                    .streams
-                    .get(id.0)
-                    .filter(|stream| stream.device == device)?;
+                let stream = self.streams.get(id.0).filter(|stream| {
+                    let frames = stream.frames.as_ref();
+                    frames.is_some_and(|frames| frames.devices.contains(&device))
+                })?;
                 Some((
                     id,
                     stream.handle.is_none() && now.since(stream.last_read) > SILENCE,
@@ -667,10 +871,18 @@ impl Server {
     }
 
     pub(super) fn end_session_sequences(&mut self, session: SessionId, actions: &mut Actions) {
-        let keys: Vec<(SessionId, String)> = self
+        let pool = self.sessions.get(&session).and_then(|entry| entry.pool);
+        let owner = pool.map_or(Owner::Session(session), Owner::Pool);
+        // Another session of the pool's door goes on: of this one's member nothing more is read.
+        let goes_on = pool.is_some()
+            && self
+                .sessions
+                .iter()
+                .any(|(other, entry)| *other != session && entry.pool == pool);
+        let keys: Vec<(Owner, String)> = self
             .folders
-            .range((session, String::new())..)
-            .take_while(|((owner, _), _)| *owner == session)
+            .range((owner, String::new())..)
+            .take_while(|((other, _), _)| *other == owner)
             .map(|(key, _)| key.clone())
             .collect();
         for key in keys {
@@ -680,15 +892,20 @@ impl Server {
                 .map(|folder| folder.streams)
                 .unwrap_or_default();
             for id in streams.into_iter().flatten() {
-                self.end_stream(id, actions);
+                let is_here = |stream: &Stream| stream.session == session;
+                if !goes_on || self.streams.get(id.0).is_some_and(is_here) {
+                    self.end_stream(id, actions);
+                }
             }
-            self.folders.remove(&key);
+            if !goes_on {
+                self.folders.remove(&key);
+            }
         }
     }
 
     /// The stream ended: its folder and its askings forget it.
-    pub(super) fn leave_folder(&mut self, id: StreamId, session: SessionId, frames: &Frames) {
-        let key = (session, frames.folder.clone());
+    pub(super) fn leave_folder(&mut self, id: StreamId, frames: &Frames) {
+        let key = (frames.owner, frames.folder.clone());
         if let Some(folder) = self.folders.get_mut(&key) {
             for entry in folder.streams.iter_mut() {
                 if *entry == Some(id) {
@@ -703,11 +920,11 @@ impl Server {
 }
 
 impl Stream {
-    /// `v` at the end of the frame that is being fetched.
-    pub(super) fn frame_end(&self) -> u64 {
+    /// `v` at the end of a frame.
+    pub(super) fn frame_end(&self, file: FileId) -> u64 {
         self.frames
             .as_ref()
-            .and_then(|frames| frames.at(self.fetched))
+            .and_then(|frames| frames.open.iter().find(|frame| frame.file == file))
             .map_or(self.fetched, Frame::end)
     }
 }

@@ -120,8 +120,10 @@ impl Server {
                     device
                         .contracts
                         .iter()
-                        .filter_map(|id| self.streams.get(id.0)?.rate)
-                        .map(|(rate, _)| rate.0)
+                        .filter_map(|stream| {
+                            let stream = self.streams.get(stream.0)?;
+                            Some(stream.part_of(id, stream.rate?.0.0))
+                        })
                         .sum(),
                 ),
                 request_count: device.request_count,

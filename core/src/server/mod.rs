@@ -19,6 +19,8 @@ mod files;
 mod flow;
 mod frames;
 mod ledger;
+#[cfg(test)]
+mod pool_tests;
 mod reads;
 #[cfg(test)]
 mod reserve_tests;
@@ -44,7 +46,7 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
 use fetch::Claimant;
-use frames::Folder;
+use frames::{Folder, Owner, Place};
 use room::Room;
 use slab::Slab;
 use state::*;
@@ -67,12 +69,12 @@ pub struct Server {
     streams: Slab<Stream>,
     reads: Slab<Read>,
     pins: BTreeMap<(SessionId, RequestId), Pinned>,
-    /// Sequences, by session and folder.
-    folders: BTreeMap<(SessionId, String), Folder>,
+    /// Sequences, by who reads them and folder.
+    folders: BTreeMap<(Owner, String), Folder>,
     /// Streams that are sequences.
     sequences: BTreeSet<u32>,
     /// Neighbours the driver was asked for, and by which streams, for which frame.
-    neighbours: BTreeMap<(FileId, String), Vec<(StreamId, u64)>>,
+    neighbours: BTreeMap<(Place, String), Vec<(StreamId, u64)>>,
     flights: Slab<Flight>,
     flight_generation: u32,
     lanes: BTreeMap<LaneId, LaneState>,
@@ -179,6 +181,7 @@ impl Server {
             }
             Event::PolicyChanged(policy) => self.policy = policy,
             Event::SessionOpened { session, label } => self.session_opened(session, label, actions),
+            Event::SessionOfPool { session, pool } => self.session_of_pool(session, pool),
             Event::SessionClosed { session } => self.session_closed(session, actions),
             Event::Opening {
                 session,
@@ -276,8 +279,9 @@ impl Server {
                 beside,
                 name,
                 facts,
-            } => {
-                self.neighbour_opened(beside, &name, facts, actions);
+            } => self.neighbour_opened((Place::Beside(beside), name), facts, actions),
+            Event::PoolFileOpened { pool, path, facts } => {
+                self.neighbour_opened((Place::Pool(pool), path), facts, actions);
             }
             Event::Hint { file, hint } => self.hinted(file, hint),
             Event::ForeignLoad {
@@ -312,6 +316,17 @@ impl Server {
     fn touch(&mut self, device: DeviceId) {
         if !self.touched.contains(&device) {
             self.touched.push(device);
+        }
+    }
+
+    /// Have all devices that a stream is fetched from looked at before the step ends.
+    fn touch_devices_of(&mut self, id: StreamId) {
+        let device_at = |server: &Server, at| server.streams.get(id.0)?.device_at(at);
+        for at in 0.. {
+            let Some(device) = device_at(self, at) else {
+                return;
+            };
+            self.touch(device);
         }
     }
 

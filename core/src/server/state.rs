@@ -26,6 +26,8 @@ pub(super) struct Session {
     pub parked: VecDeque<u32>,
     /// Where it writes; None: it has no lane, and writes on its own descriptors.
     pub lane: Option<LaneId>,
+    /// Of which pool's door it is one.
+    pub pool: Option<PoolNumber>,
 }
 
 /// What a handle stands for.
@@ -404,6 +406,7 @@ pub(super) struct Stream {
     pub handle: Option<HandleId>,
     /// File that is being fetched (of a sequence: the one the player is in).
     pub file: FileId,
+    /// Where that lies. A sequence of a pool is fetched from others as well, see [`Stream::device_at`].
     pub device: DeviceId,
     pub path: String,
     pub standing: Standing,
@@ -420,7 +423,7 @@ pub(super) struct Stream {
     pub origin: u64,
     /// `v` of the next byte the player will ask for.
     pub consumed: u64,
-    /// `v` up to which the device was asked.
+    /// `v` up to which the device was asked. (Of a sequence over several devices all that lies before: see [`Frames`].)
     pub fetched: u64,
     /// When the player asked for v = 0 (or would have, at its rate).
     pub anchor: Instant,
@@ -620,6 +623,28 @@ impl Device {
             chunk: limits.chunk_bytes_max,
             margin_permille: policy.margin_permille,
         }
+    }
+
+    /// The stream has a claim on it.
+    pub(super) fn promise(&mut self, id: StreamId) {
+        self.background.retain(|&other| other != id);
+        if !self.contracts.contains(&id) {
+            self.contracts.push(id);
+        }
+    }
+
+    /// It has none any more.
+    pub(super) fn break_promise(&mut self, id: StreamId) {
+        self.contracts.retain(|&other| other != id);
+        if self.visiting == Some(Visitor::Reader(id)) {
+            self.visiting = None;
+        }
+    }
+
+    /// The stream is not fetched from here any more.
+    pub(super) fn forget(&mut self, id: StreamId) {
+        self.break_promise(id);
+        self.background.retain(|&other| other != id);
     }
 
     /// A claim was served; as long as it is the same one, that is one visit.

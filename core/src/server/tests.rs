@@ -10,18 +10,20 @@ const MIB: u64 = 1 << 20;
 const DISK: DeviceId = DeviceId(1);
 
 /// A driver with one disk whose requests end when the test says so.
-struct Bench {
-    server: Server,
-    now: Instant,
+pub(super) struct Bench {
+    pub(super) server: Server,
+    pub(super) now: Instant,
     actions: Actions,
     replies: Vec<(u32, u64, Outcome)>,
-    flights: Vec<IoRead>,
+    pub(super) flights: Vec<IoRead>,
     stats: Vec<FileId>,
     neighbours: Vec<(FileId, alloc::string::String)>,
+    /// Files of a pool that its door was asked for.
+    pub(super) asked: Vec<(PoolNumber, alloc::string::String)>,
     forgotten: Vec<FileId>,
 }
 
-fn disk() -> DeviceModel {
+pub(super) fn disk() -> DeviceModel {
     let model = ServiceModel {
         fixed: Duration::from_us(6_080),
         span: Duration::from_us(17_176),
@@ -34,7 +36,7 @@ fn disk() -> DeviceModel {
     }
 }
 
-fn facts(file: u32, size: u64) -> FileFacts {
+pub(super) fn facts(file: u32, size: u64) -> FileFacts {
     FileFacts {
         file: FileId(file),
         key: FileKey {
@@ -56,7 +58,7 @@ fn facts(file: u32, size: u64) -> FileFacts {
 }
 
 impl Bench {
-    fn new(slot_count: u32) -> Bench {
+    pub(super) fn new(slot_count: u32) -> Bench {
         let limits = Limits {
             slot_count,
             ..Limits::default()
@@ -69,6 +71,7 @@ impl Bench {
             flights: vec![],
             stats: vec![],
             neighbours: vec![],
+            asked: vec![],
             forgotten: vec![],
         };
         bench.step(Event::DeviceAdded {
@@ -78,7 +81,7 @@ impl Bench {
         bench
     }
 
-    fn step(&mut self, event: Event) {
+    pub(super) fn step(&mut self, event: Event) {
         let mut actions = core::mem::take(&mut self.actions);
         actions.clear();
         self.server.step(self.now, event, &mut actions);
@@ -96,6 +99,7 @@ impl Bench {
                 Action::OpenNeighbour { beside, name } => {
                     self.neighbours.push((*beside, name.clone()))
                 }
+                Action::AskPool { pool, path } => self.asked.push((*pool, path.clone())),
                 Action::Forget { file } => self.forgotten.push(*file),
                 Action::Wake { .. } => {}
                 other => panic!("{other:?}, but nobody has a lane"),
@@ -104,14 +108,14 @@ impl Bench {
         self.actions = actions;
     }
 
-    fn session(&mut self, session: u32) {
+    pub(super) fn session(&mut self, session: u32) {
         self.step(Event::SessionOpened {
             session: SessionId(session),
             label: SessionLabel::default(),
         });
     }
 
-    fn open(&mut self, session: u32, handle: u32, path: &str, facts: FileFacts) {
+    pub(super) fn open(&mut self, session: u32, handle: u32, path: &str, facts: FileFacts) {
         let (session, handle) = (SessionId(session), HandleId(handle));
         self.step(Event::Opening {
             session,
@@ -125,7 +129,14 @@ impl Bench {
         });
     }
 
-    fn read(&mut self, session: u32, handle: u32, request: u64, start: u64, length: u64) {
+    pub(super) fn read(
+        &mut self,
+        session: u32,
+        handle: u32,
+        request: u64,
+        start: u64,
+        length: u64,
+    ) {
         self.step(Event::Read {
             session: SessionId(session),
             handle: HandleId(handle),
@@ -135,7 +146,7 @@ impl Bench {
         });
     }
 
-    fn end(&mut self, session: u32, request: u64) {
+    pub(super) fn end(&mut self, session: u32, request: u64) {
         self.step(Event::ReadEnd {
             session: SessionId(session),
             request: RequestId(request),
@@ -143,7 +154,7 @@ impl Bench {
     }
 
     /// Let the device finish its requests, and those that follow, at most `count`.
-    fn run(&mut self, count: usize) -> usize {
+    pub(super) fn run(&mut self, count: usize) -> usize {
         for done in 0..count {
             if self.flights.is_empty() {
                 return done;
@@ -158,7 +169,7 @@ impl Bench {
         count
     }
 
-    fn outcome(&self, request: u64) -> Option<Outcome> {
+    pub(super) fn outcome(&self, request: u64) -> Option<Outcome> {
         let mut of = self
             .replies
             .iter()
@@ -168,7 +179,7 @@ impl Bench {
         first
     }
 
-    fn length(&self, request: u64) -> Option<u64> {
+    pub(super) fn length(&self, request: u64) -> Option<u64> {
         match self.outcome(request) {
             Some(Outcome::Data { length, .. }) => Some(length.0),
             _ => None,
@@ -176,7 +187,7 @@ impl Bench {
     }
 
     /// Buffers kept for streams.
-    fn held_count(&self) -> usize {
+    pub(super) fn held_count(&self) -> usize {
         let held = self.server.streams.iter().map(|(_, s)| s.held.len());
         held.sum()
     }

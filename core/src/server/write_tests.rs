@@ -512,7 +512,7 @@ impl World {
                     "forgotten while pieces of it are still told"
                 );
             }
-            Action::Known { .. } | Action::OpenNeighbour { .. } => {}
+            Action::Known { .. } | Action::OpenNeighbour { .. } | Action::AskPool { .. } => {}
         }
     }
 

@@ -30,7 +30,7 @@ const NAMES_LAG: Duration = Duration::from_secs(1);
 
 /// Serves one pool.
 pub(crate) struct Door {
-    pub(crate) pool: Pool,
+    pub(crate) pool: Arc<Pool>,
     pub(crate) nodes: Nodes,
     pub(crate) engine: Engine,
     pub(crate) finishers: Finishers,
@@ -85,6 +85,7 @@ impl Door {
         tidy_after: Duration,
         kept: Option<(Table, Left)>,
     ) -> io::Result<Door> {
+        let pool = Arc::new(pool);
         let (table, left) = kept.unzip();
         let table = table.map(Arc::new);
         let nodes = Nodes::new(pool.catalogue().tree(), table.clone())?;

@@ -7,7 +7,7 @@
 use crate::answer::Answer;
 use crate::attributes::by_descriptor;
 use crate::door::Door;
-use crate::engine::Held;
+use crate::engine::{Held, only_object};
 use crate::nodes::{Node, locked, status};
 use crate::passthrough::{Opened, Way, Ways};
 use crate::session::Backing;
@@ -426,22 +426,14 @@ impl Door {
         let fd = Arc::new(self.pool.open_object(layout, object, access)?);
         locked(&state.objects).insert(object, (access, Arc::clone(&fd)));
         // Each object of a stripe has a part of what a rule says of the file.
-        let is_whole = layout.segments().iter().all(|one| one.objects.len() == 1);
+        let is_striped = layout.segments().iter().any(|one| one.objects.len() != 1);
+        let is_whole = only_object(layout).is_some();
         self.engine.opened(object, || {
-            is_whole.then(|| self.shown(&state.stub)).flatten()
+            let path = self.path_of(&state.stub).filter(|_| !is_striped)?;
+            // Of a frame that lies in pieces the daemon would see a frame in each of them.
+            (is_whole || !is_frame(&path)).then_some(path)
         });
         Ok(fd)
-    }
-
-    /// Where a file is in the tree, for the daemon. None: it is in none any more; or it is one frame of many, whose neighbours the daemon
-    /// would look for where the object is.
-    fn shown(&self, stub: &OwnedFd) -> Option<PathBuf> {
-        let path = self.path_of(stub)?;
-        let name = path.file_name()?.to_str();
-        let is_frame = name
-            .and_then(FrameName::parse)
-            .is_some_and(|name| !name.is_clip());
-        (!is_frame).then_some(path)
     }
 
     /// Where a file is in the tree. None: in it no more.
@@ -679,4 +671,11 @@ pub(crate) fn range(start: u64, length: u64) -> ByteRange {
         start: ByteOffset(start),
         length: ByteCount(length),
     }
+}
+
+/// One of many of its name, as far as that says.
+fn is_frame(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.and_then(FrameName::parse)
+        .is_some_and(|name| !name.is_clip())
 }

@@ -21,6 +21,7 @@ use crate::reports::Reports;
 use crate::sessions::Sessions;
 use crate::share::{ServedShare, Share};
 use crate::signals::Signals;
+use crate::wanted::Wants;
 use crate::warm::{self, Idleness};
 use crate::worker::{Urgency, Workers};
 use crate::writing::WaitingWrite;
@@ -82,6 +83,7 @@ pub(crate) struct Daemon {
     pub(super) files: Files,
     pub(super) headers: Headers,
     pub(super) sessions: Sessions,
+    pub(super) wants: Wants,
     pub(super) lag: Lag,
     pub(super) counts: Counts,
     pub(super) started: Instant,
@@ -183,6 +185,7 @@ impl Daemon {
             files: Files::default(),
             headers: Headers::default(),
             sessions: Sessions::default(),
+            wants: Wants::default(),
             lag: Lag::new(),
             counts: Counts::default(),
             started: clock::now(),
@@ -378,6 +381,7 @@ impl Daemon {
         if start >= self.reports.next() {
             self.changed_without_report(start);
         }
+        self.wants_end(start);
         if start >= self.sample_at {
             self.sample_at = start + foreign::SAMPLE;
             self.sample_foreign();
@@ -464,6 +468,7 @@ impl Daemon {
             } => self.reply(*session, *request, *outcome, actions),
             Action::Submit(read) => self.submit(*read, actions.slots_of(read.slots)),
             Action::OpenNeighbour { beside, name } => self.open_neighbour(*beside, name),
+            Action::AskPool { pool, path } => self.ask_pool(*pool, path),
             Action::Stat { file } => self.stat(*file),
             Action::Forget { file } => self.forget(*file),
             Action::Wake { at } => self.core_wake = *at,
@@ -720,6 +725,7 @@ impl Daemon {
             .min(self.sample_at)
             .min(self.beat_at)
             .min(self.reports.next())
+            .min(self.wants.next())
             .min(self.ring_look_at)
             .min(self.give_back_at)
             .min(self.drain_end)

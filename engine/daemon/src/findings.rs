@@ -66,6 +66,15 @@ impl Daemon {
                         facts,
                     });
                 }
+                Done::PoolFile {
+                    pool,
+                    path,
+                    share,
+                    result,
+                } => {
+                    let facts = result.map(|found| self.adopt(found, &share, &path, None));
+                    self.feed(Event::PoolFileOpened { pool, path, facts });
+                }
                 Done::Stat {
                     file,
                     generation,

@@ -9,7 +9,7 @@ use crate::reserved::{Attempts, give_back};
 use crate::share::{Share, same_file_system_elsewhere};
 use rushes_core::format::lane::FileRecord;
 use rushes_core::server::{Errno, Extent, FileKey, PAGE_BYTES, RateHint, RateSource};
-use rushes_core::units::{DeviceId, FileId, HandleId, SessionId};
+use rushes_core::units::{DeviceId, FileId, HandleId, PoolNumber, SessionId};
 use rushes_shm::Writer;
 use rushes_sys::extents;
 use rushes_sys::file::{self, FileStatus, PrivateFile, Unserved};
@@ -67,6 +67,17 @@ pub(crate) enum Job {
         path: String,
         key: FileKey,
         name: String,
+    },
+    /// Vet the descriptor of a file that a pool's door was asked for, and open it anew.
+    PoolFile {
+        pool: PoolNumber,
+        /// In the pool's tree.
+        path: String,
+        /// The one that the door says it lies in.
+        share: Arc<Share>,
+        fd: OwnedFd,
+        /// Process of the door.
+        pid: i32,
     },
     /// How long is it now?
     Stat {
@@ -132,6 +143,12 @@ pub(crate) enum Done {
         /// Of the neighbour.
         path: String,
         name: String,
+        share: Arc<Share>,
+        result: Result<Found, Errno>,
+    },
+    PoolFile {
+        pool: PoolNumber,
+        path: String,
         share: Arc<Share>,
         result: Result<Found, Errno>,
     },
@@ -257,6 +274,21 @@ pub(crate) fn work(job: Job) -> Done {
                 beside,
                 path,
                 name,
+                share,
+                result: result.map_err(|unserved| unserved.errno()),
+            }
+        }
+        Job::PoolFile {
+            pool,
+            path,
+            share,
+            fd,
+            pid,
+        } => {
+            let result = reopen(&share, &fd, pid).and_then(found);
+            Done::PoolFile {
+                pool,
+                path,
                 share,
                 result: result.map_err(|unserved| unserved.errno()),
             }

@@ -32,6 +32,7 @@ mod sessions;
 mod share;
 mod signals;
 mod visitors;
+mod wanted;
 mod warm;
 mod worker;
 mod writing;

@@ -3,7 +3,7 @@
 
 use crate::share::ServedShare;
 use rushes_core::format::door;
-use rushes_core::units::{HandleId, Instant, LaneId, SessionId};
+use rushes_core::units::{HandleId, Instant, LaneId, PoolNumber, SessionId};
 use rushes_shm::server::{Newcomer, ServerSession};
 use rushes_sys::PollId;
 use rushes_sys::space::Allows;
@@ -29,6 +29,8 @@ pub(crate) struct Seat {
     pub(crate) user: String,
     pub(crate) client: String,
     pub(crate) door: u32,
+    /// It is a pool's door, in one of its sessions.
+    pub(crate) pool: Option<PoolNumber>,
     pub(crate) polls: [PollId; 2],
     /// Open handles.
     pub(crate) handles: HashMap<HandleId, OpenHandle>,

@@ -187,6 +187,7 @@ impl Daemon {
             user: connect.user,
             client: connect.client,
             door: connect.door,
+            pool: (connect.pool != 0).then_some(PoolNumber(connect.pool)),
             polls: [socket, bell],
             handles: HashMap::new(),
             lane: None,
@@ -201,8 +202,12 @@ impl Daemon {
             label.client,
             label.share
         );
+        let pool = seat.pool;
         self.sessions.seats.insert(session, seat);
         self.feed(Event::SessionOpened { session, label });
+        if let Some(pool) = pool {
+            self.feed(Event::SessionOfPool { session, pool });
+        }
         self.lane_opened(session, lane);
         self.hear(session);
     }
@@ -272,6 +277,7 @@ impl Daemon {
                 file,
                 writer,
             } => self.open(session, handle, path, (file, writer)),
+            ClientEvent::Found { number, file } => self.pool_found(session, number, file),
             ClientEvent::Read {
                 request, handle, ..
             } if !self.allows(session, handle).read => self.plain(session, request),
@@ -488,5 +494,6 @@ impl Daemon {
         }
         drop(seat);
         self.feed(Event::SessionClosed { session: id });
+        self.wants_of_session_end(id);
     }
 }

@@ -26,6 +26,7 @@ mod pool;
 mod request;
 mod rescue;
 mod reserved;
+mod sequences;
 mod tidied;
 mod walk;
 mod wishes;

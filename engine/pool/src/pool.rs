@@ -8,12 +8,13 @@ use crate::catalogue::{Catalogue, Lock, REMOVED};
 use crate::error::{PoolError, is_full};
 use crate::format::{CatalogueFormat, FORMAT_FILE, Format};
 use crate::member::{Access, Member, MemberState, mark_of};
+use crate::sequences::{Sequence, Sequences};
 use crate::wishes::Loads;
 use crate::xattr::{self, LAYOUT_ATTRIBUTE};
 use rushes_core::pool::check::Mark;
 use rushes_core::pool::{
     Asked, Class, FileIdentity, Layout, Located, MemberNumber, Object, Part, Policy, PoolId, Room,
-    Segment, Shape, Wish, order, stripe,
+    Segment, Shape, Wish, follow, order, stripe,
 };
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rustix::fs::{
@@ -172,6 +173,7 @@ pub struct Pool {
     /// How often other members were adopted.
     generation: AtomicU64,
     loads: Loads,
+    sequences: Sequences,
 }
 
 impl Pool {
@@ -212,6 +214,7 @@ impl Pool {
             })),
             placing: RwLock::default(),
             loads: Loads::default(),
+            sequences: Sequences::default(),
         })
     }
 
@@ -354,17 +357,24 @@ impl Pool {
         if let Some(located) = layout.locate(wanted.start) {
             return Ok(located);
         }
-        self.take(
-            stub,
-            layout,
-            ByteRange::new(0, u64::MAX),
-            wanted,
-            None,
-            None,
-        )?;
-        Ok(layout
+        let _placing = self.placing.read();
+        let sequence = Sequence::of(stub);
+        let follows = sequence.as_ref().and_then(|it| self.sequences.last(it));
+        let mut candidates = self.candidates(stub, None, wanted.length);
+        if let Some(member) = follows {
+            let (wish, rooms, asked) = &mut candidates;
+            let policy = wish.choose.unwrap_or(self.policy);
+            follow(policy, rooms, asked, member, wanted.length);
+        }
+        let range = ByteRange::new(0, u64::MAX);
+        self.take_of(stub, layout, range, wanted, candidates, None)?;
+        let located = layout
             .locate(wanted.start)
-            .expect("a placed file covers every byte"))
+            .expect("a placed file covers every byte");
+        if let Some(sequence) = sequence {
+            self.sequences.went_to(sequence, located.object.member);
+        }
+        Ok(located)
     }
 
     /// Bytes did not fit where the layout has them: let another member take them, and what follows up to the next data.
@@ -498,7 +508,22 @@ impl Pool {
         moved: Option<Source>,
     ) -> Result<(), PoolError> {
         let _placing = self.placing.read();
-        let (wish, rooms, asked) = self.candidates(stub, except, wanted.length);
+        let candidates = self.candidates(stub, except, wanted.length);
+        self.take_of(stub, layout, range, wanted, candidates, moved)
+    }
+
+    /// The same, of members that were chosen.
+    ///
+    /// Assumes  `placing` has been held since
+    fn take_of(
+        &self,
+        stub: BorrowedFd<'_>,
+        layout: &mut Layout,
+        range: ByteRange,
+        wanted: ByteRange,
+        (wish, rooms, asked): (Wish, Vec<Room>, Vec<MemberNumber>),
+        moved: Option<Source>,
+    ) -> Result<(), PoolError> {
         // Only what may grow is worth a stripe.
         if moved.is_none()
             && range.end() == u64::MAX

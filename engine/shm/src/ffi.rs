@@ -185,6 +185,7 @@ pub unsafe extern "C" fn rushes_connect(
                 share: text(share),
                 user: text(user),
                 client: text(address),
+                ..Connect::default()
             };
             (CStr::from_ptr(socket_path), who)
         };

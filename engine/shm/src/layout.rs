@@ -5,8 +5,9 @@
 //! ends.
 
 use rushes_core::format::{
-    ConnectMessage, MAGIC, MessageHead, NAME_BYTES_MAX, OpenMessage, PATH_BYTES_MAX,
-    REPLY_SLOTS_MAX, RefusedMessage, Reply, Request, VERSION, WelcomeMessage, message,
+    ConnectMessage, FoundMessage, MAGIC, MessageHead, NAME_BYTES_MAX, OpenMessage, PATH_BYTES_MAX,
+    REPLY_SLOTS_MAX, RefusedMessage, Reply, Request, VERSION, WantedMessage, WelcomeMessage,
+    message,
 };
 use std::fmt;
 use std::io;
@@ -152,6 +153,8 @@ pub struct Connect {
     pub user: String,
     /// From where.
     pub client: String,
+    /// Which pool's door; 0: none. See `rushes_core::format::ConnectMessage`.
+    pub pool: u64,
 }
 
 fn name_field(name: &str) -> [u8; NAME_BYTES_MAX] {
@@ -186,6 +189,7 @@ pub(crate) fn write_connect(connect: &Connect) -> Vec<u8> {
     for name in [&connect.share, &connect.user, &connect.client] {
         bytes.extend(name_field(name));
     }
+    bytes.extend(connect.pool.to_le_bytes());
     bytes
 }
 
@@ -205,6 +209,7 @@ pub(crate) fn read_connect(bytes: &[u8]) -> Result<Connect, PeerError> {
         share: name_of(&share, "share name")?,
         user: name_of(&user, "user name")?,
         client: name_of(&client, "client name")?,
+        pool: whole(reader.u64())?,
     })
 }
 
@@ -335,6 +340,58 @@ pub(crate) fn read_open(bytes: &[u8]) -> Result<(u32, Writer, &[u8]), PeerError>
         )));
     }
     Ok((handle, writer, path))
+}
+
+/// The head of a WANTED; its path follows, which has at most PATH_BYTES_MAX, as the caller checked.
+pub(crate) fn write_wanted(number: u64, path_bytes: usize) -> Vec<u8> {
+    let mut bytes = head(message::WANTED);
+    bytes.extend(number.to_le_bytes());
+    bytes.extend((path_bytes as u32).to_le_bytes());
+    bytes.extend(0u32.to_le_bytes());
+    bytes
+}
+
+/// Number and path of a WANTED.
+pub(crate) fn read_wanted(bytes: &[u8]) -> Result<(u64, &[u8]), PeerError> {
+    let fixed = size_of::<WantedMessage>();
+    let Some((said, path)) = bytes.split_at_checked(fixed) else {
+        read_head(bytes)?;
+        return Err(broken(format!(
+            "read a WANTED message of {} bytes; expected at least {fixed}",
+            bytes.len()
+        )));
+    };
+    let mut reader = body(said, message::WANTED, "WANTED", fixed)?;
+    let number = whole(reader.u64())?;
+    let path_bytes = whole(reader.u32())? as usize;
+    let reserved = whole(reader.u32())?;
+    if path.len() != path_bytes || reserved != 0 || !path_is_plain(path) {
+        return Err(broken(format!(
+            "read a WANTED message with {} bytes of path; expected the {path_bytes} it names, a path below a root without \"..\"",
+            path.len()
+        )));
+    }
+    Ok((number, path))
+}
+
+pub(crate) fn write_found(number: u64, errno: u32) -> Vec<u8> {
+    let mut bytes = head(message::FOUND);
+    bytes.extend(number.to_le_bytes());
+    bytes.extend(errno.to_le_bytes());
+    bytes.extend(0u32.to_le_bytes());
+    bytes
+}
+
+/// Number and errno of a FOUND.
+pub(crate) fn read_found(bytes: &[u8]) -> Result<(u64, u32), PeerError> {
+    let size = size_of::<FoundMessage>();
+    let mut reader = body(bytes, message::FOUND, "FOUND", size)?;
+    let number = whole(reader.u64())?;
+    let errno = whole(reader.u32())?;
+    if whole(reader.u32())? != 0 {
+        return Err(broken("read a FOUND whose reserved word is not zero"));
+    }
+    Ok((number, errno))
 }
 
 pub(crate) fn path_is_plain(path: &[u8]) -> bool {
@@ -470,6 +527,7 @@ mod tests {
             share: "media".into(),
             user: "eva".into(),
             client: "10.0.0.7".into(),
+            pool: 0x0123_4567_89ab_cdef,
         };
         let bytes = write_connect(&connect);
         assert_eq!(bytes.len(), size_of::<ConnectMessage>());
@@ -505,6 +563,16 @@ mod tests {
             read_open(&open).unwrap(),
             (4, Writer { uid: 6, gid: 7 }, b"a/b.c".as_slice())
         );
+        let mut wanted = write_wanted(1 << 40, 5);
+        assert_eq!(wanted.len(), size_of::<WantedMessage>());
+        wanted.extend(b"a/b.c");
+        assert_eq!(
+            read_wanted(&wanted).unwrap(),
+            (1 << 40, b"a/b.c".as_slice())
+        );
+        let found = write_found(1 << 41, 2);
+        assert_eq!(found.len(), size_of::<FoundMessage>());
+        assert_eq!(read_found(&found).unwrap(), (1 << 41, 2));
     }
 
     #[test]
@@ -545,7 +613,7 @@ mod tests {
         };
         let good = write_connect(&Connect::default());
         check(b"", "0 bytes");
-        check(&good[..20], "20 bytes; expected 216");
+        check(&good[..20], "20 bytes; expected 224");
         check(b"GET / HTTP/1.1\r\n\r\n", "expected 0x31485352");
         let mut changed = good.clone();
         changed[4] = 9;
@@ -560,12 +628,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_packet_makes_us_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), valid_head: bool, kind in 0u32..6) {
+        fn no_packet_makes_us_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), valid_head: bool, kind in 0u32..8) {
             let mut packet = if valid_head { head(kind) } else { Vec::new() };
             packet.extend(bytes);
             let _ = read_connect(&packet);
             let _ = read_welcome(&packet);
             let _ = read_refused(&packet);
+            let _ = read_found(&packet);
+            if let Ok((_, path)) = read_wanted(&packet) {
+                prop_assert!(path_is_plain(path));
+            }
             if let Ok((_, _, path)) = read_open(&packet) {
                 prop_assert!(path_is_plain(path));
             }

@@ -18,13 +18,14 @@
 //! 3. [`ServerSession::reply`] as answers come, and [`ServerSession::flush`] once after them.
 
 use crate::layout::{
-    self, Connect, PACKET_BYTES_MAX, PeerError, Writer, broken, read_connect, read_open,
-    write_refused, write_welcome,
+    self, Connect, PACKET_BYTES_MAX, PeerError, Writer, broken, path_is_plain, read_connect,
+    read_found, read_head, read_open, write_refused, write_wanted, write_welcome,
 };
 use crate::rings::{RingMemory, Which};
 use rushes_core::format::lane::Head;
 use rushes_core::format::{
-    PLAIN, REPLY_SLOTS_MAX, RING_ENTRIES, Reply, Request, WelcomeMessage, op, ring, server_flag,
+    PATH_BYTES_MAX, PLAIN, REPLY_SLOTS_MAX, RING_ENTRIES, Reply, Request, WelcomeMessage, message,
+    op, ring, server_flag,
 };
 use rushes_core::server::Runs;
 use rushes_core::server::{Errno, FileKey};
@@ -234,6 +235,14 @@ pub enum ClientEvent {
         /// Who writes, if he does.
         writer: Writer,
     },
+    /// It has looked for a file that it was asked for ([`ServerSession::want`]), perhaps in another of its sessions; nobody has checked the
+    /// number.
+    Found {
+        /// As it was asked.
+        number: u64,
+        /// Its descriptor, not vetted in any way; or why there is none.
+        file: Result<OwnedFd, Errno>,
+    },
     /// It wants bytes. To be answered.
     Read {
         /// To answer by.
@@ -434,7 +443,7 @@ impl ServerSession {
     pub fn next_event(&mut self) -> Result<Option<ClientEvent>, PeerError> {
         loop {
             if self.socket_ready {
-                if let Some(event) = self.receive_open()? {
+                if let Some(event) = self.receive_packet()? {
                     return Ok(Some(event));
                 }
                 self.socket_ready = false;
@@ -533,6 +542,17 @@ impl ServerSession {
         Ok(())
     }
 
+    /// Ask a pool's door for a file of its tree. It answers with [`ClientEvent::Found`], in whichever of its sessions, or never.
+    ///
+    /// Returns  false: it is not asked; it does not take what it is told, or this is no path
+    pub fn want(&mut self, number: u64, path: &[u8]) -> bool {
+        if path.len() > PATH_BYTES_MAX || !path_is_plain(path) {
+            return false;
+        }
+        let head = write_wanted(number, path.len());
+        socket::send(&*self.socket, &[&head, path], &[]).is_ok()
+    }
+
     /// Tell the client that we live; once a second.
     pub fn beat(&self) {
         self.memory.beat();
@@ -588,13 +608,25 @@ impl ServerSession {
         Ok(false)
     }
 
-    fn receive_open(&mut self) -> Result<Option<ClientEvent>, PeerError> {
+    fn receive_packet(&mut self) -> Result<Option<ClientEvent>, PeerError> {
         let mut buffer = [0; PACKET_BYTES_MAX];
         loop {
             let Some(mut packet) = socket::receive(&*self.socket, &mut buffer)? else {
                 return Ok(None);
             };
             let bytes = checked_packet(&buffer, packet.bytes)?;
+            if read_head(bytes)? == message::FOUND {
+                let (number, errno) = read_found(bytes)?;
+                let expected = usize::from(errno == 0);
+                if packet.fds.len() != expected || packet.fds_cut {
+                    return Err(broken(format!(
+                        "read a FOUND message with errno {errno} and {} descriptors; expected {expected}",
+                        packet.fds.len()
+                    )));
+                }
+                let file = packet.fds.pop().ok_or(Errno(errno));
+                return Ok(Some(ClientEvent::Found { number, file }));
+            }
             let (handle, writer, path) = read_open(bytes)?;
             if packet.fds.len() != 1 || packet.fds_cut {
                 return Err(broken(format!(

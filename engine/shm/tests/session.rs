@@ -24,6 +24,7 @@ fn who() -> Connect {
         share: "media".into(),
         user: "eva".into(),
         client: "test".into(),
+        ..Connect::default()
     }
 }
 

@@ -115,6 +115,7 @@ impl Host for Served {
             share: SHARE.to_owned(),
             user: "lab".to_owned(),
             client: "lab".to_owned(),
+            ..Connect::default()
         };
         let socket = self.runtime.join("session.sock");
         let patience = CoreDuration::from_s(PATIENCE.as_secs());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A member's thread: it finds the daemon, has a session with it, loses it, and finds the next one.
 
+use super::finder::Finder;
 use super::queue::{Names, Queue};
 use super::session::Session;
 use super::{LOOK_EVERY, STATUS_PATIENCE, share_of};
@@ -40,6 +41,9 @@ pub(super) struct Daemons {
     pub(super) facts: Mutex<Option<Arc<FactsView>>>,
     pub(super) missed: Mutex<Missed>,
     pub(super) names: Arc<Names>,
+    /// By which the daemon knows that sessions are those of one door. Drawn when that starts; never 0.
+    pub(super) pool: u64,
+    pub(super) finder: Finder,
 }
 
 /// How long there has been none although one is needed.
@@ -178,6 +182,7 @@ impl Lead {
             share: share.name.clone(),
             user: String::from("pool"),
             client: String::from("mount"),
+            pool: self.daemons.pool,
         };
         let socket = runtime_dir.join("session.sock");
         let client = Client::connect_within(&socket, &who, PATIENCE)
@@ -207,6 +212,7 @@ impl Lead {
                 session.begin(job, &self.queue);
             }
             session.collect(&self.queue);
+            session.find(&self.daemons.finder, &self.queue);
             session.close();
             self.pause(&session);
         }

@@ -8,27 +8,29 @@
 //! **Who changes an object itself** has the file's lock for himself (`OpenFile::change`) and a [`Held`] of it: the daemon has written what
 //! it had of the object, or there is none and none begins to serve meanwhile. What goes through lanes has the lock with others.
 
+mod finder;
 mod lead;
 mod queue;
 mod session;
 
+pub(crate) use finder::only_object;
 pub(crate) use queue::{Done, Served, Waiter};
 
 use crate::answer::Answer;
 use crate::nodes::locked;
+use finder::{Finder, Queues};
 use lead::{Daemons, Lead};
 use queue::{Hold, Job, Plain, Queue, TRY_EVERY};
 use rushes_control::{ShareStatus, Status};
 use rushes_pool::{MemberNumber, Object, Pool};
 use rushes_shm::facts::FactsView;
 use rustix::io::Errno;
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -52,7 +54,7 @@ pub struct DaemonPlace {
 
 /// The daemon, as a pool's door sees it.
 pub(crate) struct Engine {
-    members: RwLock<HashMap<MemberNumber, Arc<Queue>>>,
+    members: Arc<Queues>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// None: it is not asked.
     daemons: Option<Arc<Daemons>>,
@@ -60,8 +62,9 @@ pub(crate) struct Engine {
 
 impl Engine {
     /// A thread for each member; none without a place to look for a daemon.
-    pub(crate) fn start(pool: &Pool, place: Option<&DaemonPlace>) -> io::Result<Engine> {
-        let daemons = place.map(|place| {
+    pub(crate) fn start(pool: &Arc<Pool>, place: Option<&DaemonPlace>) -> io::Result<Engine> {
+        let members: Arc<Queues> = Arc::default();
+        let begin = |place: &DaemonPlace| {
             let daemons = Daemons {
                 runtime_dir: place.runtime_dir.clone(),
                 recover: place.recover.clone(),
@@ -69,12 +72,15 @@ impl Engine {
                 facts: Mutex::default(),
                 missed: Mutex::default(),
                 names: Arc::default(),
+                pool: random()?.max(1),
+                finder: Finder::start(pool, &members)?,
             };
             daemons.look_at_facts();
-            Arc::new(daemons)
-        });
+            Ok::<_, io::Error>(Arc::new(daemons))
+        };
+        let daemons = place.map(begin).transpose()?;
         let engine = Engine {
-            members: RwLock::default(),
+            members,
             threads: Mutex::default(),
             daemons,
         };
@@ -413,10 +419,11 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        let members = self.members.get_mut();
-        for queue in members.unwrap_or_else(PoisonError::into_inner).values() {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        for queue in members.values() {
             queue.close();
         }
+        drop(members);
         let threads = self.threads.get_mut();
         for thread in threads.unwrap_or_else(PoisonError::into_inner).drain(..) {
             // The door may go with the last answer that one of them gave.
@@ -424,7 +431,16 @@ impl Drop for Engine {
                 let _ = thread.join();
             }
         }
+        if let Some(daemons) = &self.daemons {
+            daemons.finder.end();
+        }
     }
+}
+
+fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(bytes.as_mut_slice(), rustix::rand::GetRandomFlags::empty())?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 fn is_known(facts: &FactsView, fd: &OwnedFd) -> bool {

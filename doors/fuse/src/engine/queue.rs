@@ -107,6 +107,11 @@ pub(super) enum Job {
         fd: Arc<OwnedFd>,
     },
     Closed(ObjectId),
+    /// What has become of a file that the daemon has asked for.
+    Found {
+        number: u64,
+        file: Result<OwnedFd, Errno>,
+    },
 }
 
 /// One thread's requests.

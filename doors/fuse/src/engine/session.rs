@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A member's session: objects as the daemon knows them, and what it was asked for.
 
+use super::finder::{Finder, Wanted};
 use super::queue::{Done, Grip, Hold, Job, Names, Queue, Served, Waiter};
 use rushes_core::units;
 use rushes_pool::{ObjectId, ObjectName};
 use rushes_shm::Connect;
 use rushes_shm::client::{
-    Client, ConnectError, FileHandle, HUNG_PATIENCE, OwnedClient, OwnedDone, ReadError,
+    Client, ConnectError, FileHandle, HUNG_PATIENCE, OwnedClient, OwnedDone, ReadError, WantedFile,
 };
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -22,6 +23,9 @@ const AGAIN_PATIENCE: units::Duration = units::Duration::from_ms(50);
 /// Reads of one object that the daemon is asked for at a time. The kernel reads ahead eight requests for a reader, and the rings are everybody's: those
 /// of readers who wait would leave no room for others.
 const READS_MAX: usize = 2;
+
+/// Files that the daemon wants which are taken before others have their turn.
+const WANTED_AT_ONCE: usize = 64;
 
 /// One read, not asked for yet.
 struct Read {
@@ -264,6 +268,11 @@ impl Session {
                 }
             }
             Job::Closed(object) => self.closing.push(object),
+            Job::Found { number, file } => {
+                let file = file.as_ref().map(AsFd::as_fd);
+                self.client
+                    .found(number, file.map_err(|errno| errno.raw_os_error() as u32));
+            }
         }
     }
 
@@ -344,6 +353,20 @@ impl Session {
                     drop(named.fd);
                 }
             }
+        }
+    }
+
+    /// Have the files looked for that the daemon wants.
+    pub(super) fn find(&mut self, finder: &Finder, queue: &Arc<Queue>) {
+        for _ in 0..WANTED_AT_ONCE {
+            let Some(WantedFile { number, path }) = self.client.take_wanted() else {
+                return;
+            };
+            finder.find(Wanted {
+                number,
+                path,
+                asked: Arc::clone(queue),
+            });
         }
     }
 

@@ -180,6 +180,7 @@ pub(crate) fn who(share: &str) -> Connect {
         share: share.to_string(),
         user: String::from("tester"),
         client: String::from("here"),
+        ..Connect::default()
     }
 }
 

@@ -29,7 +29,8 @@ pub use owned::{OwnedClient, OwnedDone};
 
 use crate::facts::FileFact;
 use crate::layout::{
-    Connect, PACKET_BYTES_MAX, PeerError, Writer, broken, path_is_plain, write_open,
+    Connect, PACKET_BYTES_MAX, PeerError, Writer, broken, path_is_plain, read_wanted, write_found,
+    write_open,
 };
 use crate::rings::{RingMemory, Which};
 use connect::{Lane, timespec};
@@ -108,6 +109,18 @@ pub struct Lease {
     pub pieces: Vec<(NonNull<u8>, usize)>,
 }
 
+/// A file of its tree that the daemon asks a pool's door for: one that will be read next, as far as can be seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedFile {
+    /// For [`Client::found`].
+    pub number: u64,
+    /// Below the root of the tree.
+    pub path: Vec<u8>,
+}
+
+/// Files that it may have asked for and nobody has taken; more are not looked at.
+const WANTED_MAX: usize = 1024;
+
 new_key_type! {
     struct TicketKey;
     struct PartKey;
@@ -161,6 +174,9 @@ pub struct Client {
     ticket_last: u64,
     /// Files whose CLOSE is to be sent.
     closing: VecDeque<u32>,
+    /// It is one of a pool's door, which may be asked for files.
+    is_of_pool: bool,
+    wanted: VecDeque<WantedFile>,
     spin: Spin,
 }
 
@@ -350,6 +366,8 @@ impl Client {
             handle_last: 0,
             ticket_last: 0,
             closing: VecDeque::new(),
+            is_of_pool: who.pool != 0,
+            wanted: VecDeque::new(),
             spin: Spin::new(),
         })
     }
@@ -414,6 +432,32 @@ impl Client {
                 }
                 None
             }
+        }
+    }
+
+    /// The next file that the daemon asks for; it is to be told ([`Client::found`]), and may be told nothing. Never waits.
+    pub fn take_wanted(&mut self) -> Option<WantedFile> {
+        if self.wanted.is_empty() && self.is_of_pool && self.usable() {
+            self.look_at_socket();
+        }
+        self.wanted.pop_front()
+    }
+
+    /// Tell the daemon of a file that it has asked for: a descriptor of it, or why there is none (an errno). It need not be this session
+    /// that was asked: the file lies in this one's share.
+    pub fn found(&mut self, number: u64, file: Result<BorrowedFd<'_>, u32>) {
+        if !self.usable() {
+            return;
+        }
+        let (errno, fds) = match &file {
+            Ok(fd) => (0, std::slice::from_ref(fd)),
+            // (Nobody is told that there is one and none.)
+            Err(errno) => ((*errno).max(1), [].as_slice()),
+        };
+        match socket::send(&self.socket, &[&write_found(number, errno)], fds) {
+            // The daemon is busy, and does not wait for it.
+            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => self.die(error.into()),
+            Ok(()) | Err(_) => {}
         }
     }
 
@@ -1335,12 +1379,23 @@ impl Client {
         }
     }
 
-    /// The daemon says nothing on the socket after its welcome: what is to be read is its end.
+    /// The daemon says nothing on the socket after its welcome, but what it wants of a pool's door: what is to be read is that, or its end.
     fn look_at_socket(&mut self) {
         let mut buffer = [0; PACKET_BYTES_MAX];
         match socket::receive(&self.socket, &mut buffer) {
             Ok(None) => {}
             Ok(Some(packet)) if packet.bytes == 0 => self.die(PeerError::Closed),
+            Ok(Some(packet)) if self.is_of_pool => {
+                let said = buffer.get(..packet.bytes).unwrap_or_default();
+                match read_wanted(said) {
+                    Ok((number, path)) if self.wanted.len() < WANTED_MAX => {
+                        let path = path.to_vec();
+                        self.wanted.push_back(WantedFile { number, path });
+                    }
+                    Ok(_) => {}
+                    Err(error) => self.die(error),
+                }
+            }
             Ok(Some(packet)) => self.die(broken(format!(
                 "read a packet of {} bytes from the daemon; expected none after its welcome",
                 packet.bytes
@@ -1381,6 +1436,7 @@ impl Client {
             .retain(|_, part| matches!(part.use_, PartUse::Leased));
         self.unsent.clear();
         self.closing.clear();
+        self.wanted.clear();
         let keys: Vec<TicketKey> = self.tickets.keys().collect();
         for key in keys {
             if let Some(ticket) = self.tickets.get_mut(key) {

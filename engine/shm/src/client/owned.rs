@@ -165,6 +165,16 @@ impl OwnedClient {
         self.client.give_up();
     }
 
+    /// As [`Client::take_wanted`].
+    pub fn take_wanted(&mut self) -> Option<WantedFile> {
+        self.client.take_wanted()
+    }
+
+    /// As [`Client::found`].
+    pub fn found(&mut self, number: u64, file: Result<BorrowedFd<'_>, u32>) {
+        self.client.found(number, file);
+    }
+
     /// As [`Client::event_fds`].
     pub fn event_fds(&self) -> [BorrowedFd<'_>; 2] {
         self.client.event_fds()

@@ -253,6 +253,7 @@ impl Echo {
                 ClientEvent::Close { handle } => {
                     state.files.remove(&handle);
                 }
+                ClientEvent::Found { .. } => {}
                 ClientEvent::Read {
                     request,
                     handle,

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The loop's part for pools: frames of a pool's sequences that the core wants before they are read, which only the pool's door can find.
+//!
+//! The door is asked in one of its sessions and may answer in any. It is never waited for: what it has not answered after a while counts
+//! as not there, and what it answers is vetted as any file that a door opens (docs/decisions/0034).
+
+use crate::event_loop::{AGAIN, Daemon};
+use crate::jobs::Job;
+use crate::worker::Urgency;
+use rushes_core::server::{Errno, Event};
+use rushes_core::units::{Duration, Instant, PoolNumber, SessionId};
+use rushes_sys::clock;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+/// So long a door may look for a file. Its reader opens it himself long before.
+const PATIENCE: Duration = Duration::from_s(5);
+/// Files that one pool's door may be asked for at once.
+const COUNT_MAX: usize = 512;
+/// ETIMEDOUT.
+const TOO_LATE: Errno = Errno(110);
+
+/// A file that a door was asked for.
+struct Wanted {
+    pool: PoolNumber,
+    path: String,
+    /// In which session.
+    asked: SessionId,
+    until: Instant,
+}
+
+/// All that doors were asked for and have not answered.
+#[derive(Default)]
+pub(crate) struct Wants {
+    /// By number, and so by time.
+    wants: BTreeMap<u64, Wanted>,
+    number_last: u64,
+}
+
+impl Wants {
+    /// When the next one has been waited for too long.
+    pub(crate) fn next(&self) -> Instant {
+        let first = self.wants.first_key_value();
+        first.map_or(Instant::NEVER, |(_, wanted)| wanted.until)
+    }
+
+    fn count_of(&self, pool: PoolNumber) -> usize {
+        let of_pool = |wanted: &&Wanted| wanted.pool == pool;
+        self.wants.values().filter(of_pool).count()
+    }
+
+    /// What was asked by this number of this pool's door; nobody else's.
+    fn take(&mut self, number: u64, pool: PoolNumber) -> Option<Wanted> {
+        self.wants.get(&number).filter(|it| it.pool == pool)?;
+        self.wants.remove(&number)
+    }
+}
+
+impl Daemon {
+    /// Ask a pool's door for a file.
+    pub(super) fn ask_pool(&mut self, pool: PoolNumber, path: &str) {
+        if !self.try_to_ask(pool, path) {
+            self.pending.push_back(Event::PoolFileOpened {
+                pool,
+                path: path.to_string(),
+                facts: Err(AGAIN),
+            });
+        }
+    }
+
+    fn try_to_ask(&mut self, pool: PoolNumber, path: &str) -> bool {
+        if self.wants.count_of(pool) >= COUNT_MAX {
+            return false;
+        }
+        let mut sessions: Vec<SessionId> = self
+            .sessions
+            .seats
+            .iter()
+            .filter(|(_, seat)| seat.pool == Some(pool))
+            .map(|(id, _)| *id)
+            .collect();
+        if sessions.is_empty() {
+            return false;
+        }
+        sessions.sort_unstable();
+        self.wants.number_last += 1;
+        let number = self.wants.number_last;
+        // One after the other: a session whose member hangs does not keep all files from being found.
+        let turn = (number % sessions.len() as u64) as usize;
+        sessions.rotate_left(turn);
+        let asked = sessions.into_iter().find(|session| {
+            let seat = self.sessions.seats.get_mut(session);
+            seat.is_some_and(|seat| seat.session.want(number, path.as_bytes()))
+        });
+        let Some(asked) = asked else {
+            return false;
+        };
+        let wanted = Wanted {
+            pool,
+            path: path.to_string(),
+            asked,
+            until: clock::now() + PATIENCE,
+        };
+        self.wants.wants.insert(number, wanted);
+        true
+    }
+
+    /// A door has looked for a file, and says what it has found.
+    pub(super) fn pool_found(
+        &mut self,
+        session: SessionId,
+        number: u64,
+        file: Result<OwnedFd, Errno>,
+    ) {
+        let Some(seat) = self.sessions.seats.get(&session) else {
+            return;
+        };
+        let Some(pool) = seat.pool else {
+            return;
+        };
+        // One that is not known was answered too late, or twice.
+        let Some(Wanted { path, .. }) = self.wants.take(number, pool) else {
+            return;
+        };
+        let refused = match file {
+            Ok(fd) => {
+                let job = Job::PoolFile {
+                    pool,
+                    path: path.clone(),
+                    share: seat.share.share.clone(),
+                    fd,
+                    pid: seat.session.peer().pid,
+                };
+                match self.workers.push(Urgency::Now, job) {
+                    Ok(()) => return,
+                    Err(_) => AGAIN,
+                }
+            }
+            Err(errno) => errno,
+        };
+        self.pool_lacks(pool, path, refused);
+    }
+
+    fn pool_lacks(&mut self, pool: PoolNumber, path: String, errno: Errno) {
+        self.feed(Event::PoolFileOpened {
+            pool,
+            path,
+            facts: Err(errno),
+        });
+    }
+
+    /// What was waited for long enough.
+    pub(super) fn wants_end(&mut self, now: Instant) {
+        while self.wants.next() <= now {
+            let Some((_, wanted)) = self.wants.wants.pop_first() else {
+                return;
+            };
+            self.pool_lacks(wanted.pool, wanted.path, TOO_LATE);
+        }
+    }
+
+    /// A session has ended: what was asked in it nobody answers.
+    pub(super) fn wants_of_session_end(&mut self, session: SessionId) {
+        let mut left: Vec<u64> = Vec::new();
+        for (number, wanted) in &self.wants.wants {
+            if wanted.asked == session {
+                left.push(*number);
+            }
+        }
+        for number in left {
+            if let Some(wanted) = self.wants.wants.remove(&number) {
+                self.pool_lacks(wanted.pool, wanted.path, AGAIN);
+            }
+        }
+    }
+}
