@@ -77,12 +77,12 @@ enum Ear {
 
 /// Until the mount ends, in a thread of its own: an end that is asked for, once and again, and another process.
 fn hear(args: &PoolMountArgs, ear: Ear) -> Result<Arc<Stop>, String> {
-    let stop = Stop::new(&args.catalogue, &args.folder);
-    let stop = stop.map_err(|error| failed(&args.folder, &error))?;
-    let more = match ear {
-        Ear::Server => SIGUSR2,
-        Ear::Keeper(_) => SIGUSR1,
+    let (more, keeper) = match &ear {
+        Ear::Server => (SIGUSR2, None),
+        Ear::Keeper(replacing) => (SIGUSR1, Some(Arc::clone(replacing))),
     };
+    let stop = Stop::new(&args.catalogue, &args.folder, keeper);
+    let stop = stop.map_err(|error| failed(&args.folder, &error))?;
     let signals = Signals::new([SIGINT, SIGTERM, more]);
     let mut signals = signals.map_err(|error| failed(&args.folder, &error))?;
     let heard = Arc::clone(&stop);

@@ -8,6 +8,7 @@ use rushes_tests::pool::{EXT4, PoolWorld, put};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -151,4 +152,70 @@ fn reads_of_a_stalled_member_keep_nobody_from_another_one() {
     for served in [Served::None, Served::Quick, Served::Both] {
         others_go_on(served);
     }
+}
+
+#[test]
+fn who_waits_for_a_file_on_its_way_to_a_stalled_member_keeps_nobody_from_others() {
+    if !needs::all_there(&[Need::Program("rushes-lab")]) {
+        return;
+    }
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 200)]) else {
+        return;
+    };
+    put(&world.path("moved.bin"), 1, FILE_BYTES).expect("there is room");
+    put(&world.path("other.bin"), QUICK_SEED, QUICK_BYTES).expect("there is room");
+    world.add_slow_disk(1 << 30);
+    // What is open is moved last.
+    let other = File::options()
+        .read(true)
+        .write(true)
+        .open(world.path("other.bin"))
+        .expect("there");
+    fs::write("/proc/sys/vm/drop_caches", "1").expect("root");
+    world.slow_disk().tell("timing on");
+    world.slow_disk().tell("stall 60000");
+    let mut drain = world.command(&["drain", "0"], &[]);
+    let mut drain = drain
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("rushes starts");
+    std::thread::sleep(Duration::from_secs(1));
+    let answered = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..150 {
+            let (path, answered) = (world.path("moved.bin"), &answered);
+            scope.spawn(move || {
+                let file = File::open(path).expect("opened at last");
+                let mut bytes = vec![0; 5000];
+                file.read_exact_at(&mut bytes, 777_777)
+                    .expect("read at last");
+                pattern::check(1, 777_777, &bytes, "moved.bin");
+                answered.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        let mut slowest = Duration::ZERO;
+        for round in 0..QUICK_BYTES / MIB {
+            let begun = Instant::now();
+            let at = (round * MIB) as u64;
+            let mut bytes = vec![0; MIB];
+            other.read_exact_at(&mut bytes, at).expect("read");
+            pattern::check(QUICK_SEED, at, &bytes, "other.bin");
+            fs::metadata(world.path("moved.bin")).expect("known");
+            slowest = slowest.max(begun.elapsed());
+            if slowest > AT_ONCE {
+                break;
+            }
+        }
+        let count = answered.load(Ordering::Relaxed);
+        world.slow_disk().tell("clear");
+        world.slow_disk().tell("timing off");
+        assert!(slowest < AT_ONCE, "{slowest:?} for a read of another file");
+        assert_eq!(count, 0, "it is on its way");
+    });
+    drop(other);
+    assert_eq!(drain.wait().expect("ours").code(), Some(0));
+    assert_eq!(world.members_of("moved.bin"), [1]);
+    world.end();
 }

@@ -168,3 +168,44 @@ fn a_mount_that_is_told_to_end_leaves_alone_what_others_have_mounted_there() {
     let unmounted = Command::new("umount").arg(&folder).status();
     assert!(unmounted.expect("umount starts").success());
 }
+
+#[test]
+fn a_mount_that_is_told_to_end_before_it_is_there_ends_when_it_is() {
+    if !needs::all_there(&[Need::Program("strace")]) {
+        return;
+    }
+    for keeper in [&[][..], &["--keeper"]] {
+        let Some(mut world) = PoolWorld::build(&[(EXT4, 32)]) else {
+            return;
+        };
+        world.end();
+        let mut mount = Command::new(needs::path_of("strace"))
+            .args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=mount"])
+            .args(["-e", "inject=mount:delay_enter=2000000"])
+            .arg(needs::path_of("rushes"))
+            .args(["pool", "mount"])
+            .args(keeper)
+            .arg(world.catalogue())
+            .arg(world.path(""))
+            .arg("--runtime-dir")
+            .arg(world.scratch.path().join("run"))
+            .spawn()
+            .expect("strace starts");
+        std::thread::sleep(Duration::from_secs(1));
+        let children = format!("/proc/{0}/task/{0}/children", mount.id());
+        let children = fs::read_to_string(children).expect("it lives");
+        let told = Command::new("kill")
+            .args(children.split_whitespace())
+            .status();
+        assert!(told.expect("kill starts").success());
+        let end = Instant::now() + SOON;
+        let status = loop {
+            if let Some(status) = mount.try_wait().expect("ours") {
+                break status;
+            }
+            assert!(Instant::now() < end, "it is mounted, and stays");
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        assert_eq!(status.code(), Some(0));
+    }
+}

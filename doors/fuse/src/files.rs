@@ -77,6 +77,11 @@ impl FileSlot {
         self.open.as_ref().map(|file| Arc::clone(&file.stub))
     }
 
+    /// What its opens share.
+    pub(crate) fn open_file(&self) -> Option<Arc<OpenFile>> {
+        self.open.clone()
+    }
+
     /// Somebody has it open.
     pub(crate) fn is_open(&self) -> bool {
         self.open_count > 0

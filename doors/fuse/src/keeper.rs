@@ -40,6 +40,7 @@ pub const HURRIED: u8 = 1;
 pub struct Replacing {
     serving: Mutex<Option<Pid>>,
     is_wanted: AtomicBool,
+    has_mounted: AtomicBool,
 }
 
 impl Replacing {
@@ -51,6 +52,11 @@ impl Replacing {
             // All it must not lose it has written down: a death is how it is made to end, each time.
             let _ = kill_process(pid, Signal::KILL);
         }
+    }
+
+    /// The pool is, or was, mounted and served.
+    pub(crate) fn has_mounted(&self) -> bool {
+        self.has_mounted.load(Ordering::Acquire)
     }
 
     /// Tell the process that serves now that nobody is to be waited for (SIGUSR2, which it hears). It ends with [`HURRIED`].
@@ -116,6 +122,9 @@ pub fn keep(
         *locked(&replacing.serving) = Some(pid);
         let hello = hello(&ours, &process)?;
         let served_since = hello.as_ref().map(|_| Instant::now());
+        if hello.is_some() {
+            replacing.has_mounted.store(true, Ordering::Release);
+        }
         waitid(
             WaitId::Pid(pid),
             WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,

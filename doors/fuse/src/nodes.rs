@@ -220,9 +220,7 @@ impl Nodes {
     }
 
     /// The kernel has forgotten so many lookups.
-    ///
-    /// Returns  the node, with the last of them
-    pub(crate) fn forget(&self, number: u64, lookups: u64) -> Option<Arc<Node>> {
+    pub(crate) fn forget(&self, number: u64, lookups: u64) {
         let mut shard = self.shard(number);
         let gone = shard.get_mut(&number).is_some_and(|known| {
             known.lookups = known.lookups.saturating_sub(lookups);
@@ -240,7 +238,7 @@ impl Nodes {
         }
         drop(shard);
         // Closing its descriptor may free an inode, which takes a while: with no lock held.
-        dropped.map(|known| known.node)
+        drop(dropped);
     }
 
     /// An O_PATH descriptor of the node.

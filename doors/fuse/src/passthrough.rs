@@ -104,8 +104,12 @@ impl Ways {
 }
 
 impl Door {
-    /// Do what may look at the object that a file begins in (each open does, where it may be passed): in the member's line where many wait for its disk.
+    /// Do what may look at the object that a file begins in (each open does, where it may be passed): in the member's line where many wait for its disk, and
+    /// in the file's while somebody changes that.
     pub(crate) fn at_home(&self, number: u64, act: impl FnOnce() + Send + 'static) {
+        if self.is_changing(number) {
+            return self.lines.put(Line::File(number), act);
+        }
         let member = match self.can_pass.load(Ordering::Acquire) {
             true => self.home(number),
             false => None,
@@ -117,6 +121,12 @@ impl Door {
             Some(_inside) => act(),
             None => self.lines.put(Line::Disk(member), act),
         }
+    }
+
+    fn is_changing(&self, number: u64) -> bool {
+        let file = self.nodes.get(number).ok();
+        let file = file.and_then(|node| locked(&node.file).open_file());
+        file.is_some_and(|file| file.shared_state_now().is_none())
     }
 
     /// The member that has its first byte, as its record says.

@@ -38,8 +38,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Longest request that the kernel sends; the default of `fs.fuse.max_pages_limit`. Units: bytes.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
-/// Threads that take requests. None of them waits for what is read by way of the daemon (reads.rs); who writes faster than his disk has one, as
-/// has each read without a daemon.
+/// Threads that take requests. None of them waits for what is read by way of the daemon (reads.rs), and few for a member's disk (lines.rs); who writes
+/// faster than his disk has one.
 const THREAD_COUNT: usize = 128;
 
 /// Requests in the background that the kernel may have under way: all it reads ahead. Where more are wanted it keeps them back, whoever they are for, so that

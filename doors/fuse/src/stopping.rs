@@ -6,6 +6,7 @@
 //! dies (docs/decisions/0026); what programs have stored through mappings gets a few seconds to come there.
 
 use crate::door::Door;
+use crate::keeper::Replacing;
 use crate::mounting::{mounts_of, unmount_lazily};
 use crate::nodes::locked;
 use crate::session::Mounted;
@@ -38,17 +39,24 @@ pub struct Stop {
     folder: PathBuf,
     /// What it serves. None: nothing yet, or it is a keeper.
     door: Mutex<Option<Weak<Door>>>,
+    /// How the keeper's process is asked to end.
+    keeper: Option<Arc<Replacing>>,
     is_asked: AtomicBool,
     is_hurried: AtomicBool,
 }
 
 impl Stop {
-    /// For a pool that is to be mounted there. Neither is looked at but by name.
-    pub fn new(catalogue: &Path, folder: &Path) -> io::Result<Arc<Stop>> {
+    /// For a pool that is to be mounted there. Neither is looked at but by name. `keeper`: of a process that keeps it.
+    pub fn new(
+        catalogue: &Path,
+        folder: &Path,
+        keeper: Option<Arc<Replacing>>,
+    ) -> io::Result<Arc<Stop>> {
         Ok(Arc::new(Stop {
             catalogue: catalogue.canonicalize()?,
             folder: std::path::absolute(folder)?,
             door: Mutex::default(),
+            keeper,
             is_asked: AtomicBool::new(false),
             is_hurried: AtomicBool::new(false),
         }))
@@ -81,18 +89,15 @@ impl Stop {
 
     fn unmount(&self) {
         let end = Instant::now() + LOOK_UNTIL;
-        loop {
-            let is_served = self.door().is_some();
-            match mounts_of(&self.catalogue, &self.folder) {
-                Some(folder) => {
-                    unmount_lazily(&folder);
-                    break;
-                }
-                // Somebody else has.
-                None if is_served || Instant::now() > end => return,
-                None => std::thread::sleep(LOOK_EVERY),
-            }
+        let is_kept = || self.keeper.as_ref().is_some_and(|one| one.has_mounted());
+        // One that the kernel has not heard an answer of yet would end with an error.
+        while self.door().is_none() && !is_kept() && Instant::now() < end {
+            std::thread::sleep(LOOK_EVERY);
         }
+        let Some(folder) = mounts_of(&self.catalogue, &self.folder) else {
+            return;
+        };
+        unmount_lazily(&folder);
         if let Some(open) = self.open() {
             tracing::info!(
                 "{}: unmounted; it ends with the last of {open}. Told to end again, it does not wait for that",

@@ -76,9 +76,11 @@ impl Door {
 
     /// The kernel has forgotten so many lookups of an inode. As long as it is mapped it does not forget the last.
     pub(crate) fn forget(&self, number: u64, lookups: u64) {
-        if let Some(node) = self.nodes.forget(number, lookups) {
+        // Before: who looks it up anew finds its time.
+        if let Ok(node) = self.nodes.get(number) {
             self.follow_at_last(&node);
         }
+        self.nodes.forget(number, lookups);
     }
 
     fn follow_at_last(&self, node: &Arc<Node>) {
