@@ -61,6 +61,16 @@ fn split_files(world: &PoolWorld, members: usize, count: u64, length: usize) {
 
 /// What is put while these members have no room in one piece has few bytes side by side on them.
 fn scattered(world: &PoolWorld, members: usize, put: impl FnOnce()) {
+    let folders = in_pieces(world, members);
+    put();
+    for folder in folders {
+        fs::remove_dir_all(folder).expect("ours");
+    }
+    rustix::fs::sync();
+}
+
+/// Folders beside the pool with files between which there is room for few bytes side by side.
+fn in_pieces(world: &PoolWorld, members: usize) -> Vec<PathBuf> {
     let folders: Vec<PathBuf> = (0..members)
         .map(|number| world.member(number).join("others"))
         .collect();
@@ -79,11 +89,7 @@ fn scattered(world: &PoolWorld, members: usize, put: impl FnOnce()) {
         }
     }
     rustix::fs::sync();
-    put();
-    for folder in folders {
-        fs::remove_dir_all(folder).expect("ours");
-    }
-    rustix::fs::sync();
+    folders
 }
 
 fn number(report: &Value, words: &[&str]) -> u64 {
@@ -830,6 +836,87 @@ fn files_that_cannot_be_read_are_named_and_keep_nobody_from_the_others() {
     }
     check(&world.path("away"), 9, length);
     check(&world.path("damaged"), 8, length);
+}
+
+/// When a name came to a member's folders of objects last, or went.
+fn named_last(world: &PoolWorld, member: usize) -> (i64, i64) {
+    let folders = fs::read_dir(world.member(member).join("pool/objects")).expect("listed");
+    let seen = folders.map(|folder| folder.expect("listed").metadata().expect("known"));
+    let times = seen.map(|seen| (seen.mtime(), seen.mtime_nsec()));
+    times.max().expect("there are some")
+}
+
+#[test]
+fn what_was_tried_in_vain_is_not_tried_again_until_the_file_or_the_room_is_another_one() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 160)]) else {
+        return;
+    };
+    world.end();
+    // It is to stay where it is when members come.
+    let (report, code) = world.json(&["policy", "--set", "class=a", "--class", "0=a"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    world.mount_options = vec!["--tidy-after", "1"];
+    world.start();
+    let length = 12 * MIB + 17;
+    let folders = in_pieces(&world, 1);
+    put(&world.path("scattered"), 1, length).expect("there is room");
+    let mut disks = 0;
+    // A member that comes is a reason for a pass.
+    let mut pass = |world: &PoolWorld, files: u64| {
+        disks += 1;
+        let new = world.disk(&format!("new{disks}"), (EXT4, 32));
+        let (before, _) = world.json(&["status"], &[]);
+        let before = before[0]["tidy"]["last"]["ended_unix_s"].as_u64();
+        // The end of a pass is told in seconds.
+        std::thread::sleep(Duration::from_millis(1100));
+        let (report, code) = world.json(&["add"], &[new]);
+        assert_eq!(code, Some(0), "{report}");
+        schedule(world, "idle");
+        let status = until(world, "gone through", |status| {
+            let last = &status["tidy"]["last"];
+            last["is_whole"] == true
+                && status["tidy"]["waits_for"] == "done"
+                && last["ended_unix_s"].as_u64() > before
+        });
+        assert_eq!(
+            status["tidy"]["last"]["defrag"]["file_count"], files,
+            "{status}"
+        );
+        status["tidy"]["last"]["defrag"]["moved_count"].clone()
+    };
+    let at_first = named_last(&world, 0);
+    assert_eq!(pass(&world, 1), 0);
+    let tried = named_last(&world, 0);
+    assert!(tried > at_first, "it is scattered, and was not tried");
+    for _ in 0..2 {
+        assert_eq!(pass(&world, 1), 0);
+        assert_eq!(named_last(&world, 0), tried, "tried again, in vain");
+    }
+    // Another file: it may be worth it now.
+    let file = File::options().write(true).open(world.path("scattered"));
+    let more = pattern::bytes(1, length as u64, MIB);
+    let written = file.and_then(|file| {
+        file.write_all_at(&more, length as u64)
+            .and_then(|()| file.sync_all())
+    });
+    written.expect("there is room");
+    let length = length + MIB;
+    assert_eq!(pass(&world, 1), 0);
+    let again = named_last(&world, 0);
+    assert!(again > tried, "it changed, and was not tried");
+    // Who asks for it has it tried.
+    assert_eq!(defragged(&world, &[])["moved_count"], 0);
+    let by_command = named_last(&world, 0);
+    assert!(by_command > again, "a command did not try");
+    // More room.
+    for folder in folders {
+        fs::remove_dir_all(folder).expect("ours");
+    }
+    rustix::fs::sync();
+    assert_eq!(pass(&world, 1), 1);
+    check(&world.path("scattered"), 1, length);
+    world.end();
+    mended(&world, "after the end");
 }
 
 #[test]
