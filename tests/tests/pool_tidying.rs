@@ -212,6 +212,141 @@ fn a_scattered_stripe_is_written_anew_on_its_members_also_when_that_is_killed() 
     check(&world.path("reels/f"), 1, length);
 }
 
+/// A defrag that hears "disk full" at one of its writes.
+fn full_at(world: &PoolWorld, call: &str, count: usize) -> Value {
+    let output = std::process::Command::new(needs::path_of("strace"))
+        .args(["-f", "-qq", "-o", "/dev/null", "-e"])
+        .arg(format!("inject={call}:error=ENOSPC:when={count}"))
+        .arg(needs::path_of("rushes"))
+        .args(world.command(&["defrag", "--json"], &[]).get_args())
+        .output()
+        .expect("strace starts");
+    let report = serde_json::from_slice(&output.stdout);
+    let report = report.unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    report
+}
+
+#[test]
+fn a_file_that_comes_together_where_nothing_of_it_was_is_begun_afresh_when_that_is_killed_or_full()
+{
+    let Some(mut world) = build(&[(EXT4, 120), (EXT4, 120), (EXT4, 120)]) else {
+        return;
+    };
+    let length = 40 * MIB + 4099;
+    let others = occupy(&world, 2, MIB);
+    split_files(&world, 2, 1, length);
+    fs::remove_file(others).expect("ours");
+    // Neither of its two members has room for the whole.
+    for member in 0..2 {
+        occupy(&world, member, 4 * MIB);
+    }
+    world.end();
+    // Before the new object has a name in the record, as it gets one, and while it is filled.
+    let begins = [
+        ("openat", 40),
+        ("fsetxattr", 1),
+        ("fsync", 1),
+        ("fsync", 2),
+        ("pwrite64", 1),
+        ("pwrite64", 9),
+        ("fsync", 3),
+        ("fsetxattr", 2),
+    ];
+    for (call, count) in begins {
+        let context = format!("killed at {call} {count}");
+        assert!(
+            killed_at(&world.command(&["defrag"], &[]), call, count),
+            "{context}"
+        );
+        mended(&world, &context);
+    }
+    world.start();
+    assert_eq!(world.members_of("s0"), [0, 1], "nothing of it is moved yet");
+    world.end();
+    for (call, count) in [
+        ("fsetxattr", 3),
+        ("pwrite64", 3),
+        ("fallocate", 1),
+        ("fsync", 1),
+    ] {
+        let context = format!("killed on its way at {call} {count}");
+        assert!(
+            killed_at(&world.command(&["defrag"], &[]), call, count),
+            "{context}"
+        );
+        mended(&world, &context);
+    }
+    world.start();
+    assert_eq!(world.members_of("s0"), [0, 1, 2], "it is on its way");
+    check(&world.path("s0"), 0, length);
+    world.end();
+    // The member that it goes to fills: what is there stays there, and nothing is lost.
+    let filled = occupy(&world, 2, MIB);
+    let report = defragged(&world, &[]);
+    assert_eq!(report["failed_count"], 0, "{report}");
+    assert!(number(&report, &["after", "segment_count"]) > 1, "{report}");
+    mended(&world, "full");
+    world.start();
+    check(&world.path("s0"), 0, length);
+    world.end();
+    fs::remove_file(filled).expect("ours");
+    // Or it is full as something is written to it.
+    let mut vain_count = 0;
+    for (call, count) in [
+        ("pwrite64", 1),
+        ("pwrite64", 5),
+        ("fsetxattr", 1),
+        ("pwrite64", 12),
+    ] {
+        let report = full_at(&world, call, count);
+        vain_count += u64::from(number(&report, &["after", "segment_count"]) > 1);
+        mended(&world, &format!("full at {call} {count}"));
+    }
+    assert_eq!(vain_count, 4);
+    defragged(&world, &[]);
+    mended(&world, "at last");
+    world.start();
+    assert_eq!(world.members_of("s0"), [2]);
+    check(&world.path("s0"), 0, length);
+}
+
+#[test]
+fn an_object_that_is_made_anew_is_later_than_all_that_the_file_has() {
+    let Some(mut world) = build(&[(EXT4, 120), (EXT4, 120), (EXT4, 120)]) else {
+        return;
+    };
+    let length = 40 * MIB + 4099;
+    let others = occupy(&world, 2, MIB);
+    split_files(&world, 2, 1, length);
+    fs::remove_file(others).expect("ours");
+    world.end();
+    // The first of its two objects goes to a third one: fewer objects than were ever made.
+    let others = occupy(&world, 1, 4 * MIB);
+    let (report, code) = world.json(&["drain", "0"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    let (report, code) = world.json(&["drain", "0", "--cancel"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    occupy(&world, 2, 4 * MIB);
+    assert!(killed_at(&world.command(&["defrag"], &[]), "fsetxattr", 3));
+    world.start();
+    let segments = world.where_is("s0")["segments"].clone();
+    let segments = segments.as_array().expect("a list");
+    let mut serials: Vec<[u8; 2]> = Vec::new();
+    for segment in segments {
+        let mut mark = [0; 64];
+        let object = object_of(&world, segment);
+        rustix::fs::getxattr(object, "trusted.rushes.object", &mut mark[..]).expect("marked");
+        serials.push([mark[36], mark[37]]);
+    }
+    serials.sort_unstable();
+    let count = serials.len();
+    serials.dedup();
+    assert_eq!((count, serials.len()), (3, 3), "{segments:?}");
+    check(&world.path("s0"), 0, length);
+    drop(others);
+}
+
 /// What all objects of all members have of their disks. Units: bytes.
 fn held_by_objects(world: &PoolWorld, members: usize) -> u64 {
     let folders = (0..members).map(|number| world.member(number).join("pool/objects"));

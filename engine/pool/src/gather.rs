@@ -448,7 +448,7 @@ fn make(
     home: &mut Home,
     opened: &mut Vec<OwnedFd>,
 ) -> Result<(), PoolError> {
-    let serial = layout.objects().len() as u16;
+    let serial = pool.next_serial(layout);
     for (number, place) in members.iter().zip(0u16..) {
         let part = Part {
             serial,
