@@ -61,6 +61,16 @@ fn split_files(world: &PoolWorld, members: usize, count: u64, length: usize) {
 
 /// What is put while these members have no room in one piece has few bytes side by side on them.
 fn scattered(world: &PoolWorld, members: usize, put: impl FnOnce()) {
+    let folders = in_pieces(world, members);
+    put();
+    for folder in folders {
+        fs::remove_dir_all(folder).expect("ours");
+    }
+    rustix::fs::sync();
+}
+
+/// Folders beside the pool with files between which there is room for few bytes side by side.
+fn in_pieces(world: &PoolWorld, members: usize) -> Vec<PathBuf> {
     let folders: Vec<PathBuf> = (0..members)
         .map(|number| world.member(number).join("others"))
         .collect();
@@ -79,11 +89,7 @@ fn scattered(world: &PoolWorld, members: usize, put: impl FnOnce()) {
         }
     }
     rustix::fs::sync();
-    put();
-    for folder in folders {
-        fs::remove_dir_all(folder).expect("ours");
-    }
-    rustix::fs::sync();
+    folders
 }
 
 fn number(report: &Value, words: &[&str]) -> u64 {
@@ -204,6 +210,141 @@ fn a_scattered_stripe_is_written_anew_on_its_members_also_when_that_is_killed() 
     world.start();
     assert_eq!(stripes(&world, "reels/f"), striped);
     check(&world.path("reels/f"), 1, length);
+}
+
+/// A defrag that hears "disk full" at one of its writes.
+fn full_at(world: &PoolWorld, call: &str, count: usize) -> Value {
+    let output = std::process::Command::new(needs::path_of("strace"))
+        .args(["-f", "-qq", "-o", "/dev/null", "-e"])
+        .arg(format!("inject={call}:error=ENOSPC:when={count}"))
+        .arg(needs::path_of("rushes"))
+        .args(world.command(&["defrag", "--json"], &[]).get_args())
+        .output()
+        .expect("strace starts");
+    let report = serde_json::from_slice(&output.stdout);
+    let report = report.unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    report
+}
+
+#[test]
+fn a_file_that_comes_together_where_nothing_of_it_was_is_begun_afresh_when_that_is_killed_or_full()
+{
+    let Some(mut world) = build(&[(EXT4, 120), (EXT4, 120), (EXT4, 120)]) else {
+        return;
+    };
+    let length = 40 * MIB + 4099;
+    let others = occupy(&world, 2, MIB);
+    split_files(&world, 2, 1, length);
+    fs::remove_file(others).expect("ours");
+    // Neither of its two members has room for the whole.
+    for member in 0..2 {
+        occupy(&world, member, 4 * MIB);
+    }
+    world.end();
+    // Before the new object has a name in the record, as it gets one, and while it is filled.
+    let begins = [
+        ("openat", 40),
+        ("fsetxattr", 1),
+        ("fsync", 1),
+        ("fsync", 2),
+        ("pwrite64", 1),
+        ("pwrite64", 9),
+        ("fsync", 3),
+        ("fsetxattr", 2),
+    ];
+    for (call, count) in begins {
+        let context = format!("killed at {call} {count}");
+        assert!(
+            killed_at(&world.command(&["defrag"], &[]), call, count),
+            "{context}"
+        );
+        mended(&world, &context);
+    }
+    world.start();
+    assert_eq!(world.members_of("s0"), [0, 1], "nothing of it is moved yet");
+    world.end();
+    for (call, count) in [
+        ("fsetxattr", 3),
+        ("pwrite64", 3),
+        ("fallocate", 1),
+        ("fsync", 1),
+    ] {
+        let context = format!("killed on its way at {call} {count}");
+        assert!(
+            killed_at(&world.command(&["defrag"], &[]), call, count),
+            "{context}"
+        );
+        mended(&world, &context);
+    }
+    world.start();
+    assert_eq!(world.members_of("s0"), [0, 1, 2], "it is on its way");
+    check(&world.path("s0"), 0, length);
+    world.end();
+    // The member that it goes to fills: what is there stays there, and nothing is lost.
+    let filled = occupy(&world, 2, MIB);
+    let report = defragged(&world, &[]);
+    assert_eq!(report["failed_count"], 0, "{report}");
+    assert!(number(&report, &["after", "segment_count"]) > 1, "{report}");
+    mended(&world, "full");
+    world.start();
+    check(&world.path("s0"), 0, length);
+    world.end();
+    fs::remove_file(filled).expect("ours");
+    // Or it is full as something is written to it.
+    let mut vain_count = 0;
+    for (call, count) in [
+        ("pwrite64", 1),
+        ("pwrite64", 5),
+        ("fsetxattr", 1),
+        ("pwrite64", 12),
+    ] {
+        let report = full_at(&world, call, count);
+        vain_count += u64::from(number(&report, &["after", "segment_count"]) > 1);
+        mended(&world, &format!("full at {call} {count}"));
+    }
+    assert_eq!(vain_count, 4);
+    defragged(&world, &[]);
+    mended(&world, "at last");
+    world.start();
+    assert_eq!(world.members_of("s0"), [2]);
+    check(&world.path("s0"), 0, length);
+}
+
+#[test]
+fn an_object_that_is_made_anew_is_later_than_all_that_the_file_has() {
+    let Some(mut world) = build(&[(EXT4, 120), (EXT4, 120), (EXT4, 120)]) else {
+        return;
+    };
+    let length = 40 * MIB + 4099;
+    let others = occupy(&world, 2, MIB);
+    split_files(&world, 2, 1, length);
+    fs::remove_file(others).expect("ours");
+    world.end();
+    // The first of its two objects goes to a third one: fewer objects than were ever made.
+    let others = occupy(&world, 1, 4 * MIB);
+    let (report, code) = world.json(&["drain", "0"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    let (report, code) = world.json(&["drain", "0", "--cancel"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    occupy(&world, 2, 4 * MIB);
+    assert!(killed_at(&world.command(&["defrag"], &[]), "fsetxattr", 3));
+    world.start();
+    let segments = world.where_is("s0")["segments"].clone();
+    let segments = segments.as_array().expect("a list");
+    let mut serials: Vec<[u8; 2]> = Vec::new();
+    for segment in segments {
+        let mut mark = [0; 64];
+        let object = object_of(&world, segment);
+        rustix::fs::getxattr(object, "trusted.rushes.object", &mut mark[..]).expect("marked");
+        serials.push([mark[36], mark[37]]);
+    }
+    serials.sort_unstable();
+    let count = serials.len();
+    serials.dedup();
+    assert_eq!((count, serials.len()), (3, 3), "{segments:?}");
+    check(&world.path("s0"), 0, length);
+    drop(others);
 }
 
 /// What all objects of all members have of their disks. Units: bytes.
@@ -830,6 +971,87 @@ fn files_that_cannot_be_read_are_named_and_keep_nobody_from_the_others() {
     }
     check(&world.path("away"), 9, length);
     check(&world.path("damaged"), 8, length);
+}
+
+/// When a name came to a member's folders of objects last, or went.
+fn named_last(world: &PoolWorld, member: usize) -> (i64, i64) {
+    let folders = fs::read_dir(world.member(member).join("pool/objects")).expect("listed");
+    let seen = folders.map(|folder| folder.expect("listed").metadata().expect("known"));
+    let times = seen.map(|seen| (seen.mtime(), seen.mtime_nsec()));
+    times.max().expect("there are some")
+}
+
+#[test]
+fn what_was_tried_in_vain_is_not_tried_again_until_the_file_or_the_room_is_another_one() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 160)]) else {
+        return;
+    };
+    world.end();
+    // It is to stay where it is when members come.
+    let (report, code) = world.json(&["policy", "--set", "class=a", "--class", "0=a"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    world.mount_options = vec!["--tidy-after", "1"];
+    world.start();
+    let length = 12 * MIB + 17;
+    let folders = in_pieces(&world, 1);
+    put(&world.path("scattered"), 1, length).expect("there is room");
+    let mut disks = 0;
+    // A member that comes is a reason for a pass.
+    let mut pass = |world: &PoolWorld, files: u64| {
+        disks += 1;
+        let new = world.disk(&format!("new{disks}"), (EXT4, 32));
+        let (before, _) = world.json(&["status"], &[]);
+        let before = before[0]["tidy"]["last"]["ended_unix_s"].as_u64();
+        // The end of a pass is told in seconds.
+        std::thread::sleep(Duration::from_millis(1100));
+        let (report, code) = world.json(&["add"], &[new]);
+        assert_eq!(code, Some(0), "{report}");
+        schedule(world, "idle");
+        let status = until(world, "gone through", |status| {
+            let last = &status["tidy"]["last"];
+            last["is_whole"] == true
+                && status["tidy"]["waits_for"] == "done"
+                && last["ended_unix_s"].as_u64() > before
+        });
+        assert_eq!(
+            status["tidy"]["last"]["defrag"]["file_count"], files,
+            "{status}"
+        );
+        status["tidy"]["last"]["defrag"]["moved_count"].clone()
+    };
+    let at_first = named_last(&world, 0);
+    assert_eq!(pass(&world, 1), 0);
+    let tried = named_last(&world, 0);
+    assert!(tried > at_first, "it is scattered, and was not tried");
+    for _ in 0..2 {
+        assert_eq!(pass(&world, 1), 0);
+        assert_eq!(named_last(&world, 0), tried, "tried again, in vain");
+    }
+    // Another file: it may be worth it now.
+    let file = File::options().write(true).open(world.path("scattered"));
+    let more = pattern::bytes(1, length as u64, MIB);
+    let written = file.and_then(|file| {
+        file.write_all_at(&more, length as u64)
+            .and_then(|()| file.sync_all())
+    });
+    written.expect("there is room");
+    let length = length + MIB;
+    assert_eq!(pass(&world, 1), 0);
+    let again = named_last(&world, 0);
+    assert!(again > tried, "it changed, and was not tried");
+    // Who asks for it has it tried.
+    assert_eq!(defragged(&world, &[])["moved_count"], 0);
+    let by_command = named_last(&world, 0);
+    assert!(by_command > again, "a command did not try");
+    // More room.
+    for folder in folders {
+        fs::remove_dir_all(folder).expect("ours");
+    }
+    rustix::fs::sync();
+    assert_eq!(pass(&world, 1), 1);
+    check(&world.path("scattered"), 1, length);
+    world.end();
+    mended(&world, "after the end");
 }
 
 #[test]

@@ -13,6 +13,7 @@ pub mod pace;
 pub mod place;
 pub mod stripe;
 pub mod tidy;
+pub mod vain;
 pub mod wish;
 
 pub use layout::{

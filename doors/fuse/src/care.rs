@@ -12,6 +12,7 @@ use crate::files::OpenFile;
 use crate::nodes::{Node, locked, status};
 use rushes_core::pool::pace::rest;
 use rushes_core::pool::tidy::Wait;
+use rushes_core::pool::vain::Rooms;
 use rushes_core::units;
 use rushes_pool::{
     Access, Asker, ByteCount, Defragged, Drained, Failed, Layout, MemberNumber, Move, Moved,
@@ -334,12 +335,14 @@ impl Door {
     }
 
     fn rebalance(&self, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
+        locked(&self.tidying.vain).forget();
         let mut mover = Mover::new(self, tell);
         mover.all(&Plan::Spread)?;
         Ok(mover.told_at_last())
     }
 
     fn defrag(&self, paths: &[PathBuf], tell: &mut Tell<'_>) -> Result<Told, PoolError> {
+        locked(&self.tidying.vain).forget();
         let mut mover = Mover::new(self, tell);
         mover.all(&Plan::Together(paths.to_vec()))?;
         Ok(mover.told_at_last())
@@ -733,7 +736,7 @@ impl<'a, 'b> Mover<'a, 'b> {
             return self.beside_others(path, stub, plan, spare_open);
         }
         let pieces = pool.pieces(&layout);
-        let is_left = (0..STEPS).any(|step| !plan.moves(step, pool, stub, &layout).is_empty())
+        let is_left = (0..STEPS).any(|step| !self.moves(plan, step, stub, &layout).is_empty())
             || pool.reserved_bytes(&layout) > 0;
         let found = match is_left {
             true => self.beside_others(path, stub, plan, spare_open),
@@ -794,15 +797,51 @@ impl<'a, 'b> Mover<'a, 'b> {
     fn open_file(&mut self, held: &Held<'_>, plan: &Plan) -> Result<(), PoolError> {
         for step in 0..STEPS {
             let layout = held.file.state().layout.clone();
-            let moves = layout.map(|now| plan.moves(step, &self.door.pool, &held.file.stub, &now));
-            for one in moves.unwrap_or_default() {
-                self.pieces(held, one)?;
+            let moves = layout.map(|now| self.moves(plan, step, &held.file.stub, &now));
+            for (one, rooms) in moves.unwrap_or_default() {
+                self.pieces(held, one, rooms)?;
             }
         }
         Ok(())
     }
 
-    fn pieces(&mut self, held: &Held<'_>, mut one: Move) -> Result<(), PoolError> {
+    /// What there is to do in a step, without what was tried in vain, and what room there is for it.
+    fn moves(
+        &self,
+        plan: &Plan,
+        step: usize,
+        stub: &OwnedFd,
+        layout: &Layout,
+    ) -> Vec<(Move, Rooms)> {
+        let pool = &self.door.pool;
+        let is_new = |one: Move| {
+            let Some(how) = one.how() else {
+                return Some((one, Rooms::new()));
+            };
+            let rooms = pool.rooms_for(how, layout);
+            let stamp = pool.stamp(layout);
+            let mut vain = locked(&self.door.tidying.vain);
+            let is_known = |stamp| vain.is_known(layout.file, how, stamp, &rooms);
+            let is_vain = stamp.is_some_and(is_known);
+            (!is_vain).then_some((one, rooms))
+        };
+        let all = plan.moves(step, pool, stub, layout).into_iter();
+        all.filter_map(is_new).collect()
+    }
+
+    /// It is not tried again before the file or the room is another one.
+    fn remember(&self, held: &Held<'_>, one: &Move, rooms: Rooms) {
+        let state = held.file.state();
+        let Some((how, layout)) = one.how().zip(state.layout.as_ref()) else {
+            return;
+        };
+        if let Some(stamp) = self.door.pool.stamp(layout) {
+            let mut vain = locked(&self.door.tidying.vain);
+            vain.remember(layout.file, how, stamp, rooms);
+        }
+    }
+
+    fn pieces(&mut self, held: &Held<'_>, mut one: Move, rooms: Rooms) -> Result<(), PoolError> {
         loop {
             match self.is_tidying {
                 // Whoever came since the last look is not made to wait for a piece that was not begun.
@@ -816,6 +855,9 @@ impl<'a, 'b> Mover<'a, 'b> {
             };
             self.door.read_before(held, &one, piece);
             let Some(moved) = self.door.move_piece(held, &mut one, piece)? else {
+                if one.was_vain() {
+                    self.remember(held, &one, rooms);
+                }
                 return Ok(());
             };
             self.piece_count += 1;

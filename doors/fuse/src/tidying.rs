@@ -8,6 +8,7 @@ use crate::care::Busy;
 use crate::door::Door;
 use crate::nodes::locked;
 use rushes_core::pool::tidy::{Seen, Tidier, Wait};
+use rushes_core::pool::vain::Vain;
 use rushes_core::units;
 use rushes_pool::{Failed, PoolError, Schedule, Tidied, Told, WorkKind, set_schedule};
 use rushes_sys::clock::{minute_of_day, now};
@@ -27,6 +28,8 @@ pub(crate) struct Tidying {
     passed_count: AtomicU64,
     /// Streams have contracts on a member's device, as the daemon said last.
     is_promised: AtomicBool,
+    /// What was tried in vain: by itself it is not tried again, nor twice by a command.
+    pub(crate) vain: Mutex<Vain>,
     /// Why it is not under way; None: it is.
     wait: Mutex<Option<Wait>>,
 }
@@ -131,6 +134,7 @@ impl Door {
         all.is_whole = ended.is_none() && !self.closing.load(Ordering::Acquire);
         if all.is_whole {
             tidier.passed(now(), members);
+            locked(&self.tidying.vain).looked();
         }
         if (all.is_whole || all.rebalanced.moved_bytes + all.gathered.moved_bytes > 0)
             && let Err(error) = self.pool.set_tidied(&all)

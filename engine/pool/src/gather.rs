@@ -11,6 +11,7 @@ use crate::online::Moved;
 use crate::pool::{Pool, Source, punch};
 use rushes_core::pool::check::is_plain;
 use rushes_core::pool::defrag::{Holding, gather_on, is_scattered, is_worth};
+use rushes_core::pool::vain::Try;
 use rushes_core::pool::{Layout, MemberNumber, Object, Part, Segment, Shape, Spread, stripe};
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rushes_sys::extents;
@@ -128,9 +129,25 @@ pub(crate) struct Gather {
     aim: Aim,
     /// None: there is none yet.
     home: Option<Home>,
+    /// It cannot be, or is not worth it.
+    is_vain: bool,
 }
 
 impl Gather {
+    /// What it is tried for.
+    pub(crate) fn how(&self) -> Try {
+        match self.aim {
+            Aim::Together(_) => Try::Together,
+            Aim::Afresh(_) => Try::Afresh,
+            Aim::Wider(..) => Try::Wider,
+        }
+    }
+
+    /// It was tried, and there was no room for it, or it would not have become better.
+    pub(crate) fn was_vain(&self) -> bool {
+        self.is_vain
+    }
+
     /// All of a file on one member, if it is in several objects and one has room for the whole. Not of a stripe, and not of what should be one.
     pub(crate) fn together(pool: &Pool, stub: BorrowedFd<'_>, layout: &Layout) -> Option<Gather> {
         let objects = layout.objects();
@@ -159,6 +176,7 @@ impl Gather {
         Some(Gather {
             aim: Aim::Together(member),
             home: there.map(Home::of),
+            is_vain: false,
         })
     }
 
@@ -187,6 +205,7 @@ impl Gather {
                 found.push(Gather {
                     aim,
                     home: alike.map(Home::of),
+                    is_vain: false,
                 });
             }
             before = Some(segment);
@@ -234,6 +253,7 @@ impl Gather {
         Some(Gather {
             home: before.filter(can_take).map(Home::of),
             aim: Aim::Wider(shape, members),
+            is_vain: false,
         })
     }
 
@@ -287,8 +307,8 @@ impl Gather {
             .and_then(|()| pool.set_layout(stub, &next));
         if let Err(error) = brought {
             self.give_up(pool, layout, (&home, &opened), range);
-            let is_full = error.errno() == Errno::NOSPC;
-            return if is_full { Ok(None) } else { Err(error) };
+            self.is_vain = error.is_full();
+            return if self.is_vain { Ok(None) } else { Err(error) };
         }
         fsync(stub).map_err(|error| PoolError::system("make a layout durable", "", error))?;
         let mut gone = layout.objects();
@@ -361,8 +381,11 @@ impl Gather {
         }
         match made {
             Err(PoolError::Missing { .. } | PoolError::ReadOnly { .. }) => Ok(None),
-            Err(error) if !matches!(error.errno(), Errno::NOSPC | Errno::OPNOTSUPP) => Err(error),
-            _ => Ok(None),
+            Err(error) if !error.is_full() && error.errno() != Errno::OPNOTSUPP => Err(error),
+            _ => {
+                self.is_vain = true;
+                Ok(None)
+            }
         }
     }
 
@@ -425,7 +448,7 @@ fn make(
     home: &mut Home,
     opened: &mut Vec<OwnedFd>,
 ) -> Result<(), PoolError> {
-    let serial = layout.objects().len() as u16;
+    let serial = pool.next_serial(layout);
     for (number, place) in members.iter().zip(0u16..) {
         let part = Part {
             serial,

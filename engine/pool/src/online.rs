@@ -13,12 +13,14 @@ use crate::gather::Gather;
 use crate::member::{Access, MemberState, data_ranges};
 use crate::pool::Pool;
 use crate::walk::each_stub_below;
+use rushes_core::pool::vain::{Rooms, Try};
 use rushes_core::pool::{Layout, MemberNumber, Object, Shape};
 use rushes_core::units::{ByteCount, ByteRange};
-use rustix::fs::{Dir, Mode, OFlags, SeekFrom, openat, seek};
+use rustix::fs::{Dir, Mode, OFlags, SeekFrom, fstat, openat, seek};
 use rustix::io::{Errno, pread};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -80,6 +82,33 @@ pub fn each_file_in(
 }
 
 impl Pool {
+    /// Another number when a file's bytes may lie elsewhere than before. None: not all of its objects can be looked at.
+    pub fn stamp(&self, layout: &Layout) -> Option<u64> {
+        let mut hasher = DefaultHasher::new();
+        layout.encode().hash(&mut hasher);
+        for object in layout.objects() {
+            let fd = self.open_object(layout, object, Access::Read).ok()?;
+            let seen = fstat(&fd).ok()?;
+            // (Whether it is another time counts, not which.)
+            let changed = (seen.st_ctime, seen.st_ctime_nsec);
+            (seen.st_size, seen.st_blocks, changed).hash(&mut hasher);
+        }
+        Some(hasher.finish())
+    }
+
+    /// What is free where a try of this kind may need it: on the file's own members, or on all that take bytes.
+    pub fn rooms_for(&self, how: Try, layout: &Layout) -> Rooms {
+        let own = layout.objects();
+        let members = self.members();
+        let counts = members.iter().filter(|member| match how {
+            Try::Afresh => own.iter().any(|one| one.member == member.number()),
+            Try::Together | Try::Wider => member.takes_bytes(),
+        });
+        counts
+            .map(|member| (member.number(), member.status().bytes_free.0))
+            .collect()
+    }
+
     /// Each file that was removed and is not gone yet, as [`each_file_in`].
     pub fn each_removed(
         &self,
@@ -145,6 +174,19 @@ impl Move {
     /// What of a striped file is in a narrower stripe than its wish and the members allow by now to a wider one, if there is room for it.
     pub fn widening(pool: &Pool, stub: BorrowedFd<'_>, layout: &Layout) -> Option<Move> {
         Gather::wider(pool, stub, layout).map(Move::home)
+    }
+
+    /// What it is tried for. None: for nothing that is known beforehand to be in vain.
+    pub fn how(&self) -> Option<Try> {
+        match &self.what {
+            What::Home(gather) => Some(gather.how()),
+            What::Member(_) | What::Object(_) => None,
+        }
+    }
+
+    /// It was tried, and there was no room for it, or the file would not have become better.
+    pub fn was_vain(&self) -> bool {
+        matches!(&self.what, What::Home(gather) if gather.was_vain())
     }
 
     fn home(gather: Gather) -> Move {

@@ -119,13 +119,13 @@ impl Reserved {
         // A rescue tells by this time what was cut off before the file was changed.
         let omitted = Timespec {
             tv_sec: 0,
-            tv_nsec: UTIME_OMIT.into(),
+            tv_nsec: UTIME_OMIT,
         };
         let times = Timestamps {
             last_access: omitted,
             last_modification: Timespec {
                 tv_sec: status.st_mtime,
-                tv_nsec: status.st_mtime_nsec as _,
+                tv_nsec: status.st_mtime_nsec as i64,
             },
         };
         futimens(fd, &times)
