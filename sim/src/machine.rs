@@ -332,7 +332,7 @@ impl Naive {
             label: self.labels.get(&session).cloned().unwrap_or_default(),
             path,
             sequence: false,
-            device: DeviceId(0),
+            devices: vec![DeviceId(0)],
             standing: if self.mistake == Mistake::PromisesAll {
                 Standing::Contract
             } else {

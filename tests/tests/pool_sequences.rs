@@ -120,6 +120,8 @@ fn sequences_over_members_are_one_stream_each_and_fetched_ahead() {
         let stream = &streams[0];
         assert_eq!(stream["path"], Value::from(name(shot, 1)), "{stream:#}");
         assert_eq!(stream["standing"], "contract", "{stream:#}");
+        let devices = stream["device"].as_str().expect("names");
+        assert_eq!(devices.split(", ").count(), 3, "{stream:#}");
         let (reads, hits) = (count(stream, "read_count"), count(stream, "hit_count"));
         assert!(reads >= FRAMES as u64, "{stream:#}");
         // Of a frame that is not fetched ahead the first read is no hit.

@@ -671,8 +671,8 @@ pub struct StreamRecord {
     pub path: String,
     /// True for one file a frame.
     pub sequence: bool,
-    /// On which device.
-    pub device: DeviceId,
+    /// On which devices: one, but for a sequence of a pool.
+    pub devices: Vec<DeviceId>,
     /// Contract or not.
     pub standing: Standing,
     /// Rate and where it comes from, when known.

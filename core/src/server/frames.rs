@@ -13,7 +13,7 @@
 
 use super::state::*;
 use super::*;
-use crate::stream::{Cadence, Moved, READER_COUNT_MAX, SequenceTracker};
+use crate::stream::{Cadence, Moved, SequenceTracker};
 use alloc::collections::VecDeque;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -53,8 +53,12 @@ pub(super) enum Place {
 pub(super) struct Folder {
     tracker: SequenceTracker,
     touched: Instant,
-    streams: [Option<StreamId>; READER_COUNT_MAX],
+    /// By reader.
+    streams: Vec<Option<StreamId>>,
 }
+
+/// Readers at once in one folder of a pool: all clients of a mount are one owner.
+const POOL_READER_COUNT_MAX: usize = 64;
 
 /// Folders of one owner that are watched for sequences; an indexer opens something in every one there is.
 const FOLDER_COUNT_MAX: usize = 64;
@@ -242,7 +246,13 @@ impl Server {
             self.make_room_for_folder(owner);
         }
         let now = self.now;
-        let folder = self.folders.entry(key.clone()).or_default();
+        let folder = self.folders.entry(key.clone()).or_insert_with(|| Folder {
+            tracker: match owner {
+                Owner::Session(_) => SequenceTracker::new(),
+                Owner::Pool(_) => SequenceTracker::of_readers(POOL_READER_COUNT_MAX),
+            },
+            ..Folder::default()
+        });
         folder.touched = now;
         let Some(seen) = folder.tracker.opened(now, name, ByteCount(size)) else {
             if folder.streams.iter().all(Option::is_none) {
@@ -251,6 +261,9 @@ impl Server {
             return;
         };
         let reader = usize::from(seen.reader.0);
+        if folder.streams.len() <= reader {
+            folder.streams.resize(reader + 1, None);
+        }
         let ruled = matches!(hint, Some(RateHint::FramesPerKilosecond(..)));
         // A rule that speaks of frames makes the first one a start; else two in order do.
         let step = seen.step.or(ruled.then_some(1));
@@ -889,7 +902,7 @@ impl Server {
             let streams = self
                 .folders
                 .get(&key)
-                .map(|folder| folder.streams)
+                .map(|folder| folder.streams.clone())
                 .unwrap_or_default();
             for id in streams.into_iter().flatten() {
                 let is_here = |stream: &Stream| stream.session == session;

@@ -68,7 +68,7 @@ impl Server {
                 .unwrap_or_default(),
             path: stream.path.clone(),
             sequence: stream.frames.is_some(),
-            device: stream.device,
+            devices: (0..).map_while(|at| stream.device_at(at)).collect(),
             standing: stream.standing,
             rate: stream.rate,
             refusal: stream.refusal,

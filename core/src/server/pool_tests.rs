@@ -291,3 +291,30 @@ fn silence_ends_it_on_all_devices() {
     assert_eq!(pool.promised(), [0; 3]);
     assert_eq!(pool.bench.server.cache().held_count, 0);
 }
+
+#[test]
+fn a_dozen_sequences_in_one_folder_are_followed() {
+    let mut pool = Pool::new(4, |number| Some(1 + (number % 4) as u16));
+    for number in 1..=12 {
+        for shot in 0..12 {
+            let facts = FileFacts {
+                file: FileId(1000 * shot + number),
+                key: FileKey {
+                    device: 1,
+                    inode: u64::from(1000 * shot + number),
+                },
+                ..pool.frame(1, number).expect("a frame")
+            };
+            let session = u32::from(facts.device.0);
+            let handle = 1000 * shot + number;
+            let path = format!("day1/shot{shot}.{number:04}.dpx");
+            pool.bench.open(session, handle, &path, facts);
+            pool.request += 1;
+            pool.bench.read(session, handle, pool.request, 0, 4096);
+        }
+        pool.bench.asked.clear();
+        pool.settle(Duration::from_ms(20));
+    }
+    let streams = pool.bench.server.streams(pool.bench.now);
+    assert_eq!(streams.iter().filter(|stream| stream.sequence).count(), 12);
+}

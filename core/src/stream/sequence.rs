@@ -10,8 +10,9 @@ use super::frame_name::{FrameName, frame_file_name};
 use super::recogniser::Moved;
 use crate::units::*;
 use alloc::string::String;
+use alloc::vec::Vec;
 
-/// Readers followed in one folder.
+/// Readers followed in one folder, unless said otherwise.
 pub const READER_COUNT_MAX: usize = 8;
 
 /// Numbers remembered of a reader.
@@ -55,10 +56,17 @@ pub struct SequenceObservation {
 }
 
 /// Watches the opens of one folder.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct SequenceTracker {
-    readers: [Option<Reader>; READER_COUNT_MAX],
+    readers: Vec<Reader>,
+    reader_count_max: usize,
     open_count: u64,
+}
+
+impl Default for SequenceTracker {
+    fn default() -> SequenceTracker {
+        SequenceTracker::new()
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -83,7 +91,16 @@ struct Reader {
 impl SequenceTracker {
     /// Nothing was opened yet.
     pub fn new() -> SequenceTracker {
-        SequenceTracker::default()
+        SequenceTracker::of_readers(READER_COUNT_MAX)
+    }
+
+    /// The same, for another number of readers (1 to 255) than [`READER_COUNT_MAX`].
+    pub fn of_readers(reader_count_max: usize) -> SequenceTracker {
+        SequenceTracker {
+            readers: Vec::new(),
+            reader_count_max: reader_count_max.clamp(1, 255),
+            open_count: 0,
+        }
     }
 
     /// The session opened the file `name` of `size` in this folder. None: it is no frame (its name
@@ -134,13 +151,13 @@ impl SequenceTracker {
     }
 
     fn reader(&self, index: ReaderIndex) -> Option<&Reader> {
-        self.readers.get(usize::from(index.0))?.as_ref()
+        self.readers.get(usize::from(index.0))
     }
 
     fn occupied(&self) -> impl Iterator<Item = (ReaderIndex, &Reader)> {
         (0..)
             .zip(&self.readers)
-            .filter_map(|(index, reader)| Some((ReaderIndex(index), reader.as_ref()?)))
+            .map(|(index, reader)| (ReaderIndex(index), reader))
     }
 
     /// The reader that may have come to this frame; the one that has the shortest way.
@@ -160,7 +177,7 @@ impl SequenceTracker {
         size: ByteCount,
     ) -> Moved<ReaderIndex> {
         let open_count = self.open_count;
-        let Some(reader) = &mut self.readers[usize::from(index.0)] else {
+        let Some(reader) = self.readers.get_mut(usize::from(index.0)) else {
             return Moved::Continued;
         };
         let returned = core::mem::take(&mut reader.left);
@@ -185,10 +202,10 @@ impl SequenceTracker {
             .filter(|(_, r)| !r.left && r.touched < here.began)
             .max_by_key(|(_, r)| r.touched)
             .map(|(other, _)| other);
-        if let Some(here) = &mut self.readers[usize::from(index.0)] {
+        if let Some(here) = self.readers.get_mut(usize::from(index.0)) {
             here.answered = true;
         }
-        if let Some(left) = &mut self.readers[usize::from(from?.0)] {
+        if let Some(left) = self.readers.get_mut(usize::from(from?.0)) {
             left.left = true;
         }
         from
@@ -196,11 +213,16 @@ impl SequenceTracker {
 
     fn begin(&mut self, now: Instant, frame: &FrameName<'_>, size: ByteCount) -> ReaderIndex {
         let step = self.step_of_a_seek(now, frame);
-        let by_use = |(_, reader): &(u8, &Option<Reader>)| reader.as_ref().map_or(0, |r| r.touched);
-        let index = (0..).zip(&self.readers).min_by_key(by_use);
-        let index = index.map_or(0, |(index, _)| index);
         let reader = Reader::begin(now, self.open_count, frame, size, step);
-        self.readers[usize::from(index)] = Some(reader);
+        if self.readers.len() < self.reader_count_max {
+            self.readers.push(reader);
+            return ReaderIndex((self.readers.len() - 1) as u8);
+        }
+        let index = (0..).zip(&self.readers).min_by_key(|(_, r)| r.touched);
+        let index = index.map_or(0, |(index, _)| index);
+        if let Some(longest_silent) = self.readers.get_mut(usize::from(index)) {
+            *longest_silent = reader;
+        }
         ReaderIndex(index)
     }
 
@@ -392,7 +414,6 @@ mod tests {
     use super::super::tests::Random;
     use super::*;
     use alloc::format;
-    use alloc::vec::Vec;
 
     const FRAME: Duration = Duration::from_ms(42);
     const BYTES: ByteCount = ByteCount(12_000_000);

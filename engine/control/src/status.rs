@@ -248,7 +248,7 @@ pub struct StreamStatus {
     pub path: String,
     /// One file a frame.
     pub sequence: bool,
-    /// As in [`DeviceStatus::name`].
+    /// As in [`DeviceStatus::name`]; of a sequence of a pool all that frames lately lay on, with ", " between them.
     pub device: String,
     /// `contract`, `refused` or `best_effort`.
     pub standing: String,

@@ -290,7 +290,12 @@ impl Daemon {
             client: record.label.client,
             path: record.path,
             sequence: record.sequence,
-            device: self.device_name(record.device),
+            device: record
+                .devices
+                .iter()
+                .map(|device| self.device_name(*device))
+                .collect::<Vec<_>>()
+                .join(", "),
             standing: String::from(match record.standing {
                 Standing::Contract => "contract",
                 Standing::Refused => "refused",

@@ -9,6 +9,7 @@ use crate::jobs::Job;
 use crate::worker::Urgency;
 use rushes_core::server::{Errno, Event};
 use rushes_core::units::{Duration, Instant, PoolNumber, SessionId};
+use rushes_shm::PeerError;
 use rushes_sys::clock;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -116,7 +117,9 @@ impl Daemon {
             return;
         };
         let Some(pool) = seat.pool else {
-            return;
+            let what = "read a FOUND in a session that is no pool's; expected none";
+            let error = PeerError::Broken(String::from(what));
+            return self.to_expel.push((session, error));
         };
         // One that is not known was answered too late, or twice.
         let Some(Wanted { path, .. }) = self.wants.take(number, pool) else {

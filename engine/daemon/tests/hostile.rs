@@ -103,7 +103,7 @@ fn nonsense_instead_of_a_greeting_is_turned_away_with_a_sentence() {
     refused(&world.say(b"GET / HTTP/1.1\r\n\r\n"), 71, "expected");
     refused(&world.say(&[0]), 71, "expected a head");
     refused(&world.say(&vec![0xff; 6000]), 71, "expected at most");
-    refused(&world.say(&head(message::CONNECT)), 71, "expected 216");
+    refused(&world.say(&head(message::CONNECT)), 71, "expected 224");
     refused(&world.say(&head(99)), 71, "message 99");
     let mut newer = connect_packet("media");
     newer[4..8].copy_from_slice(&(VERSION + 1).to_le_bytes());

@@ -35,7 +35,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    fn is_not_there(self, errno: Errno) {
+    fn refuse(self, errno: Errno) {
         self.asked.push(Job::Found {
             number: self.number,
             file: Err(errno),
@@ -81,7 +81,7 @@ impl Finder {
             None => return,
         };
         if let Err(TrySendError::Full(wanted)) = refused {
-            wanted.is_not_there(Errno::AGAIN);
+            wanted.refuse(Errno::AGAIN);
         }
     }
 
@@ -115,7 +115,7 @@ impl Catalogue {
                     layout,
                     object,
                 }),
-                Err(errno) => wanted.is_not_there(errno),
+                Err(errno) => wanted.refuse(errno),
             }
         }
     }
@@ -131,13 +131,13 @@ impl Catalogue {
                 .name(format!("frames-{}", member.0))
                 .spawn(move || open_each(&pool, &queues, &openings));
             if thread.is_err() {
-                return opening.wanted.is_not_there(Errno::AGAIN);
+                return opening.wanted.refuse(Errno::AGAIN);
             }
             self.members.insert(member, sender);
         }
         let refused = self.members[&member].try_send(opening);
         if let Err(TrySendError::Full(opening) | TrySendError::Disconnected(opening)) = refused {
-            opening.wanted.is_not_there(Errno::AGAIN);
+            opening.wanted.refuse(Errno::AGAIN);
         }
     }
 }
@@ -187,7 +187,7 @@ fn open_each(pool: &Weak<Pool>, queues: &Queues, openings: &Receiver<Opening>) {
         let fd = match file {
             Ok(fd) => fd,
             Err(error) => {
-                wanted.is_not_there(error.errno());
+                wanted.refuse(error.errno());
                 continue;
             }
         };
@@ -206,6 +206,6 @@ fn answer(queues: &Queues, wanted: Wanted, object: Object, fd: OwnedFd) {
             number: wanted.number,
             file: Ok(fd),
         }),
-        None => wanted.is_not_there(Errno::NODEV),
+        None => wanted.refuse(Errno::NODEV),
     }
 }

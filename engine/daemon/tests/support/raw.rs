@@ -31,6 +31,8 @@ pub(crate) fn connect_packet(share: &str) -> Vec<u8> {
         field[..name.len()].copy_from_slice(name.as_bytes());
         packet.extend(field);
     }
+    // No pool's.
+    packet.extend(0u64.to_le_bytes());
     packet
 }
 

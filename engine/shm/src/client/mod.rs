@@ -22,15 +22,16 @@ mod lost;
 mod owned;
 #[cfg(test)]
 mod tests;
+mod wanted;
 mod write;
 
 pub use connect::{CONNECT_PATIENCE, ConnectError};
 pub use owned::{OwnedClient, OwnedDone};
+pub use wanted::WantedFile;
 
 use crate::facts::FileFact;
 use crate::layout::{
-    Connect, PACKET_BYTES_MAX, PeerError, Writer, broken, path_is_plain, read_wanted, write_found,
-    write_open,
+    Connect, PACKET_BYTES_MAX, PeerError, Writer, broken, path_is_plain, write_open,
 };
 use crate::rings::{RingMemory, Which};
 use connect::{Lane, timespec};
@@ -108,18 +109,6 @@ pub struct Lease {
     /// Where they are, in order. Valid until the lease or the client ends.
     pub pieces: Vec<(NonNull<u8>, usize)>,
 }
-
-/// A file of its tree that the daemon asks a pool's door for: one that will be read next, as far as can be seen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WantedFile {
-    /// For [`Client::found`].
-    pub number: u64,
-    /// Below the root of the tree.
-    pub path: Vec<u8>,
-}
-
-/// Files that it may have asked for and nobody has taken; more are not looked at.
-const WANTED_MAX: usize = 1024;
 
 new_key_type! {
     struct TicketKey;
@@ -432,32 +421,6 @@ impl Client {
                 }
                 None
             }
-        }
-    }
-
-    /// The next file that the daemon asks for; it is to be told ([`Client::found`]), and may be told nothing. Never waits.
-    pub fn take_wanted(&mut self) -> Option<WantedFile> {
-        if self.wanted.is_empty() && self.is_of_pool && self.usable() {
-            self.look_at_socket();
-        }
-        self.wanted.pop_front()
-    }
-
-    /// Tell the daemon of a file that it has asked for: a descriptor of it, or why there is none (an errno). It need not be this session
-    /// that was asked: the file lies in this one's share.
-    pub fn found(&mut self, number: u64, file: Result<BorrowedFd<'_>, u32>) {
-        if !self.usable() {
-            return;
-        }
-        let (errno, fds) = match &file {
-            Ok(fd) => (0, std::slice::from_ref(fd)),
-            // (Nobody is told that there is one and none.)
-            Err(errno) => ((*errno).max(1), [].as_slice()),
-        };
-        match socket::send(&self.socket, &[&write_found(number, errno)], fds) {
-            // The daemon is busy, and does not wait for it.
-            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => self.die(error.into()),
-            Ok(()) | Err(_) => {}
         }
     }
 
@@ -1386,15 +1349,7 @@ impl Client {
             Ok(None) => {}
             Ok(Some(packet)) if packet.bytes == 0 => self.die(PeerError::Closed),
             Ok(Some(packet)) if self.is_of_pool => {
-                let said = buffer.get(..packet.bytes).unwrap_or_default();
-                match read_wanted(said) {
-                    Ok((number, path)) if self.wanted.len() < WANTED_MAX => {
-                        let path = path.to_vec();
-                        self.wanted.push_back(WantedFile { number, path });
-                    }
-                    Ok(_) => {}
-                    Err(error) => self.die(error),
-                }
+                self.hear_wanted(buffer.get(..packet.bytes).unwrap_or_default());
             }
             Ok(Some(packet)) => self.die(broken(format!(
                 "read a packet of {} bytes from the daemon; expected none after its welcome",

@@ -310,8 +310,8 @@ fn newcomers_that_say_something_else_are_told_apart() {
     let good = write_connect(&Connect::default());
     let file = null();
     check(b"hello", &[], "5 bytes");
-    check(&good[..100], &[], "100 bytes; expected 216");
-    check(&[&good[..], &[0]].concat(), &[], "217 bytes; expected 216");
+    check(&good[..100], &[], "100 bytes; expected 224");
+    check(&[&good[..], &[0]].concat(), &[], "225 bytes; expected 224");
     check(&good, &[file.as_fd()], "1 descriptors; expected none");
     check(&write_open(1, 0, Writer::default()), &[], "read message 4");
     let (socket, mut newcomer) = newcomer(&listener);
