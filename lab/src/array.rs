@@ -330,15 +330,26 @@ impl Array {
         Ok(self.native_of(&[path.to_owned()])?.remove(0))
     }
 
-    /// The same for many files, in the order given.
+    /// The same for many files, in the order given; of a folder (a sequence) for all files in it together.
     pub fn native_of(&self, paths: &[String]) -> Result<Vec<Vec<PathBuf>>> {
         let root = self.root();
         match self.layout {
             Layout::Pool | Layout::PoolStriped if paths.is_empty() => Ok(Vec::new()),
             Layout::Pool | Layout::PoolStriped => {
+                let mut files: Vec<(usize, PathBuf)> = Vec::new();
+                for (number, path) in paths.iter().enumerate() {
+                    let path = root.join(path);
+                    if path.is_dir() {
+                        for entry in std::fs::read_dir(&path)? {
+                            files.push((number, entry?.path()));
+                        }
+                    } else {
+                        files.push((number, path));
+                    }
+                }
                 let out = Command::new(find_rushes()?)
                     .args(["pool", "where", "--json"])
-                    .args(paths.iter().map(|path| root.join(path)))
+                    .args(files.iter().map(|(_, path)| path))
                     .output()?;
                 let reports: Value = serde_json::from_slice(&out.stdout).with_context(|| {
                     format!(
@@ -348,12 +359,16 @@ impl Array {
                 })?;
                 let reports = reports.as_array().context("no list of files")?;
                 ensure!(
-                    reports.len() == paths.len(),
+                    reports.len() == files.len(),
                     "rushes pool where told of {} files out of {}",
                     reports.len(),
-                    paths.len()
+                    files.len()
                 );
-                Ok(reports.iter().map(objects).collect())
+                let mut found = vec![Vec::new(); paths.len()];
+                for ((number, _), report) in files.iter().zip(reports) {
+                    found[*number].extend(objects(report));
+                }
+                Ok(found)
             }
             Layout::Mergerfs => {
                 let on = |path: &String| -> Vec<PathBuf> {
@@ -394,6 +409,8 @@ impl Array {
         let native = self.native_of(paths)?;
         let names = |(path, places): (&String, &Vec<PathBuf>)| match places.len() {
             1 => vec![path.clone()],
+            // A sequence is one stream, wherever its frames are.
+            _ if self.root().join(path).is_dir() => vec![path.clone()],
             _ => places.iter().filter_map(name).collect(),
         };
         Ok(paths.iter().zip(&native).map(names).collect())

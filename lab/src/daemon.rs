@@ -282,17 +282,13 @@ fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Re
             writeln!(text, "{key} = {value}")?;
         }
     }
-    if stage.is_pool() {
+    if stage.layout() == Layout::PoolStriped {
         if let Some(bitrate) = spec.bitrate {
             // Objects of a stripe have no names that say what they are, and a part of its rate.
-            let (which, parts) = match stage.layout() {
-                Layout::PoolStriped => ("objects/**", stage.disk_count()),
-                _ => ("footage/**", 1),
-            };
             writeln!(
                 text,
-                "\n[[rule]]\nmatch = \"{which}\"\nbitrate = \"{}\"",
-                bitrate.div_ceil(parts)
+                "\n[[rule]]\nmatch = \"objects/**\"\nbitrate = \"{}\"",
+                bitrate.div_ceil(stage.disk_count())
             )?;
         }
     } else if let Some(frames) = spec.frames_per_kilosecond {

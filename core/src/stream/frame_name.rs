@@ -99,7 +99,8 @@ impl<'a> FrameName<'a> {
             && widths_agree(self.width, other.width, self.padded, other.padded)
     }
 
-    pub(super) const fn padded(&self) -> bool {
+    /// Whether the number has zeros in front.
+    pub const fn padded(&self) -> bool {
         self.padded
     }
 }

@@ -16,6 +16,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Sequences that are remembered; of more those that were longest not written to are forgotten.
 const COUNT_MAX: usize = 1024;
 
+/// Fewer digits than this, without zeros in front, are more often those of single files: `take1`, `take2`.
+const DIGITS_LEAST: u8 = 3;
+
 /// A sequence: its folder, and what stands before and behind its numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Sequence {
@@ -35,6 +38,9 @@ impl Sequence {
     fn of_path(path: PathBuf) -> Option<Sequence> {
         let name = path.file_name()?.to_str()?;
         let frame = FrameName::parse(name).filter(|frame| !frame.is_clip())?;
+        if frame.width() < DIGITS_LEAST && !frame.padded() {
+            return None;
+        }
         Some(Sequence {
             folder: path.parent()?.to_path_buf(),
             prefix: frame.prefix().to_owned(),
@@ -92,6 +98,7 @@ mod tests {
         let one = sequence("/c/tree/shot/f.0001.dpx");
         assert!(one.is_some());
         assert_eq!(one, sequence("/c/tree/shot/f.0999.dpx"));
+        assert!(sequence("/c/tree/shot/f01.exr").is_some());
         for other in [
             "/c/tree/other/f.0002.dpx",
             "/c/tree/shot/g.0002.dpx",
@@ -99,7 +106,12 @@ mod tests {
         ] {
             assert_ne!(one, sequence(other), "{other}");
         }
-        for none in ["/c/tree/shot/A001_C002.mov", "/c/tree/readme", "/"] {
+        for none in [
+            "/c/tree/shot/A001_C002.mov",
+            "/c/tree/readme",
+            "/c/tree/take7",
+            "/",
+        ] {
             assert_eq!(sequence(none), None, "{none}");
         }
     }
