@@ -506,7 +506,8 @@ fn the_mount_gives_back_what_a_move_had_reserved_and_keeps_what_clients_have() {
     };
     // What a client asks for is his: within his file's length for good, behind it until somebody looks through the pool.
     let file = File::create(world.path("recorded")).expect("made");
-    file.write_all_at(&pattern::bytes(7, 0, MIB), 0)
+    // (More than there will be room for elsewhere, so that nothing moves it.)
+    file.write_all_at(&pattern::bytes(7, 0, 12 * MIB), 0)
         .expect("room");
     fallocate(&file, FallocateFlags::empty(), 0, 16 << 20).expect("room");
     fallocate(&file, FallocateFlags::KEEP_SIZE, 16 << 20, 16 << 20).expect("room");
@@ -563,8 +564,8 @@ fn the_mount_gives_back_what_a_move_had_reserved_and_keeps_what_clients_have() {
     assert!((16 << 20..17 << 20).contains(&held), "{held}");
     let bytes = fs::read(world.path("recorded")).expect("read");
     assert_eq!(bytes.len(), 16 << 20);
-    pattern::check(7, 0, &bytes[..MIB], "recorded");
-    assert!(bytes[MIB..].iter().all(|byte| *byte == 0));
+    pattern::check(7, 0, &bytes[..12 * MIB], "recorded");
+    assert!(bytes[12 * MIB..].iter().all(|byte| *byte == 0));
     check(&world.path("s0"), 0, length);
     drop(others);
 }
