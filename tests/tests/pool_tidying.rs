@@ -897,13 +897,7 @@ fn files_that_cannot_be_read_are_named_and_keep_nobody_from_the_others() {
     let object = object_of(&world, &world.where_is("s1")["segments"][1]);
     world.end();
     // One has a damaged record, one an object that does not say whose it is, one is on a member that is away.
-    let stub = world.catalogue().join("tree/damaged");
-    let name = "trusted.rushes.layout";
-    let mut record = [0; 256];
-    let length_of_record = rustix::fs::getxattr(&stub, name, &mut record[..]).expect("it has one");
-    record[21] ^= 1;
-    let record = &record[..length_of_record];
-    setxattr(&stub, name, record, XattrFlags::empty()).expect("our own disk");
+    damage_record(&world, "damaged");
     rustix::fs::removexattr(object, "trusted.rushes.object").expect("our own disk");
     world.unplug(2);
     let broken = ["away", "damaged", "s1"];
@@ -972,6 +966,58 @@ fn files_that_cannot_be_read_are_named_and_keep_nobody_from_the_others() {
     }
     check(&world.path("away"), 9, length);
     check(&world.path("damaged"), 8, length);
+}
+
+/// A file that goes on elsewhere inside a block: the first object has the block's first bytes, the second one the others behind zeroes.
+/// Whose is what only the record says, and that is damaged.
+#[test]
+fn a_record_from_objects_alone_parts_them_inside_a_block() {
+    let Some(mut world) = build(&[(EXT4, 300), (XFS, 300)]) else {
+        return;
+    };
+    let (count, length) = (4, 3 * MIB + 17);
+    split_files(&world, 2, count, length);
+    let segments: Vec<Value> = (0..count)
+        .map(|seed| world.where_is(&format!("s{seed}"))["segments"].clone())
+        .collect();
+    world.end();
+    let mut moved = 0;
+    for (seed, segments) in (0..).zip(&segments) {
+        let end = segments[0]["end"].as_u64().expect("there is another");
+        // As if there had been so much more room.
+        let bytes = pattern::bytes(seed, end, 925);
+        let write = |segment: &Value, bytes: &[u8]| {
+            let object = File::options()
+                .write(true)
+                .open(object_of(&world, segment))
+                .expect("our own disk");
+            object.write_all_at(bytes, end).expect("there is room");
+            object.sync_all().expect("written");
+        };
+        if end % 4096 == 0 {
+            write(&segments[0], &bytes);
+            write(&segments[1], &[0; 925]);
+            moved += 1;
+        }
+        damage_record(&world, &format!("s{seed}"));
+    }
+    assert!(moved > 0, "{segments:?}");
+    let (report, code) = world.json(&["fsck", "--repair"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    world.start();
+    for seed in 0..count {
+        check(&world.path(format!("s{seed}")), seed, length);
+    }
+}
+
+/// Some byte of a file's layout record is another one.
+fn damage_record(world: &PoolWorld, file: &str) {
+    let stub = world.catalogue().join("tree").join(file);
+    let name = "trusted.rushes.layout";
+    let mut record = [0; 256];
+    let length = rustix::fs::getxattr(&stub, name, &mut record[..]).expect("it has one");
+    record[21] ^= 1;
+    setxattr(&stub, name, &record[..length], XattrFlags::empty()).expect("our own disk");
 }
 
 /// When a name came to a member's folders of objects last, or went.

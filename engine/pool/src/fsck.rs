@@ -632,7 +632,11 @@ impl Mender<'_> {
                 pieces.push(Piece {
                     object: found.object,
                     part: mark.part,
-                    data: self.ranges(&fd)?,
+                    data: match mark.part.shape {
+                        // Of a block in which the file goes on elsewhere each of the two has zeroes for the other's part.
+                        Shape::Single => self.written(&fd)?,
+                        _ => self.ranges(&fd)?,
+                    },
                 });
             }
         }
