@@ -709,24 +709,23 @@ impl Server {
         let Some(stream) = self.streams.get(stream_id.0) else {
             return false;
         };
-        let Some((file, range, worth)) = self.next_piece(stream, id, self.limits.chunk_bytes_max)
-        else {
-            return false;
-        };
-        let run = self.fetch_run(
-            file,
-            range,
-            IoClass::BestEffort,
-            Instant::NEVER,
-            None,
-            actions,
-        );
+        let piece = self.next_piece(stream, id, self.limits.chunk_bytes_max);
+        let run = piece.map_or(Run::Busy, |(file, range, _)| {
+            let (class, due) = (IoClass::BestEffort, Instant::NEVER);
+            self.fetch_run(file, range, class, due, None, actions)
+        });
         let (Some(device), Some(stream)) =
             (self.devices.get_mut(&id), self.streams.get_mut(stream_id.0))
         else {
             return false;
         };
         device.visiting = None;
+        let before = device.background_given;
+        // Until he has had something: who comes no further keeps nobody from his turn.
+        device.background_given = 0;
+        let Some((_, range, worth)) = piece else {
+            return false;
+        };
         match run {
             Run::Covered(end) | Run::Sent(end) => {
                 let done = match stream.flow {
@@ -737,7 +736,10 @@ impl Server {
                 stream.count_fetched(id, done);
                 device.read_bridged += stream.read_over(range, done);
                 device.best_effort_served = now;
-                device.visit(stream_id, done);
+                if done > 0 {
+                    device.background_given = before;
+                    device.visit(stream_id, done);
+                }
                 run_is_progress(&run, done)
             }
             Run::Starved => {

@@ -6,6 +6,7 @@
 //! is due a preroll later. What the reader does besides only ever moves the anchor: a pause or a jump
 //! starts a new schedule, a late answer of ours does not.
 
+use super::frames::Frames;
 use super::state::*;
 use super::*;
 use crate::sched::admission::{self, Player};
@@ -480,7 +481,8 @@ impl Server {
         let was_refused = entry.refused.contains(&id);
         entry.refused.retain(|&other| other != id);
         self.retry_refused(device);
-        if was_refused {
+        let is_refused = |stream: &Stream| stream.standing == Standing::Refused;
+        if was_refused && self.streams.get(id.0).is_some_and(is_refused) {
             self.ask_admission(id);
         }
     }
@@ -558,7 +560,15 @@ impl Server {
     /// A stream as the dry run of a device sees it.
     fn player(&self, id: StreamId, device: DeviceId, promised: Promised) -> Option<Player> {
         let stream = self.streams.get(id.0)?;
-        let claim = self.claim(stream, device, promised)?;
+        let mut claim = self.claim(stream, device, promised)?;
+        if stream
+            .frames
+            .as_ref()
+            .is_some_and(Frames::goes_on_elsewhere)
+        {
+            // What of it lies here behind the frames that are open nobody knows yet: it goes on.
+            claim.left = u64::MAX;
+        }
         let fetched = stream.fetched_on(device);
         let anchor = stream.anchor + stream.pause(self.now, self.policy.preroll);
         let asked = anchor + stream.rate_or_none().time_for(ByteCount(fetched));

@@ -208,6 +208,11 @@ impl Frames {
         }
     }
 
+    /// Frames that nobody has opened yet will lie on one or another of its devices.
+    pub(super) fn goes_on_elsewhere(&self) -> bool {
+        !self.ended && self.devices.len() > 1
+    }
+
     fn lies_on(&self, device: DeviceId) -> bool {
         self.lately.iter().any(|(other, _)| *other == device)
     }
@@ -495,11 +500,19 @@ impl Server {
                 come.push(device);
             }
         }
-        frames.devices.retain(|device| !left.contains(device));
-        frames.devices.extend(&come);
-        if !come.is_empty() || !left.is_empty() {
-            frames.parts.clear();
-            frames.parts.resize(frames.devices.len(), 0);
+        let stays = |(device, _): &(DeviceId, u64)| !left.contains(device);
+        let before = frames
+            .devices
+            .iter()
+            .copied()
+            .zip(frames.parts.iter().copied());
+        let (devices, parts) = before.filter(stays).unzip();
+        (frames.devices, frames.parts) = (devices, parts);
+        for &device in &come {
+            // What it is asked for when it comes.
+            let part = frames.part_of(device, 1000);
+            frames.devices.push(device);
+            frames.parts.push(part);
         }
         for device in come {
             self.comes_to(id, device);

@@ -71,8 +71,8 @@ impl Server {
             let Some(file) = files.get_mut(id) else {
                 return false;
             };
-            let gives = file.writing.gives_room
-                && (file.could_give() || !file.writing.is_reserved && file.writing.settling > 0);
+            // What is being cut off comes, whatever its client does meanwhile.
+            let gives = file.writing.gives_room && (file.could_give() || file.writing.settling > 0);
             file.writing.gives_room = gives;
             gives
         });

@@ -1150,7 +1150,14 @@ impl Server {
             }
             actions.list.push(Action::Trim { file: id, size });
             writing.settling += 1;
-            file.unmap_from(file.size.div_ceil(PAGE_BYTES) * PAGE_BYTES);
+            // Who goes on writing asks for blocks anew, which comes behind the cut; also for what is left of the last page, where a
+            // client has the file open.
+            let whole = if others {
+                file.size
+            } else {
+                file.size.next_multiple_of(PAGE_BYTES)
+            };
+            file.unmap_from(whole / PAGE_BYTES * PAGE_BYTES);
         }
     }
 }

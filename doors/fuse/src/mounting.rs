@@ -78,12 +78,9 @@ impl Drop for Mounting {
 ///
 /// Assumes  one process has the pool by its lock: no other mount has this name
 pub(crate) fn mounts_of(catalogue: &Path, folder: &Path) -> Option<PathBuf> {
-    let all = rushes_pool::mounted().ok()?;
-    let mut found = all.into_iter().filter(|one| one.catalogue == catalogue);
-    let first = found.next()?;
-    let others = found.find(|one| one.mount == folder);
-    let is_there = first.mount == folder;
-    Some(others.filter(|_| !is_there).unwrap_or(first).mount)
+    let mut all = rushes_pool::mounts_of(catalogue).ok()?;
+    let at = all.iter().position(|mount| mount == folder).unwrap_or(0);
+    (at < all.len()).then(|| all.swap_remove(at))
 }
 
 /// Who has files open keeps them; the mount ends with the last.

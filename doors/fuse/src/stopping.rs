@@ -116,6 +116,10 @@ impl Stop {
         if !self.is_hurried.swap(true, Ordering::AcqRel) {
             let stop = Arc::clone(self);
             within(HURRY_PATIENCE, move || stop.end_now());
+            // Whatever of that hangs: a thread that a disk keeps from ending would keep the kernel's connection, and with it who waits for an answer.
+            if let Err(error) = let_go_of_connection() {
+                tracing::warn!("the kernel's connection ends with the process: {error}");
+            }
         }
     }
 
@@ -134,10 +138,6 @@ impl Stop {
         }
         if let Some(folder) = mounts_of(&self.catalogue, &self.folder) {
             unmount_lazily(&folder);
-        }
-        // A thread that a disk keeps from ending would keep the kernel's connection, and with it who waits for an answer.
-        if let Err(error) = let_go_of_connection() {
-            tracing::warn!("the kernel's connection ends with the process: {error}");
         }
     }
 

@@ -103,6 +103,15 @@ pub fn mounted() -> Result<Vec<Mounted>, PoolError> {
         .collect())
 }
 
+/// Where a pool is mounted that has this name of its catalogue, by the kernel's table alone: no file system is asked, which may hang.
+pub fn mounts_of(catalogue: &Path) -> Result<Vec<PathBuf>, PoolError> {
+    let table = mount_table()?;
+    Ok(rows(&table)
+        .filter(|row| row.kind == MOUNT_TYPE && row.source == catalogue)
+        .map(|row| row.mount)
+        .collect())
+}
+
 const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 
 fn mount_table() -> Result<Vec<u8>, PoolError> {

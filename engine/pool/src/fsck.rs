@@ -617,7 +617,13 @@ impl Mender<'_> {
 
     /// All objects of a file that this version could have written.
     fn pieces(&self, file: FileIdentity) -> Result<Vec<Piece>, PoolError> {
+        Ok(self.pieces_and_size(file)?.0)
+    }
+
+    /// The same, and where the last byte of any of them ends.
+    fn pieces_and_size(&self, file: FileIdentity) -> Result<(Vec<Piece>, u64), PoolError> {
         let mut pieces = Vec::new();
+        let mut opened = Vec::new();
         for found in &self.look.objects {
             let Mark::Sound(mark) = found.mark else {
                 continue;
@@ -632,15 +638,36 @@ impl Mender<'_> {
                 pieces.push(Piece {
                     object: found.object,
                     part: mark.part,
-                    data: match mark.part.shape {
-                        // Of a block in which the file goes on elsewhere each of the two has zeroes for the other's part.
-                        Shape::Single => self.written(&fd)?,
-                        _ => self.ranges(&fd)?,
-                    },
+                    data: self.ranges(&fd)?,
                 });
+                opened.push(fd);
             }
         }
-        Ok(pieces)
+        let size = size_of(&pieces);
+        let is_single = |piece: &Piece| piece.part.shape == Shape::Single;
+        let shares = |at: usize, piece: &Piece| {
+            let others = pieces.iter().enumerate().filter(|(other, _)| *other != at);
+            let mut others = others
+                .map(|(_, other)| other)
+                .filter(|other| is_single(other));
+            is_single(piece)
+                && others.any(|other| {
+                    let touches =
+                        |range: &ByteRange| piece.data.iter().any(|own| own.overlaps(*range));
+                    other.data.iter().any(touches)
+                })
+        };
+        let shared: Vec<bool> = (0..)
+            .zip(&pieces)
+            .map(|(at, one)| shares(at, one))
+            .collect();
+        for ((piece, fd), shared) in pieces.iter_mut().zip(&opened).zip(shared) {
+            if shared {
+                // Of a block in which the file goes on elsewhere each of the two has zeroes for the other's part.
+                piece.data = self.written(fd)?;
+            }
+        }
+        Ok((pieces, size))
     }
 
     fn ranges(&self, fd: &OwnedFd) -> Result<Vec<ByteRange>, PoolError> {
@@ -689,12 +716,11 @@ impl Mender<'_> {
 
     /// A file of which there is no stub, with all its objects.
     fn keep(&self, object: Object, file: FileIdentity) -> Result<String, PoolError> {
-        let pieces = self.pieces(file)?;
+        let (pieces, size) = self.pieces_and_size(file)?;
         let Some(layout) = assemble(file, &pieces).filter(|all| all.objects().contains(&object))
         else {
             return self.keep_alone(object);
         };
-        let size = size_of(&pieces);
         self.kept.borrow_mut().extend(layout.objects());
         let name = format!("{}.{:08x}", file.number, file.generation);
         adopt(self.pool, &name, &layout, size)

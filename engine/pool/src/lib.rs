@@ -42,7 +42,7 @@ pub use create::{Created, MEMBER_COUNT_MAX, Wanted, create};
 pub use defrag::defrag;
 pub use error::{ObjectFault, PoolError};
 pub use failed::{Failed, Failure};
-pub use find::{MOUNT_TYPE, Mounted, Place, find, mounted};
+pub use find::{MOUNT_TYPE, Mounted, Place, find, mounted, mounts_of};
 pub use format::{Duty, FORMAT_FILE, FORMAT_VERSION, MemberId};
 pub use fsck::{Fsck, Issue, Progress, State, fsck};
 pub use gather::{Defragged, Pieces};

@@ -77,7 +77,7 @@ impl Reserved {
                     found.stays_until = found.stays_until.max(end);
                 }
             }
-            for part in outside(extent, &data) {
+            for part in outside(extent, near(&data, extent)) {
                 for part in outside(part, &kept) {
                     let start = part.start.0.next_multiple_of(block);
                     let end = part.end() / block * block;
@@ -170,4 +170,13 @@ impl Pool {
         };
         all.filter_map(of).collect()
     }
+}
+
+/// Those of `ranges` that touch this one: a sparse file has as many of them as extents.
+///
+/// Assumes  they are in order, without overlap
+fn near(ranges: &[ByteRange], range: ByteRange) -> &[ByteRange] {
+    let first = ranges.partition_point(|one| one.end() <= range.start.0);
+    let behind = ranges.partition_point(|one| one.start.0 < range.end());
+    ranges.get(first..behind).unwrap_or(&[])
 }
