@@ -366,6 +366,25 @@ fn a_file_that_is_closed_meanwhile_gives_back_as_ever() {
     assert_eq!(world.files[0].reserved, 4 * MEGA);
 }
 
+/// His page is there already, and the cut is not: bytes that came into it in between would go with what is cut off.
+#[test]
+fn who_goes_on_in_his_last_page_comes_behind_the_cut() {
+    let mut world = World::new(64 * MEGA, 2);
+    world.record(0, 4 * MEGA + 100);
+    world.rest();
+    let waits = world.write(1, 4 * MEGA);
+    world.reserve();
+    assert_eq!(world.trims, 1);
+    let goes_on = world.write(0, 500);
+    assert!(!world.ended.contains_key(&goes_on), "before it was cut");
+    // Who waits for what is being cut off is not refused because the other needs blocks again.
+    assert!(!world.ended.contains_key(&waits));
+    assert!(world.reserves.iter().all(|asked| asked.0 == id(0)));
+    world.rest();
+    assert_eq!(world.ended.get(&goes_on), Some(&Ok(())));
+    assert_eq!(world.ended.get(&waits), Some(&Ok(())));
+}
+
 /// Writers that come and go on disks that are too small: the driver's asserts hold at each step, and each write ends.
 #[test]
 fn every_write_ends_whoever_comes_and_goes() {
