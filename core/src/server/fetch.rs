@@ -13,9 +13,9 @@ const AHEAD_BYTES: core::ops::RangeInclusive<u64> = 2 << 20..=32 << 20;
 /// What a best-effort stream gets in one visit before the next one's turn, least and most. Units: bytes.
 const BACKGROUND_VISIT: core::ops::RangeInclusive<u64> = 4 << 20..=16 << 20;
 /// Until every best-effort stream of a device has been visited once, if visits of the least length allow it.
-const BACKGROUND_ROUND: Duration = Duration::from_s(3);
+const BACKGROUND_ROUND: Duration = Duration::from_s(2);
 /// Who is next and has waited this long breaks into another's visit: where most of a device is promised, a visit takes seconds.
-const VISIT_PATIENCE: Duration = Duration::from_s(5);
+const VISIT_PATIENCE: Duration = Duration::from_s(2);
 /// A demand that has waited this long goes before nearer ones.
 const DEMAND_PATIENCE: Duration = Duration::from_ms(200);
 /// Demands looked at for the nearest.
