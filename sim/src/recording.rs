@@ -16,7 +16,8 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 const DISK: DeviceId = DeviceId(1);
-const HANDLE: HandleId = HandleId(1);
+/// Of a request's number: whose it is. The rest counts his requests.
+const CLIENT_BITS: u32 = 16;
 const PREROLL: Duration = Duration::from_ms(500);
 /// From here on acknowledged bytes that the disk lacks are late.
 const DEVICE_LATE: Duration = Duration::from_s(5);
@@ -70,6 +71,12 @@ pub struct Recording {
     /// Size of their files. Units: MiB.
     #[arg(long, default_value_t = 1024)]
     pub copy_in_mib: u64,
+    /// They all come by one session, as the clients of a pool's mount do.
+    #[arg(long)]
+    pub one_session: bool,
+    /// The disk moves so many times fewer bytes a second, and positions as quickly.
+    #[arg(long, default_value_t = 1)]
+    pub slower: u64,
     /// Clients that write up to 64 KiB anywhere in one file, as much together as it is long, when they have read it.
     #[arg(long, default_value_t = 0)]
     pub scatterers: u64,
@@ -116,6 +123,8 @@ impl Default for Recording {
             copies_in: 0,
             announce: false,
             copy_in_mib: 1024,
+            one_session: false,
+            slower: 1,
             scatterers: 0,
             scatter_mib: 256,
             no_coalesce: false,
@@ -158,6 +167,8 @@ pub struct Recorded {
     pub copy_mb_per_s: f64,
     /// Units: MB/s.
     pub copy_in_mb_per_s: f64,
+    /// The slowest of those who write beside the mean of them, from when the last one has begun until the end; 1 without them.
+    pub copy_in_even: f64,
     /// What scatterers had on the disk, from the first of their writes until it had all of them. Units: MB/s.
     pub scatter_mb_per_s: f64,
     /// Of what was written, what the disk had already. Units: bytes.
@@ -196,6 +207,7 @@ enum Role {
 struct Client {
     role: Role,
     session: SessionId,
+    handle: HandleId,
     file: FileId,
     begin: Instant,
     period: Duration,
@@ -333,6 +345,7 @@ struct World {
     flush_hangs: bool,
     head: u64,
     truth_percent: u64,
+    slower: u64,
     wake: Instant,
     positioning: Duration,
     busy: Duration,
@@ -345,17 +358,25 @@ struct World {
     ends: Instant,
 }
 
-fn model() -> DeviceModel {
+fn model(slower: u64) -> DeviceModel {
     let read = disk::table5().read;
     DeviceModel {
-        read,
+        read: ServiceModel {
+            rate: BytesPerSecond(read.rate.0 / slower),
+            ..read
+        },
         write: ServiceModel {
             fixed: Duration(14_000_000 * 40 / 100),
             span: Duration(14_000_000 * 113 / 100),
-            rate: BytesPerSecond(145_000_000),
+            rate: BytesPerSecond(145_000_000 / slower),
         },
         size: disk::table5().size,
     }
+}
+
+/// A client's request.
+fn request_of(index: usize, nth: u64) -> RequestId {
+    RequestId(nth << CLIENT_BITS | index as u64)
 }
 
 impl Recording {
@@ -420,6 +441,7 @@ impl Recording {
             flush_hangs: self.flush_hangs,
             head: 0,
             truth_percent: self.truth_percent,
+            slower: self.slower,
             wake: Instant::NEVER,
             positioning: Duration::ZERO,
             busy: Duration::ZERO,
@@ -431,7 +453,7 @@ impl Recording {
             last_written: Instant(1),
             ends: Instant(1) + Duration::from_s(self.seconds),
         };
-        let mut told = model();
+        let mut told = model(self.slower);
         if self.memory > 0 {
             told.write = INTO_MEMORY;
             world.queue.push(world.now + COMMITS, What::Flush);
@@ -448,7 +470,7 @@ impl Recording {
             (Role::Scatter, self.scatterers),
         ];
         let played = self.readers + self.copies;
-        let size = model().size.0;
+        let size = disk::table5().size.0;
         // What is read lies in the first half, evenly; what is written takes the rest.
         let gap = size / 2 / played.max(1);
         world
@@ -528,9 +550,14 @@ impl Recording {
             world.files.insert(file, one);
         }
         let begin = world.now + delay;
+        let owner = match role {
+            Role::CopyIn if self.one_session => index - nth as usize,
+            _ => index,
+        };
         world.clients.push(Client {
             role,
-            session: SessionId(index as u32 + 1),
+            session: SessionId(owner as u32 + 1),
+            handle: HandleId(index as u32 + 1),
             file,
             begin,
             period: if paced { period } else { Duration::ZERO },
@@ -573,7 +600,7 @@ impl World {
             What::Frame(index) => self.frame(index),
             What::Commit(index) => {
                 let client = &self.clients[index];
-                let (session, request) = (client.session, RequestId(client.next));
+                let (session, request) = (client.session, request_of(index, client.next));
                 self.step(Event::WriteEnd { session, request });
             }
             What::Event(event) => self.step(*event),
@@ -603,24 +630,26 @@ impl World {
     }
 
     fn begin(&mut self, index: usize) {
-        let (session, file, role) = {
+        let (session, handle, file, role) = {
             let client = &self.clients[index];
-            (client.session, client.file, client.role)
+            (client.session, client.handle, client.file, client.role)
         };
-        let label = SessionLabel {
-            client: format!("client{index}"),
-            ..SessionLabel::default()
-        };
-        self.step(Event::SessionOpened { session, label });
-        self.step(Event::LaneAdded {
-            lane: LaneId(session.0),
-            session: Some(session),
-            page_count: self.lane_pages,
-            record_count: RECORDS,
-        });
+        if session.0 as usize == index + 1 {
+            let label = SessionLabel {
+                client: format!("client{index}"),
+                ..SessionLabel::default()
+            };
+            self.step(Event::SessionOpened { session, label });
+            self.step(Event::LaneAdded {
+                lane: LaneId(session.0),
+                session: Some(session),
+                page_count: self.lane_pages,
+                record_count: RECORDS,
+            });
+        }
         self.step(Event::Opening {
             session,
-            handle: HANDLE,
+            handle,
             path: format!("f{index}.mov"),
         });
         let one = &self.files[&file];
@@ -640,7 +669,7 @@ impl World {
         };
         self.step(Event::Opened {
             session,
-            handle: HANDLE,
+            handle,
             facts: Ok(facts),
         });
         self.queue.push(self.now, What::Frame(index));
@@ -656,8 +685,8 @@ impl World {
             0 => ByteRange::new(client.next * client.frame_bytes, client.frame_bytes),
             left => ByteRange::new((client.frame_count - left + 1) * client.frame_bytes - 1, 1),
         };
-        let (session, request, sent) = (client.session, RequestId(client.next), self.now);
-        let handle = HANDLE;
+        let (session, handle) = (client.session, client.handle);
+        let (request, sent) = (request_of(index, client.next), self.now);
         let (role, reads) = (client.role, client.next < client.to_read);
         let range = match role {
             Role::Scatter if reads => {
@@ -737,14 +766,8 @@ impl World {
         if client.next < client.frame_count {
             self.queue.push(next, What::Frame(index));
         } else {
-            let session = client.session;
-            self.later(
-                TURN,
-                Event::Closed {
-                    session,
-                    handle: HANDLE,
-                },
-            );
+            let (session, handle) = (client.session, client.handle);
+            self.later(TURN, Event::Closed { session, handle });
         }
     }
 
@@ -755,7 +778,7 @@ impl World {
                 request,
                 outcome,
             } => {
-                let index = session.0 as usize - 1;
+                let index = (request.0 & ((1 << CLIENT_BITS) - 1)) as usize;
                 match outcome {
                     Outcome::Data { .. } => {
                         self.later(TURN, Event::ReadEnd { session, request });
@@ -936,8 +959,8 @@ impl World {
         };
         let (job, _) = self.pending.remove(nearest);
         let (model, bytes) = match &job {
-            Job::Read(io) => (model().read, io.range.length.0),
-            Job::Write(io) => (model().write, io.range.length.0),
+            Job::Read(io) => (model(self.slower).read, io.range.length.0),
+            Job::Write(io) => (model(self.slower).write, io.range.length.0),
         };
         let distance = at.abs_diff(self.head);
         let positioning = model.positioning(distance, disk::table5().size);
@@ -1021,7 +1044,7 @@ impl World {
     }
 
     fn destage(&mut self, start: u64, bytes: u64) {
-        let model = model().write;
+        let model = model(self.slower).write;
         // Among the many that wait there the next is near, and a short way costs little: the law of the lab's disk.
         let way = start.abs_diff(self.head) as f64 / disk::table5().size.0 as f64;
         let part = (193.0 * way.powf(0.8)).min(1.0);
@@ -1094,6 +1117,23 @@ impl World {
             && self.server.writes().dirty_file_count == 0
     }
 
+    fn copy_in_even(&self) -> f64 {
+        let writers = || {
+            self.clients
+                .iter()
+                .filter(|client| client.role == Role::CopyIn)
+        };
+        let from = writers().map(|client| client.begin).max();
+        let from = from.unwrap_or(Instant(0));
+        let within = |client: &Client| {
+            let is_in = |at: &&Instant| (from..=self.ends).contains(*at);
+            client.answered.iter().filter(is_in).count() as f64
+        };
+        let sum: f64 = writers().map(within).sum();
+        let least = writers().map(within).reduce(f64::min);
+        least.map_or(1.0, |least| least * writers().count() as f64 / sum.max(1.0))
+    }
+
     fn judge(mut self, asked: &Recording) -> Recorded {
         let records = self.server.streams(self.now);
         let seconds = self.now.since(Instant(1)).0 as f64 / 1e9;
@@ -1130,6 +1170,7 @@ impl World {
             let took = self.last_written.since(self.scatter_begins).0 as f64 / 1e9;
             self.out.scatter_mb_per_s = self.scattered as f64 / 1e6 / took;
         }
+        self.out.copy_in_even = self.copy_in_even();
         let devices = self.server.devices();
         self.out.bridged_bytes = devices.iter().map(|device| device.write_bridged.0).sum();
         self.out.worst_ms = self.worst.0 as f64 / 1e6;
