@@ -1220,6 +1220,25 @@ mod tests {
     }
 
     #[test]
+    fn those_who_write_as_fast_as_they_are_let_get_on_alike() {
+        for (one_session, memory) in [(false, 0), (true, 0), (false, 256), (true, 256)] {
+            let out = Recording {
+                copies_in: 16,
+                copy_in_mib: 512,
+                one_session,
+                memory,
+                slower: 4,
+                buffer: 512,
+                ..Recording::default()
+            }
+            .run();
+            assert!(out.copy_in_even > 0.85, "{out:?}");
+            assert!(out.copy_in_mb_per_s > 35.0, "{out:?}");
+            assert_eq!((out.plain, out.missing_bytes), (0, 0), "{out:?}");
+        }
+    }
+
+    #[test]
     fn small_writes_over_a_cached_file_become_few_requests() {
         let scattered = |no_coalesce| {
             Recording {

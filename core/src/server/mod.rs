@@ -85,6 +85,7 @@ pub struct Server {
     write_flights: Slab<WriteFlight>,
     /// Commits so far, of all files.
     commit_count: u64,
+    asked_count: u64,
     /// Writes left to the client.
     plain_write_count: u64,
     /// What a former daemon left and made no sense.
@@ -148,6 +149,7 @@ impl Server {
             pieces: Slab::new(),
             write_flights: Slab::new(),
             commit_count: 0,
+            asked_count: 0,
             plain_write_count: 0,
             unclaimed_count: 0,
             is_recovering: false,

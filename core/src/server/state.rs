@@ -132,6 +132,8 @@ pub(super) struct Writing {
     pub holds: Vec<(SessionId, Option<RequestId>)>,
     /// Its device has failed to write; not to be tried again before.
     pub failed: Option<(Errno, Instant)>,
+    /// What it was granted without a claim, counted from where its device was then. Units: bytes.
+    pub progress: u64,
     /// Its device has failed since it last had everything: whoever syncs is told so, until it has.
     pub failing: Option<Errno>,
     /// The next who writes is to be told that it has begun to fail.
@@ -160,12 +162,27 @@ pub(super) struct SyncWaiter {
 /// A write that has no grant yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Write {
+    /// Counts up: who asked before whom.
+    pub asked: u64,
     pub session: SessionId,
     pub handle: HandleId,
     pub request: RequestId,
     pub range: ByteRange,
     /// Set once its handle is ready.
     pub file: Option<FileId>,
+    /// What for, when it was last looked at.
+    pub waits_for: WaitsFor,
+}
+
+/// What a write waits for that stands in the line of its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WaitsFor {
+    /// Blocks, a length, a hold: nobody waits for it meanwhile.
+    Other,
+    /// Room in the write buffer: those behind it in its lane wait, too.
+    Room,
+    /// Its own file: that its older bytes are written, or that others get as far as it is.
+    Itself,
 }
 
 /// Pages of a lane in a client's hands.
@@ -495,6 +512,8 @@ pub(super) struct Device {
     pub writers: VecDeque<FileId>,
     /// Where the write that goes on ended: file and offset.
     pub write_goes_on: Option<(FileId, u64)>,
+    /// As far as all have come who write to it without a claim. Units: bytes, counted up.
+    pub progress: u64,
     /// Written in this visit. Units: bytes.
     pub write_given: u64,
     /// Of those without a promise, writers have their turn now, and so much of it they or the readers had.
@@ -574,6 +593,7 @@ impl Device {
             starved: false,
             writers: VecDeque::new(),
             write_goes_on: None,
+            progress: 0,
             write_given: 0,
             writers_turn: false,
             turn_given: Duration::ZERO,

@@ -356,22 +356,24 @@ impl Server {
         !file.writing.dirty.is_empty() && (known || kept)
     }
 
-    /// A writer without a claim has so much under way that its device will not have it in time: he waits for what he wrote
+    /// A writer without a claim has bytes that its device should have by now: it waits for those.
+    pub(super) fn is_aged(&self, id: FileId) -> bool {
+        let Some(file) = self.files.get(&id).filter(|file| !self.has_claim(file)) else {
+            return false;
+        };
+        self.oldest_dirty(file)
+            .is_some_and(|oldest| self.now >= oldest + self.policy.write_age)
+    }
+
+    /// Writers without a claim have so much under way that their device will not have it in time: they wait for what they wrote
     /// before. (What a device cannot take in `write_age` would be old when it gets there, and is less safe than its
     /// client thinks.)
     pub(super) fn is_behind(&self, id: FileId, bytes: u64) -> bool {
         let Some(file) = self.files.get(&id) else {
             return false;
         };
-        let Some(oldest) = self.oldest_dirty(file) else {
+        if self.has_claim(file) || self.oldest_dirty(file).is_none() {
             return false;
-        };
-        if self.has_claim(file) {
-            return false;
-        }
-        let age = self.policy.write_age;
-        if self.now >= oldest + age {
-            return true;
         }
         let Some(device) = self.devices.get(&file.device) else {
             return false;
@@ -383,7 +385,8 @@ impl Server {
             .filter(|file| !self.has_claim(file))
             .map(|file| file.writing.dirty.bytes())
             .sum();
-        dirty + bytes > self.spare_bytes(file.device, age).max(2 * WRITE_VISIT)
+        let room = self.spare_bytes(file.device, self.policy.write_age);
+        dirty + bytes > room.max(2 * WRITE_VISIT)
     }
 
     /// What a device can write in so long for those without a claim.

@@ -21,8 +21,13 @@ const RESERVE_AHEAD: Duration = Duration::from_s(3);
 const RESERVE_AHEAD_MIN: u64 = 16 << 20;
 /// What lanes give back at once when another one needs memory. Units: pages.
 const SHRINK_PAGES: u32 = 2048;
+/// A writer without a claim waits for those who got so much less than he. Units: bytes.
+const AHEAD_BYTES: u64 = 2 << 20;
 /// A single byte so far past the end announces how long a file will be.
 const ANNOUNCED_STEP: core::ops::RangeInclusive<u64> = 64 << 10..=16 << 20;
+
+/// A write's in the line of those that wait: its file's progress, then who asked first.
+type Place = (u64, u64);
 
 /// Whether a write can have its pages now.
 enum Turn {
@@ -177,12 +182,15 @@ impl Server {
             self.plain_write_count += 1;
             return refuse(Outcome::Plain, actions);
         }
+        self.asked_count += 1;
         let key = self.writes.insert(Write {
+            asked: self.asked_count,
             session,
             handle,
             request,
             range,
             file: None,
+            waits_for: WaitsFor::Other,
         });
         if let HandleState::Opening(waiting) = &mut entry.state {
             waiting.writes.push(key);
@@ -241,9 +249,11 @@ impl Server {
     }
 
     fn turn_of(&mut self, key: u32, actions: &mut Actions) -> Turn {
-        let Some(write) = self.writes.get(key).copied() else {
+        let Some(write) = self.writes.get_mut(key) else {
             return Turn::Wait;
         };
+        write.waits_for = WaitsFor::Other;
+        let write = *write;
         let Some(id) = write.file else {
             return Turn::Wait;
         };
@@ -306,8 +316,12 @@ impl Server {
         {
             return Turn::Plain;
         }
-        let first_in_line = has_claim || state.waiting.front().is_none_or(|&first| first == key);
-        let may = first_in_line && !state.records.is_empty() && !self.is_behind(id, bytes);
+        let first_in_line = has_claim || self.is_first_in_line(state, key);
+        let waits_for_itself = !has_claim && (self.is_aged(id) || self.is_ahead(key));
+        let may = first_in_line
+            && !state.records.is_empty()
+            && !waits_for_itself
+            && !self.is_behind(id, bytes);
         let mut granted = None;
         if may {
             granted = self.take_pages(lane, page_count as u32, has_claim);
@@ -323,6 +337,12 @@ impl Server {
             if !state.waiting.contains(&key) {
                 state.waiting.push_back(key);
             }
+            if let Some(write) = self.writes.get_mut(key) {
+                write.waits_for = match waits_for_itself {
+                    true => WaitsFor::Itself,
+                    false => WaitsFor::Room,
+                };
+            }
             if let Some(file) = self.files.get_mut(&id) {
                 file.writing.pace.held_back(self.now);
             }
@@ -336,6 +356,9 @@ impl Server {
         };
         let record = state.records.pop().unwrap_or(0);
         state.granted = self.now;
+        if !has_claim {
+            self.progressed(id, bytes);
+        }
         self.reserve_ahead(id, write.range, actions);
         Turn::Granted(Grant {
             file: id,
@@ -813,35 +836,99 @@ impl Server {
         self.release(grant.file, actions);
     }
 
-    /// There is more room in the write buffer: who waits for it is looked at again.
+    /// There is more room in the write buffer: who waits for it is looked at again, in their order. Who lacks room keeps those behind him
+    /// in his lane; who waits for his own file, or for blocks of it, keeps nobody.
     fn roomier(&mut self, actions: &mut Actions) {
         if self.is_granting {
             return;
         }
+        let mut line: Vec<(Place, LaneId, u32)> = Vec::new();
+        for (&lane, state) in &self.lanes {
+            let placed = |&key: &u32| Some((self.place_in_line(key)?, lane, key));
+            line.extend(state.waiting.iter().filter_map(placed));
+        }
+        line.sort_unstable();
         self.is_granting = true;
-        let lanes: Vec<LaneId> = self
-            .lanes
-            .iter()
-            .filter(|(_, state)| !state.waiting.is_empty())
-            .map(|(lane, _)| *lane)
-            .collect();
-        for lane in lanes {
-            while let Some(first) = self
-                .lanes
-                .get(&lane)
-                .and_then(|state| state.waiting.front().copied())
-            {
-                self.advance_write(first, actions);
-                let still = self
-                    .lanes
-                    .get(&lane)
-                    .and_then(|state| state.waiting.front().copied());
-                if still == Some(first) {
-                    break;
-                }
+        let mut blocked: Vec<LaneId> = Vec::new();
+        for (_, lane, key) in line {
+            if blocked.contains(&lane) {
+                continue;
+            }
+            self.advance_write(key, actions);
+            if self.waits_for(key) == Some(WaitsFor::Room) {
+                blocked.push(lane);
             }
         }
         self.is_granting = false;
+    }
+
+    // Of those who have no claim none gets far ahead of another one who waits (start-time fair queueing, Goyal et al. 1996).
+
+    /// Where a write stands among those that wait.
+    fn place_in_line(&self, key: u32) -> Option<Place> {
+        let write = self.writes.get(key)?;
+        Some((self.progress_of(write.file?), write.asked))
+    }
+
+    /// How far a file is, as its device counts. Who wrote nothing for a while does not have that coming. Units: bytes.
+    fn progress_of(&self, id: FileId) -> u64 {
+        let Some(file) = self.files.get(&id) else {
+            return 0;
+        };
+        let others = self.devices.get(&file.device).map(|device| device.progress);
+        file.writing.progress.max(others.unwrap_or(0))
+    }
+
+    fn waits_for(&self, key: u32) -> Option<WaitsFor> {
+        self.writes.get(key).map(|write| write.waits_for)
+    }
+
+    /// Nobody before it in its lane waits for room.
+    fn is_first_in_line(&self, lane: &LaneState, key: u32) -> bool {
+        let own = self.place_in_line(key);
+        let mut others = lane.waiting.iter().filter(|&&other| other != key);
+        !others.any(|&other| {
+            self.waits_for(other) == Some(WaitsFor::Room) && self.place_in_line(other) < own
+        })
+    }
+
+    /// How far the last of those is who wait for room on a device, or for what they wrote before. Units: bytes.
+    fn least_progress(&self, id: DeviceId) -> Option<u64> {
+        let waiting = self.lanes.values().flat_map(|state| &state.waiting);
+        waiting
+            .filter_map(|&key| self.writes.get(key))
+            .filter(|write| write.waits_for != WaitsFor::Other)
+            .filter_map(|write| write.file)
+            .filter(|file| self.files.get(file).is_some_and(|file| file.device == id))
+            .map(|file| self.progress_of(file))
+            .min()
+    }
+
+    /// Its file has got so much more than another one that waits that it waits, too.
+    fn is_ahead(&self, key: u32) -> bool {
+        let Some(id) = self.writes.get(key).and_then(|write| write.file) else {
+            return false;
+        };
+        let device = self.files.get(&id).map(|file| file.device);
+        device
+            .and_then(|device| self.least_progress(device))
+            .is_some_and(|least| self.progress_of(id) > least.saturating_add(AHEAD_BYTES))
+    }
+
+    fn progressed(&mut self, id: FileId, bytes: u64) {
+        let progress = self.progress_of(id);
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        file.writing.progress = progress.saturating_add(bytes);
+        let device = file.device;
+        let least = self
+            .least_progress(device)
+            .unwrap_or(progress)
+            .min(progress);
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.progress = device.progress.max(least);
+        }
     }
 
     /// The map has let go of bytes: pieces that nobody needs any more are struck.
