@@ -747,6 +747,8 @@ def cost(report):
 def figure_pool_sequential(runs):
     """One file read and written through the mount beside a member itself: 0.98 × on table5; striped over 1, 2, 4, 8 disks at least btrfs raid0's."""
     local = ["throughput", "--door", "local", "--bytes", "2GiB", "--cache", "512MiB", "--write-buffer", "512MiB"]
+    # ext4, as a pool's members are to be made (docs/guide/recording.md).
+    local.append("--media-format")
     ways = {"read": ["--readers", 1], "write": ["--readers", 0, "--writers", 1]}
     servers = {
         "member": ["--server", "stock"],
@@ -754,21 +756,25 @@ def figure_pool_sequential(runs):
         "served": ["--server", "rushes", "--layout", "pool"],
     }
     short = []
-    for disk, turns in (("table5", 1), ("memory", 3)):
+    # What the mount is to reach of the member's rate; of what a daemon has to read in memory it is only reported.
+    wanted = {("table5", "read"): 0.98, ("table5", "write"): 0.98, ("memory", "read"): 0.95, ("memory", "write"): 0.5}
+    for disk, turns in (("table5", 1), ("memory", 5)):
         for way, way_words in ways.items():
-            rates = {}
-            for server, words in servers.items():
-                reports = [
-                    runs.lab(f"{disk}-{way}-{server}{turn}", *local, "--disk", disk, *way_words, *words)
-                    for turn in range(1, turns + 1)
-                ]
-                reports.sort(key=lambda report: report["mb_per_s_synced"])
-                middle = reports[len(reports) // 2]
-                rates[server] = middle["mb_per_s_synced"]
-                ratio = rates[server] / rates["member"]
-                print(f"   {disk}, {way}, {server}: {cost(middle)}, {ratio:.3f} × the member")
-                if disk == "table5" and ratio < 0.98:
-                    short.append(f"{way} {server} {ratio:.3f} × the member")
+            reports = {server: [] for server in servers}
+            for turn in range(1, turns + 1):
+                for server, words in servers.items():
+                    label = f"{disk}-{way}-{server}{turn}"
+                    reports[server].append(runs.lab(label, *local, "--disk", disk, *way_words, *words))
+            middle = {
+                server: sorted(of_one, key=lambda report: report["mb_per_s_synced"])[turns // 2]
+                for server, of_one in reports.items()
+            }
+            for server, report in middle.items():
+                ratio = report["mb_per_s_synced"] / middle["member"]["mb_per_s_synced"]
+                rates = ", ".join(f"{one['mb_per_s_synced']:.0f}" for one in reports[server])
+                print(f"   {disk}, {way}, {server}: {cost(report)}, {ratio:.3f} × the member ({rates} MB/s)")
+                if ratio < wanted[disk, way] and (disk, server) != ("memory", "served"):
+                    short.append(f"{disk} {way} {server} {ratio:.3f} × the member")
     striped = [*local, "--disk", "table5-quarter"]
     for disks in (1, 2, 4, 8):
         for way, way_words in ways.items():
@@ -796,6 +802,8 @@ def compared_throughput(runs, counts, ways, seconds, door):
             # Nobody comes to the end of his file: all together have four disks' worth of it.
             words = ["throughput", "--readers", readers, "--writers", writers, "--seconds", seconds, "--door", door]
             words += ["--bytes", f"{8192 // clients}MiB", "--disks", 4, "--disk", "table5-quarter"]
+            # Ours and mergerfs' ext4, as docs/guide/recording.md has it.
+            words += ["--media-format"]
             reports = {
                 layout: runs.lab(
                     f"{clients}-{way}-{layout}", *words, "--layout", layout, "--server", server
