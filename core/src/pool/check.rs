@@ -84,6 +84,11 @@ pub enum Finding {
         /// Which.
         object: Object,
     },
+    /// The file was being made when the power went: its record is there, an object of it is not, and nobody had synced it.
+    NeverSynced {
+        /// The stub.
+        stub: usize,
+    },
     /// The object says that it is another file's, or another pool's.
     ObjectOfOther {
         /// The stub that names it.
@@ -149,6 +154,8 @@ pub enum Remedy {
     RemoveIfCopied,
     /// A name in `lost+found`.
     Keep,
+    /// A record without objects.
+    Empty,
     /// Nothing: a person has to decide, or bytes are gone.
     None,
 }
@@ -167,6 +174,7 @@ impl Finding {
             Finding::MarkFaulty {
                 is_newer: false, ..
             } => Remedy::WriteMark,
+            Finding::NeverSynced { .. } => Remedy::Empty,
             Finding::Unnamed { .. } if newer_records => Remedy::None,
             Finding::Unnamed {
                 has_data: false, ..
@@ -209,6 +217,12 @@ pub fn check(
                 files.insert(layout.file, at);
             }
         }
+        let is_missing =
+            |object: &Object| looked_at.contains(&object.member) && !there.contains_key(object);
+        let was_never_synced = layout.is_unsettled() && layout.objects().iter().any(is_missing);
+        if was_never_synced {
+            findings.push(Finding::NeverSynced { stub: at });
+        }
         for object in layout.objects() {
             if let Some(&first) = named.get(&object) {
                 findings.push(Finding::NamedTwice {
@@ -221,7 +235,7 @@ pub fn check(
             named.insert(object, at);
             if !known.contains(&object.member) {
                 findings.push(Finding::MemberUnknown { stub: at, object });
-            } else if looked_at.contains(&object.member) {
+            } else if looked_at.contains(&object.member) && !was_never_synced {
                 findings.extend(named_one(
                     pool,
                     layout,
@@ -659,6 +673,25 @@ mod tests {
         for finding in findings {
             assert_eq!(finding.remedy(false), Remedy::None, "{finding:?}");
         }
+    }
+
+    #[test]
+    fn an_object_that_was_never_durable_is_missed_by_nobody() {
+        let (a, b, away) = (object(0, 1), object(1, 2), object(2, 3));
+        let unsettled = |objects: &[Object]| {
+            let mut layout = layout(1, objects);
+            layout.set_unsettled(true);
+            Stub {
+                size: 9000,
+                record: Record::Sound(layout),
+            }
+        };
+        let lost = [Finding::NeverSynced { stub: 0 }];
+        assert_eq!(checked(&[unsettled(&[a, b])], &[found(b, mark(1))]), lost);
+        assert_eq!(lost[0].remedy(false), Remedy::Empty);
+        let both = [found(a, mark(1)), found(b, mark(1))];
+        assert_eq!(checked(&[unsettled(&[a, b])], &both), []);
+        assert_eq!(checked(&[unsettled(&[away])], &[]), []);
     }
 
     #[test]

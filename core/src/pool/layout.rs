@@ -12,8 +12,11 @@
 //! | 8 | 8 | inode number of the file, the pool's own; not 0 |
 //! | 16 | 4 | generation of the file |
 //! | 20 | 2 | how many segments |
-//! | 22 | 2 | flags: none is known, so 0 |
+//! | 22 | 2 | flags; 1: it is unsettled. All others are 0 |
 //! | 24 | … | the segments, in the order of the file |
+//!
+//! **Unsettled** is a file whose first objects nobody has made durable yet: until somebody has, which is before its first fsync ends, a power
+//! cut may have left its record and not them. Then it never had a byte that anybody synced.
 //!
 //! A segment is 20 bytes, then 12 bytes for each of its objects:
 //!
@@ -69,6 +72,7 @@ pub(super) const UNIT_LOG2: core::ops::RangeInclusive<u8> = 12..=30;
 
 const LAYOUT_MAGIC: [u8; 3] = *b"RSL";
 const OBJECT_MAGIC: [u8; 3] = *b"RSO";
+const UNSETTLED: u16 = 1;
 
 const _: () = assert!(HEAD_BYTES + SEGMENT_BYTES + OBJECT_BYTES == 56);
 const _: () = assert!(BACK_POINTER_BYTES == 8 + 16 + 8 + 4 + 2 + 2 + 8);
@@ -313,6 +317,7 @@ pub struct Layout {
     /// Which file.
     pub file: FileIdentity,
     segments: Vec<Segment>,
+    is_unsettled: bool,
 }
 
 /// Why a record is not used.
@@ -364,7 +369,18 @@ impl Layout {
         Layout {
             file,
             segments: Vec::new(),
+            is_unsettled: false,
         }
+    }
+
+    /// Its first objects may be missing after a power cut: see this file's head.
+    pub fn is_unsettled(&self) -> bool {
+        self.is_unsettled
+    }
+
+    /// Its objects are durable, or not yet. A layout without segments has none that could be missing.
+    pub fn set_unsettled(&mut self, is_unsettled: bool) {
+        self.is_unsettled = is_unsettled && !self.segments.is_empty();
     }
 
     /// Its segments, in the order of the file.
@@ -516,6 +532,7 @@ impl Layout {
     pub fn cut(&mut self, size: ByteCount) -> Vec<Object> {
         let mut before = self.objects();
         self.segments.retain(|segment| segment.start.0 < size.0);
+        self.set_unsettled(self.is_unsettled);
         let after = self.objects();
         before.retain(|object| after.binary_search(object).is_err());
         before
@@ -530,7 +547,8 @@ impl Layout {
         out.extend(self.file.number.to_le_bytes());
         out.extend(self.file.generation.to_le_bytes());
         out.extend((self.segments.len() as u16).to_le_bytes());
-        out.extend([0; 2]);
+        let flags = if self.is_unsettled { UNSETTLED } else { 0 };
+        out.extend(flags.to_le_bytes());
         for segment in &self.segments {
             out.extend(segment.start.0.to_le_bytes());
             out.extend(segment.origin.0.to_le_bytes());
@@ -604,13 +622,18 @@ impl Layout {
         if file.number == 0 {
             return Err(LayoutFault::Unsound("it is of a file with the number 0"));
         }
-        if flags != 0 {
+        let is_unsettled = flags & UNSETTLED != 0;
+        if flags & !UNSETTLED != 0 || is_unsettled && segments.is_empty() {
             return Err(LayoutFault::Unsound("it has flags that there are not"));
         }
         if segments.len() > SEGMENT_COUNT_MAX {
             return Err(LayoutFault::Unsound("it has too many segments"));
         }
-        Ok(Layout { file, segments })
+        Ok(Layout {
+            file,
+            segments,
+            is_unsettled,
+        })
     }
 }
 
@@ -880,6 +903,7 @@ mod tests {
         Layout {
             file: FILE,
             segments: segments.collect(),
+            is_unsettled: false,
         }
     }
 
@@ -909,7 +933,9 @@ mod tests {
 
     #[test]
     fn records_read_back_as_they_were_written() {
-        for layout in [Layout::new(FILE), single(), of_all_shapes()] {
+        let mut unsettled = single();
+        unsettled.set_unsettled(true);
+        for layout in [Layout::new(FILE), single(), of_all_shapes(), unsettled] {
             assert_eq!(Layout::decode(&layout.encode()), Ok(layout));
         }
         assert_eq!(single().encode().len(), 56);
@@ -1035,7 +1061,11 @@ mod tests {
         let many = of_all_shapes().encode();
         let forged = [
             ("file number 0", resealed(one.clone(), 8, &[0; 8])),
-            ("flags", resealed(one.clone(), 22, &[1])),
+            ("flags", resealed(one.clone(), 22, &[2])),
+            (
+                "unsettled without objects",
+                resealed(Layout::new(FILE).encode(), 22, &[1]),
+            ),
             ("first segment not at 0", resealed(one.clone(), 24, &[1])),
             ("origin behind the start", resealed(one.clone(), 32, &[1])),
             ("shape without members", resealed(one.clone(), 43, &[0])),
@@ -1122,6 +1152,19 @@ mod tests {
                 assert_eq!(Layout::decode(&layout.encode()).as_ref(), Ok(&layout));
             }
         }
+    }
+
+    #[test]
+    fn what_has_no_objects_is_not_unsettled() {
+        let mut layout = Layout::new(FILE);
+        layout.set_unsettled(true);
+        assert!(!layout.is_unsettled());
+        let mut layout = single();
+        layout.set_unsettled(true);
+        layout.cut(ByteCount(1));
+        assert!(layout.is_unsettled());
+        layout.cut(ByteCount(0));
+        assert_eq!(layout, Layout::new(FILE));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::door::Door;
 use crate::engine::Done;
 use crate::files::{OpenFile, State, range};
 use crate::nodes::{Node, locked};
-use rushes_pool::{Access, ByteOffset, Located, PoolError, SpillReason};
+use rushes_pool::{Access, ByteOffset, Layout, Located, PoolError, SpillReason};
 use rustix::fs::{
     FallocateFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate, fdatasync,
     fsync, futimens, seek,
@@ -480,8 +480,12 @@ impl Door {
                 fdatasync(&*fd)?;
             }
         }
+        let is_unsettled = state.layout.as_ref().is_some_and(Layout::is_unsettled);
         drop(state);
-        if data_only {
+        if is_unsettled {
+            self.make_durable(&node, &file)?;
+        }
+        if data_only && !is_unsettled {
             fdatasync(&*file.stub)
         } else {
             fsync(&*file.stub)

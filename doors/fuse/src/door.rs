@@ -11,6 +11,7 @@ use crate::reads::Finishers;
 use crate::session::Notices;
 use crate::table::{Left, Table};
 use crate::tidying::Tidying;
+use crate::unsettled::Unsettled;
 use rushes_pool::{Inode, NameLog, Pool};
 use rustix::fs::{FileType, fstat, fstatvfs};
 use std::ffi::OsStr;
@@ -61,6 +62,7 @@ pub(crate) struct Door {
     /// The pool is idle when nobody has asked for bytes for so long.
     pub(crate) tidy_after: Duration,
     pub(crate) names: NameLog,
+    pub(crate) unsettled: Unsettled,
     /// Inodes that the log of names does not know as they are now.
     changed: Mutex<Vec<Arc<Node>>>,
 }
@@ -102,6 +104,7 @@ impl Door {
             table,
             next_handle: AtomicU64::new(1),
             names: NameLog::open(&pool),
+            unsettled: Unsettled::default(),
             changed: Mutex::default(),
             nodes,
             engine: Engine::start(&pool, place)?,

@@ -189,6 +189,11 @@ impl OpenFile {
         self.state.write()
     }
 
+    /// The same, if nobody reads it or changes it.
+    pub(crate) fn change_now(&self) -> Option<RwLockWriteGuard<'_, State>> {
+        self.state.try_write()
+    }
+
     pub(crate) fn size(&self) -> u64 {
         *locked(&self.size)
     }
@@ -320,7 +325,10 @@ impl Door {
 
     fn opened(&self, node: &Node, stub: OwnedFd, slot: &mut FileSlot) -> Answer<Arc<OpenFile>> {
         let layout = self.pool.layout(stub.as_fd());
-        let layout = layout.map_err(|error| self.trouble(node, &error))?;
+        let mut layout = layout.map_err(|error| self.trouble(node, &error))?;
+        if let Some(layout) = &mut layout {
+            self.look_for_unsettled(node, &stub, layout);
+        }
         let size = status(&stub)?.stx_size;
         let stub = Arc::new(stub);
         let (object, stored) = match slot.mapped.take() {
@@ -490,6 +498,9 @@ impl Door {
             None => self.pool.place(stub, &mut layout, wanted),
         };
         self.let_go(&state, &layout);
+        if why.is_none() {
+            self.unsettled.note(node.number, &layout);
+        }
         state.layout = Some(layout);
         drop(held);
         done.map(drop).map_err(|error| self.trouble(node, &error))

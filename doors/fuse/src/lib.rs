@@ -28,6 +28,7 @@ mod stopping;
 mod stored;
 mod table;
 mod tidying;
+mod unsettled;
 mod unwritten;
 mod wishes;
 

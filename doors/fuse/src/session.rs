@@ -267,6 +267,7 @@ fn served(
         helper("names", Door::log_names_now_and_then)?,
         helper("loads", Door::ask_loads_now_and_then)?,
         helper("tidier", Door::tidy_now_and_then)?,
+        helper("settler", Door::settle_now_and_then)?,
     ];
     helpers.extend(control::start(&door));
     Ok(Mounted {

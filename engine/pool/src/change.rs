@@ -400,7 +400,7 @@ pub(crate) fn move_whole(
     let mut asked = candidates(pool, stub, object.member, ByteCount(need));
     asked.sort_by_key(|number| taken.contains(number));
     for number in asked {
-        let (target, fd) = match pool.known(number)?.create_object(layout.file, part) {
+        let (target, fd) = match pool.known(number)?.create_object(layout.file, part, true) {
             Ok(made) => made,
             Err(error) if error.is_full() => continue,
             Err(error) => return Err(error),
@@ -507,7 +507,7 @@ pub(crate) fn take(
         Some(target) => (target, pool.open_object(layout, target, Access::Write)?),
         None => {
             let serial = pool.next_serial(layout);
-            match member.create_object(layout.file, Part::single(serial)) {
+            match member.create_object(layout.file, Part::single(serial), true) {
                 Ok(made) => made,
                 Err(error) if error.is_full() => return Ok(false),
                 Err(error) => return Err(error),

@@ -417,6 +417,15 @@ impl Mender<'_> {
                     self.lost_ranges(stub, object)
                 ),
             ),
+            Finding::NeverSynced { stub } => (
+                "never_synced",
+                Some(stub),
+                None,
+                format!(
+                    "{}: it was being made when the power went, and never synced: what was written to it is gone",
+                    shown(stub)
+                ),
+            ),
             Finding::ObjectOfOther { stub, object } => (
                 "object_of_other",
                 Some(stub),
@@ -560,6 +569,16 @@ impl Mender<'_> {
                 self.pool.set_layout(fd.as_fd(), &layout)?;
                 sync(&fd, "layout record")?;
                 Ok(String::from("the record was written anew from its objects"))
+            }
+            (Finding::NeverSynced { stub }, Remedy::Empty) => {
+                let Record::Sound(layout) = &self.look.stubs[*stub].record else {
+                    return Ok(String::new());
+                };
+                let fd = self.open_stub(*stub)?;
+                let mut layout = layout.clone();
+                self.pool.empty(fd.as_fd(), &mut layout)?;
+                sync(&fd, "layout record")?;
+                Ok(String::from("it reads as zeroes"))
             }
             (
                 Finding::MarkFaulty {

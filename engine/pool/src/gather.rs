@@ -456,7 +456,9 @@ fn make(
             origin: home.origin,
             shape: home.shape,
         };
-        let (object, fd) = pool.known(*number)?.create_object(layout.file, part)?;
+        let (object, fd) = pool
+            .known(*number)?
+            .create_object(layout.file, part, true)?;
         home.objects.push(object);
         opened.push(fd);
     }

@@ -27,6 +27,7 @@ mod request;
 mod rescue;
 mod reserved;
 mod sequences;
+mod settle;
 mod tidied;
 mod walk;
 mod wishes;

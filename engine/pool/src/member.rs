@@ -14,7 +14,7 @@ use rushes_core::pool::{
 use rushes_core::units::{ByteCount, ByteRange};
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags, fstat, fstatvfs, fsync,
-    mkdirat, open, openat, seek, statat, unlinkat,
+    mkdirat, open, openat, seek, statat, syncfs, unlinkat,
 };
 use rustix::io::Errno;
 use std::ffi::{CStr, OsStr};
@@ -255,11 +255,12 @@ impl Member {
         }
     }
 
-    /// Make an object of this file, durably, with its mark.
+    /// Make an object of this file with its mark, durably if it is to be.
     pub(crate) fn create_object(
         &self,
         file: FileIdentity,
         part: Part,
+        durably: bool,
     ) -> Result<(Object, OwnedFd), PoolError> {
         let (root, _) = self.enter()?;
         let flags =
@@ -281,12 +282,13 @@ impl Member {
                 member: self.number,
                 id,
             };
-            let durable = xattr::set(fd.as_fd(), OBJECT_ATTRIBUTE, &mark.encode())
-                .and_then(|()| fsync(&fd))
-                .and_then(|()| {
-                    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-                    fsync(openat(&root, name.folder(), flags, Mode::empty())?)
-                });
+            let durable =
+                xattr::set(fd.as_fd(), OBJECT_ATTRIBUTE, &mark.encode()).and_then(
+                    |()| match durably {
+                        true => fsync(&fd).and_then(|()| sync_folder(&root, &name)),
+                        false => Ok(()),
+                    },
+                );
             if let Err(error) = durable {
                 // Nobody names it yet; if it stays, nobody ever will.
                 let _ = unlinkat(&root, name.as_str(), AtFlags::empty());
@@ -295,6 +297,19 @@ impl Member {
             return Ok((object, fd));
         }
         Err(self.failed("find a free name for an object", "objects", Errno::EXIST))
+    }
+
+    /// The name of an object is durable.
+    pub(crate) fn sync_name(&self, id: ObjectId) -> Result<(), PoolError> {
+        let (root, _) = self.enter()?;
+        let name = ObjectName::of(id);
+        sync_folder(&root, &name).map_err(|error| self.failed("make durable", name.as_str(), error))
+    }
+
+    /// Everything on its file system is durable.
+    pub(crate) fn sync(&self) -> Result<(), PoolError> {
+        let (root, _) = self.enter()?;
+        syncfs(&root).map_err(|error| self.failed("make durable", "objects", error))
     }
 
     /// Open an object and see that it is this file's.
@@ -510,6 +525,11 @@ impl Member {
 }
 
 /// What an object's mark says.
+fn sync_folder(root: &OwnedFd, name: &ObjectName) -> Result<(), Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    fsync(openat(root, name.folder(), flags, Mode::empty())?)
+}
+
 pub(crate) fn mark_of(fd: &OwnedFd) -> Result<Mark, Errno> {
     Ok(match xattr::get(fd.as_fd(), OBJECT_ATTRIBUTE)? {
         None => Mark::Absent,

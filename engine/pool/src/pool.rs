@@ -344,7 +344,8 @@ impl Pool {
         })
     }
 
-    /// Where the first of these bytes goes. Makes the file's first segment and its object if it has none.
+    /// Where the first of these bytes goes. Makes the file's first segment and its object if it has none; nobody waits until that is durable:
+    /// the file is unsettled then ([`Layout::is_unsettled`]), and somebody has to [`Pool::settle`] it before its fsync ends.
     ///
     /// Assumes  exclusive, as [`Pool::set_layout`]
     /// Errors   [`PoolError::NoRoom`]: no member has room for one block of it
@@ -541,6 +542,7 @@ impl Pool {
                 ByteRange::new(wanted.start.0, wanted.length.0.min(BLOCK_BYTES)),
             )
         };
+        let is_first = layout.segments().is_empty();
         let tries = if room == least {
             vec![room]
         } else {
@@ -553,13 +555,15 @@ impl Pool {
                 };
                 let mut next = layout.clone();
                 next.assign(range, ByteOffset(0), object);
+                next.set_unsettled(is_first || layout.is_unsettled());
                 let published = match &moved {
                     Some(source) => source.copy(&fd, range),
                     None => Ok(()),
                 }
-                .and_then(|()| {
-                    fsync(&fd)
-                        .map_err(|error| PoolError::system("make an object durable", "", error))
+                .and_then(|()| match is_first {
+                    true => Ok(()),
+                    false => fsync(&fd)
+                        .map_err(|error| PoolError::system("make an object durable", "", error)),
                 })
                 .and_then(|()| self.set_layout(stub, &next));
                 if let Err(error) = published {
@@ -678,6 +682,7 @@ impl Pool {
         // So that units begin where a reader of whole units expects it.
         let origin = range.start.0 & !(shape.unit_bytes() - 1);
         let serial = self.next_serial(layout);
+        let is_first = layout.segments().is_empty();
         for (&number, place) in members.iter().zip(0u16..) {
             let part = Part {
                 serial,
@@ -685,20 +690,22 @@ impl Pool {
                 origin: ByteOffset(origin),
                 shape,
             };
-            made.push(self.known(number)?.create_object(layout.file, part)?);
+            let member = self.known(number)?;
+            made.push(member.create_object(layout.file, part, !is_first)?);
         }
         for (index, (_, fd)) in made.iter().enumerate() {
             let start = shape.share(index, wanted.start.0 - origin);
             let end = shape.share(index, wanted.end() - origin);
             if end > start {
                 reserve(fd, ByteRange::new(start, end - start))
-                    .and_then(|()| fsync(fd))
+                    .and_then(|()| if is_first { Ok(()) } else { fsync(fd) })
                     .map_err(|error| PoolError::system("reserve room in an object", "", error))?;
             }
         }
         let mut next = layout.clone();
         let objects = made.iter().map(|(object, _)| *object).collect();
         next.lay(range, ByteOffset(origin), shape, objects);
+        next.set_unsettled(is_first || layout.is_unsettled());
         self.set_layout(stub, &next)?;
         Ok(next)
     }
@@ -722,7 +729,8 @@ impl Pool {
                 .map(|fd| (object, fd)),
             None => {
                 let serial = self.next_serial(layout);
-                member.create_object(layout.file, Part::single(serial))
+                let is_first = layout.segments().is_empty();
+                member.create_object(layout.file, Part::single(serial), !is_first)
             }
         };
         let (object, fd) = match taken {

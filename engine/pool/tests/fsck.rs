@@ -401,3 +401,77 @@ fn nothing_is_given_back_of_an_object_that_two_files_name() {
     check(&pool, "old", 2 * MIB);
     check(&pool, "f", 2 * MIB);
 }
+
+/// A file of a MiB that nobody has synced; its record, and the path of its object.
+fn never_synced(pool: &Pool, name: &str) -> (Written, PathBuf) {
+    let mut file = Written::new(pool, name);
+    file.write_only(pool, 0, &pattern(0, MIB)).unwrap();
+    assert!(file.layout.is_unsettled());
+    let object = file.layout.objects()[0];
+    let path = path_of(pool, object);
+    (file, path)
+}
+
+#[test]
+fn a_file_that_nobody_synced_has_lost_nothing_with_its_object_and_one_that_was_has() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[8, 8]);
+    let (_whole, _) = never_synced(&pool, "whole");
+    let (_lost, object) = never_synced(&pool, "lost");
+    let (mut synced, its_object) = never_synced(&pool, "synced");
+    pool.settle(synced.stub.as_fd(), &mut synced.layout)
+        .unwrap();
+    assert!(
+        !pool
+            .layout(synced.stub.as_fd())
+            .unwrap()
+            .unwrap()
+            .is_unsettled()
+    );
+    assert_eq!(look(&pool), []);
+
+    fs::remove_file(object).unwrap();
+    assert_eq!(look(&pool), [("never_synced", State::Mendable)]);
+    mend(&pool);
+    let stub = fs::File::open(pool.catalogue().path().join("tree/lost")).unwrap();
+    assert_eq!(stub.metadata().unwrap().len(), MIB as u64);
+    let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
+    assert!(layout.segments().is_empty() && !layout.is_unsettled());
+    check(&pool, "whole", MIB);
+
+    fs::remove_file(its_object).unwrap();
+    assert_eq!(look(&pool), [("object_absent", State::Open)]);
+}
+
+#[test]
+fn an_unsettled_file_is_looked_at_when_it_is_opened() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[8, 8]);
+    // All is there.
+    let (mut file, path) = never_synced(&pool, "f");
+    let before = file.layout.clone();
+    let look_again =
+        |file: &mut Written| pool.look_for_unsettled(file.stub.as_fd(), &mut file.layout);
+    assert!(!look_again(&mut file).unwrap());
+    assert_eq!(file.layout, before);
+    // The object is there and its mark is not.
+    let object = fs::File::options().write(true).open(&path).unwrap();
+    fremovexattr(&object, OBJECT_ATTRIBUTE).unwrap();
+    assert!(!look_again(&mut file).unwrap());
+    assert_eq!(file.read(&pool, 0, MIB), pattern(0, MIB));
+    assert_eq!(look(&pool), []);
+    // It is not there; another file's, which was synced, is left as it is.
+    fs::remove_file(path).unwrap();
+    assert!(look_again(&mut file).unwrap());
+    assert!(file.layout.segments().is_empty());
+    assert_eq!(look(&pool), []);
+    let mut synced = Written::new(&pool, "synced");
+    synced.write(&pool, 0, &pattern(0, MIB)).unwrap();
+    fs::remove_file(path_of(&pool, synced.layout.objects()[0])).unwrap();
+    assert!(!look_again(&mut synced).unwrap());
+    assert!(!synced.layout.segments().is_empty());
+}

@@ -129,8 +129,19 @@ impl Written {
         Written { stub, layout }
     }
 
-    /// As a door writes: into the place there is, and elsewhere when that is full.
+    /// As a door writes, and syncs: into the place there is, and elsewhere when that is full.
     pub(crate) fn write(&mut self, pool: &Pool, at: u64, bytes: &[u8]) -> Result<(), PoolError> {
+        self.write_only(pool, at, bytes)?;
+        pool.settle(self.stub.as_fd(), &mut self.layout)
+    }
+
+    /// The same without the sync.
+    pub(crate) fn write_only(
+        &mut self,
+        pool: &Pool,
+        at: u64,
+        bytes: &[u8],
+    ) -> Result<(), PoolError> {
         let mut done = 0;
         let mut spill_count = 0;
         while done < bytes.len() {
