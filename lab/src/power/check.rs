@@ -87,6 +87,45 @@ pub fn strangers(histories: &[History], tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
+/// What was put aside because nobody knew its name: of each, all bytes are one file's, of whatever time.
+pub fn orphans(histories: &[History], found: &Tree) -> Vec<Finding> {
+    let wrong = found.iter().filter_map(|(path, node)| {
+        let (file, read) = mixed(histories, node)?;
+        Some((path, file, read))
+    });
+    wrong
+        .map(|(path, file, read)| Finding {
+            rule: Rule::Foreign,
+            path: path.clone(),
+            file,
+            expected: String::from("bytes of one file"),
+            read,
+        })
+        .collect()
+}
+
+/// Where a file without a name has what is not of the file that it seems to be.
+fn mixed(histories: &[History], node: &Node) -> Option<(u64, String)> {
+    let Node::File(bytes) = node else {
+        return Some((0, kind_of(Some(node))));
+    };
+    let owner = bytes.chunks(SECTOR_BYTES).find_map(Stamp::of);
+    let owner = owner.map_or(0, |stamp| stamp.file);
+    let file = histories
+        .iter()
+        .find_map(|history| history.files.get(&owner));
+    let is_own = |got: &[u8], index| {
+        let mut versions = file.into_iter().flat_map(|file| file.versions_ever(index));
+        versions.any(|version| version.bytes(owner, index)[..got.len()] == *got)
+    };
+    let mut sectors = bytes.chunks(SECTOR_BYTES).zip(0..);
+    let (got, index) = sectors.find(|&(got, index)| {
+        let is_hole = got.iter().all(|&byte| byte == 0);
+        !is_hole && !is_own(got, index)
+    })?;
+    Some((owner, format!("sector {index}: {}", describe(got))))
+}
+
 fn kind_of(node: Option<&Node>) -> String {
     match node {
         None => String::from("nothing"),
@@ -375,6 +414,28 @@ mod tests {
     fn file_that_is_at_none_of_its_names_is_missed() {
         // Gone from the old name, not come to the new one: each path alone would be explained.
         assert_eq!(rules(8, &[("l/a", old([2, 4]))]), [Rule::Name]);
+    }
+
+    #[test]
+    fn orphan_is_of_one_file_and_of_any_time() {
+        let history = [History::of("l", &steps())];
+        let wrong = |bytes: Vec<u8>| {
+            let found = Tree::from([(String::from("lost+found/1"), Node::File(bytes))]);
+            let findings = orphans(&history, &found);
+            findings.iter().map(|f| f.file).collect::<Vec<_>>()
+        };
+        let mut holes = old([2, 4]);
+        holes[512..2048].fill(0);
+        for good in [old([2, 2]), holes, new(), vec![0; 700]] {
+            assert_eq!(wrong(good), []);
+        }
+        let mut mixed = old([2, 2]);
+        mixed[512..1024].copy_from_slice(&new()[512..1024]);
+        assert_eq!(wrong(mixed), [OLD]);
+        let mut garbage = old([2, 2]);
+        garbage[5000] ^= 1;
+        assert_eq!(wrong(garbage), [OLD]);
+        assert_eq!(wrong(vec![7; 512]), [0]);
     }
 
     #[test]

@@ -162,6 +162,12 @@ impl FileHistory {
         versions
     }
 
+    /// All that a sector ever was.
+    pub fn versions_ever(&self, index: u64) -> impl Iterator<Item = &Version> {
+        let all = self.sectors.get(&index).into_iter().flatten();
+        all.map(|(_, version)| version)
+    }
+
     fn latest(&self, index: u64) -> Version {
         self.sectors
             .get(&index)
