@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use rustix::fs::FallocateFlags;
+use rustix::fs::{Advice, FallocateFlags};
 use serde_json::Value;
 
 use super::chance::Chance;
@@ -35,8 +35,9 @@ use crate::room::{self, Room};
 /// Enough for names, a journal and a copy of neither. Units: MiB.
 const CATALOGUE_MIB: u64 = 24;
 
-/// Enough for all that lanes have at once on one of them while another is full and a third is emptied. Units: MiB.
-const MEMBER_MIB: u64 = 40;
+/// Enough for all that lanes have at once on one of them while another is full and a third is emptied, and so much that files are striped over
+/// them (core/src/pool/place.rs asks those with less than 64 MiB last). Units: MiB.
+const MEMBER_MIB: u64 = 84;
 
 const MEMBER_COUNT: usize = 3;
 
@@ -57,6 +58,9 @@ const WISHES: [&str; 5] = [
     "striped unit=16KiB",
     "striped=2 unit=64KiB",
 ];
+
+/// A program that lets go of a file rests, or all would be over before anybody disturbed it.
+const REST: Duration = Duration::from_millis(20);
 
 /// No command of ours takes longer on a pool that small, or something hangs. Units: s.
 const COMMAND_S_MAX: &str = "60";
@@ -346,7 +350,7 @@ impl Host for PoolHost {
         Ok(Box::new(PoolLane {
             plain: Plain::new(self.tree.clone()),
             root: &self.tree,
-            naps: self.daemon.is_some(),
+            served: self.daemon.is_some(),
             names: BTreeMap::new(),
             folders: BTreeSet::new(),
         }))
@@ -384,8 +388,8 @@ impl Drop for PoolHost {
 struct PoolLane<'a> {
     plain: Plain,
     root: &'a Path,
-    /// Bytes that nobody syncs get old enough to be under way.
-    naps: bool,
+    /// By a daemon: bytes that nobody syncs get old enough to be under way.
+    served: bool,
     /// Of each file that has one.
     names: BTreeMap<u64, String>,
     folders: BTreeSet<String>,
@@ -423,9 +427,10 @@ impl PoolLane<'_> {
     }
 
     fn let_go(&mut self, number: usize, file: u64) -> io::Result<()> {
-        if self.naps && number.is_multiple_of(NAP_EVERY) {
-            std::thread::sleep(WRITE_AGE + WRITE_AGE / 4);
-        }
+        std::thread::sleep(match self.served && number.is_multiple_of(NAP_EVERY) {
+            true => WRITE_AGE + WRITE_AGE / 4,
+            false => REST,
+        });
         if number.is_multiple_of(2) {
             return self.plain.open_again(file);
         }
@@ -461,15 +466,17 @@ struct Disturber {
 impl Disturber {
     fn disturb(mut self) -> Result<u64> {
         while !self.stop.load(Ordering::Relaxed) {
-            let span = Duration::from_millis(20 + self.chance.below(400));
-            match self.chance.below(8) {
-                0..=2 => self.fill(),
-                3 | 4 => self.empty(span),
-                5 => self.tell(&["rebalance"], None, span),
-                6 => self.tell(&["defrag"], None, span),
-                _ => Ok(()),
+            let span = Duration::from_millis(5 + self.chance.below(200));
+            match self.chance.below(20) {
+                0..=1 => self.fill(),
+                2..=3 if self.full.is_none() => self.fill(),
+                4..=6 => self.empty(span),
+                7 => self.tell(&["rebalance"], None, span),
+                8 => self.tell(&["defrag"], None, span),
+                9..=11 => self.commit(),
+                _ => self.write_back(),
             }?;
-            let rest = Duration::from_millis(self.chance.below(300));
+            let rest = Duration::from_millis(self.chance.below(15));
             self.pause(rest);
         }
         Ok(self.count)
@@ -480,6 +487,31 @@ impl Disturber {
         while Instant::now() < end && !self.stop.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// What the kernel does after 30 s: bytes of a member's objects are on their way to its disk, and nobody waits for them.
+    fn write_back(&mut self) -> Result<()> {
+        let number = self.chance.below(MEMBER_COUNT as u64) as usize;
+        let folders = fs::read_dir(self.ground.member(number).join("objects"))?;
+        for folder in folders.flatten() {
+            for object in fs::read_dir(folder.path())?.flatten() {
+                // One that has gone meanwhile has nothing to write.
+                if let Ok(object) = File::open(object.path()) {
+                    rustix::fs::fadvise(&object, 0, None, Advice::DontNeed)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// And after 5 s: one of the file systems makes durable what it knows, whatever the others have.
+    fn commit(&mut self) -> Result<()> {
+        let number = self.chance.below(MEMBER_COUNT as u64 + 1) as usize;
+        let folder = match number {
+            MEMBER_COUNT => self.ground.catalogue(),
+            number => self.ground.member(number),
+        };
+        Ok(rustix::fs::syncfs(File::open(folder)?)?)
     }
 
     /// One member has no room, or has it again.
