@@ -159,7 +159,30 @@ impl FileHistory {
         if index * SECTOR >= self.size_at(floor) && !versions.contains(&Version::Zero) {
             versions.push(Version::Zero);
         }
+        let ends = self.ends_in(index, done);
+        let whole = versions.clone();
+        for (end, version) in ends.flat_map(|end| whole.iter().map(move |one| (end, one))) {
+            let mut bytes = version.bytes(self.file, index);
+            bytes[end..].fill(0);
+            let is_known = |known: &Version| known.bytes(self.file, index) == bytes;
+            if !versions.iter().any(is_known) {
+                versions.push(Version::Mixed(Arc::new(bytes)));
+            }
+        }
         versions
+    }
+
+    /// Where within a sector the file may have ended. Of a pool the length is on one disk and the bytes are on another: what is longer than its bytes
+    /// ends in zeros.
+    fn ends_in(&self, index: u64, done: usize) -> impl Iterator<Item = usize> {
+        let floor = self.floor(done);
+        let first = self.sizes.partition_point(|&(step, _)| step <= floor);
+        let sizes = &self.sizes[first.saturating_sub(1)..];
+        sizes
+            .iter()
+            .filter(move |&&(step, size)| step <= done && size / SECTOR == index)
+            .map(|&(_, size)| (size % SECTOR) as usize)
+            .filter(|&end| end > 0)
     }
 
     /// All that a sector ever was.
@@ -435,7 +458,22 @@ mod tests {
         assert_eq!(file.versions(3, 4), [whole(2), Version::Zero]);
         assert_eq!(file.sizes(4), (700, 2048));
         let after_all = file.versions(2, 5);
-        assert_eq!(after_all.len(), 3);
+        assert_eq!(after_all.len(), 4);
+    }
+
+    #[test]
+    fn what_is_longer_than_its_bytes_ends_in_zeros_where_it_ended_once() {
+        let steps = [create("l/a"), write(0, 700), write(512, 512), sync(true)];
+        let history = History::of("l", &steps);
+        let file = &history.files[&F];
+        let [zero, once, now, short] = &file.versions(1, 3)[..] else {
+            panic!("four versions are possible");
+        };
+        assert_eq!((zero, now), (&Version::Zero, &whole(3)));
+        assert_eq!(once.bytes(F, 1)[..188], whole(2).bytes(F, 1)[..188]);
+        assert_eq!(short.bytes(F, 1)[..188], whole(3).bytes(F, 1)[..188]);
+        assert_eq!(short.bytes(F, 1)[188..], [0; SECTOR_BYTES - 188]);
+        assert_eq!(file.versions(1, 4), [whole(3)]);
     }
 
     #[test]
