@@ -12,7 +12,7 @@ use crate::nodes::{Node, locked};
 use rushes_pool::{Access, ByteOffset, Located, PoolError, SpillReason};
 use rustix::fs::{
     FallocateFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate, fdatasync,
-    fsync, futimens, seek,
+    futimens, seek,
 };
 use rustix::io::{Errno, pwrite};
 use std::os::fd::OwnedFd;
@@ -480,11 +480,6 @@ impl Door {
                 fdatasync(&*fd)?;
             }
         }
-        drop(state);
-        if data_only {
-            fdatasync(&*file.stub)
-        } else {
-            fsync(&*file.stub)
-        }
+        file.sync_stub(state, data_only)
     }
 }
