@@ -166,7 +166,7 @@ pub fn fsck(
                 _ => None,
             })
             .collect(),
-        kept: RefCell::default(),
+        settled: RefCell::default(),
     };
     let count = findings.len();
     for (at, finding) in findings.iter().enumerate() {
@@ -373,8 +373,8 @@ struct Mender<'a> {
     look: &'a Look,
     /// Objects that no record names.
     unnamed: Vec<Object>,
-    /// Those of them that got a name, or are in what got one.
-    kept: RefCell<BTreeSet<Object>>,
+    /// Those of them that are gone, or in what got a name.
+    settled: RefCell<BTreeSet<Object>>,
 }
 
 impl Mender<'_> {
@@ -549,7 +549,7 @@ impl Mender<'_> {
 
     fn mend(&self, finding: &Finding, remedy: Remedy) -> Result<String, PoolError> {
         match (finding, remedy) {
-            (Finding::Unnamed { object, .. }, _) if self.kept.borrow().contains(object) => {
+            (Finding::Unnamed { object, .. }, _) if self.settled.borrow().contains(object) => {
                 Ok(format!("it is in {LOST} with the rest of its file"))
             }
             (Finding::RecordFaulty { stub, .. }, Remedy::WriteRecord(file)) => {
@@ -575,7 +575,7 @@ impl Mender<'_> {
                 Ok(String::from("the mark was written anew from the record"))
             }
             (Finding::Unnamed { object, .. }, Remedy::Remove) => {
-                self.member(*object)?.unlink(object.id)?;
+                self.remove(*object)?;
                 Ok(String::from("removed"))
             }
             (
@@ -587,7 +587,7 @@ impl Mender<'_> {
                 Remedy::RemoveIfCopied,
             ) => {
                 if self.is_copied(*object, *stub)? {
-                    self.member(*object)?.unlink(object.id)?;
+                    self.remove(*object)?;
                     return Ok(String::from("removed: each byte of it is in the file"));
                 }
                 self.keep_alone(*object)
@@ -598,6 +598,12 @@ impl Mender<'_> {
             },
             _ => Ok(String::new()),
         }
+    }
+
+    fn remove(&self, object: Object) -> Result<(), PoolError> {
+        self.member(object)?.unlink(object.id)?;
+        self.settled.borrow_mut().insert(object);
+        Ok(())
     }
 
     fn member(&self, object: Object) -> Result<Arc<Member>, PoolError> {
@@ -627,14 +633,10 @@ impl Mender<'_> {
             let Mark::Sound(mark) = found.mark else {
                 continue;
             };
-            let is_kept = self.kept.borrow().contains(&found.object);
-            if mark.pool == self.pool.id() && mark.file == file && !is_kept {
+            let is_settled = self.settled.borrow().contains(&found.object);
+            if mark.pool == self.pool.id() && mark.file == file && !is_settled {
                 let member = self.member(found.object)?;
-                let fd = match member.open_any(found.object.id, Access::Read) {
-                    // Removed by now: it was empty.
-                    Err(error) if error.errno() == Errno::NOENT => continue,
-                    opened => opened?,
-                };
+                let fd = member.open_any(found.object.id, Access::Read)?;
                 pieces.push(Piece {
                     object: found.object,
                     part: mark.part,
@@ -721,7 +723,7 @@ impl Mender<'_> {
         else {
             return self.keep_alone(object);
         };
-        self.kept.borrow_mut().extend(layout.objects());
+        self.settled.borrow_mut().extend(layout.objects());
         let name = format!("{}.{:08x}", file.number, file.generation);
         adopt(self.pool, &name, &layout, size)
     }
@@ -755,7 +757,7 @@ impl Mender<'_> {
         };
         let layout = assemble(file, std::slice::from_ref(&piece)).expect("one object is whole");
         member.write_mark(object.id, file, piece.part)?;
-        self.kept.borrow_mut().insert(object);
+        self.settled.borrow_mut().insert(object);
         let name = format!("{}.{:016x}", object.member.0, object.id.0);
         adopt(self.pool, &name, &layout, size_of(&[piece]))
     }
@@ -776,7 +778,7 @@ impl Mender<'_> {
             let place = mark.and_then(|mark| found.get_mut(usize::from(mark.part.place)));
             // Two that were in one place become two files.
             if let Some(place @ None) = place
-                && !self.kept.borrow().contains(&other)
+                && !self.settled.borrow().contains(&other)
             {
                 *place = Some(other);
             }
@@ -811,7 +813,7 @@ impl Mender<'_> {
             pieces.push(piece);
         }
         let objects: Vec<Object> = pieces.iter().map(|piece| piece.object).collect();
-        self.kept.borrow_mut().extend(objects.iter().copied());
+        self.settled.borrow_mut().extend(objects.iter().copied());
         let range = ByteRange::new(origin.0, u64::MAX - origin.0);
         layout.lay(range, origin, shape, objects);
         let name = format!("{}.{:08x}", of.file.number, of.file.generation);
