@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::history::{FileHistory, History, Occupant, possible};
+use super::history::{FileHistory, History, Occupant, Version, possible};
 use super::sector::{SECTOR_BYTES, Stamp, describe};
 
 /// What lies at a path.
@@ -113,10 +113,8 @@ fn mixed(histories: &[History], node: &Node) -> Option<(u64, String)> {
     let strange = |file: &FileHistory| {
         let mut sectors = bytes.chunks(SECTOR_BYTES).zip(0..);
         sectors.find(|&(got, index)| {
-            let is = |version: &super::history::Version| {
-                version.bytes(file.file, index)[..got.len()] == *got
-            };
-            got.iter().any(|&byte| byte != 0) && !file.versions_ever(index).any(is)
+            let versions = file.versions_ever(index).chain([&Version::Zero]);
+            !file.is_one_of(index, got, versions)
         })
     };
     let files = histories.iter().flat_map(|history| history.files.values());
@@ -246,10 +244,7 @@ fn content_of(file: &FileHistory, done: usize, path: &str, bytes: &[u8]) -> Opti
     for (index, got) in bytes.chunks(SECTOR_BYTES).enumerate() {
         let index = index as u64;
         let versions = file.versions(index, done);
-        let is = |version: &super::history::Version| {
-            version.bytes(file.file, index)[..got.len()] == *got
-        };
-        if versions.iter().any(is) {
+        if file.is_one_of(index, got, &versions) {
             continue;
         }
         let words: Vec<String> = versions

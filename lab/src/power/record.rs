@@ -66,11 +66,16 @@ pub fn lane_and_step(mark: u64) -> (usize, usize) {
     ((mark >> 32) as usize, (mark & 0xffff_ffff) as usize)
 }
 
-/// The histories of all lanes, as the seed decides them.
-fn histories(seed: u64) -> Vec<History> {
-    (0..LANE_COUNT)
-        .map(|lane| History::of(&lane_folder(lane), &steps(seed, lane)))
-        .collect()
+/// The histories of all lanes, as the seed decides them. Several disks are a pool.
+fn histories(seed: u64, disks: usize) -> Vec<History> {
+    let history = |lane| {
+        let history = History::of(&lane_folder(lane), &steps(seed, lane));
+        match disks {
+            1 => history,
+            _ => history.parted(),
+        }
+    };
+    (0..LANE_COUNT).map(history).collect()
 }
 
 impl Recording {
@@ -113,7 +118,8 @@ impl Recording {
     ///
     /// Errors   a log is of another disk, or of other lanes
     pub fn new(disks: Vec<RecordedDisk>, seed: u64) -> Result<Recording> {
-        let recording = Recording::of(disks, histories(seed));
+        let lanes = histories(seed, disks.len());
+        let recording = Recording::of(disks, lanes);
         for disk in &recording.disks {
             ensure!(
                 disk.log.disk_bytes() == disk.base.len() as u64,
