@@ -524,6 +524,21 @@ def figure_power_cuts(runs):
     return verdict(found == 0, f"{found} violations in 10,000 power cuts")
 
 
+def figure_pool_power_cuts(runs):
+    """A thousand power cuts of a pool: what was synced is there, nothing is another file's."""
+    reports = [
+        runs.lab(
+            f"{fs}-{server}",
+            *("power-cuts", "--layout", "pool", "--fs", fs, "--server", server),
+            *("--points", 250, "--seed", 2026),
+        )
+        for fs in ("ext4", "xfs")
+        for server in ("rushes", "none")
+    ]
+    found = sum(report["violation_count"] for report in reports)
+    return verdict(found == 0, f"{found} violations in 1,000 power cuts of a pool")
+
+
 class Mounts:
     """File systems in memory and what is mounted over them, all gone at the end."""
 

@@ -674,7 +674,10 @@ pub struct UnionMount {
 }
 
 impl UnionMount {
-    fn start(mut command: Command, folder: PathBuf, log: PathBuf) -> Result<UnionMount> {
+    /// By this command, and wait until it is there.
+    ///
+    /// Errors   it ended, or is not there within 30 s
+    pub fn start(mut command: Command, folder: PathBuf, log: PathBuf) -> Result<UnionMount> {
         let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -777,6 +777,9 @@ pub struct PowerArgs {
     /// On which file system
     #[arg(long)]
     pub fs: FileSystem,
+    /// On a file system, or on the mount of a pool: a catalogue on ext4 and three members, one of them on ext4
+    #[arg(long, value_enum, default_value_t = power::Layout::Plain)]
+    pub layout: power::Layout,
     /// Through whom the workload writes
     #[arg(long, value_enum, default_value_t = power::Server::Rushes)]
     pub server: power::Server,

@@ -396,6 +396,7 @@ fn with_own_mounts() -> Result<()> {
 fn cut_power(args: &PowerArgs) -> Result<()> {
     with_own_mounts()?;
     let plan = power::Plan {
+        layout: args.layout,
         server: args.server,
         point: args.point,
         lie: args.lie,

@@ -76,16 +76,29 @@ impl Room {
     fn below(folder: &Path) -> Result<Room> {
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{serial}", std::process::id());
-        let path = folder.join(name);
+        Room::again(&folder.join(name))
+    }
+
+    /// Where one was: for what remembers its paths.
+    ///
+    /// Errors   a run that lives has it
+    pub fn again(path: &Path) -> Result<Room> {
         if path.exists() {
-            sweep(&path);
+            let lock = File::open(path.join("lock"));
+            if let Ok(lock) = lock {
+                flock(&lock, FlockOperation::NonBlockingLockExclusive)
+                    .context("the room is another run's")?;
+            }
+            sweep(path);
         }
-        fs::create_dir(&path)
-            .with_context(|| format!("{} could not be created", path.display()))?;
+        fs::create_dir(path).with_context(|| format!("{} could not be created", path.display()))?;
         let lock = File::create(path.join("lock")).context("the room has no lock file")?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)
             .context("the room's lock is held by somebody else")?;
-        Ok(Room { path, _lock: lock })
+        Ok(Room {
+            path: path.to_owned(),
+            _lock: lock,
+        })
     }
 
     /// Where it is.

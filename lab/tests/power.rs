@@ -14,14 +14,14 @@ use rushes_lab::disk::FileSystem;
 use rushes_lab::power::check::Rule;
 use rushes_lab::power::cut::Lie;
 use rushes_lab::power::report::PowerReport;
-use rushes_lab::power::{self, Plan, Server};
+use rushes_lab::power::{self, Layout, Plan, Server};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rushes-lab");
 
 /// False, and a word about it, where it cannot be tried; under `make test` that is a failure.
 fn possible(test: &str, file_system: FileSystem, server: Server) -> bool {
     let missing = match rustix::process::geteuid().is_root() {
-        true => power::missing(file_system, server),
+        true => power::missing(file_system, Layout::Plain, server),
         false => Some(String::from("it needs root")),
     };
     if let Some(missing) = &missing {

@@ -426,7 +426,7 @@ impl Door {
             layout = written;
         }
         self.let_go(&state, &layout);
-        state.layout = Some(layout);
+        file.set_layout(&mut state, layout);
         drop(looked_after);
         drop(state);
         self.changed(node);

@@ -12,7 +12,7 @@ use crate::nodes::{Node, locked};
 use rushes_pool::{Access, ByteOffset, Layout, Located, PoolError, SpillReason};
 use rustix::fs::{
     FallocateFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate, fdatasync,
-    fsync, futimens, seek,
+    futimens, seek,
 };
 use rustix::io::{Errno, pwrite};
 use std::os::fd::OwnedFd;
@@ -480,15 +480,11 @@ impl Door {
                 fdatasync(&*fd)?;
             }
         }
-        let is_unsettled = state.layout.as_ref().is_some_and(Layout::is_unsettled);
-        drop(state);
-        if is_unsettled {
+        if state.layout.as_ref().is_some_and(Layout::is_unsettled) {
+            drop(state);
             self.make_durable(&node, &file)?;
+            return file.sync_stub(file.state(), data_only);
         }
-        if data_only && !is_unsettled {
-            fdatasync(&*file.stub)
-        } else {
-            fsync(&*file.stub)
-        }
+        file.sync_stub(state, data_only)
     }
 }

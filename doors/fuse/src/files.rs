@@ -20,7 +20,7 @@ use rushes_pool::{
     Access, ByteCount, ByteOffset, ByteRange, Layout, Object, PoolError, Readers, Shape,
     SpillReason,
 };
-use rustix::fs::{Mode, OFlags, ftruncate, open, readlink};
+use rustix::fs::{Mode, OFlags, fdatasync, fsync, ftruncate, open, readlink};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -106,6 +106,10 @@ pub(crate) struct OpenFile {
     plain_run: AtomicU32,
     /// [`Pool::generation`](rushes_pool::Pool::generation) when it was last looked at whether it could be striped over more members.
     seen_generation: AtomicU64,
+    /// Changes of the layout; it counts as changed when it was just opened, since nobody knows.
+    layout_changes: AtomicU64,
+    /// So many of them are durable for certain.
+    layout_changes_durable: AtomicU64,
     /// How the kernel has it open. Held by who waits for a disk.
     pub(crate) ways: Mutex<Ways>,
     /// They have an object.
@@ -182,6 +186,34 @@ impl OpenFile {
     /// The same, if nobody changes it, or waits to.
     pub(crate) fn shared_state_now(&self) -> Option<SharedState> {
         self.state.try_read_arc()
+    }
+
+    /// The layout is another one now.
+    ///
+    /// Assumes  `state`: locked alone, and the record says so
+    pub(crate) fn set_layout(&self, state: &mut State, layout: Layout) {
+        state.layout = Some(layout);
+        self.layout_changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// Makes the stub durable, and with it a record that was changed under the lock of `state`, which is given back before.
+    ///
+    /// `data_only`  times may wait. fdatasync(2) of ext4 lets every attribute wait as long as the length is the same: so it is for records that are
+    /// durable already.
+    pub(crate) fn sync_stub(
+        &self,
+        state: RwLockReadGuard<'_, State>,
+        data_only: bool,
+    ) -> Answer<()> {
+        let changes = self.layout_changes.load(Ordering::Acquire);
+        drop(state);
+        if data_only && self.layout_changes_durable.load(Ordering::Acquire) >= changes {
+            return fdatasync(&*self.stub);
+        }
+        fsync(&*self.stub)?;
+        self.layout_changes_durable
+            .fetch_max(changes, Ordering::AcqRel);
+        Ok(())
     }
 
     /// Alone.
@@ -346,6 +378,8 @@ impl Door {
             size: Mutex::new(size),
             plain_run: AtomicU32::new(0),
             seen_generation: AtomicU64::new(u64::MAX),
+            layout_changes: AtomicU64::new(1),
+            layout_changes_durable: AtomicU64::new(0),
             ways: Mutex::new(Ways::of_mapped(object)),
             is_passed: AtomicBool::new(object.is_some()),
             stored: Mutex::new(stored),
@@ -501,7 +535,7 @@ impl Door {
         if why.is_none() {
             self.unsettled.note(node.number, &layout);
         }
-        state.layout = Some(layout);
+        file.set_layout(&mut state, layout);
         drop(held);
         done.map(drop).map_err(|error| self.trouble(node, &error))
     }
@@ -535,7 +569,7 @@ impl Door {
         let size = ByteCount(file.size());
         let done = self.pool.widen(file.stub.as_fd(), &mut layout, size);
         self.let_go(&state, &layout);
-        state.layout = Some(layout);
+        file.set_layout(&mut state, layout);
         drop(held);
         if let Err(error) = done {
             tracing::warn!("a file stays striped over the members it has: {error}");
@@ -614,7 +648,7 @@ impl Door {
             Ok(layout)
         });
         let layout = made.map_err(|error| self.trouble(node, &error))?;
-        state.layout = Some(layout.clone());
+        file.set_layout(state, layout.clone());
         Ok(layout)
     }
 
@@ -642,7 +676,7 @@ impl Door {
         let done = self.pool.cut(file.stub.as_fd(), &mut layout, kept);
         self.let_go(state, &layout);
         let objects = layout.objects();
-        state.layout = Some(layout);
+        file.set_layout(state, layout);
         let done = done.map_err(|error| self.trouble(node, &error));
         if done.is_ok() && is_passed && size == 0 {
             for object in objects {

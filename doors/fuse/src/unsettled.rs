@@ -58,10 +58,11 @@ impl Door {
     /// Somebody wants it to be durable.
     pub(crate) fn make_durable(&self, node: &Node, file: &OpenFile) -> Answer<()> {
         let mut state = file.change();
-        let Some(layout) = &mut state.layout else {
+        let Some(mut layout) = state.layout.clone() else {
             return Ok(());
         };
-        let settled = self.pool.settle(file.stub.as_fd(), layout);
+        let settled = self.pool.settle(file.stub.as_fd(), &mut layout);
+        file.set_layout(&mut state, layout);
         settled.map_err(|error| self.trouble(node, &error))
     }
 
@@ -119,7 +120,7 @@ impl Door {
             return true;
         };
         let done = file.change_now().is_some_and(|mut state| {
-            let Some(layout) = &mut state.layout else {
+            let Some(mut layout) = state.layout.clone() else {
                 return true;
             };
             let named = layout.objects();
@@ -127,7 +128,9 @@ impl Door {
             if !layout.is_unsettled() || !objects.iter().all(|object| named.contains(object)) {
                 return true;
             }
-            self.pool.settled(file.stub.as_fd(), layout).is_ok()
+            let settled = self.pool.settled(file.stub.as_fd(), &mut layout);
+            file.set_layout(&mut state, layout);
+            settled.is_ok()
         });
         drop(file);
         self.close(&node);

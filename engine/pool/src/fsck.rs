@@ -159,7 +159,14 @@ pub fn fsck(
     let mender = Mender {
         pool,
         look: &look,
-        kept: RefCell::default(),
+        unnamed: findings
+            .iter()
+            .filter_map(|finding| match finding {
+                Finding::Unnamed { object, .. } => Some(*object),
+                _ => None,
+            })
+            .collect(),
+        settled: RefCell::default(),
     };
     let count = findings.len();
     for (at, finding) in findings.iter().enumerate() {
@@ -186,7 +193,7 @@ pub fn fsck(
         }
         let state = match (remedy, repair) {
             (Remedy::None, _) => State::Open,
-            (remedy, _) if !mender.can(finding, remedy)? => State::Open,
+            (remedy, _) if !mender.can(remedy)? => State::Open,
             (_, false) => State::Mendable,
             (remedy, true) => State::Mended(mender.mend(finding, remedy)?),
         };
@@ -364,8 +371,10 @@ fn numbers(pool: &Pool, look: &Look, repair: bool, report: &mut Fsck) -> Result<
 struct Mender<'a> {
     pool: &'a Pool,
     look: &'a Look,
-    /// Objects that got a name together with another one.
-    kept: RefCell<BTreeSet<Object>>,
+    /// Objects that no record names.
+    unnamed: Vec<Object>,
+    /// Those of them that are gone, or in what got a name.
+    settled: RefCell<BTreeSet<Object>>,
 }
 
 impl Mender<'_> {
@@ -539,27 +548,17 @@ impl Mender<'_> {
         }
     }
 
-    /// Whether something may be done at all: with a stripe that is not whole, or that a file should know and does not, nothing. Its marks
-    /// are all that is known of it.
-    fn can(&self, finding: &Finding, remedy: Remedy) -> Result<bool, PoolError> {
-        Ok(match (finding, remedy) {
-            (_, Remedy::WriteRecord(file)) => assemble(file, &self.pieces(file)?).is_some(),
-            (Finding::Unnamed { object, stub, .. }, Remedy::RemoveIfCopied | Remedy::Keep) => {
-                match self.stripe_of(*object) {
-                    None => true,
-                    Some(_) if self.kept.borrow().contains(object) => true,
-                    Some(_) if let Some(stub) = stub => self.is_copied(*object, *stub)?,
-                    Some(mark) => assemble(mark.file, &self.pieces(mark.file)?)
-                        .is_some_and(|all| all.objects().contains(object)),
-                }
-            }
+    /// Whether something may be done at all: a record from a stripe that is not whole would say of lost bytes that they are holes.
+    fn can(&self, remedy: Remedy) -> Result<bool, PoolError> {
+        Ok(match remedy {
+            Remedy::WriteRecord(file) => assemble(file, &self.pieces(file)?).is_some(),
             _ => true,
         })
     }
 
     fn mend(&self, finding: &Finding, remedy: Remedy) -> Result<String, PoolError> {
         match (finding, remedy) {
-            (Finding::Unnamed { object, .. }, _) if self.kept.borrow().contains(object) => {
+            (Finding::Unnamed { object, .. }, _) if self.settled.borrow().contains(object) => {
                 Ok(format!("it is in {LOST} with the rest of its file"))
             }
             (Finding::RecordFaulty { stub, .. }, Remedy::WriteRecord(file)) => {
@@ -595,7 +594,7 @@ impl Mender<'_> {
                 Ok(String::from("the mark was written anew from the record"))
             }
             (Finding::Unnamed { object, .. }, Remedy::Remove) => {
-                self.member(*object)?.unlink(object.id)?;
+                self.remove(*object)?;
                 Ok(String::from("removed"))
             }
             (
@@ -607,7 +606,7 @@ impl Mender<'_> {
                 Remedy::RemoveIfCopied,
             ) => {
                 if self.is_copied(*object, *stub)? {
-                    self.member(*object)?.unlink(object.id)?;
+                    self.remove(*object)?;
                     return Ok(String::from("removed: each byte of it is in the file"));
                 }
                 self.keep_alone(*object)
@@ -618,6 +617,12 @@ impl Mender<'_> {
             },
             _ => Ok(String::new()),
         }
+    }
+
+    fn remove(&self, object: Object) -> Result<(), PoolError> {
+        self.member(object)?.unlink(object.id)?;
+        self.settled.borrow_mut().insert(object);
+        Ok(())
     }
 
     fn member(&self, object: Object) -> Result<Arc<Member>, PoolError> {
@@ -647,13 +652,10 @@ impl Mender<'_> {
             let Mark::Sound(mark) = found.mark else {
                 continue;
             };
-            if mark.pool == self.pool.id() && mark.file == file {
+            let is_settled = self.settled.borrow().contains(&found.object);
+            if mark.pool == self.pool.id() && mark.file == file && !is_settled {
                 let member = self.member(found.object)?;
-                let fd = match member.open_any(found.object.id, Access::Read) {
-                    // Removed by now: it was empty.
-                    Err(error) if error.errno() == Errno::NOENT => continue,
-                    opened => opened?,
-                };
+                let fd = member.open_any(found.object.id, Access::Read)?;
                 pieces.push(Piece {
                     object: found.object,
                     part: mark.part,
@@ -740,7 +742,7 @@ impl Mender<'_> {
         else {
             return self.keep_alone(object);
         };
-        self.kept.borrow_mut().extend(layout.objects());
+        self.settled.borrow_mut().extend(layout.objects());
         let name = format!("{}.{:08x}", file.number, file.generation);
         adopt(self.pool, &name, &layout, size)
     }
@@ -761,6 +763,9 @@ impl Mender<'_> {
 
     /// Bytes whose file is not known, or has others in their place: a file of their own.
     fn keep_alone(&self, object: Object) -> Result<String, PoolError> {
+        if let Some(mark) = self.stripe_of(object) {
+            return self.keep_stripe(object, mark);
+        }
         let member = self.member(object)?;
         let file = self.pool.new_file()?;
         let fd = member.open_any(object.id, Access::Read)?;
@@ -771,8 +776,79 @@ impl Mender<'_> {
         };
         let layout = assemble(file, std::slice::from_ref(&piece)).expect("one object is whole");
         member.write_mark(object.id, file, piece.part)?;
+        self.settled.borrow_mut().insert(object);
         let name = format!("{}.{:016x}", object.member.0, object.id.0);
         adopt(self.pool, &name, &layout, size_of(&[piece]))
+    }
+
+    /// What is there of a stripe that is not whole, or whose file has others in its place: a file with its bytes where they were. Objects that are
+    /// gone are empty ones in it.
+    fn keep_stripe(&self, object: Object, of: BackPointer) -> Result<String, PoolError> {
+        let file = self.pool.new_file()?;
+        let key = |mark: BackPointer| {
+            let part = mark.part;
+            (mark.file, part.serial, part.origin, part.shape)
+        };
+        let shape = of.part.shape;
+        let mut found: Vec<Option<Object>> = vec![None; shape.object_count()];
+        found[usize::from(of.part.place)] = Some(object);
+        for &other in &self.unnamed {
+            let mark = self.stripe_of(other).filter(|mark| key(*mark) == key(of));
+            let place = mark.and_then(|mark| found.get_mut(usize::from(mark.part.place)));
+            // Two that were in one place become two files.
+            if let Some(place @ None) = place
+                && !self.settled.borrow().contains(&other)
+            {
+                *place = Some(other);
+            }
+        }
+        let origin = of.part.origin;
+        let mut layout = Layout::new(file);
+        if origin.0 > 0 {
+            // A file has its first segment from 0 on.
+            let hole = self.make_empty(file, Part::single(0))?;
+            layout.assign(ByteRange::new(0, u64::MAX), ByteOffset(0), hole);
+        }
+        let mut pieces = Vec::with_capacity(found.len());
+        for (known, place) in found.into_iter().zip(0..) {
+            let part = Part {
+                serial: 1,
+                place,
+                ..of.part
+            };
+            let piece = match known {
+                Some(object) => {
+                    let member = self.member(object)?;
+                    member.write_mark(object.id, file, part)?;
+                    let data = self.ranges(&member.open_any(object.id, Access::Read)?)?;
+                    Piece { object, part, data }
+                }
+                None => Piece {
+                    object: self.make_empty(file, part)?,
+                    part,
+                    data: Vec::new(),
+                },
+            };
+            pieces.push(piece);
+        }
+        let objects: Vec<Object> = pieces.iter().map(|piece| piece.object).collect();
+        self.settled.borrow_mut().extend(objects.iter().copied());
+        let range = ByteRange::new(origin.0, u64::MAX - origin.0);
+        layout.lay(range, origin, shape, objects);
+        let name = format!("{}.{:08x}", of.file.number, of.file.generation);
+        adopt(self.pool, &name, &layout, size_of(&pieces))
+    }
+
+    /// An object on whichever member takes it.
+    fn make_empty(&self, file: FileIdentity, part: Part) -> Result<Object, PoolError> {
+        let mut failure = PoolError::NoRoom;
+        for member in self.pool.members().iter() {
+            match member.create_object(file, part, true) {
+                Ok((object, _)) => return Ok(object),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
     }
 
     /// Whether every byte of it is where the record of its file says.

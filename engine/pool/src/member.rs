@@ -13,10 +13,12 @@ use rushes_core::pool::{
 };
 use rushes_core::units::{ByteCount, ByteRange};
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags, fstat, fstatvfs, fsync,
-    mkdirat, open, openat, seek, statat, syncfs, unlinkat,
+    AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags, Timespec, Timestamps,
+    UTIME_NOW, fstat, fstatfs, fstatvfs, fsync, futimens, mkdirat, open, openat, seek, statat,
+    syncfs, unlinkat,
 };
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -505,6 +507,28 @@ impl Member {
         }
     }
 
+    /// These objects stay removed, whatever happens to the machine.
+    pub(crate) fn sync_removed(&self, objects: &BTreeSet<Object>) -> Result<(), PoolError> {
+        let (root, _) = self.enter()?;
+        let open = |folder: &str| {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            openat(&root, folder, flags, Mode::empty())
+        };
+        let durable = fstatfs(&root).and_then(|found| {
+            if IN_ORDER.contains(&(found.f_type as u64)) {
+                // One more change, behind those: a folder that was not changed now would wait for nothing.
+                let folder = open("objects")?;
+                return futimens(&folder, &NOW).and_then(|()| fsync(&folder));
+            }
+            let names: Vec<ObjectName> = objects.iter().map(|one| ObjectName::of(one.id)).collect();
+            let folders: BTreeSet<&str> = names.iter().map(ObjectName::folder).collect();
+            folders
+                .into_iter()
+                .try_for_each(|folder| fsync(open(folder)?))
+        });
+        durable.map_err(|error| self.failed("make a removal durable", "objects", error))
+    }
+
     /// Remove an object of this file. One that is not there is removed.
     pub(crate) fn remove_object(&self, file: FileIdentity, id: ObjectId) -> Result<(), PoolError> {
         match self.open_object(file, id, Access::Read) {
@@ -524,12 +548,28 @@ impl Member {
     }
 }
 
-/// What an object's mark says.
+/// File systems whose journal keeps the order of changes: what made one of them durable made all before it. ext4, XFS.
+const IN_ORDER: [u64; 2] = [0xef53, 0x5846_5342];
+
+/// For both times of something.
+const NOW: Timestamps = {
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: UTIME_NOW,
+    };
+    Timestamps {
+        last_access: now,
+        last_modification: now,
+    }
+};
+
+/// The names in an object's folder are durable.
 fn sync_folder(root: &OwnedFd, name: &ObjectName) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     fsync(openat(root, name.folder(), flags, Mode::empty())?)
 }
 
+/// What an object's mark says.
 pub(crate) fn mark_of(fd: &OwnedFd) -> Result<Mark, Errno> {
     Ok(match xattr::get(fd.as_fd(), OBJECT_ATTRIBUTE)? {
         None => Mark::Absent,

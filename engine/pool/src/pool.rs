@@ -22,6 +22,7 @@ use rustix::fs::{
     ftruncate, openat, seek, unlinkat,
 };
 use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -903,11 +904,43 @@ impl Pool {
         }
         // Were an object gone before its name is, a power cut could bring the name back without it.
         self.catalogue.sync()?;
+        let mut emptied = Vec::with_capacity(found.len());
         for name in found {
-            match self.bury_one(&name) {
-                Ok((is_last, file)) => {
+            match self.remove_objects_of(&name) {
+                Ok((is_last, layout)) => emptied.push((name, is_last, layout)),
+                Err(error) => buried.kept.push(error),
+            }
+        }
+        // And were the stub gone before its objects are, it could bring those back, and nobody would know that they were removed.
+        let mut removed: BTreeMap<MemberNumber, BTreeSet<Object>> = BTreeMap::new();
+        let layouts = emptied.iter().filter_map(|(_, _, layout)| layout.as_ref());
+        for object in layouts.flat_map(Layout::objects) {
+            removed.entry(object.member).or_default().insert(object);
+        }
+        removed.retain(|&number, objects| {
+            let member = self.known(number);
+            match member.and_then(|member| member.sync_removed(objects)) {
+                Ok(()) => false,
+                Err(error) => {
+                    buried.kept.push(error);
+                    true
+                }
+            }
+        });
+        for (name, is_last, layout) in emptied {
+            let mut objects = layout.iter().flat_map(Layout::objects);
+            if objects.any(|object| removed.contains_key(&object.member)) {
+                continue;
+            }
+            let failed = |error| {
+                let name = name.to_string_lossy().into_owned();
+                PoolError::system("remove", name, error)
+            };
+            let folder = self.catalogue.removed();
+            match unlinkat(folder, &name, AtFlags::empty()).map_err(failed) {
+                Ok(()) => {
                     buried.file_count += usize::from(is_last);
-                    buried.files.extend(file);
+                    buried.files.extend(layout.map(|layout| layout.file));
                 }
                 Err(error) => buried.kept.push(error),
             }
@@ -915,8 +948,11 @@ impl Pool {
         Ok(buried)
     }
 
-    /// Returns  whether it was the file's last name, and which file it was
-    fn bury_one(&self, name: &std::ffi::OsStr) -> Result<(bool, Option<FileIdentity>), PoolError> {
+    /// Returns  whether it is the file's last name, and where its bytes were
+    fn remove_objects_of(
+        &self,
+        name: &std::ffi::OsStr,
+    ) -> Result<(bool, Option<Layout>), PoolError> {
         let failed =
             |error: Errno| PoolError::system("remove", name.to_string_lossy().into_owned(), error);
         let folder = self.catalogue.removed();
@@ -925,16 +961,15 @@ impl Pool {
         let status = fstat(&stub).map_err(failed)?;
         let is_last = status.st_nlink == 1
             && FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
-        let mut file = None;
-        if is_last && let Some(layout) = self.layout(stub.as_fd())? {
-            file = Some(layout.file);
-            for object in layout.objects() {
-                self.known(object.member)?
-                    .remove_object(layout.file, object.id)?;
-            }
+        if !is_last {
+            return Ok((false, None));
         }
-        unlinkat(folder, name, AtFlags::empty()).map_err(failed)?;
-        Ok((is_last, file))
+        let layout = self.layout(stub.as_fd())?;
+        for object in layout.iter().flat_map(Layout::objects) {
+            self.known(object.member)?
+                .remove_object(layout.as_ref().expect("it names objects").file, object.id)?;
+        }
+        Ok((true, layout))
     }
 }
 

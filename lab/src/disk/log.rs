@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a disk was told, in order: every write with its bytes, every flush and discard, and marks that the workload sets.
 //!
-//! From it any state can be made that a power cut may leave ([`crate::power`]). It knows nothing of time, and nothing of
-//! what the bytes mean.
+//! From it any state can be made that a power cut may leave ([`crate::power`]). It knows nothing of what the bytes mean. Each record says when,
+//! by a clock that all disks of a machine share: so the logs of several have one order.
 //!
-//! The file, all numbers little-endian, version 1:
+//! The file, all numbers little-endian, version 2:
 //!
 //! | offset | size | meaning |
 //! |---|---|---|
 //! | 0 | 8 | `RUSHLOG` and the version |
 //! | 8 | 8 | size of the disk in bytes |
 //!
-//! then records, each a head of 24 bytes:
+//! then records, each a head of 32 bytes:
 //!
 //! | offset | size | meaning |
 //! |---|---|---|
 //! | 0 | 8 | kind: 1 write, 2 zeros written, 3 discard, 4 flush, 5 mark |
 //! | 8 | 8 | offset on the disk; of a mark its number |
 //! | 16 | 8 | length in bytes; 0 for flush and mark |
+//! | 24 | 8 | when it was done, before it was answered: ns of the monotonic clock, never less than the record before |
 //!
 //! and after the head of a write its bytes. Zeros have none: file systems write many of them.
 
@@ -25,9 +26,11 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-const MAGIC: [u8; 8] = *b"RUSHLOG\x01";
+use rushes_core::units::Instant;
+
+const MAGIC: [u8; 8] = *b"RUSHLOG\x02";
 const HEAD_BYTES: usize = 16;
-const RECORD_BYTES: usize = 24;
+const RECORD_BYTES: usize = 32;
 
 /// A log larger than this is broken off: it lies in memory. Units: bytes.
 const LOG_BYTES_MAX: u64 = 1 << 30;
@@ -98,8 +101,8 @@ impl Recorder {
         })
     }
 
-    /// One more. What goes wrong is told by [`Recorder::complaint`]: the disk itself did nothing wrong.
-    pub(super) fn note(&mut self, change: Change) {
+    /// One more, that was done now. What goes wrong is told by [`Recorder::complaint`]: the disk itself did nothing wrong.
+    pub(super) fn note(&mut self, change: Change, now: Instant) {
         if self.complaint.is_some() {
             return;
         }
@@ -110,17 +113,18 @@ impl Recorder {
             }
             other => other,
         };
-        if let Err(error) = self.write(&change) {
+        if let Err(error) = self.write(&change, now) {
             self.complaint = Some(format!("the log is not whole: {error}"));
         } else if self.bytes > LOG_BYTES_MAX {
             self.complaint = Some(format!("the log is larger than {LOG_BYTES_MAX} bytes"));
         }
     }
 
-    fn write(&mut self, change: &Change) -> io::Result<()> {
+    fn write(&mut self, change: &Change, now: Instant) -> io::Result<()> {
         for number in change.head() {
             self.out.write_all(&number.to_le_bytes())?;
         }
+        self.out.write_all(&now.0.to_le_bytes())?;
         self.bytes += RECORD_BYTES as u64;
         if let Change::Write { bytes, .. } = change {
             self.out.write_all(bytes)?;
@@ -167,6 +171,7 @@ impl Log {
             starts: Vec::new(),
         };
         let mut at = HEAD_BYTES;
+        let mut time = 0;
         while at < log.bytes.len() {
             if at + RECORD_BYTES > log.bytes.len() {
                 return Err(LogError::Damaged { at });
@@ -190,7 +195,8 @@ impl Log {
                 } else {
                     0
                 };
-            if !inside || next > log.bytes.len() {
+            let before = std::mem::replace(&mut time, number_at(&log.bytes, at + 24));
+            if !inside || next > log.bytes.len() || time < before {
                 return Err(LogError::Damaged { at });
             }
             log.starts.push(at);
@@ -237,6 +243,11 @@ impl Log {
             4 => Change::Flush,
             _ => Change::Mark { number: offset },
         }
+    }
+
+    /// When that was done, by the clock of the machine that recorded it.
+    pub fn when(&self, index: usize) -> Instant {
+        Instant(number_at(&self.bytes, self.starts[index] + 24))
     }
 
     /// All, in order.
@@ -303,8 +314,8 @@ mod tests {
         let name = format!("rushes-log-{test}-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let mut recorder = Recorder::create(&path, 1 << 20).unwrap();
-        for &change in changes {
-            recorder.note(change);
+        for (&change, at) in changes.iter().zip(7..) {
+            recorder.note(change, Instant(at));
         }
         recorder.finish().unwrap();
         let bytes = std::fs::read(&path).unwrap();
@@ -324,6 +335,8 @@ mod tests {
         };
         assert_eq!(log.iter().collect::<Vec<_>>(), expect);
         assert_eq!(log.disk_bytes(), 1 << 20);
+        let times = (0..6).map(|index| log.when(index).0);
+        assert!(times.eq(7..13));
     }
 
     #[test]
@@ -339,6 +352,8 @@ mod tests {
             (0, 0),
             (HEAD_BYTES, 9),
             (HEAD_BYTES + RECORD_BYTES + 15, 255),
+            // Before the record before it.
+            (HEAD_BYTES + RECORD_BYTES + 24, 1),
         ] {
             let mut bytes = whole.clone();
             bytes[at] = value;

@@ -656,7 +656,7 @@ impl Server {
             return act();
         };
         act()?;
-        recorder.note(change);
+        recorder.note(change, now());
         Ok(())
     }
 
@@ -682,7 +682,7 @@ impl Server {
             },
             Command::Mark(number) => match self.recorder().as_mut() {
                 Some(recorder) => {
-                    recorder.note(Change::Mark { number });
+                    recorder.note(Change::Mark { number }, now());
                     recorder.complaint().map_or(Ok(()), Err)
                 }
                 None => Err(String::from("a mark, but nothing is recorded: record on")),

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::history::{FileHistory, History, Occupant, possible};
+use super::history::{FileHistory, History, Occupant, Version, possible};
 use super::sector::{SECTOR_BYTES, Stamp, describe};
 
 /// What lies at a path.
@@ -85,6 +85,45 @@ pub fn strangers(histories: &[History], tree: &Tree) -> Vec<Finding> {
             read: kind_of(Some(node)),
         })
         .collect()
+}
+
+/// What was put aside because nobody knew its name: of each, all bytes are one file's, of whatever time.
+pub fn orphans(histories: &[History], found: &Tree) -> Vec<Finding> {
+    let wrong = found.iter().filter_map(|(path, node)| {
+        let (file, read) = mixed(histories, node)?;
+        Some((path, file, read))
+    });
+    wrong
+        .map(|(path, file, read)| Finding {
+            rule: Rule::Foreign,
+            path: path.clone(),
+            file,
+            expected: String::from("bytes of one file"),
+            read,
+        })
+        .collect()
+}
+
+/// Where a file without a name has what is not of the file that it seems to be.
+fn mixed(histories: &[History], node: &Node) -> Option<(u64, String)> {
+    let Node::File(bytes) = node else {
+        return Some((0, kind_of(Some(node))));
+    };
+    // The first sector whose bytes the file never had.
+    let strange = |file: &FileHistory| {
+        let mut sectors = bytes.chunks(SECTOR_BYTES).zip(0..);
+        sectors.find(|&(got, index)| {
+            let versions = file.versions_ever(index).chain([&Version::Zero]);
+            !file.is_one_of(index, got, versions)
+        })
+    };
+    let files = histories.iter().flat_map(|history| history.files.values());
+    let closest = files
+        .map(|file| (file.file, strange(file)))
+        .max_by_key(|(_, strange)| strange.map_or(u64::MAX, |(_, index)| index));
+    let (file, strange) = closest?;
+    let (got, index) = strange?;
+    Some((file, format!("sector {index}: {}", describe(got))))
 }
 
 fn kind_of(node: Option<&Node>) -> String {
@@ -205,10 +244,7 @@ fn content_of(file: &FileHistory, done: usize, path: &str, bytes: &[u8]) -> Opti
     for (index, got) in bytes.chunks(SECTOR_BYTES).enumerate() {
         let index = index as u64;
         let versions = file.versions(index, done);
-        let is = |version: &super::history::Version| {
-            version.bytes(file.file, index)[..got.len()] == *got
-        };
-        if versions.iter().any(is) {
+        if file.is_one_of(index, got, &versions) {
             continue;
         }
         let words: Vec<String> = versions
@@ -375,6 +411,28 @@ mod tests {
     fn file_that_is_at_none_of_its_names_is_missed() {
         // Gone from the old name, not come to the new one: each path alone would be explained.
         assert_eq!(rules(8, &[("l/a", old([2, 4]))]), [Rule::Name]);
+    }
+
+    #[test]
+    fn orphan_is_of_one_file_and_of_any_time() {
+        let history = [History::of("l", &steps())];
+        let wrong = |bytes: Vec<u8>| {
+            let found = Tree::from([(String::from("lost+found/1"), Node::File(bytes))]);
+            let findings = orphans(&history, &found);
+            findings.iter().map(|f| f.file).collect::<Vec<_>>()
+        };
+        let mut holes = old([2, 4]);
+        holes[512..2048].fill(0);
+        for good in [old([2, 2]), holes, new(), vec![0; 700]] {
+            assert!(wrong(good).is_empty());
+        }
+        let mut mixed = old([2, 2]);
+        mixed[512..1024].copy_from_slice(&new()[512..1024]);
+        assert_eq!(wrong(mixed), [OLD]);
+        let mut garbage = old([2, 2]);
+        garbage[5000] ^= 1;
+        assert_eq!(wrong(garbage), [OLD]);
+        assert_eq!(wrong(vec![7; 512]).len(), 1);
     }
 
     #[test]

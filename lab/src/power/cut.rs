@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A power cut: what a disk has on its medium when the power goes at some record of its log.
+//! A power cut: what disks have on their media when the power goes at some record of their logs.
 //!
-//! Before the last flush that was answered everything is there. Of what came after it any part may be, sector by sector, in any order:
+//! It goes for all at one instant. Before the last flush that a disk answered everything is there that came to this disk. Of what came after it any part may be, sector by sector, in any order:
 //! since a later write may be kept where an earlier one is lost, keeping any subset gives all orders.
 //!
 //! One thing is never torn: ext4's superblock. It is two sectors with one checksum, written in place and read before the journal is, so that
@@ -14,7 +14,7 @@ use super::record::{Recording, lane_and_step};
 use super::script::LANE_COUNT;
 use super::sector::{NOBODY, SECTOR_BYTES, Stamp};
 use crate::disk::FileSystem;
-use crate::disk::log::{Change, Log};
+use crate::disk::log::Change;
 
 /// Sectors of ext4's superblock, whatever the size of its blocks.
 const SUPERBLOCK: Range<u64> = 2..4;
@@ -38,46 +38,57 @@ pub enum Lie {
 }
 
 /// Where the power goes, and how much is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// So many records had happened.
+    /// So many records of all disks had happened.
     pub record: usize,
+    /// Of each disk. They differ: what one kept may name what another one lost.
+    pub losses: Vec<Loss>,
+    seed: u64,
+}
+
+/// What is lost of one disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loss {
     /// Of writes after the last flush so many in a hundred are kept.
     pub kept_percent: u64,
     /// So many in a hundred are torn: any of their sectors are kept.
     pub torn_percent: u64,
-    seed: u64,
 }
 
 impl Cut {
-    /// Somewhere in the log. A quarter of them just after something was acknowledged, where promises are youngest; half
+    /// Somewhere in the logs. A quarter of them just after something was acknowledged, where promises are youngest; half
     /// of them just before a flush, where most is at stake.
-    pub fn random(seed: u64, log: &Log) -> Cut {
+    pub fn random(seed: u64, recording: &Recording) -> Cut {
         let mut chance = Chance::new(seed, 0);
-        let mut record = chance.below(log.len() as u64 + 1) as usize;
+        let all = recording.len();
+        let mut record = chance.below(all as u64 + 1) as usize;
         let place = chance.below(4);
-        let is_there = |at: &usize| match log.get(*at) {
+        let is_there = |at: &usize| match recording.get(*at).1 {
             Change::Mark { .. } => place == 1,
             Change::Flush => place >= 2,
             _ => false,
         };
         if place > 0 {
-            let found = (record..log.len()).find(is_there);
-            record = found.map_or(log.len(), |at| at + usize::from(place == 1));
+            let found = (record..all).find(is_there);
+            record = found.map_or(all, |at| at + usize::from(place == 1));
         }
-        Cut {
-            record,
+        let mut loss = |_| Loss {
             kept_percent: chance.pick(&[0, 10, 50, 50, 90]),
             torn_percent: chance.pick(&[0, 0, 20, 100]),
+        };
+        Cut {
+            record,
+            losses: recording.disks.iter().map(&mut loss).collect(),
             seed: chance.number(),
         }
     }
 
     /// Steps of each lane that had been acknowledged.
-    pub fn done(&self, log: &Log) -> Vec<usize> {
+    pub fn done(&self, recording: &Recording) -> Vec<usize> {
         let mut done = vec![0; LANE_COUNT as usize];
-        for change in log.iter().take(self.record) {
-            if let Change::Mark { number } = change {
+        for at in 0..self.record {
+            if let (_, Change::Mark { number }) = recording.get(at) {
                 let (lane, step) = lane_and_step(number);
                 done[lane] = step + 1;
             }
@@ -85,45 +96,53 @@ impl Cut {
         done
     }
 
-    /// Records before this one are on the medium.
-    fn barrier(&self, log: &Log, lie: Lie) -> usize {
+    /// For each disk: its records before this one are on the medium.
+    fn barriers(&self, recording: &Recording, lie: Lie) -> Vec<usize> {
         let forgotten = match lie {
             Lie::None | Lie::Superblock | Lie::Misdirect | Lie::Door => 0,
             Lie::Flush => 1,
             Lie::Flushes => usize::MAX,
         };
-        (0..self.record)
-            .rev()
-            .filter(|&at| log.get(at) == Change::Flush)
-            .nth(forgotten)
-            .unwrap_or(0)
+        let barrier = |disk| {
+            (0..self.record)
+                .rev()
+                .filter(|&at| recording.get(at) == (disk, Change::Flush))
+                .nth(forgotten)
+                .unwrap_or(0)
+        };
+        (0..recording.disks.len()).map(barrier).collect()
     }
 
-    /// Makes `image` what the medium has; tells what became of the writes that were not safe.
-    pub fn image(&self, recording: &Recording, lie: Lie, image: &mut Vec<u8>) -> Fate {
-        let log = &recording.log;
-        image.clear();
-        image.extend_from_slice(&recording.base);
+    /// Makes each of `images` what the medium of that disk has; tells what became of the writes that were not safe.
+    pub fn images(&self, recording: &Recording, lie: Lie, images: &mut Vec<Vec<u8>>) -> Fate {
+        images.resize_with(recording.disks.len(), Vec::new);
+        for (image, disk) in images.iter_mut().zip(&recording.disks) {
+            image.clear();
+            image.extend_from_slice(&disk.base);
+        }
         let mut chance = Chance::new(self.seed, 1);
-        let barrier = self.barrier(log, lie);
+        let barriers = self.barriers(recording, lie);
         let swapped = match lie {
-            Lie::Misdirect => two_writes(log, self.record, &mut chance),
+            Lie::Misdirect => two_writes(recording, self.record, &mut chance),
             _ => None,
         };
         let mut fate = Fate::default();
-        let joined = recording.file_system == FileSystem::Ext4 && lie != Lie::Superblock;
-        let joined = if joined { SUPERBLOCK } else { 0..0 };
         for at in 0..self.record {
             let place = match swapped {
-                Some((one, other)) if at == one => offset_of(log.get(other)),
-                Some((one, other)) if at == other => offset_of(log.get(one)),
+                Some((one, other)) if at == one => offset_of(recording.get(other).1),
+                Some((one, other)) if at == other => offset_of(recording.get(one).1),
                 _ => None,
             };
-            let change = log.get(at);
-            if at < barrier {
+            let (disk, change) = recording.get(at);
+            let joined = match recording.disks[disk].file_system {
+                FileSystem::Ext4 if lie != Lie::Superblock => SUPERBLOCK,
+                _ => 0..0,
+            };
+            let image = &mut images[disk];
+            if at < barriers[disk] {
                 store(change, place, image, &mut |_| true);
             } else if !matches!(change, Change::Flush | Change::Mark { .. }) {
-                fate.count(self.keep_some(&mut chance), |keep| {
+                fate.count(self.losses[disk].keep_some(&mut chance), |keep| {
                     store(change, place, image, &mut |sector| {
                         keep.keeps(sector, &joined)
                     });
@@ -132,7 +151,9 @@ impl Cut {
         }
         fate
     }
+}
 
+impl Loss {
     fn keep_some<'a>(&self, chance: &'a mut Chance) -> Keep<'a> {
         if chance.percent(self.torn_percent) {
             Keep::Sectors(chance, false)
@@ -197,16 +218,16 @@ fn offset_of(change: Change) -> Option<u64> {
     }
 }
 
-/// Two writes of the same length whose content is of different files.
-fn two_writes(log: &Log, end: usize, chance: &mut Chance) -> Option<(usize, usize)> {
-    let owner = |at: usize| match log.get(at) {
-        Change::Write { bytes, .. } if bytes.len() >= SECTOR_BYTES => {
+/// Two writes of the same length to one disk whose content is of different files.
+fn two_writes(recording: &Recording, end: usize, chance: &mut Chance) -> Option<(usize, usize)> {
+    let owner = |at: usize| match recording.get(at) {
+        (disk, Change::Write { bytes, .. }) if bytes.len() >= SECTOR_BYTES => {
             let stamp = Stamp::of(&bytes[..SECTOR_BYTES])?;
-            (stamp.file != NOBODY).then_some((at, stamp.file, bytes.len()))
+            (stamp.file != NOBODY).then_some((at, stamp.file, (disk, bytes.len())))
         }
         _ => None,
     };
-    let writes: Vec<(usize, u64, usize)> = (0..end).filter_map(owner).collect();
+    let writes: Vec<(usize, u64, (usize, usize))> = (0..end).filter_map(owner).collect();
     for _ in 0..64.min(writes.len()) {
         let (one, other) = (chance.pick(&writes), chance.pick(&writes));
         if one.1 != other.1 && one.2 == other.2 {
@@ -242,51 +263,71 @@ fn store(change: Change, place: Option<u64>, image: &mut [u8], keeps: &mut dyn F
 mod tests {
     use std::sync::Arc;
 
+    use super::super::record::RecordedDisk;
     use super::*;
+    use crate::disk::log::Log;
 
     const BLOCK: u64 = 4096;
     const BLOCKS: u64 = 64;
 
-    /// Two blocks, a flush, the rest of the blocks, of each sector the number of its block plus one.
-    fn recording() -> Recording {
-        let mut bytes = b"RUSHLOG\x01".to_vec();
+    /// What a disk was told, and when; without bytes a flush, or a mark of that number.
+    fn disk(told: &[(u64, u64, &[u8])]) -> RecordedDisk {
+        let mut bytes = b"RUSHLOG\x02".to_vec();
         bytes.extend((BLOCK * BLOCKS).to_le_bytes());
-        let mut add = |head: [u64; 3], content: &[u8]| {
+        for &(when, offset, content) in told {
+            let kind = match (content, offset) {
+                ([], 0) => 4,
+                ([], _) => 5,
+                _ => 1,
+            };
+            let head = [kind, offset, content.len() as u64, when];
             bytes.extend(head.iter().flat_map(|number| number.to_le_bytes()));
             bytes.extend_from_slice(content);
-        };
-        for block in 0..BLOCKS {
-            add(
-                [1, block * BLOCK, BLOCK],
-                &[block as u8 + 1; BLOCK as usize],
-            );
-            if block == 1 {
-                add([4, 0, 0], &[]);
-                add([5, (1 << 32) | 6, 0], &[]);
-            }
         }
-        Recording {
+        RecordedDisk {
+            file_system: FileSystem::Ext4,
             base: Arc::new(vec![0; (BLOCK * BLOCKS) as usize]),
             log: Log::parse(bytes).unwrap(),
-            file_system: FileSystem::Ext4,
-            lanes: Vec::new(),
-            writes: (0, 0),
         }
     }
 
+    fn block_of(number: u64) -> Vec<u8> {
+        vec![number as u8 + 1; BLOCK as usize]
+    }
+
+    /// Two blocks, a flush, the rest of the blocks, of each sector the number of its block plus one.
+    fn recording() -> Recording {
+        let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(block_of).collect();
+        let mut told: Vec<(u64, u64, &[u8])> = Vec::new();
+        for (number, block) in (0..).zip(&blocks) {
+            told.push((1, number * BLOCK, block));
+            if number == 1 {
+                told.extend([(1, 0, &[][..]), (1, (1 << 32) | 6, &[])]);
+            }
+        }
+        Recording::of(vec![disk(&told)], Vec::new())
+    }
+
     fn cut(kept_percent: u64, torn_percent: u64) -> Cut {
-        Cut {
-            record: BLOCKS as usize + 2,
+        let loss = Loss {
             kept_percent,
             torn_percent,
+        };
+        Cut {
+            record: BLOCKS as usize + 2,
+            losses: vec![loss; 2],
             seed: 1,
         }
     }
 
     /// Of each block, how many sectors are on the medium; they must be its own.
     fn sectors(cut: Cut, lie: Lie) -> (Vec<usize>, Fate) {
-        let mut image = Vec::new();
-        let fate = cut.image(&recording(), lie, &mut image);
+        let mut images = Vec::new();
+        let fate = cut.images(&recording(), lie, &mut images);
+        (counts(&images[0]), fate)
+    }
+
+    fn counts(image: &[u8]) -> Vec<usize> {
         let count = |(block, bytes): (usize, &[u8])| {
             let sectors = bytes.chunks(SECTOR_BYTES);
             sectors
@@ -297,14 +338,11 @@ mod tests {
                 })
                 .count()
         };
-        (
-            image
-                .chunks(BLOCK as usize)
-                .enumerate()
-                .map(count)
-                .collect(),
-            fate,
-        )
+        image
+            .chunks(BLOCK as usize)
+            .enumerate()
+            .map(count)
+            .collect()
     }
 
     #[test]
@@ -336,9 +374,9 @@ mod tests {
                     seed,
                     ..cut(0, 100)
                 };
-                let mut image = Vec::new();
-                cut.image(&recording(), lie, &mut image);
-                image[2 * SECTOR_BYTES] != image[3 * SECTOR_BYTES]
+                let mut images = Vec::new();
+                cut.images(&recording(), lie, &mut images);
+                images[0][2 * SECTOR_BYTES] != images[0][3 * SECTOR_BYTES]
             })
         };
         assert!(!torn(Lie::None));
@@ -347,12 +385,38 @@ mod tests {
 
     #[test]
     fn steps_are_done_when_their_mark_is_before_the_cut() {
-        let log = recording().log;
-        assert_eq!(cut(0, 0).done(&log), [0, 7, 0]);
+        let recording = recording();
+        assert_eq!(cut(0, 0).done(&recording), [0, 7, 0]);
         let early = Cut {
             record: 3,
             ..cut(0, 0)
         };
-        assert_eq!(early.done(&log), [0, 0, 0]);
+        assert_eq!(early.done(&recording), [0, 0, 0]);
+    }
+
+    #[test]
+    fn flush_of_one_disk_is_none_of_another_and_time_orders_them() {
+        let blocks: Vec<Vec<u8>> = (0..3).map(block_of).collect();
+        let one = disk(&[(10, 0, &blocks[0]), (30, 0, &[]), (50, BLOCK, &blocks[1])]);
+        let other = disk(&[(20, 0, &blocks[0]), (40, BLOCK, &blocks[1]), (60, 0, &[])]);
+        let recording = Recording::of(vec![one, other], Vec::new());
+        let disks: Vec<usize> = (0..6).map(|at| recording.get(at).0).collect();
+        assert_eq!(disks, [0, 1, 0, 1, 0, 1]);
+        let kept = |record| {
+            let cut = Cut {
+                record,
+                ..cut(0, 0)
+            };
+            let mut images = Vec::new();
+            cut.images(&recording, Lie::None, &mut images);
+            let blocks = images
+                .iter()
+                .map(|image| counts(image).iter().sum::<usize>() / 8);
+            blocks.collect::<Vec<_>>()
+        };
+        // The first disk has flushed, the second has not; then that has, too.
+        assert_eq!(kept(2), [0, 0]);
+        assert_eq!(kept(5), [1, 0]);
+        assert_eq!(kept(6), [1, 2]);
     }
 }

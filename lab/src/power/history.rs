@@ -8,7 +8,7 @@
 //! What makes a change of a name safe: a sync of its folder; fsync of the file itself; for a file that is new, fdatasync as well, since
 //! nobody could get at the data otherwise. That is more than POSIX says and what ext4 and XFS, whose journals are in order, do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::script::{Step, folder_of};
@@ -101,6 +101,9 @@ pub struct FileHistory {
     syncs: Vec<usize>,
     /// What it was called; `None`: removed.
     pub names: Vec<Since<Option<String>>>,
+    /// Bytes at which something that was done to it began or ended.
+    edges: BTreeSet<u64>,
+    is_parted: bool,
 }
 
 impl FileHistory {
@@ -112,6 +115,8 @@ impl FileHistory {
             sectors: BTreeMap::new(),
             syncs: Vec::new(),
             names: vec![Since::new(step, Some(path.to_owned()))],
+            edges: BTreeSet::new(),
+            is_parted: false,
         }
     }
 
@@ -160,6 +165,39 @@ impl FileHistory {
             versions.push(Version::Zero);
         }
         versions
+    }
+
+    /// Whether a sector, or the first part of it that a file ends with, is one of these versions. Of a pool it may be one up to a byte at which
+    /// something began or ended, and another one from there: bytes and length are on two disks, and a full disk parts a file at any byte.
+    pub fn is_one_of<'a>(
+        &'a self,
+        index: u64,
+        got: &[u8],
+        versions: impl IntoIterator<Item = &'a Version>,
+    ) -> bool {
+        let start = index * SECTOR;
+        let inside = self.edges.range(start + 1..start + got.len() as u64);
+        let mut edges: Vec<usize> = match self.is_parted {
+            true => inside.map(|edge| (edge - start) as usize).collect(),
+            false => Vec::new(),
+        };
+        edges.push(got.len());
+        let mut fits = vec![false; edges.len()];
+        for version in versions {
+            let bytes = version.bytes(self.file, index);
+            let mut from = 0;
+            for (fits, &to) in fits.iter_mut().zip(&edges) {
+                *fits |= bytes[from..to] == got[from..to];
+                from = to;
+            }
+        }
+        fits.into_iter().all(|fits| fits)
+    }
+
+    /// All that a sector ever was.
+    pub fn versions_ever(&self, index: u64) -> impl Iterator<Item = &Version> {
+        let all = self.sectors.get(&index).into_iter().flatten();
+        all.map(|(_, version)| version)
     }
 
     fn latest(&self, index: u64) -> Version {
@@ -249,6 +287,14 @@ impl History {
         history
     }
 
+    /// The same on a pool, whose files lie in pieces.
+    pub fn parted(mut self) -> History {
+        for file in self.files.values_mut() {
+            file.is_parted = true;
+        }
+        self
+    }
+
     fn occupy(&mut self, path: &str, step: usize, who: Occupant) {
         let changes = self.paths.entry(path.to_owned()).or_default();
         changes.push(Since::new(step, who));
@@ -336,6 +382,17 @@ impl Pending {
 }
 
 fn change_content(history: &mut FileHistory, number: usize, step: &Step) {
+    match *step {
+        Step::Write { offset, length, .. }
+        | Step::Punch { offset, length, .. }
+        | Step::Reserve { offset, length, .. } => {
+            history.edges.extend([offset, offset + length]);
+        }
+        Step::Truncate { size, .. } => {
+            history.edges.insert(size);
+        }
+        _ => {}
+    }
     match *step {
         Step::Write { offset, length, .. } => {
             let end = offset + length;
@@ -430,6 +487,24 @@ mod tests {
         assert_eq!(file.sizes(4), (700, 2048));
         let after_all = file.versions(2, 5);
         assert_eq!(after_all.len(), 3);
+    }
+
+    #[test]
+    fn sector_of_a_pool_may_be_parted_where_something_ended_and_nowhere_else() {
+        let steps = [create("l/a"), write(0, 700), sync(true), write(512, 512)];
+        let plain = History::of("l", &steps);
+        let pool = plain.clone().parted();
+        let fits = |history: &History, parts: usize| {
+            let file = &history.files[&F];
+            let versions = file.versions(1, 4);
+            let mut got = whole(4).bytes(F, 1);
+            got[parts..].copy_from_slice(&versions[0].bytes(F, 1)[parts..]);
+            file.is_one_of(1, &got, &versions)
+        };
+        // New up to where the file ended, and what it had been behind that.
+        assert!(fits(&pool, 188) && !fits(&plain, 188));
+        assert!(!fits(&pool, 100) && !fits(&plain, 100));
+        assert!(fits(&pool, 512) && fits(&plain, 512) && fits(&plain, 0));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Power cuts: what is on a disk when the power goes at any instant, and whether that is what was promised.
 //!
-//! Lanes of random [`script`]s work on a real file system, through a daemon ([`served`]) or by themselves ([`writer`]), while its disk is [`record`]ed. Each point is a [`cut`] of that log:
-//! an image that the kernel mounts and recovers ([`mounted`]), read whole and compared ([`check`]) with what the
+//! Lanes of random [`script`]s work on a real file system, through a daemon ([`served`]) or by themselves ([`writer`]), or on the mount of a pool ([`pooled`]), while the disks are
+//! [`record`]ed. Each point is a [`cut`] of those logs: images that the kernel mounts and recovers ([`mounted`], [`recovery`]), read whole and compared ([`check`]) with what the
 //! scripts allow ([`history`]), byte by byte, since every [`sector`] says whose it is. Nothing here takes its time: timing is for other experiments.
 
 pub mod chance;
@@ -10,7 +10,9 @@ pub mod check;
 pub mod cut;
 pub mod history;
 pub mod mounted;
+pub mod pooled;
 pub mod record;
+pub mod recovery;
 pub mod report;
 pub mod script;
 pub mod sector;
@@ -25,10 +27,12 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use self::chance::Chance;
-use self::check::{Finding, Node, Rule, Tree};
+use self::check::Node;
 use self::cut::{Cut, Lie};
-use self::mounted::{How, Mounted, name_of, read_tree, run};
-use self::record::{Recording, Studio};
+use self::mounted::{How, Place, name_of};
+use self::pooled::PoolGround;
+use self::record::{Recording, Studio, make_lane_folders};
+use self::recovery::{Looking, Scratch};
 use self::report::{PowerReport, REPORT_VERSION, Violation};
 use self::served::House;
 use self::writer::{Host, Nobody};
@@ -39,6 +43,9 @@ use crate::room::{self, Room};
 
 /// Points of one recording: enough to be quick, few enough that 100 points see several workloads.
 const POINTS_OF_RECORDING: u64 = 25;
+
+/// Small, because each point of a power cut is a copy of it; large enough for XFS with a log. Units: MiB.
+const DISK_MIB: u64 = 48;
 
 /// Every so many points the file system's own checker has a look.
 const FSCK_EVERY: u64 = 10;
@@ -56,11 +63,23 @@ pub enum Server {
     None,
 }
 
+/// What they work on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Layout {
+    /// A file system.
+    #[default]
+    Plain,
+    /// The mount of a pool: a catalogue and three members, each on a disk of its own.
+    Pool,
+}
+
 /// What to do.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// On which file system.
+    /// On which file system; of a pool most members.
     pub file_system: FileSystem,
+    /// One of them, or a pool.
+    pub layout: Layout,
     /// Through whom.
     pub server: Server,
     /// Decides everything but the kernel's own timing.
@@ -91,11 +110,22 @@ impl Server {
     }
 }
 
+impl Layout {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Layout::Plain => "plain",
+            Layout::Pool => "pool",
+        }
+    }
+}
+
 impl Plan {
     /// So many points with an honest disk.
     pub fn new(file_system: FileSystem, seed: u64, points: u64) -> Plan {
         Plan {
             file_system,
+            layout: Layout::default(),
             server: Server::default(),
             seed,
             points,
@@ -108,17 +138,14 @@ impl Plan {
         }
     }
 
-    fn how(&self) -> How {
-        How {
-            kind: self.file_system,
-            options: self.mount_options.clone(),
-        }
-    }
-
     fn recording_name(&self, recording: u64) -> String {
+        let layout = match self.layout {
+            Layout::Plain => String::new(),
+            Layout::Pool => String::from("pool-"),
+        };
         let server = self.server.name();
         format!(
-            "{server}-{}-{}-{recording}",
+            "{layout}{server}-{}-{}-{recording}",
             name_of(self.file_system),
             self.seed
         )
@@ -141,6 +168,9 @@ impl Plan {
             name_of(self.file_system),
             self.seed
         );
+        if self.layout != Layout::default() {
+            command.push_str(&format!(" --layout {}", self.layout.name()));
+        }
         if self.server != Server::default() {
             command.push_str(&format!(" --server {}", self.server.name()));
         }
@@ -168,12 +198,16 @@ impl Plan {
         PowerReport {
             report_version: REPORT_VERSION,
             file_system: name_of(self.file_system),
+            layout: self.layout.name(),
             seed: self.seed,
             mount_options: self.mount_options.clone(),
             lie: self.lie_name(),
             served: self.server == Server::Rushes,
             writes_served: 0,
             writes_plain: 0,
+            files_in_pieces: 0,
+            files_striped: 0,
+            disturbances: 0,
             points: 0,
             recordings: 0,
             log_records: 0,
@@ -185,6 +219,8 @@ impl Plan {
             files_read: 0,
             bytes_read: 0,
             fsck_points: 0,
+            findings_mended: 0,
+            orphans: 0,
             violations: Vec::new(),
             violation_count: 0,
             wall_s: 0.0,
@@ -202,19 +238,25 @@ pub fn cut_power(plan: &Plan, progress: &mut dyn FnMut(u64)) -> Result<PowerRepo
         plan.lie != Lie::Door || plan.server == Server::Rushes,
         "read --lie door with --server none; expected --server rushes: without a daemon there is no door that could forget it"
     );
+    ensure!(
+        plan.lie != Lie::Door || plan.layout == Layout::Plain,
+        "read --lie door with --layout pool; expected --layout plain: the door of a pool is the mount itself"
+    );
     let room = Room::in_memory()?;
     let begun = Instant::now();
+    let ground = Ground::new(plan, &room)?;
     let mut run = Run {
         plan,
-        scratch: Scratch::new(&room, plan.how())?,
+        scratch: Scratch::new(&room),
         source: match &plan.from {
             Some(folder) => Source::Kept(folder.clone()),
             None => {
-                let mount = room.folder("stage")?;
+                let furnish = || ground.furnish();
                 let program = plan.program.as_deref();
-                Source::Studio(Studio::open(plan.how(), mount, program)?)
+                Source::Studio(Studio::open(&ground.places, program, &furnish)?)
             }
         },
+        ground,
         house: match plan.server {
             Server::Rushes if plan.from.is_none() => {
                 Some(House::new(&room, plan.lie == Lie::Door)?)
@@ -222,7 +264,7 @@ pub fn cut_power(plan: &Plan, progress: &mut dyn FnMut(u64)) -> Result<PowerRepo
             _ => None,
         },
         recording: None,
-        image: Vec::new(),
+        images: Vec::new(),
         report: plan.empty_report(),
     };
     for point in plan.points() {
@@ -252,15 +294,59 @@ enum Source {
     Kept(PathBuf),
 }
 
+/// What lanes work on.
+struct Ground {
+    places: Vec<Place>,
+    pool: Option<PoolGround>,
+}
+
+impl Ground {
+    fn new(plan: &Plan, room: &Room) -> Result<Ground> {
+        match plan.layout {
+            Layout::Plain => Ok(Ground {
+                places: vec![Place {
+                    how: How {
+                        kind: plan.file_system,
+                        options: plan.mount_options.clone(),
+                    },
+                    point: room.folder("stage")?,
+                    mib: DISK_MIB,
+                }],
+                pool: None,
+            }),
+            Layout::Pool => Ground::of_pool(plan, PoolGround::new(room)?),
+        }
+    }
+
+    fn of_pool(plan: &Plan, pool: PoolGround) -> Result<Ground> {
+        Ok(Ground {
+            places: pool.places(plan.file_system, &plan.mount_options)?,
+            pool: Some(pool),
+        })
+    }
+
+    fn furnish(&self) -> Result<()> {
+        match &self.pool {
+            Some(pool) => pool.furnish(),
+            None => make_lane_folders(&self.places[0].point),
+        }
+    }
+
+    fn file_systems(&self) -> Vec<FileSystem> {
+        self.places.iter().map(|place| place.how.kind).collect()
+    }
+}
+
 struct Run<'a> {
     plan: &'a Plan,
     scratch: Scratch,
     source: Source,
+    ground: Ground,
     /// Where daemons live.
     house: Option<House<'a>>,
     /// The one at work, and its number.
     recording: Option<(u64, Recording)>,
-    image: Vec<u8>,
+    images: Vec<Vec<u8>>,
     report: PowerReport,
 }
 
@@ -274,13 +360,20 @@ impl Run<'_> {
         let Some((_, recording)) = &self.recording else {
             return Ok(());
         };
-        let cut = Cut::random(Chance::new(self.plan.seed, point).number(), &recording.log);
-        let fate = cut.image(recording, self.plan.lie, &mut self.image);
+        let cut = Cut::random(Chance::new(self.plan.seed, point).number(), recording);
+        let fate = cut.images(recording, self.plan.lie, &mut self.images);
         let fsck = point.is_multiple_of(FSCK_EVERY) || self.plan.point.is_some();
-        let recovered = self.scratch.recover(&self.image, fsck)?;
-        let steps_done = cut.done(&recording.log);
+        let looking = Looking {
+            places: &self.ground.places,
+            pool: self.ground.pool.as_ref(),
+            mend_first: point.is_multiple_of(2),
+            fsck,
+        };
+        let recovered = self.scratch.recover(&self.images, looking)?;
+        let steps_done = cut.done(recording);
         let mut findings = recovered.complaints;
-        if let Some(tree) = &recovered.tree {
+        findings.extend(check::orphans(&recording.lanes, &recovered.orphans));
+        for tree in &recovered.trees {
             for (lane, &done) in recording.lanes.iter().zip(&steps_done) {
                 findings.extend(check::check(lane, done, tree));
             }
@@ -294,13 +387,22 @@ impl Run<'_> {
             self.report.files_read += files;
             self.report.bytes_read += bytes;
         }
+        self.report.findings_mended += recovered.mended;
+        self.report.orphans += recovered.orphans.len() as u64;
         self.report.points += 1;
         self.report.writes_kept += fate.kept;
         self.report.writes_torn += fate.torn;
         self.report.writes_lost += fate.lost;
         self.report.fsck_points += u64::from(fsck);
         if let (false, Some(folder)) = (findings.is_empty(), &self.plan.keep) {
-            recording.keep(folder, &self.plan.recording_name(number))?;
+            let name = self.plan.recording_name(number);
+            recording.keep(folder, &name)?;
+            if let Some(pool) = &self.ground.pool {
+                fs::write(
+                    place_file(folder, &name),
+                    pool.folder().to_string_lossy().as_bytes(),
+                )?;
+            }
         }
         for finding in findings {
             self.report.violation_count += 1;
@@ -317,123 +419,58 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn host(&self, root: &Path) -> Result<Box<dyn Host>> {
-        Ok(match &self.house {
-            Some(house) => Box::new(house.open(root)?),
-            None => Box::new(Nobody(root.to_owned())),
+    fn host(&self, seed: u64) -> Result<Box<dyn Host>> {
+        let house = self.house.as_ref();
+        let root = &self.ground.places[0].point;
+        Ok(match (&self.ground.pool, house) {
+            (Some(pool), house) => Box::new(pool.open(seed, house)?),
+            (None, Some(house)) => Box::new(house.open(root)?),
+            (None, None) => Box::new(Nobody(root.clone())),
         })
     }
 
     /// The recording of that number.
     fn take(&mut self, number: u64) -> Result<Recording> {
         let seed = Chance::new(self.plan.seed, !number).number();
+        let name = self.plan.recording_name(number);
+        if let (Source::Kept(folder), Some(_)) = (&self.source, &self.ground.pool) {
+            let place = place_file(folder, &name);
+            let place = fs::read_to_string(&place)
+                .with_context(|| format!("{} cannot be read", place.display()))?;
+            // The one before has its room until here.
+            self.ground.pool = None;
+            self.ground = Ground::of_pool(self.plan, PoolGround::again(Path::new(&place))?)?;
+        }
         let recording = match &self.source {
-            Source::Studio(studio) => studio.record(seed, &|root| self.host(root)),
+            Source::Studio(studio) => studio.record(seed, &|seed| self.host(seed)),
             Source::Kept(folder) => {
-                let name = self.plan.recording_name(number);
-                Recording::load(folder, &name, self.plan.file_system, seed)
+                Recording::load(folder, &name, &self.ground.file_systems(), seed)
             }
         }
         .with_context(|| format!("recording {number} of seed {}", self.plan.seed))?;
-        self.report.writes_served += recording.writes.0;
-        self.report.writes_plain += recording.writes.1;
-        let flushes = recording.log.iter().filter(|c| *c == Change::Flush).count();
-        self.report.recordings += 1;
-        self.report.log_records += recording.log.len() as u64;
-        self.report.log_bytes += recording.log.as_bytes().len() as u64;
-        self.report.flushes += flushes as u64;
+        let changes = (0..recording.len()).map(|at| recording.get(at).1);
+        let report = &mut self.report;
+        report.flushes += changes.filter(|c| *c == Change::Flush).count() as u64;
+        report.recordings += 1;
+        report.log_records += recording.len() as u64;
+        let logs = recording.disks.iter().map(|disk| disk.log.as_bytes().len());
+        report.log_bytes += logs.sum::<usize>() as u64;
+        report.writes_served += recording.told.writes_served;
+        report.writes_plain += recording.told.writes_plain;
+        report.files_in_pieces += recording.told.files_in_pieces;
+        report.files_striped += recording.told.files_striped;
+        report.disturbances += recording.told.disturbances;
         Ok(recording)
     }
 }
 
-/// What came back after a cut.
-struct Recovered {
-    /// `None`: it could not be mounted.
-    tree: Option<Tree>,
-    complaints: Vec<Finding>,
-}
-
-/// Where images are made and mounted.
-///
-/// Each is a file of its own: mount may take a loop device again that somebody has kept open over the same file, and nothing that
-/// the kernel remembers of one point may reach the next.
-struct Scratch {
-    how: How,
-    folder: PathBuf,
-    mount: PathBuf,
-    count: u64,
-}
-
-impl Scratch {
-    fn new(room: &Room, how: How) -> Result<Scratch> {
-        Ok(Scratch {
-            how,
-            folder: room.path().to_owned(),
-            mount: room.folder("cut")?,
-            count: 0,
-        })
-    }
-
-    /// Lets the kernel recover an image, reads all of it, and asks the file system's own checker too.
-    fn recover(&mut self, image: &[u8], fsck: bool) -> Result<Recovered> {
-        self.count += 1;
-        let path = self.folder.join(format!("cut-{}.img", self.count));
-        fs::write(&path, image).with_context(|| format!("{} cannot be written", path.display()))?;
-        let recovered = self.look_at(&path, fsck)?;
-        fs::remove_file(&path)?;
-        Ok(recovered)
-    }
-
-    fn look_at(&self, image: &Path, fsck: bool) -> Result<Recovered> {
-        let mut recovered = Recovered {
-            tree: None,
-            complaints: Vec::new(),
-        };
-        match Mounted::new(&self.how, image, &self.mount, true) {
-            Ok(mounted) => {
-                recovered.tree = Some(read_tree(&self.mount));
-                mounted.unmount()?;
-            }
-            Err(error) => recovered.complaints.push(Finding {
-                rule: Rule::Unreadable,
-                path: String::from("/"),
-                file: 0,
-                expected: String::from("a file system that mounts"),
-                read: format!("{error:#}"),
-            }),
-        }
-        if fsck && recovered.tree.is_some() {
-            recovered.complaints.extend(self.fsck(image));
-        }
-        Ok(recovered)
-    }
-
-    fn fsck(&self, image: &Path) -> Option<Finding> {
-        let mut command = match self.how.kind {
-            FileSystem::Ext4 => {
-                let mut command = Command::new("e2fsck");
-                command.arg("-fn");
-                command
-            }
-            FileSystem::Xfs => {
-                let mut command = Command::new("xfs_repair");
-                command.args(["-n", "-f"]);
-                command
-            }
-        };
-        let error = run(command.arg(image)).err()?;
-        Some(Finding {
-            rule: Rule::Inconsistent,
-            path: String::from("/"),
-            file: 0,
-            expected: String::from("nothing to repair after recovery"),
-            read: format!("{error:#}"),
-        })
-    }
+/// Says where a pool was that was recorded.
+fn place_file(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.place"))
 }
 
 /// What is needed and not there.
-pub fn missing(file_system: FileSystem, server: Server) -> Option<String> {
+pub fn missing(file_system: FileSystem, layout: Layout, server: Server) -> Option<String> {
     let tools = match file_system {
         FileSystem::Ext4 => ["mkfs.ext4", "e2fsck"],
         FileSystem::Xfs => ["mkfs.xfs", "xfs_repair"],
@@ -445,8 +482,8 @@ pub fn missing(file_system: FileSystem, server: Server) -> Option<String> {
         .or_else(|| {
             (!Path::new("/dev/fuse").exists()).then(|| String::from("/dev/fuse is missing"))
         })
-        .or_else(|| match server {
-            Server::Rushes => find_rushes().err().map(|error| error.to_string()),
-            Server::None => None,
+        .or_else(|| match (layout, server) {
+            (Layout::Plain, Server::None) => None,
+            _ => find_rushes().err().map(|error| error.to_string()),
         })
 }

@@ -51,6 +51,29 @@ pub struct How {
     pub options: String,
 }
 
+/// A disk's size, what is on it, and where that is mounted, as long as lanes work on it and after each cut.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Which file system.
+    pub how: How,
+    /// An empty folder.
+    pub point: PathBuf,
+    /// Units: MiB.
+    pub mib: u64,
+}
+
+impl Place {
+    /// Mounts a device there, or with `image` a file.
+    pub fn mount(&self, from: &Path, image: bool) -> Result<Mounted> {
+        Mounted::new(&self.how, from, &self.point, image)
+    }
+}
+
+/// Unmounts them, the last first.
+pub fn unmount_all(mounted: Vec<Mounted>) -> Result<()> {
+    mounted.into_iter().rev().try_for_each(Mounted::unmount)
+}
+
 /// A mounted file system; unmounted when dropped.
 #[derive(Debug)]
 pub struct Mounted {
@@ -59,7 +82,7 @@ pub struct Mounted {
 
 impl Mounted {
     /// Mounts a device, or with `image` a file.
-    pub fn new(how: &How, from: &Path, point: &Path, image: bool) -> Result<Mounted> {
+    fn new(how: &How, from: &Path, point: &Path, image: bool) -> Result<Mounted> {
         let mut options = String::from("noatime,nosuid,nodev,noexec");
         if how.kind == FileSystem::Xfs {
             // The disk that was recorded has the same one.

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A recording: a small disk with a fresh file system, and the log of everything that it was told while lanes worked on it.
+//! A recording: small disks, one or those of a pool, each with a fresh file system, and the log of everything that each was told while lanes worked on them.
 //!
-//! The disk is written full before the file system is made, with sectors that are nobody's: whatever shows a block that it
-//! has not written shows them.
+//! A disk is written full before its file system is made, with sectors that are nobody's: whatever shows a block that it
+//! has not written shows them. What several disks were told has one order, that of time: a disk notes a change before it answers, so that what
+//! followed from that answer, on whichever disk, is noted later.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,35 +19,41 @@ use rustix::fs::OFlags;
 
 use super::chance::Chance;
 use super::history::History;
-use super::mounted::{How, Mounted, run};
+use super::mounted::{Mounted, Place, run, unmount_all};
 use super::script::{LANE_COUNT, Step, lane_folder, steps};
 use super::sector::{NOBODY, content};
-use super::writer::{Host, Writer};
+use super::writer::{Host, Told, Writer};
 use crate::disk::log::{Change, Log};
 use crate::disk::{DiskSpec, FileSystem, Marker, SlowDisk};
-
-/// Small, because each point of a power cut is a copy of it; large enough for XFS with a log. Units: MiB.
-const DISK_MIB: u64 = 48;
 
 /// How long we wait for others to let go of the disk between two recordings.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Whoever lets lanes at the file system that is mounted there.
-pub type Door<'a> = &'a dyn Fn(&Path) -> Result<Box<dyn Host>>;
+/// Whoever lets lanes at the file systems that are mounted; decided by that seed, where something is left to decide.
+pub type Door<'a> = &'a dyn Fn(u64) -> Result<Box<dyn Host>>;
 
-/// What was recorded.
+/// One disk of a recording.
 #[derive(Debug)]
-pub struct Recording {
-    /// What is on the disk.
+pub struct RecordedDisk {
+    /// What is on it.
     pub file_system: FileSystem,
     /// The disk before.
     pub base: Arc<Vec<u8>>,
     /// What it was told then.
     pub log: Log,
+}
+
+/// What was recorded.
+#[derive(Debug)]
+pub struct Recording {
+    /// All disks. Marks are in the log of the first.
+    pub disks: Vec<RecordedDisk>,
+    /// Disk and record, of all logs, in the order of time.
+    order: Vec<(usize, usize)>,
     /// What each lane did.
     pub lanes: Vec<History>,
-    /// Writes that a server took, and those that it left to the lanes; none are known of one that was kept.
-    pub writes: (u64, u64),
+    /// What the host told of it; nothing is known of one that was kept.
+    pub told: Told,
 }
 
 /// The number of a mark: this step of this lane was acknowledged.
@@ -59,111 +66,185 @@ pub fn lane_and_step(mark: u64) -> (usize, usize) {
     ((mark >> 32) as usize, (mark & 0xffff_ffff) as usize)
 }
 
-/// The histories of all lanes, as the seed decides them.
-fn histories(seed: u64) -> Vec<History> {
-    (0..LANE_COUNT)
-        .map(|lane| History::of(&lane_folder(lane), &steps(seed, lane)))
-        .collect()
+/// The histories of all lanes, as the seed decides them. Several disks are a pool.
+fn histories(seed: u64, disks: usize) -> Vec<History> {
+    let history = |lane| {
+        let history = History::of(&lane_folder(lane), &steps(seed, lane));
+        match disks {
+            1 => history,
+            _ => history.parted(),
+        }
+    };
+    (0..LANE_COUNT).map(history).collect()
 }
 
 impl Recording {
-    /// From what a run kept.
+    /// From what a run kept, of so many disks.
     pub fn load(
         folder: &Path,
         name: &str,
-        file_system: FileSystem,
+        file_systems: &[FileSystem],
         seed: u64,
     ) -> Result<Recording> {
-        let base = folder.join(format!("{name}.base"));
-        let base = fs::read(&base).with_context(|| format!("{} cannot be read", base.display()))?;
-        let log = Log::read(&folder.join(format!("{name}.log")))?;
-        Recording::new(file_system, Arc::new(base), log, seed)
+        let load = |(number, &file_system): (usize, &FileSystem)| {
+            let base = folder.join(format!("{name}.{number}.base"));
+            let base =
+                fs::read(&base).with_context(|| format!("{} cannot be read", base.display()))?;
+            let log = Log::read(&folder.join(format!("{name}.{number}.log")))?;
+            Ok(RecordedDisk {
+                file_system,
+                base: Arc::new(base),
+                log,
+            })
+        };
+        let disks = file_systems.iter().enumerate().map(load);
+        Recording::new(disks.collect::<Result<_>>()?, seed)
     }
 
     /// Keeps it for [`Recording::load`].
     pub fn keep(&self, folder: &Path, name: &str) -> Result<()> {
         fs::create_dir_all(folder)?;
-        fs::write(folder.join(format!("{name}.base")), &*self.base)?;
-        fs::write(folder.join(format!("{name}.log")), self.log.as_bytes())?;
+        for (number, disk) in self.disks.iter().enumerate() {
+            fs::write(folder.join(format!("{name}.{number}.base")), &*disk.base)?;
+            fs::write(
+                folder.join(format!("{name}.{number}.log")),
+                disk.log.as_bytes(),
+            )?;
+        }
         Ok(())
     }
 
-    fn new(file_system: FileSystem, base: Arc<Vec<u8>>, log: Log, seed: u64) -> Result<Recording> {
-        ensure!(
-            log.disk_bytes() == base.len() as u64,
-            "the log is of a disk of another size than the one recorded"
-        );
-        let lanes = histories(seed);
-        for change in log.iter() {
-            if let Change::Mark { number } = change {
-                let (lane, _) = lane_and_step(number);
-                ensure!(lane < lanes.len(), "the log has a mark of an unknown lane");
+    /// Of these disks, as the seed had lanes work on them.
+    ///
+    /// Errors   a log is of another disk, or of other lanes
+    pub fn new(disks: Vec<RecordedDisk>, seed: u64) -> Result<Recording> {
+        let lanes = histories(seed, disks.len());
+        let recording = Recording::of(disks, lanes);
+        for disk in &recording.disks {
+            ensure!(
+                disk.log.disk_bytes() == disk.base.len() as u64,
+                "the log is of a disk of another size than the one recorded"
+            );
+            for change in disk.log.iter() {
+                if let Change::Mark { number } = change {
+                    let (lane, _) = lane_and_step(number);
+                    let known = lane < recording.lanes.len();
+                    ensure!(known, "the log has a mark of an unknown lane");
+                }
             }
         }
-        Ok(Recording {
-            file_system,
-            base,
-            log,
+        Ok(recording)
+    }
+
+    pub(super) fn of(disks: Vec<RecordedDisk>, lanes: Vec<History>) -> Recording {
+        let all = disks.iter().enumerate();
+        let mut order: Vec<(usize, usize)> = all
+            .flat_map(|(disk, one)| (0..one.log.len()).map(move |record| (disk, record)))
+            .collect();
+        // (A stable sort: what one disk has noted at one instant stays in its order.)
+        order.sort_by_key(|&(disk, record)| disks[disk].log.when(record));
+        Recording {
+            disks,
+            order,
             lanes,
-            writes: (0, 0),
-        })
+            told: Told::default(),
+        }
+    }
+
+    /// Records of all logs.
+    pub fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// True when nothing was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// One of them: on which disk, and what.
+    pub fn get(&self, at: usize) -> (usize, Change<'_>) {
+        let (disk, record) = self.order[at];
+        (disk, self.disks[disk].log.get(record))
     }
 }
 
-/// A disk to record on, with a fresh file system that comes back for each recording.
+/// Disks to record on, with fresh file systems that come back for each recording.
 #[derive(Debug)]
 pub struct Studio {
+    stands: Vec<Stand>,
+}
+
+#[derive(Debug)]
+struct Stand {
     disk: SlowDisk,
-    how: How,
-    mount: PathBuf,
+    place: Place,
     base: Arc<Vec<u8>>,
 }
 
 impl Studio {
-    /// Puts the disk up; `mount` is an empty folder.
-    pub fn open(how: How, mount: PathBuf, program: Option<&Path>) -> Result<Studio> {
-        let spec = DiskSpec {
-            program: program.map(Path::to_owned),
-            ..DiskSpec::table5(ByteCount::from_mib(DISK_MIB))
-        };
-        let disk = SlowDisk::create(&spec)?;
-        disk.timing(false)?;
-        let device = disk.block_device();
-        write_whole(device, &content(NOBODY, 1, 0, spec.bytes))?;
-        make_file_system(how.kind, device)?;
-        let mounted = Mounted::new(&how, device, &mount, false)?;
-        for lane in 0..LANE_COUNT {
-            fs::create_dir(mount.join(lane_folder(lane)))?;
+    /// Puts the disks up. `furnish` puts on the mounted file systems what is there before any recording.
+    pub fn open(
+        places: &[Place],
+        program: Option<&Path>,
+        furnish: &dyn Fn() -> Result<()>,
+    ) -> Result<Studio> {
+        let mut stands = Vec::new();
+        for place in places {
+            let spec = DiskSpec {
+                program: program.map(Path::to_owned),
+                ..DiskSpec::table5(ByteCount::from_mib(place.mib))
+            };
+            let disk = SlowDisk::create(&spec)?;
+            disk.timing(false)?;
+            let device = disk.block_device();
+            write_whole(device, &content(NOBODY, 1, 0, spec.bytes))?;
+            make_file_system(place.how.kind, device)?;
+            stands.push(Stand {
+                disk,
+                place: place.clone(),
+                base: Arc::default(),
+            });
         }
-        mounted.unmount()?;
-        let base = Arc::new(fs::read(disk.backing()?)?);
-        Ok(Studio {
-            disk,
-            how,
-            mount,
-            base,
-        })
+        let mut studio = Studio { stands };
+        let mounted = studio.mount()?;
+        furnish()?;
+        unmount_all(mounted)?;
+        for stand in &mut studio.stands {
+            stand.base = Arc::new(fs::read(stand.disk.backing()?)?);
+        }
+        Ok(studio)
+    }
+
+    fn mount(&self) -> Result<Vec<Mounted>> {
+        let mount = |stand: &Stand| stand.place.mount(stand.disk.block_device(), false);
+        self.stands.iter().map(mount).collect()
     }
 
     /// Lets all lanes do what the seed decides.
     pub fn record(&self, seed: u64, door: Door) -> Result<Recording> {
-        let device = self.disk.block_device();
-        write_whole(device, &self.base)?;
-        self.disk.record()?;
-        let mounted = Mounted::new(&self.how, device, &self.mount, false)?;
-        let host = door(&self.mount)?;
+        for stand in &self.stands {
+            write_whole(stand.disk.block_device(), &stand.base)?;
+            stand.disk.record()?;
+        }
+        let mounted = self.mount()?;
+        let host = door(seed)?;
         let played = self.play(seed, &*host);
-        let writes = host.writes();
         // What it writes out then is part of the recording.
-        let closed = host.close();
-        let path = self.disk.end_record()?;
-        mounted.unmount()?;
-        played.and(closed)?;
-        let log = Log::read(&path)?;
-        let recording = Recording::new(self.how.kind, self.base.clone(), log, seed)?;
+        let told = host.close();
+        let mut disks = Vec::new();
+        for stand in &self.stands {
+            let path = stand.disk.end_record()?;
+            disks.push(RecordedDisk {
+                file_system: stand.place.how.kind,
+                base: stand.base.clone(),
+                log: Log::read(&path)?,
+            });
+        }
+        unmount_all(mounted)?;
+        played?;
         Ok(Recording {
-            writes,
-            ..recording
+            told: told?,
+            ..Recording::new(disks, seed)?
         })
     }
 
@@ -173,17 +254,28 @@ impl Studio {
                 Ok(Lane {
                     lane,
                     seed,
-                    marker: self.disk.marker()?,
+                    marker: self.stands[0].disk.marker()?,
                 })
             })
             .collect::<Result<Vec<Lane>>>()?;
         play_all(lanes, host)
     }
 
-    /// Takes the disk down.
+    /// Takes the disks down.
     pub fn close(self) -> Result<()> {
-        Ok(self.disk.close()?)
+        for stand in self.stands {
+            stand.disk.close()?;
+        }
+        Ok(())
     }
+}
+
+/// The folders of all lanes, below `root`.
+pub fn make_lane_folders(root: &Path) -> Result<()> {
+    for lane in 0..LANE_COUNT {
+        fs::create_dir(root.join(lane_folder(lane)))?;
+    }
+    Ok(())
 }
 
 struct Lane {

@@ -7,15 +7,17 @@ use serde_json::Value;
 use super::check::Finding;
 
 /// The names of the fields; docs/reference/lab-json.md describes them.
-pub const REPORT_VERSION: u64 = 1;
+pub const REPORT_VERSION: u64 = 2;
 
 /// Of one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct PowerReport {
     /// Version of these names.
     pub report_version: u64,
-    /// `ext4` or `xfs`.
+    /// `ext4` or `xfs`; of a pool that of all members but one.
     pub file_system: &'static str,
+    /// `plain` or `pool`.
+    pub layout: &'static str,
     /// Decides workloads and points.
     pub seed: u64,
     /// Mount options beside the usual ones.
@@ -28,6 +30,12 @@ pub struct PowerReport {
     pub writes_served: u64,
     /// Writes that it left to the workload's own descriptors, or all of them.
     pub writes_plain: u64,
+    /// Files of a pool that lay in more than one segment when a recording ended.
+    pub files_in_pieces: u64,
+    /// Files of a pool that were striped then.
+    pub files_striped: u64,
+    /// How often a member of a pool was filled, emptied or tidied during recordings.
+    pub disturbances: u64,
     /// Power cuts.
     pub points: u64,
     /// Workloads that were recorded.
@@ -50,6 +58,10 @@ pub struct PowerReport {
     pub bytes_read: u64,
     /// Points after which the file system's own checker looked as well.
     pub fsck_points: u64,
+    /// What did not fit in a pool after cuts and `rushes pool fsck --repair` has mended.
+    pub findings_mended: u64,
+    /// Files of a pool in `lost+found` after that.
+    pub orphans: u64,
     /// What is wrong; the first ones.
     pub violations: Vec<Violation>,
     /// All that is wrong.
@@ -82,9 +94,13 @@ impl PowerReport {
     /// For people.
     pub fn text(&self) -> String {
         let mut text = format!(
-            "{}: {} power cuts over {} recordings {}({} records, {} flushes) in {:.0} s, {:.1} a second\n\
+            "{}{}: {} power cuts over {} recordings {}({} records, {} flushes) in {:.0} s, {:.1} a second\n\
              of the writes that were not safe {} were kept, {} torn, {} lost\n\
              {} files read ({:.1} MB); {} points checked by fsck as well\n",
+            match self.layout {
+                "pool" => "pool of ",
+                _ => "",
+            },
             self.file_system,
             self.points,
             self.recordings,
@@ -104,6 +120,17 @@ impl PowerReport {
             self.bytes_read as f64 / 1e6,
             self.fsck_points,
         );
+        if self.layout == "pool" {
+            text.push_str(&format!(
+                "at the end of recordings {} files were in pieces, {} striped; members were disturbed {} times\n\
+                 fsck mended {} findings and put {} files aside\n",
+                self.files_in_pieces,
+                self.files_striped,
+                self.disturbances,
+                self.findings_mended,
+                self.orphans,
+            ));
+        }
         for violation in &self.violations {
             text.push_str(&violation.text());
         }

@@ -277,9 +277,35 @@ impl Author {
         }
         let path = self.free_path();
         self.new_file(path);
-        if self.chance.percent(80) {
-            self.put(self.live.len() - 1, 0);
+        let new = self.live.len() - 1;
+        match self.chance.below(10) {
+            0 | 1 => {}
+            2 => self.copy_in(new),
+            _ => self.put(new, 0),
         }
+    }
+
+    /// As clients copy files in: the length first, then the bytes, and only these are synced at the end.
+    fn copy_in(&mut self, which: usize) {
+        let size = self.length().max(4 * PAGE);
+        self.truncate(which, size);
+        let file = self.live[which].file;
+        if self.chance.percent(70) {
+            let data_only = self.chance.percent(50);
+            self.steps.push(Step::Sync { file, data_only });
+        }
+        for _ in 0..1 + self.chance.below(2) {
+            let offset = self.place(size - 2 * PAGE);
+            let length = self.place(size - offset).max(1);
+            self.steps.push(Step::Write {
+                file,
+                offset,
+                length,
+                direct: false,
+            });
+        }
+        let data_only = true;
+        self.steps.push(Step::Sync { file, data_only });
     }
 
     /// An offset up to `most`: often on a page, often on a sector, sometimes anywhere.

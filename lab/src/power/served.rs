@@ -25,7 +25,7 @@ use rustix::fs::{Advice, FallocateFlags};
 
 use super::script::Step;
 use super::sector::content;
-use super::writer::{Host, Writer};
+use super::writer::{Host, Told, Writer};
 use crate::cgroup::Cgroup;
 use crate::daemon::{Daemon, runtime_folder};
 use crate::room::Room;
@@ -41,10 +41,10 @@ const MEMORY_BYTES: u64 = 1 << 30;
 const WRITE_BUFFER_BYTES: u64 = 64 << 20;
 
 /// The least age that it can be told: what nobody syncs is to be under way too, when the power goes.
-const WRITE_AGE: Duration = Duration::from_millis(500);
+pub const WRITE_AGE: Duration = Duration::from_millis(500);
 
 /// Of the steps that let go of pages one in so many lets bytes grow so old instead.
-const NAP_EVERY: usize = 5;
+pub const NAP_EVERY: usize = 5;
 
 /// How long a lane waits for a daemon that is just starting.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -69,29 +69,44 @@ impl<'a> House<'a> {
 
     /// A daemon that serves what is mounted there.
     pub fn open(&self, root: &Path) -> Result<Served> {
-        let runtime = runtime_folder(self.room, NAME);
-        let config = configuration(root, &runtime, &self.room.folder("state")?);
         Ok(Served {
-            daemon: Daemon::start_with(self.room, NAME, &config, &self.cgroup)?,
+            daemon: self.daemon(&[(SHARE.to_owned(), root.to_owned())])?,
             root: root.to_owned(),
-            runtime,
+            runtime: self.runtime(),
             careless: self.careless,
             written: AtomicU64::new(0),
             written_plainly: AtomicU64::new(0),
         })
     }
+
+    /// A daemon with these shares.
+    pub fn daemon(&self, shares: &[(String, PathBuf)]) -> Result<Daemon> {
+        let state = self.room.folder("state")?;
+        let config = configuration(shares, &self.runtime(), &state);
+        Daemon::start_with(self.room, NAME, &config, &self.cgroup)
+    }
+
+    /// Where it has its sockets.
+    pub fn runtime(&self) -> PathBuf {
+        runtime_folder(self.room, NAME)
+    }
 }
 
-fn configuration(root: &Path, runtime: &Path, state: &Path) -> String {
+fn configuration(shares: &[(String, PathBuf)], runtime: &Path, state: &Path) -> String {
+    let share = |(name, path): &(String, PathBuf)| {
+        format!(
+            "[[share]]\nname = \"{name}\"\npath = \"{}\"\n",
+            path.display()
+        )
+    };
     format!(
         "[cache]\nbytes = \"16MiB\"\nbuffer_bytes = \"64KiB\"\n\n\
          [write]\nbuffer_bytes = {WRITE_BUFFER_BYTES}\nage = \"{}ms\"\n\n\
-         [server]\nruntime_dir = \"{}\"\nstate_dir = \"{}\"\nwarm_metadata = false\n\n\
-         [[share]]\nname = \"{SHARE}\"\npath = \"{}\"\n",
+         [server]\nruntime_dir = \"{}\"\nstate_dir = \"{}\"\nwarm_metadata = false\n\n{}",
         WRITE_AGE.as_millis(),
         runtime.display(),
         state.display(),
-        root.display()
+        shares.iter().map(share).collect::<String>()
     )
 }
 
@@ -135,13 +150,14 @@ impl Host for Served {
         }))
     }
 
-    fn writes(&self) -> (u64, u64) {
+    fn close(self: Box<Self>) -> Result<Told> {
+        self.daemon.stop()?;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        (count(&self.written), count(&self.written_plainly))
-    }
-
-    fn close(self: Box<Self>) -> Result<()> {
-        self.daemon.stop()
+        Ok(Told {
+            writes_served: count(&self.written),
+            writes_plain: count(&self.written_plainly),
+            ..Told::default()
+        })
     }
 }
 

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the disks of a pool have when the power goes at a chosen instant: a copy of what the kernel has sent to a disk until then is mounted beside it.
+//!
+//! At random instants, of all disks at once, it goes in lab/tests/pool_power.rs, which found what is held here.
+
+use rushes_tests::disk::run;
+use rushes_tests::pattern;
+use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, check, put};
+use rustix::fs::{XattrFlags, setxattr};
+use serde_json::{Value, json};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const UNIT: usize = 64 << 10;
+
+/// What is on the disk of this name at this instant, mounted.
+fn cut(world: &PoolWorld, name: &str, kind: &str) -> PathBuf {
+    let image = world.scratch.path().join(format!("{name}.cut"));
+    run(Command::new("cp")
+        .args(["--sparse=always", "--reflink=auto"])
+        .arg(world.scratch.path().join(format!("{name}.img")))
+        .arg(&image));
+    let folder = world.scratch.folder(&format!("{name}-cut"));
+    let options = if kind == "xfs" { "loop,nouuid" } else { "loop" };
+    run(Command::new("mount")
+        .args(["-t", kind, "-o", options])
+        .arg(&image)
+        .arg(&folder));
+    folder.join("pool")
+}
+
+fn objects(world: &PoolWorld, file: &Path) -> Vec<String> {
+    let output = Command::new(rushes_tests::needs::path_of("rushes"))
+        .args(["pool", "where", "--json"])
+        .arg(file)
+        .output()
+        .expect("rushes starts");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let segments = report[0]["segments"].as_array().expect("a list").clone();
+    let objects = segments
+        .iter()
+        .flat_map(|segment| segment["objects"].as_array().expect("a list").clone());
+    let prefix = world.scratch.path().display().to_string();
+    objects
+        .map(|object| object["path"].as_str().expect("text").replace(&prefix, ""))
+        .collect()
+}
+
+#[test]
+fn fdatasync_makes_the_first_place_of_a_file_durable_that_had_its_length_before() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 100)]) else {
+        return;
+    };
+    // As clients copy: the length first, then the bytes.
+    let path = world.path("copied");
+    let file = File::create(&path).expect("made");
+    file.set_len(1 << 20).expect("made longer");
+    file.sync_all().expect("synced");
+    file.write_all_at(&pattern::bytes(3, 0, 8192), 0)
+        .expect("room");
+    file.sync_data().expect("synced");
+    let catalogue = cut(&world, "catalogue", "ext4");
+    let found = objects(&world, &catalogue.join("tree/copied"));
+    assert_eq!(found, objects(&world, &path));
+    assert_eq!(found.len(), 1);
+}
+
+/// A stub goes when its objects are gone for good: no power cut brings back an object that nobody knows.
+fn removed_objects_stay_removed(made: Made, kind: &str) {
+    let Some(world) = PoolWorld::build(&[made]) else {
+        return;
+    };
+    // Several, so that they lie in several folders.
+    let names: Vec<String> = (0..8).map(|number| format!("f{number}")).collect();
+    for name in &names {
+        put(&world.path(name), 5, 100_000).expect("room");
+    }
+    let member = world.member(0);
+    rustix::fs::syncfs(File::open(&member).expect("it is mounted")).expect("synced");
+    let known: Vec<String> = names
+        .iter()
+        .flat_map(|name| objects(&world, &world.path(name)))
+        .collect();
+    assert_eq!(known.len(), 8);
+    for name in &names {
+        fs::remove_file(world.path(name)).expect("removed");
+    }
+    let removed = world.catalogue().join("removed");
+    let end = Instant::now() + Duration::from_secs(20);
+    while fs::read_dir(&removed).expect("listed").next().is_some() {
+        assert!(Instant::now() < end, "they are not buried");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let cut = cut(&world, "m0", kind);
+    for object in known {
+        let below = object.strip_prefix("/m0/pool/").expect("on the member");
+        assert!(!cut.join(below).exists(), "{kind}: {object} is back");
+    }
+}
+
+#[test]
+fn removed_file_takes_its_objects_with_it_for_good_on_ext4() {
+    removed_objects_stay_removed((EXT4, 100), "ext4");
+}
+
+#[test]
+fn removed_file_takes_its_objects_with_it_for_good_on_xfs() {
+    removed_objects_stay_removed((XFS, 300), "xfs");
+}
+
+#[test]
+fn removed_file_takes_its_objects_with_it_for_good_on_btrfs() {
+    removed_objects_stay_removed((BTRFS, 200), "btrfs");
+}
+
+/// A stripe of which a power cut has left a part, and its file not: what is there gets a name, at its place in the file.
+#[test]
+fn stripe_that_is_not_whole_is_put_aside_with_its_bytes_where_they_were() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 100), (EXT4, 100), (EXT4, 100)]) else {
+        return;
+    };
+    let words = b"striped=3 unit=64KiB";
+    setxattr(
+        world.path(""),
+        "user.rushes.policy",
+        words,
+        XattrFlags::empty(),
+    )
+    .expect("a wish");
+    let length = 7 * UNIT + 100;
+    put(&world.path("gone"), 4, length).expect("room");
+    put(&world.path("kept"), 6, length).expect("room");
+    let known = objects(&world, &world.path("gone"));
+    assert_eq!(known.len(), 3);
+    world.end();
+    fs::remove_file(world.catalogue().join("tree/gone")).expect("ours");
+    let second = world.scratch.path().join(&known[1][1..]);
+    fs::remove_file(second).expect("ours");
+    let (report, code) = world.json(&["fsck", "--repair"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    let (report, code) = world.json(&["fsck"], &[]);
+    assert_eq!((code, &report["findings"]), (Some(0), &json!([])));
+    world.start();
+    check(&world.path("kept"), 6, length);
+    let lost = fs::read_dir(world.path("lost+found")).expect("it is there");
+    let lost: Vec<PathBuf> = lost.flatten().map(|entry| entry.path()).collect();
+    assert_eq!(lost.len(), 1, "{lost:?}");
+    let found = fs::read(&lost[0]).expect("it can be read");
+    assert!(found.len() <= length, "{}", found.len());
+    for (number, unit) in found.chunks(UNIT).enumerate() {
+        match number % 3 {
+            1 => assert!(unit.iter().all(|&byte| byte == 0), "unit {number}"),
+            _ => pattern::check(4, (number * UNIT) as u64, unit, "aside"),
+        }
+    }
+    assert!(found.len() > 6 * UNIT);
+    // It is a file as any other.
+    fs::remove_file(&lost[0]).expect("removed");
+    world.end();
+    let (report, code) = world.json(&["fsck", "--repair"], &[]);
+    assert_eq!((code, &report["object_count"]), (Some(0), &json!(3)));
+}
