@@ -91,8 +91,7 @@ impl Room {
             }
             sweep(path);
         }
-        fs::create_dir(path)
-            .with_context(|| format!("{} could not be created", path.display()))?;
+        fs::create_dir(path).with_context(|| format!("{} could not be created", path.display()))?;
         let lock = File::create(path.join("lock")).context("the room has no lock file")?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)
             .context("the room's lock is held by somebody else")?;

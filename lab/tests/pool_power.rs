@@ -54,7 +54,12 @@ fn nothing_is_missing(plan: Option<Plan>) {
     assert!(report.writes_lost > plan.points / 3, "{}", report.text());
     assert!(report.files_read > 2 * plan.points, "{}", report.text());
     assert!(report.disturbances > 0, "{}", report.text());
-    assert_eq!(report.writes_served > 100, report.served, "{}", report.text());
+    assert_eq!(
+        report.writes_served > 100,
+        report.served,
+        "{}",
+        report.text()
+    );
 }
 
 #[test]

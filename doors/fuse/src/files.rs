@@ -200,7 +200,11 @@ impl OpenFile {
     ///
     /// `data_only`  times may wait. fdatasync(2) of ext4 lets every attribute wait as long as the length is the same: so it is for records that are
     /// durable already.
-    pub(crate) fn sync_stub(&self, state: RwLockReadGuard<'_, State>, data_only: bool) -> Answer<()> {
+    pub(crate) fn sync_stub(
+        &self,
+        state: RwLockReadGuard<'_, State>,
+        data_only: bool,
+    ) -> Answer<()> {
         let changes = self.layout_changes.load(Ordering::Acquire);
         drop(state);
         if data_only && self.layout_changes_durable.load(Ordering::Acquire) >= changes {
@@ -392,6 +396,14 @@ impl Door {
         }
         self.close(&node);
         Ok(())
+    }
+
+    /// Whether the kernel reads and writes this open of its own by way of its cache.
+    pub(crate) fn is_cached(&self, number: u64, handle: u64) -> Answer<bool> {
+        let node = self.nodes.get(number)?;
+        let slot = locked(&node.file);
+        let known = slot.handles.get(&handle);
+        Ok(known.is_some_and(|(way, _)| *way == Way::Cached))
     }
 
     /// One open less.

@@ -398,7 +398,10 @@ impl Run<'_> {
             let name = self.plan.recording_name(number);
             recording.keep(folder, &name)?;
             if let Some(pool) = &self.ground.pool {
-                fs::write(place_file(folder, &name), pool.folder().to_string_lossy().as_bytes())?;
+                fs::write(
+                    place_file(folder, &name),
+                    pool.folder().to_string_lossy().as_bytes(),
+                )?;
             }
         }
         for finding in findings {
