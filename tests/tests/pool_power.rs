@@ -6,7 +6,7 @@
 use rushes_tests::disk::run;
 use rushes_tests::pattern;
 use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, check, put};
-use rustix::fs::{XattrFlags, setxattr};
+use rustix::fs::{Mode, OFlags, XattrFlags, setxattr};
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -66,6 +66,45 @@ fn fdatasync_makes_the_first_place_of_a_file_durable_that_had_its_length_before(
     let found = objects(&world, &catalogue.join("tree/copied"));
     assert_eq!(found, objects(&world, &path));
     assert_eq!(found.len(), 1);
+}
+
+/// Who opens a file so is answered from stable storage: bytes, length and the record that leads to them.
+fn written_is_durable(flags: OFlags) {
+    let Some(world) = PoolWorld::build(&[(EXT4, 100)]) else {
+        return;
+    };
+    let path = world.path("log");
+    let file = rustix::fs::open(&path, OFlags::CREATE | flags, Mode::RUSR | Mode::WUSR);
+    let file = File::from(file.expect("made"));
+    // Aligned, as O_DIRECT wants it.
+    let mut memory = vec![0; 3 * 4096];
+    let start = memory.as_ptr().align_offset(4096);
+    let bytes = &mut memory[start..start + 8192];
+    bytes.copy_from_slice(&pattern::bytes(3, 0, 8192));
+    file.write_all_at(&bytes[..4096], 0).expect("room");
+    file.write_all_at(&bytes[4096..], 4096).expect("room");
+    let catalogue = cut(&world, "catalogue", "ext4");
+    let member = cut(&world, "m0", "ext4");
+    let stub = catalogue.join("tree/log");
+    assert_eq!(fs::metadata(&stub).expect("it is there").len(), 8192);
+    let found = objects(&world, &stub);
+    assert_eq!(found, objects(&world, &path), "{flags:?}");
+    let below = found[0].strip_prefix("/m0/pool/").expect("on the member");
+    check(&member.join(below), 3, 8192);
+}
+
+#[test]
+fn write_through_an_open_for_writing_alone_is_durable_when_it_is_answered() {
+    for flags in [OFlags::SYNC, OFlags::DSYNC, OFlags::DSYNC | OFlags::DIRECT] {
+        written_is_durable(OFlags::WRONLY | flags);
+    }
+}
+
+#[test]
+fn write_through_an_open_for_both_is_durable_when_it_is_answered() {
+    for flags in [OFlags::SYNC, OFlags::DSYNC, OFlags::DSYNC | OFlags::DIRECT] {
+        written_is_durable(OFlags::RDWR | flags);
+    }
 }
 
 /// A stub goes when its objects are gone for good: no power cut brings back an object that nobody knows.

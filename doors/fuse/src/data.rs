@@ -11,8 +11,8 @@ use crate::files::{OpenFile, State, range};
 use crate::nodes::{Node, locked};
 use rushes_pool::{Access, ByteOffset, Layout, Located, PoolError, SpillReason};
 use rustix::fs::{
-    FallocateFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate, fdatasync,
-    futimens, seek,
+    FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate,
+    fdatasync, futimens, seek,
 };
 use rustix::io::{Errno, pwrite};
 use std::os::fd::OwnedFd;
@@ -462,6 +462,16 @@ impl Door {
             return Ok(done as usize);
         }
         result.map(|()| 0)
+    }
+
+    /// Before a write is answered of an open whose flags (O_SYNC, O_DSYNC) say that it is to be durable then. Behind a write by way of its cache the kernel
+    /// asks for a sync by itself; behind one past it, it leaves that to us.
+    pub(crate) fn sync_if_asked(&self, number: u64, handle: u64, flags: i32) -> Answer<()> {
+        let flags = OFlags::from_bits_retain(flags as u32);
+        if !flags.intersects(OFlags::SYNC) || self.is_cached(number, handle)? {
+            return Ok(());
+        }
+        self.sync(number, !flags.contains(OFlags::SYNC))
     }
 
     /// Objects first, then the stub that names them. Also those that another open wrote.

@@ -406,6 +406,14 @@ impl Door {
         Ok(())
     }
 
+    /// Whether the kernel reads and writes this open of its own by way of its cache.
+    pub(crate) fn is_cached(&self, number: u64, handle: u64) -> Answer<bool> {
+        let node = self.nodes.get(number)?;
+        let slot = locked(&node.file);
+        let known = slot.handles.get(&handle);
+        Ok(known.is_some_and(|(way, _)| *way == Way::Cached))
+    }
+
     /// One open less.
     pub(crate) fn close(&self, node: &Arc<Node>) {
         let mut slot = locked(&node.file);

@@ -722,17 +722,22 @@ impl Filesystem for Session {
         &self,
         _request: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         self.door.tidying.asked();
         let drop_set_id = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        reply_written(reply, self.door.write(ino.0, offset, data, drop_set_id));
+        let written = self.door.write(ino.0, offset, data, drop_set_id);
+        let done = written.and_then(|count| {
+            self.door.sync_if_asked(ino.0, fh.0, flags.0)?;
+            Ok(count)
+        });
+        reply_written(reply, done);
     }
 
     fn flush(

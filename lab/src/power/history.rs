@@ -350,6 +350,7 @@ impl History {
             }
             Step::SyncFolder { .. } => None,
             Step::Write { file, .. }
+            | Step::WriteThrough { file, .. }
             | Step::Truncate { file, .. }
             | Step::Punch { file, .. }
             | Step::Reserve { file, .. }
@@ -376,6 +377,7 @@ impl Pending {
             Step::Sync { file, data_only } => {
                 self.file == Some(*file) && !(self.full_only && *data_only)
             }
+            Step::WriteThrough { file, .. } => self.file == Some(*file) && !self.full_only,
             _ => false,
         }
     }
@@ -384,6 +386,7 @@ impl Pending {
 fn change_content(history: &mut FileHistory, number: usize, step: &Step) {
     match *step {
         Step::Write { offset, length, .. }
+        | Step::WriteThrough { offset, length, .. }
         | Step::Punch { offset, length, .. }
         | Step::Reserve { offset, length, .. } => {
             history.edges.extend([offset, offset + length]);
@@ -394,12 +397,15 @@ fn change_content(history: &mut FileHistory, number: usize, step: &Step) {
         _ => {}
     }
     match *step {
-        Step::Write { offset, length, .. } => {
+        Step::Write { offset, length, .. } | Step::WriteThrough { offset, length, .. } => {
             let end = offset + length;
             let generation = number as u64 + 1;
             history.change(number, offset, end, &Version::Whole { generation });
             if end > history.size() {
                 history.sizes.push((number, end));
+            }
+            if matches!(step, Step::WriteThrough { .. }) {
+                history.syncs.push(number);
             }
         }
         Step::Truncate { size, .. } => history.resize(number, size),

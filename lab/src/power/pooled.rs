@@ -60,7 +60,7 @@ const WISHES: [&str; 5] = [
 ];
 
 /// A program that lets go of a file rests, or all would be over before anybody disturbed it.
-const REST: Duration = Duration::from_millis(20);
+const REST: Duration = Duration::from_millis(60);
 
 /// No command of ours takes longer on a pool that small, or something hangs. Units: s.
 const COMMAND_S_MAX: &str = "60";
@@ -470,8 +470,8 @@ impl Disturber {
         while !self.stop.load(Ordering::Relaxed) {
             let span = Duration::from_millis(5 + self.chance.below(200));
             match self.chance.below(20) {
-                0..=1 => self.fill(),
-                2..=3 if self.full.is_none() => self.fill(),
+                0 => self.fill(),
+                1..=3 if self.full.is_none() => self.fill(),
                 4..=6 => self.empty(span),
                 7 => self.tell(&["rebalance"], None, span),
                 8 => self.tell(&["defrag"], None, span),

@@ -48,6 +48,15 @@ pub enum Step {
         /// By direct I/O; whole pages then.
         direct: bool,
     },
+    /// The same, told to be durable when it is answered (O_DSYNC).
+    WriteThrough {
+        /// Of this file.
+        file: u64,
+        /// Units: bytes.
+        offset: u64,
+        /// Units: bytes.
+        length: u64,
+    },
     /// Another size.
     Truncate {
         /// Of this file.
@@ -332,11 +341,19 @@ impl Author {
         length = length.min(FILE_BYTES_MAX - offset);
         let live = &mut self.live[which];
         live.size = live.size.max(offset + length);
-        self.steps.push(Step::Write {
-            file: live.file,
-            offset,
-            length,
-            direct,
+        let file = live.file;
+        self.steps.push(match self.chance.below(12) {
+            0 => Step::WriteThrough {
+                file,
+                offset,
+                length,
+            },
+            _ => Step::Write {
+                file,
+                offset,
+                length,
+                direct,
+            },
         });
     }
 
@@ -415,7 +432,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_step_happens_and_files_stay_small() {
-        let mut seen = [false; 12];
+        let mut seen = [false; 13];
         for seed in 0..40 {
             for step in steps(seed, 0) {
                 if let Step::Write {
@@ -441,9 +458,10 @@ mod tests {
                     Step::LetGo { .. } => 9,
                     Step::Rename { .. } => 10,
                     Step::Unlink { .. } => 11,
+                    Step::WriteThrough { .. } => 12,
                 }] = true;
             }
         }
-        assert_eq!(seen, [true; 12]);
+        assert_eq!(seen, [true; 13]);
     }
 }

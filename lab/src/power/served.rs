@@ -405,6 +405,15 @@ impl Writer for Lane<'_> {
                 let bytes = content(file, number as u64 + 1, offset, length);
                 self.write(file, &bytes, offset)
             }
+            &Step::WriteThrough {
+                file,
+                offset,
+                length,
+            } => {
+                let bytes = content(file, number as u64 + 1, offset, length);
+                self.write(file, &bytes, offset)?;
+                self.sync(file)
+            }
             &Step::Truncate { file, size } => self.truncate(file, size),
             &Step::Punch {
                 file,

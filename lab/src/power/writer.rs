@@ -92,6 +92,15 @@ impl Plain {
             .ok_or_else(|| io::Error::other(format!("file {file:#x} is not open")))
     }
 
+    fn write_through(&self, file: u64, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let path = self.paths.get(&file).ok_or(io::ErrorKind::NotFound)?;
+        OpenOptions::new()
+            .write(true)
+            .custom_flags(OFlags::DSYNC.bits() as i32)
+            .open(path)?
+            .write_all_at(bytes, offset)
+    }
+
     fn write_direct(&self, file: u64, bytes: &[u8], offset: u64) -> io::Result<()> {
         const PAGE: usize = 4096;
         let mut memory = vec![0u8; bytes.len() + PAGE];
@@ -133,6 +142,14 @@ impl Writer for Plain {
                 } else {
                     self.file(file)?.write_all_at(&bytes, offset)?;
                 }
+            }
+            &Step::WriteThrough {
+                file,
+                offset,
+                length,
+            } => {
+                let bytes = content(file, number as u64 + 1, offset, length);
+                self.write_through(file, &bytes, offset)?;
             }
             Step::Truncate { file, size } => self.file(*file)?.set_len(*size)?,
             &Step::Punch {
