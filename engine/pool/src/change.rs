@@ -8,6 +8,7 @@
 use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, member_format, refused};
 use crate::error::{PoolError, is_full};
 use crate::format::{self, CatalogueFormat, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
+use crate::hole::vacate;
 use crate::member::{Access, Member, MemberState, NAMES, data_ranges, mark_of, random};
 use crate::names::{checkpoint_now, newest_log};
 use crate::pool::{Pool, punch};
@@ -519,7 +520,7 @@ pub(crate) fn take(
         .and_then(|()| data.iter().try_for_each(|part| copy(source, &fd, *part)))
         .and_then(|()| fsync(&fd));
     let undo = || match mine {
-        Some(_) => drop(punch(&fd, range)),
+        Some(_) => drop(vacate(&fd, layout, target, range)),
         None => drop(member.remove_object(layout.file, target.id)),
     };
     if let Err(error) = copied {
@@ -539,7 +540,7 @@ pub(crate) fn take(
     *layout = next;
     // Room for others; should it fail, it is only not regained, and fsck sees to it.
     if layout.objects().contains(&object) {
-        let _ = punch(source, range);
+        let _ = vacate(source, layout, object, range);
     } else if let Some(member) = pool.member(object.member) {
         let _ = member.remove_object(layout.file, object.id);
     }

@@ -6,9 +6,10 @@
 //! moved is in front: the next goes on there. What is not done here: saying which file is next, and how fast.
 
 use crate::error::PoolError;
+use crate::hole::vacate;
 use crate::member::{Access, MemberState, data_ranges};
 use crate::online::Moved;
-use crate::pool::{Pool, Source, punch};
+use crate::pool::{Pool, Source};
 use rushes_core::pool::check::is_plain;
 use rushes_core::pool::defrag::{Holding, gather_on, is_scattered, is_worth};
 use rushes_core::pool::vain::Try;
@@ -303,7 +304,7 @@ impl Gather {
         let (range, data) = next_data(&source, range, piece)?;
         let mut next = layout.clone();
         next.lay(range, home.origin, home.shape, home.objects.clone());
-        let brought = bring(&source, (&home, &opened), range, &data)
+        let brought = bring(&source, layout, (&home, &opened), range, &data)
             .and_then(|()| pool.set_layout(stub, &next));
         if let Err(error) = brought {
             self.give_up(pool, layout, (&home, &opened), range);
@@ -318,7 +319,7 @@ impl Gather {
         gone.retain(|object| !named.contains(object));
         // (What goes is left whole until then: a hole may leave zeroes in a last block, which are no copy of anything.)
         if source.segment.objects.iter().all(|one| named.contains(one)) {
-            let _ = source.punch(range);
+            let _ = source.vacate(layout, range);
         }
         for object in gone {
             pool.forget(layout.file, object);
@@ -399,7 +400,7 @@ impl Gather {
     ) {
         let named = layout.objects();
         if home.objects.iter().any(|object| named.contains(object)) {
-            let _ = clear(home, opened, range);
+            let _ = clear(layout, home, opened, range);
             return;
         }
         for object in &home.objects {
@@ -536,11 +537,12 @@ fn next_data(
 /// A piece to its home, durably. What that still had there is of another time.
 fn bring(
     source: &Source,
+    layout: &Layout,
     (home, opened): (&Home, &[OwnedFd]),
     range: ByteRange,
     data: &[ByteRange],
 ) -> Result<(), PoolError> {
-    clear(home, opened, range)
+    clear(layout, home, opened, range)
         .and_then(|()| {
             let mut buffer = vec![0; CHUNK_BYTES];
             data.iter()
@@ -550,12 +552,18 @@ fn bring(
         .map_err(|error| PoolError::system("move bytes between objects", "", error))
 }
 
-fn clear(home: &Home, opened: &[OwnedFd], range: ByteRange) -> Result<(), Errno> {
+fn clear(
+    layout: &Layout,
+    home: &Home,
+    opened: &[OwnedFd],
+    range: ByteRange,
+) -> Result<(), Errno> {
     let origin = home.origin.0;
     opened.iter().enumerate().try_for_each(|(index, fd)| {
         let start = home.shape.share(index, range.start.0 - origin);
         let end = home.shape.share(index, range.end() - origin);
-        punch(fd, ByteRange::new(start, end - start))
+        let part = ByteRange::new(start, end - start);
+        vacate(fd, layout, home.objects[index], part)
     })
 }
 

@@ -19,6 +19,7 @@ mod find;
 mod format;
 mod fsck;
 mod gather;
+mod hole;
 mod member;
 mod names;
 mod online;
