@@ -6,8 +6,8 @@
 //! a record says.
 
 use crate::error::PoolError;
-use crate::member::{Access, Listed, Member, MemberState, ObjectName, data_ranges};
 use crate::hole::vacate_beside;
+use crate::member::{Access, Listed, Member, MemberState, ObjectName, data_ranges};
 use crate::pool::Pool;
 use crate::reserved::Reserved;
 use crate::walk::{each_stub, open_below};

@@ -5,8 +5,10 @@
 //! goes with its last byte. So at every instant the record leads to each byte once. The home begins with the file, so that what an interrupted one has
 //! moved is in front: the next goes on there. What is not done here: saying which file is next, and how fast.
 
+use crate::change::within;
 use crate::error::PoolError;
 use crate::hole::vacate;
+use crate::kept::{in_front, kept, length_of};
 use crate::member::{Access, MemberState, data_ranges};
 use crate::online::Moved;
 use crate::pool::{Pool, Source};
@@ -298,13 +300,17 @@ impl Gather {
             return Ok(None);
         };
         let range = layout.range_of(at);
-        let Some((home, opened)) = self.enter(pool, layout, range, &source)? else {
+        let failed = |error| PoolError::system("look for what is reserved", "", error);
+        let length = length_of(stub).map_err(failed)?;
+        let Some((home, opened)) = self.enter(pool, layout, (range, length), &source)? else {
             return Ok(None);
         };
         let (range, data) = next_data(&source, range, piece)?;
+        let range = source.span(range, length).map_err(failed)?;
+        let data = within(&data, range);
         let mut next = layout.clone();
         next.lay(range, home.origin, home.shape, home.objects.clone());
-        let brought = bring(&source, layout, (&home, &opened), range, &data)
+        let brought = bring(&source, layout, (&home, &opened), (range, length), &data)
             .and_then(|()| pool.set_layout(stub, &next));
         if let Err(error) = brought {
             self.give_up(pool, layout, (&home, &opened), range);
@@ -338,7 +344,7 @@ impl Gather {
         &mut self,
         pool: &Pool,
         layout: &Layout,
-        range: ByteRange,
+        (range, length): (ByteRange, ByteCount),
         source: &Source,
     ) -> Result<Option<(Home, Vec<OwnedFd>)>, PoolError> {
         if let Some(home) = &self.home {
@@ -370,7 +376,7 @@ impl Gather {
         let mut opened = Vec::new();
         let made =
             make(pool, layout, &members, &mut home, &mut opened).and_then(|()| match &self.aim {
-                Aim::Afresh(old) => has_fewer_extents(layout, old, source, &opened),
+                Aim::Afresh(old) => has_fewer_extents(layout, length, old, source, &opened),
                 Aim::Together(_) | Aim::Wider(..) => Ok(true),
             });
         if let Ok(true) = made {
@@ -468,6 +474,7 @@ fn make(
 /// between while it is.
 fn has_fewer_extents(
     layout: &Layout,
+    length: ByteCount,
     old: &Home,
     source: &Source,
     opened: &[OwnedFd],
@@ -483,7 +490,15 @@ fn has_fewer_extents(
         let Some(old_fd) = old_fd else {
             return Ok(false);
         };
-        for data in data_ranges(old_fd).map_err(failed)? {
+        let all = ByteRange::new(
+            0,
+            old.shape
+                .share(index, length.0.saturating_sub(old.origin.0)),
+        );
+        let mut wanted = data_ranges(old_fd).map_err(failed)?;
+        wanted.extend(kept(old_fd, all).map_err(failed)?);
+        wanted.sort_unstable_by_key(|part| part.start);
+        for data in wanted {
             for range in &ranges {
                 let share = |at: u64| old.shape.share(index, at - old.origin.0);
                 let start = data.start.0.max(share(range.start.0));
@@ -539,10 +554,14 @@ fn bring(
     source: &Source,
     layout: &Layout,
     (home, opened): (&Home, &[OwnedFd]),
-    range: ByteRange,
+    (range, length): (ByteRange, ByteCount),
     data: &[ByteRange],
 ) -> Result<(), PoolError> {
     clear(layout, home, opened, range)
+        .and_then(|()| {
+            let to = (home.shape, home.origin, opened);
+            source.keep(to, in_front(range, length))
+        })
         .and_then(|()| {
             let mut buffer = vec![0; CHUNK_BYTES];
             data.iter()
@@ -552,12 +571,7 @@ fn bring(
         .map_err(|error| PoolError::system("move bytes between objects", "", error))
 }
 
-fn clear(
-    layout: &Layout,
-    home: &Home,
-    opened: &[OwnedFd],
-    range: ByteRange,
-) -> Result<(), Errno> {
+fn clear(layout: &Layout, home: &Home, opened: &[OwnedFd], range: ByteRange) -> Result<(), Errno> {
     let origin = home.origin.0;
     opened.iter().enumerate().try_for_each(|(index, fd)| {
         let start = home.shape.share(index, range.start.0 - origin);

@@ -20,6 +20,7 @@ mod format;
 mod fsck;
 mod gather;
 mod hole;
+mod kept;
 mod member;
 mod names;
 mod online;
