@@ -251,7 +251,7 @@ pub(crate) struct PoolPolicyArgs {
     #[arg(long, value_name = "NUMBER=CLASS", value_parser = parse_class, value_delimiter = ',')]
     pub(crate) class: Vec<(MemberNumber, Option<Class>)>,
     /// When the mount of the pool tidies it (`rebalance`, then `defrag`) by itself, while nobody asks for bytes and nothing is promised: `off`, `idle` (at any time of
-    /// day), or a time of day such as `02:00-06:00`. The pool may be mounted
+    /// day), or a time of day such as `02:00-06:00`; or `always`, also beside those who play and record. The pool may be mounted
     #[arg(long, value_name = "WHEN", value_parser = parse_schedule)]
     pub(crate) tidy: Option<Schedule>,
     /// Print JSON; the names of its fields are promised
@@ -359,8 +359,9 @@ fn parse_policy(text: &str) -> Result<Policy, String> {
 }
 
 fn parse_schedule(text: &str) -> Result<Schedule, String> {
-    Schedule::of(text)
-        .ok_or_else(|| String::from("expected off, idle or a time of day such as 02:00-06:00"))
+    Schedule::of(text).ok_or_else(|| {
+        String::from("expected off, idle, always or a time of day such as 02:00-06:00")
+    })
 }
 
 fn parse_wish(text: &str) -> Result<Wish, String> {

@@ -13,8 +13,8 @@ use crate::pool_care::counter;
 use crate::show::{self, Table};
 use indicatif::ProgressBar;
 use rushes_pool::{
-    Defragged, Door, Drained, Evenness, Failed, Failure, MemberNumber, Nobody, Pieces, Pool,
-    PoolError, Request, Told, Work, newest_log,
+    Defragged, Door, Drained, Evenness, Failed, Failure, MemberNumber, MountState, Nobody, Pieces,
+    Pool, PoolError, Request, Told, Work, newest_log,
 };
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -589,6 +589,7 @@ struct StatusReport {
     catalogue: String,
     wish: String,
     is_served: bool,
+    mount: Option<MountReport>,
     work: Option<WorkReport>,
     tidy: TidyReport,
     is_add_interrupted: bool,
@@ -596,6 +597,36 @@ struct StatusReport {
     log_serial: Option<u64>,
     log_members: Vec<u16>,
     members: Vec<MemberStatusReport>,
+}
+
+/// How the mount is.
+#[derive(Debug, Serialize)]
+struct MountReport {
+    has_keeper: bool,
+    can_pass: bool,
+    passed_open_count: u64,
+}
+
+impl MountReport {
+    fn of(state: MountState) -> MountReport {
+        MountReport {
+            has_keeper: state.has_keeper,
+            can_pass: state.can_pass,
+            passed_open_count: state.passed_open_count,
+        }
+    }
+
+    /// " with a keeper", " without a keeper, 3 files read by passthrough"
+    fn text(&self) -> String {
+        match (self.has_keeper, self.can_pass) {
+            (true, _) => String::from(" with a keeper"),
+            (false, false) => String::from(" without a keeper, without passthrough"),
+            (false, true) => format!(
+                " without a keeper, {} opens read by passthrough",
+                self.passed_open_count
+            ),
+        }
+    }
 }
 
 /// What the mount does to the pool at this moment.
@@ -795,13 +826,14 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
     }
     let log = newest_log(&pool);
     let door = Door::of(pool.catalogue().path()).and_then(Door::status);
-    let (work, waits_for) = door.unwrap_or_default();
+    let door = door.unwrap_or_default();
     Ok(StatusReport {
         catalogue: shown(pool.catalogue().path()),
         wish: pool.wish().to_string(),
         is_served: pool.catalogue().is_served().map_err(told)?,
-        work: work.map(WorkReport::of),
-        tidy: TidyReport::of(&pool, waits_for),
+        mount: door.mount.map(MountReport::of),
+        work: door.work.map(WorkReport::of),
+        tidy: TidyReport::of(&pool, door.tidying_waits),
         is_add_interrupted: rushes_pool::is_add_interrupted(&pool),
         is_empty: pool.catalogue().is_empty().map_err(told)?,
         log_serial: log.as_ref().map(|(serial, _)| *serial),
@@ -873,7 +905,9 @@ fn text(report: &StatusReport) -> String {
         .as_ref()
         .map_or(String::new(), |work| format!("; {}", work.text()));
     let tidy = report.tidy.text();
-    let state = format!("{served}, {names}{add}{work}{tidy}");
+    let mount = report.mount.as_ref();
+    let mount = mount.map_or(String::new(), MountReport::text);
+    let state = format!("{served}{mount}, {names}{add}{work}{tidy}");
     format!(
         "pool {}, {}\n{}",
         report.catalogue,

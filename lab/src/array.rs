@@ -76,6 +76,9 @@ pub struct Array {
     media_format: bool,
     disks: Vec<Disk>,
     catalogue: Option<PathBuf>,
+    /// The last ones are no members yet.
+    added_count: usize,
+    idles_soon: bool,
     /// Who serves the files while no server runs.
     setup: RefCell<Option<UnionMount>>,
     /// Goes last: it unmounts and detaches what is left in it.
@@ -101,6 +104,8 @@ impl Array {
             media_format: ground.media_format,
             disks: Vec::new(),
             catalogue: None,
+            added_count: ground.added_count as usize,
+            idles_soon: ground.idles_soon,
             setup: RefCell::new(None),
             room,
         };
@@ -202,7 +207,8 @@ impl Array {
 
     fn make_pool(&self, wish: Option<&str>) -> Result<()> {
         let binary = find_rushes()?;
-        for branch in self.branches() {
+        let branches = self.branches();
+        for branch in &branches {
             fs::create_dir(branch)?;
         }
         let catalogue = self.catalogue_folder();
@@ -210,7 +216,7 @@ impl Array {
         run(Command::new(&binary)
             .args(["pool", "create"])
             .arg(&catalogue)
-            .args(self.branches()))?;
+            .args(&branches[..branches.len() - self.added_count]))?;
         let striped = (self.layout == Layout::PoolStriped).then_some("striped");
         let wish: Vec<&str> = striped.into_iter().chain(wish).collect();
         if wish.is_empty() {
@@ -220,6 +226,42 @@ impl Array {
             .args(["pool", "policy"])
             .arg(&catalogue)
             .args(["--set", &wish.join(" ")]))
+    }
+
+    /// Let the disks that were left out be members, too.
+    pub fn add_members(&self) -> Result<()> {
+        let branches = self.branches();
+        let new = &branches[branches.len() - self.added_count..];
+        if new.is_empty() {
+            return Ok(());
+        }
+        run(Command::new(find_rushes()?)
+            .args(["pool", "add"])
+            .arg(self.catalogue_folder())
+            .args(new))
+    }
+
+    /// Say when the pool tidies itself, in the words of `rushes pool policy`.
+    pub fn tidy(&self, schedule: &str) -> Result<()> {
+        run(Command::new(find_rushes()?)
+            .args(["pool", "policy"])
+            .arg(self.catalogue_folder())
+            .args(["--tidy", schedule]))
+    }
+
+    /// What the pool says of itself.
+    pub fn pool_status(&self) -> Result<Value> {
+        let out = Command::new(find_rushes()?)
+            .args(["pool", "status", "--json"])
+            .arg(self.catalogue_folder())
+            .output()?;
+        let mut all: Vec<Value> = serde_json::from_slice(&out.stdout).with_context(|| {
+            format!(
+                "rushes pool status printed no JSON: {}",
+                String::from_utf8_lossy(&out.stderr)
+            )
+        })?;
+        all.pop().context("rushes pool status told of no pool")
     }
 
     fn folder(&self, name: &str) -> Result<PathBuf> {
@@ -318,7 +360,8 @@ impl Array {
                     .arg(self.catalogue_folder())
                     .arg(&root)
                     .arg("--runtime-dir")
-                    .arg(runtime);
+                    .arg(runtime)
+                    .args(self.idles_soon.then_some("--tidy-after=1"));
                 command
             }
         };

@@ -15,6 +15,7 @@ use crate::record::{Pace, Record};
 use crate::scatter::{Scatter, Writers};
 use crate::server::{self, Kind, Way};
 use crate::throughput::Throughput;
+use crate::tidy::{Tidy, Untidy};
 use crate::writer::Extend;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use std::path::PathBuf;
@@ -391,6 +392,55 @@ pub struct RecordArgs {
     pub json: bool,
 }
 
+/// A pool that has something to tidy, and tidies itself while others play and record.
+#[derive(Clone, Debug, Args)]
+pub struct TidyArgs {
+    /// The pool has so much to tidy: files beside the footage, in pieces or on members that others are added to
+    #[arg(long, value_name = "WHAT", value_enum)]
+    pub tidy: Option<Untidy>,
+    /// How many files that is
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub tidy_files: u64,
+    /// Size of each
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_pieces)]
+    pub tidy_bytes: u64,
+    /// When the pool tidies itself, in the words of `rushes pool policy`; `off` to compare
+    #[arg(long, value_name = "WHEN", default_value = "always")]
+    pub tidy_when: String,
+    /// So many of the disks are members only when all files are there; 1, or with `--tidy grow` 2, unless it is said
+    #[arg(long, value_name = "N")]
+    pub added: Option<u64>,
+}
+
+impl TidyArgs {
+    /// What they ask for.
+    pub fn tidy(&self, seed: u64) -> Option<Tidy> {
+        Some(Tidy {
+            untidy: self.tidy?,
+            file_count: self.tidy_files,
+            file_bytes: self.tidy_bytes,
+            schedule: self.tidy_when.clone(),
+            seed,
+        })
+    }
+
+    /// Disks of which some are added.
+    pub fn on(&self, ground: Ground) -> Ground {
+        let added_count = match self.tidy {
+            None => return ground,
+            Some(Untidy::Rebalance) => 1,
+            Some(Untidy::Grow) => 2,
+            Some(Untidy::Defrag) => 0,
+        };
+        Ground {
+            added_count: self.added.unwrap_or(added_count),
+            idles_soon: true,
+            room_bytes: ground.room_bytes + self.tidy_files * self.tidy_bytes,
+            ..ground
+        }
+    }
+}
+
 /// `lab mixed`.
 #[derive(Clone, Debug, Args)]
 pub struct MixedArgs {
@@ -415,6 +465,9 @@ pub struct MixedArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub ground: GroundArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub tidying: TidyArgs,
     /// Print one JSON object and nothing else
     #[arg(long)]
     pub json: bool,
@@ -891,6 +944,7 @@ pub fn play_of(
         real: None,
         record: None,
         fill: None,
+        tidy: None,
     }
 }
 
@@ -1011,6 +1065,7 @@ impl MixedArgs {
             self.ground.seed,
         );
         play.timeline = self.timeline;
+        play.tidy = self.tidying.tidy(self.ground.seed);
         play.server.client_count += self.writers;
         self.ground.buffer(&mut play.server);
         let (bitrate, frames_per_kilosecond) = (play.bitrate, play.frames_per_kilosecond);

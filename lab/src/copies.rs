@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients that copy while others play: real `smbclient` processes, which keep 2 × 8 MiB in flight; over NFS threads with four requests of 1 MiB
-//! in flight, about as a kernel's client reads ahead.
+//! Clients that copy while others play: real `smbclient` processes, which keep 2 × 8 MiB in flight; over NFS threads with as many bytes
+//! in flight, in requests of 1 MiB: Ganesha takes none that are larger. Each is a connection of its own, where smbclient has one.
 //!
 //! Each downloads files of its own, one after the other, into a pipe whose other end is the lab: it compares
 //! every byte, counts them as they arrive, and keeps nothing. Files are larger than the cache, and each
@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 const PIPE_READ_BYTES: usize = 1 << 20;
 /// Of one request over NFS, and how many a copier has in flight. Units: bytes.
 const NFS_READ_BYTES: usize = 1 << 20;
-const NFS_READ_COUNT: usize = 4;
+const NFS_READ_COUNT: usize = 16;
 
 /// What all copiers did.
 #[derive(Clone, Debug, Default)]

@@ -123,6 +123,10 @@ pub struct Ground {
     pub layout: Layout,
     /// What the pool wishes for its files, in the words of `rushes pool policy`.
     pub wish: Option<String>,
+    /// So many of the disks, the last ones, are no members of the pool before it is to be tidied.
+    pub added_count: u64,
+    /// The pool counts as idle after a second.
+    pub idles_soon: bool,
 }
 
 impl Default for Ground {
@@ -137,6 +141,8 @@ impl Default for Ground {
             sizes: Vec::new(),
             layout: Layout::Plain,
             wish: None,
+            added_count: 0,
+            idles_soon: false,
         }
     }
 }

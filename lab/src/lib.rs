@@ -38,6 +38,7 @@ pub mod stage;
 pub mod storm;
 pub mod take;
 pub mod throughput;
+pub mod tidy;
 pub mod trials;
 pub mod wire;
 pub mod work;

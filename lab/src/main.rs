@@ -142,7 +142,7 @@ fn play_and_record(args: &MixedArgs) -> Result<()> {
     let play = args.play();
     let room = Room::create()?;
     let room_bytes = play.record.as_ref().map_or(0, Record::bytes);
-    let ground = args.ground.ground(room_bytes);
+    let ground = args.tidying.on(args.ground.ground(room_bytes));
     let mut stage =
         Stage::prepare_to_write(&room, &args.ground.disk, &play.plan(), ground, args.json)?;
     let report = play.run(&room, &mut stage, args.json)?;

@@ -11,6 +11,7 @@ use crate::room::{Room, interrupted, pause};
 use crate::server::{self, Kind, Server, Way};
 use crate::stage::{Plan, Stage};
 use crate::storm;
+use crate::tidy::Tidy;
 use crate::writer;
 use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -25,6 +26,8 @@ pub const REELS_PER_COPIER: u64 = 2;
 const REEL_BYTES_OVER_CACHE: u64 = 128 << 20;
 /// Copiers run for so long before the first player starts: nobody joins a quiet server.
 const COPIES_LEAD: Duration = Duration::from_millis(1500);
+/// A pool tidies itself for so long before the first player starts: he comes to disks that are at work.
+const TIDY_LEAD: Duration = Duration::from_secs(3);
 /// Storms rage for so long before the first player starts: what they take from the disk can be known.
 const STORM_LEAD: Duration = Duration::from_secs(10);
 const STATUS_EVERY: Duration = Duration::from_millis(1000);
@@ -85,6 +88,8 @@ pub struct Play {
     pub record: Option<Record>,
     /// Those who write meanwhile until there is no room.
     pub fill: Option<Fill>,
+    /// The pool has files to tidy, and does meanwhile.
+    pub tidy: Option<Tidy>,
 }
 
 /// What came of one, before the files that were written are looked at.
@@ -94,6 +99,8 @@ struct Performance {
     filled: Vec<fill::Done>,
     /// When fillers began. Units: ns, CLOCK_MONOTONIC.
     fill_ns: u64,
+    /// As the pool says it, where it tidied itself.
+    tidied: Option<Value>,
 }
 
 impl Play {
@@ -138,6 +145,9 @@ impl Play {
             "over NFS nobody looks names up; leave out --storm or use --door smb"
         );
         stage.timing(false)?;
+        if let Some(tidy) = &self.tidy {
+            tidy.prepare(stage)?;
+        }
         stage.cool()?;
         if !self.cold_metadata {
             stage.look_through()?;
@@ -166,6 +176,10 @@ impl Play {
         if let Some(fill) = &self.fill {
             let filled = fill.judge(stage, &performance.filled, performance.fill_ns)?;
             report.filling = Some(Box::new(filled));
+        }
+        if let (Some(tidy), Some(status)) = (&self.tidy, performance.tidied) {
+            stage.cool()?;
+            report.tidying = Some(Box::new(tidy.judge(stage, status)?));
         }
         if let (Some(record), Some(mut recorded)) = (&self.record, performance.recorded) {
             recorded.share(&report);
@@ -211,10 +225,15 @@ impl Play {
             0 => None,
             count => Some(Copies::start(room, server.address(), reels(stage, count))?),
         };
+        if let Some(tidy) = &self.tidy {
+            tidy.begin(stage)?;
+        }
         let storm_t0 = now_ns() + Duration::from_millis(300).as_nanos() as u64;
         let t0 = now_ns()
             + if self.storm_count > 0 {
                 STORM_LEAD
+            } else if self.tidy.is_some() {
+                TIDY_LEAD
             } else if copies.is_some() {
                 COPIES_LEAD
             } else {
@@ -253,6 +272,7 @@ impl Play {
         let wall_s = (now_ns() - t0) as f64 / 1e9;
         let cpu_s = (server.cpu()? - cpu_before).as_secs_f64();
         let machine = report::Processors::now().since(machine_before);
+        let tidied = self.tidy.as_ref().map(|tidy| tidy.end(stage));
         let tally = copies.map(Copies::stop);
         let statistics = stage.statistics()?;
         let storm_results = Crowd::<storm::Done>::gather(storms).results()?;
@@ -281,6 +301,7 @@ impl Play {
             recorded,
             filled,
             fill_ns,
+            tidied: tidied.transpose()?,
         })
     }
 

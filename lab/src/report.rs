@@ -5,6 +5,7 @@ use crate::copies::Tally;
 use crate::fill::FillReport;
 use crate::player::Playback;
 use crate::storm;
+use crate::tidy::TidyReport;
 use crate::written::WriteReport;
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -127,6 +128,9 @@ pub struct Report {
     /// Of `fill`: what those who filled the disks meanwhile got.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filling: Option<Box<FillReport>>,
+    /// Of a run in which the pool tidied itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tidying: Option<Box<TidyReport>>,
     /// Lateness of each frame of each player, with `--timeline`. Units: ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeline: Option<Vec<Timeline>>,
@@ -268,6 +272,9 @@ impl Report {
         self.filling
             .as_ref()
             .map_or(Ok(()), |filling| filling.check())?;
+        self.tidying
+            .as_ref()
+            .map_or(Ok(()), |tidying| tidying.check())?;
         self.recording
             .as_ref()
             .map_or(Ok(()), |recording| recording.check())
@@ -365,6 +372,9 @@ impl Report {
         }
         if let Some(filling) = &self.filling {
             write!(out, "{}", filling.table())?;
+        }
+        if let Some(tidying) = &self.tidying {
+            write!(out, "{}", tidying.text())?;
         }
         if let Some(recording) = &self.recording {
             write!(out, "{}", recording.table())?;

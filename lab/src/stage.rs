@@ -335,7 +335,14 @@ impl Stage {
             .iter()
             .map(|piece| plan.bytes(*piece))
             .collect();
-        let bytes = array::disk_bytes(ground.disk_count, &files, ground.room_bytes);
+        ensure!(
+            ground.added_count < ground.disk_count,
+            "--added {} of --disks {}: the pool needs a member to begin with",
+            ground.added_count,
+            ground.disk_count
+        );
+        let first_count = ground.disk_count - ground.added_count;
+        let bytes = array::disk_bytes(first_count, &files, ground.room_bytes);
         let all_bytes: u64 = ground.sizes.iter().sum();
         match (&ground.folder, place) {
             // They will be full.
@@ -387,7 +394,8 @@ impl Stage {
         let paths: Vec<String> = (0..self.plan.stream_count)
             .map(|stream| self.plan.stream_path(stream))
             .collect();
-        let counts = array.files_per_disk(&paths)?.unwrap_or_default();
+        let mut counts = array.files_per_disk(&paths)?.unwrap_or_default();
+        counts.truncate(counts.len() - self.ground.added_count as usize);
         let (least, most) = (counts.iter().min(), counts.iter().max());
         ensure!(
             most.zip(least)
@@ -1272,7 +1280,11 @@ fn look_through(folder: &Path) -> Result<()> {
         }
         // Looking for a hole walks the extents.
         let file = fs::File::open(entry.path()).with_context(cannot)?;
-        rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)).with_context(cannot)?;
+        match rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)) {
+            // An empty one, as of a stripe that is longer than its file.
+            Ok(_) | Err(rustix::io::Errno::NXIO) => {}
+            Err(error) => return Err(error).with_context(cannot),
+        }
     }
     Ok(())
 }

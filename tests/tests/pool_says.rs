@@ -203,3 +203,57 @@ fn a_mount_says_one_line_and_leaves_alone_what_is_on_its_folder_afterwards() {
     let theirs = fs::read_to_string(strange.join("theirs"));
     assert_eq!(theirs.expect("it is mounted"), "theirs");
 }
+
+/// What `status` says of the mount once it is so.
+fn mount_once(world: &PoolWorld, mut is_so: impl FnMut(&Value) -> bool) -> Value {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        let (report, _) = world.json(&["status"], &[]);
+        let mount = report[0]["mount"].clone();
+        if is_so(&mount) {
+            return mount;
+        }
+        assert!(Instant::now() < end, "{report}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn status_says_whether_a_mount_has_a_keeper_and_what_the_kernel_reads_itself() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 64)]) else {
+        return;
+    };
+    let text = |world: &PoolWorld| {
+        let output = world.command(&["status"], &[]).output();
+        String::from_utf8_lossy(&output.expect("it starts").stdout).into_owned()
+    };
+    put(&world.path("f"), 1, 100_000).expect("room");
+    let mount = mount_once(&world, |mount| mount["passed_open_count"] == 0);
+    assert_eq!(
+        (&mount["has_keeper"], &mount["can_pass"]),
+        (&json!(false), &json!(true))
+    );
+    // (The mount hears of a writer's close a moment after it.)
+    let mut open = Vec::new();
+    let mount = mount_once(&world, |mount| {
+        open.push(File::open(world.path("f")).expect("there"));
+        mount["passed_open_count"].as_u64() > Some(0)
+    });
+    let count = mount["passed_open_count"].as_u64().expect("a number");
+    assert!(count <= open.len() as u64, "{mount}");
+    let said = text(&world);
+    assert!(said.contains("in use without a keeper, "), "{said}");
+    assert!(said.contains(" opens read by passthrough"), "{said}");
+    drop(open);
+    mount_once(&world, |mount| mount["passed_open_count"] == 0);
+    world.end();
+    assert_eq!(mount_once(&world, |_| true), Value::Null);
+    drop(world);
+    let Some(world) = PoolWorld::kept(&[(EXT4, 64)]) else {
+        return;
+    };
+    let expected = json!({"has_keeper": true, "can_pass": false, "passed_open_count": 0});
+    assert_eq!(mount_once(&world, |_| true), expected);
+    let said = text(&world);
+    assert!(said.contains("in use with a keeper, "), "{said}");
+}

@@ -12,6 +12,10 @@ const LEAST_BYTES_PER_S: u64 = 1 << 20;
 const PIECE_COST_BYTES: u64 = 256 << 10;
 /// Longest rest where nothing is known.
 const REST_MAX: Duration = Duration::from_s(2);
+/// Who moves for nobody, beside others, works one part of the time in so many: whoever has no contract is in no promise, and notices else.
+const PART_BESIDE: u64 = 8;
+/// And rests no longer after a piece, however slow the disk was.
+const REST_BESIDE_MAX: Duration = Duration::from_s(20);
 
 /// How long to rest after a piece.
 ///
@@ -30,6 +34,19 @@ pub fn rest(copied: ByteCount, took: Duration, unpromised: Option<u64>) -> Durat
             .unwrap_or(u64::MAX)
             .saturating_sub(took.0),
     )
+}
+
+/// The same where nobody asked for it, and others want bytes.
+///
+/// `worked`  of what it took: the time in which its requests were not the last in line
+pub fn rest_beside(
+    copied: ByteCount,
+    (took, worked): (Duration, Duration),
+    unpromised: Option<u64>,
+) -> Duration {
+    let part = worked.0.saturating_mul(PART_BESIDE - 1);
+    let part = Duration(part).min(REST_BESIDE_MAX);
+    rest(copied, took, unpromised).max(part)
 }
 
 #[cfg(test)]
@@ -80,6 +97,22 @@ mod tests {
             rest(PIECE, Duration::from_s(60), Some(100 << 20)),
             Duration::ZERO
         );
+    }
+
+    #[test]
+    fn for_nobody_and_beside_others_it_works_an_eighth_of_the_time_and_within_its_share() {
+        let took = Duration::from_ms(100);
+        for unpromised in [None, Some(0), Some(43_000_000), Some(3_000_000_000)] {
+            let beside = rest_beside(PIECE, (took, took), unpromised);
+            assert!(beside >= Duration::from_ms(700), "{unpromised:?}");
+            assert!(beside >= rest(PIECE, took, unpromised), "{unpromised:?}");
+        }
+        let minute = Duration::from_s(60);
+        let slow = rest_beside(PIECE, (minute, minute), Some(43_000_000));
+        assert_eq!(slow, REST_BESIDE_MAX);
+        // It waited for everybody else: that was their time.
+        let waited = rest_beside(PIECE, (minute, took), Some(43_000_000));
+        assert_eq!(waited, Duration::from_ms(700));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When a pool tidies itself: only while nobody asks anything of it, and nothing is promised of its members.
+//! When a pool tidies itself: only while nobody asks anything of it, and nothing is promised of its members; or always, where somebody always plays.
 //!
-//! Beginning is slow and ending is quick. It begins when nobody has asked for [`QUIET`] and nothing was promised for as long; it ends at the first request or
+//! Beginning is slow and ending is quick. While nobody asks: it begins when nobody has asked for [`QUIET`] and nothing was promised for as long; it ends at the first request or
 //! promise, and begins again after another [`QUIET`]. What a whole pass has put in order is left alone for [`PASS_EVERY`], unless members have come.
 
 use crate::units::{Duration, Instant};
@@ -23,6 +23,8 @@ pub enum Schedule {
     Off,
     /// At any time of day.
     Idle,
+    /// At any time, also beside those who play and record. What of it they are to notice is core/pool/pace's.
+    Always,
     /// From one time of day to another, over midnight if that is earlier.
     Daily {
         /// Units: minutes after midnight, local time; below 1440.
@@ -33,11 +35,12 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// `off`, `idle`, or `02:00-06:00`. None: it is none of them.
+    /// `off`, `idle`, `always`, or `02:00-06:00`. None: it is none of them.
     pub fn of(text: &str) -> Option<Schedule> {
         match text {
             "off" => Some(Schedule::Off),
             "idle" => Some(Schedule::Idle),
+            "always" => Some(Schedule::Always),
             _ => {
                 let (from, to) = text.split_once('-')?;
                 let (from, to) = (minute_of(from)?, minute_of(to)?);
@@ -50,7 +53,7 @@ impl Schedule {
     pub fn allows(self, minute: u16) -> bool {
         match self {
             Schedule::Off => false,
-            Schedule::Idle => true,
+            Schedule::Idle | Schedule::Always => true,
             Schedule::Daily { from, to } if from < to => (from..to).contains(&minute),
             Schedule::Daily { from, to } => minute >= from || minute < to,
         }
@@ -64,6 +67,7 @@ impl fmt::Display for Schedule {
         let said: String = match *self {
             Schedule::Off => "off".to_string(),
             Schedule::Idle => "idle".to_string(),
+            Schedule::Always => "always".to_string(),
             Schedule::Daily { from, to } => format!("{}-{}", text(from), text(to)),
         };
         f.write_str(&said)
@@ -136,6 +140,7 @@ impl Wait {
 #[derive(Clone, Copy, Debug)]
 pub struct Tidier {
     quiet: Duration,
+    begun_at: Instant,
     asked_count: u64,
     /// When somebody asked last, or something was promised.
     busy_at: Instant,
@@ -150,6 +155,7 @@ impl Tidier {
     pub fn new(now: Instant, quiet: Duration) -> Tidier {
         Tidier {
             quiet,
+            begun_at: now,
             asked_count: 0,
             busy_at: now,
             done: None,
@@ -164,7 +170,12 @@ impl Tidier {
     /// Whether to tidy now, asked before it begins.
     pub fn may_begin(&mut self, now: Instant, seen: Seen) -> Result<(), Wait> {
         self.may_go_on(now, seen)?;
-        if now.0.saturating_sub(self.busy_at.0) < self.quiet.0 {
+        let since = match seen.schedule {
+            // (Who has just mounted it is not to wait for this.)
+            Schedule::Always => self.begun_at,
+            _ => self.busy_at,
+        };
+        if now.0.saturating_sub(since.0) < self.quiet.0 {
             return Err(Wait::Asked);
         }
         match self.done {
@@ -175,6 +186,11 @@ impl Tidier {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Others want bytes, or did until a moment ago.
+    pub fn is_beside_others(&self, now: Instant) -> bool {
+        now.0.saturating_sub(self.busy_at.0) < self.quiet.0
     }
 
     /// Whether to go on with what was begun, asked at every piece.
@@ -188,6 +204,7 @@ impl Tidier {
             Schedule::Off => Err(Wait::Off),
             schedule if !schedule.allows(seen.minute) => Err(Wait::Window),
             _ if seen.has_command => Err(Wait::Command),
+            Schedule::Always => Ok(()),
             _ if seen.is_promised => Err(Wait::Promised),
             _ if is_asked => Err(Wait::Asked),
             _ => Ok(()),
@@ -215,7 +232,14 @@ mod tests {
 
     #[test]
     fn schedules_are_read_as_they_are_written_and_nothing_else_is_one() {
-        for text in ["off", "idle", "02:00-06:00", "22:30-05:59", "00:00-23:59"] {
+        for text in [
+            "off",
+            "idle",
+            "always",
+            "02:00-06:00",
+            "22:30-05:59",
+            "00:00-23:59",
+        ] {
             let schedule = Schedule::of(text).unwrap_or_else(|| panic!("{text}"));
             assert_eq!(schedule.to_string(), text);
         }
@@ -317,6 +341,30 @@ mod tests {
             ..IDLE
         };
         assert_eq!(tidier.may_go_on(at(185), off), Err(Wait::Off));
+    }
+
+    #[test]
+    fn always_is_beside_streams_and_requests_but_not_beside_a_command_nor_twice() {
+        let mut tidier = Tidier::new(at(0), QUIET);
+        let busy = |asked_count| Seen {
+            schedule: Schedule::Always,
+            asked_count,
+            has_unseen: true,
+            is_promised: true,
+            ..IDLE
+        };
+        assert_eq!(tidier.may_begin(at(59), busy(1)), Err(Wait::Asked));
+        assert_eq!(tidier.may_begin(at(60), busy(2)), Ok(()));
+        assert_eq!(tidier.may_go_on(at(61), busy(3)), Ok(()));
+        assert!(tidier.is_beside_others(at(61)) && !tidier.is_beside_others(at(121)));
+        let command = Seen {
+            has_command: true,
+            ..busy(4)
+        };
+        assert_eq!(tidier.may_go_on(at(62), command), Err(Wait::Command));
+        assert_eq!(tidier.may_begin(at(63), busy(5)), Ok(()));
+        tidier.passed(at(70), IDLE.members);
+        assert_eq!(tidier.may_begin(at(71), busy(6)), Err(Wait::Done));
     }
 
     #[test]

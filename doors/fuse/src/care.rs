@@ -10,13 +10,13 @@ use crate::answer::Answer;
 use crate::door::Door;
 use crate::files::OpenFile;
 use crate::nodes::{Node, locked, status};
-use rushes_core::pool::pace::rest;
+use rushes_core::pool::pace::{rest, rest_beside};
 use rushes_core::pool::tidy::Wait;
 use rushes_core::pool::vain::Rooms;
 use rushes_core::units;
 use rushes_pool::{
-    Access, Asker, ByteCount, Defragged, Drained, Failed, Layout, MemberNumber, Move, Moved,
-    Object, Pool, PoolError, Request, Told, Users, Work, WorkKind, about, each_file_in,
+    Access, Asker, ByteCount, Defragged, Drained, Failed, Layout, MemberNumber, MountState, Move,
+    Moved, Object, Pool, PoolError, Request, Told, Users, Work, WorkKind, about, each_file_in,
     names_follow, set_draining,
 };
 use rushes_sys::priority::{idle_io, ordinary_io};
@@ -280,6 +280,11 @@ impl Door {
             Request::Status {} => Ok(Told::Status {
                 work: self.care.work(),
                 tidying_waits: self.tidying.waits(),
+                mount: Some(MountState {
+                    has_keeper: self.table.is_some(),
+                    can_pass: self.can_pass.load(Ordering::Acquire),
+                    passed_open_count: self.tidying.passed(),
+                }),
             }),
         };
         done.unwrap_or_else(|error| Told::Refused {
@@ -854,6 +859,7 @@ impl<'a, 'b> Mover<'a, 'b> {
                 false => PIECE,
             };
             self.door.read_before(held, &one, piece);
+            let waited = begun.elapsed();
             let Some(moved) = self.door.move_piece(held, &mut one, piece)? else {
                 if one.was_vain() {
                     self.remember(held, &one, rooms);
@@ -863,14 +869,22 @@ impl<'a, 'b> Mover<'a, 'b> {
             self.piece_count += 1;
             self.done.moved_bytes += moved.copied;
             self.told(true)?;
-            self.rest(&moved, begun.elapsed())?;
+            self.rest(&moved, waited, begun.elapsed())?;
         }
     }
 
-    fn rest(&mut self, moved: &Moved, took: Duration) -> Result<(), PoolError> {
-        let took = units::Duration(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    /// `waited`  of what it took: for reads behind everybody else's
+    fn rest(&mut self, moved: &Moved, waited: Duration, took: Duration) -> Result<(), PoolError> {
+        let of =
+            |time: Duration| units::Duration(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        let worked = of(took.saturating_sub(waited));
+        let (copied, took) = (ByteCount(moved.copied), of(took));
         let unpromised = self.door.unpromised(moved);
-        let mut left = Duration::from_nanos(rest(ByteCount(moved.copied), took, unpromised).0);
+        let due = match self.is_tidying && self.door.tidying.is_beside_others() {
+            true => rest_beside(copied, (took, worked), unpromised),
+            false => rest(copied, took, unpromised),
+        };
+        let mut left = Duration::from_nanos(due.0);
         while left > Duration::ZERO {
             let nap = left.min(NAP);
             std::thread::sleep(nap);

@@ -28,6 +28,8 @@ pub(crate) struct Tidying {
     passed_count: AtomicU64,
     /// Streams have contracts on a member's device, as the daemon said last.
     is_promised: AtomicBool,
+    /// Others want bytes while it is at work.
+    is_beside_others: AtomicBool,
     /// What was tried in vain: by itself it is not tried again, nor twice by a command.
     pub(crate) vain: Mutex<Vain>,
     /// Why it is not under way; None: it is.
@@ -46,6 +48,15 @@ impl Tidying {
 
     pub(crate) fn passed_ends(&self) {
         self.passed_count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_beside_others(&self) -> bool {
+        self.is_beside_others.load(Ordering::Relaxed)
+    }
+
+    /// Opens that the kernel reads by itself.
+    pub(crate) fn passed(&self) -> u64 {
+        self.passed_count.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_promised(&self, is_promised: bool) {
@@ -103,6 +114,9 @@ impl Door {
                 }
                 let seen = self.seen(self.care.has_command());
                 ended = tidier.may_go_on(now(), seen).err();
+                let is_beside_others = tidier.is_beside_others(now());
+                let told = &self.tidying.is_beside_others;
+                told.store(is_beside_others, Ordering::Relaxed);
                 ended.is_none()
             };
             let done = self.tidy_by(busy, kind, &mut failed, &mut wants_it);
@@ -148,13 +162,14 @@ impl Door {
     pub(crate) fn set_schedule(&self, schedule: &str) -> Result<Told, PoolError> {
         let Some(schedule) = Schedule::of(schedule) else {
             return Err(PoolError::Refused(format!(
-                "{schedule:?} is no schedule; expected off, idle or a time such as 02:00-06:00"
+                "{schedule:?} is no schedule; expected off, idle, always or a time such as 02:00-06:00"
             )));
         };
         self.care.change(|| set_schedule(&self.pool, schedule))?;
         Ok(Told::Status {
             work: None,
             tidying_waits: None,
+            mount: None,
         })
     }
 }

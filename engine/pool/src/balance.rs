@@ -7,6 +7,7 @@ use crate::change::{Drained, sum, take, within};
 use crate::error::PoolError;
 use crate::failed::Failed;
 use crate::format::Duty;
+use crate::kept::{held, in_front, length_of};
 use crate::member::{Access, MemberState, data_ranges};
 use crate::names::checkpoint_now;
 use crate::online::{Move, each_file_in};
@@ -135,7 +136,9 @@ fn move_one(
     let failed = |error| PoolError::system("look for data in an object", "", error);
     let data = within(&data_ranges(&source).map_err(failed)?, range);
     let bytes = sum(&data);
-    let Ok(target) = target_of(pool, stub, object, bytes) else {
+    let length = length_of(stub).map_err(failed)?;
+    let wanted = held(&source, in_front(range, length)).map_err(failed)?;
+    let Ok(target) = target_of(pool, stub, object, wanted.max(bytes)) else {
         return Ok(None);
     };
     let is_moved = take(pool, stub, layout, (object, &source), target, range, &data)?;
@@ -283,5 +286,7 @@ fn why_it_stays(
 ) -> Option<Result<MemberNumber, Stay>> {
     let source = pool.open_object(layout, object, Access::Read).ok()?;
     let bytes = sum(&data_ranges(&source).ok()?);
+    let all = ByteRange::new(0, length_of(stub).ok()?.0);
+    let bytes = held(&source, all).ok()?.max(bytes);
     Some(target_of(pool, stub, object, bytes))
 }

@@ -8,6 +8,8 @@
 use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, member_format, refused};
 use crate::error::{PoolError, is_full};
 use crate::format::{self, CatalogueFormat, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
+use crate::hole::vacate;
+use crate::kept::{in_front, keep, length_of};
 use crate::member::{Access, Member, MemberState, NAMES, data_ranges, mark_of, random};
 use crate::names::{checkpoint_now, newest_log};
 use crate::pool::{Pool, punch};
@@ -390,6 +392,9 @@ pub(crate) fn move_whole(
     (object, source): (Object, &OwnedFd),
     data: &[ByteRange],
 ) -> Result<u64, PoolError> {
+    let failed = |error| PoolError::system("look at a file", "", error);
+    let length = layout.lengths(length_of(stub).map_err(failed)?);
+    let length = length.get(&object).copied().unwrap_or(0);
     let need = sum(data);
     let part = mark_of(source).map_err(|error| PoolError::system("read a mark", "", error))?;
     let part = match part {
@@ -405,9 +410,8 @@ pub(crate) fn move_whole(
             Err(error) if error.is_full() => continue,
             Err(error) => return Err(error),
         };
-        let copied = data
-            .iter()
-            .try_for_each(|part| copy(source, &fd, *part))
+        let copied = keep(source, &fd, ByteRange::new(0, length))
+            .and_then(|()| data.iter().try_for_each(|part| copy(source, &fd, *part)))
             .and_then(|()| fsync(&fd));
         let mut next = layout.clone();
         next.replace(object, target);
@@ -516,10 +520,11 @@ pub(crate) fn take(
     };
     // What an old object still has there is of another time.
     let copied = punch(&fd, range)
+        .and_then(|()| keep(source, &fd, in_front(range, length_of(stub)?)))
         .and_then(|()| data.iter().try_for_each(|part| copy(source, &fd, *part)))
         .and_then(|()| fsync(&fd));
     let undo = || match mine {
-        Some(_) => drop(punch(&fd, range)),
+        Some(_) => drop(vacate(&fd, layout, target, range)),
         None => drop(member.remove_object(layout.file, target.id)),
     };
     if let Err(error) = copied {
@@ -539,7 +544,7 @@ pub(crate) fn take(
     *layout = next;
     // Room for others; should it fail, it is only not regained, and fsck sees to it.
     if layout.objects().contains(&object) {
-        let _ = punch(source, range);
+        let _ = vacate(source, layout, object, range);
     } else if let Some(member) = pool.member(object.member) {
         let _ = member.remove_object(layout.file, object.id);
     }

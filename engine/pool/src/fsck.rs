@@ -6,8 +6,9 @@
 //! a record says.
 
 use crate::error::PoolError;
+use crate::hole::vacate_beside;
 use crate::member::{Access, Listed, Member, MemberState, ObjectName, data_ranges};
-use crate::pool::{Pool, punch};
+use crate::pool::Pool;
 use crate::reserved::Reserved;
 use crate::walk::{each_stub, open_below};
 use crate::xattr::{self, LAYOUT_ATTRIBUTE};
@@ -1019,7 +1020,7 @@ impl Mender<'_> {
                     }
                     copied += here.length.0;
                     if repair {
-                        punch(fd, here).map_err(|error| {
+                        vacate_beside(fd, led, here).map_err(|error| {
                             PoolError::system("make a hole in an object", "", error)
                         })?;
                     }

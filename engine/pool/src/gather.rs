@@ -5,10 +5,13 @@
 //! goes with its last byte. So at every instant the record leads to each byte once. The home begins with the file, so that what an interrupted one has
 //! moved is in front: the next goes on there. What is not done here: saying which file is next, and how fast.
 
+use crate::change::within;
 use crate::error::PoolError;
+use crate::hole::vacate;
+use crate::kept::{in_front, kept, length_of};
 use crate::member::{Access, MemberState, data_ranges};
 use crate::online::Moved;
-use crate::pool::{Pool, Source, punch};
+use crate::pool::{Pool, Source};
 use rushes_core::pool::check::is_plain;
 use rushes_core::pool::defrag::{Holding, gather_on, is_scattered, is_worth};
 use rushes_core::pool::vain::Try;
@@ -297,13 +300,17 @@ impl Gather {
             return Ok(None);
         };
         let range = layout.range_of(at);
-        let Some((home, opened)) = self.enter(pool, layout, range, &source)? else {
+        let failed = |error| PoolError::system("look for what is reserved", "", error);
+        let length = length_of(stub).map_err(failed)?;
+        let Some((home, opened)) = self.enter(pool, layout, (range, length), &source)? else {
             return Ok(None);
         };
         let (range, data) = next_data(&source, range, piece)?;
+        let range = source.span(range, length).map_err(failed)?;
+        let data = within(&data, range);
         let mut next = layout.clone();
         next.lay(range, home.origin, home.shape, home.objects.clone());
-        let brought = bring(&source, (&home, &opened), range, &data)
+        let brought = bring(&source, layout, (&home, &opened), (range, length), &data)
             .and_then(|()| pool.set_layout(stub, &next));
         if let Err(error) = brought {
             self.give_up(pool, layout, (&home, &opened), range);
@@ -318,7 +325,7 @@ impl Gather {
         gone.retain(|object| !named.contains(object));
         // (What goes is left whole until then: a hole may leave zeroes in a last block, which are no copy of anything.)
         if source.segment.objects.iter().all(|one| named.contains(one)) {
-            let _ = source.punch(range);
+            let _ = source.vacate(layout, range);
         }
         for object in gone {
             pool.forget(layout.file, object);
@@ -337,7 +344,7 @@ impl Gather {
         &mut self,
         pool: &Pool,
         layout: &Layout,
-        range: ByteRange,
+        (range, length): (ByteRange, ByteCount),
         source: &Source,
     ) -> Result<Option<(Home, Vec<OwnedFd>)>, PoolError> {
         if let Some(home) = &self.home {
@@ -369,7 +376,7 @@ impl Gather {
         let mut opened = Vec::new();
         let made =
             make(pool, layout, &members, &mut home, &mut opened).and_then(|()| match &self.aim {
-                Aim::Afresh(old) => has_fewer_extents(layout, old, source, &opened),
+                Aim::Afresh(old) => has_fewer_extents(layout, length, old, source, &opened),
                 Aim::Together(_) | Aim::Wider(..) => Ok(true),
             });
         if let Ok(true) = made {
@@ -399,7 +406,7 @@ impl Gather {
     ) {
         let named = layout.objects();
         if home.objects.iter().any(|object| named.contains(object)) {
-            let _ = clear(home, opened, range);
+            let _ = clear(layout, home, opened, range);
             return;
         }
         for object in &home.objects {
@@ -469,6 +476,7 @@ fn make(
 /// between while it is.
 fn has_fewer_extents(
     layout: &Layout,
+    length: ByteCount,
     old: &Home,
     source: &Source,
     opened: &[OwnedFd],
@@ -484,7 +492,15 @@ fn has_fewer_extents(
         let Some(old_fd) = old_fd else {
             return Ok(false);
         };
-        for data in data_ranges(old_fd).map_err(failed)? {
+        let all = ByteRange::new(
+            0,
+            old.shape
+                .share(index, length.0.saturating_sub(old.origin.0)),
+        );
+        let mut wanted = data_ranges(old_fd).map_err(failed)?;
+        wanted.extend(kept(old_fd, all).map_err(failed)?);
+        wanted.sort_unstable_by_key(|part| part.start);
+        for data in wanted {
             for range in &ranges {
                 let share = |at: u64| old.shape.share(index, at - old.origin.0);
                 let start = data.start.0.max(share(range.start.0));
@@ -538,11 +554,16 @@ fn next_data(
 /// A piece to its home, durably. What that still had there is of another time.
 fn bring(
     source: &Source,
+    layout: &Layout,
     (home, opened): (&Home, &[OwnedFd]),
-    range: ByteRange,
+    (range, length): (ByteRange, ByteCount),
     data: &[ByteRange],
 ) -> Result<(), PoolError> {
-    clear(home, opened, range)
+    clear(layout, home, opened, range)
+        .and_then(|()| {
+            let to = (home.shape, home.origin, opened);
+            source.keep(to, in_front(range, length))
+        })
         .and_then(|()| {
             let mut buffer = vec![0; CHUNK_BYTES];
             data.iter()
@@ -552,12 +573,13 @@ fn bring(
         .map_err(|error| PoolError::system("move bytes between objects", "", error))
 }
 
-fn clear(home: &Home, opened: &[OwnedFd], range: ByteRange) -> Result<(), Errno> {
+fn clear(layout: &Layout, home: &Home, opened: &[OwnedFd], range: ByteRange) -> Result<(), Errno> {
     let origin = home.origin.0;
     opened.iter().enumerate().try_for_each(|(index, fd)| {
         let start = home.shape.share(index, range.start.0 - origin);
         let end = home.shape.share(index, range.end() - origin);
-        punch(fd, ByteRange::new(start, end - start))
+        let part = ByteRange::new(start, end - start);
+        vacate(fd, layout, home.objects[index], part)
     })
 }
 

@@ -19,6 +19,8 @@ mod find;
 mod format;
 mod fsck;
 mod gather;
+mod hole;
+mod kept;
 mod member;
 mod names;
 mod online;
@@ -51,7 +53,9 @@ pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
 pub use names::{Inode, NameLog, inode, newest_log};
 pub use online::{Move, Moved, each_file_in};
 pub use pool::{Buried, Members, Pool, Readers, SpillReason, Usage};
-pub use request::{Asked, Asker, Door, Listener, Request, Told, Work, WorkKind};
+pub use request::{
+    Asked, Asker, Door, DoorStatus, Listener, MountState, Request, Told, Work, WorkKind,
+};
 pub use rescue::{Rescued, rescue};
 pub use rushes_core::pool::tidy::Schedule;
 pub use rushes_core::pool::wish::WISH_BYTES_MAX;

@@ -10,6 +10,7 @@ use crate::catalogue::REMOVED;
 use crate::change::{candidates, move_whole, sum, take};
 use crate::error::PoolError;
 use crate::gather::Gather;
+use crate::kept::{held, length_of};
 use crate::member::{Access, MemberState, data_ranges};
 use crate::pool::Pool;
 use crate::walk::each_stub_below;
@@ -325,7 +326,11 @@ impl Move {
         let wanted = match before {
             Some(_) => copied,
             // Once for all of it.
-            None => sum(&data_ranges(source).map_err(failed)?),
+            None => {
+                let all = ByteRange::new(0, length_of(stub).map_err(failed)?.0);
+                let bytes = sum(&data_ranges(source).map_err(failed)?);
+                held(source, all).map_err(failed)?.max(bytes)
+            }
         };
         if let What::Object(_) = self.what {
             return Ok(target_of(pool, stub, object, wanted).into_iter().collect());

@@ -7,6 +7,7 @@
 use crate::catalogue::{Catalogue, Lock, REMOVED};
 use crate::error::{PoolError, is_full};
 use crate::format::{CatalogueFormat, FORMAT_FILE, Format};
+use crate::hole::vacate;
 use crate::member::{Access, Member, MemberState, mark_of};
 use crate::sequences::{Sequence, Sequences};
 use crate::wishes::Loads;
@@ -127,8 +128,8 @@ impl Source {
         fdatasync(to).map_err(failed)
     }
 
-    /// Bytes of the file that are elsewhere by now.
-    pub(crate) fn punch(&self, range: ByteRange) -> Result<(), Errno> {
+    /// Bytes of the file that are elsewhere by now, as this layout has it.
+    pub(crate) fn vacate(&self, layout: &Layout, range: ByteRange) -> Result<(), Errno> {
         let (shape, origin) = (self.segment.shape, self.segment.origin.0);
         self.objects
             .iter()
@@ -137,7 +138,8 @@ impl Source {
             .try_for_each(|(index, fd)| {
                 let start = shape.share(index, range.start.0 - origin);
                 let end = shape.share(index, range.end() - origin);
-                punch(fd, ByteRange::new(start, end - start))
+                let part = ByteRange::new(start, end - start);
+                vacate(fd, layout, self.segment.objects[index], part)
             })
     }
 }
@@ -600,7 +602,7 @@ impl Pool {
             if let Some((source, range)) = &moved
                 && source.readers == Readers::None
             {
-                let _ = source.punch(*range);
+                let _ = source.vacate(layout, *range);
             }
             for object in gone {
                 self.forget(layout.file, object);

@@ -97,12 +97,37 @@ pub enum Told {
         work: Option<Work>,
         /// Why the pool does not tidy itself at this moment, as a word; None: it does.
         tidying_waits: Option<String>,
+        /// (A mount that is older than this program says nothing of it.)
+        #[serde(default)]
+        mount: Option<MountState>,
     },
     /// It was not done.
     Refused {
         /// What was read, what was expected, what to do.
         sentence: String,
     },
+}
+
+/// How a mount is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountState {
+    /// The process that serves is replaced when it dies.
+    pub has_keeper: bool,
+    /// The kernel may read files that nobody writes straight from their objects.
+    pub can_pass: bool,
+    /// So many opens are read so at this moment.
+    pub passed_open_count: u64,
+}
+
+/// What a mount says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DoorStatus {
+    /// What is under way there.
+    pub work: Option<Work>,
+    /// Why the pool does not tidy itself, as a word; None: it does.
+    pub tidying_waits: Option<String>,
+    /// None: it does not say.
+    pub mount: Option<MountState>,
 }
 
 /// What can be under way.
@@ -211,14 +236,19 @@ impl Door {
         }
     }
 
-    /// What is under way there, and why the pool does not tidy itself. None where nobody answers within a few seconds.
-    pub fn status(self) -> Option<(Option<Work>, Option<String>)> {
+    /// None where nobody answers within a few seconds.
+    pub fn status(self) -> Option<DoorStatus> {
         self.0.get_ref().set_read_timeout(Some(PATIENCE)).ok()?;
         match self.ask(&Request::Status {}, |_| {}) {
             Ok(Told::Status {
                 work,
                 tidying_waits,
-            }) => Some((work, tidying_waits)),
+                mount,
+            }) => Some(DoorStatus {
+                work,
+                tidying_waits,
+                mount,
+            }),
             _ => None,
         }
     }

@@ -10,8 +10,8 @@ mod place;
 
 use place::{Place, Written, objects_on, pattern};
 use rushes_pool::{
-    Access, ByteOffset, ByteRange, Fsck, LAYOUT_ATTRIBUTE, Layout, OBJECT_ATTRIBUTE, Object,
-    ObjectName, Pool, SpillReason, State, fsck,
+    Access, ByteCount, ByteOffset, ByteRange, Fsck, LAYOUT_ATTRIBUTE, Layout, Move,
+    OBJECT_ATTRIBUTE, Object, ObjectName, Pool, SpillReason, State, fsck,
 };
 use rustix::fs::{FallocateFlags, XattrFlags, fallocate, fremovexattr, fsetxattr, setxattr};
 use std::fs;
@@ -314,6 +314,62 @@ fn zeroes_that_a_hole_leaves_in_its_last_block_are_no_bytes() {
     assert_eq!(look(&pool), [("copied", State::Mendable)]);
     fallocate(&fd, flags, 1000, MIB as u64).unwrap();
     assert_eq!(look(&pool), []);
+}
+
+/// All of it is moved, and the objects that went with their last byte are there still: killed just before.
+fn move_and_keep(pool: &Pool, file: &mut Written, mut one: Move, piece: u64) {
+    let objects = file.layout.objects();
+    let kept = |object: Object| {
+        let member = pool.member(object.member).unwrap();
+        member.path().join(format!("kept{}", object.id.0))
+    };
+    for object in &objects {
+        fs::hard_link(path_of(pool, *object), kept(*object)).unwrap();
+    }
+    let stub = file.stub.as_fd();
+    while one
+        .one_piece(pool, stub, &mut file.layout, ByteCount(piece))
+        .unwrap()
+        .is_some()
+    {}
+    for object in objects {
+        // (Nothing is done where it is still there: both are names of one file.)
+        fs::rename(kept(object), path_of(pool, object)).unwrap();
+        let _ = fs::remove_file(kept(object));
+    }
+}
+
+#[test]
+fn blocks_in_which_pieces_ended_are_no_bytes_of_what_was_moved() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    for (name, end) in [("inside", 1_002_464), ("at a block", 1_003_520)] {
+        // A place may end inside a block, and so do all pieces of the next one then.
+        let mut file = Written::new(&pool, name);
+        file.write(&pool, 0, &pattern(0, end)).unwrap();
+        let wanted = ByteRange::new(end as u64, MIB as u64);
+        let stub = file.stub.as_fd();
+        pool.spill(stub, &mut file.layout, wanted, SpillReason::Unwritable)
+            .unwrap();
+        file.write(&pool, end as u64, &pattern(end as u64, MIB - 100_017))
+            .unwrap();
+        let length = end + MIB - 100_017;
+        let one = Move::gathering(&pool, file.stub.as_fd(), &file.layout).unwrap();
+        move_and_keep(&pool, &mut file, one, 100_000);
+        assert_eq!(file.layout.objects().len(), 1);
+        assert_eq!(look(&pool), [("unnamed", State::Mendable)], "{name}");
+        let report = mend(&pool);
+        let how = &report.issues[0].state;
+        assert!(
+            matches!(how, State::Mended(how) if how.contains("each byte")),
+            "{name}: {how:?}"
+        );
+        let lost = pool.catalogue().path().join("tree/lost+found");
+        assert!(!lost.exists(), "{name}");
+        check(&pool, name, length);
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! Where a file's bytes lie on its device (FIEMAP).
 
 use rushes_core::server::Extent;
-use rushes_core::units::{ByteCount, ByteOffset};
+use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -22,6 +22,9 @@ const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
 const LAST: u32 = 0x1;
 /// UNKNOWN, DELALLOC, ENCODED, DATA_INLINE, DATA_TAIL: no place, or not one that bytes can be read from.
 const PLACELESS: u32 = 0x2 | 0x4 | 0x8 | 0x200 | 0x400;
+
+/// Allocated, and read as zeroes.
+const UNWRITTEN: u32 = 0x800;
 
 /// `struct fiemap_extent` of linux/fiemap.h.
 #[derive(Clone, Copy, Default)]
@@ -118,6 +121,32 @@ pub fn of(fd: impl AsFd, count_max: usize) -> io::Result<ExtentMap> {
             return Ok(map);
         }
     }
+}
+
+/// Blocks within a range of a file that were reserved and not written yet, in order; bytes may be on their way to them.
+///
+/// Errors   EOPNOTSUPP where the file system has no such notion (tmpfs).
+pub fn unwritten(fd: impl AsFd, range: ByteRange) -> io::Result<Vec<ByteRange>> {
+    let mut parts = Vec::new();
+    let mut start = range.start.0;
+    while start < range.end() {
+        let (found, count) = ask(fd.as_fd(), start)?;
+        for raw in &found[..count] {
+            let end = raw.logical.saturating_add(raw.length);
+            let (from, to) = (raw.logical.max(range.start.0), end.min(range.end()));
+            if raw.flags & (UNWRITTEN | PLACELESS) == UNWRITTEN && from < to {
+                parts.push(ByteRange::new(from, to - from));
+            }
+            start = end;
+            if raw.flags & LAST != 0 || raw.logical >= range.end() {
+                return Ok(parts);
+            }
+        }
+        if count < BATCH {
+            break;
+        }
+    }
+    Ok(parts)
 }
 
 /// Join or append; false when there is no room.

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Holes in objects where bytes were that are elsewhere now.
+//!
+//! A hole that begins or ends inside a block leaves that block, zeroed. Where a file goes on elsewhere inside a block each piece that moves ends inside
+//! one, and blocks of zeroes were left that are no copy of anything: once nobody names the object, nobody can tell them from bytes. So a hole takes
+//! such a block with it. What is not done here: saying which bytes are elsewhere.
+
+use crate::pool::punch;
+use rushes_core::pool::led::{Led, outside};
+use rushes_core::pool::{Layout, Object};
+use rushes_core::units::ByteRange;
+use rustix::fs::fstat;
+use rustix::io::{Errno, pread};
+use std::os::fd::OwnedFd;
+
+/// Blocks are no larger, or only what was asked for goes. Units: bytes.
+const BLOCK_BYTES_MAX: u64 = 1 << 16;
+
+/// A hole in an object where the record leads elsewhere by now, and in the rest of the blocks at its ends where that is zeroes that nobody is led to.
+///
+/// `layout`  as the record is now
+/// `range`   of the object; the record leads to none of it
+pub(crate) fn vacate(
+    fd: &OwnedFd,
+    layout: &Layout,
+    object: Object,
+    range: ByteRange,
+) -> Result<(), Errno> {
+    match Led::of(layout, object) {
+        Some(led) => vacate_beside(fd, &led, range),
+        None => punch(fd, range),
+    }
+}
+
+/// The same, where what the record leads to is known.
+pub(crate) fn vacate_beside(fd: &OwnedFd, led: &Led, range: ByteRange) -> Result<(), Errno> {
+    let status = fstat(fd)?;
+    let (size, block) = (status.st_size as u64, status.st_blksize.max(1) as u64);
+    let end = range.end().min(size);
+    if range.start.0 >= end || block > BLOCK_BYTES_MAX {
+        return punch(fd, range);
+    }
+    let (first, last) = (range.start.0 / block * block, end.next_multiple_of(block));
+    let before = ByteRange::new(first, range.start.0 - first);
+    let behind = ByteRange::new(end, last.min(size) - end);
+    let start = match is_nothing(fd, led, before)? {
+        true => first,
+        false => range.start.0,
+    };
+    let end = match is_nothing(fd, led, behind)? {
+        // (A hole up to the end of the object leaves its last block.)
+        true => last,
+        false => end,
+    };
+    punch_to(fd, start, end)
+}
+
+fn punch_to(fd: &OwnedFd, start: u64, end: u64) -> Result<(), Errno> {
+    use rustix::fs::{FallocateFlags, fallocate};
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(fd, flags, start, end - start)
+}
+
+/// Zeroes that the record does not lead to.
+fn is_nothing(fd: &OwnedFd, led: &Led, part: ByteRange) -> Result<bool, Errno> {
+    if part.length.0 > 0 && outside(part, &led.ranges) != [part] {
+        return Ok(false);
+    }
+    let mut bytes = vec![0; part.length.0 as usize];
+    let count = pread(fd, &mut bytes, part.start.0)?;
+    Ok(bytes[..count].iter().all(|byte| *byte == 0))
+}
