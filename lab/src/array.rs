@@ -33,7 +33,7 @@ const DISK_BYTES_BESIDE: u64 = 384 << 20;
 /// Disks are whole multiples of that. Units: bytes.
 const DISK_BYTES_STEP: u64 = 64 << 20;
 const READY_MAX: Duration = Duration::from_secs(30);
-const END_MAX: Duration = Duration::from_secs(10);
+const END_MAX: Duration = Duration::from_secs(60);
 /// What is over several disks.
 const UNION: &str = "files";
 /// Where a branch of mergerfs, and a member of a pool, is on its file system.

@@ -93,11 +93,13 @@ impl Door {
         let old = self.unsettled.older_than(age);
         let members = old.iter().flat_map(|(_, objects)| objects);
         let members: BTreeSet<MemberNumber> = members.map(|object| object.member).collect();
-        // One that is away, or fails, keeps its files as they are.
-        let durable: BTreeSet<MemberNumber> = members
-            .into_iter()
-            .filter(|&member| self.pool.sync_member(member).is_ok())
-            .collect();
+        // One that is away, or fails, keeps its files as they are. At once, since each has to write what its drive has in memory.
+        let durable: BTreeSet<MemberNumber> = std::thread::scope(|scope| {
+            let sync = |member| scope.spawn(move || self.pool.sync_member(member).map(|()| member));
+            let all: Vec<_> = members.into_iter().map(sync).collect();
+            let done = all.into_iter().filter_map(|one| one.join().ok());
+            done.flatten().collect()
+        });
         for (number, objects) in old {
             let is_durable = objects
                 .iter()

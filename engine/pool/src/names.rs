@@ -34,6 +34,8 @@ use std::time::{Duration, Instant};
 
 /// Logs of one pool that are kept up to date.
 const COPY_COUNT: usize = 2;
+/// What is appended is made durable so often: of a power cut and a lost catalogue at once it is how much the log may be behind.
+const DURABLE_EVERY: Duration = Duration::from_secs(30);
 /// Facts behind the checkpoint before another one is made; at least, and as a multiple of the checkpoint. Units: bytes.
 const GROWTH_BYTES: u64 = 64 << 20;
 /// Written at a time of a checkpoint. Units: bytes.
@@ -73,6 +75,8 @@ struct Writer {
     /// Length of its checkpoint and of what follows. Units: bytes.
     checkpoint_bytes: u64,
     tail_bytes: u64,
+    /// When it was last made durable; None: never.
+    durable: Option<Instant>,
     /// It is not on as many members as it should be, or it is not known whether it has everything.
     is_due: bool,
     /// When a checkpoint was last tried in vain, and how long not again.
@@ -387,6 +391,7 @@ impl NameLog {
             members,
             checkpoint_bytes: length - tail_bytes,
             tail_bytes,
+            durable: Some(Instant::now()),
             is_due,
             tried: None,
             wait: if is_due { writer.wait } else { Duration::ZERO },
@@ -484,8 +489,13 @@ impl Writer {
         }
         let name = log_name(self.serial);
         let before = self.members.len();
+        // A drive that is told to flush has to write all it has of others first: seconds, beside recorders.
+        let durably = self.durable.is_none_or(|at| at.elapsed() >= DURABLE_EVERY);
+        if durably {
+            self.durable = Some(Instant::now());
+        }
         self.members
-            .retain(|&number| append(pool, number, &name, bytes, OFlags::empty()).is_ok());
+            .retain(|&number| append(pool, number, &name, bytes, OFlags::empty(), durably).is_ok());
         self.is_due |= self.members.len() < before;
         self.tail_bytes += bytes.len() as u64;
     }
@@ -522,15 +532,16 @@ impl Making<'_> {
     /// Errors   nobody takes it any more
     fn write(&mut self, bytes: &[u8], flags: OFlags) -> Result<(), PoolError> {
         let (pool, name) = (self.pool, &self.temporary);
-        self.members
-            .retain(|&number| match append(pool, number, name, bytes, flags) {
+        self.members.retain(
+            |&number| match append(pool, number, name, bytes, flags, true) {
                 Ok(()) => true,
                 Err(error) => {
                     remove(pool, number, name);
                     self.failed = Some(error);
                     false
                 }
-            });
+            },
+        );
         self.length += bytes.len() as u64;
         match self.members.is_empty() {
             true => Err(self.failed.take().unwrap_or(PoolError::NoRoom)),
@@ -578,6 +589,7 @@ fn append(
     name: &str,
     bytes: &[u8],
     flags: OFlags,
+    durably: bool,
 ) -> Result<(), PoolError> {
     let member = pool.known(number)?;
     let failed = |error: std::io::Error| PoolError::system("write the log of names", name, error);
@@ -590,7 +602,10 @@ fn append(
         .map_err(|error| failed(error.into()))?;
     let mut file = File::from(fd);
     file.write_all(bytes).map_err(failed)?;
-    fdatasync(&file).map_err(|error| failed(error.into()))
+    match durably {
+        true => fdatasync(&file).map_err(|error| failed(error.into())),
+        false => Ok(()),
+    }
 }
 
 /// Room that is not regained does no harm.
