@@ -48,7 +48,7 @@ pub enum Step {
         /// By direct I/O; whole pages then.
         direct: bool,
     },
-    /// The same, told to be durable when it is answered (O_DSYNC).
+    /// The same, told to be durable when it is answered (O_DSYNC), with all that was written before.
     WriteThrough {
         /// Of this file.
         file: u64,

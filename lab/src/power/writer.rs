@@ -149,6 +149,8 @@ impl Writer for Plain {
                 length,
             } => {
                 let bytes = content(file, number as u64 + 1, offset, length);
+                // O_DSYNC speaks of its own bytes; the step is a sync of the file.
+                self.file(file)?.sync_data()?;
                 self.write_through(file, &bytes, offset)?;
             }
             Step::Truncate { file, size } => self.file(*file)?.set_len(*size)?,
