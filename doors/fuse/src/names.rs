@@ -14,13 +14,13 @@ use crate::session::Backing;
 use crate::table::{State, Unique};
 use rushes_sys::thread::{ActingAs, Identity, set_own_umask};
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, readlinkat,
+    AtFlags, FileType, Mode, OFlags, RenameFlags, Statx, linkat, mkdirat, mknodat, openat, readlinkat,
     renameat_with, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
-use std::ffi::OsStr;
+use std::ffi::{CStr, OsStr};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -72,13 +72,22 @@ impl Door {
     }
 
     fn entry(&self, fd: OwnedFd) -> Answer<Entry> {
-        let (node, found) = self.nodes.enter(fd)?;
+        self.nodes.enter(fd).map(|found| self.as_it_is(found))
+    }
+
+    /// The inode of a name that was just listed, while the kernel holds its directory.
+    pub(crate) fn entry_listed(&self, folder: BorrowedFd<'_>, name: &CStr) -> Answer<Entry> {
+        let found = self.nodes.enter_name(folder, name)?;
+        Ok(self.as_it_is(found))
+    }
+
+    fn as_it_is(&self, (node, found): (Arc<Node>, Statx)) -> Entry {
         let may_be_stored = locked(&node.file).may_be_stored();
         let now = may_be_stored.then(|| self.attributes_of(&node).ok());
         let attributes = now
             .flatten()
             .unwrap_or_else(|| Attributes::of(node.number, &found));
-        Ok(Entry { node, attributes })
+        Entry { node, attributes }
     }
 
     /// `.` and `..` are asked when an NFS client brings a handle that the kernel has forgotten.
