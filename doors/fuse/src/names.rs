@@ -18,6 +18,7 @@ use rustix::fs::{
     renameat_with, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
+use rustix::path::Arg;
 use std::ffi::{CStr, OsStr};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -48,7 +49,7 @@ impl Maker {
 }
 
 /// The inode of this name: not followed, not opened.
-fn path_at(folder: impl AsFd, name: &OsStr) -> Answer<OwnedFd> {
+fn path_at(folder: impl AsFd, name: impl Arg) -> Answer<OwnedFd> {
     openat(
         folder,
         name,
@@ -75,8 +76,17 @@ impl Door {
         self.nodes.enter(fd).map(|found| self.as_it_is(found))
     }
 
-    /// The inode of a name that was just listed, while the kernel holds its directory.
-    pub(crate) fn entry_listed(&self, folder: BorrowedFd<'_>, name: &CStr) -> Answer<Entry> {
+    /// The inode of a name that was just listed, while the kernel holds its directory. `mode`: as it was listed.
+    pub(crate) fn entry_listed(
+        &self,
+        folder: BorrowedFd<'_>,
+        name: &CStr,
+        mode: u32,
+    ) -> Answer<Entry> {
+        if mode & S_IFMT != S_IFREG {
+            // To a pipe that is open, or a folder that somebody works in, only a descriptor leads when its name has gone.
+            return self.entry(path_at(folder, name)?);
+        }
         let found = self.nodes.enter_name(folder, name)?;
         Ok(self.as_it_is(found))
     }
