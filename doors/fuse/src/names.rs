@@ -14,13 +14,14 @@ use crate::session::Backing;
 use crate::table::{State, Unique};
 use rushes_sys::thread::{ActingAs, Identity, set_own_umask};
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, readlinkat,
+    AtFlags, FileType, Mode, OFlags, RenameFlags, Statx, linkat, mkdirat, mknodat, openat, readlinkat,
     renameat_with, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
-use std::ffi::OsStr;
+use rustix::path::Arg;
+use std::ffi::{CStr, OsStr};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -48,7 +49,7 @@ impl Maker {
 }
 
 /// The inode of this name: not followed, not opened.
-fn path_at(folder: impl AsFd, name: &OsStr) -> Answer<OwnedFd> {
+fn path_at(folder: impl AsFd, name: impl Arg) -> Answer<OwnedFd> {
     openat(
         folder,
         name,
@@ -72,13 +73,31 @@ impl Door {
     }
 
     fn entry(&self, fd: OwnedFd) -> Answer<Entry> {
-        let (node, found) = self.nodes.enter(fd)?;
+        self.nodes.enter(fd).map(|found| self.as_it_is(found))
+    }
+
+    /// The inode of a name that was just listed, while the kernel holds its directory. `mode`: as it was listed.
+    pub(crate) fn entry_listed(
+        &self,
+        folder: BorrowedFd<'_>,
+        name: &CStr,
+        mode: u32,
+    ) -> Answer<Entry> {
+        if mode & S_IFMT != S_IFREG {
+            // To a pipe that is open, or a folder that somebody works in, only a descriptor leads when its name has gone.
+            return self.entry(path_at(folder, name)?);
+        }
+        let found = self.nodes.enter_name(folder, name)?;
+        Ok(self.as_it_is(found))
+    }
+
+    fn as_it_is(&self, (node, found): (Arc<Node>, Statx)) -> Entry {
         let may_be_stored = locked(&node.file).may_be_stored();
         let now = may_be_stored.then(|| self.attributes_of(&node).ok());
         let attributes = now
             .flatten()
             .unwrap_or_else(|| Attributes::of(node.number, &found));
-        Ok(Entry { node, attributes })
+        Entry { node, attributes }
     }
 
     /// `.` and `..` are asked when an NFS client brings a handle that the kernel has forgotten.

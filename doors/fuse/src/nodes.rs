@@ -15,6 +15,8 @@ use rushes_sys::handle::Handle;
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, openat, statx};
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
+use std::ffi::CStr;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -155,14 +157,42 @@ impl Nodes {
     /// Errors   EXDEV for what lies on another file system: something was mounted into the catalogue
     pub(crate) fn enter(&self, fd: OwnedFd) -> Answer<(Arc<Node>, Statx)> {
         let found = status(&fd)?;
+        let node = self.enter_found(&found, || Handle::of(&fd))?;
+        if node.number != ROOT {
+            self.keep(&node, Arc::new(fd));
+        }
+        Ok((node, found))
+    }
+
+    /// The same of a name in a directory whose names stay as they are meanwhile, without opening it: of those that are listed, most are not used.
+    pub(crate) fn enter_name(
+        &self,
+        folder: BorrowedFd<'_>,
+        name: &CStr,
+    ) -> Answer<(Arc<Node>, Statx)> {
+        let found = statx(
+            folder,
+            name,
+            AtFlags::SYMLINK_NOFOLLOW,
+            StatxFlags::BASIC_STATS,
+        )?;
+        let node = self.enter_found(&found, || Handle::at(folder, name))?;
+        Ok((node, found))
+    }
+
+    fn enter_found(
+        &self,
+        found: &Statx,
+        handle: impl FnOnce() -> io::Result<Handle>,
+    ) -> Answer<Arc<Node>> {
         if (found.stx_dev_major, found.stx_dev_minor) != self.device {
             return Err(Errno::XDEV);
         }
         let number = self.number_of(found.stx_ino);
         if number == ROOT {
-            return Ok((Arc::clone(&self.root), found));
+            return Ok(Arc::clone(&self.root));
         }
-        let handle = Handle::of(&fd).map_err(errno)?;
+        let handle = handle().map_err(errno)?;
         let mut shard = self.shard(number);
         let known = shard.entry(number).or_insert_with(|| Known {
             node: Arc::new(Node::new(number, handle.clone(), None)),
@@ -183,10 +213,7 @@ impl Nodes {
             }
             return Err(error);
         }
-        let node = Arc::clone(&known.node);
-        drop(shard);
-        self.keep(&node, Arc::new(fd));
-        Ok((node, found))
+        Ok(Arc::clone(&known.node))
     }
 
     /// Before the kernel is told of it.

@@ -328,10 +328,6 @@ fn file_type(mode: u32) -> FileType {
     }
 }
 
-fn listed_type(kind: rustix::fs::FileType) -> FileType {
-    file_type(kind.as_raw_mode())
-}
-
 /// Device numbers as the protocol has them: the kernel's new_encode_dev().
 fn encoded(device: u64) -> u32 {
     let (major, minor) = (major(device), minor(device));
@@ -795,20 +791,23 @@ impl Filesystem for Session {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let done = self.listing(fh, ino).and_then(|listing| {
-            self.door.list(&listing, offset, |listed| {
-                Ok(!reply.add(
-                    INodeNo(listed.number),
-                    listed.next,
-                    listed_type(listed.kind),
-                    listed.name,
-                ))
-            })
+        let listing = match self.listing(fh, ino) {
+            Ok(listing) => listing,
+            Err(error) => return reply.error(number(error)),
+        };
+        let done = self.door.list(&listing, offset, |listed| {
+            Ok(!reply.add(
+                INodeNo(listed.number),
+                listed.next,
+                file_type(listed.mode),
+                listed.text(),
+            ))
         });
         match done {
             Ok(()) => reply.ok(),
-            Err(error) => reply.error(number(error)),
+            Err(error) => return reply.error(number(error)),
         }
+        self.door.read_ahead(&listing);
     }
 
     fn readdirplus(
@@ -819,38 +818,46 @@ impl Filesystem for Session {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let done = self.listing(fh, ino).and_then(|listing| {
-            self.door.list(&listing, offset, |listed| {
-                if listed.name == "." || listed.name == ".." {
-                    return Ok(!add_plain(
-                        &mut reply,
-                        listed.number,
-                        listed.next,
-                        listed.name,
-                    ));
-                }
-                let Some((node, attributes)) = self.door.look_at_listed(ino.0, listed.name) else {
-                    return Ok(true);
-                };
-                let full = reply.add(
-                    INodeNo(node.number),
+        let listing = match self.listing(fh, ino) {
+            Ok(listing) => listing,
+            Err(error) => return reply.error(number(error)),
+        };
+        let mut left = self.door.worth_looking_at(&listing, offset);
+        let done = self.door.list(&listing, offset, |listed| {
+            if left == 0 {
+                return Ok(false);
+            }
+            left -= 1;
+            if listed.is_dots() {
+                return Ok(!add_plain(
+                    &mut reply,
+                    listed.number,
                     listed.next,
-                    listed.name,
-                    live(&attributes),
-                    &translated(&attributes),
-                    Generation(u64::from(node.generation)),
-                );
-                if full {
-                    // The kernel never heard of this one.
-                    self.door.forget(node.number, 1);
-                }
-                Ok(!full)
-            })
+                    listed.text(),
+                ));
+            }
+            let Some((node, attributes)) = self.door.look_at_listed(&listed) else {
+                return Ok(true);
+            };
+            let full = reply.add(
+                INodeNo(node.number),
+                listed.next,
+                listed.text(),
+                live(&attributes),
+                &translated(&attributes),
+                Generation(u64::from(node.generation)),
+            );
+            if full {
+                // The kernel never heard of this one.
+                self.door.forget(node.number, 1);
+            }
+            Ok(!full)
         });
         match done {
             Ok(()) => reply.ok(),
-            Err(error) => reply.error(number(error)),
+            Err(error) => return reply.error(number(error)),
         }
+        self.door.read_ahead(&listing);
     }
 
     fn releasedir(

@@ -6,6 +6,7 @@
 //! directory's permissions: a handle comes from our own file system, never from a peer.
 
 use rustix::fs::OFlags;
+use std::ffi::CStr;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -44,6 +45,17 @@ impl Handle {
     ///
     /// Errors   EOPNOTSUPP where the file system has no persistent names
     pub fn of(fd: impl AsFd) -> io::Result<Handle> {
+        Handle::made(fd, c"", libc::AT_EMPTY_PATH)
+    }
+
+    /// The name of the inode that this one leads to in an open directory (symbolic links are not followed).
+    ///
+    /// Errors   EOPNOTSUPP where the file system has no persistent names; ENOENT when there is no such name
+    pub fn at(directory: impl AsFd, name: &CStr) -> io::Result<Handle> {
+        Handle::made(directory, name, 0)
+    }
+
+    fn made(fd: impl AsFd, name: &CStr, flags: libc::c_int) -> io::Result<Handle> {
         let mut raw = Raw {
             length: HANDLE_BYTES_MAX as u32,
             kind: 0,
@@ -51,15 +63,15 @@ impl Handle {
         };
         let mut mount: libc::c_int = 0;
         // SAFETY: both pointers are to live, writable values of this frame; the kernel writes at most
-        // `length` bytes behind the header, which is what `bytes` has. The name is a constant with its NUL.
+        // `length` bytes behind the header, which is what `bytes` has. The name has its NUL.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_name_to_handle_at,
                 fd.as_fd().as_raw_fd(),
-                c"".as_ptr(),
+                name.as_ptr(),
                 &raw mut raw,
                 &raw mut mount,
-                libc::AT_EMPTY_PATH,
+                flags,
             )
         };
         if done != 0 {
@@ -177,7 +189,10 @@ mod tests {
         let (first, second) = (folder.join("first"), folder.join("second"));
         std::fs::write(&first, b"x").unwrap();
         let handle = Handle::of(open(&first, OFlags::PATH, Mode::empty()).unwrap()).unwrap();
+        assert_eq!(Handle::at(&within, c"first").unwrap(), handle);
         std::fs::rename(&first, &second).unwrap();
+        let gone = Handle::at(&within, c"first").unwrap_err();
+        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
         let Some(found) = opened(&handle, &within) else {
             return;
         };

@@ -10,6 +10,7 @@ pub mod bell;
 pub mod clock;
 pub mod descriptor;
 pub mod device;
+pub mod entries;
 mod error;
 pub mod extents;
 pub mod file;
