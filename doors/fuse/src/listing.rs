@@ -199,7 +199,9 @@ impl Door {
 
     /// The inode of a listed name. None: it went away meanwhile.
     pub(crate) fn look_at_listed(&self, listed: &Listed<'_>) -> Option<(Arc<Node>, Attributes)> {
-        let entry = self.entry_listed(listed.folder, listed.name, listed.mode).ok()?;
+        let entry = self
+            .entry_listed(listed.folder, listed.name, listed.mode)
+            .ok()?;
         Some((entry.node, entry.attributes))
     }
 
