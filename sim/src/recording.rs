@@ -1224,7 +1224,7 @@ mod tests {
         for (one_session, memory) in [(false, 0), (true, 0), (false, 256), (true, 256)] {
             let out = Recording {
                 copies_in: 16,
-                copy_in_mib: 512,
+                copy_in_mib: 1024,
                 one_session,
                 memory,
                 slower: 4,
