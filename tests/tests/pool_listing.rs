@@ -245,7 +245,11 @@ fn what_is_told_with_a_listing_is_what_the_files_are() {
         drop(files);
         for number in 0..20 {
             let path = folder.join(format!("f{number}"));
-            let length = if number == 0 { 0 } else { round * 1000 + number + 1 };
+            let length = if number == 0 {
+                0
+            } else {
+                round * 1000 + number + 1
+            };
             assert_eq!(fs::metadata(&path).expect("known").len(), length);
             fs::remove_file(path).expect("removed");
         }

@@ -14,8 +14,8 @@ use crate::session::Backing;
 use crate::table::{State, Unique};
 use rushes_sys::thread::{ActingAs, Identity, set_own_umask};
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, Statx, linkat, mkdirat, mknodat, openat, readlinkat,
-    renameat_with, statat, symlinkat, unlinkat,
+    AtFlags, FileType, Mode, OFlags, RenameFlags, Statx, linkat, mkdirat, mknodat, openat,
+    readlinkat, renameat_with, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::path::Arg;
