@@ -22,8 +22,8 @@ const CHUNK_BYTES: usize = 32 * 1024;
 /// A directory of this size has some two thousand names. Units: bytes.
 const LARGE_BYTES: u64 = 64 * 1024;
 
-/// Names of a large directory whose attributes are told before it is known that somebody looks at them.
-const TRIED_COUNT: u32 = 16;
+/// Names of a large directory, `.` and `..` among them, whose attributes are told before it is known that somebody looks at them.
+const TRIED_COUNT: u32 = 4;
 
 /// An open directory.
 pub(crate) struct Listing {
