@@ -623,7 +623,7 @@ def figure_pool_metadata(runs):
             "ext4": bare,
         }
         words = [f"{label}={place}" for label, place in places.items()]
-        report = runs.lab("run", "metadata", *words, "--rounds", 5)
+        report = runs.lab("run", "metadata", *words, "--rounds", 15)
     rates = {
         (row["label"], row["clients"], row["operation"]): row["median_per_s"]
         for row in report["rates"]
