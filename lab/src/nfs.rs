@@ -537,6 +537,8 @@ fn stream_to(port: u16) -> Result<TcpStream> {
         bound,
         "no port from {PORTS:?} is free (or we are not root): NFS clients come from those"
     );
+    // What was asked is answered when it is closed. A port that is kept for a minute then would be gone for copiers, who come with a dozen for each file.
+    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
     rustix::net::connect(&socket, &SocketAddr::from(([127, 0, 0, 1], port)))
         .with_context(|| format!("no NFS server listens on 127.0.0.1:{port}"))?;
     let stream = TcpStream::from(socket);
