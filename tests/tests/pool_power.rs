@@ -107,6 +107,43 @@ fn write_through_an_open_for_both_is_durable_when_it_is_answered() {
     }
 }
 
+#[test]
+fn direct_write_that_is_sent_by_aio_is_durable_when_it_is_answered() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 100)]) else {
+        return;
+    };
+    let path = world.path("database");
+    let length = 256 << 10;
+    put(&path, 7, length).expect("room");
+    File::open(&path)
+        .and_then(|file| file.sync_all())
+        .expect("synced");
+    // (Reads among the writes: else fio opens for writing alone.)
+    let fio = [
+        "--name=aio",
+        "--ioengine=libaio",
+        "--iodepth=8",
+        "--direct=1",
+        "--sync=dsync",
+    ];
+    run(Command::new("fio")
+        .args(fio)
+        .args([
+            "--rw=randrw",
+            "--rwmixwrite=90",
+            "--bs=4k",
+            "--refill_buffers",
+        ])
+        .arg(format!("--size={length}"))
+        .arg(format!("--filename={}", path.display()))
+        .current_dir(world.scratch.path()));
+    let member = cut(&world, "m0", "ext4");
+    let found = objects(&world, &path);
+    let below = found[0].strip_prefix("/m0/pool/").expect("on the member");
+    let kept = fs::read(member.join(below)).expect("read");
+    assert!(kept == fs::read(&path).expect("read"), "not all is there");
+}
+
 /// A stub goes when its objects are gone for good: no power cut brings back an object that nobody knows.
 fn removed_objects_stay_removed(made: Made, kind: &str) {
     let Some(world) = PoolWorld::build(&[made]) else {

@@ -20,6 +20,8 @@ mod flow;
 mod frames;
 mod ledger;
 #[cfg(test)]
+mod line_tests;
+#[cfg(test)]
 mod pool_tests;
 mod reads;
 #[cfg(test)]
@@ -96,8 +98,8 @@ pub struct Server {
     room: Room,
     /// What the device that is being looked at would write next.
     next_write: Option<NextWrite>,
-    /// Room in the write buffer is being given out.
-    is_granting: bool,
+    /// There is more room in the write buffer: who waits for it is to be looked at before this step ends.
+    is_roomier: bool,
     /// Changes so far, of all files.
     change_count: u64,
     /// Streams that ended, newest last.
@@ -155,7 +157,7 @@ impl Server {
             is_recovering: false,
             room: Room::default(),
             next_write: None,
-            is_granting: false,
+            is_roomier: false,
             change_count: 0,
             closed: VecDeque::new(),
             promised: Promised::default(),
@@ -298,12 +300,14 @@ impl Server {
             Event::IoDone { io, result } => self.io_done(io, result, actions),
             Event::Timer => self.timer(actions),
         }
+        self.give_room(actions);
         self.look_for_room(actions);
         self.serve_devices(actions);
     }
 
     fn timer(&mut self, actions: &mut Actions) {
         self.wake_at = Instant::NEVER;
+        self.is_roomier = true;
         for device in core::mem::take(&mut self.blocked) {
             if let Some(entry) = self.devices.get_mut(&device) {
                 entry.blocked = false;
@@ -355,6 +359,7 @@ impl Server {
             while let Some(key) = self.unsettled.pop() {
                 self.pursue(key, actions);
             }
+            self.give_room(actions);
             let Some(device) = self.touched.pop() else {
                 break;
             };

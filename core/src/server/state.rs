@@ -181,6 +181,9 @@ pub(super) enum WaitsFor {
     Other,
     /// Room in the write buffer: those behind it in its lane wait, too.
     Room,
+    /// Its device, which has as much to write as it can in time, or others who write to that: those behind it in its lane who write to
+    /// the same one wait, too.
+    Device,
     /// Its own file: that its older bytes are written, or that others get as far as it is.
     Itself,
 }
@@ -514,6 +517,8 @@ pub(super) struct Device {
     pub write_goes_on: Option<(FileId, u64)>,
     /// As far as all have come who write to it without a claim. Units: bytes, counted up.
     pub progress: u64,
+    /// What writers keep to who were held back, all together. Units: bytes a second.
+    pub kept_rate: u64,
     /// Written in this visit. Units: bytes.
     pub write_given: u64,
     /// Of those without a promise, writers have their turn now, and so much of it they or the readers had.
@@ -594,6 +599,7 @@ impl Device {
             writers: VecDeque::new(),
             write_goes_on: None,
             progress: 0,
+            kept_rate: 0,
             write_given: 0,
             writers_turn: false,
             turn_given: Duration::ZERO,

@@ -59,6 +59,13 @@ impl Writing {
     }
 }
 
+/// The rate of its own that it keeps to although it was held back; 0: none. Units: bytes a second.
+fn kept_rate(file: &File, most: u64) -> u64 {
+    let own = file.writing.pace.own_rate();
+    own.filter(|rate| rate.0 <= most / KEPT_PART)
+        .map_or(0, |rate| rate.0)
+}
+
 impl Server {
     // ---- Reading what is not written yet ----
 
@@ -166,6 +173,13 @@ impl Server {
         claimants: &mut Vec<Claimant>,
     ) {
         self.next_write = None;
+        // More than it can write are not cameras that were held back: a crowd of copies began as slowly as one.
+        if let Some(device) = self.devices.get_mut(&id) {
+            let most = device.model.base.write.rate.0;
+            let writers = device.writers.iter();
+            let files = writers.filter_map(|file| self.files.get(file));
+            device.kept_rate = files.map(|file| kept_rate(file, most)).sum();
+        }
         let Some(device) = self.devices.get(&id) else {
             return;
         };
@@ -350,9 +364,11 @@ impl Server {
             .get(&file.device)
             .map_or(0, |device| device.model.base.write.rate.0);
         let known = pace.is_paced() && pace.rate(self.now).0 <= most / 10 * 9;
-        let kept = pace
-            .own_rate()
-            .is_some_and(|rate| rate.0 <= most / KEPT_PART);
+        let kept = kept_rate(file, most) > 0
+            && self
+                .devices
+                .get(&file.device)
+                .is_some_and(|device| device.kept_rate <= most);
         !file.writing.dirty.is_empty() && (known || kept)
     }
 

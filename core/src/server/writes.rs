@@ -26,8 +26,18 @@ const AHEAD_BYTES: u64 = 2 << 20;
 /// A single byte so far past the end announces how long a file will be.
 const ANNOUNCED_STEP: core::ops::RangeInclusive<u64> = 64 << 10..=16 << 20;
 
-/// A write's in the line of those that wait: its file's progress, then who asked first.
+/// A write's among those that wait for one device: its file's progress, then who asked first.
 type Place = (u64, u64);
+
+/// Where a write that wants pages stands in its lane.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum InLine {
+    First,
+    /// Somebody who writes to the same device comes first.
+    BehindItsOwn,
+    /// Somebody comes first who writes to another one and has waited for room longer.
+    BehindAnother,
+}
 
 /// Whether a write can have its pages now.
 enum Turn {
@@ -316,12 +326,16 @@ impl Server {
         {
             return Turn::Plain;
         }
-        let first_in_line = has_claim || self.is_first_in_line(state, key);
+        let place = match has_claim {
+            true => InLine::First,
+            false => self.place_in_lane(state, key),
+        };
         let waits_for_itself = !has_claim && (self.is_aged(id) || self.is_ahead(key));
-        let may = first_in_line
+        let waits_for_device = place == InLine::BehindItsOwn || self.is_behind(id, bytes);
+        let may = place == InLine::First
             && !state.records.is_empty()
             && !waits_for_itself
-            && !self.is_behind(id, bytes);
+            && !waits_for_device;
         let mut granted = None;
         if may {
             granted = self.take_pages(lane, page_count as u32, has_claim);
@@ -338,13 +352,18 @@ impl Server {
                 state.waiting.push_back(key);
             }
             if let Some(write) = self.writes.get_mut(key) {
-                write.waits_for = match waits_for_itself {
-                    true => WaitsFor::Itself,
-                    false => WaitsFor::Room,
+                write.waits_for = match (waits_for_itself, waits_for_device) {
+                    (true, _) => WaitsFor::Itself,
+                    (false, true) => WaitsFor::Device,
+                    (false, false) => WaitsFor::Room,
                 };
             }
             if let Some(file) = self.files.get_mut(&id) {
                 file.writing.pace.held_back(self.now);
+            }
+            // He may come first without anybody giving room, as when somebody before him goes, or begins to wait for something else.
+            if let Some(device) = self.files.get(&id).map(|file| file.device) {
+                self.block(device);
             }
             // What he waits for may be what another device has to write.
             for (&device, state) in &self.devices {
@@ -829,45 +848,68 @@ impl Server {
             state.pages.give(&grant.runs);
             state.records.push(grant.record);
         }
-        self.roomier(actions);
+        self.roomier();
         self.lane_emptied(grant.lane, actions);
         self.settle_waiters(grant.file, actions);
         self.trim_if_left(grant.file, actions);
         self.release(grant.file, actions);
     }
 
-    /// There is more room in the write buffer: who waits for it is looked at again, in their order. Who lacks room keeps those behind him
-    /// in his lane; who waits for his own file, or for blocks of it, keeps nobody.
-    fn roomier(&mut self, actions: &mut Actions) {
-        if self.is_granting {
+    /// There is more room in the write buffer: who waits for it is looked at again before the step ends.
+    fn roomier(&mut self) {
+        self.is_roomier = true;
+    }
+
+    /// Who waits for room in the write buffer is looked at again: the device first whose have waited longest, and of those of one device
+    /// in their order. Who waits for his own file, or for blocks of it, keeps nobody.
+    pub(super) fn give_room(&mut self, actions: &mut Actions) {
+        if !core::mem::take(&mut self.is_roomier) {
             return;
         }
-        let mut line: Vec<(Place, LaneId, u32)> = Vec::new();
+        let mut line: Vec<(u64, DeviceId, Place, LaneId, u32)> = Vec::new();
         for (&lane, state) in &self.lanes {
-            let placed = |&key: &u32| Some((self.place_in_line(key)?, lane, key));
+            let placed = |&key: &u32| {
+                let (device, place) = self.place_in_line(key)?;
+                Some((0, device, place, lane, key))
+            };
             line.extend(state.waiting.iter().filter_map(placed));
         }
+        let mut longest: BTreeMap<DeviceId, u64> = BTreeMap::new();
+        for &(_, device, (_, asked), ..) in &line {
+            let first = longest.entry(device).or_insert(asked);
+            *first = asked.min(*first);
+        }
+        for (first, device, ..) in &mut line {
+            *first = longest.get(device).copied().unwrap_or(0);
+        }
         line.sort_unstable();
-        self.is_granting = true;
-        let mut blocked: Vec<LaneId> = Vec::new();
-        for (_, lane, key) in line {
-            if blocked.contains(&lane) {
+        let mut blocked: Vec<(LaneId, DeviceId)> = Vec::new();
+        for (_, device, _, lane, key) in line {
+            if blocked.contains(&(lane, device)) {
+                // (Were it still said to wait for room, it could keep those who write elsewhere behind one that comes before it.)
+                if let Some(write) = self.writes.get_mut(key)
+                    && write.waits_for == WaitsFor::Room
+                {
+                    write.waits_for = WaitsFor::Device;
+                }
                 continue;
             }
             self.advance_write(key, actions);
-            if self.waits_for(key) == Some(WaitsFor::Room) {
-                blocked.push(lane);
+            if let Some(WaitsFor::Room | WaitsFor::Device) = self.waits_for(key) {
+                blocked.push((lane, device));
             }
         }
-        self.is_granting = false;
     }
 
     // Of those who have no claim none gets far ahead of another one who waits (start-time fair queueing, Goyal et al. 1996).
 
-    /// Where a write stands among those that wait.
-    fn place_in_line(&self, key: u32) -> Option<Place> {
+    /// Where a write stands among those that wait, and for which device: how far files are is counted by devices, and says nothing of
+    /// a file on another one.
+    fn place_in_line(&self, key: u32) -> Option<(DeviceId, Place)> {
         let write = self.writes.get(key)?;
-        Some((self.progress_of(write.file?), write.asked))
+        let file = write.file?;
+        let device = self.files.get(&file)?.device;
+        Some((device, (self.progress_of(file), write.asked)))
     }
 
     /// How far a file is, as its device counts. Who wrote nothing for a while does not have that coming. Units: bytes.
@@ -883,25 +925,53 @@ impl Server {
         self.writes.get(key).map(|write| write.waits_for)
     }
 
-    /// Nobody before it in its lane waits for room.
-    fn is_first_in_line(&self, lane: &LaneState, key: u32) -> bool {
-        let own = self.place_in_line(key);
-        let mut others = lane.waiting.iter().filter(|&&other| other != key);
-        !others.any(|&other| {
-            self.waits_for(other) == Some(WaitsFor::Room) && self.place_in_line(other) < own
-        })
+    /// Whose turn it is in a lane: of those who wait for one device his who is least far; and between devices whose have waited
+    /// for room longest. (At most one for each device waits for room, so these orders make no circle.)
+    fn place_in_lane(&self, lane: &LaneState, key: u32) -> InLine {
+        let Some((device, own)) = self.place_in_line(key) else {
+            return InLine::First;
+        };
+        let mut place = InLine::First;
+        for &other in lane.waiting.iter().filter(|&&other| other != key) {
+            let Some((elsewhere, theirs)) = self.place_in_line(other) else {
+                continue;
+            };
+            match self.waits_for(other) {
+                Some(WaitsFor::Room | WaitsFor::Device) if elsewhere == device => {
+                    if theirs < own {
+                        return InLine::BehindItsOwn;
+                    }
+                }
+                Some(WaitsFor::Room) if theirs.1 < own.1 => place = InLine::BehindAnother,
+                _ => {}
+            }
+        }
+        place
     }
 
-    /// How far the last of those is who wait for room on a device, or for what they wrote before. Units: bytes.
+    /// How far the last of those is who wait for room on a device, or for what they wrote before. Who waits for his lane's turn, which is
+    /// another device's, or for a file that his device does not take, keeps nobody of other lanes. Units: bytes.
     fn least_progress(&self, id: DeviceId) -> Option<u64> {
-        let waiting = self.lanes.values().flat_map(|state| &state.waiting);
-        waiting
-            .filter_map(|&key| self.writes.get(key))
-            .filter(|write| write.waits_for != WaitsFor::Other)
-            .filter_map(|write| write.file)
-            .filter(|file| self.files.get(file).is_some_and(|file| file.device == id))
-            .map(|file| self.progress_of(file))
-            .min()
+        let of_lane = |state: &LaneState| -> Option<u64> {
+            let mut least: Option<u64> = None;
+            let mut is_shared = false;
+            for write in state.waiting.iter().filter_map(|&key| self.writes.get(key)) {
+                let Some((file, known)) = write
+                    .file
+                    .and_then(|file| Some((file, self.files.get(&file)?)))
+                else {
+                    continue;
+                };
+                if known.device != id {
+                    is_shared |= write.waits_for == WaitsFor::Room;
+                } else if write.waits_for != WaitsFor::Other && known.writing.failing.is_none() {
+                    let progress = self.progress_of(file);
+                    least = Some(least.map_or(progress, |least| least.min(progress)));
+                }
+            }
+            least.filter(|_| !is_shared)
+        };
+        self.lanes.values().filter_map(of_lane).min()
     }
 
     /// Its file has got so much more than another one that waits that it waits, too.
@@ -971,7 +1041,7 @@ impl Server {
                 self.strike(newer, actions);
             }
         }
-        self.roomier(actions);
+        self.roomier();
     }
 
     /// Its record goes too.

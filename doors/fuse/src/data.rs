@@ -16,6 +16,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pwrite};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -268,6 +269,7 @@ impl Door {
                     tries += 1;
                     match self.make_place(node, file, range(offset + done, total - done), why) {
                         Err(Errno::NOSPC) if self.full.may_end(self.engine.serves_any()) => {
+                            self.room_is_wanted.store(true, Ordering::Release);
                             tries = 0;
                             std::thread::sleep(LOOK_FOR_ROOM_EVERY);
                             Ok(())
@@ -465,10 +467,14 @@ impl Door {
     }
 
     /// Before a write is answered of an open whose flags (O_SYNC, O_DSYNC) say that it is to be durable then. Behind a write by way of its cache the kernel
-    /// asks for a sync by itself; behind one past it, it leaves that to us.
+    /// asks for a sync by itself; behind one past it, it leaves that to us. (Also where only the open is past it, by O_DIRECT: behind what is
+    /// sent with AIO or io_uring nobody asks, fs/fuse/file.c. RWF_DSYNC on such a write is nothing that we are told of.)
     pub(crate) fn sync_if_asked(&self, number: u64, handle: u64, flags: i32) -> Answer<()> {
         let flags = OFlags::from_bits_retain(flags as u32);
-        if !flags.intersects(OFlags::SYNC) || self.is_cached(number, handle)? {
+        if !flags.intersects(OFlags::SYNC) {
+            return Ok(());
+        }
+        if !flags.contains(OFlags::DIRECT) && self.is_cached(number, handle)? {
             return Ok(());
         }
         self.sync(number, !flags.contains(OFlags::SYNC))

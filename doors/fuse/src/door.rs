@@ -52,6 +52,8 @@ pub(crate) struct Door {
     pub(crate) links: Mutex<()>,
     pub(crate) removed_serial: AtomicU64,
     pub(crate) removed_waits: AtomicBool,
+    /// Somebody found none: what was removed is not to wait.
+    pub(crate) room_is_wanted: AtomicBool,
     pub(crate) closing: AtomicBool,
     /// Held while removed files go for good.
     pub(crate) burying: Mutex<()>,
@@ -119,6 +121,7 @@ impl Door {
             removed_serial: AtomicU64::new(0),
             // What a door before us left.
             removed_waits: AtomicBool::new(true),
+            room_is_wanted: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             burying: Mutex::default(),
             care: Care::default(),

@@ -15,10 +15,13 @@ use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Between two looks at what was removed.
 const PAUSE: Duration = Duration::from_millis(500);
+/// Between two burials: each has members write out what they have in their memories, which recorders beside it feel. Unless somebody
+/// finds no room.
+const REST: Duration = Duration::from_secs(5);
 
 impl Door {
     /// The objects of this inode must outlive its name: whether that is its last, and it has or may get some.
@@ -128,10 +131,16 @@ impl Door {
 
     /// Until the door closes.
     pub(crate) fn bury_now_and_then(&self) {
+        let mut last: Option<Instant> = None;
         while !self.closing.load(Ordering::Acquire) {
             std::thread::park_timeout(PAUSE);
+            let has_rested = last.is_none_or(|last| last.elapsed() >= REST);
+            if !has_rested && !self.room_is_wanted.swap(false, Ordering::AcqRel) {
+                continue;
+            }
             if self.removed_waits.swap(false, Ordering::AcqRel) {
                 self.bury();
+                last = Some(Instant::now());
             }
         }
         self.bury();
@@ -140,8 +149,12 @@ impl Door {
     /// Not beside the opening of a file by its stub: that one has a name, or is known to be open.
     pub(crate) fn bury(&self) {
         let _burying = locked(&self.burying);
-        match self.pool.bury(|inode| self.has_open(inode)) {
+        let links = || locked(&self.links);
+        match self.pool.bury(|inode| self.has_open(inode), links) {
             Ok(buried) => {
+                if buried.left_count > 0 {
+                    self.something_removed();
+                }
                 for error in buried.kept {
                     tracing::warn!("a removed file keeps its place for now: {error}");
                 }

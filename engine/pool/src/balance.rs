@@ -46,7 +46,7 @@ pub(crate) fn each_with_record(
     mut progress: impl FnMut(Drained),
     mut act: impl FnMut(BorrowedFd<'_>, &mut Layout, &mut u64) -> Result<(), PoolError>,
 ) -> Result<(Drained, Failed), PoolError> {
-    pool.bury(|_| false)?;
+    pool.bury(|_| false, || ())?;
     let mut done = Drained::default();
     let mut failed = Failed::default();
     each_file_in(pool, paths, |path, stub| {

@@ -289,7 +289,7 @@ pub fn drain(
         !member.takes_bytes(),
         "it would be filled while it is emptied"
     );
-    pool.bury(|_| false)?;
+    pool.bury(|_| false, || ())?;
     let mut drained = Drained::default();
     each_stub(pool.catalogue(), &mut BTreeSet::new(), |named, stub| {
         drained.file_count += 1;
@@ -660,7 +660,7 @@ fn is_unused(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), Poo
 /// How much a member has.
 fn left(pool: &Pool, member: &Member, users: &impl Users) -> Result<Left, PoolError> {
     let mut left = Left::default();
-    pool.bury(|inode| users.need(inode))?;
+    pool.bury(|inode| users.need(inode), || ())?;
     let mut count = |path: &Path, stub: BorrowedFd<'_>| {
         // A record that nobody can read may name it.
         let layout = pool.layout(stub).map_err(|error| about(path, &error))?;

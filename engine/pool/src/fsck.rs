@@ -244,7 +244,7 @@ fn removed(
         }
         return Ok(BTreeSet::new());
     }
-    let buried = pool.bury(|_| false)?;
+    let buried = pool.bury(|_| false, || ())?;
     if buried.file_count > 0 {
         let sentence = format!("{} removed files still had their bytes", buried.file_count);
         let state = State::Mended(String::from("removed"));

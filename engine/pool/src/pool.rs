@@ -20,7 +20,7 @@ use rushes_core::pool::{
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rustix::fs::{
     AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, fallocate, fdatasync, fstat, fsync,
-    ftruncate, openat, seek, unlinkat,
+    ftruncate, openat, seek, statat, unlinkat,
 };
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +66,8 @@ pub struct Buried {
     pub files: Vec<FileIdentity>,
     /// What could not be removed yet, and why; it is tried again the next time.
     pub kept: Vec<PoolError>,
+    /// How many somebody opened meanwhile, or lost their last name only then: they are for the next time.
+    pub left_count: usize,
 }
 
 /// Whether somebody reads objects by themselves, whatever the layout says.
@@ -887,8 +889,13 @@ impl Pool {
     }
 
     /// Remove stubs from [`Catalogue::removed`] with their objects, unless `is_open` says of a stub's native inode number that it is needed.
-    /// A stub that still has a name in the tree only loses the one there. For a door's start, and then now and then.
-    pub fn bury(&self, is_open: impl Fn(u64) -> bool) -> Result<Buried, PoolError> {
+    /// A stub that still has a name in the tree only loses the one there. For a door's start, and then now and then. Names are
+    /// neither made nor removed by anybody else while what `links` gives is there.
+    pub fn bury<Guard>(
+        &self,
+        is_open: impl Fn(u64) -> bool,
+        links: impl Fn() -> Guard,
+    ) -> Result<Buried, PoolError> {
         let path = self.catalogue.path().join(REMOVED);
         let failed = |error: std::io::Error| {
             PoolError::system("remove what is in", path.display().to_string(), error)
@@ -939,8 +946,20 @@ impl Pool {
                 PoolError::system("remove", name, error)
             };
             let folder = self.catalogue.removed();
-            match unlinkat(folder, &name, AtFlags::empty()).map_err(failed) {
-                Ok(()) => {
+            // Seconds may have gone since it was looked at: whoever has it open by now, or for whom this has become the last name, is
+            // for the next time.
+            let _links = links();
+            let gone = statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW)
+                .and_then(|found| {
+                    if is_open(found.st_ino) || !is_last && found.st_nlink == 1 {
+                        return Ok(false);
+                    }
+                    unlinkat(folder, &name, AtFlags::empty()).map(|()| true)
+                })
+                .map_err(failed);
+            match gone {
+                Ok(false) => buried.left_count += 1,
+                Ok(true) => {
                     buried.file_count += usize::from(is_last);
                     buried.files.extend(layout.map(|layout| layout.file));
                 }

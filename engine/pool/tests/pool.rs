@@ -52,9 +52,12 @@ fn a_file_spills_over_unequal_members_until_all_are_full_and_every_byte_is_there
     let tree = pool.catalogue().path().join("tree/big");
     fs::rename(tree, pool.catalogue().path().join("removed/1")).unwrap();
     let inode = std::os::unix::fs::MetadataExt::ino(&file.stub.metadata().unwrap());
-    assert_eq!(pool.bury(|open| open == inode).unwrap().file_count, 0);
+    assert_eq!(
+        pool.bury(|open| open == inode, || ()).unwrap().file_count,
+        0
+    );
     assert_eq!(file.read(&pool, 0, PIECE), pattern(0, PIECE), "it is open");
-    let buried = pool.bury(|_| false).unwrap();
+    let buried = pool.bury(|_| false, || ()).unwrap();
     assert_eq!((buried.file_count, buried.kept.len()), (1, 0));
     assert_eq!(pool.usage().bytes_free.0, free);
 }
@@ -154,13 +157,13 @@ fn a_missing_member_costs_what_is_on_it_and_comes_back_by_itself() {
         pool.catalogue().path().join("removed/f"),
     )
     .unwrap();
-    let buried = pool.bury(|_| false).unwrap();
+    let buried = pool.bury(|_| false, || ()).unwrap();
     assert_eq!((buried.file_count, buried.kept.len()), (0, 1));
 
     place.unmount(&path);
     assert_eq!(file.read(&pool, 0, PIECE), pattern(0, PIECE));
     assert_eq!(pool.members()[1].status().state, MemberState::Present);
-    assert_eq!(pool.bury(|_| false).unwrap().file_count, 1);
+    assert_eq!(pool.bury(|_| false, || ()).unwrap().file_count, 1);
 
     let remount = |how: &str| {
         let done = Command::new("mount")
@@ -243,7 +246,7 @@ fn damaged_records_and_objects_of_others_are_refused() {
         pool.catalogue().path().join("removed/two"),
     )
     .unwrap();
-    let buried = pool.bury(|_| false).unwrap();
+    let buried = pool.bury(|_| false, || ()).unwrap();
     assert!(
         matches!(buried.kept.as_slice(), [PoolError::Missing { member, .. }] if member.0 == 9),
         "{buried:?}"

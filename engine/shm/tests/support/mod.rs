@@ -239,6 +239,7 @@ impl Echo {
                 lane,
                 granted: HashMap::new(),
             }),
+            Err(PeerError::Closed) => {}
             Err(fault) => self.faults.push(fault),
         }
     }
