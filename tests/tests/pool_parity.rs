@@ -254,6 +254,7 @@ const CALLS: &[(&str, Beside, Call)] = &[
     ("rename EXCHANGE", Same, |p| p.rename("f", "d", RenameFlags::EXCHANGE)),
     ("rename EXCHANGE, with nothing", Same, |p| p.rename("f", "g", RenameFlags::EXCHANGE)),
     ("rename EXCHANGE NOREPLACE", Same, |p| p.rename("f", "d", RenameFlags::EXCHANGE | RenameFlags::NOREPLACE)),
+    ("rename WHITEOUT", Refused(Errno::INVAL), |p| p.rename("f", "g", RenameFlags::WHITEOUT)),
     ("rename, a folder into itself", Same, |p| p.rename("d", "d/e", RenameFlags::empty())),
     ("rename, a file over a folder", Same, |p| p.rename("f", "d", RenameFlags::empty())),
     ("rename, a folder over a file", Same, |p| p.rename("d", "f", RenameFlags::empty())),
@@ -399,6 +400,26 @@ fn calls_come_to_the_same_by_way_of_a_daemon() {
     };
     let _daemon = world.served(2, "");
     compare(&world, "a pool with a daemon");
+}
+
+/// pjdfstest asks the C library for the limit, which knows none for FUSE: it is that of the catalogue.
+#[test]
+fn a_file_has_as_many_names_as_on_ext4() {
+    let Some(world) = beside(&[(EXT4, 100)]) else {
+        return;
+    };
+    let link_until_refused = |folder: &Path| {
+        let first = folder.join("first");
+        File::create(&first).expect("made");
+        let links = (1..100_000).map(|number| calls::link(&first, folder.join(number.to_string())));
+        let names = links.take_while(Result::is_ok).count() + 1;
+        (names, calls::link(&first, folder.join("last")))
+    };
+    let on_bare = link_until_refused(&world.scratch.folder("bare/names"));
+    fs::create_dir(world.path("names")).expect("made");
+    let on_pool = link_until_refused(&world.path("names"));
+    assert_eq!(on_pool, on_bare);
+    assert_eq!(on_pool.1, Err(Errno::MLINK));
 }
 
 /// What would end a member, or all who use it, were it handed on.
