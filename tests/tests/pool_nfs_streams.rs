@@ -55,9 +55,9 @@ fn a_stream_of_nfs_is_a_file_whoever_reads_it_and_ends_with_its_close() {
         put(&world.path(name), seed, 8 * MIB).expect("room");
     }
     let daemon = world.served(2, RULE);
-    // (Before there are clients, whose leases would end meanwhile.)
     forget();
-    let export = Export::nfs(&world);
+    // A client that says nothing for half of this time is gone.
+    let export = Export::nfs_with(&world, &["--grace", "20"]);
     let mut first = Nfs4::connect(export.port, "first", 1);
     let mut second = Nfs4::connect(export.port, "second", 2);
     let root = first.root("media").expect("exported");
