@@ -266,6 +266,66 @@ fn man_pages_and_completions_come_from_the_same_table() {
     assert!(String::from_utf8_lossy(&shell.stdout).contains("calibrate"));
 }
 
+/// Names under "Commands:" of a help text.
+fn commands_of(words: &[&str]) -> Vec<String> {
+    let output = rushes().args(words).arg("--help").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let list = text.split("Commands:\n").nth(1).unwrap();
+    list.lines()
+        .take_while(|line| !line.is_empty())
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| *name != "help")
+        .map(str::to_owned)
+        .collect()
+}
+
+/// What bash offers behind these words, by what `rushes completions bash` prints.
+fn offered(script: &Path, words: &[&str]) -> Vec<String> {
+    let line = words.join(" ");
+    let ask = format!(
+        "source {}; COMP_WORDS=({line} ''); COMP_CWORD={}; _rushes rushes '' {}; echo \"${{COMPREPLY[@]}}\"",
+        script.display(),
+        words.len(),
+        words.last().unwrap(),
+    );
+    let output = Command::new("bash")
+        .args(["--norc", "-c", &ask])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn each_command_of_a_pool_has_its_man_page_and_is_completed() {
+    let folder = Folder::new();
+    let out = folder.0.join("man");
+    let made = rushes().args(["man", "--out"]).arg(&out).status().unwrap();
+    assert!(made.success());
+    let script = folder.0.join("completions");
+    let shell = rushes().args(["completions", "bash"]).output().unwrap();
+    std::fs::write(&script, shell.stdout).unwrap();
+    for (words, at_least) in [(&["pool"][..], 12), (&["pool", "export"], 2)] {
+        let commands = commands_of(words);
+        assert!(commands.len() >= at_least, "{words:?}: {commands:?}");
+        let offered_here = offered(&script, &[&["rushes"][..], words].concat());
+        for command in commands {
+            let page = format!("rushes-{}-{command}.1", words.join("-"));
+            let text = std::fs::read_to_string(out.join(&page))
+                .unwrap_or_else(|error| panic!("{page}: {error}"));
+            assert!(text.contains(".SH DESCRIPTION"), "{page}: {text}");
+            assert!(
+                offered_here.contains(&command),
+                "{command}: {offered_here:?}"
+            );
+            // And its own options behind it.
+            let options = offered(&script, &[&["rushes"][..], words, &[&command]].concat());
+            assert!(options.contains(&String::from("--help")), "{command}");
+        }
+    }
+}
+
 #[test]
 fn asking_with_a_wrong_configuration_says_that_it_was_not_used() {
     let folder = Folder::new();

@@ -9,6 +9,7 @@ pub mod disk;
 pub mod export;
 pub mod fsx;
 pub mod hand;
+pub mod initiator;
 pub mod kills;
 pub mod local;
 pub mod mapper;

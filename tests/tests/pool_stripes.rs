@@ -125,12 +125,24 @@ fn a_striped_file_is_spread_evenly_and_its_members_have_their_shares() {
 /// What a program may do to a file, many times, beside a model in memory.
 #[test]
 fn whatever_is_done_to_a_striped_file_reads_back() {
-    let Some(mut world) = PoolWorld::build(&[(EXT4, 100), (XFS, 300), (BTRFS, 200)]) else {
+    let members = [(EXT4, 100), (XFS, 300), (BTRFS, 200), (EXT4, 100)];
+    let Some(mut world) = PoolWorld::build(&members) else {
         return;
     };
-    for (round, words) in ["striped unit=4KiB", "striped=2 unit=64KiB"]
-        .into_iter()
-        .enumerate()
+    for (round, (words, shape)) in [
+        ("striped unit=4KiB", ("striped", 4)),
+        ("striped=2 unit=64KiB", ("striped", 2)),
+        (
+            "striped=2x2 unit=4KiB group_unit=16KiB",
+            ("striped_twice", 4),
+        ),
+        (
+            "striped=2x2 unit=64KiB group_unit=64KiB",
+            ("striped_twice", 4),
+        ),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let folder = world.path(format!("d{round}"));
         fs::create_dir(&folder).expect("made");
@@ -199,6 +211,8 @@ fn whatever_is_done_to_a_striped_file_reads_back() {
         }
         drop(file);
         again(&mut world);
+        let found = shapes(&world, &format!("d{round}/f"));
+        assert_eq!(found, [(shape.0.to_owned(), shape.1)], "{words}");
         assert!(
             fs::read(folder.join("f")).expect("read") == model,
             "{words}"

@@ -77,19 +77,85 @@ fn every_field_of_a_lab_report_is_described() {
     }
 }
 
+/// Structs that are printed as JSON, each with its fields, whoever may see them.
+fn printed(source: &str) -> Vec<(String, BTreeSet<String>)> {
+    let mut found = Vec::new();
+    let derives = source.match_indices("#[derive(").map(|(at, _)| at);
+    for at in derives {
+        let rest = &source[at..];
+        let derived = rest.split(']').next().unwrap_or_default();
+        let Some((before, body)) = rest.split_once(" {\n") else {
+            continue;
+        };
+        let Some((_, name)) = before.rsplit_once("struct ") else {
+            continue;
+        };
+        if !derived.contains("Serialize") || before.matches("#[derive(").count() > 1 {
+            continue;
+        }
+        let body = body.split("\n}").next().unwrap_or_default();
+        let all_public: String = body
+            .lines()
+            .map(|line| line.trim().replace("pub(crate) ", "").replace("pub ", ""))
+            .filter(|line| !line.starts_with("//") && !line.starts_with("#["))
+            .map(|line| format!("pub {line}\n"))
+            .collect();
+        found.push((name.to_owned(), public_fields(&all_public)));
+    }
+    found
+}
+
 #[test]
 fn every_field_of_the_pool_commands_is_described() {
-    let source = ["pool", "pool_care", "pool_members", "pool_policy", "export"]
-        .map(|name| read(&format!("cli/src/{name}.rs")))
-        .concat();
-    let fields = public_fields(&source.replace("pub(crate) ", "pub "));
-    assert!(fields.len() > 20, "only {} fields found", fields.len());
-    let described = described(&read("docs/reference/pool-json.md"));
-    let missing: Vec<_> = fields.difference(&described).collect();
-    assert!(
-        missing.is_empty(),
-        "docs/reference/pool-json.md does not describe {missing:?}"
-    );
+    let text = read("docs/reference/pool-json.md");
+    let folder = root().join("cli/src");
+    let mut paths: Vec<String> = std::fs::read_dir(folder)
+        .expect("the command has sources")
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.starts_with("pool") || name.starts_with("export"))
+        .map(|name| format!("cli/src/{name}"))
+        .collect();
+    // Its structs are printed as they are.
+    paths.push(String::from("engine/pool/src/failed.rs"));
+    let mut struct_count = 0;
+    for path in paths {
+        for (name, fields) in printed(&read(&path)) {
+            let command = match name.as_str() {
+                "PoolReport" | "MemberReport" => "create",
+                "FileReport" | "SegmentReport" | "ObjectReport" => "where",
+                "MountReport" if path.ends_with("pool_mount.rs") => "mount",
+                "FsckReport" | "MissingReport" | "FindingReport" => "fsck",
+                "RescueReport" => "rescue",
+                "AddReport" | "RemoveReport" => "add",
+                "DrainReport" => "drain",
+                "RebalanceReport" | "FullerReport" | "LeftOutReport" | "Failure" => "rebalance",
+                "DefragReport" | "PiecesReport" => "defrag",
+                "StatusReport" | "MountReport" | "WorkReport" | "TidyReport" | "TidiedReport"
+                | "MovedReport" | "MemberStatusReport" => "status",
+                "PolicyReport" | "ClassReport" => "policy",
+                "ExportReport" => "export nfs",
+                // A list of the above, which is printed by its parts.
+                "Failed" => continue,
+                other => {
+                    panic!("{path}: which section of docs/reference/pool-json.md has {other}?")
+                }
+            };
+            assert!(!fields.is_empty(), "no field of {name} found in {path}");
+            let heading = format!("`rushes pool {command} --json`");
+            let section = text
+                .split("\n## ")
+                .find(|section| section.starts_with(&heading))
+                .unwrap_or_else(|| panic!("no section {heading}"));
+            let described = described(section);
+            let missing: Vec<_> = fields.difference(&described).collect();
+            assert!(
+                missing.is_empty(),
+                "docs/reference/pool-json.md does not describe {missing:?} of {name} under {heading}"
+            );
+            struct_count += 1;
+        }
+    }
+    assert!(struct_count >= 26, "only {struct_count} structs found");
 }
 
 #[test]

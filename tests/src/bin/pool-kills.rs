@@ -9,6 +9,7 @@
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::export::{Export, ISCSI, NFS};
 use rushes_tests::fsx::{self, Plan};
+use rushes_tests::initiator::Disk;
 use rushes_tests::kills::{self, Finally, OnPanic, Stage};
 use rushes_tests::needs::{self, Need};
 use rushes_tests::nfs4::{Handle as NfsHandle, Nfs4, Open};
@@ -19,13 +20,10 @@ use rushes_tests::smb2::{self, Connection, Disposition, Handle};
 use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 const BLOCK: usize = 65_536;
@@ -38,14 +36,10 @@ const GRADE_BYTES: u64 = 3_000_017;
 const STRIPE_BYTES: u64 = 30_011;
 /// Doors that paint.
 const PAINTERS: u64 = 3;
-/// Of qemu-io.
-const PROMPT: &str = "qemu-io> ";
 /// Of the iSCSI disk.
 const DISK_BLOCKS: u64 = (64 << 20) / BLOCK as u64;
 /// Steps that each client ends between two kills.
 const STEPS_BETWEEN: u64 = 3;
-/// Longer than anything but a hang takes.
-const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// Between two times at which the kernel forgets what it has read, so that readers come to the daemon.
 const FORGET_EVERY: Duration = Duration::from_millis(50);
 
@@ -367,67 +361,6 @@ fn paint(worker: &mut Worker, painter: u64, name: &str, seed: u64) -> Vec<(u64, 
     }
     worker.must("close", |door| door.close());
     stripes
-}
-
-/// `qemu-io` on the iSCSI disk, one command after the other.
-struct Disk {
-    child: Child,
-    input: ChildStdin,
-    said: Receiver<Vec<u8>>,
-}
-
-impl Disk {
-    fn log_in(url: &str) -> Disk {
-        let mut child = Command::new(needs::path_of("qemu-io"))
-            .args(["-f", "raw", "-t", "none", url])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .expect("qemu-io starts");
-        let input = child.stdin.take().expect("it is piped");
-        let mut output = child.stdout.take().expect("it is piped");
-        let (tell, said) = channel();
-        std::thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            while let Ok(count @ 1..) = output.read(&mut bytes) {
-                if tell.send(bytes[..count].to_vec()).is_err() {
-                    return;
-                }
-            }
-        });
-        let mut disk = Disk { child, input, said };
-        disk.answer().expect("it logs in");
-        disk
-    }
-
-    /// One command at a time: what is there of a second one it does not see.
-    fn ask(&mut self, command: &str) -> Result<(), String> {
-        let told = writeln!(self.input, "{command}").and_then(|()| self.input.flush());
-        told.map_err(|error| error.to_string())?;
-        self.answer()
-    }
-
-    /// Until it asks for the next command.
-    fn answer(&mut self) -> Result<(), String> {
-        let mut said = String::new();
-        while !said.ends_with(PROMPT) {
-            let more = self.said.recv_timeout(ANSWER_MAX);
-            let more = more.map_err(|error| format!("{error}: {said}"))?;
-            said += &String::from_utf8_lossy(&more);
-        }
-        let is_good = !["fail", "rror", "invalid"]
-            .iter()
-            .any(|word| said.contains(word));
-        if is_good { Ok(()) } else { Err(said) }
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// Blocks of the disk, each all of one byte; returns which.

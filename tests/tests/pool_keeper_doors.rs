@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The process that serves a mount is killed, again and again, under clients of SMB and of an iSCSI disk: they wait for the next one, hear no error and
+//! read no byte that is another. (NFS and programs: pool_keeper.rs.)
+
+use rushes_tests::daemon::Daemon;
+use rushes_tests::export::{Export, ISCSI};
+use rushes_tests::fsx::{self, Plan};
+use rushes_tests::initiator::Disk;
+use rushes_tests::needs::{self, Need};
+use rushes_tests::pattern;
+use rushes_tests::pool::{EXT4, PoolWorld, XFS};
+use rushes_tests::random::Random;
+use rushes_tests::smb2::{self, Connection, Disposition};
+use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const BLOCK: usize = 65_536;
+const DISK_BLOCKS: u64 = 256;
+const TAKE_BLOCKS: u64 = 160;
+const KILLS: usize = 15;
+/// Longer than what a keeper takes for the death of one that will always die. Units: ms.
+const SERVES_AT_LEAST_MS: u64 = 300;
+/// For each client to go on.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// How often each client has been answered, and whether all are to stop.
+#[derive(Default)]
+struct Clients {
+    stop: AtomicBool,
+    recorder: AtomicU64,
+    disk: AtomicU64,
+    anything: Arc<AtomicU64>,
+}
+
+/// Sets the flag when it goes, so that the others stop when one has failed.
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Clients {
+    fn go_on(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    fn answers(&self) -> [u64; 3] {
+        [&self.recorder, &self.disk, &*self.anything].map(|one| one.load(Ordering::Relaxed))
+    }
+
+    /// Each has been answered since, and the process that serves has lived for a while.
+    fn wait_for_all(&self, world: &PoolWorld) {
+        let (before, begun) = (self.answers(), Instant::now());
+        std::thread::sleep(Duration::from_millis(SERVES_AT_LEAST_MS));
+        loop {
+            let now = self.answers();
+            let all = before.iter().zip(now).all(|(before, now)| now > before + 2);
+            if all || !self.go_on() {
+                return;
+            }
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "{before:?} {now:?}: {}",
+                world.log()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// A take is recorded and read behind its writer, and read whole at its end; then the next one over it.
+    fn record(&self, port: u16) {
+        let client = Connection::connect(port, SHARE).expect("smbd lets guests in");
+        for take in 1.. {
+            let (file, _) = client
+                .open("take.mov", Disposition::OverwriteIf)
+                .expect("made");
+            for block in 0..TAKE_BLOCKS {
+                if !self.go_on() {
+                    client.close(file).expect("closed");
+                    return;
+                }
+                let at = block * BLOCK as u64;
+                let bytes = pattern::bytes(take, at, BLOCK);
+                client.write(file, at, &bytes).expect("written");
+                let behind = at / 2 / BLOCK as u64 * BLOCK as u64;
+                let found = client.read(file, behind, BLOCK).expect("read");
+                pattern::check(take, behind, &found, "take.mov");
+                if block % 32 == 31 {
+                    client.flush(file).expect("flushed");
+                }
+                self.recorder.fetch_add(1, Ordering::Relaxed);
+            }
+            client.close(file).expect("closed");
+            let (file, info) = client
+                .open("take.mov", Disposition::Open)
+                .expect("it is there");
+            assert_eq!(info.size, TAKE_BLOCKS * BLOCK as u64);
+            for at in (0..TAKE_BLOCKS).map(|block| block * BLOCK as u64) {
+                let found = client.read(file, at, BLOCK).expect("read");
+                pattern::check(take, at, &found, "take.mov");
+                self.recorder.fetch_add(1, Ordering::Relaxed);
+            }
+            client.close(file).expect("closed");
+        }
+    }
+
+    /// Blocks of a disk, each all of one byte; returns which.
+    fn use_disk(&self, url: &str) -> Vec<u8> {
+        let mut disk = Disk::log_in(url);
+        let mut blocks = vec![0; DISK_BLOCKS as usize];
+        let mut random = Random(5);
+        while self.go_on() {
+            let block = random.below(DISK_BLOCKS);
+            let at = block * BLOCK as u64;
+            let byte = &mut blocks[block as usize];
+            let command = match random.below(10) {
+                0 => String::from("flush"),
+                1..5 => {
+                    *byte = random.below(256) as u8;
+                    format!("write -P {byte} {at} {BLOCK}")
+                }
+                _ => format!("read -P {byte} {at} {BLOCK}"),
+            };
+            let said = disk.ask(&command);
+            said.unwrap_or_else(|said| panic!("{command}: {said}"));
+            self.disk.fetch_add(1, Ordering::Relaxed);
+        }
+        disk.ask("flush").expect("flushed");
+        blocks
+    }
+
+    /// All else that SMB clients do, compared with a model.
+    fn do_anything(&self, port: u16, world: &PoolWorld) {
+        let folder = world.path("");
+        for seed in 40.. {
+            if !self.go_on() {
+                return;
+            }
+            let plan = Plan {
+                seed,
+                operations: 150,
+                workers: 3,
+                only: None,
+                clients: 2,
+                quiet: true,
+                daemon_dies: false,
+                steps: Arc::clone(&self.anything),
+            };
+            fsx::run(port, &folder, &plan).unwrap_or_else(|divergence| panic!("{divergence}"));
+            // The names of one round come again in the next.
+            for entry in fs::read_dir(&folder).expect("listed").flatten() {
+                if entry.file_name().to_string_lossy().starts_with('w') {
+                    fs::remove_file(entry.path()).expect("removed");
+                }
+            }
+        }
+    }
+}
+
+fn shared(world: &PoolWorld) -> Smbd {
+    let everybody = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(world.path(""), everybody).expect("our own mount");
+    let lines = ["allocation roundup size = 0", "oplocks = no"];
+    let share = smb2::SHARE_LINES.into_iter().chain(lines);
+    Smbd::start(
+        &world.scratch,
+        &SmbdSpec {
+            path: world.path(""),
+            share: share.map(String::from).collect(),
+            global: vec![String::from(smb2::GLOBAL)],
+        },
+    )
+}
+
+fn clients_do_not_notice(with_daemon: bool) {
+    let programs = [Need::Program("smbd"), Need::Program("pdbedit")];
+    if !needs::all_there(&programs) || !needs::all_there(ISCSI) {
+        return;
+    }
+    let Some(mut world) = PoolWorld::kept(&[(EXT4, 200), (XFS, 300)]) else {
+        return;
+    };
+    let daemon: Option<Daemon> = with_daemon.then(|| world.served(2, ""));
+    let smbd = shared(&world);
+    let export = Export::iscsi(&world, "edit.disk", &["--size", "16MiB"]);
+    let (server, url) = (export.server(), export.disk("edit.disk"));
+    let clients = Clients::default();
+    let (mut pauses, mut blocks) = (Vec::new(), Vec::new());
+    std::thread::scope(|scope| {
+        let (world, clients, port) = (&world, &clients, smbd.port());
+        scope.spawn(move || {
+            let _stop = StopAtEnd(&clients.stop);
+            clients.record(port);
+        });
+        scope.spawn(move || {
+            let _stop = StopAtEnd(&clients.stop);
+            clients.do_anything(port, world);
+        });
+        let disk = scope.spawn(|| {
+            let _stop = StopAtEnd(&clients.stop);
+            clients.use_disk(&url)
+        });
+        let _stop = StopAtEnd(&clients.stop);
+        for _ in 0..KILLS {
+            clients.wait_for_all(world);
+            if !clients.go_on() {
+                break;
+            }
+            let killed = Instant::now();
+            world.kill_serving();
+            fs::metadata(world.path("nobody")).expect_err("not there, and said by the next one");
+            pauses.push(killed.elapsed());
+        }
+        clients.wait_for_all(world);
+        clients.stop.store(true, Ordering::Relaxed);
+        blocks = disk.join().expect("no panic");
+    });
+    assert_eq!(pauses.len(), KILLS, "a client stopped");
+    pauses.sort();
+    eprintln!("pauses {pauses:?}, answers {:?}", clients.answers());
+    // Nobody was started again, and what was written is in the file.
+    assert_eq!(export.server(), server, "{}", export.log());
+    export.end();
+    drop(smbd);
+    let mut found = Vec::new();
+    File::open(world.path("edit.disk"))
+        .and_then(|mut file| file.read_to_end(&mut found))
+        .expect("read");
+    for (block, bytes) in found.chunks(BLOCK).enumerate() {
+        assert!(bytes.iter().all(|byte| *byte == blocks[block]), "{block}");
+    }
+    assert_eq!(found.len(), DISK_BLOCKS as usize * BLOCK);
+    world.end();
+    if let Some(mut daemon) = daemon {
+        daemon.end();
+    }
+    let (report, code) = world.json(&["fsck", "--repair"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+}
+
+#[test]
+fn smb_and_iscsi_clients_do_not_notice_that_the_mounts_process_is_killed() {
+    clients_do_not_notice(false);
+}
+
+#[test]
+fn nor_where_what_they_read_and_write_goes_through_a_daemon() {
+    clients_do_not_notice(true);
+}
