@@ -6,8 +6,8 @@ use crate::ask::{print_json, say};
 use crate::pool::{class_of, shown, told};
 use crate::show::Table;
 use rushes_pool::{
-    Door, Place, Pool, PoolError, Request, Rules, Schedule, WISH_ATTRIBUTE, WISH_BYTES_MAX, Wish,
-    set_rules,
+    Door, Place, PolicyChange, Pool, PoolError, Request, Schedule, WISH_ATTRIBUTE, WISH_BYTES_MAX,
+    Wish, change_policy,
 };
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 use rustix::io::Errno;
@@ -67,13 +67,13 @@ fn of_pool(
     args: &PoolPolicyArgs,
     catalogue: &Path,
 ) -> Result<(PolicyReport, &'static str), String> {
-    let rules = Rules {
+    let change = PolicyChange {
         wish: args.wish(),
         classes: args.class.clone(),
     };
-    if rules != Rules::default() {
+    if change != PolicyChange::default() {
         let pool = Pool::serve(catalogue).map_err(told)?;
-        set_rules(pool, rules).map_err(told)?;
+        change_policy(pool, change).map_err(told)?;
     }
     if let Some(schedule) = args.tidy {
         set_tidy(catalogue, schedule)?;

@@ -36,7 +36,7 @@ impl Loads {
 
 /// What is to be said of a pool from now on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rules {
+pub struct PolicyChange {
     /// Of files that say nothing themselves. None: as it is.
     pub wish: Option<Wish>,
     /// Of members, with None for one that is to be of no class; others stay as they are.
@@ -106,9 +106,9 @@ fn lacks<'a>(wish: &Wish, classes: impl Iterator<Item = Option<&'a Class>>) -> O
 ///
 /// Assumes  nobody serves the pool but the caller, who opens it anew to see what is said then
 /// Errors   [`PoolError::Refused`]: a member that is not there, or a class that none is of; then nothing was changed
-pub fn set_rules(pool: Pool, rules: Rules) -> Result<(), PoolError> {
+pub fn change_policy(pool: Pool, change: PolicyChange) -> Result<(), PoolError> {
     let mut format = pool.format();
-    for (number, class) in rules.classes {
+    for (number, class) in change.classes {
         let entry = format
             .members
             .iter_mut()
@@ -121,7 +121,7 @@ pub fn set_rules(pool: Pool, rules: Rules) -> Result<(), PoolError> {
         };
         entry.class = class;
     }
-    if let Some(wish) = rules.wish {
+    if let Some(wish) = change.wish {
         format.wish = wish;
     }
     let classes = format.members.iter().map(|entry| entry.class.as_ref());

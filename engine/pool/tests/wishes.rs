@@ -9,7 +9,9 @@
 mod place;
 
 use place::{Place, Written, pattern};
-use rushes_pool::{Class, MemberNumber, NameLog, Pool, PoolError, Rules, Wish, rescue, set_rules};
+use rushes_pool::{
+    Class, MemberNumber, NameLog, PolicyChange, Pool, PoolError, Wish, change_policy, rescue,
+};
 use std::fs;
 use std::path::PathBuf;
 
@@ -25,9 +27,9 @@ fn classes(given: &[(u16, &str)]) -> Vec<(MemberNumber, Option<Class>)> {
 }
 
 /// What is said from now on, and the pool opened anew.
-fn ruled(pool: Pool, rules: Rules) -> Pool {
+fn changed(pool: Pool, change: PolicyChange) -> Pool {
     let catalogue = pool.catalogue().path().to_path_buf();
-    set_rules(pool, rules).unwrap();
+    change_policy(pool, change).unwrap();
     Pool::serve(&catalogue).unwrap()
 }
 
@@ -56,11 +58,11 @@ fn a_new_file_goes_to_the_device_of_which_least_is_promised() {
     };
     // The first has most room.
     let pool = place.pool(&[300, 200, 100]);
-    let rules = Rules {
+    let change = PolicyChange {
         wish: wish("choose=least_loaded"),
-        ..Rules::default()
+        ..PolicyChange::default()
     };
-    let pool = ruled(pool, rules);
+    let pool = changed(pool, change);
     assert_eq!(put(&pool, "unknown", MIB).unwrap(), [0], "by room");
     let devices = [0, 1, 2].map(|number| device(&pool, number));
     let told = |loads: [u64; 3]| pool.set_loads(devices.into_iter().zip(loads));
@@ -80,11 +82,11 @@ fn files_of_a_class_are_on_its_members_and_the_next_hears_that_they_are_full() {
         return;
     };
     let pool = place.pool(&[40, 6, 9]);
-    let rules = Rules {
+    let change = PolicyChange {
         wish: wish("class=ssd"),
         classes: classes(&[(1, "ssd"), (2, "ssd")]),
     };
-    let pool = ruled(pool, rules);
+    let pool = changed(pool, change);
     let class = |number| {
         let member = pool.member(MemberNumber(number)).unwrap();
         member.class().map(|class| class.name().to_owned())
@@ -105,16 +107,16 @@ fn files_of_a_class_are_on_its_members_and_the_next_hears_that_they_are_full() {
     assert!(matches!(end, PoolError::NoRoom), "{end}");
     assert!(count >= 12, "only {count} of 15 MiB were taken");
     // Who wishes nothing has all the room there is.
-    let rules = Rules {
+    let change = PolicyChange {
         wish: Some(Wish::default()),
-        ..Rules::default()
+        ..PolicyChange::default()
     };
-    let pool = ruled(pool, rules);
+    let pool = changed(pool, change);
     assert_eq!(put(&pool, "other", MIB).unwrap(), [0]);
 }
 
 #[test]
-fn rules_are_kept_and_what_cannot_be_followed_changes_nothing() {
+fn what_is_said_is_kept_and_what_cannot_be_followed_changes_nothing() {
     let Some(mut place) = Place::new() else {
         return;
     };
@@ -126,23 +128,23 @@ fn rules_are_kept_and_what_cannot_be_followed_changes_nothing() {
         "{before}"
     );
     drop(pool);
-    for (rules, said) in [
+    for (change, said) in [
         (
-            Rules {
+            PolicyChange {
                 wish: wish("single"),
                 classes: classes(&[(0, "ssd"), (7, "ssd")]),
             },
             "no member 7",
         ),
         (
-            Rules {
+            PolicyChange {
                 wish: wish("class=raid"),
                 classes: classes(&[(0, "ssd")]),
             },
             "they are of ssd",
         ),
     ] {
-        let error = set_rules(Pool::serve(&catalogue).unwrap(), rules).unwrap_err();
+        let error = change_policy(Pool::serve(&catalogue).unwrap(), change).unwrap_err();
         assert!(error.to_string().contains(said), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), before);
     }
@@ -154,11 +156,11 @@ fn a_rescue_knows_classes_and_what_was_wished() {
         return;
     };
     let pool = place.pool(&[16, 16]);
-    let rules = Rules {
+    let change = PolicyChange {
         wish: wish("choose=per_user class=raid"),
         classes: classes(&[(1, "raid")]),
     };
-    let pool = ruled(pool, rules);
+    let pool = changed(pool, change);
     assert_eq!(put(&pool, "clip", MIB).unwrap(), [1]);
     assert!(NameLog::open(&pool).write(&pool, Vec::new));
     let catalogue = pool.catalogue().path().to_path_buf();
