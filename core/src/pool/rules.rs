@@ -126,12 +126,12 @@ impl RuleChange {
             rules.remove(index);
         }
         if let Some(before) = &self.before {
-            must_be_there(&rules, before)?;
             if position(&self.said, before).is_some() {
                 return Err(RuleFault(format!(
-                    "the rule \"{before}\" cannot come before itself; expected the pattern of another one"
+                    "the rule \"{before}\" is one of those that are to come before it; expected the pattern of another one, that the pool has already"
                 )));
             }
+            must_be_there(&rules, before)?;
             rules.retain(|rule| position(&self.said, &rule.pattern).is_none());
             let index = must_be_there(&rules, before)?;
             rules.splice(index..index, self.said.iter().cloned());
@@ -273,7 +273,8 @@ mod tests {
             &said(&["d"], Some("e")),
             Err("no rule for the pattern \"e\""),
         );
-        check(&said(&["b"], Some("b")), Err("before itself"));
+        check(&said(&["b"], Some("b")), Err("that the pool has already"));
+        check(&said(&["d", "e"], Some("e")), Err("is one of those"));
         check(&said(&["d", "d single"], None), Err("two rules for"));
         let nothing = RuleChange {
             is_clear: true,
