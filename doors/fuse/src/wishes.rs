@@ -26,15 +26,13 @@ impl Door {
 
     /// The same of a file of this name; what its folder does not say a rule may. One attribute is asked for, and mostly there is none.
     ///
-    /// From then on it is the file's own, whatever becomes of name and rule. Where the path is asked, the kernel holds the folder: what is
-    /// renamed at this moment is a folder above.
+    /// From then on it is the file's own, whatever becomes of name and rule. A folder that is renamed at this moment counts under either name.
     pub(crate) fn wish_by_name(&self, folder: impl AsFd, name: &OsStr, made: impl AsFd) {
         let path = || {
             let path = self.path_in_tree(&folder, name);
             if path.is_none() {
-                self.say_once(format!(
-                    "where {} is cannot be told (ENAMETOOLONG if it is very deep), so that no rule counts for it",
-                    name.display()
+                self.say_once(String::from(
+                    "a file was made deeper than a path can say (4096 bytes); no rule counts for such files, they go where their folder or the pool says",
                 ));
             }
             path
