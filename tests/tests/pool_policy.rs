@@ -3,7 +3,9 @@
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::disk::run;
+use rushes_tests::export::{Export, NFS};
 use rushes_tests::needs::{self, Need};
+use rushes_tests::nfs4::Nfs4;
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld};
 use rushes_tests::smb2::{self, Connection, Disposition};
@@ -550,6 +552,37 @@ fn files_that_smb_clients_make_fall_under_rules() {
             .write(file, 0, &pattern::bytes(1, 0, 4096))
             .expect(name);
         client.close(file).expect(name);
+        assert_eq!(world.members_of(path), [member], "{path}");
+    }
+}
+
+#[test]
+fn files_that_nfs_clients_make_fall_under_rules() {
+    if !needs::all_there(NFS) {
+        return;
+    }
+    let Some(world) = ruled(&["--rule", "conform/**/*.exr", "class=ssd"]) else {
+        return;
+    };
+    let export = Export::nfs(&world);
+    let mut nfs = Nfs4::connect(export.port, "rules", 1);
+    let root = nfs.root("media").expect("exported");
+    nfs.make(&root, b"conform", None).expect("made");
+    let mut folder = nfs.lookup(&root, b"conform").expect("there");
+    for (path, member) in [
+        ("conform/f.exr", 0),
+        ("conform/a/f.exr", 0),
+        ("conform/a/f.dpx", 2),
+    ] {
+        if path == "conform/a/f.exr" {
+            nfs.make(&folder, b"a", None).expect("made");
+            folder = nfs.lookup(&folder, b"a").expect("there");
+        }
+        let name = path.rsplit('/').next().expect("a name").as_bytes();
+        let open = nfs.open(&folder, name, true).expect("made");
+        let bytes = pattern::bytes(1, 0, 4096);
+        nfs.write(&open, 0, &bytes).expect("written");
+        nfs.close(open).expect("closed");
         assert_eq!(world.members_of(path), [member], "{path}");
     }
 }
