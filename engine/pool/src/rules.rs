@@ -105,6 +105,8 @@ mod tests {
         check("take?.wav", b"take/.wav", false);
         check("take[0-9].wav", b"take7.wav", true);
         check("take[!0-9].wav", b"take7.wav", false);
+        // (Alone of all: what is not one of these may be a `/`.)
+        check("take[!0-9]wav", b"take/wav", true);
         check("a[*]b", b"a*b", true);
         check("a[*]b", b"axb", false);
         check(r"a\*b", b"a*b", true);
