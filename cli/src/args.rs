@@ -4,7 +4,7 @@
 use crate::export_args::ExportCommand;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use rushes_daemon::config::{DEFAULT_CONFIG, amount};
-use rushes_pool::{Class, MemberNumber, Policy, Schedule, Wish};
+use rushes_pool::{Class, MemberNumber, Policy, Rule, RuleChange, Schedule, Wish};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -144,10 +144,10 @@ it. Exit code: 0 it is gone, 2 it is not.")]
 Looks through the folders of all members. Exit code: 0 every member can be used, 1 one is missing or read-only, or there are names and no member has \
 them, 2 it could not be looked at.")]
     Status(PoolLsArgs),
-    /// Where files of a pool go: show it, or say it for the pool, a folder or a file
+    /// Where files of a pool go: show it, or say it for the pool, names of a pattern, a folder or a file
     #[command(after_help = "\
-WORDS, in any order: `single`, `striped`, `striped=N`, `striped=GxN`, `unit=SIZE`, `group_unit=SIZE`, `choose=POLICY`, `class=CLASS`. What a file \
-does not say its pool says; what is made in a folder says what that does. Nothing is moved: files that have bytes stay where they are. For the pool \
+WORDS, in any order: `single`, `striped`, `striped=N`, `striped=GxN`, `unit=SIZE`, `group_unit=SIZE`, `choose=POLICY`, `class=CLASS`. A file that is made says \
+what its folder does, and where that says nothing what the first rule does whose pattern its name is of; what it does not say its pool says. Nothing is moved: files that have bytes stay where they are. For the pool \
 itself give its catalogue; but for --tidy it must not be mounted then, though it may be looked at. Exit code: 0 it is shown, or said from now on, 2 it could not be done.")]
     Policy(PoolPolicyArgs),
     /// Serve a mounted pool to other machines: by NFS, or a file of it as a disk
@@ -244,9 +244,22 @@ pub(crate) struct PoolPolicyArgs {
     /// What is wished from now on, instead of all that was: `class=ssd`, `striped=4 unit=1MiB choose=round_robin`
     #[arg(long, value_name = "WORDS", value_parser = parse_wish)]
     pub(crate) set: Option<Wish>,
-    /// Nothing is wished from now on
+    /// Nothing is wished from now on; of a pool: neither it nor a rule of it says anything, but for those that this command says
     #[arg(long, conflicts_with = "set")]
     pub(crate) clear: bool,
+    /// What is wished from now on for files that are made under names of this pattern, below the root of the pool's tree: `'conform/**/*.exr' 'class=ssd striped=2'`. `*`
+    /// stays within a folder, `**` crosses them. In place of what the rule for this pattern said, else as the last rule; the first that matches counts. More than once
+    #[arg(long, num_args = 2, value_names = ["PATTERN", "WORDS"])]
+    pub(crate) rule: Vec<String>,
+    /// The rules that this command says come before the one for this pattern, also those that are there already
+    #[arg(long, value_name = "PATTERN", requires = "rule")]
+    pub(crate) before: Option<String>,
+    /// The rule for this pattern goes. More than once
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) no_rule: Vec<String>,
+    /// All rules go, but for those that this command says
+    #[arg(long, conflicts_with_all = ["no_rule", "before"])]
+    pub(crate) no_rules: bool,
     /// Of which class a member is, for `class=`; `NUMBER=`: of none any more. More than once, or with commas
     #[arg(long, value_name = "NUMBER=CLASS", value_parser = parse_class, value_delimiter = ',')]
     pub(crate) class: Vec<(MemberNumber, Option<Class>)>,
@@ -267,6 +280,25 @@ impl PoolPolicyArgs {
         } else {
             self.set.clone()
         }
+    }
+
+    /// What is to become of the pool's rules.
+    pub(crate) fn rules(&self) -> Result<RuleChange, String> {
+        let said = self
+            .rule
+            .chunks_exact(2)
+            .map(|rule| Rule::of(&rule[0], &rule[1]).map_err(|fault| format!("--rule: {fault}")));
+        Ok(RuleChange {
+            is_clear: self.clear || self.no_rules,
+            gone: self.no_rule.clone(),
+            said: said.collect::<Result<_, String>>()?,
+            before: self.before.clone(),
+        })
+    }
+
+    /// One of the words that are about rules was given.
+    pub(crate) fn is_about_rules(&self) -> bool {
+        !self.rule.is_empty() || !self.no_rule.is_empty() || self.no_rules
     }
 }
 
@@ -577,6 +609,57 @@ mod tests {
             assert!(error.contains(said), "{words:?}: {error}");
         }
         assert!(parsed(&["--set", "single", "--clear"]).is_err());
+    }
+
+    #[test]
+    fn rules_are_said_in_pairs() {
+        let parsed = |words: &[&str]| {
+            let all = ["rushes", "pool", "policy", "/mnt/catalogue"];
+            Cli::try_parse_from(all.iter().chain(words))
+        };
+        let rules = |words: &[&str]| match parsed(words).unwrap().command {
+            Command::Pool {
+                command: PoolCommand::Policy(args),
+            } => args.rules(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(rules(&[]), Ok(RuleChange::default()));
+        let change = RuleChange {
+            is_clear: false,
+            gone: vec![String::from("c")],
+            said: [("a/**", "class=ssd striped=2"), ("b=1", "")]
+                .map(|(pattern, words)| Rule::of(pattern, words).unwrap())
+                .to_vec(),
+            before: Some(String::from("d")),
+        };
+        let words = [
+            "--rule",
+            "a/**",
+            "striped=2 class=ssd",
+            "--rule",
+            "b=1",
+            "",
+            "--no-rule",
+            "c",
+            "--before",
+            "d",
+        ];
+        assert_eq!(rules(&words), Ok(change));
+        for words in [&["--clear"][..], &["--no-rules", "--set", "single"]] {
+            assert!(rules(words).unwrap().is_clear, "{words:?}");
+        }
+        let fault = rules(&["--rule", "a/**", "fast"]).unwrap_err();
+        assert!(fault.contains("expected single"), "{fault}");
+        let fault = rules(&["--rule", "/a/**", "single"]).unwrap_err();
+        assert!(fault.contains("below the root"), "{fault}");
+        for (words, said) in [
+            (&["--rule", "a/**=class=ssd"][..], "2 values required"),
+            (&["--before", "a"], "--rule"),
+            (&["--no-rules", "--no-rule", "a"], "cannot be used with"),
+        ] {
+            let error = parsed(words).unwrap_err().to_string();
+            assert!(error.contains(said), "{words:?}: {error}");
+        }
     }
 
     #[test]

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool policy`: where files of a pool go, as the pool, a folder or a file says it. No daemon is asked, and nothing is moved.
+//! `rushes pool policy`: where files of a pool go, as the pool, a rule of it, a folder or a file says it. No daemon is asked, and nothing is moved.
 
 use crate::args::PoolPolicyArgs;
 use crate::ask::{print_json, say};
 use crate::pool::{class_of, shown, told};
 use crate::show::Table;
 use rushes_pool::{
-    Door, Place, Pool, PoolError, Request, Rules, Schedule, WISH_ATTRIBUTE, WISH_BYTES_MAX, Wish,
-    set_rules,
+    Door, Place, PolicyChange, Pool, PoolError, Request, Schedule, WISH_ATTRIBUTE, WISH_BYTES_MAX,
+    Wish, change_policy,
 };
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 use rustix::io::Errno;
@@ -25,7 +25,15 @@ pub(crate) struct PolicyReport {
     pub(crate) policy: &'static str,
     pub(crate) tidy: String,
     pub(crate) is_served: bool,
+    pub(crate) rules: Vec<RuleReport>,
     pub(crate) members: Vec<ClassReport>,
+}
+
+/// What is said of files that are made under names of a pattern.
+#[derive(Debug, Serialize)]
+pub(crate) struct RuleReport {
+    pub(crate) pattern: String,
+    pub(crate) wish: String,
 }
 
 /// A member, and of which class it is.
@@ -51,7 +59,7 @@ pub(crate) fn policy(args: &PoolPolicyArgs) -> Result<ExitCode, String> {
         print_json(&report)?;
     } else {
         say(&text(&report))?;
-        if args.wish().is_some() || !args.class.is_empty() {
+        if args.wish().is_some() || args.is_about_rules() || !args.class.is_empty() {
             say(sentence)?;
         }
     }
@@ -67,13 +75,14 @@ fn of_pool(
     args: &PoolPolicyArgs,
     catalogue: &Path,
 ) -> Result<(PolicyReport, &'static str), String> {
-    let rules = Rules {
+    let change = PolicyChange {
         wish: args.wish(),
+        rules: args.rules()?,
         classes: args.class.clone(),
     };
-    if rules != Rules::default() {
+    if change != PolicyChange::default() {
         let pool = Pool::serve(catalogue).map_err(told)?;
-        set_rules(pool, rules).map_err(told)?;
+        change_policy(pool, change).map_err(told)?;
     }
     if let Some(schedule) = args.tidy {
         set_tidy(catalogue, schedule)?;
@@ -82,7 +91,11 @@ fn of_pool(
     let report = report(&pool, None, None, pool.wish())?;
     Ok((
         report,
-        "It counts for files that get their first bytes from now on; others stay where they are.\n",
+        if args.is_about_rules() {
+            "Rules count for files that are made from now on; others stay as they are, and where they are.\n"
+        } else {
+            "It counts for files that get their first bytes from now on; others stay where they are.\n"
+        },
     ))
 }
 
@@ -118,6 +131,12 @@ fn of_path(
     if !args.class.is_empty() {
         return Err(format!(
             "--class is about members; expected the catalogue, {}",
+            place.catalogue.display()
+        ));
+    }
+    if args.is_about_rules() {
+        return Err(format!(
+            "rules are the pool's; expected the catalogue, {}",
             place.catalogue.display()
         ));
     }
@@ -194,6 +213,14 @@ fn report(
         wish: wish.to_string(),
         tidy: pool.schedule().to_string(),
         is_served: pool.catalogue().is_served().map_err(told)?,
+        rules: pool
+            .rules()
+            .iter()
+            .map(|rule| RuleReport {
+                pattern: rule.pattern().to_owned(),
+                wish: rule.wish().to_string(),
+            })
+            .collect(),
         members: members
             .iter()
             .map(|member| ClassReport {
@@ -218,10 +245,11 @@ fn text(report: &PolicyReport) -> String {
             "not in use"
         };
         return format!(
-            "pool {}, {served}: {in_force}; it tidies itself: {}\n{}",
+            "pool {}, {served}: {in_force}; it tidies itself: {}\n{}{}",
             report.catalogue,
             report.tidy,
-            classes(&report.members)
+            classes(&report.members),
+            rules(&report.rules)
         );
     };
     match report.own.as_deref().map(Wish::of) {
@@ -232,6 +260,24 @@ fn text(report: &PolicyReport) -> String {
             format!("{path} says what cannot be followed ({fault}); its pool says: {in_force}\n")
         }
     }
+}
+
+fn rules(rules: &[RuleReport]) -> String {
+    if rules.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(&["pattern", "words"]);
+    for rule in rules {
+        let words = match rule.wish.as_str() {
+            "" => "(none; no rule below counts)",
+            words => words,
+        };
+        table.row(vec![rule.pattern.clone(), words.to_owned()]);
+    }
+    format!(
+        "\nOf files that are made, where their folder says nothing; the first pattern that matches counts:\n{}",
+        table.text()
+    )
 }
 
 fn classes(members: &[ClassReport]) -> String {

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where files of a mounted pool go: classes of members, folders that say so, users, and devices of which much is promised.
+//! Where files of a mounted pool go: classes of members, folders that say so, rules, users, and devices of which much is promised.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::disk::run;
+use rushes_tests::export::{Export, NFS};
 use rushes_tests::needs::{self, Need};
+use rushes_tests::nfs4::Nfs4;
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld};
+use rushes_tests::smb2::{self, Connection, Disposition};
+use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
 use rustix::fs::{
     CWD, FileType, Mode, OFlags, XattrFlags, getxattr, mknodat, removexattr, setxattr,
 };
@@ -62,6 +66,22 @@ fn own(path: &Path) -> Option<String> {
 fn folder(world: &PoolWorld, name: &str, words: &str) {
     fs::create_dir(world.path(name)).expect("made");
     said(&world.path(name), &["--set", words]);
+}
+
+/// A file of this name, and where it went.
+fn place_of(world: &PoolWorld, name: &str) -> (Vec<u64>, Option<String>) {
+    put(world, name, MIB);
+    (world.members_of(name), own(&world.path(name)))
+}
+
+/// The classes ssd, archive and raid; what no rule is about goes to the last one.
+fn ruled(rules: &[&str]) -> Option<PoolWorld> {
+    let mut world = PoolWorld::build(&[(EXT4, 60), (EXT4, 60), (EXT4, 60)])?;
+    world.end();
+    let words = ["--set", "class=raid", "--class", "0=ssd,1=archive,2=raid"];
+    said(&world.catalogue(), &[&words, rules].concat());
+    world.start();
+    Some(world)
 }
 
 /// Members of these classes, said while the pool is not mounted.
@@ -408,4 +428,303 @@ fn words_that_are_none_are_refused_by_mount_and_command_with_a_sentence() {
     said(&catalogue, &["--clear", "--class", "1="]);
     assert_eq!(fs::read_to_string(&format).expect("read"), never);
     world.start();
+}
+
+#[test]
+fn files_go_where_the_first_rule_for_their_name_says() {
+    let Some(world) = ruled(&[
+        "--rule",
+        "keep/**",
+        "",
+        "--rule",
+        "**/*.proxy.mov",
+        "class=archive",
+        "--rule",
+        "conform/**/*.{exr,mov}",
+        "class=ssd choose=round_robin",
+    ]) else {
+        return;
+    };
+    let ssd = Some("choose=round_robin class=ssd");
+    let archive = Some("class=archive");
+    fs::create_dir_all(world.path("conform/a/b")).expect("made");
+    for name in ["keep", "reel", "CONFORM"] {
+        fs::create_dir(world.path(name)).expect("made");
+    }
+    let check = |name: &str, member: u64, expect: Option<&str>| {
+        let (members, own) = place_of(&world, name);
+        assert_eq!((members, own.as_deref()), (vec![member], expect), "{name}");
+    };
+    check("conform/f.0001.exr", 0, ssd);
+    check("conform/a/b/f.0001.exr", 0, ssd);
+    check("conform/a/b/f.0001.EXR", 2, None);
+    check("CONFORM/f.0001.exr", 2, None);
+    check("conform/a/b/f.0001.dpx", 2, None);
+    check("f.0001.exr", 2, None);
+    check("x.proxy.mov", 1, archive);
+    check("reel/x.proxy.mov", 1, archive);
+    check("conform/x.proxy.mov", 1, archive);
+    check("conform/x.mov", 0, ssd);
+    check("keep/x.proxy.mov", 2, None);
+    let found = world.where_is("conform/x.mov");
+    assert_eq!(found["wish"].as_str(), ssd);
+    // As NFS servers make files.
+    let made = world.path("conform/made.mov");
+    let mode = Mode::RUSR | Mode::WUSR;
+    mknodat(CWD, &made, FileType::RegularFile, mode, 0).expect("made");
+    check("conform/made.mov", 0, ssd);
+    // Folders are no files, and what a folder says itself goes before, word by word.
+    fs::create_dir(world.path("conform/folder.mov")).expect("made");
+    assert_eq!(own(&world.path("conform/folder.mov")), None);
+    folder(&world, "conform/slow", "class=archive");
+    let both = Some("choose=round_robin class=archive");
+    check("conform/slow/x.mov", 1, both);
+    said(&world.path("conform/slow"), &["--clear"]);
+    check("conform/slow/y.mov", 0, ssd);
+}
+
+#[test]
+fn the_name_counts_that_a_file_is_made_under() {
+    let Some(world) = ruled(&["--rule", "conform/**/*.exr", "class=ssd"]) else {
+        return;
+    };
+    let path = |name: &str| world.path(name);
+    for name in ["conform", "conform/a", "reel"] {
+        fs::create_dir(path(name)).expect("made");
+    }
+    let ssd = (vec![0], Some(String::from("class=ssd")));
+    let nothing = (vec![2], None);
+    assert_eq!(place_of(&world, "conform/a/1.exr"), ssd);
+    // Whatever has a name already is as it was.
+    put(&world, "reel/1.mov", MIB);
+    fs::rename(path("reel/1.mov"), path("conform/2.exr")).expect("renamed");
+    assert_eq!(place_of(&world, "conform/2.exr"), nothing);
+    fs::hard_link(path("conform/2.exr"), path("conform/3.exr")).expect("linked");
+    assert_eq!(own(&path("conform/3.exr")), None);
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true);
+    drop(options.open(path("conform/2.exr")).expect("opened"));
+    assert_eq!(place_of(&world, "conform/2.exr"), nothing);
+    // Programs that write under another name first.
+    put(&world, "conform/.4.exr.Xq3", MIB);
+    fs::rename(path("conform/.4.exr.Xq3"), path("conform/4.exr")).expect("renamed");
+    assert_eq!(place_of(&world, "conform/4.exr"), nothing);
+    fs::rename(path("conform/a/1.exr"), path("reel/1.mov")).expect("renamed");
+    assert_eq!(place_of(&world, "reel/1.mov"), ssd);
+    // Folders: where they are now.
+    fs::rename(path("conform/a"), path("old")).expect("renamed");
+    assert_eq!(place_of(&world, "old/5.exr"), nothing);
+    fs::rename(path("reel"), path("conform/reel")).expect("renamed");
+    assert_eq!(place_of(&world, "conform/reel/5.exr"), ssd);
+    // Its own words are the file's to change.
+    said(&path("conform/reel/5.exr"), &["--clear"]);
+    assert_eq!(own(&path("conform/reel/5.exr")), None);
+}
+
+#[test]
+fn files_that_smb_clients_make_fall_under_rules() {
+    if !needs::all_there(&[Need::Program("smbd")]) {
+        return;
+    }
+    let Some(world) = ruled(&["--rule", "conform/**/*.exr", "class=ssd"]) else {
+        return;
+    };
+    let all = fs::Permissions::from_mode(0o777);
+    fs::create_dir(world.path("conform")).expect("made");
+    fs::set_permissions(world.path("conform"), all).expect("set");
+    let smbd = Smbd::start(
+        &world.scratch,
+        &SmbdSpec {
+            path: world.path(""),
+            share: smb2::SHARE_LINES.map(String::from).to_vec(),
+            global: vec![String::from(smb2::GLOBAL)],
+        },
+    );
+    let client = Connection::connect(smbd.port(), SHARE).expect("smbd lets guests in");
+    // The folder's name is the one that it has on the server, however a client writes it.
+    for (name, path, member) in [
+        ("conform\\f.0001.exr", "conform/f.0001.exr", 0),
+        ("CONFORM\\f.0002.exr", "conform/f.0002.exr", 0),
+        ("conform\\f.0001.dpx", "conform/f.0001.dpx", 2),
+    ] {
+        let (file, _) = client.open(name, Disposition::OpenIf).expect(name);
+        client
+            .write(file, 0, &pattern::bytes(1, 0, 4096))
+            .expect(name);
+        client.close(file).expect(name);
+        assert_eq!(world.members_of(path), [member], "{path}");
+    }
+}
+
+#[test]
+fn files_that_nfs_clients_make_fall_under_rules() {
+    if !needs::all_there(NFS) {
+        return;
+    }
+    let Some(world) = ruled(&["--rule", "conform/**/*.exr", "class=ssd"]) else {
+        return;
+    };
+    let export = Export::nfs(&world);
+    let mut nfs = Nfs4::connect(export.port, "rules", 1);
+    let root = nfs.root("media").expect("exported");
+    nfs.make(&root, b"conform", None).expect("made");
+    let mut folder = nfs.lookup(&root, b"conform").expect("there");
+    for (path, member) in [
+        ("conform/f.exr", 0),
+        ("conform/a/f.exr", 0),
+        ("conform/a/f.dpx", 2),
+    ] {
+        if path == "conform/a/f.exr" {
+            nfs.make(&folder, b"a", None).expect("made");
+            folder = nfs.lookup(&folder, b"a").expect("there");
+        }
+        let name = path.rsplit('/').next().expect("a name").as_bytes();
+        let open = nfs.open(&folder, name, true).expect("made");
+        let bytes = pattern::bytes(1, 0, 4096);
+        nfs.write(&open, 0, &bytes).expect("written");
+        nfs.close(open).expect("closed");
+        assert_eq!(world.members_of(path), [member], "{path}");
+    }
+}
+
+/// As `--json` shows them.
+fn patterns(shown: &Value) -> Vec<String> {
+    let rules = shown["rules"].as_array().expect("a list").iter();
+    let text = |rule: &Value| format!("{}: {}", rule["pattern"], rule["wish"]).replace('"', "");
+    rules.map(text).collect()
+}
+
+#[test]
+fn rules_are_said_in_their_order_replaced_and_taken_away() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 40), (EXT4, 40)]) else {
+        return;
+    };
+    let catalogue = world.catalogue();
+    let format = catalogue.join("rushes-pool");
+    let text = || fs::read_to_string(&format).expect("read");
+    let never = text();
+    let one = ["--rule", "a/**", "single"];
+    refused(&policy(&catalogue, &one), "is served already (process ");
+    refused(&policy(&world.path(""), &one), "rules are the pool's");
+    assert_eq!(patterns(&said(&catalogue, &[])), [""; 0]);
+    world.end();
+    let check = |words: &[&str], expect: &[&str]| {
+        assert_eq!(patterns(&said(&catalogue, words)), expect, "{words:?}");
+        assert_eq!(patterns(&said(&catalogue, &[])), expect, "{words:?}");
+    };
+    check(
+        &[&one[..], &["--rule", "b/**", ""]].concat(),
+        &["a/**: single", "b/**: "],
+    );
+    check(&["--rule", "a/**", "striped"], &["a/**: striped", "b/**: "]);
+    check(
+        &[
+            "--before",
+            "a/**",
+            "--rule",
+            "c",
+            "single",
+            "--rule",
+            "b/**",
+            "unit=4MiB",
+        ],
+        &["c: single", "b/**: unit=4MiB", "a/**: striped"],
+    );
+    check(&["--no-rule", "c"], &["b/**: unit=4MiB", "a/**: striped"]);
+    for (words, sentence) in [
+        (
+            &["--no-rule", "c"][..],
+            "expected one of \"b/**\", \"a/**\"",
+        ),
+        (&["--rule", "c/", "single"], "expected \"c/**\""),
+        (&["--rule", "{c", "single"], "\"{c\" is no pattern"),
+        (&["--rule", "c", "fast"], "expected single"),
+        (
+            &["--rule", "c", "class=ssd"],
+            "the rule \"c\": no member is of the class ssd",
+        ),
+        (
+            &["--rule", "c", "single", "--before", "d"],
+            "no rule for the pattern \"d\"",
+        ),
+        (&["--rule", "c=class=ssd"], "2 values required"),
+    ] {
+        refused(&policy(&catalogue, words), sentence);
+        check(&[], &["b/**: unit=4MiB", "a/**: striped"]);
+    }
+    // A class that a rule names has to be some member's.
+    let ssd = [
+        "--class",
+        "1=ssd",
+        "--no-rules",
+        "--rule",
+        "**",
+        "class=ssd",
+    ];
+    check(&ssd, &["**: class=ssd"]);
+    refused(
+        &policy(&catalogue, &["--class", "1="]),
+        "the rule \"**\": no member is of",
+    );
+    let shown = policy(&catalogue, &["--rule", "x/**", ""]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("(none; no rule below counts)"), "{shown}");
+    assert!(shown.contains("made from now on"), "{shown}");
+
+    // The mount changes that file, too.
+    world.start();
+    check(&["--tidy", "idle"], &["**: class=ssd", "x/**: "]);
+    assert_eq!(
+        place_of(&world, "f"),
+        (vec![1], Some(String::from("class=ssd")))
+    );
+    check(&["--tidy", "off"], &["**: class=ssd", "x/**: "]);
+    world.end();
+    check(&["--clear", "--class", "1="], &[]);
+    assert_eq!(text(), never, "as older versions read it");
+    world.start();
+}
+
+#[test]
+fn a_command_that_is_killed_has_said_all_rules_or_none() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 40), (EXT4, 40)]) else {
+        return;
+    };
+    world.end();
+    let catalogue = world.catalogue();
+    let many: Vec<String> = (0..64)
+        .flat_map(|number| {
+            [
+                String::from("--rule"),
+                format!("{number}/**"),
+                String::from("single"),
+            ]
+        })
+        .collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let (mut none, mut all) = (0, 0);
+    for round in 0..40 {
+        said(&catalogue, &["--no-rules"]);
+        let mut command = Command::new(needs::path_of("rushes"))
+            .args(["pool", "policy"])
+            .arg(&catalogue)
+            .args(&many)
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("rushes starts");
+        std::thread::sleep(Duration::from_micros(500 * round));
+        command.kill().expect("ours");
+        command.wait().expect("ours");
+        match patterns(&said(&catalogue, &[])).len() {
+            0 => none += 1,
+            64 => all += 1,
+            other => panic!("{other} rules"),
+        }
+    }
+    assert!(none > 0, "none was killed in time; {all} were done");
+    assert_eq!(patterns(&said(&catalogue, &many)).len(), 64);
+    world.start();
+    assert_eq!(place_of(&world, "f").1, None);
+    fs::create_dir(world.path("7")).expect("made");
+    assert_eq!(place_of(&world, "7/f").1.as_deref(), Some("single"));
 }

@@ -11,6 +11,7 @@ pub mod led;
 pub mod names;
 pub mod pace;
 pub mod place;
+pub mod rules;
 pub mod stripe;
 pub mod tidy;
 pub mod vain;
@@ -21,5 +22,6 @@ pub use layout::{
     PoolId, Segment, Shape,
 };
 pub use place::{Asked, Policy, Room, follow, order};
+pub use rules::{Rule, RuleChange, RuleFault};
 pub use stripe::stripe;
 pub use wish::{Class, Spread, WISH_ATTRIBUTE, Wish, WishFault};

@@ -172,12 +172,15 @@ impl Wish {
         }
     }
 
-    /// What is not said here is as `other` says.
+    /// What is not said here is as `other` says. Of units that do not go together the outer one becomes as large as the inner one, so that what comes
+    /// of it is a wish, too, and reads back.
     pub fn or(self, other: &Wish) -> Wish {
+        let unit_log2 = self.unit_log2.or(other.unit_log2);
+        let group_unit_log2 = self.group_unit_log2.or(other.group_unit_log2);
         Wish {
             spread: self.spread.or(other.spread),
-            unit_log2: self.unit_log2.or(other.unit_log2),
-            group_unit_log2: self.group_unit_log2.or(other.group_unit_log2),
+            unit_log2,
+            group_unit_log2: group_unit_log2.map(|group| group.max(unit_log2.unwrap_or(group))),
             choose: self.choose.or(other.choose),
             class: self.class.or_else(|| other.class.clone()),
         }
@@ -315,6 +318,15 @@ mod tests {
         assert!(Wish::of(&"single ".repeat(30)).is_err());
     }
 
+    /// What is put together of two is written into an attribute.
+    #[test]
+    fn the_longest_wish_fits() {
+        let all = "striped=16x4 unit=512KiB group_unit=512MiB choose=most_free_space class=0123456789-abcde";
+        let wish = Wish::of(all).expect("a wish");
+        assert_eq!(wish.to_string(), all);
+        assert!(all.len() <= WISH_BYTES_MAX, "{}", all.len());
+    }
+
     #[test]
     fn what_a_file_does_not_say_its_pool_says() {
         let file = Wish::of("striped=4").expect("a wish");
@@ -322,6 +334,18 @@ mod tests {
         let both = file.or(&pool);
         assert_eq!(both.to_string(), "striped=4 unit=64KiB choose=round_robin");
         assert_eq!(both.units_log2(), (16, 19));
+        for (file, pool, expect) in [
+            ("group_unit=1MiB", "unit=4MiB", "unit=4MiB group_unit=4MiB"),
+            ("unit=4MiB", "group_unit=1MiB", "unit=4MiB group_unit=4MiB"),
+            ("unit=1MiB", "group_unit=4MiB", "unit=1MiB group_unit=4MiB"),
+            ("", "group_unit=64KiB", "group_unit=64KiB"),
+        ] {
+            let both = [file, pool].map(|words| Wish::of(words).expect("a wish"));
+            let [file, pool] = both;
+            let both = file.or(&pool);
+            assert_eq!(both.to_string(), expect);
+            assert_eq!(Wish::of(expect), Ok(both));
+        }
         let large = Wish::of("unit=1GiB").expect("a wish");
         assert_eq!(large.units_log2(), (30, 30));
     }

@@ -199,7 +199,7 @@ impl Door {
         let made = path_at(&folder, name)?;
         self.sign(&made, mode);
         if mode & S_IFMT == S_IFREG {
-            self.inherit_wish(&folder, &made);
+            self.wish_by_name(&folder, name, &made);
         }
         self.named(parent, name, made)
     }
@@ -278,7 +278,7 @@ impl Door {
             made => {
                 let made = made?;
                 self.sign(&made, S_IFREG);
-                self.inherit_wish(&folder, &made);
+                self.wish_by_name(&folder, name, &made);
                 let entry = self.named(parent, name, path_at(&folder, name)?)?;
                 let open = || self.open_new_file(&entry.node, made);
                 let (handle, opened) =

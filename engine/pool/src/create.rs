@@ -11,6 +11,7 @@ use crate::format::{
 };
 use crate::member::random;
 use crate::pool::Pool;
+use crate::rules::Rules;
 use crate::xattr::{self, HIDDEN_PREFIX};
 use rushes_core::pool::tidy::Schedule;
 use rushes_core::pool::{MemberNumber, Policy, PoolId, Wish};
@@ -221,6 +222,7 @@ fn new_plan(policy: Policy, members: &[Folder]) -> Result<CatalogueFormat, PoolE
         pool: PoolId(id()?),
         policy,
         wish: Wish::default(),
+        rules: Rules::default(),
         tidy: Schedule::Off,
         members: entries?,
         members_given: 0,

@@ -4,8 +4,9 @@
 //! It is JSON for the person at the rack, and strict: an unknown name is damage, a newer version is told apart before anything else is looked at.
 
 use crate::error::PoolError;
+use crate::rules::Rules;
 use rushes_core::pool::tidy::Schedule;
-use rushes_core::pool::{Class, MemberNumber, Policy, PoolId, Wish};
+use rushes_core::pool::{Class, MemberNumber, Policy, PoolId, Rule, Wish};
 use rustix::fs::{Mode, OFlags, fsync, openat, renameat};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -31,6 +32,8 @@ pub(crate) struct CatalogueFormat {
     pub(crate) policy: Policy,
     /// Of files that say nothing themselves.
     pub(crate) wish: Wish,
+    /// Of files that are made under names of a pattern.
+    pub(crate) rules: Rules,
     /// When it may tidy itself.
     pub(crate) tidy: Schedule,
     pub(crate) members: Vec<MemberEntry>,
@@ -116,6 +119,9 @@ struct CatalogueText {
     /// Only where something is wished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     wish: Option<String>,
+    /// Only where there are some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rules: Option<Vec<RuleText>>,
     /// Only where it tidies itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tidy: Option<String>,
@@ -138,6 +144,13 @@ struct MemberText {
     /// Only where it is of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     class: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleText {
+    pattern: String,
+    wish: String,
 }
 
 /// As text where it is some, else as hexadecimal digits of its bytes.
@@ -224,6 +237,14 @@ impl Format {
                 pool_id: hex(format.pool.0),
                 policy: format.policy.name().to_owned(),
                 wish: (format.wish != Wish::default()).then(|| format.wish.to_string()),
+                rules: (!format.rules.is_empty()).then(|| {
+                    let rules = format.rules.iter();
+                    let text = |rule: &Rule| RuleText {
+                        pattern: rule.pattern().to_owned(),
+                        wish: rule.wish().to_string(),
+                    };
+                    rules.map(text).collect()
+                }),
                 tidy: (format.tidy != Schedule::Off).then(|| format.tidy.to_string()),
                 members_given: (format.members_given > most(&format.members))
                     .then_some(format.members_given),
@@ -271,6 +292,7 @@ impl Format {
                     .ok_or_else(|| said(format!("{:?} is no policy", text.policy)))?;
                 let wish = Wish::of(text.wish.as_deref().unwrap_or_default())
                     .map_err(|fault| said(fault.to_string()))?;
+                let rules = rules_of(text.rules).map_err(said)?;
                 let tidy = Schedule::of(text.tidy.as_deref().unwrap_or("off"))
                     .ok_or_else(|| said(format!("{:?} is no schedule", text.tidy)))?;
                 let members: Result<Vec<MemberEntry>, String> = text
@@ -300,6 +322,7 @@ impl Format {
                     pool: PoolId(id_of(&text.pool_id).map_err(said)?),
                     policy,
                     wish,
+                    rules,
                     tidy,
                     members_given: text.members_given.unwrap_or(0).max(most(&members)),
                     members,
@@ -321,6 +344,13 @@ impl Format {
 fn class_of(name: Option<String>) -> Result<Option<Class>, String> {
     name.map(|name| Class::of(&name).ok_or_else(|| format!("{name:?} is no class")))
         .transpose()
+}
+
+fn rules_of(rules: Option<Vec<RuleText>>) -> Result<Rules, String> {
+    let rules = rules.unwrap_or_default().into_iter();
+    let rule = |text: RuleText| Rule::of(&text.pattern, &text.wish);
+    let rules: Result<Vec<Rule>, _> = rules.map(rule).collect();
+    Rules::of(rules.map_err(|fault| fault.to_string())?)
 }
 
 /// One more than the highest number.
@@ -436,15 +466,22 @@ mod tests {
     fn what_says_nothing_of_places_is_written_as_it_always_was() {
         let format = catalogue(OLD).unwrap();
         assert_eq!(format.wish, Wish::default());
+        assert_eq!(format.rules, Rules::default());
         assert_eq!(format.tidy, Schedule::Off);
         assert!(format.members.iter().all(|member| member.class.is_none()));
         assert_eq!(Format::Catalogue(format).text().unwrap(), OLD);
     }
 
     #[test]
-    fn wish_and_classes_read_back() {
+    fn wish_rules_and_classes_read_back() {
         let mut format = catalogue(OLD).unwrap();
         format.wish = Wish::of("striped=2 class=raid").unwrap();
+        let rules = [
+            ("conform/**/*.exr", "class=raid"),
+            ("**/\"M\u{fc}ller\" \\[1\\]", ""),
+        ];
+        let rules = rules.map(|(pattern, words)| Rule::of(pattern, words).unwrap());
+        format.rules = Rules::of(rules.to_vec()).unwrap();
         format.tidy = Schedule::of("22:00-06:30").unwrap();
         format.members[1].class = Class::of("raid");
         let text = Format::Catalogue(format.clone()).text().unwrap();
@@ -454,12 +491,50 @@ mod tests {
         );
         assert_eq!(text.matches("\"class\": \"raid\"").count(), 1, "{text}");
         assert!(text.contains("\"tidy\": \"22:00-06:30\""), "{text}");
+        assert!(text.contains("\"pattern\": \"conform/**/*.exr\""), "{text}");
         assert_eq!(catalogue(&text), Ok(format));
     }
 
     #[test]
     fn words_that_nobody_knows_are_damage() {
+        let policy = "\"policy\": \"round_robin\"";
+        let rule = |rule: &str| format!("{policy}, \"rules\": [{rule}]");
+        let many: Vec<String> = (0..65)
+            .map(|number| format!(r#"{{"pattern": "{number}", "wish": ""}}"#))
+            .collect();
         for (was, now, said) in [
+            (policy, &*rule("\"**\""), "invalid type"),
+            (
+                policy,
+                &rule(r#"{"pattern": "**"}"#),
+                "missing field `wish`",
+            ),
+            (
+                policy,
+                &rule(r#"{"pattern": "**", "wish": "single", "but": "*.mov"}"#),
+                "unknown field `but`",
+            ),
+            (
+                policy,
+                &rule(r#"{"pattern": "a/**", "wish": "fast"}"#),
+                "the rule \"a/**\": \"fast\": expected single",
+            ),
+            (
+                policy,
+                &rule(r#"{"pattern": "/a/**", "wish": "single"}"#),
+                "without / at its beginning",
+            ),
+            (
+                policy,
+                &rule(r#"{"pattern": "{mov", "wish": "single"}"#),
+                "\"{mov\" is no pattern",
+            ),
+            (
+                policy,
+                &rule(r#"{"pattern": "a", "wish": ""}, {"pattern": "a", "wish": "single"}"#),
+                "two rules for the pattern \"a\"",
+            ),
+            (policy, &rule(&many.join(",")), "65 rules; expected 64"),
             (
                 "\"policy\": \"round_robin\"",
                 "\"policy\": \"round_robin\", \"wish\": \"fast\"",

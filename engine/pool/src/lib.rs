@@ -28,6 +28,7 @@ mod pool;
 mod request;
 mod rescue;
 mod reserved;
+mod rules;
 mod sequences;
 mod settle;
 mod tidied;
@@ -57,13 +58,14 @@ pub use request::{
     Asked, Asker, Door, DoorStatus, Listener, MountState, Request, Told, Work, WorkKind,
 };
 pub use rescue::{Rescued, rescue};
+pub use rushes_core::pool::rules::{PATTERN_BYTES_MAX, RULE_COUNT_MAX};
 pub use rushes_core::pool::tidy::Schedule;
 pub use rushes_core::pool::wish::WISH_BYTES_MAX;
 pub use rushes_core::pool::{
     Class, FileIdentity, Layout, LayoutFault, Located, MemberNumber, Object, ObjectId, Policy,
-    PoolId, Segment, Shape, Spread, WISH_ATTRIBUTE, Wish, WishFault,
+    PoolId, Rule, RuleChange, RuleFault, Segment, Shape, Spread, WISH_ATTRIBUTE, Wish, WishFault,
 };
 pub use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 pub use tidied::{Tidied, set_schedule};
-pub use wishes::{Rules, set_rules};
+pub use wishes::{PolicyChange, change_policy};
 pub use xattr::{HIDDEN_PREFIX, INODE_ATTRIBUTE, LAYOUT_ATTRIBUTE, OBJECT_ATTRIBUTE};

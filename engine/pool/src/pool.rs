@@ -9,6 +9,7 @@ use crate::error::{PoolError, is_full};
 use crate::format::{CatalogueFormat, FORMAT_FILE, Format};
 use crate::hole::vacate;
 use crate::member::{Access, Member, MemberState, mark_of};
+use crate::rules::Rules;
 use crate::sequences::{Sequence, Sequences};
 use crate::wishes::Loads;
 use crate::xattr::{self, LAYOUT_ATTRIBUTE};
@@ -235,6 +236,10 @@ impl Pool {
     /// What its format file says.
     pub(crate) fn format(&self) -> CatalogueFormat {
         self.membership().format.clone()
+    }
+
+    pub(crate) fn name_rules(&self) -> Rules {
+        self.membership().format.rules.clone()
     }
 
     /// From now on its format file says this. When it returns nobody makes an object any more where that says that nothing new goes.

@@ -13,6 +13,7 @@ use crate::fsck::{Fsck, Issue, LOST, Progress, State, fsck};
 use crate::member::{Access, Listed, MemberState, data_ranges};
 use crate::names;
 use crate::pool::Pool;
+use crate::rules::Rules;
 use crate::walk::open_below;
 use crate::xattr::INODE_ATTRIBUTE;
 use rushes_core::pool::check::{Mark, Piece, assemble, is_plain};
@@ -81,6 +82,7 @@ pub fn rescue(
         pool: id,
         policy: Policy::default(),
         wish: Wish::default(),
+        rules: Rules::default(),
         tidy: Schedule::Off,
         members: entries.clone(),
         members_given: 0,

@@ -7,10 +7,12 @@ use crate::change::write;
 use crate::create::refused;
 use crate::error::PoolError;
 use crate::pool::Pool;
+use crate::rules::Rules;
 use crate::xattr;
-use rushes_core::pool::{Class, MemberNumber, WISH_ATTRIBUTE, Wish};
+use rushes_core::pool::{Class, MemberNumber, Rule, RuleChange, WISH_ATTRIBUTE, Wish};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,9 +38,11 @@ impl Loads {
 
 /// What is to be said of a pool from now on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rules {
+pub struct PolicyChange {
     /// Of files that say nothing themselves. None: as it is.
     pub wish: Option<Wish>,
+    /// Of files that are made under names of a pattern.
+    pub rules: RuleChange,
     /// Of members, with None for one that is to be of no class; others stay as they are.
     pub classes: Vec<(MemberNumber, Option<Class>)>,
 }
@@ -47,6 +51,23 @@ impl Pool {
     /// What it says of files that say nothing themselves.
     pub fn wish(&self) -> Wish {
         self.format().wish
+    }
+
+    /// What it says of files that are made under names of a pattern; the first that matches counts.
+    pub fn rules(&self) -> Vec<Rule> {
+        self.format().rules.iter().cloned().collect()
+    }
+
+    /// What its rules say of a file that is made now. None: nothing.
+    ///
+    /// `path`   of that file below the root of the tree; asked for only where there are rules. None: not known
+    pub fn rule_for(&self, path: impl FnOnce() -> Option<PathBuf>) -> Option<Wish> {
+        let rules = self.name_rules();
+        if rules.is_empty() {
+            return None;
+        }
+        let rule = rules.first(&path()?)?.wish().clone();
+        (rule != Wish::default()).then_some(rule)
     }
 
     /// What a file wishes, and where it says nothing the pool. A text that is no wish says nothing: doors take none.
@@ -105,10 +126,10 @@ fn lacks<'a>(wish: &Wish, classes: impl Iterator<Item = Option<&'a Class>>) -> O
 /// Say, durably, where files of a pool are to go. Those that have bytes stay where they are.
 ///
 /// Assumes  nobody serves the pool but the caller, who opens it anew to see what is said then
-/// Errors   [`PoolError::Refused`]: a member that is not there, or a class that none is of; then nothing was changed
-pub fn set_rules(pool: Pool, rules: Rules) -> Result<(), PoolError> {
+/// Errors   [`PoolError::Refused`]: a member that is not there, a class that none is of, or a rule that is none; then nothing was changed
+pub fn change_policy(pool: Pool, change: PolicyChange) -> Result<(), PoolError> {
     let mut format = pool.format();
-    for (number, class) in rules.classes {
+    for (number, class) in change.classes {
         let entry = format
             .members
             .iter_mut()
@@ -121,12 +142,23 @@ pub fn set_rules(pool: Pool, rules: Rules) -> Result<(), PoolError> {
         };
         entry.class = class;
     }
-    if let Some(wish) = rules.wish {
+    if let Some(wish) = change.wish {
         format.wish = wish;
     }
-    let classes = format.members.iter().map(|entry| entry.class.as_ref());
-    if let Some(sentence) = lacks(&format.wish, classes) {
+    let rules: Vec<Rule> = format.rules.iter().cloned().collect();
+    let rules = change.rules.of(&rules).map_err(|fault| fault.to_string());
+    format.rules = match rules.and_then(Rules::of) {
+        Ok(rules) => rules,
+        Err(sentence) => return refused(sentence),
+    };
+    let classes = || format.members.iter().map(|entry| entry.class.as_ref());
+    if let Some(sentence) = lacks(&format.wish, classes()) {
         return refused(sentence);
+    }
+    for rule in format.rules.iter() {
+        if let Some(sentence) = lacks(rule.wish(), classes()) {
+            return refused(format!("the rule \"{}\": {sentence}", rule.pattern()));
+        }
     }
     if format == pool.format() {
         return Ok(());

@@ -9,7 +9,10 @@
 mod place;
 
 use place::{Place, Written, pattern};
-use rushes_pool::{Class, MemberNumber, NameLog, Pool, PoolError, Rules, Wish, rescue, set_rules};
+use rushes_pool::{
+    Class, MemberNumber, NameLog, PolicyChange, Pool, PoolError, Rule, RuleChange, Wish,
+    change_policy, rescue,
+};
 use std::fs;
 use std::path::PathBuf;
 
@@ -24,10 +27,24 @@ fn classes(given: &[(u16, &str)]) -> Vec<(MemberNumber, Option<Class>)> {
     given.iter().map(of).collect()
 }
 
+fn rules(said: &[(&str, &str)]) -> RuleChange {
+    let rule = |&(pattern, words): &(&str, &str)| Rule::of(pattern, words).unwrap();
+    RuleChange {
+        said: said.iter().map(rule).collect(),
+        ..RuleChange::default()
+    }
+}
+
+/// What the pool's rules say of a file that is made there.
+fn said_of(pool: &Pool, path: &str) -> String {
+    let wish = pool.rule_for(|| Some(PathBuf::from(path)));
+    wish.unwrap_or_default().to_string()
+}
+
 /// What is said from now on, and the pool opened anew.
-fn ruled(pool: Pool, rules: Rules) -> Pool {
+fn changed(pool: Pool, change: PolicyChange) -> Pool {
     let catalogue = pool.catalogue().path().to_path_buf();
-    set_rules(pool, rules).unwrap();
+    change_policy(pool, change).unwrap();
     Pool::serve(&catalogue).unwrap()
 }
 
@@ -56,11 +73,11 @@ fn a_new_file_goes_to_the_device_of_which_least_is_promised() {
     };
     // The first has most room.
     let pool = place.pool(&[300, 200, 100]);
-    let rules = Rules {
+    let change = PolicyChange {
         wish: wish("choose=least_loaded"),
-        ..Rules::default()
+        ..PolicyChange::default()
     };
-    let pool = ruled(pool, rules);
+    let pool = changed(pool, change);
     assert_eq!(put(&pool, "unknown", MIB).unwrap(), [0], "by room");
     let devices = [0, 1, 2].map(|number| device(&pool, number));
     let told = |loads: [u64; 3]| pool.set_loads(devices.into_iter().zip(loads));
@@ -80,11 +97,12 @@ fn files_of_a_class_are_on_its_members_and_the_next_hears_that_they_are_full() {
         return;
     };
     let pool = place.pool(&[40, 6, 9]);
-    let rules = Rules {
+    let change = PolicyChange {
         wish: wish("class=ssd"),
         classes: classes(&[(1, "ssd"), (2, "ssd")]),
+        ..PolicyChange::default()
     };
-    let pool = ruled(pool, rules);
+    let pool = changed(pool, change);
     let class = |number| {
         let member = pool.member(MemberNumber(number)).unwrap();
         member.class().map(|class| class.name().to_owned())
@@ -105,16 +123,16 @@ fn files_of_a_class_are_on_its_members_and_the_next_hears_that_they_are_full() {
     assert!(matches!(end, PoolError::NoRoom), "{end}");
     assert!(count >= 12, "only {count} of 15 MiB were taken");
     // Who wishes nothing has all the room there is.
-    let rules = Rules {
+    let change = PolicyChange {
         wish: Some(Wish::default()),
-        ..Rules::default()
+        ..PolicyChange::default()
     };
-    let pool = ruled(pool, rules);
+    let pool = changed(pool, change);
     assert_eq!(put(&pool, "other", MIB).unwrap(), [0]);
 }
 
 #[test]
-fn rules_are_kept_and_what_cannot_be_followed_changes_nothing() {
+fn what_is_said_is_kept_and_what_cannot_be_followed_changes_nothing() {
     let Some(mut place) = Place::new() else {
         return;
     };
@@ -126,39 +144,42 @@ fn rules_are_kept_and_what_cannot_be_followed_changes_nothing() {
         "{before}"
     );
     drop(pool);
-    for (rules, said) in [
+    for (change, said) in [
         (
-            Rules {
+            PolicyChange {
                 wish: wish("single"),
                 classes: classes(&[(0, "ssd"), (7, "ssd")]),
+                ..PolicyChange::default()
             },
             "no member 7",
         ),
         (
-            Rules {
+            PolicyChange {
                 wish: wish("class=raid"),
                 classes: classes(&[(0, "ssd")]),
+                ..PolicyChange::default()
             },
             "they are of ssd",
         ),
     ] {
-        let error = set_rules(Pool::serve(&catalogue).unwrap(), rules).unwrap_err();
+        let error = change_policy(Pool::serve(&catalogue).unwrap(), change).unwrap_err();
         assert!(error.to_string().contains(said), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), before);
     }
 }
 
 #[test]
-fn a_rescue_knows_classes_and_what_was_wished() {
+fn a_rescue_knows_classes_rules_and_what_was_wished() {
     let Some(mut place) = Place::new() else {
         return;
     };
     let pool = place.pool(&[16, 16]);
-    let rules = Rules {
+    let change = PolicyChange {
         wish: wish("choose=per_user class=raid"),
         classes: classes(&[(1, "raid")]),
+        rules: rules(&[("**/*.mov", "striped=2 class=raid")]),
     };
-    let pool = ruled(pool, rules);
+    let pool = changed(pool, change);
     assert_eq!(put(&pool, "clip", MIB).unwrap(), [1]);
     assert!(NameLog::open(&pool).write(&pool, Vec::new));
     let catalogue = pool.catalogue().path().to_path_buf();
@@ -170,9 +191,126 @@ fn a_rescue_knows_classes_and_what_was_wished() {
     rescue(&catalogue, &members, |_| {}).unwrap();
     let pool = Pool::look(&catalogue).unwrap();
     assert_eq!(pool.wish().to_string(), "choose=per_user class=raid");
+    assert_eq!(said_of(&pool, "a/clip.mov"), "striped=2 class=raid");
     let class = |number| {
         pool.member(MemberNumber(number))
             .and_then(|one| one.class().cloned())
     };
     assert_eq!((class(0), class(1)), (None, Class::of("raid")));
+}
+
+#[test]
+fn rules_are_in_the_format_file_only_where_there_are_some() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[4, 4]);
+    let (path, never) = format_file(&pool);
+    // Nobody is asked for a path where there are none.
+    assert_eq!(pool.rule_for(|| panic!("asked for a path")), None);
+    let change = PolicyChange {
+        rules: rules(&[
+            ("keep/**", ""),
+            ("**/*.proxy.mov", "class=archive"),
+            ("**", "single"),
+        ]),
+        classes: classes(&[(1, "archive")]),
+        ..PolicyChange::default()
+    };
+    let pool = changed(pool, change);
+    for (name, expect) in [
+        ("keep/a.proxy.mov", ""),
+        ("reel/a.proxy.mov", "class=archive"),
+        ("reel/a.mov", "single"),
+    ] {
+        assert_eq!(said_of(&pool, name), expect, "{name}");
+    }
+    assert_eq!(pool.rule_for(|| None), None, "a path that is not known");
+    // Versions that know no rules refuse it: to them that is one word too many.
+    let text = fs::read_to_string(&path).unwrap();
+    assert_eq!(text.matches("\"rules\": [").count(), 1, "{text}");
+    let patterns = pool.rules();
+    let patterns: Vec<&str> = patterns.iter().map(Rule::pattern).collect();
+    assert_eq!(patterns, ["keep/**", "**/*.proxy.mov", "**"]);
+
+    // What else is said of the pool leaves them alone.
+    let change = PolicyChange {
+        wish: wish("choose=round_robin"),
+        ..PolicyChange::default()
+    };
+    let pool = changed(pool, change);
+    assert_eq!(said_of(&pool, "reel/a.mov"), "single");
+
+    let change = PolicyChange {
+        wish: Some(Wish::default()),
+        rules: RuleChange {
+            is_clear: true,
+            ..RuleChange::default()
+        },
+        classes: vec![(MemberNumber(1), None)],
+    };
+    let pool = changed(pool, change);
+    assert!(pool.rules().is_empty());
+    assert_eq!(fs::read_to_string(&path).unwrap(), never);
+}
+
+#[test]
+fn a_change_of_rules_is_whole_or_not_there() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[4, 4]);
+    let catalogue = pool.catalogue().path().to_path_buf();
+    let first = PolicyChange {
+        rules: rules(&[("a/**", "single")]),
+        ..PolicyChange::default()
+    };
+    let pool = changed(pool, first);
+    let (path, before) = format_file(&pool);
+    drop(pool);
+    // What does not hold together changes nothing, also not what would.
+    let check = |rules: RuleChange, classes: Vec<(MemberNumber, Option<Class>)>, said: &str| {
+        let change = PolicyChange {
+            wish: wish("choose=per_user"),
+            rules,
+            classes,
+        };
+        let error = change_policy(Pool::serve(&catalogue).unwrap(), change).unwrap_err();
+        assert!(error.to_string().contains(said), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), before);
+    };
+    check(
+        rules(&[("b/**", "class=raid")]),
+        classes(&[(0, "ssd")]),
+        "the rule \"b/**\": no member is of the class raid (they are of ssd)",
+    );
+    check(rules(&[("{b", "single")]), Vec::new(), "is no pattern");
+    let gone = RuleChange {
+        gone: vec![String::from("b/**")],
+        ..RuleChange::default()
+    };
+    check(gone, Vec::new(), "expected one of \"a/**\"");
+    let many: Vec<String> = (0..64).map(|number| format!("{number}/**")).collect();
+    let many: Vec<(&str, &str)> = many.iter().map(|name| (&**name, "single")).collect();
+    check(rules(&many), Vec::new(), "65 rules; expected 64 at most");
+
+    // Who was interrupted while he wrote has left a part of the next file beside it.
+    let temporary = path.with_file_name("rushes-pool.tmp");
+    fs::write(&temporary, &before.as_bytes()[..before.len() / 2]).unwrap();
+    let pool = Pool::serve(&catalogue).unwrap();
+    assert_eq!(said_of(&pool, "a/clip"), "single");
+    let again = PolicyChange {
+        rules: rules(&[("a/**", "striped")]),
+        ..PolicyChange::default()
+    };
+    let pool = changed(pool, again);
+    assert_eq!(said_of(&pool, "a/clip"), "striped");
+    assert!(!temporary.exists());
+    drop(pool);
+
+    // Damage is told apart, with the rule.
+    let (damaged, _) = (fs::read_to_string(&path).unwrap(), fs::remove_file(&path));
+    fs::write(&path, damaged.replace("\"striped\"", "\"spread\"")).unwrap();
+    let error = Pool::serve(&catalogue).unwrap_err().to_string();
+    assert!(error.contains("the rule \"a/**\": \"spread\""), "{error}");
 }
