@@ -30,6 +30,8 @@ pub const DEFAULT_STATE_DIR: &str = "/var/lib/rushes";
 /// Fewest buffers that a cache makes sense with: four streams, each with a request in flight and
 /// one being played.
 pub const BUFFER_COUNT_MIN: u64 = 64;
+/// Of the pattern of a rule, as of a pool's.
+const PATTERN_BYTES_MAX: usize = 255;
 const BUFFER_BYTES_MIN: u64 = 64 << 10;
 const BUFFER_BYTES_MAX: u64 = 1 << 20;
 /// The cache table counts buffers in 32 bits; a cache of a tebibyte is also surely a typing error.
@@ -761,6 +763,17 @@ fn compile(reader: &mut Reader<'_>, pattern: &Found<String>) -> Option<GlobMatch
     }
     if pattern.value.is_empty() {
         reader.wrong(&pattern.place, "expected a pattern such as \"**/*.mov\"");
+        return None;
+    }
+    // (As of a pool's rules. What is nested without a limit is more than the matcher bears.)
+    if pattern.value.len() > PATTERN_BYTES_MAX {
+        reader.wrong(
+            &pattern.place,
+            format!(
+                "is a pattern of {} bytes; expected {PATTERN_BYTES_MAX} at most",
+                pattern.value.len()
+            ),
+        );
         return None;
     }
     match GlobBuilder::new(&pattern.value)

@@ -372,6 +372,16 @@ fn every_mistake_is_told_with_line_key_value_and_remedy() {
         ),
         (
             "",
+            // What the matcher would not bear.
+            &format!(
+                "[[rule]]\nmatch = \"{}a{}\"\nbitrate = 50000\n",
+                "{a,".repeat(127),
+                "}".repeat(127)
+            ),
+            "is a pattern of 509 bytes; expected 255 at most",
+        ),
+        (
+            "",
             "[[rule]]\nmatch = \"a\"\nbitrate = 50000\n[[rule]]\nmatch = \"a\"\nbitrate = 60000\n",
             "line 8: rule[2].match = \"a\": this rule never counts: line 4 has the same pattern and comes first",
         ),
