@@ -187,6 +187,15 @@ fn every_promise_can_be_measured() {
         seen += 1;
     }
     assert!(seen > 10, "only {seen} figures found in bench/PROMISES.md");
+    // And what can be measured is promised there, or said to be only reported.
+    let functions = figures.split("\ndef figure_").skip(1);
+    for name in functions.filter_map(|text| text.split('(').next()) {
+        let name = name.replace('_', "-");
+        assert!(
+            promises.contains(&format!("`make figure-{name}`")),
+            "bench/figures.py knows `make figure-{name}`, bench/PROMISES.md does not name it"
+        );
+    }
 }
 
 /// The first cells of the tables under `## heading`.
