@@ -13,9 +13,9 @@ use rushes_core::pool::{
 };
 use rushes_core::units::{ByteCount, ByteRange};
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags, Timespec, Timestamps,
-    UTIME_NOW, fstat, fstatfs, fstatvfs, fsync, futimens, mkdirat, open, openat, seek, statat,
-    syncfs, unlinkat,
+    AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags, StatxFlags, Timespec,
+    Timestamps, UTIME_NOW, fstat, fstatfs, fstatvfs, fsync, futimens, makedev, mkdirat, open,
+    openat, seek, statx, syncfs, unlinkat,
 };
 use rustix::io::Errno;
 use std::collections::BTreeSet;
@@ -29,6 +29,8 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) const NAMES: &str = "names";
 /// Ids drawn before giving up: two alike among 2^64 are no chance, so by then something else is wrong.
 const DRAWS_MAX: usize = 8;
+/// Of linux/stat.h.
+const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
 
 /// What an object is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,9 +109,33 @@ fn has_data(fd: &OwnedFd) -> Result<bool, Errno> {
 /// Names the format file that was last found to be right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
+    file: FormatFile,
+    shared_device: u64,
+}
+
+/// What tells a format file from any other that may come to its place. Device and inode are not enough: whoever is mounted next gets the number of the
+/// device that went, and all members that were made alike have their format file in one inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FormatFile {
     device: u64,
     inode: u64,
-    shared_device: u64,
+    changed: (i64, u32),
+    /// 0: the kernel does not say (before Linux 5.8). Never given twice since Linux 6.8.
+    mount: u64,
+}
+
+impl FormatFile {
+    fn at(root: &OwnedFd) -> Result<FormatFile, Errno> {
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
+        let wanted = wanted | StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE);
+        let found = statx(root, FORMAT_FILE, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
+        Ok(FormatFile {
+            device: makedev(found.stx_dev_major, found.stx_dev_minor),
+            inode: found.stx_ino,
+            changed: (found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec),
+            mount: found.stx_mnt_id,
+        })
+    }
 }
 
 /// One member of an open pool.
@@ -193,16 +219,13 @@ impl Member {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = open(&self.path, flags, Mode::empty())
             .map_err(|error| self.missing(format!("cannot be entered ({error})")))?;
-        let found =
-            statat(&root, FORMAT_FILE, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| match error {
-                Errno::NOENT => {
-                    self.missing("is not a member of a pool; is its file system mounted?")
-                }
-                error => self.missing(format!("cannot be looked at ({error})")),
-            })?;
+        let found = FormatFile::at(&root).map_err(|error| match error {
+            Errno::NOENT => self.missing("is not a member of a pool; is its file system mounted?"),
+            error => self.missing(format!("cannot be looked at ({error})")),
+        })?;
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = *seen
-            && (before.device, before.inode) == (found.st_dev, found.st_ino)
+            && before.file == found
         {
             return Ok((root, before));
         }
@@ -219,9 +242,8 @@ impl Member {
             }
         }
         let now = Seen {
-            device: found.st_dev,
-            inode: found.st_ino,
-            shared_device: shared_device(root.as_fd(), found.st_dev),
+            file: found,
+            shared_device: shared_device(root.as_fd(), found.device),
         };
         *seen = Some(now);
         Ok((root, now))
