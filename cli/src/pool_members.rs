@@ -799,16 +799,27 @@ struct MemberStatusReport {
 
 fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
     let pool = Pool::look(catalogue).map_err(told)?;
+    let door = Door::of(pool.catalogue().path()).and_then(Door::status);
+    let door = door.unwrap_or_default();
     let mut members = Vec::new();
     for member in pool.members().iter() {
         let status = member.status();
-        let (state, reason) = state_of(&status.state);
-        let object_count = match state {
+        let (mut state, mut reason) = state_of(&status.state);
+        let counted = match state {
             "missing" => None,
-            _ => Some(member.object_count().map_err(told)?),
+            _ => Some(member.object_count()),
         };
+        let number = member.number().0;
+        let failing = door.failing.iter().find(|(failing, _)| *failing == number);
+        let failing = failing.map(|(_, why)| why.clone());
+        // One that fails keeps nobody from what there is to say of the others.
+        let failed = counted.as_ref().and_then(|counted| counted.as_ref().err());
+        if let Some(why) = failing.or_else(|| failed.map(ToString::to_string)) {
+            (state, reason) = ("failing", Some(why));
+        }
+        let object_count = counted.and_then(Result::ok);
         members.push(MemberStatusReport {
-            number: member.number().0,
+            number,
             path: shown(member.path()),
             state,
             reason,
@@ -825,8 +836,6 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
         });
     }
     let log = newest_log(&pool);
-    let door = Door::of(pool.catalogue().path()).and_then(Door::status);
-    let door = door.unwrap_or_default();
     Ok(StatusReport {
         catalogue: shown(pool.catalogue().path()),
         wish: pool.wish().to_string(),

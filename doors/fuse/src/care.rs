@@ -285,6 +285,7 @@ impl Door {
                     can_pass: self.can_pass.load(Ordering::Acquire),
                     passed_open_count: self.tidying.passed(),
                 }),
+                failing: self.failing(),
             }),
         };
         done.unwrap_or_else(|error| Told::Refused {

@@ -9,7 +9,7 @@ use crate::door::Door;
 use crate::engine::Done;
 use crate::files::{OpenFile, State, range};
 use crate::nodes::{Node, locked};
-use rushes_pool::{Access, ByteOffset, Layout, Located, PoolError, SpillReason};
+use rushes_pool::{Access, ByteOffset, Layout, Located, Object, PoolError, SpillReason};
 use rustix::fs::{
     FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate,
     fdatasync, futimens, seek,
@@ -68,7 +68,7 @@ enum Piece {
     /// So many bytes are done.
     Done(u64),
     /// It needs a place, or another one.
-    NoPlace(Option<(rushes_pool::Object, SpillReason)>),
+    NoPlace(Option<(Object, SpillReason)>),
 }
 
 /// Do it to the whole length, or to as much from the start on as there is room for, down to one block.
@@ -80,7 +80,9 @@ fn less_and_less(start: u64, length: u64, mut act: impl FnMut(u64) -> Answer<u64
     let mut tried = length;
     loop {
         match act(tried) {
-            Ok(0) | Err(Errno::NOSPC) if tried > least => tried = (tried / 2).max(least),
+            Ok(0) | Err(Errno::NOSPC | Errno::DQUOT) if tried > least => {
+                tried = (tried / 2).max(least)
+            }
             Ok(0) => return Err(Errno::NOSPC),
             done => return done,
         }
@@ -93,8 +95,18 @@ fn piece_of(done: Answer<u64>, located: &Located, behind_end: bool) -> Answer<Pi
     match done {
         Ok(count) => Ok(Piece::Done(count)),
         Err(Errno::NOSPC) => moved(SpillReason::Full),
+        Err(Errno::DQUOT) => moved(SpillReason::OverQuota),
         Err(Errno::ROFS) if behind_end => moved(SpillReason::Unwritable),
         Err(error) => Err(error),
+    }
+}
+
+/// What a program hears when members refuse again and again what the pool has reserved there.
+fn refused_with(why: Option<(Object, SpillReason)>) -> Errno {
+    match why {
+        Some((_, SpillReason::OverQuota)) => Errno::DQUOT,
+        Some((_, SpillReason::Failing)) => Errno::IO,
+        _ => Errno::NOSPC,
     }
 }
 
@@ -187,7 +199,16 @@ impl Door {
             // Before somebody can change the layout: what is behind the end has no place.
             file.grow(at + count)?;
         }
+        // The daemon may mean bytes that it took before: who wrote those is to hear of it, so that nothing goes elsewhere in silence.
+        self.note_failure(located.object, "write to an object", &done);
         piece_of(done, &located, at >= file.size())
+    }
+
+    /// An answer to what was done to an object: its member is known to fail if it says so.
+    fn note_failure<T>(&self, object: Object, operation: &'static str, done: &Answer<T>) -> bool {
+        let member = self.pool.member(object.member);
+        let failed = done.as_ref().err().zip(member);
+        failed.is_some_and(|(error, member)| member.note_failure(operation, *error))
     }
 
     /// Where a byte is, opened for writing.
@@ -215,6 +236,10 @@ impl Door {
             Ok(fd) => Ok(Ok((located, fd))),
             Err(PoolError::Missing { .. } | PoolError::ReadOnly { .. }) if at >= file.size() => {
                 let why = (located.object, SpillReason::Unwritable);
+                Ok(Err(Piece::NoPlace(Some(why))))
+            }
+            Err(PoolError::Failing { .. }) if at >= file.size() => {
+                let why = (located.object, SpillReason::Failing);
                 Ok(Err(Piece::NoPlace(Some(why))))
             }
             Err(error) => Err(self.trouble(node, &error)),
@@ -264,11 +289,13 @@ impl Door {
                     tries = 0;
                     Ok(())
                 }
-                Ok(Piece::NoPlace(_)) if tries >= tries_max => Err(Errno::NOSPC),
+                Ok(Piece::NoPlace(why)) if tries >= tries_max => Err(refused_with(why)),
                 Ok(Piece::NoPlace(why)) => {
                     tries += 1;
                     match self.make_place(node, file, range(offset + done, total - done), why) {
-                        Err(Errno::NOSPC) if self.full.may_end(self.engine.serves_any()) => {
+                        Err(Errno::NOSPC | Errno::DQUOT)
+                            if self.full.may_end(self.engine.serves_any()) =>
+                        {
                             self.room_is_wanted.store(true, Ordering::Release);
                             tries = 0;
                             std::thread::sleep(LOOK_FOR_ROOM_EVERY);
@@ -316,6 +343,10 @@ impl Door {
             file.grow(at + count)?;
         }
         drop(held);
+        if self.note_failure(located.object, "write to an object", &done) && behind_end {
+            let why = (located.object, SpillReason::Failing);
+            return Ok(Piece::NoPlace(Some(why)));
+        }
         piece_of(done, &located, behind_end)
     }
 
@@ -477,30 +508,44 @@ impl Door {
         if !flags.contains(OFlags::DIRECT) && self.is_cached(number, handle)? {
             return Ok(());
         }
-        self.sync(number, !flags.contains(OFlags::SYNC))
+        self.sync(number, handle, !flags.contains(OFlags::SYNC))
     }
 
-    /// Objects first, then the stub that names them. Also those that another open wrote.
-    pub(crate) fn sync(&self, number: u64, data_only: bool) -> Answer<()> {
+    /// Objects first, then the stub that names them. Also those that another open wrote. What the kernel could not write each open hears of once, as of a
+    /// file system of its own: all of them go by one descriptor, to which the kernel says it once.
+    pub(crate) fn sync(&self, number: u64, handle: u64, data_only: bool) -> Answer<()> {
         let node: Arc<Node> = self.nodes.get(number)?;
         let file = self.file(&node)?;
+        let done = self.sync_all(&node, &file, data_only);
+        let heard = self.hear_of_sync(&node, &file, handle);
+        done.and(heard)
+    }
+
+    fn sync_all(&self, node: &Node, file: &OpenFile, data_only: bool) -> Answer<()> {
         let state = file.state();
         for object in state.layout.iter().flat_map(|layout| layout.objects()) {
-            let fd = match self.object(&node, &state, object, Access::Read) {
+            let fd = match self.object(node, &state, object, Access::Read) {
                 Ok(fd) => fd,
                 // Nothing of ours waits on a member that is not there, unless somebody has it in memory.
                 Err(PoolError::Missing { .. }) if !self.engine.lacks_any() => continue,
-                Err(error) => return Err(self.trouble(&node, &error)),
+                Err(error) => return Err(self.trouble(node, &error)),
             };
-            if self.engine.sync(object, &fd)? == Done::Plain {
-                fdatasync(&*fd)?;
-            }
+            let synced = match self.engine.sync(object, &fd) {
+                Ok(Done::Plain) => fdatasync(&*fd).inspect_err(|error| file.sync_failed(*error)),
+                // A daemon has the bytes still, and says so again until they are written.
+                done => done.map(drop),
+            };
+            self.note_failure(object, "make an object durable", &synced);
+            synced?;
         }
-        if state.layout.as_ref().is_some_and(Layout::is_unsettled) {
+        let is_unsettled = state.layout.as_ref().is_some_and(Layout::is_unsettled);
+        let synced = if is_unsettled {
             drop(state);
-            self.make_durable(&node, &file)?;
-            return file.sync_stub(file.state(), data_only);
-        }
-        file.sync_stub(state, data_only)
+            self.make_durable(node, file)
+                .and_then(|()| file.sync_stub(file.state(), data_only))
+        } else {
+            file.sync_stub(state, data_only)
+        };
+        synced.inspect_err(|error| file.sync_failed(*error))
     }
 }

@@ -42,6 +42,8 @@ pub(crate) struct FileSlot {
     open_count: u64,
     /// The kernel's, by their file handles; what the next process is to know of each. A close that comes a second time finds none.
     handles: HashMap<u64, (Way, Option<Place>)>,
+    /// Of how many failures of [`OpenFile::sync_failed`] each has heard; of none if it is not here.
+    heard: HashMap<u64, u64>,
     open: Option<Arc<OpenFile>>,
     /// As in [`OpenFile`], when it was closed last: who opens it again to go on writing need not wait for the disk to know.
     tail_is_clean: bool,
@@ -110,6 +112,8 @@ pub(crate) struct OpenFile {
     layout_changes: AtomicU64,
     /// So many of them are durable for certain.
     layout_changes_durable: AtomicU64,
+    /// How often it could not be made durable, and why not the last time.
+    sync_failures: Mutex<(u64, Errno)>,
     /// How the kernel has it open. Held by who waits for a disk.
     pub(crate) ways: Mutex<Ways>,
     /// They have an object.
@@ -216,6 +220,12 @@ impl OpenFile {
         Ok(())
     }
 
+    /// What was written may not be on its disk.
+    pub(crate) fn sync_failed(&self, error: Errno) {
+        let mut failures = locked(&self.sync_failures);
+        *failures = (failures.0 + 1, error);
+    }
+
     /// Alone.
     pub(crate) fn change(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write()
@@ -248,8 +258,11 @@ impl Door {
     /// What a pool's trouble is answered; it is logged, since an errno says little.
     pub(crate) fn trouble(&self, node: &Node, error: &PoolError) -> Errno {
         let answer = error.errno();
-        if answer != Errno::NOSPC {
-            tracing::warn!("file {}: {error}", node.number);
+        match error {
+            // That is said of its member, once (failing.rs).
+            PoolError::Failing { .. } => tracing::debug!("file {}: {error}", node.number),
+            _ if matches!(answer, Errno::NOSPC | Errno::DQUOT) => {}
+            _ => tracing::warn!("file {}: {error}", node.number),
         }
         answer
     }
@@ -292,8 +305,12 @@ impl Door {
         let noted = table.map(|table| table.opened(node.number, handle, asked));
         match noted.transpose() {
             Ok(place) => {
-                let handles = &mut locked(&node.file).handles;
-                handles.insert(handle, (opened.way, place));
+                let (failures, _) = *locked(&file.sync_failures);
+                let slot = &mut locked(&node.file);
+                slot.handles.insert(handle, (opened.way, place));
+                if failures > 0 {
+                    slot.heard.insert(handle, failures);
+                }
                 Ok((handle, opened))
             }
             Err(error) => {
@@ -380,6 +397,7 @@ impl Door {
             seen_generation: AtomicU64::new(u64::MAX),
             layout_changes: AtomicU64::new(1),
             layout_changes_durable: AtomicU64::new(0),
+            sync_failures: Mutex::new((0, Errno::IO)),
             ways: Mutex::new(Ways::of_mapped(object)),
             is_passed: AtomicBool::new(object.is_some()),
             stored: Mutex::new(stored),
@@ -391,6 +409,7 @@ impl Door {
         let node = self.nodes.get(number)?;
         let (known, file) = {
             let mut slot = locked(&node.file);
+            slot.heard.remove(&handle);
             (slot.handles.remove(&handle), slot.open.clone())
         };
         let Some((way, place)) = known else {
@@ -404,6 +423,19 @@ impl Door {
         }
         self.close(&node);
         Ok(())
+    }
+
+    /// What this open has not heard yet of what could not be made durable.
+    pub(crate) fn hear_of_sync(&self, node: &Node, file: &OpenFile, handle: u64) -> Answer<()> {
+        let (failures, error) = *locked(&file.sync_failures);
+        if failures == 0 {
+            return Ok(());
+        }
+        let heard = locked(&node.file).heard.insert(handle, failures);
+        match heard.unwrap_or(0) < failures {
+            true => Err(error),
+            false => Ok(()),
+        }
     }
 
     /// Whether the kernel reads and writes this open of its own by way of its cache.
@@ -522,7 +554,9 @@ impl Door {
                 layout.segments()[now.segment_index].objects.clone()
             }
             // Somebody has written behind it meanwhile, so that bytes may be there that cannot be had now.
-            (Some((_, SpillReason::Unwritable)), _) if wanted.start.0 < file.size() => {
+            (Some((_, SpillReason::Unwritable | SpillReason::Failing)), _)
+                if wanted.start.0 < file.size() =>
+            {
                 return Err(Errno::IO);
             }
             _ => Vec::new(),
@@ -600,7 +634,7 @@ impl Door {
             match self.object(node, state, object, Access::Read) {
                 Ok(fd) => objects.push((object, fd)),
                 // What the daemon may have of it waits for its member.
-                Err(PoolError::Missing { .. }) => {}
+                Err(PoolError::Missing { .. } | PoolError::Failing { .. }) => {}
                 Err(error) => return Err(self.trouble(node, &error)),
             }
         }

@@ -10,6 +10,7 @@ mod control;
 mod data;
 mod door;
 mod engine;
+mod failing;
 mod files;
 mod keeper;
 mod kept;

@@ -268,6 +268,7 @@ fn served(
         helper("loads", Door::ask_loads_now_and_then)?,
         helper("tidier", Door::tidy_now_and_then)?,
         helper("settler", Door::settle_now_and_then)?,
+        helper("failing", Door::look_after_failing)?,
     ];
     helpers.extend(control::start(&door));
     Ok(Mounted {
@@ -764,12 +765,12 @@ impl Filesystem for Session {
         &self,
         _request: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         datasync: bool,
         reply: ReplyEmpty,
     ) {
         self.door.tidying.asked();
-        reply_empty(reply, self.door.sync(ino.0, datasync));
+        reply_empty(reply, self.door.sync(ino.0, fh.0, datasync));
     }
 
     fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {

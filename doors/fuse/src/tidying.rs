@@ -170,6 +170,7 @@ impl Door {
             work: None,
             tidying_waits: None,
             mount: None,
+            failing: Vec::new(),
         })
     }
 }

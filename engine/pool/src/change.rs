@@ -13,6 +13,7 @@ use crate::kept::{in_front, keep, length_of};
 use crate::member::{Access, Member, MemberState, NAMES, data_ranges, mark_of, random};
 use crate::names::{checkpoint_now, newest_log};
 use crate::pool::{Pool, punch};
+use crate::refused::Refused;
 use crate::walk::each_stub;
 use rushes_core::pool::check::{Mark, part_of};
 use rushes_core::pool::{Layout, MemberNumber, Object, Part, Shape};
@@ -407,7 +408,7 @@ pub(crate) fn move_whole(
     for number in asked {
         let (target, fd) = match pool.known(number)?.create_object(layout.file, part, true) {
             Ok(made) => made,
-            Err(error) if error.is_full() => continue,
+            Err(error) if Refused::is_of_member(&error) => continue,
             Err(error) => return Err(error),
         };
         let copied = keep(source, &fd, ByteRange::new(0, length))
@@ -513,7 +514,7 @@ pub(crate) fn take(
             let serial = pool.next_serial(layout);
             match member.create_object(layout.file, Part::single(serial), true) {
                 Ok(made) => made,
-                Err(error) if error.is_full() => return Ok(false),
+                Err(error) if Refused::is_of_member(&error) => return Ok(false),
                 Err(error) => return Err(error),
             }
         }

@@ -43,8 +43,17 @@ pub enum PoolError {
         /// Where it is.
         path: PathBuf,
     },
+    /// A member's device does not do what it should.
+    Failing {
+        /// Which.
+        member: MemberNumber,
+        /// What it said.
+        source: SysError,
+    },
     /// No member has room.
     NoRoom,
+    /// Members have room, and a quota lets nobody have it.
+    OverQuota,
     /// A layout record that cannot be used.
     Layout(LayoutFault),
     /// A stub with a size and without a record.
@@ -90,9 +99,12 @@ impl PoolError {
             | PoolError::Object { .. } => Errno::IO,
             PoolError::ReadOnly { .. } => Errno::ROFS,
             PoolError::NoRoom | PoolError::LayoutTooLong { .. } => Errno::NOSPC,
+            PoolError::OverQuota => Errno::DQUOT,
             PoolError::Refused(_) => Errno::INVAL,
             PoolError::Served { .. } => Errno::BUSY,
-            PoolError::System(error) => Errno::from_io_error(&error.source).unwrap_or(Errno::IO),
+            PoolError::System(error) | PoolError::Failing { source: error, .. } => {
+                Errno::from_io_error(&error.source).unwrap_or(Errno::IO)
+            }
         }
     }
 
@@ -151,7 +163,14 @@ impl fmt::Display for PoolError {
                 member.0,
                 path.display()
             ),
+            PoolError::Failing { member, source } => {
+                write!(f, "member {} fails: {source}", member.0)
+            }
             PoolError::NoRoom => write!(f, "no member that is there has room left"),
+            PoolError::OverQuota => write!(
+                f,
+                "members have room left, and a quota of their file systems is used up"
+            ),
             PoolError::Layout(fault) => write!(
                 f,
                 "the layout record cannot be used: {fault}; the file is not touched"
@@ -188,7 +207,7 @@ impl fmt::Display for PoolError {
 impl std::error::Error for PoolError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            PoolError::System(error) => Some(error),
+            PoolError::System(error) | PoolError::Failing { source: error, .. } => Some(error),
             _ => None,
         }
     }

@@ -5,30 +5,35 @@
 //! member can be unmounted while nobody uses it, and one that comes back is simply there.
 
 use crate::error::{ObjectFault, PoolError};
-use crate::format::{self, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
+use crate::failing::{Failing, is_of_device};
+use crate::format::{self, Duty, FORMAT_FILE, Format, FormatFault, MemberEntry, MemberId};
 use crate::xattr::{self, OBJECT_ATTRIBUTE};
 use rushes_core::pool::check::{FoundObject, Mark};
 use rushes_core::pool::{
     BackPointer, Class, FileIdentity, MemberNumber, Object, ObjectId, Part, PoolId,
 };
 use rushes_core::units::{ByteCount, ByteRange};
+use rushes_sys::SysError;
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags, Timespec, Timestamps,
-    UTIME_NOW, fstat, fstatfs, fstatvfs, fsync, futimens, mkdirat, open, openat, seek, statat,
-    syncfs, unlinkat,
+    Advice, AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags, StatxFlags,
+    Timespec, Timestamps, UTIME_NOW, fadvise, fstat, fstatfs, fstatvfs, fsync, futimens, makedev,
+    mkdirat, open, openat, seek, statx, syncfs, unlinkat,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, pread, pwrite};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// Below a member: logs of names.
 pub(crate) const NAMES: &str = "names";
 /// Ids drawn before giving up: two alike among 2^64 are no chance, so by then something else is wrong.
 const DRAWS_MAX: usize = 8;
+/// Of linux/stat.h.
+const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
 
 /// What an object is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,9 +112,33 @@ fn has_data(fd: &OwnedFd) -> Result<bool, Errno> {
 /// Names the format file that was last found to be right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
+    file: FormatFile,
+    shared_device: u64,
+}
+
+/// What tells a format file from any other that may come to its place. Device and inode are not enough: whoever is mounted next gets the number of the
+/// device that went, and all members that were made alike have their format file in one inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FormatFile {
     device: u64,
     inode: u64,
-    shared_device: u64,
+    changed: (i64, u32),
+    /// 0: the kernel does not say (before Linux 5.8). Never given twice since Linux 6.8.
+    mount: u64,
+}
+
+impl FormatFile {
+    fn at(root: &OwnedFd) -> Result<FormatFile, Errno> {
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
+        let wanted = wanted | StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE);
+        let found = statx(root, FORMAT_FILE, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
+        Ok(FormatFile {
+            device: makedev(found.stx_dev_major, found.stx_dev_minor),
+            inode: found.stx_ino,
+            changed: (found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec),
+            mount: found.stx_mnt_id,
+        })
+    }
 }
 
 /// One member of an open pool.
@@ -122,6 +151,7 @@ pub struct Member {
     duty: Duty,
     class: Option<Class>,
     seen: Mutex<Option<Seen>>,
+    failing: Failing,
 }
 
 impl Member {
@@ -134,6 +164,7 @@ impl Member {
             duty: entry.duty,
             class: entry.class.clone(),
             seen: Mutex::new(None),
+            failing: Failing::default(),
         }
     }
 
@@ -180,29 +211,80 @@ impl Member {
                 member: self.number,
                 path: self.path.clone(),
             },
-            _ => PoolError::system(
-                operation,
-                self.path.join(below).display().to_string(),
-                error,
-            ),
+            _ => {
+                let about = self.path.join(below).display().to_string();
+                let source = SysError::new(operation, about, error);
+                if !is_of_device(error) {
+                    return PoolError::System(source);
+                }
+                self.failing.note(Instant::now(), || source.to_string());
+                PoolError::Failing {
+                    member: self.number,
+                    source,
+                }
+            }
+        }
+    }
+
+    /// What a door did on one of its objects was answered so.
+    ///
+    /// Returns  whether that is a fault of the device; then it is remembered
+    pub fn note_failure(&self, operation: &'static str, error: Errno) -> bool {
+        let failed = self.failed(operation, "objects", error);
+        matches!(failed, PoolError::Failing { .. })
+    }
+
+    /// Why it is asked last for new bytes: what its device said. None: it works, as far as is known.
+    pub fn failing(&self) -> Option<String> {
+        self.failing.sentence()
+    }
+
+    /// Its device has not failed, or works again.
+    pub(crate) fn is_well(&self) -> bool {
+        self.failing.is_well()
+    }
+
+    /// If it failed, and not for some seconds, try whether it works again. May wait for its disk.
+    pub fn try_again(&self) {
+        if self.failing.may_be_tried(Instant::now()) && self.try_out().is_ok() {
+            self.failing.is_over();
+        }
+    }
+
+    /// A block to the disk and back, in a file without a name: what is interrupted leaves nothing.
+    fn try_out(&self) -> Result<(), PoolError> {
+        let (root, _) = self.enter()?;
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let mut block = [0x5a; 4096];
+        let tried = openat(&root, "objects", flags, Mode::RUSR | Mode::WUSR).and_then(|fd| {
+            pwrite(&fd, &block, 0)?;
+            fsync(&fd)?;
+            fadvise(&fd, 0, None, Advice::DontNeed)?;
+            pread(&fd, &mut block, 0).map(drop)
+        });
+        match tried {
+            // Full is no fault.
+            Ok(()) | Err(Errno::NOSPC | Errno::DQUOT | Errno::OPNOTSUPP) => Ok(()),
+            Err(error) => Err(self.failed("try the disk", "objects", error)),
         }
     }
 
     /// Its folder, after a look that it is this member's.
     fn enter(&self) -> Result<(OwnedFd, Seen), PoolError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = open(&self.path, flags, Mode::empty())
-            .map_err(|error| self.missing(format!("cannot be entered ({error})")))?;
-        let found =
-            statat(&root, FORMAT_FILE, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| match error {
-                Errno::NOENT => {
-                    self.missing("is not a member of a pool; is its file system mounted?")
-                }
-                error => self.missing(format!("cannot be looked at ({error})")),
-            })?;
+        // What is mounted there and fails is not away: there may be bytes of it in memory that somebody waits for.
+        let root = open(&self.path, flags, Mode::empty()).map_err(|error| match error {
+            error if is_of_device(error) => self.failed("enter", "", error),
+            error => self.missing(format!("cannot be entered ({error})")),
+        })?;
+        let found = FormatFile::at(&root).map_err(|error| match error {
+            Errno::NOENT => self.missing("is not a member of a pool; is its file system mounted?"),
+            error if is_of_device(error) => self.failed("look at", FORMAT_FILE, error),
+            error => self.missing(format!("cannot be looked at ({error})")),
+        })?;
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = *seen
-            && (before.device, before.inode) == (found.st_dev, found.st_ino)
+            && before.file == found
         {
             return Ok((root, before));
         }
@@ -214,14 +296,19 @@ impl Member {
                 return Err(self.missing(format!("has member {} of this pool", format.number.0)));
             }
             Ok(_) => return Err(self.missing("belongs to another pool")),
+            Err(FormatFault::Failed(error))
+                if Errno::from_io_error(&error).is_some_and(is_of_device) =>
+            {
+                let error = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                return Err(self.failed("read", FORMAT_FILE, error));
+            }
             Err(fault) => {
                 return Err(self.missing(format!("has a {FORMAT_FILE} that {fault}")));
             }
         }
         let now = Seen {
-            device: found.st_dev,
-            inode: found.st_ino,
-            shared_device: shared_device(root.as_fd(), found.st_dev),
+            file: found,
+            shared_device: shared_device(root.as_fd(), found.device),
         };
         *seen = Some(now);
         Ok((root, now))

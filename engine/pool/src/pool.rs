@@ -5,10 +5,11 @@
 //! crash leaves at worst objects that nobody names.
 
 use crate::catalogue::{Catalogue, Lock, REMOVED};
-use crate::error::{PoolError, is_full};
+use crate::error::PoolError;
 use crate::format::{CatalogueFormat, FORMAT_FILE, Format};
 use crate::hole::vacate;
 use crate::member::{Access, Member, MemberState, mark_of};
+use crate::refused::Refused;
 use crate::rules::Rules;
 use crate::sequences::{Sequence, Sequences};
 use crate::wishes::Loads;
@@ -41,8 +42,12 @@ const BLOCK_BYTES: u64 = 4096;
 pub enum SpillReason {
     /// Its member said ENOSPC.
     Full,
+    /// Its member said EDQUOT: as if it were full, but if all others say so, too, that is what is heard.
+    OverQuota,
     /// Its member is missing or read-only, and nothing was ever written at or behind the range: it begins at or behind the file's end.
     Unwritable,
+    /// The same, and its device fails.
+    Failing,
 }
 
 /// All members together, each device once.
@@ -107,7 +112,14 @@ impl Source {
     }
 
     /// Bytes of the file to an object that has each where the file has it, durably.
-    fn copy(&self, to: &OwnedFd, range: ByteRange) -> Result<(), PoolError> {
+    ///
+    /// `to_failed`  what an error of the object is that they are written to
+    fn copy(
+        &self,
+        to: &OwnedFd,
+        range: ByteRange,
+        to_failed: impl Fn(Errno) -> PoolError,
+    ) -> Result<(), PoolError> {
         let failed = |error| PoolError::system("move bytes between members", "", error);
         let mut buffer = vec![0; 1 << 16];
         let mut at = range.start.0;
@@ -123,12 +135,12 @@ impl Source {
             let mut written = 0;
             while written < count {
                 let part = &buffer[written..count];
-                written += rustix::io::pwrite(to, part, at + written as u64).map_err(failed)?;
+                written += rustix::io::pwrite(to, part, at + written as u64).map_err(&to_failed)?;
             }
             // Behind the end of this object is a hole; others of a stripe may go on.
             at += if count == 0 { run } else { count as u64 };
         }
-        fdatasync(to).map_err(failed)
+        fdatasync(to).map_err(to_failed)
     }
 
     /// Bytes of the file that are elsewhere by now, as this layout has it.
@@ -378,7 +390,8 @@ impl Pool {
             follow(policy, rooms, asked, member, wanted.length);
         }
         let range = ByteRange::new(0, u64::MAX);
-        self.take_of(stub, layout, range, wanted, candidates, None)?;
+        let none = (None, Refused::default());
+        self.take_of(stub, layout, range, wanted, candidates, none)?;
         let located = layout
             .locate(wanted.start)
             .expect("a placed file covers every byte");
@@ -419,7 +432,7 @@ impl Pool {
         let start = wanted.start.0;
         let length = wanted.length.0.min(segment.end() - start).max(1);
         let (from, source) = match reason {
-            SpillReason::Unwritable => {
+            SpillReason::Unwritable | SpillReason::Failing => {
                 // Somebody else may have written behind it meanwhile, to members that take bytes.
                 let mut others = self.opened(layout, now.segment_index, Access::Write);
                 let at = others
@@ -434,7 +447,7 @@ impl Pool {
                 let end = data.unwrap_or(u64::MAX).min(segment.end());
                 (ByteRange::new(start, end - start), None)
             }
-            SpillReason::Full => {
+            SpillReason::Full | SpillReason::OverQuota => {
                 let objects = self.opened(layout, now.segment_index, Access::Read);
                 let data = objects.next_data(start)?;
                 if data == Some(start) {
@@ -452,7 +465,8 @@ impl Pool {
             }
         };
         let wanted = ByteRange::new(start, length.min(from.end() - start));
-        self.take(stub, layout, from, wanted, Some(now.object.member), source)?;
+        let except = (now.object.member, reason);
+        self.take(stub, layout, from, wanted, except, source)?;
         Ok(layout
             .locate(wanted.start)
             .expect("a placed file covers every byte"))
@@ -504,27 +518,39 @@ impl Pool {
             user: fstat(stub).map_or(0, |status| status.st_uid),
             wanted,
         };
-        let members = order(wish.choose.unwrap_or(self.policy), &rooms, asked);
+        let mut members = order(wish.choose.unwrap_or(self.policy), &rooms, asked);
+        members.extend(self.failing(except, wish.class.as_ref()));
         (wish, rooms, members)
     }
 
-    /// Give `range` to the first member that has room for `wanted` of it, else for one block; never to `except`.
+    /// Give `range` to the first member that has room for `wanted` of it, else for one block; never to `except`, which has not taken it.
     fn take(
         &self,
         stub: BorrowedFd<'_>,
         layout: &mut Layout,
         range: ByteRange,
         wanted: ByteRange,
-        except: Option<MemberNumber>,
+        (except, reason): (MemberNumber, SpillReason),
         moved: Option<Source>,
     ) -> Result<(), PoolError> {
         let _placing = self.placing.read();
-        let candidates = self.candidates(stub, except, wanted.length);
-        self.take_of(stub, layout, range, wanted, candidates, moved)
+        let candidates = self.candidates(stub, Some(except), wanted.length);
+        let mut refused = Refused::default();
+        match reason {
+            SpillReason::Full => refused.note(PoolError::NoRoom),
+            SpillReason::OverQuota => refused.note(PoolError::OverQuota),
+            SpillReason::Failing => {
+                let member = self.known(except)?;
+                refused.note(member.failed("write to an object", "objects", Errno::IO));
+            }
+            SpillReason::Unwritable => {}
+        }
+        self.take_of(stub, layout, range, wanted, candidates, (moved, refused))
     }
 
     /// The same, of members that were chosen.
     ///
+    /// `refused`  by whom so far
     /// Assumes  `placing` has been held since
     fn take_of(
         &self,
@@ -533,7 +559,7 @@ impl Pool {
         range: ByteRange,
         wanted: ByteRange,
         (wish, rooms, asked): (Wish, Vec<Room>, Vec<MemberNumber>),
-        moved: Option<Source>,
+        (moved, mut refused): (Option<Source>, Refused),
     ) -> Result<(), PoolError> {
         // Only what may grow is worth a stripe.
         if moved.is_none()
@@ -560,20 +586,31 @@ impl Pool {
         };
         for room in tries {
             for &number in &asked {
-                let Some((object, fd, is_new)) = self.try_take(layout, number, range, room)? else {
-                    continue;
+                let taken = self.known(number).and_then(|member| {
+                    let taken = self.try_take(layout, &member, range, room)?;
+                    Ok((member, taken))
+                });
+                let (member, (object, fd, is_new)) = match taken {
+                    Ok(taken) => taken,
+                    // Whatever it is, another one may take it.
+                    Err(error) => {
+                        refused.note(error);
+                        continue;
+                    }
                 };
                 let mut next = layout.clone();
                 next.assign(range, ByteOffset(0), object);
                 next.set_unsettled(is_first || layout.is_unsettled());
                 let published = match &moved {
-                    Some(source) => source.copy(&fd, range),
+                    Some(source) => source.copy(&fd, range, |error| {
+                        member.failed("move bytes to an object", "objects", error)
+                    }),
                     None => Ok(()),
                 }
                 .and_then(|()| match is_first {
                     true => Ok(()),
                     false => fsync(&fd)
-                        .map_err(|error| PoolError::system("make an object durable", "", error)),
+                        .map_err(|error| member.failed("make an object durable", "objects", error)),
                 })
                 .and_then(|()| self.set_layout(stub, &next));
                 if let Err(error) = published {
@@ -581,7 +618,8 @@ impl Pool {
                         self.forget(layout.file, object);
                     }
                     // Reserving says less on copy-on-write file systems: this member is full after all, the next one may not be.
-                    if matches!(&error, PoolError::System(_)) && error.is_full() {
+                    if Refused::is_of_member(&error) {
+                        refused.note(error);
                         continue;
                     }
                     return Err(error);
@@ -590,7 +628,7 @@ impl Pool {
                 return Ok(());
             }
         }
-        Err(PoolError::NoRoom)
+        Err(refused.all())
     }
 
     /// A layout is written down. What the one before had in other objects is room for others; should it fail, it is only not regained.
@@ -638,8 +676,7 @@ impl Pool {
                     self.forget(layout.file, object);
                 }
                 match error {
-                    PoolError::Missing { .. } | PoolError::ReadOnly { .. } => Ok(false),
-                    error if error.is_full() => Ok(false),
+                    error if Refused::is_of_member(&error) || error.is_full() => Ok(false),
                     error => Err(error),
                 }
             }
@@ -703,13 +740,16 @@ impl Pool {
             let member = self.known(number)?;
             made.push(member.create_object(layout.file, part, !is_first)?);
         }
-        for (index, (_, fd)) in made.iter().enumerate() {
+        for (index, (object, fd)) in made.iter().enumerate() {
             let start = shape.share(index, wanted.start.0 - origin);
             let end = shape.share(index, wanted.end() - origin);
             if end > start {
+                let member = self.known(object.member)?;
                 reserve(fd, ByteRange::new(start, end - start))
                     .and_then(|()| if is_first { Ok(()) } else { fsync(fd) })
-                    .map_err(|error| PoolError::system("reserve room in an object", "", error))?;
+                    .map_err(|error| {
+                        member.failed("reserve room in an object", "objects", error)
+                    })?;
             }
         }
         let mut next = layout.clone();
@@ -720,48 +760,39 @@ impl Pool {
         Ok(next)
     }
 
-    /// An object of this member with room for these bytes. None: it has no room, or is not there any more.
+    /// An object of this member with room for these bytes.
+    ///
+    /// Returns  also whether it is a new one
     fn try_take(
         &self,
         layout: &Layout,
-        number: MemberNumber,
+        member: &Member,
         range: ByteRange,
         room: ByteRange,
-    ) -> Result<Option<(Object, OwnedFd, bool)>, PoolError> {
-        let Some(member) = self.member(number) else {
-            return Ok(None);
-        };
+    ) -> Result<(Object, OwnedFd, bool), PoolError> {
         // One object a member is enough: it has each byte where the file has it.
-        let mine = layout.single_on(number, ByteOffset(0));
-        let taken = match mine {
-            Some(object) => member
-                .open_object(layout.file, object.id, Access::Write)
-                .map(|fd| (object, fd)),
+        let mine = layout.single_on(member.number(), ByteOffset(0));
+        let (object, fd) = match mine {
+            Some(object) => {
+                let fd = member.open_object(layout.file, object.id, Access::Write)?;
+                (object, fd)
+            }
             None => {
                 let serial = self.next_serial(layout);
                 let is_first = layout.segments().is_empty();
-                member.create_object(layout.file, Part::single(serial), !is_first)
+                member.create_object(layout.file, Part::single(serial), !is_first)?
             }
-        };
-        let (object, fd) = match taken {
-            Ok(taken) => taken,
-            Err(PoolError::Missing { .. } | PoolError::ReadOnly { .. }) => return Ok(None),
-            Err(error) if error.is_full() => return Ok(None),
-            Err(error) => return Err(error),
         };
         let is_new = mine.is_none();
         // What an old object still has there is of another time.
         let cleared = if is_new { Ok(()) } else { punch(&fd, range) };
         match cleared.and_then(|()| reserve(&fd, room)) {
-            Ok(()) => Ok(Some((object, fd, is_new))),
+            Ok(()) => Ok((object, fd, is_new)),
             Err(error) => {
                 if is_new {
                     self.forget(layout.file, object);
                 }
-                match error {
-                    error if is_full(error) || error == Errno::ROFS => Ok(None),
-                    error => Err(PoolError::system("reserve room in an object", "", error)),
-                }
+                Err(member.failed("reserve room in an object", "objects", error))
             }
         }
     }
@@ -794,12 +825,11 @@ impl Pool {
         &self.loads
     }
 
-    /// Members that take new bytes; with `class` only those of it.
+    /// Members that take new bytes and whose devices work; with `class` only those of it.
     fn rooms(&self, except: Option<MemberNumber>, class: Option<&Class>) -> Vec<Room> {
         self.members()
             .iter()
-            .filter(|member| member.takes_bytes() && Some(member.number()) != except)
-            .filter(|member| class.is_none() || member.class() == class)
+            .filter(|member| member.is_well() && may_take(member, except, class))
             .filter_map(|member| {
                 let status = member.status();
                 let device = status
@@ -812,6 +842,15 @@ impl Pool {
                     unpromised: self.unpromised(device),
                 })
             })
+            .collect()
+    }
+
+    /// The same of those whose devices have failed: they may work again, and are asked when no other one has taken it.
+    fn failing(&self, except: Option<MemberNumber>, class: Option<&Class>) -> Vec<MemberNumber> {
+        self.members()
+            .iter()
+            .filter(|member| !member.is_well() && may_take(member, except, class))
+            .map(|member| member.number())
             .collect()
     }
 
@@ -997,6 +1036,11 @@ impl Pool {
         }
         Ok((true, layout))
     }
+}
+
+fn may_take(member: &Member, except: Option<MemberNumber>, class: Option<&Class>) -> bool {
+    let is_of_class = class.is_none() || member.class() == class;
+    member.takes_bytes() && Some(member.number()) != except && is_of_class
 }
 
 /// Where data begin at or behind `at`. None: there are none.

@@ -100,6 +100,9 @@ pub enum Told {
         /// (A mount that is older than this program says nothing of it.)
         #[serde(default)]
         mount: Option<MountState>,
+        /// Members whose devices fail, each with what was said.
+        #[serde(default)]
+        failing: Vec<(u16, String)>,
     },
     /// It was not done.
     Refused {
@@ -128,6 +131,8 @@ pub struct DoorStatus {
     pub tidying_waits: Option<String>,
     /// None: it does not say.
     pub mount: Option<MountState>,
+    /// Numbers of members whose devices fail, each with what was said.
+    pub failing: Vec<(u16, String)>,
 }
 
 /// What can be under way.
@@ -244,10 +249,12 @@ impl Door {
                 work,
                 tidying_waits,
                 mount,
+                failing,
             }) => Some(DoorStatus {
                 work,
                 tidying_waits,
                 mount,
+                failing,
             }),
             _ => None,
         }

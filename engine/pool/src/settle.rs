@@ -23,8 +23,10 @@ impl Pool {
         }
         for object in layout.objects() {
             let fd = self.open_object(layout, object, Access::Read)?;
-            fsync(&fd).map_err(|error| PoolError::system("make an object durable", "", error))?;
-            self.known(object.member)?.sync_name(object.id)?;
+            let member = self.known(object.member)?;
+            fsync(&fd)
+                .map_err(|error| member.failed("make an object durable", "objects", error))?;
+            member.sync_name(object.id)?;
         }
         self.settled(stub, layout)
     }

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What members answered that did not take bytes, and what of it the program hears when none did.
+
+use crate::error::PoolError;
+use rustix::io::Errno;
+
+/// Why those that were asked have not taken bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Refused {
+    is_full: bool,
+    is_over_quota: bool,
+    other: Option<PoolError>,
+}
+
+impl Refused {
+    /// Whether another member is to be asked: this is one member's answer, and not of the catalogue or of bytes that are to be moved.
+    pub(crate) fn is_of_member(error: &PoolError) -> bool {
+        match error {
+            PoolError::Missing { .. } | PoolError::ReadOnly { .. } | PoolError::Failing { .. } => {
+                true
+            }
+            PoolError::System(_) => error.is_full(),
+            _ => false,
+        }
+    }
+
+    /// One more has refused.
+    pub(crate) fn note(&mut self, error: PoolError) {
+        match error.errno() {
+            Errno::NOSPC => self.is_full = true,
+            Errno::DQUOT => self.is_over_quota = true,
+            // As if it were not there.
+            _ if matches!(
+                error,
+                PoolError::Missing { .. } | PoolError::ReadOnly { .. }
+            ) => {}
+            _ => drop(self.other.get_or_insert(error)),
+        }
+    }
+
+    /// All have. Whoever can make room should hear of that first; a quota counts where nothing else is in the way, and a device that fails where nothing
+    /// but that is.
+    pub(crate) fn all(self) -> PoolError {
+        match self.other {
+            _ if self.is_full => PoolError::NoRoom,
+            _ if self.is_over_quota => PoolError::OverQuota,
+            Some(error) => error,
+            None => PoolError::NoRoom,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(errors: &[Errno]) -> Errno {
+        let mut refused = Refused::default();
+        for error in errors {
+            refused.note(PoolError::system("make an object", "", *error));
+        }
+        refused.all().errno()
+    }
+
+    #[test]
+    fn a_quota_is_heard_where_no_member_is_full_and_a_fault_where_that_is_all_there_is() {
+        let (quota, full, fault) = (Errno::DQUOT, Errno::NOSPC, Errno::IO);
+        assert_eq!(answered(&[quota, quota]), quota);
+        assert_eq!(answered(&[quota, fault]), quota);
+        assert_eq!(answered(&[quota, full]), full);
+        assert_eq!(answered(&[fault, full]), full);
+        assert_eq!(answered(&[fault]), fault);
+        assert_eq!(answered(&[]), full);
+        let mut left = Refused::default();
+        left.note(PoolError::OverQuota);
+        assert_eq!(left.all().errno(), quota);
+    }
+}
