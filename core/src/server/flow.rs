@@ -86,7 +86,7 @@ impl Server {
         if let Some(id) = entry.stream {
             return Some(id);
         }
-        let path = entry.path.clone();
+        let path = (entry.path.clone(), entry.part);
         let device = self.files.get(&file)?.device;
         let id = StreamId(
             self.streams
@@ -989,7 +989,7 @@ impl Stream {
         handle: HandleId,
         file: FileId,
         device: DeviceId,
-        path: alloc::string::String,
+        (path, part): (alloc::string::String, FilePart),
         now: Instant,
     ) -> Stream {
         Stream {
@@ -998,6 +998,7 @@ impl Stream {
             file,
             device,
             path,
+            part,
             standing: Standing::BestEffort,
             rate: None,
             refusal: None,
