@@ -474,6 +474,61 @@ fn part_is_never_a_frame() {
 }
 
 #[test]
+fn a_striped_file_is_promised_on_all_its_members_or_on_none() {
+    let mut pool = Pool::new(4, |_| None);
+    // The third member has no room for more: single files are played from it.
+    let mut singles = 0;
+    while pool.bench.server.devices()[2].promised.0 == u64::from(singles) * RATE / 4 {
+        singles += 1;
+        let facts = FileFacts {
+            file: FileId(9_000 + singles),
+            key: FileKey {
+                device: 1,
+                inode: u64::from(9_000 + singles),
+            },
+            hint: Some(RateHint::Rate(BytesPerSecond(RATE / 4), RateSource::Rule)),
+            ..part_of(1, 2)
+        };
+        let path = format!("single{singles}.mov");
+        pool.open_part(&path, 50 + singles, FilePart::WHOLE, facts);
+        pool.bench.read(
+            3,
+            (50 + singles) * 100,
+            u64::from(9_000 + singles),
+            0,
+            65_536,
+        );
+    }
+    let before = pool.promised();
+    pool.begin_striped("reels/a.mov", 1, 4);
+    assert_eq!(pool.standings("reels/a.mov"), all_of(Standing::Refused));
+    assert_eq!(pool.promised(), before, "what two had is given back");
+    for stream in pool.bench.server.streams(pool.bench.now) {
+        let is_full = matches!(stream.refusal, Some(Refusal::Buffers { .. }));
+        assert!(!is_full, "it is the member that has no room: {stream:?}");
+    }
+    // They ask again, each on its member; whatever comes of that comes to all.
+    for _ in 0..30 {
+        pool.settle(Duration::from_ms(20));
+        let now = pool.standings("reels/a.mov");
+        assert!(
+            now == all_of(Standing::Refused) || now == all_of(Standing::Contract),
+            "{now:?}"
+        );
+    }
+    // The others end.
+    for single in 1..=singles {
+        pool.bench.step(Event::Closed {
+            session: SessionId(3),
+            handle: HandleId((50 + single) * 100),
+        });
+    }
+    pool.settle(Duration::from_s(3));
+    assert_eq!(pool.standings("reels/a.mov"), all_of(Standing::Contract));
+    assert_eq!(pool.promised(), [RATE / 4; 4]);
+}
+
+#[test]
 fn whatever_parts_do_nothing_stays_promised_when_they_are_gone() {
     let mut seed = 0x5eed_u64;
     let mut draw = |below: u64| {
