@@ -216,10 +216,19 @@ pub(crate) fn streams(streams: &[StreamStatus]) -> Table {
             guilty(&stream.guilty),
             format!("{:.0} ms", stream.ahead_ms),
             stream.user.clone(),
-            show::tail(&stream.path, 48),
+            file_of(stream, 48),
         ]);
     }
     table
+}
+
+/// Path, and which part of that file where it is not all of it.
+pub(crate) fn file_of(stream: &StreamStatus, width: usize) -> String {
+    let path = show::tail(&stream.path, width);
+    match &stream.part {
+        Some(part) => format!("{path} ({part})"),
+        None => path,
+    }
 }
 
 fn standing(stream: &StreamStatus) -> &str {
@@ -328,6 +337,14 @@ pub(crate) mod tests {
             open: true,
             ..StreamStatus::default()
         });
+        status.streams.push(StreamStatus {
+            stream: 4,
+            standing: String::from("contract"),
+            path: String::from("scans/reel.mxf"),
+            part: Some(String::from("2/4")),
+            open: true,
+            ..StreamStatus::default()
+        });
         status
     }
 
@@ -346,7 +363,8 @@ pub(crate) mod tests {
             "12 ms",
             "queue 1, device 1",
             "footage/take.mov",
-            "streams: 1 open",
+            "scans/reel.mxf (2/4)",
+            "streams: 2 open",
             "direct",
         ] {
             assert!(text.contains(expect), "{expect:?} is missing in\n{text}");

@@ -7,6 +7,7 @@
 use crate::args::TopArgs;
 use crate::ask::{ask_in, runtime_dir, say, unexpected};
 use crate::show;
+use crate::status::file_of;
 use ratatui::Frame;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -339,7 +340,7 @@ fn stream_row<'a>(stream: &StreamStatus, earlier: Option<&StreamStatus>, seconds
         format!("{:.0} ms", stream.worst_lateness_ms),
         format!("{:.1} s", stream.ahead_ms / 1000.0),
         stream.user.clone(),
-        show::tail(&stream.path, 60),
+        file_of(stream, 60),
     ])
     .style(style)
 }
@@ -359,7 +360,7 @@ mod tests {
         now.devices[0].busy_s += 1.0;
         let picture = picture(&before, &now, 140);
         for expect in [
-            "1 streams open",
+            "2 streams open",
             "reads due 480, late 2",
             "12.5 MB/s",
             "50 %",

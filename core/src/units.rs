@@ -233,6 +233,60 @@ id!(/// Memory that one session writes to; its number is used once.
 id!(/// A pool as its door calls it, the same in each of its sessions; never 0.
     PoolNumber(u64));
 
+/// Which part of its file's bytes an object has: of a stripe over `count` objects the one with this index, of two stages group by group. All
+/// have equal shares, in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FilePart {
+    index: u32,
+    count: u32,
+}
+
+impl FilePart {
+    /// Most parts of a file: 255 groups of 255 members, as a pool's record has room for.
+    pub const COUNT_MAX: u32 = 255 * 255;
+    /// All of it.
+    pub const WHOLE: FilePart = FilePart { index: 0, count: 1 };
+
+    /// None: there is no such part.
+    pub fn new(index: u32, count: u32) -> Option<FilePart> {
+        (index < count && count <= FilePart::COUNT_MAX).then_some(FilePart { index, count })
+    }
+
+    /// Which, counted from 0.
+    pub fn index(self) -> u32 {
+        self.index
+    }
+
+    /// Of how many.
+    pub fn count(self) -> u32 {
+        self.count
+    }
+
+    /// The object has all of its file's bytes.
+    pub fn is_whole(self) -> bool {
+        self.count == 1
+    }
+
+    /// What of a file's rate is this part's.
+    pub fn of(self, rate: BytesPerSecond) -> BytesPerSecond {
+        // (A new one is refused a count of 0.)
+        BytesPerSecond(rate.0.div_ceil(u64::from(self.count.max(1))))
+    }
+}
+
+impl Default for FilePart {
+    fn default() -> FilePart {
+        FilePart::WHOLE
+    }
+}
+
+/// For people, who count from 1: `2/4`.
+impl fmt::Display for FilePart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.index + 1, self.count)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

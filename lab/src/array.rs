@@ -440,21 +440,16 @@ impl Array {
         Ok(Some(counts))
     }
 
-    /// What the daemon of a pool calls the files: as the tree does; of a striped one each object has a name of its own.
+    /// What the daemon of a pool calls the files: as the tree does; of a striped one it says, too, which part each object is.
     pub fn served_names(&self, paths: &[String]) -> Result<Vec<Vec<String>>> {
-        let branches = self.branches();
-        let name = |place: &PathBuf| {
-            let below = branches
-                .iter()
-                .find_map(|branch| place.strip_prefix(branch).ok());
-            below.map(|below| below.display().to_string())
-        };
         let native = self.native_of(paths)?;
         let names = |(path, places): (&String, &Vec<PathBuf>)| match places.len() {
             1 => vec![path.clone()],
             // A sequence is one stream, wherever its frames are.
             _ if self.root().join(path).is_dir() => vec![path.clone()],
-            _ => places.iter().filter_map(name).collect(),
+            count => (1..=count)
+                .map(|part| format!("{path} {part}/{count}"))
+                .collect(),
         };
         Ok(paths.iter().zip(&native).map(names).collect())
     }

@@ -282,16 +282,11 @@ fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Re
             writeln!(text, "{key} = {value}")?;
         }
     }
-    if stage.layout() == Layout::PoolStriped {
-        if let Some(bitrate) = spec.bitrate {
-            // Objects of a stripe have no names that say what they are, and a part of its rate.
-            writeln!(
-                text,
-                "\n[[rule]]\nmatch = \"objects/**\"\nbitrate = \"{}\"",
-                bitrate.div_ceil(stage.disk_count())
-            )?;
-        }
-    } else if let Some(frames) = spec.frames_per_kilosecond {
+    // A part of a striped frame has a rate, if somebody says it, but is no frame.
+    let frames = spec
+        .frames_per_kilosecond
+        .filter(|_| stage.layout() != Layout::PoolStriped);
+    if let Some(frames) = frames {
         writeln!(
             text,
             "\n[[rule]]\nmatch = \"footage/**\"\nframes_per_second = {}",

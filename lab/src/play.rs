@@ -503,7 +503,7 @@ fn progress(play: &Play, quiet: bool) -> ProgressBar {
 /// What the daemon said of its streams in the course of a run.
 #[derive(Debug, Default)]
 struct Ledger {
-    /// By path below the share; of a sequence its folder.
+    /// By path below the share, with the part of a striped file; of a sequence its folder.
     standings: BTreeMap<String, Vec<String>>,
     /// By the same: under contract from its first read on.
     admitted: BTreeMap<String, bool>,
@@ -536,21 +536,23 @@ impl Ledger {
                 continue;
             };
             let path = path.trim_start_matches("./").trim_start_matches('/');
-            let name = if stream["sequence"].as_bool() == Some(true) {
-                path.rsplit_once('/').map_or(path, |(folder, _)| folder)
-            } else {
-                path
+            let name = match stream["part"].as_str() {
+                _ if stream["sequence"] == true => {
+                    String::from(path.rsplit_once('/').map_or(path, |(folder, _)| folder))
+                }
+                Some(part) => format!("{path} {part}"),
+                None => String::from(path),
             };
             if let (Some(reads), Some(due)) =
                 (stream["read_count"].as_u64(), stream["due_count"].as_u64())
                 && reads > 0
             {
                 // Once admitted it counts as such: a promise withdrawn later was a promise all the same.
-                *self.admitted.entry(name.to_owned()).or_default() |=
+                *self.admitted.entry(name.clone()).or_default() |=
                     standing == "contract" && due == reads;
             }
             // A file may have several rows (positions); one contract among them is what counts.
-            let entry = now.entry(name.to_owned()).or_default();
+            let entry = now.entry(name).or_default();
             if entry != "contract" {
                 *entry = standing.to_owned();
             }
@@ -602,11 +604,14 @@ mod tests {
     #[test]
     fn a_striped_stream_is_admitted_where_all_its_parts_are() {
         let mut ledger = Ledger::default();
-        let part = |name: &str, standing: &str| json!({"path": name, "standing": standing, "sequence": false, "read_count": 4, "due_count": 4});
-        ledger.note(json!({"streams": [part("a", "contract"), part("b", "refused"), part("c", "contract")]}));
-        let names = |text: &str| -> Vec<String> { text.chars().map(String::from).collect() };
-        assert_eq!(ledger.of(&names("ac")), (vec!["contract".into()], true));
-        assert_eq!(ledger.of(&names("ab")), (vec!["refused".into()], false));
+        let part = |name: &str, part: &str, standing: &str| json!({"path": name, "part": part, "standing": standing, "sequence": false, "read_count": 4, "due_count": 4});
+        ledger
+            .note(json!({"streams": [part("a", "1/2", "contract"), part("a", "2/2", "contract")]}));
+        ledger
+            .note(json!({"streams": [part("b", "1/2", "contract"), part("b", "2/2", "refused")]}));
+        let names = |text: &str| [1, 2].map(|part| format!("{text} {part}/2"));
+        assert_eq!(ledger.of(&names("a")), (vec!["contract".into()], true));
+        assert_eq!(ledger.of(&names("b")), (vec!["refused".into()], false));
         assert_eq!(ledger.of(&[]), (Vec::new(), false));
     }
 

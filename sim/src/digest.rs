@@ -95,9 +95,11 @@ impl Digest {
                 session,
                 handle,
                 path,
+                part,
             } => {
                 self.all([5, s(session), h(handle)]);
                 self.text(path);
+                self.all([u64::from(part.index()), u64::from(part.count())]);
             }
             Event::Opened {
                 session,

@@ -325,12 +325,13 @@ impl Naive {
         }
     }
 
-    fn note_stream(&mut self, session: SessionId, path: String) {
+    fn note_stream(&mut self, session: SessionId, path: String, part: FilePart) {
         self.streams.push(StreamRecord {
             stream: StreamId(self.streams.len() as u32),
             session,
             label: self.labels.get(&session).cloned().unwrap_or_default(),
             path,
+            part,
             sequence: false,
             devices: vec![DeviceId(0)],
             standing: if self.mistake == Mistake::PromisesAll {
@@ -382,9 +383,10 @@ impl Machine for Naive {
                 session,
                 handle,
                 path,
+                part,
             } => {
                 self.handles.insert((session, handle), None);
-                self.note_stream(session, path);
+                self.note_stream(session, path, part);
             }
             Event::Opened {
                 session,

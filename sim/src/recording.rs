@@ -651,6 +651,7 @@ impl World {
             session,
             handle,
             path: format!("f{index}.mov"),
+            part: FilePart::WHOLE,
         });
         let one = &self.files[&file];
         let facts = FileFacts {

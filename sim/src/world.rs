@@ -407,6 +407,7 @@ impl World {
                     session,
                     handle,
                     path: format!("{}/{}", file.folder, file.name),
+                    part: FilePart::WHOLE,
                 }
             }
             Message::Close { handle } => Event::Closed { session, handle },

@@ -5,6 +5,7 @@ use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, XFS};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -261,4 +262,83 @@ fn room_that_is_reserved_behind_the_end_is_no_length_for_the_daemon() {
         pattern::check(1, 0, &found[..CLIP_BYTES], "clip.mov");
         assert!(found[CLIP_BYTES..].iter().all(|byte| *byte == 0), "zeros");
     });
+}
+
+/// What `rushes status` says of a file that is open: by part, standing, rate in bytes a second, reads, and those under contract.
+fn parts(status: &Value, path: &str) -> BTreeMap<String, (String, u64, u64, u64)> {
+    let streams = status["streams"].as_array().expect("a list");
+    let open = |stream: &&Value| stream["open"] == true && stream["path"] == path;
+    let told = |stream: &Value| {
+        let text = |name: &str| stream[name].as_str().unwrap_or_default().to_owned();
+        let count = |name: &str| stream[name].as_u64().unwrap_or_default();
+        let counts = (count("rate_bytes_per_s"), count("read_count"));
+        let what = (text("standing"), counts.0, counts.1, count("due_count"));
+        (text("part"), what)
+    };
+    streams.iter().filter(open).map(told).collect()
+}
+
+#[test]
+fn all_parts_of_a_striped_file_are_under_contract_from_their_first_reads() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 100), (XFS, 300), (EXT4, 100), (EXT4, 100)]) else {
+        return;
+    };
+    let rules = "[[rule]]\nmatch = \"reels/**\"\nbitrate = \"100M\"\n\
+                 [[rule]]\nmatch = \"scans/**\"\nframes_per_second = 24\n";
+    let daemon = world.served(4, rules);
+    for (folder, words) in [
+        ("reels", "striped=4 unit=64KiB"),
+        ("reels/twice", "striped=2x2 unit=64KiB group_unit=128KiB"),
+        ("scans", "striped=4 unit=64KiB"),
+    ] {
+        fs::create_dir(world.path(folder)).expect("made");
+        let none = rustix::fs::XattrFlags::empty();
+        let wished = world.path(folder);
+        rustix::fs::setxattr(wished, "user.rushes.policy", words.as_bytes(), none).expect("a wish");
+    }
+    for (seed, name) in [
+        (1, "reels/a.mov"),
+        (2, "reels/twice/b.mov"),
+        (3, "scans/f.0001.dpx"),
+    ] {
+        put(&world, name, seed);
+        assert_eq!(world.members_of(name).len(), 4, "{name}");
+        rustix::fs::sync();
+        forget();
+        let file = File::open(world.path(name)).expect("opened");
+        let mut found = vec![0; 2 * MIB];
+        file.read_exact_at(&mut found, 0).expect("read");
+        pattern::check(seed, 0, &found, name);
+        let status = daemon.status();
+        let seen = parts(&status, name);
+        let numbers: Vec<&str> = seen.keys().map(String::as_str).collect();
+        assert_eq!(numbers, ["1/4", "2/4", "3/4", "4/4"], "{name}: {status:#}");
+        for (part, (standing, rate, reads, due)) in seen {
+            if name.starts_with("scans/") {
+                // A rule that speaks of frames says nothing of a part of one.
+                assert_eq!(
+                    (standing.as_str(), rate, due),
+                    ("best_effort", 0, 0),
+                    "{part}"
+                );
+                continue;
+            }
+            assert_eq!(standing, "contract", "{name}, part {part}: {status:#}");
+            assert_eq!(rate, 3_125_000, "{name}, part {part}");
+            // (Reads that the kernel's threads bring out of order follow nothing, and are due at no time.)
+            assert!(
+                reads > 0 && due * 4 >= reads * 3,
+                "{name}, part {part}: {due} of {reads}"
+            );
+        }
+        let streams = status["streams"].as_array().expect("a list");
+        assert!(streams.iter().all(|stream| stream["sequence"] == false));
+        drop(file);
+    }
+    let status = daemon.status();
+    let streams = status["streams"].as_array().expect("a list");
+    for stream in streams {
+        let path = stream["path"].as_str().expect("text");
+        assert!(!path.contains("objects"), "{path} says nothing to anybody");
+    }
 }

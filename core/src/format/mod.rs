@@ -6,14 +6,14 @@
 //! handshake and a mismatch means plain I/O, never a guess.
 //!
 //! History: 1 first layout; 2 writes: lanes, facts, WRITE_BEGIN to HOLD, the user's ids in OPEN; 3 TIMED; 4 pools: their number in
-//! CONNECT, WANTED and FOUND.
+//! CONNECT, WANTED and FOUND; 5 the part of a striped file in OPEN.
 
 pub mod facts;
 pub mod lane;
 pub mod reserved;
 
 /// Version of every layout in this file.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// First four bytes of every message on the session socket: "RSH1".
 pub const MAGIC: u32 = 0x3148_5352;
@@ -138,7 +138,8 @@ pub struct RefusedMessage {
     pub reason: [u8; 232],
 }
 
-/// 0·16 head, 16·4 handle, 20·4 path bytes, 24·4 user, 28·4 group, 32·… path below the share's root, no leading slash.
+/// 0·16 head, 16·4 handle, 20·4 path bytes, 24·4 user, 28·4 group, 32·4 part, 36·4 part count, 40·… path below the share's root, no
+/// leading slash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct OpenMessage {
@@ -152,6 +153,11 @@ pub struct OpenMessage {
     pub uid: u32,
     /// The same.
     pub gid: u32,
+    /// Which part of the file that the path names the descriptor's bytes are; below `part_count`.
+    pub part: u32,
+    /// So many objects have the file's bytes in turn, each the same share of them (a stripe of a pool); 1: the descriptor has all of
+    /// them. At most [`crate::units::FilePart::COUNT_MAX`]; in sessions that are no pool's 1.
+    pub part_count: u32,
 }
 
 /// 0·16 head, 16·8 number, 24·4 path bytes, 28·4 zero, 32·… path below the root of the pool's tree, no leading slash.
@@ -312,7 +318,7 @@ const _: () = {
     assert!(size_of::<FoundMessage>() == 32);
     assert!(size_of::<WelcomeMessage>() == 64);
     assert!(size_of::<RefusedMessage>() == 256);
-    assert!(size_of::<OpenMessage>() == 32);
+    assert!(size_of::<OpenMessage>() == 40);
     assert!(size_of::<Request>() == 64);
     assert!(size_of::<Reply>() == 128);
     assert!(2 * crate::write::RUNS_MAX <= REPLY_SLOTS_MAX);

@@ -219,11 +219,12 @@ pub enum Event {
     },
     /// It went, or was put out: its handles, pins and waiting reads are void. In-flight I/O is not.
     SessionClosed { session: SessionId },
-    /// A client named a file; the driver is finding out about it. Reads may follow at once.
+    /// A client named a file, or the object that has a part of it; the driver is finding out about it. Reads may follow at once.
     Opening {
         session: SessionId,
         handle: HandleId,
         path: String,
+        part: FilePart,
     },
     /// It found out. Err: this file is not served; the client does its own I/O.
     Opened {
@@ -669,6 +670,8 @@ pub struct StreamRecord {
     pub label: SessionLabel,
     /// Path as it was opened (a sequence: of its first frame).
     pub path: String,
+    /// Which part of that file.
+    pub part: FilePart,
     /// True for one file a frame.
     pub sequence: bool,
     /// On which devices: one, but for a sequence of a pool.

@@ -85,6 +85,7 @@ impl Bench {
             session: SESSION,
             handle: HANDLE,
             path: "grade.db".to_string(),
+            part: FilePart::WHOLE,
         });
         bench.step(Event::Opened {
             session: SESSION,

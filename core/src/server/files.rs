@@ -80,7 +80,7 @@ impl Server {
         &mut self,
         session: SessionId,
         handle: HandleId,
-        path: String,
+        (path, part): (String, FilePart),
         actions: &mut Actions,
     ) {
         if !self.sessions.contains_key(&session) {
@@ -100,6 +100,7 @@ impl Server {
         let entry = Handle {
             state,
             path,
+            part,
             asked: self.change_count,
             recogniser: Recogniser::new(),
             cadence: Cadence::new(),
@@ -152,7 +153,7 @@ impl Server {
         let ready = matches!(state, HandleState::Ready(_));
         if let Some(entry) = self.handles.get_mut(&(session, handle)) {
             entry.state = state;
-            entry.hint = hint;
+            entry.hint = hint.and_then(|hint| entry.part_of(hint));
         }
         if ready {
             self.frame_opened(session, handle, actions);
@@ -485,7 +486,7 @@ impl Server {
             if matches!(handle.state, HandleState::Ready(file) if file == id)
                 && handle.hint.is_none()
             {
-                handle.hint = Some(hint);
+                handle.hint = handle.part_of(hint);
             }
         }
     }

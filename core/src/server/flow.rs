@@ -86,7 +86,7 @@ impl Server {
         if let Some(id) = entry.stream {
             return Some(id);
         }
-        let path = entry.path.clone();
+        let path = (entry.path.clone(), entry.part);
         let device = self.files.get(&file)?.device;
         let id = StreamId(
             self.streams
@@ -392,8 +392,100 @@ impl Server {
         }
     }
 
-    /// Ask whether the stream can be promised its rate; enter it where it then belongs.
+    /// Ask whether the stream can be promised its rate; enter it where it then belongs. Parts of a striped file are promised all of them or
+    /// none: those that were refused ask with it, and what they are told, those with a contract are told as well.
     pub(super) fn ask_admission(&mut self, id: StreamId) {
+        let siblings = self.siblings(id);
+        let refused = self.only(&siblings, Standing::Refused);
+        for one in &refused {
+            if let Some(stream) = self.streams.get_mut(one.0) {
+                stream.reanchor(self.now);
+            }
+        }
+        // Looked at first: what is given is not to be taken away again at each try.
+        let no = refused
+            .iter()
+            .find_map(|&one| self.admission_of(one).err().map(|(_, refusal)| refusal));
+        if let Some(refusal) = no {
+            self.give_up(id, refusal);
+            return self.give_up_all(&siblings, refusal);
+        }
+        self.ask_alone(id);
+        let mut asked = id;
+        for one in refused {
+            if self.refusal_of(asked).is_some() {
+                break;
+            }
+            self.ask_alone(one);
+            asked = one;
+        }
+        if let Some(refusal) = self.refusal_of(asked) {
+            if asked != id {
+                self.give_up(id, refusal);
+            }
+            self.give_up_all(&siblings, refusal);
+        }
+    }
+
+    /// The other parts of a striped file, as its door reads them; those that can be followed.
+    fn siblings(&self, id: StreamId) -> Vec<StreamId> {
+        let pool_of = |stream: &Stream| self.sessions.get(&stream.session)?.pool;
+        let Some(stream) = self.streams.get(id.0).filter(|one| !one.part.is_whole()) else {
+            return Vec::new();
+        };
+        let Some(pool) = pool_of(stream) else {
+            return Vec::new();
+        };
+        let is_sibling = |other: &Stream| {
+            other.part.count() == stream.part.count()
+                && other.part != stream.part
+                && other.cursor.is_some()
+                && other.path == stream.path
+                && pool_of(other) == Some(pool)
+        };
+        let all = self.streams.iter();
+        all.filter(|(_, other)| is_sibling(other))
+            .map(|(key, _)| StreamId(key))
+            .collect()
+    }
+
+    fn only(&self, all: &[StreamId], standing: Standing) -> Vec<StreamId> {
+        let stands = |id: &&StreamId| {
+            let stream = self.streams.get(id.0);
+            stream.is_some_and(|stream| stream.standing == standing)
+        };
+        all.iter().filter(stands).copied().collect()
+    }
+
+    /// Why it has no contract, if it was refused one.
+    fn refusal_of(&self, id: StreamId) -> Option<Refusal> {
+        let stream = self.streams.get(id.0)?;
+        stream
+            .refusal
+            .filter(|_| stream.standing == Standing::Refused)
+    }
+
+    /// Those of them that have a contract have none any more: another part of their file has none.
+    fn give_up_all(&mut self, all: &[StreamId], refusal: Refusal) {
+        for id in self.only(all, Standing::Contract) {
+            self.give_up(id, refusal);
+        }
+    }
+
+    /// No contract for a part of a file, though its own device may have room: it asks again there.
+    fn give_up(&mut self, id: StreamId, refusal: Refusal) {
+        self.resign(id);
+        let Some(device) = self.streams.get(id.0).map(|stream| stream.device) else {
+            return;
+        };
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.refused.retain(|&other| other != id);
+            device.refused_asked = self.now;
+        }
+        self.refuse(id, device, refusal);
+    }
+
+    fn ask_alone(&mut self, id: StreamId) {
         let fetched = self.begin_at_reader(id);
         let verdict = self.admission_of(id);
         let Some(stream) = self.streams.get_mut(id.0) else {
@@ -682,6 +774,10 @@ impl Server {
         if let Some(device) = self.devices.get_mut(&id) {
             device.refused.push(newest);
             device.refused_asked = now;
+        }
+        if let Some(refusal) = self.refusal_of(newest) {
+            let siblings = self.siblings(newest);
+            self.give_up_all(&siblings, refusal);
         }
         self.block(id);
     }
@@ -989,7 +1085,7 @@ impl Stream {
         handle: HandleId,
         file: FileId,
         device: DeviceId,
-        path: alloc::string::String,
+        (path, part): (alloc::string::String, FilePart),
         now: Instant,
     ) -> Stream {
         Stream {
@@ -998,6 +1094,7 @@ impl Stream {
             file,
             device,
             path,
+            part,
             standing: Standing::BestEffort,
             rate: None,
             refusal: None,

@@ -239,6 +239,10 @@ impl Server {
         let HandleState::Ready(file) = entry.state else {
             return;
         };
+        if !entry.part.is_whole() {
+            // Each device has one, under one name: they would be taken for readers of that frame, and what they have for all of it.
+            return;
+        }
         let (path, hint) = (entry.path.clone(), entry.hint);
         let (folder_name, name) = split(&path);
         let Some(size) = self.files.get(&file).map(|file| file.size) else {
@@ -359,7 +363,14 @@ impl Server {
         step: i64,
     ) -> Option<StreamId> {
         let device = self.files.get(&file)?.device;
-        let mut stream = Stream::new(session, handle, file, device, path.to_string(), self.now);
+        let mut stream = Stream::new(
+            session,
+            handle,
+            file,
+            device,
+            (path.to_string(), FilePart::WHOLE),
+            self.now,
+        );
         stream.flow = Flow::Frames;
         stream.frames = Some(Frames {
             owner: key.0,

@@ -67,6 +67,7 @@ impl Server {
                 .map(|session| session.label.clone())
                 .unwrap_or_default(),
             path: stream.path.clone(),
+            part: stream.part,
             sequence: stream.frames.is_some(),
             devices: (0..).map_while(|at| stream.device_at(at)).collect(),
             standing: stream.standing,

@@ -191,7 +191,8 @@ impl Server {
                 session,
                 handle,
                 path,
-            } => self.opening(session, handle, path, actions),
+                part,
+            } => self.opening(session, handle, (path, part), actions),
             Event::Opened {
                 session,
                 handle,

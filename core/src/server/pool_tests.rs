@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sequences of a pool: one stream over several devices and sessions.
+//! Files of a pool: sequences are one stream over several devices and sessions, striped files one stream for each part.
 
 use super::tests::{Bench, disk, facts};
 use super::*;
@@ -317,4 +317,289 @@ fn a_dozen_sequences_in_one_folder_are_followed() {
     }
     let streams = pool.bench.server.streams(pool.bench.now);
     assert_eq!(streams.iter().filter(|stream| stream.sequence).count(), 12);
+}
+
+const MIB: u64 = 1 << 20;
+/// Of a file of 100 Mb/s.
+const RATE: u64 = 12_500_000;
+
+/// Part `index` of `count` of a striped file, which lies on the member after its index, as the file's rule says.
+fn part_of(file: u32, index: u32) -> FileFacts {
+    FileFacts {
+        device: DeviceId(index as u16 + 1),
+        hint: Some(RateHint::Rate(BytesPerSecond(RATE), RateSource::Rule)),
+        ..facts(file * 100 + index, 400 * MIB)
+    }
+}
+
+impl Pool {
+    /// The door names an object in the session of its member.
+    fn open_part(&mut self, path: &str, file: u32, part: FilePart, facts: FileFacts) {
+        let session = SessionId(u32::from(facts.device.0));
+        let handle = HandleId(file * 100 + part.index());
+        self.bench.step(Event::Opening {
+            session,
+            handle,
+            path: path.into(),
+            part,
+        });
+        self.bench.step(Event::Opened {
+            session,
+            handle,
+            facts: Ok(facts),
+        });
+    }
+
+    fn read_part(&mut self, file: u32, index: u32, start: u64, length: u64) -> u64 {
+        self.request += 1;
+        let handle = file * 100 + index;
+        let (session, request) = (index + 1, self.request);
+        self.bench.read(session, handle, request, start, length);
+        request
+    }
+
+    /// A whole file is opened on its four members, and its first units are read.
+    fn begin_striped(&mut self, path: &str, file: u32, count: u32) {
+        for index in 0..count {
+            let part = FilePart::new(index, count).expect("a part");
+            self.open_part(path, file, part, part_of(file, index));
+            self.read_part(file, index, 0, 65_536);
+        }
+    }
+
+    fn close_part(&mut self, file: u32, index: u32) {
+        self.bench.step(Event::Closed {
+            session: SessionId(index + 1),
+            handle: HandleId(file * 100 + index),
+        });
+    }
+
+    fn standings(&self, path: &str) -> Vec<(u32, Standing)> {
+        let streams = self.bench.server.streams(self.bench.now);
+        let open = streams.iter().filter(|one| one.open && one.path == path);
+        let mut all: Vec<_> = open.map(|one| (one.part.index(), one.standing)).collect();
+        all.sort_by_key(|(index, _)| *index);
+        all
+    }
+}
+
+fn all_of(standing: Standing) -> Vec<(u32, Standing)> {
+    (0..4).map(|index| (index, standing)).collect()
+}
+
+#[test]
+fn each_part_of_a_striped_file_has_its_share_of_the_rate_from_its_first_read() {
+    let mut pool = Pool::new(4, |_| None);
+    pool.begin_striped("reels/a.mov", 1, 4);
+    assert_eq!(pool.standings("reels/a.mov"), all_of(Standing::Contract));
+    for stream in pool.bench.server.streams(pool.bench.now) {
+        assert_eq!(
+            stream.rate,
+            Some((BytesPerSecond(RATE / 4), RateSource::Rule))
+        );
+        assert_eq!(
+            alloc::format!("{}", stream.part).split('/').nth(1),
+            Some("4")
+        );
+    }
+    assert_eq!(pool.promised(), [RATE / 4; 4]);
+    pool.settle(Duration::from_s(1));
+    for stream in pool.streams() {
+        assert_eq!((stream.due_count, stream.late_count), (1, 0));
+    }
+    for session in 1..=4 {
+        pool.bench.step(Event::SessionClosed {
+            session: SessionId(session),
+        });
+    }
+    assert_eq!(pool.promised(), [0; 4]);
+    assert_eq!(pool.bench.server.cache().held_count, 0);
+}
+
+#[test]
+fn shares_of_a_rate_that_does_not_divide_are_enough_for_all_of_it() {
+    let part = FilePart::new(2, 3).expect("a part");
+    assert_eq!(part.of(BytesPerSecond(10)), BytesPerSecond(4));
+    assert_eq!(part.of(BytesPerSecond(0)), BytesPerSecond(0));
+    assert_eq!(FilePart::WHOLE.of(BytesPerSecond(10)), BytesPerSecond(10));
+    assert_eq!(
+        FilePart::new(FilePart::COUNT_MAX, FilePart::COUNT_MAX),
+        None
+    );
+    assert_eq!(FilePart::new(0, FilePart::COUNT_MAX + 1), None);
+    assert_eq!(FilePart::new(0, 0), None);
+}
+
+#[test]
+fn rate_from_a_header_that_is_read_later_is_divided_too() {
+    let mut pool = Pool::new(2, |_| None);
+    for index in 0..2 {
+        let facts = FileFacts {
+            hint: None,
+            ..part_of(1, index)
+        };
+        pool.open_part("a.mov", 1, FilePart::new(index, 2).expect("a part"), facts);
+        pool.bench.step(Event::Hint {
+            file: FileId(100 + index),
+            hint: RateHint::Rate(BytesPerSecond(RATE), RateSource::Header),
+        });
+        pool.read_part(1, index, 0, 65_536);
+    }
+    assert_eq!(pool.promised(), [RATE / 2; 2]);
+}
+
+#[test]
+fn part_is_never_a_frame() {
+    let mut pool = Pool::new(4, |_| None);
+    for number in 1..=20 {
+        for index in 0..4 {
+            let facts = FileFacts {
+                hint: Some(RateHint::FramesPerKilosecond(24_000, RateSource::Rule)),
+                ..part_of(number, index)
+            };
+            let path = format!("shot/a.{number:04}.dpx");
+            let part = FilePart::new(index, 4).expect("a part");
+            pool.open_part(&path, number, part, facts);
+            pool.read_part(number, index, 0, 65_536);
+        }
+        pool.settle(Duration::from_ms(40));
+        (0..4).for_each(|index| pool.close_part(number, index));
+    }
+    let streams = pool.streams();
+    assert_eq!(streams.len(), 80);
+    assert!(streams.iter().all(|stream| !stream.sequence));
+    assert!(pool.bench.server.folders.is_empty());
+    assert!(pool.bench.asked.is_empty());
+    assert_eq!(pool.promised(), [0; 4]);
+}
+
+#[test]
+fn a_striped_file_is_promised_on_all_its_members_or_on_none() {
+    let mut pool = Pool::new(4, |_| None);
+    // The third member has no room for more: single files are played from it.
+    let mut singles = 0;
+    while pool.bench.server.devices()[2].promised.0 == u64::from(singles) * RATE / 4 {
+        singles += 1;
+        let facts = FileFacts {
+            file: FileId(9_000 + singles),
+            key: FileKey {
+                device: 1,
+                inode: u64::from(9_000 + singles),
+            },
+            hint: Some(RateHint::Rate(BytesPerSecond(RATE / 4), RateSource::Rule)),
+            ..part_of(1, 2)
+        };
+        let path = format!("single{singles}.mov");
+        pool.open_part(&path, 50 + singles, FilePart::WHOLE, facts);
+        pool.bench.read(
+            3,
+            (50 + singles) * 100,
+            u64::from(9_000 + singles),
+            0,
+            65_536,
+        );
+    }
+    let before = pool.promised();
+    pool.begin_striped("reels/a.mov", 1, 4);
+    assert_eq!(pool.standings("reels/a.mov"), all_of(Standing::Refused));
+    assert_eq!(pool.promised(), before, "what two had is given back");
+    for stream in pool.bench.server.streams(pool.bench.now) {
+        let is_full = matches!(stream.refusal, Some(Refusal::Buffers { .. }));
+        assert!(!is_full, "it is the member that has no room: {stream:?}");
+    }
+    // They ask again, each on its member; whatever comes of that comes to all.
+    for _ in 0..30 {
+        pool.settle(Duration::from_ms(20));
+        let now = pool.standings("reels/a.mov");
+        assert!(
+            now == all_of(Standing::Refused) || now == all_of(Standing::Contract),
+            "{now:?}"
+        );
+    }
+    // The others end.
+    for single in 1..=singles {
+        pool.bench.step(Event::Closed {
+            session: SessionId(3),
+            handle: HandleId((50 + single) * 100),
+        });
+    }
+    pool.settle(Duration::from_s(3));
+    assert_eq!(pool.standings("reels/a.mov"), all_of(Standing::Contract));
+    assert_eq!(pool.promised(), [RATE / 4; 4]);
+}
+
+#[test]
+fn whatever_parts_do_nothing_stays_promised_when_they_are_gone() {
+    let mut seed = 0x5eed_u64;
+    let mut draw = |below: u64| {
+        seed = seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % below
+    };
+    for _ in 0..10 {
+        let mut pool = Pool::new(3, |_| None);
+        let mut places = [[0u64; 3]; 4];
+        for _ in 0..600 {
+            let (file, index) = (draw(4) as u32, draw(3) as u32);
+            match draw(12) {
+                0 | 1 => {
+                    // A door that lies says anything that is a part.
+                    let count = 2 + draw(3) as u32;
+                    let part = FilePart::new(index.min(count - 1), count).expect("a part");
+                    let rate = BytesPerSecond(RATE * (1 + draw(40)));
+                    let facts = FileFacts {
+                        hint: Some(RateHint::Rate(rate, RateSource::Rule)),
+                        ..part_of(file, index)
+                    };
+                    let session = SessionId(index + 1);
+                    let handle = HandleId(file * 100 + index);
+                    let path = format!("reels/{}.mov", draw(2));
+                    pool.bench.step(Event::Opening {
+                        session,
+                        handle,
+                        path,
+                        part,
+                    });
+                    pool.bench.step(Event::Opened {
+                        session,
+                        handle,
+                        facts: Ok(facts),
+                    });
+                    places[file as usize][index as usize] = 0;
+                }
+                2 => pool.close_part(file, index),
+                3 => pool.settle(Duration::from_ms(20 * draw(40))),
+                4 => {
+                    pool.read_part(file, index, draw(300) * MIB, 65_536);
+                }
+                5 if draw(20) == 0 => {
+                    let session = SessionId(index + 1);
+                    pool.bench.step(Event::SessionClosed { session });
+                    pool.bench.session(index + 1);
+                    pool.bench.step(Event::SessionOfPool {
+                        session,
+                        pool: POOL,
+                    });
+                }
+                _ => {
+                    let place = &mut places[file as usize][index as usize];
+                    *place += 65_536;
+                    let start = *place;
+                    let request = pool.read_part(file, index, start, 65_536);
+                    pool.bench.end(index + 1, request);
+                }
+            }
+        }
+        for session in 1..=3 {
+            pool.bench.step(Event::SessionClosed {
+                session: SessionId(session),
+            });
+        }
+        assert_eq!(pool.promised(), [0; 3]);
+        assert_eq!(pool.bench.server.promised.rate, 0);
+        assert_eq!(pool.bench.server.cache().held_count, 0);
+        let devices = pool.bench.server.devices();
+        assert!(devices.iter().all(|device| device.contract_count == 0));
+    }
 }

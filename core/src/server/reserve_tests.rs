@@ -74,6 +74,7 @@ impl Writer {
             session: SESSION,
             handle: HANDLE,
             path: "take.mov".to_string(),
+            part: FilePart::WHOLE,
         });
         writer.step(Event::Opened {
             session: SESSION,
@@ -401,6 +402,7 @@ fn a_file_that_is_changed_while_it_is_opened_is_granted_nothing_over_what_it_had
             session: SESSION,
             handle,
             path: "cut.mov".to_string(),
+            part: FilePart::WHOLE,
         });
         if is_changed {
             writer.step(Event::Changed {

@@ -96,6 +96,7 @@ impl World {
             session: session(file),
             handle: HandleId(1),
             path: format!("take-{file}.mov"),
+            part: FilePart::WHOLE,
         });
         self.step(Event::Opened {
             session: session(file),

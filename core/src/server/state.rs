@@ -53,6 +53,8 @@ pub(super) struct Waiting {
 pub(super) struct Handle {
     pub state: HandleState,
     pub path: String,
+    /// Which part of the file of that path it is.
+    pub part: FilePart,
     /// `change_count` of the server when the driver was asked about its file.
     pub asked: u64,
     pub recogniser: Recogniser,
@@ -61,6 +63,16 @@ pub(super) struct Handle {
     pub stream: Option<StreamId>,
     /// Rate it should be read at, once known.
     pub hint: Option<RateHint>,
+}
+
+impl Handle {
+    /// What a hint that speaks of its file says of this part of it. None: a part is no frame.
+    pub(super) fn part_of(&self, hint: RateHint) -> Option<RateHint> {
+        match hint {
+            RateHint::Rate(rate, source) => Some(RateHint::Rate(self.part.of(rate), source)),
+            RateHint::FramesPerKilosecond(..) => self.part.is_whole().then_some(hint),
+        }
+    }
 }
 
 /// A file the driver holds open.
@@ -429,6 +441,8 @@ pub(super) struct Stream {
     /// Where that lies. A sequence of a pool is fetched from others as well, see [`Stream::device_at`].
     pub device: DeviceId,
     pub path: String,
+    /// Which part of the file of that path it is.
+    pub part: FilePart,
     pub standing: Standing,
     pub rate: Option<(BytesPerSecond, RateSource)>,
     /// Why it was refused a contract, when that last happened.

@@ -121,6 +121,7 @@ impl Bench {
             session,
             handle,
             path: path.to_string(),
+            part: FilePart::WHOLE,
         });
         self.step(Event::Opened {
             session,
@@ -230,6 +231,7 @@ fn read_that_comes_before_the_file_is_known_waits_for_it() {
         session,
         handle,
         path: "a".to_string(),
+        part: FilePart::WHOLE,
     });
     bench.read(1, 7, 1, 0, 10);
     assert_eq!(bench.outcome(1), None);
@@ -251,6 +253,7 @@ fn file_that_is_not_served_is_plain_for_waiting_and_later_reads() {
         session,
         handle,
         path: "a".to_string(),
+        part: FilePart::WHOLE,
     });
     bench.read(1, 7, 1, 0, 10);
     bench.step(Event::Opened {
@@ -742,6 +745,7 @@ fn any_events_in_any_order_are_survived() {
                     session,
                     handle,
                     path: alloc::format!("d/f.{file:04}.dpx"),
+                    part: FilePart::new(draw(3) as u32, 3).unwrap_or_default(),
                 },
                 3 => {
                     let mut known = ruled(file, draw(40 * MIB), 1 + draw(400_000_000));
@@ -1024,6 +1028,7 @@ fn size_that_was_found_out_before_a_change_is_not_told_after_it() {
         session: SessionId(2),
         handle: HandleId(1),
         path: "a".to_string(),
+        part: FilePart::WHOLE,
     });
     bench.read(1, 1, 3, 2 * MIB, MIB);
     bench.step(changed(52, ByteRange::new(MIB, 2 * MIB)));

@@ -327,6 +327,7 @@ impl World {
             session,
             handle: HANDLE,
             path: "take.mov".to_string(),
+            part: FilePart::WHOLE,
         });
         let facts = Ok(self.facts());
         self.step(Event::Opened {
@@ -1238,6 +1239,7 @@ impl World {
             session,
             handle,
             path: String::from("again"),
+            part: FilePart::WHOLE,
         });
         let facts = FileFacts {
             way,

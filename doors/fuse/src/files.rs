@@ -16,8 +16,9 @@ use crate::table::{KnownOpen, Place, Unique};
 use parking_lot::lock_api::ArcRwLockReadGuard;
 use parking_lot::{RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rushes_core::stream::FrameName;
+use rushes_core::units::FilePart;
 use rushes_pool::{
-    Access, ByteCount, ByteOffset, ByteRange, Layout, Object, PoolError, Readers, Shape,
+    Access, ByteCount, ByteOffset, ByteRange, Layout, Object, PoolError, Readers, Segment, Shape,
     SpillReason,
 };
 use rustix::fs::{Mode, OFlags, fdatasync, fsync, ftruncate, open, readlink};
@@ -511,15 +512,15 @@ impl Door {
         }
         let layout = state.layout.as_ref().ok_or(PoolError::NoRoom)?;
         let fd = Arc::new(self.pool.open_object(layout, object, access)?);
-        locked(&state.objects).insert(object, (access, Arc::clone(&fd)));
-        // Each object of a stripe has a part of what a rule says of the file.
-        let is_striped = layout.segments().iter().any(|one| one.objects.len() != 1);
-        let is_whole = only_object(layout).is_some();
+        // Before others find it: who asks for it first has the daemon hear its name.
         self.engine.opened(object, || {
-            let path = self.path_of(&state.stub).filter(|_| !is_striped)?;
-            // Of a frame that lies in pieces the daemon would see a frame in each of them.
-            (is_whole || !is_frame(&path)).then_some(path)
+            let part = part_of(layout, object)?;
+            let path = self.path_of(&state.stub)?;
+            // Of a frame that lies in pieces the daemon would see a frame in each of them; but not in a part.
+            let is_told = !part.is_whole() || only_object(layout).is_some() || !is_frame(&path);
+            is_told.then_some((path, part))
         });
+        locked(&state.objects).insert(object, (access, Arc::clone(&fd)));
         Ok(fd)
     }
 
@@ -763,6 +764,15 @@ pub(crate) fn range(start: u64, length: u64) -> ByteRange {
         start: ByteOffset(start),
         length: ByteCount(length),
     }
+}
+
+/// Which part of its file an object has: its place in the stripe. A single object has all of what is read at that time.
+fn part_of(layout: &Layout, object: Object) -> Option<FilePart> {
+    let of = |segment: &Segment| {
+        let place = segment.objects.iter().position(|one| *one == object)?;
+        FilePart::new(place as u32, segment.objects.len() as u32)
+    };
+    layout.segments().iter().find_map(of)
 }
 
 /// One of many of its name, as far as that says.

@@ -246,6 +246,8 @@ pub struct StreamStatus {
     pub client: String,
     /// As it was opened; of a sequence its first frame.
     pub path: String,
+    /// Which part of that file, as `2/4`; None: all of it.
+    pub part: Option<String>,
     /// One file a frame.
     pub sequence: bool,
     /// As in [`DeviceStatus::name`]; of a sequence of a pool all that frames lately lay on, with ", " between them.

@@ -289,6 +289,7 @@ impl Daemon {
             user: record.label.user,
             client: record.label.client,
             path: record.path,
+            part: (!record.part.is_whole()).then(|| record.part.to_string()),
             sequence: record.sequence,
             device: record
                 .devices

@@ -4,6 +4,7 @@
 use crate::event_loop::Daemon;
 use crate::files::{Chore, Written};
 use crate::jobs::{Done, Found, Job, Looked, is_container};
+use crate::sessions::OpenHandle;
 use crate::share::Share;
 use crate::worker::Urgency;
 use rushes_core::server::*;
@@ -121,17 +122,21 @@ impl Daemon {
         let Some(seat) = self.sessions.seats.get(&session) else {
             return;
         };
-        if seat.handles.get(&handle).map(|opened| opened.opening) != Some(opening) {
+        let opened = seat.handles.get(&handle);
+        let Some(OpenHandle { part, .. }) = opened.filter(|opened| opened.opening == opening)
+        else {
             // Closed meanwhile; the core knows nothing of this opening any more.
             return;
-        }
+        };
+        // Of a stripe no object has a header that could be read on from its start.
+        let may_have_header = part.is_whole() && is_container(path);
         let share = seat.share.share.clone();
         let mut probe = None;
         let facts = match result {
             Ok(found) => {
                 let rule = self.config.rule_for(&share.config.name, path);
                 let mut facts = self.adopt(found, &share, path, rule);
-                if facts.hint.is_none() && is_container(path) {
+                if facts.hint.is_none() && may_have_header {
                     match self.headers.get(facts.key, facts.version) {
                         Some(said) => facts.hint = said,
                         None => probe = Some((facts.file, facts.version)),

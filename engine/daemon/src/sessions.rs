@@ -3,7 +3,7 @@
 
 use crate::share::ServedShare;
 use rushes_core::format::door;
-use rushes_core::units::{HandleId, Instant, LaneId, PoolNumber, SessionId};
+use rushes_core::units::{FilePart, HandleId, Instant, LaneId, PoolNumber, SessionId};
 use rushes_shm::server::{Newcomer, ServerSession};
 use rushes_sys::PollId;
 use rushes_sys::space::Allows;
@@ -18,6 +18,8 @@ pub(crate) const NEWCOMER_COUNT_MAX: usize = 64;
 pub(crate) struct OpenHandle {
     /// Number of its opening.
     pub(crate) opening: u64,
+    /// Which part of its file it has.
+    pub(crate) part: FilePart,
     /// What the client's own descriptor allows.
     pub(crate) allows: Allows,
 }

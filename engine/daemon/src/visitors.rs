@@ -274,9 +274,10 @@ impl Daemon {
             ClientEvent::Open {
                 handle,
                 path,
+                part,
                 file,
                 writer,
-            } => self.open(session, handle, path, (file, writer)),
+            } => self.open(session, handle, (path, part), (file, writer)),
             ClientEvent::Found { number, file } => self.pool_found(session, number, file),
             ClientEvent::Read {
                 request, handle, ..
@@ -411,7 +412,7 @@ impl Daemon {
         &mut self,
         session: SessionId,
         handle: HandleId,
-        path: PathBuf,
+        (path, part): (PathBuf, FilePart),
         (fd, writer): (OwnedFd, Writer),
     ) {
         let allows = Allows::of(&fd);
@@ -420,7 +421,17 @@ impl Daemon {
         let Some(seat) = self.sessions.seats.get_mut(&session) else {
             return;
         };
-        seat.handles.insert(handle, OpenHandle { opening, allows });
+        if !part.is_whole() && seat.pool.is_none() {
+            let what = "read an OPEN message for a part of a file in a session that is no pool's; expected whole files";
+            let error = PeerError::Broken(String::from(what));
+            return self.to_expel.push((session, error));
+        }
+        let opened = OpenHandle {
+            opening,
+            part,
+            allows,
+        };
+        seat.handles.insert(handle, opened);
         let job = Job::Open {
             session,
             handle,
@@ -435,6 +446,7 @@ impl Daemon {
             session,
             handle,
             path: path.to_string_lossy().into_owned(),
+            part,
         });
         if self.workers.push(Urgency::Now, job).is_err() {
             self.say_once(String::from(

@@ -218,6 +218,16 @@ fn broken_packets_in_a_session_end_it() {
     let mut lying = open_packet(1, b"abc");
     lying[20..24].copy_from_slice(&4u32.to_le_bytes());
     check("a length that lies", &lying, 1);
+    let part = |index: u32, count: u32| {
+        let mut packet = open_packet(1, b"abc");
+        packet[32..36].copy_from_slice(&index.to_le_bytes());
+        packet[36..40].copy_from_slice(&count.to_le_bytes());
+        packet
+    };
+    check("a part of nothing", &part(0, 0), 1);
+    check("a part behind the last", &part(4, 4), 1);
+    check("more parts than there can be", &part(7, u32::MAX), 1);
+    check("a part in a session that is no pool's", &part(1, 4), 1);
 
     let raw = world.raw();
     let honest = File::open(world.share.0.join("honest.mov")).unwrap();

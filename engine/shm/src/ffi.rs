@@ -12,7 +12,7 @@ use crate::layout::{Connect, Writer};
 use libc::{c_char, c_int, c_void, dev_t, gid_t, ino_t, iovec, size_t, ssize_t, uid_t};
 use rushes_core::format::REPLY_SLOTS_MAX;
 use rushes_core::format::facts::known_generation;
-use rushes_core::units::Duration;
+use rushes_core::units::{Duration, FilePart};
 use rushes_sys::handle::Handle;
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr};
@@ -285,7 +285,10 @@ pub unsafe extern "C" fn rushes_open(
     // SAFETY: the caller's promise: a string, and an open descriptor that outlives the call.
     let (path, fd) = unsafe { (CStr::from_ptr(path).to_bytes(), BorrowedFd::borrow_raw(fd)) };
     session.guarded(null_mut(), |session| {
-        let Some(handle) = session.client.open_for(fd, path, Writer { uid, gid }) else {
+        let Some(handle) = session
+            .client
+            .open_for(fd, path, Writer { uid, gid }, FilePart::WHOLE)
+        else {
             return null_mut();
         };
         let file = Box::into_raw(Box::new(rushes_file { client, handle }));

@@ -9,6 +9,7 @@ use rushes_core::format::{
     REPLY_SLOTS_MAX, RefusedMessage, Reply, Request, VERSION, WantedMessage, WelcomeMessage,
     message,
 };
+use rushes_core::units::FilePart;
 use std::fmt;
 use std::io;
 
@@ -300,17 +301,25 @@ pub struct Writer {
     pub gid: u32,
 }
 
-pub(crate) fn write_open(handle: u32, path_bytes: usize, writer: Writer) -> Vec<u8> {
+pub(crate) fn write_open(
+    handle: u32,
+    path_bytes: usize,
+    writer: Writer,
+    part: FilePart,
+) -> Vec<u8> {
     let mut bytes = head(message::OPEN);
     // A path has at most PATH_BYTES_MAX, as the caller checked.
     for word in [handle, path_bytes as u32, writer.uid, writer.gid] {
         bytes.extend(word.to_le_bytes());
     }
+    for word in [part.index(), part.count()] {
+        bytes.extend(word.to_le_bytes());
+    }
     bytes
 }
 
-/// Handle, writer and path. The path is relative, without "..", NUL or empty parts.
-pub(crate) fn read_open(bytes: &[u8]) -> Result<(u32, Writer, &[u8]), PeerError> {
+/// Handle, writer, part and path. The path is relative, without "..", NUL or empty parts.
+pub(crate) fn read_open(bytes: &[u8]) -> Result<(u32, Writer, FilePart, &[u8]), PeerError> {
     let fixed = size_of::<OpenMessage>();
     if bytes.len() < fixed {
         read_head(bytes)?;
@@ -326,6 +335,13 @@ pub(crate) fn read_open(bytes: &[u8]) -> Result<(u32, Writer, &[u8]), PeerError>
         uid: whole(reader.u32())?,
         gid: whole(reader.u32())?,
     };
+    let (index, count) = (whole(reader.u32())?, whole(reader.u32())?);
+    let part = FilePart::new(index, count).ok_or_else(|| {
+        broken(format!(
+            "read an OPEN message for part {index} of {count}; expected one below the count, and at most {} of them",
+            FilePart::COUNT_MAX
+        ))
+    })?;
     let path = &bytes[fixed..];
     if path.len() != path_bytes || path_bytes > PATH_BYTES_MAX {
         return Err(broken(format!(
@@ -339,7 +355,7 @@ pub(crate) fn read_open(bytes: &[u8]) -> Result<(u32, Writer, &[u8]), PeerError>
             String::from_utf8_lossy(path)
         )));
     }
-    Ok((handle, writer, path))
+    Ok((handle, writer, part, path))
 }
 
 /// The head of a WANTED; its path follows, which has at most PATH_BYTES_MAX, as the caller checked.
@@ -557,11 +573,28 @@ mod tests {
         let (errno, reason) = read_refused(&refused).unwrap();
         assert_eq!(errno, 13);
         assert!(long.starts_with(&reason) && reason.len() == 230);
-        let mut open = write_open(4, 5, Writer { uid: 6, gid: 7 });
+        let writer = Writer { uid: 6, gid: 7 };
+        let part = FilePart::new(8, 9).unwrap();
+        let mut open = write_open(4, 5, writer, part);
+        let same = OpenMessage {
+            head: MessageHead {
+                magic: MAGIC,
+                version: VERSION,
+                message: message::OPEN,
+                reserved: 0,
+            },
+            handle: 4,
+            path_bytes: 5,
+            uid: 6,
+            gid: 7,
+            part: 8,
+            part_count: 9,
+        };
+        assert_eq!(open, bytes_of(&same));
         open.extend(b"a/b.c");
         assert_eq!(
             read_open(&open).unwrap(),
-            (4, Writer { uid: 6, gid: 7 }, b"a/b.c".as_slice())
+            (4, writer, part, b"a/b.c".as_slice())
         );
         let mut wanted = write_wanted(1 << 40, 5);
         assert_eq!(wanted.len(), size_of::<WantedMessage>());
@@ -626,6 +659,37 @@ mod tests {
         check(&changed, "not printable");
     }
 
+    #[test]
+    fn parts_that_are_none_are_refused() {
+        let named = |index: u32, count: u32| {
+            let mut open = write_open(1, 1, Writer::default(), FilePart::WHOLE);
+            open[32..36].copy_from_slice(&index.to_le_bytes());
+            open[36..40].copy_from_slice(&count.to_le_bytes());
+            open.push(b'a');
+            let said = read_open(&open).map(|(_, _, part, _)| (part.index(), part.count()));
+            said.map_err(|error| error.to_string())
+        };
+        for (index, count) in [
+            (0, 1),
+            (3, 4),
+            (FilePart::COUNT_MAX - 1, FilePart::COUNT_MAX),
+        ] {
+            assert_eq!(named(index, count), Ok((index, count)));
+        }
+        for (index, count) in [
+            (0, 0),
+            (1, 1),
+            (4, 4),
+            (0, FilePart::COUNT_MAX + 1),
+            (u32::MAX, u32::MAX),
+            (u32::MAX, 4),
+        ] {
+            let said = named(index, count).unwrap_err();
+            let expected = format!("part {index} of {count}; expected one below");
+            assert!(said.contains(&expected), "{said}");
+        }
+    }
+
     proptest! {
         #[test]
         fn no_packet_makes_us_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), valid_head: bool, kind in 0u32..8) {
@@ -638,7 +702,8 @@ mod tests {
             if let Ok((_, path)) = read_wanted(&packet) {
                 prop_assert!(path_is_plain(path));
             }
-            if let Ok((_, _, path)) = read_open(&packet) {
+            if let Ok((_, _, part, path)) = read_open(&packet) {
+                prop_assert!(part.index() < part.count() && part.count() <= FilePart::COUNT_MAX);
                 prop_assert!(path_is_plain(path));
             }
         }

@@ -27,8 +27,7 @@ use rushes_core::format::{
     PATH_BYTES_MAX, PLAIN, REPLY_SLOTS_MAX, RING_ENTRIES, Reply, Request, WelcomeMessage, message,
     op, ring, server_flag,
 };
-use rushes_core::server::Runs;
-use rushes_core::server::{Errno, FileKey};
+use rushes_core::server::{Errno, FileKey, Runs};
 use rushes_core::units::*;
 use rushes_sys::socket::{self, Peer};
 use rushes_sys::{Segment, bell, memory_file};
@@ -230,6 +229,8 @@ pub enum ClientEvent {
         handle: HandleId,
         /// Below the share's root; relative, no "..", not otherwise checked.
         path: PathBuf,
+        /// Which part of the file of that path; not otherwise checked.
+        part: FilePart,
         /// Whatever it sent: see `rushes_sys::file::reopen_vetted`.
         file: OwnedFd,
         /// Who writes, if he does.
@@ -627,7 +628,7 @@ impl ServerSession {
                 let file = packet.fds.pop().ok_or(Errno(errno));
                 return Ok(Some(ClientEvent::Found { number, file }));
             }
-            let (handle, writer, path) = read_open(bytes)?;
+            let (handle, writer, part, path) = read_open(bytes)?;
             if packet.fds.len() != 1 || packet.fds_cut {
                 return Err(broken(format!(
                     "read an OPEN message with {}{} descriptors; expected one",
@@ -651,6 +652,7 @@ impl ServerSession {
             return Ok(Some(ClientEvent::Open {
                 handle: HandleId(handle),
                 path: OsString::from_vec(path.to_vec()).into(),
+                part,
                 file,
                 writer,
             }));

@@ -22,6 +22,7 @@ use finder::{Finder, Queues};
 use lead::{Daemons, Lead};
 use queue::{Hold, Job, Plain, Queue, TRY_EVERY};
 use rushes_control::{ShareStatus, Status};
+use rushes_core::units::FilePart;
 use rushes_pool::{MemberNumber, Object, Pool};
 use rushes_shm::facts::FactsView;
 use rustix::io::Errno;
@@ -396,13 +397,17 @@ impl Engine {
         }
     }
 
-    /// The door has opened the object. `path`: of its file in the tree, for the ledger and for rules. None: it has none that the daemon
-    /// can make something of.
-    pub(crate) fn opened(&self, object: Object, path: impl FnOnce() -> Option<PathBuf>) {
+    /// The door has opened the object. `name`: of its file in the tree, and which part of it that is, for the ledger and for rules. None: it
+    /// has none that the daemon can make something of.
+    pub(crate) fn opened(
+        &self,
+        object: Object,
+        name: impl FnOnce() -> Option<(PathBuf, FilePart)>,
+    ) {
         if let Some(daemons) = &self.daemons
-            && let Some(path) = path()
+            && let Some(name) = name()
         {
-            daemons.names.set(object.id, path);
+            daemons.names.set(object.id, name);
         }
     }
 

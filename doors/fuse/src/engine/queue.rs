@@ -2,6 +2,7 @@
 //! Between the threads that answer the kernel and the one that has a member's session.
 
 use crate::nodes::locked;
+use rushes_core::units::FilePart;
 use rushes_pool::ObjectId;
 use rushes_sys::bell;
 use rustix::io::Errno;
@@ -314,16 +315,16 @@ impl Drop for Grip {
     }
 }
 
-/// Names of open objects for people and rules: where their files are in the tree.
+/// Names of open objects for people and rules: where their files are in the tree, and which part of its file each has.
 #[derive(Debug, Default)]
-pub(super) struct Names(Mutex<HashMap<ObjectId, PathBuf>>);
+pub(super) struct Names(Mutex<HashMap<ObjectId, (PathBuf, FilePart)>>);
 
 impl Names {
-    pub(super) fn set(&self, object: ObjectId, path: PathBuf) {
-        locked(&self.0).insert(object, path);
+    pub(super) fn set(&self, object: ObjectId, name: (PathBuf, FilePart)) {
+        locked(&self.0).insert(object, name);
     }
 
-    pub(super) fn of(&self, object: ObjectId) -> Option<PathBuf> {
+    pub(super) fn of(&self, object: ObjectId) -> Option<(PathBuf, FilePart)> {
         locked(&self.0).get(&object).cloned()
     }
 

@@ -3,7 +3,7 @@
 
 use super::finder::{Finder, Wanted};
 use super::queue::{Done, Grip, Hold, Job, Names, Queue, Served, Waiter};
-use rushes_core::units;
+use rushes_core::units::{self, FilePart};
 use rushes_pool::{ObjectId, ObjectName};
 use rushes_shm::Connect;
 use rushes_shm::client::{
@@ -186,11 +186,12 @@ impl Session {
             return Some(named.handle);
         }
         let inode = inode_of(fd)?;
-        let path = match self.names.of(object) {
-            Some(path) => path,
-            None => self.below.join(ObjectName::of(object).as_str()),
-        };
-        let handle = self.client.open(fd, path.as_os_str().as_encoded_bytes())?;
+        let (path, part) = self.names.of(object).unwrap_or_else(|| {
+            let path = self.below.join(ObjectName::of(object).as_str());
+            (path, FilePart::WHOLE)
+        });
+        let path = path.as_os_str().as_encoded_bytes();
+        let handle = self.client.open_part(fd, path, part)?;
         let named = Named {
             handle,
             fd: Arc::clone(fd),

@@ -40,8 +40,9 @@ pub(crate) fn open_packet(handle: u32, path: &[u8]) -> Vec<u8> {
     let mut packet = head(message::OPEN);
     packet.extend(handle.to_le_bytes());
     packet.extend((path.len() as u32).to_le_bytes());
-    // Nobody's user and group.
-    packet.extend([0; 8]);
+    // Nobody's user and group; part 0 of 1.
+    packet.extend([0; 12]);
+    packet.extend(1u32.to_le_bytes());
     packet.extend(path);
     packet
 }

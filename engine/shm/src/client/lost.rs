@@ -120,7 +120,7 @@ impl Client {
         if identity_of(fd) != Some(state.identity) {
             return false;
         }
-        let head = write_open(handle, state.path.len(), state.writer);
+        let head = write_open(handle, state.path.len(), state.writer, state.part);
         loop {
             match socket::send(&self.socket, &[&head, &state.path], &[fd]) {
                 Ok(()) => return true,

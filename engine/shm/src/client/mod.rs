@@ -39,7 +39,7 @@ use rushes_core::format::{
     PATH_BYTES_MAX, PLAIN, REPLY_SLOTS_MAX, RING_ENTRIES, Reply, Request, op, server_flag,
 };
 use rushes_core::server::{PAGE_BYTES, PageRun, Runs};
-use rushes_core::units::{Duration, Instant, NS_PER_S};
+use rushes_core::units::{Duration, FilePart, Instant, NS_PER_S};
 use rushes_sys::{ForkGuard, Mapping, bell, clock, socket};
 use rustix::event::{PollFd, PollFlags, poll};
 use slotmap::{Key, KeyData, SlotMap, new_key_type};
@@ -296,6 +296,7 @@ struct FileState {
     /// The caller's, open until he closes the file: to name it to another daemon.
     fd: RawFd,
     path: Box<[u8]>,
+    part: FilePart,
     writer: Writer,
     /// What it is: by then the number may be another file's.
     identity: (u64, u64),
@@ -385,11 +386,17 @@ impl Client {
 
     /// Name an open file to the daemon. `path` is below the share's root. None: read it plainly.
     pub fn open(&mut self, fd: impl AsFd, path: &[u8]) -> Option<FileHandle> {
-        self.open_for(fd, path, Writer::default())
+        self.open_for(fd, path, Writer::default(), FilePart::WHOLE)
     }
 
-    /// The same, for a file that is written on this user's account.
-    pub fn open_for(&mut self, fd: impl AsFd, path: &[u8], writer: Writer) -> Option<FileHandle> {
+    /// The same, for a file that is written on this user's account, or an object that has a part of its bytes.
+    pub fn open_for(
+        &mut self,
+        fd: impl AsFd,
+        path: &[u8],
+        writer: Writer,
+        part: FilePart,
+    ) -> Option<FileHandle> {
         let usable = self.usable() || self.is_lost();
         if !usable || path.len() > PATH_BYTES_MAX || !path_is_plain(path) {
             return None;
@@ -400,6 +407,7 @@ impl Client {
             closed: false,
             fd: fd.as_fd().as_raw_fd(),
             path: path.into(),
+            part,
             writer,
             identity: lost::identity_of(fd.as_fd()).unwrap_or_default(),
         };
@@ -408,7 +416,7 @@ impl Client {
             self.files.insert(handle, state);
             return Some(FileHandle(handle));
         }
-        let head = write_open(handle, path.len(), writer);
+        let head = write_open(handle, path.len(), writer, part);
         match socket::send(&self.socket, &[&head, path], &[fd.as_fd()]) {
             Ok(()) => {
                 self.files.insert(handle, state);

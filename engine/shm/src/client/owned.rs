@@ -125,6 +125,11 @@ impl OwnedClient {
         self.client.open(fd, path)
     }
 
+    /// The same, for an object that has a part of that file's bytes. In sessions of a pool's door.
+    pub fn open_part(&mut self, fd: impl AsFd, path: &[u8], part: FilePart) -> Option<FileHandle> {
+        self.client.open_for(fd, path, Writer::default(), part)
+    }
+
     /// As [`Client::close`]. Nothing of the file may be under way: it would not be reported.
     pub fn close(&mut self, file: FileHandle) {
         self.client.close(file);

@@ -51,7 +51,7 @@ impl Raw {
     }
 
     fn open(&self, handle: u32, path: &str, fds: &[BorrowedFd<'_>]) {
-        let mut bytes = write_open(handle, path.len(), Writer::default());
+        let mut bytes = write_open(handle, path.len(), Writer::default(), FilePart::WHOLE);
         bytes.extend(path.as_bytes());
         self.send(&bytes, fds);
     }
@@ -271,14 +271,14 @@ fn wrong_packets_end_the_session() {
     check("without \"..\"", |raw| raw.open(2, "", &[fd]));
     check("packet of 3 bytes", |raw| raw.send(b"abc", &[fd]));
     check("starts with", |raw| raw.send(&[0xff; 64], &[fd]));
-    check("at most 4128", |raw| raw.send(&[0; 9000], &[]));
+    check("at most 4136", |raw| raw.send(&[0; 9000], &[]));
     check("message 1; expected 4", |raw| {
         raw.send(&write_connect(&Connect::default()), &[])
     });
     check("with 0 bytes of path", |raw| {
-        raw.send(&write_open(2, 9, Writer::default()), &[fd])
+        raw.send(&write_open(2, 9, Writer::default(), FilePart::WHOLE), &[fd])
     });
-    let mut newer = write_open(2, 0, Writer::default());
+    let mut newer = write_open(2, 0, Writer::default(), FilePart::WHOLE);
     newer[4] = 99;
     check("version 99", move |raw| raw.send(&newer, &[]));
     check("closed the session", |raw| {
@@ -313,7 +313,11 @@ fn newcomers_that_say_something_else_are_told_apart() {
     check(&good[..100], &[], "100 bytes; expected 224");
     check(&[&good[..], &[0]].concat(), &[], "225 bytes; expected 224");
     check(&good, &[file.as_fd()], "1 descriptors; expected none");
-    check(&write_open(1, 0, Writer::default()), &[], "read message 4");
+    check(
+        &write_open(1, 0, Writer::default(), FilePart::WHOLE),
+        &[],
+        "read message 4",
+    );
     let (socket, mut newcomer) = newcomer(&listener);
     drop(socket);
     assert!(matches!(newcomer.receive(), Err(PeerError::Closed)));
