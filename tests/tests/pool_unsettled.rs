@@ -177,12 +177,12 @@ fn a_disk_that_stalls_keeps_no_file_of_another_unsettled() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 200)]) else {
         return;
     };
-    world.add_slow_disk(190 << 20);
+    world.add_slow_disk(120 << 20);
     drop(make(&world, "one", 1));
     // So that the other disk has more room.
     let mut filler = File::create(world.path("filler")).expect("made");
     filler
-        .write_all(&vec![1; 100 * LENGTH])
+        .write_all(&vec![1; 130 * LENGTH])
         .and_then(|()| filler.sync_all())
         .expect("there is room");
     drop(make(&world, "other", 2));
