@@ -184,7 +184,7 @@ fn a_pool_is_made_shown_and_a_file_found_on_its_member() {
     let none = XattrFlags::empty();
     setxattr(&clip, "trusted.rushes.layout", b"RSL\x01forged", none).expect("our own disk");
     refused(&pool(&["where"], &[&clip]), "cut off");
-    setxattr(&clip, "trusted.rushes.layout", b"RSL\x02newer", none).expect("our own disk");
+    setxattr(&clip, "trusted.rushes.layout", b"RSL\x63newer", none).expect("our own disk");
     refused(&pool(&["where"], &[&clip]), "use a newer Rushes");
     refused(
         &pool(&["where"], &[&catalogue.join("tree")]),

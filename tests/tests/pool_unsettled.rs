@@ -2,6 +2,7 @@
 //! Files that nobody has synced: making them waits for no disk, and a power cut that takes their objects alone takes nothing that was promised.
 
 use rushes_tests::disk::run;
+use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld};
 use std::fs::{self, File};
@@ -9,9 +10,14 @@ use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 const LENGTH: usize = 1 << 20;
 const EIO: i32 = 5;
+/// By then a mount has settled by itself what nobody synced, with room for a slow machine.
+const SETTLED_BY: Duration = Duration::from_secs(110);
+/// In a layout record: the flags, of which 1 says that it is unsettled.
+const FLAGS: usize = 22;
 /// Of /sys/dev/block/…/stat: flushes that were asked of the device.
 const FLUSHES: usize = 15;
 
@@ -102,4 +108,95 @@ fn making_files_flushes_no_disk_and_syncing_them_does() {
     }
     let synced = flush_count(&world.member(0)) - before - made;
     assert!(synced >= 20, "{synced} flushes");
+}
+
+/// What the record of a file says now.
+fn is_unsettled(world: &PoolWorld, name: &str) -> bool {
+    let path = world.catalogue().join("tree").join(name);
+    let mut record = [0; 256];
+    let length = rustix::fs::getxattr(path, "trusted.rushes.layout", &mut record[..]);
+    assert!(length.expect("it has one") > FLAGS);
+    record[FLAGS] & 1 == 1
+}
+
+fn wait_until_settled(world: &PoolWorld, name: &str) {
+    let end = Instant::now() + SETTLED_BY;
+    while is_unsettled(world, name) {
+        assert!(Instant::now() < end, "{name}: {}", world.log());
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// What the newest log of names says of the one file, in its last word on it.
+fn is_unsettled_in_the_log(world: &PoolWorld) -> bool {
+    let folder = world.member(0).join("pool/names");
+    let logs = fs::read_dir(folder).expect("it has logs");
+    let newest = logs.map(|log| log.expect("read").path()).max();
+    let bytes = fs::read(newest.expect("there is one")).expect("read");
+    let last = bytes.windows(3).rposition(|part| part == b"RSL");
+    bytes[last.expect("of a file") + FLAGS] & 1 == 1
+}
+
+#[test]
+fn members_are_told_that_a_file_is_settled() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 200)]) else {
+        return;
+    };
+    let file = make(&world, "f", 1);
+    // (The log is a second behind.)
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(is_unsettled_in_the_log(&world), "that was told before");
+    file.sync_all().expect("synced");
+    assert!(!is_unsettled(&world, "f"));
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(!is_unsettled_in_the_log(&world));
+    world.kill();
+}
+
+#[test]
+fn what_a_killed_mount_left_unsettled_is_settled_by_the_next_one_though_nobody_opens_it() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 200)]) else {
+        return;
+    };
+    drop(make(&world, "f", 1));
+    world.kill();
+    assert!(is_unsettled(&world, "f"));
+    world.start();
+    wait_until_settled(&world, "f");
+    pattern::check(1, 0, &read(&world, "f").expect("there"), "f");
+    // Members know that, too.
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(!is_unsettled_in_the_log(&world));
+}
+
+#[test]
+fn a_disk_that_stalls_keeps_no_file_of_another_unsettled() {
+    if !needs::all_there(&[Need::Program("rushes-lab")]) {
+        return;
+    }
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 200)]) else {
+        return;
+    };
+    world.add_slow_disk(120 << 20);
+    drop(make(&world, "one", 1));
+    // So that the other disk has more room.
+    let mut filler = File::create(world.path("filler")).expect("made");
+    filler
+        .write_all(&vec![1; 130 * LENGTH])
+        .and_then(|()| filler.sync_all())
+        .expect("there is room");
+    drop(make(&world, "other", 2));
+    let (quick, slow) = match world.members_of("one")[..] {
+        [0] => ("one", "other"),
+        _ => ("other", "one"),
+    };
+    assert_eq!(world.members_of(quick), [0]);
+    assert_eq!(world.members_of(slow), [1]);
+    world.slow_disk().tell("timing on");
+    world.slow_disk().tell("stall 150000");
+    wait_until_settled(&world, quick);
+    assert!(is_unsettled(&world, slow));
+    world.slow_disk().tell("clear");
+    world.slow_disk().tell("timing off");
+    wait_until_settled(&world, slow);
 }

@@ -154,7 +154,7 @@ pub enum Remedy {
     RemoveIfCopied,
     /// A name in `lost+found`.
     Keep,
-    /// A record without objects.
+    /// A record without objects; what is there of them gets a name in `lost+found`.
     Empty,
     /// Nothing: a person has to decide, or bytes are gone.
     None,
@@ -174,8 +174,9 @@ impl Finding {
             Finding::MarkFaulty {
                 is_newer: false, ..
             } => Remedy::WriteMark,
+            // (What is there of it would have no name then.)
+            Finding::NeverSynced { .. } | Finding::Unnamed { .. } if newer_records => Remedy::None,
             Finding::NeverSynced { .. } => Remedy::Empty,
-            Finding::Unnamed { .. } if newer_records => Remedy::None,
             Finding::Unnamed {
                 has_data: false, ..
             } => Remedy::Remove,
@@ -689,6 +690,7 @@ mod tests {
         let lost = [Finding::NeverSynced { stub: 0 }];
         assert_eq!(checked(&[unsettled(&[a, b])], &[found(b, mark(1))]), lost);
         assert_eq!(lost[0].remedy(false), Remedy::Empty);
+        assert_eq!(lost[0].remedy(true), Remedy::None);
         let both = [found(a, mark(1)), found(b, mark(1))];
         assert_eq!(checked(&[unsettled(&[a, b])], &both), []);
         assert_eq!(checked(&[unsettled(&[away])], &[]), []);

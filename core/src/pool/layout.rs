@@ -7,7 +7,7 @@
 //! | offset | size | meaning |
 //! |---|---|---|
 //! | 0 | 3 | `RSL` |
-//! | 3 | 1 | version of the record: 1 |
+//! | 3 | 1 | version of the record: 1; of an unsettled file 2 |
 //! | 4 | 4 | CRC-32C of the whole record with these four bytes zero |
 //! | 8 | 8 | inode number of the file, the pool's own; not 0 |
 //! | 16 | 4 | generation of the file |
@@ -16,7 +16,8 @@
 //! | 24 | … | the segments, in the order of the file |
 //!
 //! **Unsettled** is a file whose first objects nobody has made durable yet: until somebody has, which is before its first fsync ends, a power
-//! cut may have left its record and not them. Then it never had a byte that anybody synced.
+//! cut may have left its record and not them. Then it never had a byte that anybody synced. (Records of version 1 with that flag are read, too: they
+//! were written for a few days.)
 //!
 //! A segment is 20 bytes, then 12 bytes for each of its objects:
 //!
@@ -55,6 +56,8 @@ use core::fmt;
 
 /// Version of the layout record, and of the back-pointer of what is not striped.
 pub const VERSION: u8 = 1;
+/// Of the layout record of an unsettled file: an older Rushes would take the flag for damage, and write the record anew.
+const UNSETTLED_VERSION: u8 = 2;
 /// Of the back-pointer of an object of a stripe: an older Rushes would take it for one that has bytes where the file has them.
 const STRIPED_VERSION: u8 = 2;
 /// Of the record before its segments. Units: bytes.
@@ -542,7 +545,10 @@ impl Layout {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEAD_BYTES + 2 * (SEGMENT_BYTES + OBJECT_BYTES));
         out.extend(LAYOUT_MAGIC);
-        out.push(VERSION);
+        out.push(match self.is_unsettled {
+            true => UNSETTLED_VERSION,
+            false => VERSION,
+        });
         out.extend([0; 4]);
         out.extend(self.file.number.to_le_bytes());
         out.extend(self.file.generation.to_le_bytes());
@@ -570,7 +576,8 @@ impl Layout {
 
     /// A layout from its record.
     pub fn decode(record: &[u8]) -> Result<Layout, LayoutFault> {
-        let (mut reader, _) = Reader::open(record, LAYOUT_MAGIC, HEAD_BYTES, VERSION)?;
+        let (mut reader, version) =
+            Reader::open(record, LAYOUT_MAGIC, HEAD_BYTES, UNSETTLED_VERSION)?;
         let file = FileIdentity {
             number: reader.u64()?,
             generation: reader.u32()?,
@@ -623,7 +630,11 @@ impl Layout {
             return Err(LayoutFault::Unsound("it is of a file with the number 0"));
         }
         let is_unsettled = flags & UNSETTLED != 0;
-        if flags & !UNSETTLED != 0 || is_unsettled && segments.is_empty() {
+        let may_be = match is_unsettled {
+            true => !segments.is_empty(),
+            false => version == VERSION,
+        };
+        if flags & !UNSETTLED != 0 || !may_be {
             return Err(LayoutFault::Unsound("it has flags that there are not"));
         }
         if segments.len() > SEGMENT_COUNT_MAX {
@@ -1066,6 +1077,7 @@ mod tests {
                 "unsettled without objects",
                 resealed(Layout::new(FILE).encode(), 22, &[1]),
             ),
+            ("settled, of version 2", resealed(one.clone(), 3, &[2])),
             ("first segment not at 0", resealed(one.clone(), 24, &[1])),
             ("origin behind the start", resealed(one.clone(), 32, &[1])),
             ("shape without members", resealed(one.clone(), 43, &[0])),
@@ -1152,6 +1164,19 @@ mod tests {
                 assert_eq!(Layout::decode(&layout.encode()).as_ref(), Ok(&layout));
             }
         }
+    }
+
+    #[test]
+    fn an_older_rushes_takes_an_unsettled_record_for_a_newer_one_and_no_other() {
+        let mut unsettled = single();
+        assert_eq!(unsettled.encode()[3], 1);
+        unsettled.set_unsettled(true);
+        let record = unsettled.encode();
+        let older = Reader::open(&record, LAYOUT_MAGIC, HEAD_BYTES, 1);
+        assert!(matches!(older, Err(LayoutFault::Newer { version: 2 })));
+        // As it was written before the version said so.
+        let before = resealed(record, 3, &[1]);
+        assert_eq!(Layout::decode(&before), Ok(unsettled));
     }
 
     #[test]

@@ -213,7 +213,11 @@ impl Door {
             was_well = is_well;
             std::thread::park_timeout(NAMES_LAG);
         }
-        self.names.write(&self.pool, || self.take_changed());
+    }
+
+    /// When nobody changes anything any more.
+    pub(crate) fn log_names_at_last(&self) {
+        self.names.write_last(&self.pool, || self.take_changed());
     }
 
     /// Bytes are the members', files the catalogue's.

@@ -576,7 +576,7 @@ impl Door {
         };
         self.let_go(&state, &layout);
         if why.is_none() {
-            self.unsettled.note(node.number, &layout);
+            self.unsettled.note(node, &layout);
         }
         file.set_layout(&mut state, layout);
         drop(held);

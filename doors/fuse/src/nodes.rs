@@ -234,6 +234,15 @@ impl Nodes {
         Ok(node.filter(|node| node.handle == handle))
     }
 
+    /// The same by its handle, if it is there still. To be forgotten once, as if the kernel had been told of it.
+    ///
+    /// Errors   ESTALE when the inode is gone
+    pub(crate) fn enter_again(&self, handle: &Handle) -> Answer<Arc<Node>> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW;
+        let fd = handle.open(self.within.as_fd(), flags).map_err(errno)?;
+        self.enter(fd).map(|(node, _)| node)
+    }
+
     /// All that the kernel knows.
     pub(crate) fn all(&self) -> Vec<Arc<Node>> {
         let shards = self.shards.iter();
@@ -365,5 +374,10 @@ impl Node {
             is_told: AtomicBool::new(false),
             file: Mutex::default(),
         }
+    }
+
+    /// What leads to its inode, whoever knows of it.
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
     }
 }

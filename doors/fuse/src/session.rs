@@ -105,6 +105,7 @@ impl Mounted {
         for helper in self.helpers {
             let _ = helper.join();
         }
+        self.door.log_names_at_last();
         ended
     }
 }

@@ -13,7 +13,7 @@ use crate::reserved::Reserved;
 use crate::walk::{each_stub, open_below};
 use crate::xattr::{self, LAYOUT_ATTRIBUTE};
 use rushes_core::pool::check::{
-    Finding, FoundObject, Mark, Piece, Record, Remedy, Stub, assemble, check,
+    Finding, FoundObject, Mark, Piece, Record, Remedy, Stub, assemble, check, part_of,
 };
 use rushes_core::pool::led::{Led, outside};
 use rushes_core::pool::{
@@ -146,7 +146,9 @@ pub fn fsck(
     // Its objects go before the stub of a removed file does: that one is half done, and the next mount goes on.
     let removed = Path::new("..").join(crate::catalogue::REMOVED);
     findings.retain(|finding| match finding {
-        Finding::ObjectAbsent { stub, .. } => !look.paths[*stub].starts_with(&removed),
+        Finding::ObjectAbsent { stub, .. } | Finding::NeverSynced { stub } => {
+            !look.paths[*stub].starts_with(&removed)
+        }
         _ => true,
     });
     let newer = look
@@ -157,18 +159,22 @@ pub fn fsck(
         // What was moved and not synced: its old place must not go before its record is durable.
         pool.catalogue().sync()?;
     }
+    let unnamed = findings.iter().filter_map(|finding| match finding {
+        Finding::Unnamed { object, .. } => Some(*object),
+        _ => None,
+    });
+    let files = look.stubs.iter().filter_map(|stub| match &stub.record {
+        Record::Sound(layout) => Some(layout.file),
+        _ => None,
+    });
     let mender = Mender {
         pool,
         look: &look,
-        unnamed: findings
-            .iter()
-            .filter_map(|finding| match finding {
-                Finding::Unnamed { object, .. } => Some(*object),
-                _ => None,
-            })
-            .collect(),
+        unnamed: RefCell::new(unnamed.collect()),
         settled: RefCell::default(),
+        files: RefCell::new(files.collect()),
     };
+    let in_doubt = in_doubt(&findings);
     let count = findings.len();
     for (at, finding) in findings.iter().enumerate() {
         progress(Progress::Mending(at, count));
@@ -176,6 +182,18 @@ pub fn fsck(
         // What is on a member that is away would be missing in it, and read as zeroes.
         if matches!(remedy, Remedy::WriteRecord(_)) && !away.is_empty() {
             remedy = Remedy::None;
+        }
+        // The object may be one that another file names, or on its way.
+        if let Finding::NeverSynced { stub } = finding
+            && (in_doubt.contains(stub) || !away.is_empty())
+        {
+            remedy = Remedy::None;
+        }
+        if let Finding::ObjectOfOther { stub, object } = finding
+            && !in_doubt.contains(stub)
+            && mender.half_kept(*stub, *object).is_some()
+        {
+            remedy = Remedy::WriteMark;
         }
         // It was on its way to another member when its file was removed, and both were interrupted.
         if let Finding::Unnamed { file, stub, .. } = finding
@@ -200,7 +218,13 @@ pub fn fsck(
         };
         report.issues.push(mender.issue(finding, state));
     }
-    mender.leftovers(repair, &in_doubt(&findings), &mut report)?;
+    // Nor is anything taken from what has got another file's name meanwhile.
+    let never_synced = findings.iter().filter_map(|finding| match finding {
+        Finding::NeverSynced { stub } => Some(*stub),
+        _ => None,
+    });
+    let left_alone = in_doubt.iter().copied().chain(never_synced).collect();
+    mender.leftovers(repair, &left_alone, &mut report)?;
     Ok(report)
 }
 
@@ -373,9 +397,11 @@ struct Mender<'a> {
     pool: &'a Pool,
     look: &'a Look,
     /// Objects that no record names.
-    unnamed: Vec<Object>,
+    unnamed: RefCell<Vec<Object>>,
     /// Those of them that are gone, or in what got a name.
     settled: RefCell<BTreeSet<Object>>,
+    /// Files that have a stub.
+    files: RefCell<BTreeSet<FileIdentity>>,
 }
 
 impl Mender<'_> {
@@ -575,10 +601,16 @@ impl Mender<'_> {
                     return Ok(String::new());
                 };
                 let fd = self.open_stub(*stub)?;
-                let mut layout = layout.clone();
-                self.pool.empty(fd.as_fd(), &mut layout)?;
-                sync(&fd, "layout record")?;
-                Ok(String::from("it reads as zeroes"))
+                let mut next = layout.clone();
+                let left = self.pool.empty(fd.as_fd(), &mut next)?;
+                self.files.borrow_mut().insert(next.file);
+                self.keep_left(layout.file, &left)
+            }
+            (Finding::ObjectOfOther { stub, object }, Remedy::WriteMark) => {
+                if let Some((file, part)) = self.half_kept(*stub, *object) {
+                    self.member(*object)?.write_mark(object.id, file, part)?;
+                }
+                Ok(String::from("the mark was written anew from the record"))
             }
             (
                 Finding::MarkFaulty {
@@ -618,6 +650,46 @@ impl Mender<'_> {
             },
             _ => Ok(String::new()),
         }
+    }
+
+    /// What is there of a file whose stub has another number now.
+    fn keep_left(&self, file: FileIdentity, left: &[Object]) -> Result<String, PoolError> {
+        let mut said = String::from("it reads as zeroes");
+        if left.is_empty() {
+            return Ok(said);
+        }
+        self.files.borrow_mut().remove(&file);
+        self.unnamed.borrow_mut().extend(left);
+        for found in &self.look.objects {
+            let is_its = matches!(
+                found.mark,
+                Mark::Sound(mark) if (mark.pool, mark.file) == (self.pool.id(), file)
+            );
+            // (One with another mark is seen by the next look.)
+            if is_its
+                && left.contains(&found.object)
+                && !self.settled.borrow().contains(&found.object)
+            {
+                let kept = self.keep(found.object, file)?;
+                said = format!("{said}; what is there of it: {kept}");
+            }
+        }
+        Ok(said)
+    }
+
+    /// A stub in `lost+found` that names an object of a stripe whose mark says another file still: it was given its name and then interrupted.
+    ///
+    /// Returns  what the mark is to say
+    fn half_kept(&self, stub: usize, object: Object) -> Option<(FileIdentity, Part)> {
+        let Record::Sound(layout) = &self.look.stubs[stub].record else {
+            return None;
+        };
+        let mark = self.stripe_of(object)?;
+        let part = part_of(layout, object);
+        let is_its_place = (part.place, part.origin, part.shape)
+            == (mark.part.place, mark.part.origin, mark.part.shape);
+        let is_kept = self.look.paths[stub].starts_with(LOST);
+        (is_kept && is_its_place && mark.pool == self.pool.id()).then_some((layout.file, mark.part))
     }
 
     fn remove(&self, object: Object) -> Result<(), PoolError> {
@@ -738,12 +810,16 @@ impl Mender<'_> {
 
     /// A file of which there is no stub, with all its objects.
     fn keep(&self, object: Object, file: FileIdentity) -> Result<String, PoolError> {
+        if self.files.borrow().contains(&file) {
+            return self.keep_alone(object);
+        }
         let (pieces, size) = self.pieces_and_size(file)?;
         let Some(layout) = assemble(file, &pieces).filter(|all| all.objects().contains(&object))
         else {
             return self.keep_alone(object);
         };
         self.settled.borrow_mut().extend(layout.objects());
+        self.files.borrow_mut().insert(file);
         let name = format!("{}.{:08x}", file.number, file.generation);
         adopt(self.pool, &name, &layout, size)
     }
@@ -784,8 +860,15 @@ impl Mender<'_> {
 
     /// What is there of a stripe that is not whole, or whose file has others in its place: a file with its bytes where they were. Objects that are
     /// gone are empty ones in it.
+    ///
+    /// It has the number that the marks say, if no other file has that, so that none of them is written anew; else they are when its stub is there. Marks that
+    /// an interruption left of two files would make two of it.
     fn keep_stripe(&self, object: Object, of: BackPointer) -> Result<String, PoolError> {
-        let file = self.pool.new_file()?;
+        let is_taken = self.files.borrow().contains(&of.file);
+        let file = match is_taken {
+            true => self.pool.new_file()?,
+            false => of.file,
+        };
         let key = |mark: BackPointer| {
             let part = mark.part;
             (mark.file, part.serial, part.origin, part.shape)
@@ -793,7 +876,7 @@ impl Mender<'_> {
         let shape = of.part.shape;
         let mut found: Vec<Option<Object>> = vec![None; shape.object_count()];
         found[usize::from(of.part.place)] = Some(object);
-        for &other in &self.unnamed {
+        for &other in self.unnamed.borrow().iter() {
             let mark = self.stripe_of(other).filter(|mark| key(*mark) == key(of));
             let place = mark.and_then(|mark| found.get_mut(usize::from(mark.part.place)));
             // Two that were in one place become two files.
@@ -812,15 +895,10 @@ impl Mender<'_> {
         }
         let mut pieces = Vec::with_capacity(found.len());
         for (known, place) in found.into_iter().zip(0..) {
-            let part = Part {
-                serial: 1,
-                place,
-                ..of.part
-            };
+            let part = Part { place, ..of.part };
             let piece = match known {
                 Some(object) => {
                     let member = self.member(object)?;
-                    member.write_mark(object.id, file, part)?;
                     let data = self.ranges(&member.open_any(object.id, Access::Read)?)?;
                     Piece { object, part, data }
                 }
@@ -836,8 +914,14 @@ impl Mender<'_> {
         self.settled.borrow_mut().extend(objects.iter().copied());
         let range = ByteRange::new(origin.0, u64::MAX - origin.0);
         layout.lay(range, origin, shape, objects);
+        self.files.borrow_mut().insert(file);
         let name = format!("{}.{:08x}", of.file.number, of.file.generation);
-        adopt(self.pool, &name, &layout, size_of(&pieces))
+        let kept = adopt(self.pool, &name, &layout, size_of(&pieces))?;
+        for piece in pieces.iter().filter(|_| is_taken) {
+            let (member, id) = (self.member(piece.object)?, piece.object.id);
+            member.write_mark(id, file, piece.part)?;
+        }
+        Ok(kept)
     }
 
     /// An object on whichever member takes it.

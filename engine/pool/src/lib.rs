@@ -53,7 +53,7 @@ pub use format::{Duty, FORMAT_FILE, FORMAT_VERSION, MemberId};
 pub use fsck::{Fsck, Issue, Progress, State, fsck};
 pub use gather::{Defragged, Pieces};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
-pub use names::{Inode, NameLog, inode, newest_log};
+pub use names::{FoundUnsettled, Inode, NameLog, inode, newest_log};
 pub use online::{Move, Moved, each_file_in};
 pub use pool::{Buried, Members, Pool, Readers, SpillReason, Usage};
 pub use request::{

@@ -101,7 +101,7 @@ pub(crate) enum Listed {
     Stranger(PathBuf),
 }
 
-fn has_data(fd: &OwnedFd) -> Result<bool, Errno> {
+pub(crate) fn has_data(fd: &OwnedFd) -> Result<bool, Errno> {
     match seek(fd, SeekFrom::Data(0)) {
         Ok(_) => Ok(true),
         Err(Errno::NXIO) => Ok(false),
@@ -395,8 +395,8 @@ impl Member {
         sync_folder(&root, &name).map_err(|error| self.failed("make durable", name.as_str(), error))
     }
 
-    /// Everything on its file system is durable.
-    pub(crate) fn sync(&self) -> Result<(), PoolError> {
+    /// Everything that was written to its file system is durable.
+    pub fn sync(&self) -> Result<(), PoolError> {
         let (root, _) = self.enter()?;
         syncfs(&root).map_err(|error| self.failed("make durable", "objects", error))
     }
@@ -626,11 +626,17 @@ impl Member {
             }) => return Ok(()),
             Err(error) => return Err(error),
         }
-        let (root, _) = self.enter()?;
-        let name = ObjectName::of(id);
-        match unlinkat(&root, name.as_str(), AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(error) => Err(self.failed("remove an object", name.as_str(), error)),
+        self.unlink(id)
+    }
+
+    /// The same of one that a record of this file names: a power cut may have left it without its mark.
+    pub(crate) fn remove_named(&self, file: FileIdentity, id: ObjectId) -> Result<(), PoolError> {
+        match self.remove_object(file, id) {
+            Err(PoolError::Object {
+                fault: ObjectFault::NoMark,
+                ..
+            }) => self.unlink(id),
+            done => done,
         }
     }
 }

@@ -12,9 +12,9 @@ use crate::member::{Member, MemberState, NAMES};
 use crate::pool::Pool;
 use crate::walk::walk;
 use crate::xattr::{HIDDEN_PREFIX, LAYOUT_ATTRIBUTE};
-use rushes_core::pool::MemberNumber;
 pub use rushes_core::pool::names::Inode;
 use rushes_core::pool::names::{Fact, Head, PREFIX_BYTES, ROOT, fact_bytes, fact_of};
+use rushes_core::pool::{Layout, MemberNumber};
 use rushes_core::units::ByteCount;
 use rushes_sys::handle::Handle;
 use rustix::fs::{
@@ -26,10 +26,10 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Logs of one pool that are kept up to date.
@@ -55,9 +55,25 @@ const PENDING_BYTES_MAX: usize = 16 << 20;
 /// Longest name or value of an attribute. Units: bytes.
 const VALUE_BYTES_MAX: usize = 65_536;
 
+/// Unsettled files that are kept for who wants to know of them; those of a later checkpoint follow.
+const UNSETTLED_MAX: usize = 65_536;
+
+/// A file that a checkpoint came upon and that is unsettled ([`Layout::is_unsettled`]).
+#[derive(Clone, Debug)]
+pub struct FoundUnsettled {
+    /// Inode number of its stub.
+    pub inode: u64,
+    /// What leads to that.
+    pub handle: Handle,
+    /// Its record then.
+    pub layout: Layout,
+}
+
 /// What is to be written, and where.
 #[derive(Debug, Default)]
 pub struct NameLog {
+    /// What the checkpoints came upon.
+    unsettled: Mutex<Vec<FoundUnsettled>>,
     pending: Mutex<Vec<u8>>,
     /// Of folders, and of facts that were let go: while it changes, what a checkpoint is made of may lack something.
     moves: AtomicU64,
@@ -75,8 +91,7 @@ struct Writer {
     /// Length of its checkpoint and of what follows. Units: bytes.
     checkpoint_bytes: u64,
     tail_bytes: u64,
-    /// When it was last made durable; None: never.
-    durable: Option<Instant>,
+    durable: Durable,
     /// It is not on as many members as it should be, or it is not known whether it has everything.
     is_due: bool,
     /// When a checkpoint was last tried in vain, and how long not again.
@@ -84,6 +99,33 @@ struct Writer {
     wait: Duration,
     /// [`NameLog::moves`] when the last checkpoint was whole, until the next look.
     moves_then: Option<u64>,
+}
+
+/// When what is appended is made durable.
+#[derive(Debug, Default)]
+struct Durable {
+    /// When it last was; None: never.
+    at: Option<Instant>,
+    /// Something was appended since.
+    is_behind: bool,
+}
+
+impl Durable {
+    fn at(now: Instant) -> Durable {
+        Durable {
+            at: Some(now),
+            is_behind: false,
+        }
+    }
+
+    /// Whether it is time.
+    ///
+    /// `has_more`  something is about to be appended
+    /// `is_last`   nothing follows
+    fn is_due(&self, has_more: bool, is_last: bool, now: Instant) -> bool {
+        let is_time = |at| now.saturating_duration_since(at) >= DURABLE_EVERY;
+        (has_more || self.is_behind) && (is_last || self.at.is_none_or(is_time))
+    }
 }
 
 /// Why there is no new checkpoint.
@@ -255,6 +297,7 @@ impl NameLog {
             }
         }
         NameLog {
+            unsettled: Mutex::default(),
             pending: Mutex::default(),
             moves: AtomicU64::new(0),
             has_gap: AtomicBool::new(false),
@@ -315,10 +358,35 @@ impl NameLog {
     /// Write what was told, and how the inodes are that `changed` knows; a checkpoint if one is due. For a thread of its own, once a second.
     ///
     /// Returns  false: fewer members than there should be have all of it; it is tried again the next time
-    pub fn write(&self, pool: &Pool, mut changed: impl FnMut() -> Vec<Inode>) -> bool {
+    pub fn write(&self, pool: &Pool, changed: impl FnMut() -> Vec<Inode>) -> bool {
+        self.write_all(pool, changed, false)
+    }
+
+    /// The same for the last time: all of it is durable then.
+    pub fn write_last(&self, pool: &Pool, changed: impl FnMut() -> Vec<Inode>) -> bool {
+        self.write_all(pool, changed, true)
+    }
+
+    /// Unsettled files that checkpoints came upon since this was asked before.
+    pub fn take_unsettled(&self) -> Vec<FoundUnsettled> {
+        std::mem::take(&mut *self.found_unsettled())
+    }
+
+    fn found_unsettled(&self) -> MutexGuard<'_, Vec<FoundUnsettled>> {
+        self.unsettled
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_all(
+        &self,
+        pool: &Pool,
+        mut changed: impl FnMut() -> Vec<Inode>,
+        is_last: bool,
+    ) -> bool {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = self.take(&mut changed);
-        writer.append(pool, &bytes);
+        writer.append(pool, &bytes, is_last);
         writer.is_due |= writer.tail_bytes > GROWTH_BYTES.max(2 * writer.checkpoint_bytes);
         // A member that came back is seen when there is something to write: nobody is woken for less.
         writer.is_due |= writer.members.len() < COPY_COUNT
@@ -391,7 +459,7 @@ impl NameLog {
             members,
             checkpoint_bytes: length - tail_bytes,
             tail_bytes,
-            durable: Some(Instant::now()),
+            durable: Durable::at(Instant::now()),
             is_due,
             tried: None,
             wait: if is_due { writer.wait } else { Duration::ZERO },
@@ -436,10 +504,11 @@ impl NameLog {
                 if status.st_dev != root.st_dev {
                     return Err(Errno::NOENT);
                 }
-                inode(status.st_ino, fd.as_fd())
+                Ok((inode(status.st_ino, fd.as_fd())?, fd))
             });
             match found {
-                Ok(inode) => {
+                Ok((inode, fd)) => {
+                    self.look_for_unsettled(&inode, &fd);
                     let folder = match named.folder_inode {
                         inode if inode == root.st_ino => ROOT,
                         inode => inode,
@@ -462,7 +531,7 @@ impl NameLog {
             }
             if is_time {
                 let told = self.take(changed);
-                writer.append(pool, &told);
+                writer.append(pool, &told, false);
                 log.append(&told)?;
                 followed += told.len() as u64;
                 told_at = Some(Instant::now());
@@ -471,9 +540,26 @@ impl NameLog {
         })?;
         log.append(&bytes)?;
         let told = self.take(changed);
-        writer.append(pool, &told);
+        writer.append(pool, &told, false);
         log.append(&told)?;
         Ok(followed + told.len() as u64)
+    }
+
+    fn look_for_unsettled(&self, inode: &Inode, fd: &OwnedFd) {
+        let layout = Layout::decode(&inode.record).ok();
+        let Some(layout) = layout.filter(Layout::is_unsettled) else {
+            return;
+        };
+        let mut found = self.found_unsettled();
+        if let Ok(handle) = Handle::of(fd)
+            && found.len() < UNSETTLED_MAX
+        {
+            found.push(FoundUnsettled {
+                inode: inode.number,
+                handle,
+                layout,
+            });
+        }
     }
 }
 
@@ -482,18 +568,20 @@ fn failed_at(about: impl Into<String>, error: Errno) -> PoolError {
 }
 
 impl Writer {
-    /// A member that does not take it has no part in this log any more.
-    fn append(&mut self, pool: &Pool, bytes: &[u8]) {
-        if bytes.is_empty() {
+    /// A member that does not take it has no part in this log any more. `is_last`: nothing follows, so that all is to be durable.
+    fn append(&mut self, pool: &Pool, bytes: &[u8], is_last: bool) {
+        // A drive that is told to flush has to write all it has of others first: seconds, beside recorders.
+        let (now, has_more) = (Instant::now(), !bytes.is_empty());
+        let durably = self.durable.is_due(has_more, is_last, now);
+        if !has_more && !durably {
             return;
+        }
+        match durably {
+            true => self.durable = Durable::at(now),
+            false => self.durable.is_behind = true,
         }
         let name = log_name(self.serial);
         let before = self.members.len();
-        // A drive that is told to flush has to write all it has of others first: seconds, beside recorders.
-        let durably = self.durable.is_none_or(|at| at.elapsed() >= DURABLE_EVERY);
-        if durably {
-            self.durable = Some(Instant::now());
-        }
         self.members
             .retain(|&number| append(pool, number, &name, bytes, OFlags::empty(), durably).is_ok());
         self.is_due |= self.members.len() < before;
@@ -687,4 +775,25 @@ pub fn inode(number: u64, fd: BorrowedFd<'_>) -> Result<Inode, Errno> {
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_appended_is_made_durable_in_time_also_when_nothing_follows() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let mut durable = Durable::default();
+        assert!(durable.is_due(true, false, start), "nobody knows");
+        durable = Durable::at(start);
+        assert!(!durable.is_due(false, false, after(60)), "no disk is woken");
+        assert!(!durable.is_due(false, true, after(1)), "nor at the end");
+        assert!(!durable.is_due(true, false, after(1)));
+        durable.is_behind = true;
+        assert!(!durable.is_due(false, false, after(29)));
+        assert!(durable.is_due(false, false, after(30)));
+        assert!(durable.is_due(false, true, after(2)), "nothing follows");
+    }
 }

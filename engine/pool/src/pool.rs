@@ -1032,7 +1032,7 @@ impl Pool {
         let layout = self.layout(stub.as_fd())?;
         for object in layout.iter().flat_map(Layout::objects) {
             self.known(object.member)?
-                .remove_object(layout.as_ref().expect("it names objects").file, object.id)?;
+                .remove_named(layout.as_ref().expect("it names objects").file, object.id)?;
         }
         Ok((true, layout))
     }

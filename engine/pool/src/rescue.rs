@@ -98,6 +98,10 @@ pub fn rescue(
         format::write(folder.fd.as_fd(), &folder.path, PLAN, &format)?;
         pool = Pool::open(&folder.path, Lock::Take, PLAN)?;
     }
+    // Records will say of what is there that it is settled. (Of a disk that cannot make it so they say that it is missed, if it is.)
+    for member in pool.members().iter() {
+        let _ = member.sync();
+    }
     let objects = objects(&pool)?;
     let records = log.iter().flat_map(|(_, names)| names.inodes.values());
     let most = records
@@ -554,7 +558,11 @@ impl Maker<'_> {
     /// Record and size of a stub. The record may be a second older than the objects.
     fn fill(&self, stub: &OwnedFd, inode: &Inode) -> Result<(), PoolError> {
         let mut size = inode.size;
-        if let Ok(layout) = Layout::decode(&inode.record) {
+        if let Ok(mut layout) = Layout::decode(&inode.record) {
+            // It may have been settled, and moved, since the log was told: a missing object counts for nothing only if there never was one.
+            if self.objects.contains_key(&layout.file) || !self.away.is_empty() {
+                layout.set_unsettled(false);
+            }
             let layout = self.as_it_is(layout, inode.modified)?;
             for (at, segment) in layout.segments().iter().enumerate() {
                 let range = layout.range_of(at);

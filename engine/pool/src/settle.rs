@@ -5,12 +5,11 @@
 //! ([`Layout::is_unsettled`]). It says so no longer before anything of the file is told to be durable, and some time later in any case.
 
 use crate::error::{ObjectFault, PoolError};
-use crate::member::Access;
+use crate::member::{Access, has_data};
 use crate::pool::Pool;
 use rushes_core::pool::check::part_of;
-use rushes_core::pool::{Layout, MemberNumber, Object};
-use rushes_core::units::ByteCount;
-use rustix::fs::fsync;
+use rushes_core::pool::{Layout, Object};
+use rustix::fs::{fstat, fsync};
 use std::os::fd::BorrowedFd;
 
 impl Pool {
@@ -28,13 +27,21 @@ impl Pool {
                 .map_err(|error| member.failed("make an object durable", "objects", error))?;
             member.sync_name(object.id)?;
         }
-        self.settled(stub, layout)
+        self.say_settled(stub, layout)
     }
 
-    /// The same, where [`Pool::sync_member`] has made them durable.
+    /// The same, where [`Member::sync`](crate::Member::sync) has made them durable.
     ///
-    /// Assumes  as [`Pool::settle`]; they were there before
+    /// Assumes  as [`Pool::settle`]; they were made before
+    /// Errors   one of them is not there: then it is unsettled still
     pub fn settled(&self, stub: BorrowedFd<'_>, layout: &mut Layout) -> Result<(), PoolError> {
+        for object in layout.objects() {
+            self.open_object(layout, object, Access::Read)?;
+        }
+        self.say_settled(stub, layout)
+    }
+
+    fn say_settled(&self, stub: BorrowedFd<'_>, layout: &mut Layout) -> Result<(), PoolError> {
         let mut next = layout.clone();
         next.set_unsettled(false);
         self.set_layout(stub, &next)?;
@@ -42,13 +49,8 @@ impl Pool {
         Ok(())
     }
 
-    /// All that was written to a member is durable.
-    pub fn sync_member(&self, number: MemberNumber) -> Result<(), PoolError> {
-        self.known(number)?.sync()
-    }
-
     /// See whether a power cut has left the record of an unsettled file and not its objects. Then it has none from now on, and reads as zeroes: nobody
-    /// had synced it. An object that lacks its mark gets that.
+    /// had synced it. (What is there of them stays on its members.) An object that lacks its mark gets that.
     ///
     /// Assumes  exclusive, as [`Pool::set_layout`]
     /// Returns  true: it had lost them
@@ -88,16 +90,45 @@ impl Pool {
         Ok(is_lost)
     }
 
-    /// It has no objects any more, and reads as zeroes.
-    pub(crate) fn empty(&self, stub: BorrowedFd<'_>, layout: &mut Layout) -> Result<(), PoolError> {
-        let mut next = layout.clone();
-        let gone = next.cut(ByteCount(0));
+    /// It has no objects any more, and reads as zeroes. None of them is removed if something was ever put into one: the word that nobody synced it may be an
+    /// old one. Nobody names them then, and fsck gives them a name; and the file has a new number, so that what is left is never taken for bytes of it.
+    ///
+    /// Returns  the objects that are left
+    pub(crate) fn empty(
+        &self,
+        stub: BorrowedFd<'_>,
+        layout: &mut Layout,
+    ) -> Result<Vec<Object>, PoolError> {
+        let mut there = Vec::new();
+        let mut is_blank = true;
+        for object in layout.objects() {
+            match self.open_object(layout, object, Access::Read) {
+                Ok(fd) => {
+                    let failed = |error| PoolError::system("look at an object", "", error);
+                    let block_count = fstat(&fd).map_err(failed)?.st_blocks;
+                    // (Blocks without bytes may be those of bytes that a daemon has still to write.)
+                    is_blank &= block_count == 0 && !has_data(&fd).map_err(failed)?;
+                }
+                Err(PoolError::Object {
+                    fault: ObjectFault::Absent,
+                    ..
+                }) => continue,
+                Err(_) => is_blank = false,
+            }
+            there.push(object);
+        }
+        let next = Layout::new(match is_blank {
+            true => layout.file,
+            false => self.new_file()?,
+        });
         self.set_layout(stub, &next)?;
         fsync(stub).map_err(|error| PoolError::system("make a layout durable", "", error))?;
-        for object in gone {
-            self.forget(layout.file, object);
+        if is_blank {
+            for object in there.drain(..) {
+                self.forget(layout.file, object);
+            }
         }
         *layout = next;
-        Ok(())
+        Ok(there)
     }
 }

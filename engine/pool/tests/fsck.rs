@@ -146,7 +146,7 @@ fn what_cannot_be_known_is_said_and_left_as_it_is() {
     };
     let pool = place.pool(&[8, 8]);
     let file = on_two(&pool, "f");
-    let newer = b"RSL\x02what a newer Rushes wrote";
+    let newer = b"RSL\x63what a newer Rushes wrote";
     fsetxattr(&file.stub, LAYOUT_ATTRIBUTE, newer, XattrFlags::empty()).unwrap();
     let open = ("unnamed", State::Open);
     let expected = [("record_faulty", State::Open), open.clone(), open];
