@@ -936,14 +936,14 @@ impl Server {
             let Some((elsewhere, theirs)) = self.place_in_line(other) else {
                 continue;
             };
-            match self.waits_for(other) {
-                Some(WaitsFor::Room | WaitsFor::Device) if elsewhere == device => {
-                    if theirs < own {
-                        return InLine::BehindItsOwn;
-                    }
+            let waits_for = self.waits_for(other);
+            if elsewhere == device {
+                let is_in_line = matches!(waits_for, Some(WaitsFor::Room | WaitsFor::Device));
+                if is_in_line && theirs < own {
+                    return InLine::BehindItsOwn;
                 }
-                Some(WaitsFor::Room) if theirs.1 < own.1 => place = InLine::BehindAnother,
-                _ => {}
+            } else if waits_for == Some(WaitsFor::Room) && theirs.1 < own.1 {
+                place = InLine::BehindAnother;
             }
         }
         place

@@ -521,7 +521,7 @@ impl Door {
         done.and(heard)
     }
 
-    fn sync_all(&self, node: &Node, file: &OpenFile, data_only: bool) -> Answer<()> {
+    fn sync_all(&self, node: &Arc<Node>, file: &OpenFile, data_only: bool) -> Answer<()> {
         let state = file.state();
         for object in state.layout.iter().flat_map(|layout| layout.objects()) {
             let fd = match self.object(node, &state, object, Access::Read) {
