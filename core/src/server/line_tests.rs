@@ -104,6 +104,7 @@ impl World {
             session,
             handle,
             path,
+            part: FilePart::WHOLE,
         });
         let whole = Extent {
             logical: ByteOffset(0),

@@ -11,7 +11,7 @@ mod place;
 use place::{Place, Written, objects_on, pattern};
 use rushes_pool::{
     ByteOffset, ByteRange, Fsck, LAYOUT_ATTRIBUTE, Layout, MemberNumber, NameLog, OBJECT_ATTRIBUTE,
-    Object, ObjectName, Pool, Rules, SpillReason, State, Wish, fsck, rescue, set_rules,
+    Object, ObjectName, PolicyChange, Pool, SpillReason, State, Wish, change_policy, fsck, rescue,
 };
 use rustix::fs::{XattrFlags, fremovexattr, fsetxattr};
 use std::fs;
@@ -43,11 +43,11 @@ fn path_of(pool: &Pool, object: Object) -> PathBuf {
 fn striped(place: &mut Place, members: &[u64]) -> Pool {
     let pool = place.pool(members);
     let catalogue = pool.catalogue().path().to_path_buf();
-    let rules = Rules {
+    let rules = PolicyChange {
         wish: Some(Wish::of("striped unit=64KiB").unwrap()),
-        ..Rules::default()
+        ..PolicyChange::default()
     };
-    set_rules(pool, rules).unwrap();
+    change_policy(pool, rules).unwrap();
     Pool::serve(&catalogue).unwrap()
 }
 
@@ -237,7 +237,7 @@ fn a_removed_file_whose_object_lost_its_mark_is_buried() {
     fremovexattr(&object, OBJECT_ATTRIBUTE).unwrap();
     let catalogue = pool.catalogue().path();
     fs::rename(catalogue.join("tree/f"), catalogue.join("removed/1")).unwrap();
-    let buried = pool.bury(|_| false).unwrap();
+    let buried = pool.bury(|_| false, || ()).unwrap();
     assert!(buried.kept.is_empty(), "{:?}", buried.kept);
     assert_eq!((buried.file_count, objects_on(&pool)), (1, 0));
 }
