@@ -17,6 +17,8 @@ use alloc::vec::Vec;
 /// Kept between a deadline that the device is given and the one the reader has: turns of the event loop,
 /// the copy, the wire.
 const SAFETY: Duration = Duration::from_ms(60);
+/// Parts of a file that are read so far apart are not read together.
+const READ_TOGETHER: Duration = Duration::from_s(5);
 /// Largest buffers of one stream: more of them save no positioning worth having.
 const CAP_BYTES_MAX: u64 = 72 << 20;
 /// Reads in a row at another place before the stream follows there.
@@ -192,6 +194,10 @@ impl Server {
             return;
         };
         stream.cursor = None;
+        if stream.standing == Standing::Refused {
+            // He asks anew when he plays again.
+            stream.standing = Standing::BestEffort;
+        }
         let (file, device) = (stream.file, stream.device);
         if let Some(device) = self.devices.get_mut(&device) {
             device.background.retain(|&other| other != id);
@@ -443,8 +449,14 @@ impl Server {
                 && other.path == stream.path
                 && pool_of(other) == Some(pool)
         };
-        let all = self.streams.iter();
-        all.filter(|(_, other)| is_sibling(other))
+        let all = || self.streams.iter().filter(|(_, other)| is_sibling(other));
+        // Of a file that went on over other disks the reader is in one stripe at a time.
+        let newest = all()
+            .map(|(_, other)| other.last_read)
+            .max()
+            .map_or(stream.last_read, |last| last.max(stream.last_read));
+        all()
+            .filter(|(_, other)| newest.since(other.last_read) <= READ_TOGETHER)
             .map(|(key, _)| StreamId(key))
             .collect()
     }

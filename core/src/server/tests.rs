@@ -1131,6 +1131,34 @@ fn who_jumps_about_and_then_plays_again_is_under_contract_again() {
 }
 
 #[test]
+fn who_was_refused_and_jumps_about_asks_again_when_he_plays() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    // More than the device has.
+    bench.open(1, 1, "a", ruled(1, 64 * MIB, 9_000_000_000));
+    let standing = |bench: &Bench| bench.server.streams(bench.now)[0].standing;
+    let mut request = 0;
+    let mut read = |bench: &mut Bench, at: u64, length: u64| {
+        request += 1;
+        bench.read(1, 1, request, at, length);
+        bench.run(64);
+        bench.end(1, request);
+    };
+    for piece in 0..4 {
+        read(&mut bench, piece * MIB, MIB);
+    }
+    assert_eq!(standing(&bench), Standing::Refused);
+    for jump in 0..40 {
+        read(&mut bench, (jump * 37 % 61) * MIB + jump * 4096, 4096);
+    }
+    assert_eq!(standing(&bench), Standing::BestEffort);
+    for piece in 0..8 {
+        read(&mut bench, (20 + piece) * MIB, MIB);
+    }
+    assert_eq!(standing(&bench), Standing::Refused);
+}
+
+#[test]
 fn folders_that_somebody_looks_through_are_not_all_remembered() {
     let mut bench = Bench::new(64);
     bench.session(1);

@@ -267,6 +267,7 @@ impl Server {
         let Some(id) = write.file else {
             return Turn::Wait;
         };
+        let is_aged = self.is_aged(id);
         let Some(file) = self.files.get_mut(&id) else {
             return Turn::Failed(Errno::BAD_HANDLE);
         };
@@ -287,11 +288,13 @@ impl Server {
             }
             return Turn::Wait;
         }
-        if let Some(errno) = writing.failing
-            && core::mem::take(&mut file.writing.refuses)
-        {
-            // The writer is told, once; what he wrote before stays and is tried again, and what he writes then with it.
-            return Turn::Failed(errno);
+        if let Some(errno) = writing.failing {
+            // The writer is told, once; what he wrote before stays and is tried again, and what he writes then with it. When the oldest of
+            // that should have been written by now he is told each time: he would wait for as long as the device does not take it.
+            let told = core::mem::take(&mut file.writing.refuses);
+            if told || is_aged {
+                return Turn::Failed(errno);
+            }
         }
         if !file.is_mapped(write.range) {
             if file.writing.reserving.is_none() && !self.room.is_wanting(id) {
@@ -330,7 +333,7 @@ impl Server {
             true => InLine::First,
             false => self.place_in_lane(state, key),
         };
-        let waits_for_itself = !has_claim && (self.is_aged(id) || self.is_ahead(key));
+        let waits_for_itself = !has_claim && (is_aged || self.is_ahead(key));
         let waits_for_device = place == InLine::BehindItsOwn || self.is_behind(id, bytes);
         let may = place == InLine::First
             && !state.records.is_empty()

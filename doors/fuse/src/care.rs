@@ -432,6 +432,7 @@ impl Door {
             layout = written;
         }
         self.let_go(&state, &layout);
+        self.unsettled.note(node, &layout);
         file.set_layout(&mut state, layout);
         drop(looked_after);
         drop(state);

@@ -530,11 +530,14 @@ impl Door {
                 Err(PoolError::Missing { .. }) if !self.engine.lacks_any() => continue,
                 Err(error) => return Err(self.trouble(node, &error)),
             };
-            let synced = match self.engine.sync(object, &fd) {
-                Ok(Done::Plain) => fdatasync(&*fd).inspect_err(|error| file.sync_failed(*error)),
-                // A daemon has the bytes still, and says so again until they are written.
-                done => done.map(drop),
+            // (Of a daemon that nobody hears of, bytes and all, nothing is known of the device.)
+            let synced = match self.engine.sync(object, &fd)? {
+                Done::Plain => fdatasync(&*fd),
+                Done::Failed(error) => Err(error),
+                Done::Whole => Ok(()),
             };
+            // What the daemon has in memory it says again until it is written; of what the drive did not write it knows no more.
+            let synced = synced.inspect_err(|error| file.sync_failed(*error));
             self.note_failure(object, "make an object durable", &synced);
             synced?;
         }

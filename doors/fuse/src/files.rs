@@ -575,9 +575,7 @@ impl Door {
             None => self.pool.place(stub, &mut layout, wanted),
         };
         self.let_go(&state, &layout);
-        if why.is_none() {
-            self.unsettled.note(node, &layout);
-        }
+        self.unsettled.note(node, &layout);
         file.set_layout(&mut state, layout);
         drop(held);
         done.map(drop).map_err(|error| self.trouble(node, &error))

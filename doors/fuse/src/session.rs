@@ -102,6 +102,8 @@ impl Mounted {
             helper.thread().unpark();
         }
         self.door.follow_all_at_last();
+        // Before anybody is waited for whom a disk may keep; and once more, with what they settled.
+        self.door.log_names_at_last();
         for helper in self.helpers {
             let _ = helper.join();
         }

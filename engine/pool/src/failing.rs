@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a member's device answered that it should not have: such a member is asked last for new bytes until it works again.
 //!
-//! Nothing else depends on it. What it has is read, written and synced as ever, and whoever asks hears what the device says.
+//! It is in no new stripe either, and nothing is moved there. What it has is read, written and synced as ever, and whoever asks hears what the device says.
 
 use rustix::io::Errno;
 use std::sync::{Mutex, PoisonError};
@@ -41,9 +41,11 @@ impl Failing {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn note(&self, now: Instant, sentence: impl FnOnce() -> String) {
+    /// `is_of_one`: it may be that object alone, which somebody may look at again and again, so that this puts no trial off.
+    pub(crate) fn note(&self, now: Instant, is_of_one: bool, sentence: impl FnOnce() -> String) {
         let mut found = self.found();
         match &mut *found {
+            Some(_) if is_of_one => {}
             Some(found) => found.last = now,
             none => {
                 *none = Some(Found {
@@ -85,8 +87,9 @@ mod tests {
         let failing = Failing::default();
         let now = Instant::now();
         assert!(failing.is_well() && !failing.may_be_tried(now + 2 * QUIET_FOR));
-        failing.note(now, || String::from("first"));
-        failing.note(now + QUIET_FOR / 2, || String::from("second"));
+        failing.note(now, false, || String::from("first"));
+        failing.note(now + QUIET_FOR / 2, false, || String::from("second"));
+        failing.note(now + QUIET_FOR, true, || String::from("third"));
         assert_eq!(failing.sentence().as_deref(), Some("first"));
         assert!(!failing.may_be_tried(now + QUIET_FOR));
         assert!(failing.may_be_tried(now + 2 * QUIET_FOR));

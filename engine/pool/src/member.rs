@@ -68,6 +68,10 @@ pub struct MemberStatus {
     pub bytes_free: ByteCount,
 }
 
+// What is done to one object alone.
+const OPEN_OBJECT: &str = "open an object";
+const LOOK_AT_OBJECT: &str = "look at an object";
+
 /// Where an object lies below its member: `objects/3f/3f0c…`.
 #[derive(Clone, Debug)]
 pub struct ObjectName(String);
@@ -217,7 +221,9 @@ impl Member {
                 if !is_of_device(error) {
                     return PoolError::System(source);
                 }
-                self.failing.note(Instant::now(), || source.to_string());
+                let is_of_one = matches!(operation, OPEN_OBJECT | LOOK_AT_OBJECT);
+                self.failing
+                    .note(Instant::now(), is_of_one, || source.to_string());
                 PoolError::Failing {
                     member: self.number,
                     source,
@@ -427,9 +433,9 @@ impl Member {
             openat(&root, name.as_str(), flags, Mode::empty()).map_err(|error| match error {
                 Errno::NOENT => fault(ObjectFault::Absent),
                 Errno::LOOP => fault(ObjectFault::NotRegular),
-                error => self.failed("open an object", name.as_str(), error),
+                error => self.failed(OPEN_OBJECT, name.as_str(), error),
             })?;
-        let failed = |error| self.failed("look at an object", name.as_str(), error);
+        let failed = |error| self.failed(LOOK_AT_OBJECT, name.as_str(), error);
         if FileType::from_raw_mode(fstat(&fd).map_err(failed)?.st_mode) != FileType::RegularFile {
             return Err(fault(ObjectFault::NotRegular));
         }
@@ -563,7 +569,7 @@ impl Member {
         let name = ObjectName::of(id);
         let flags = mode | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         openat(&root, name.as_str(), flags, Mode::empty())
-            .map_err(|error| self.failed("open an object", name.as_str(), error))
+            .map_err(|error| self.failed(OPEN_OBJECT, name.as_str(), error))
     }
 
     /// Say anew, durably, whose an object is.

@@ -947,8 +947,9 @@ impl Pool {
         let mut found = Vec::new();
         for entry in std::fs::read_dir(&path).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            if !is_open(std::os::unix::fs::DirEntryExt::ino(&entry)) {
-                found.push(entry.file_name());
+            let inode = std::os::unix::fs::DirEntryExt::ino(&entry);
+            if !is_open(inode) {
+                found.push((inode, entry.file_name()));
             }
         }
         let mut buried = Buried::default();
@@ -958,7 +959,12 @@ impl Pool {
         // Were an object gone before its name is, a power cut could bring the name back without it.
         self.catalogue.sync()?;
         let mut emptied = Vec::with_capacity(found.len());
-        for name in found {
+        for (inode, name) in found {
+            // (That took seconds.)
+            if is_open(inode) {
+                buried.left_count += 1;
+                continue;
+            }
             match self.remove_objects_of(&name) {
                 Ok((is_last, layout)) => emptied.push((name, is_last, layout)),
                 Err(error) => buried.kept.push(error),

@@ -260,7 +260,9 @@ impl Engine {
         answered.recv().unwrap_or(Done::Plain)
     }
 
-    /// What the daemon has acknowledged of the object is on stable storage. Plain: the object has it all, sync that.
+    /// What the daemon has acknowledged of the object is on stable storage, or its device has failed. Plain: the object has it all, sync that.
+    ///
+    /// Errors   nobody answered
     pub(crate) fn sync(&self, object: Object, fd: &Arc<OwnedFd>) -> Answer<Done> {
         let begun = Instant::now();
         loop {
@@ -277,8 +279,7 @@ impl Engine {
                 answer,
             });
             match answered.recv() {
-                Ok(Done::Whole) => return Ok(Done::Whole),
-                Ok(Done::Failed(error)) => return Err(error),
+                Ok(done @ (Done::Whole | Done::Failed(_))) => return Ok(done),
                 // A daemon that does not know the file yet says so, too, and then it may have bytes of it all the same.
                 Ok(Done::Plain) | Err(_) => {}
             }
