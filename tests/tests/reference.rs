@@ -132,7 +132,7 @@ fn every_field_of_the_pool_commands_is_described() {
                 "DefragReport" | "PiecesReport" => "defrag",
                 "StatusReport" | "MountReport" | "WorkReport" | "TidyReport" | "TidiedReport"
                 | "MovedReport" | "MemberStatusReport" => "status",
-                "PolicyReport" | "ClassReport" => "policy",
+                "PolicyReport" | "RuleReport" | "ClassReport" => "policy",
                 "ExportReport" => "export nfs",
                 // A list of the above, which is printed by its parts.
                 "Failed" => continue,
