@@ -267,7 +267,8 @@ impl Server {
         let Some(id) = write.file else {
             return Turn::Wait;
         };
-        let is_aged = self.is_aged(id);
+        let is_failing = |file: &File| file.writing.failing.is_some();
+        let is_failing_for_long = self.files.get(&id).is_some_and(is_failing) && self.is_aged(id);
         let Some(file) = self.files.get_mut(&id) else {
             return Turn::Failed(Errno::BAD_HANDLE);
         };
@@ -292,7 +293,7 @@ impl Server {
             // The writer is told, once; what he wrote before stays and is tried again, and what he writes then with it. When the oldest of
             // that should have been written by now he is told each time: he would wait for as long as the device does not take it.
             let told = core::mem::take(&mut file.writing.refuses);
-            if told || is_aged {
+            if told || is_failing_for_long {
                 return Turn::Failed(errno);
             }
         }
@@ -333,7 +334,7 @@ impl Server {
             true => InLine::First,
             false => self.place_in_lane(state, key),
         };
-        let waits_for_itself = !has_claim && (is_aged || self.is_ahead(key));
+        let waits_for_itself = !has_claim && (self.is_aged(id) || self.is_ahead(key));
         let waits_for_device = place == InLine::BehindItsOwn || self.is_behind(id, bytes);
         let may = place == InLine::First
             && !state.records.is_empty()
