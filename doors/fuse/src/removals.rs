@@ -135,7 +135,8 @@ impl Door {
         while !self.closing.load(Ordering::Acquire) {
             std::thread::park_timeout(PAUSE);
             let has_rested = last.is_none_or(|last| last.elapsed() >= REST);
-            if !has_rested && !self.room_is_wanted.swap(false, Ordering::AcqRel) {
+            let is_wanted = self.room_is_wanted.swap(false, Ordering::AcqRel);
+            if !has_rested && !is_wanted {
                 continue;
             }
             if self.removed_waits.swap(false, Ordering::AcqRel) {

@@ -68,10 +68,6 @@ pub struct MemberStatus {
     pub bytes_free: ByteCount,
 }
 
-// What is done to one object alone.
-const OPEN_OBJECT: &str = "open an object";
-const LOOK_AT_OBJECT: &str = "look at an object";
-
 /// Where an object lies below its member: `objects/3f/3f0c…`.
 #[derive(Clone, Debug)]
 pub struct ObjectName(String);
@@ -210,6 +206,26 @@ impl Member {
     }
 
     pub(crate) fn failed(&self, operation: &'static str, below: &str, error: Errno) -> PoolError {
+        self.fault(operation, below, error, false)
+    }
+
+    /// What was done to one object that is there, alone.
+    fn failed_with_one(
+        &self,
+        operation: &'static str,
+        name: &ObjectName,
+        error: Errno,
+    ) -> PoolError {
+        self.fault(operation, name.as_str(), error, true)
+    }
+
+    fn fault(
+        &self,
+        operation: &'static str,
+        below: &str,
+        error: Errno,
+        is_of_one: bool,
+    ) -> PoolError {
         match error {
             Errno::ROFS => PoolError::ReadOnly {
                 member: self.number,
@@ -221,7 +237,6 @@ impl Member {
                 if !is_of_device(error) {
                     return PoolError::System(source);
                 }
-                let is_of_one = matches!(operation, OPEN_OBJECT | LOOK_AT_OBJECT);
                 self.failing
                     .note(Instant::now(), is_of_one, || source.to_string());
                 PoolError::Failing {
@@ -433,9 +448,9 @@ impl Member {
             openat(&root, name.as_str(), flags, Mode::empty()).map_err(|error| match error {
                 Errno::NOENT => fault(ObjectFault::Absent),
                 Errno::LOOP => fault(ObjectFault::NotRegular),
-                error => self.failed(OPEN_OBJECT, name.as_str(), error),
+                error => self.failed_with_one("open an object", &name, error),
             })?;
-        let failed = |error| self.failed(LOOK_AT_OBJECT, name.as_str(), error);
+        let failed = |error| self.failed_with_one("look at an object", &name, error);
         if FileType::from_raw_mode(fstat(&fd).map_err(failed)?.st_mode) != FileType::RegularFile {
             return Err(fault(ObjectFault::NotRegular));
         }
@@ -569,7 +584,7 @@ impl Member {
         let name = ObjectName::of(id);
         let flags = mode | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         openat(&root, name.as_str(), flags, Mode::empty())
-            .map_err(|error| self.failed(OPEN_OBJECT, name.as_str(), error))
+            .map_err(|error| self.failed_with_one("open an object", &name, error))
     }
 
     /// Say anew, durably, whose an object is.
