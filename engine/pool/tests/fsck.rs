@@ -8,10 +8,10 @@
 
 mod place;
 
-use place::{Place, Written, objects_on, pattern};
+use place::{Place, Written, look, objects_on, of, path_of, pattern};
 use rushes_pool::{
     Access, ByteCount, ByteOffset, ByteRange, Fsck, LAYOUT_ATTRIBUTE, Layout, Move,
-    OBJECT_ATTRIBUTE, Object, ObjectName, Pool, SpillReason, State, fsck,
+    OBJECT_ATTRIBUTE, Object, Pool, SpillReason, State, fsck,
 };
 use rustix::fs::{FallocateFlags, XattrFlags, fallocate, fremovexattr, fsetxattr, setxattr};
 use std::fs;
@@ -20,28 +20,12 @@ use std::path::PathBuf;
 
 const MIB: usize = 1 << 20;
 
-fn look(pool: &Pool) -> Vec<(&'static str, State)> {
-    of(&fsck(pool, false, |_| {}).unwrap())
-}
-
-fn of(report: &Fsck) -> Vec<(&'static str, State)> {
-    let issues = report.issues.iter();
-    issues
-        .map(|issue| (issue.kind, issue.state.clone()))
-        .collect()
-}
-
 /// All is mended, and the next look finds nothing.
 fn mend(pool: &Pool) -> Fsck {
     let report = fsck(pool, true, |_| {}).unwrap();
     assert_eq!(report.left_count(), 0, "{:?}", report.issues);
     assert_eq!(look(pool), []);
     report
-}
-
-fn path_of(pool: &Pool, object: Object) -> PathBuf {
-    let member = pool.member(object.member).unwrap();
-    member.path().join(ObjectName::of(object.id).as_str())
 }
 
 /// A file of a MiB on one member and a MiB on the other.

@@ -8,10 +8,10 @@
 
 mod place;
 
-use place::{Place, Written, objects_on, pattern};
+use place::{Place, Written, look, objects_on, of, path_of, pattern};
 use rushes_pool::{
-    ByteOffset, ByteRange, Fsck, LAYOUT_ATTRIBUTE, Layout, MemberNumber, NameLog, OBJECT_ATTRIBUTE,
-    Object, ObjectName, PolicyChange, Pool, SpillReason, State, Wish, change_policy, fsck, rescue,
+    ByteOffset, ByteRange, LAYOUT_ATTRIBUTE, Layout, MemberNumber, NameLog, OBJECT_ATTRIBUTE,
+    PolicyChange, Pool, SpillReason, State, Wish, change_policy, fsck, rescue,
 };
 use rustix::fs::{XattrFlags, fremovexattr, fsetxattr};
 use std::fs;
@@ -22,22 +22,6 @@ use std::process::Command;
 
 const MIB: usize = 1 << 20;
 const UNIT: usize = 64 << 10;
-
-fn look(pool: &Pool) -> Vec<(&'static str, State)> {
-    of(&fsck(pool, false, |_| {}).unwrap())
-}
-
-fn of(report: &Fsck) -> Vec<(&'static str, State)> {
-    let issues = report.issues.iter();
-    issues
-        .map(|issue| (issue.kind, issue.state.clone()))
-        .collect()
-}
-
-fn path_of(pool: &Pool, object: Object) -> PathBuf {
-    let member = pool.member(object.member).unwrap();
-    member.path().join(ObjectName::of(object.id).as_str())
-}
 
 /// Files over all members, unit by unit.
 fn striped(place: &mut Place, members: &[u64]) -> Pool {

@@ -10,7 +10,8 @@
 )]
 
 use rushes_pool::{
-    Access, ByteRange, Layout, Policy, Pool, PoolError, SpillReason, Wanted, create,
+    Access, ByteRange, Fsck, Layout, Object, ObjectName, Policy, Pool, PoolError, SpillReason,
+    State, Wanted, create, fsck,
 };
 use std::fs::{self, File};
 use std::io::Write;
@@ -214,4 +215,22 @@ pub(crate) fn fill(disk: &Path, free: u64) {
         .write_all(&vec![1; (room() - free) as usize])
         .unwrap();
     assert_eq!(room(), free);
+}
+
+/// What fsck finds, and changes nothing.
+pub(crate) fn look(pool: &Pool) -> Vec<(&'static str, State)> {
+    of(&fsck(pool, false, |_| {}).unwrap())
+}
+
+pub(crate) fn of(report: &Fsck) -> Vec<(&'static str, State)> {
+    let issues = report.issues.iter();
+    issues
+        .map(|issue| (issue.kind, issue.state.clone()))
+        .collect()
+}
+
+/// Where an object is.
+pub(crate) fn path_of(pool: &Pool, object: Object) -> PathBuf {
+    let member = pool.member(object.member).unwrap();
+    member.path().join(ObjectName::of(object.id).as_str())
 }
