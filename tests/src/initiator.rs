@@ -2,6 +2,7 @@
 //! An iSCSI client that stays logged in: `qemu-io`, which is libiscsi with a command line. Every wait has a bound.
 
 use crate::needs;
+use crate::random::Random;
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -72,5 +73,45 @@ impl Drop for Disk {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Blocks of a disk that are written and read anywhere, each all of one byte.
+#[derive(Debug)]
+pub struct Blocks {
+    random: Random,
+    block_bytes: usize,
+    bytes: Vec<u8>,
+}
+
+impl Blocks {
+    /// So many at the start of a disk that has zeroes there.
+    pub fn new(seed: u64, count: u64, block_bytes: usize) -> Blocks {
+        Blocks {
+            random: Random(seed),
+            block_bytes,
+            bytes: vec![0; count as usize],
+        }
+    }
+
+    /// What to ask of the disk next; what it writes counts as written.
+    pub fn command(&mut self) -> String {
+        let block = self.random.below(self.bytes.len() as u64);
+        let length = self.block_bytes;
+        let at = block * length as u64;
+        let byte = &mut self.bytes[block as usize];
+        match self.random.below(10) {
+            0 => String::from("flush"),
+            1..5 => {
+                *byte = self.random.below(256) as u8;
+                format!("write -P {byte} {at} {length}")
+            }
+            _ => format!("read -P {byte} {at} {length}"),
+        }
+    }
+
+    /// Of each block the byte that it has.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
     }
 }

@@ -5,11 +5,10 @@
 use rushes_tests::daemon::Daemon;
 use rushes_tests::export::{Export, ISCSI};
 use rushes_tests::fsx::{self, Plan};
-use rushes_tests::initiator::Disk;
+use rushes_tests::initiator::{Blocks, Disk};
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, XFS};
-use rushes_tests::random::Random;
 use rushes_tests::smb2::{self, Connection, Disposition};
 use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
 use std::fs::{self, File};
@@ -114,26 +113,15 @@ impl Clients {
     /// Blocks of a disk, each all of one byte; returns which.
     fn use_disk(&self, url: &str) -> Vec<u8> {
         let mut disk = Disk::log_in(url);
-        let mut blocks = vec![0; DISK_BLOCKS as usize];
-        let mut random = Random(5);
+        let mut blocks = Blocks::new(5, DISK_BLOCKS, BLOCK);
         while self.go_on() {
-            let block = random.below(DISK_BLOCKS);
-            let at = block * BLOCK as u64;
-            let byte = &mut blocks[block as usize];
-            let command = match random.below(10) {
-                0 => String::from("flush"),
-                1..5 => {
-                    *byte = random.below(256) as u8;
-                    format!("write -P {byte} {at} {BLOCK}")
-                }
-                _ => format!("read -P {byte} {at} {BLOCK}"),
-            };
+            let command = blocks.command();
             let said = disk.ask(&command);
             said.unwrap_or_else(|said| panic!("{command}: {said}"));
             self.disk.fetch_add(1, Ordering::Relaxed);
         }
         disk.ask("flush").expect("flushed");
-        blocks
+        blocks.into_bytes()
     }
 
     /// All else that SMB clients do, compared with a model.

@@ -9,7 +9,7 @@
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::export::{Export, ISCSI, NFS};
 use rushes_tests::fsx::{self, Plan};
-use rushes_tests::initiator::Disk;
+use rushes_tests::initiator::{Blocks, Disk};
 use rushes_tests::kills::{self, Finally, OnPanic, Stage};
 use rushes_tests::needs::{self, Need};
 use rushes_tests::nfs4::{Handle as NfsHandle, Nfs4, Open};
@@ -366,20 +366,9 @@ fn paint(worker: &mut Worker, painter: u64, name: &str, seed: u64) -> Vec<(u64, 
 /// Blocks of the disk, each all of one byte; returns which.
 fn use_disk(stage: &Stage, steps: &AtomicU64, url: &str) -> Vec<u8> {
     let mut disk = Disk::log_in(url);
-    let mut blocks = vec![0; DISK_BLOCKS as usize];
-    let mut random = Random(3);
+    let mut blocks = Blocks::new(3, DISK_BLOCKS, BLOCK);
     while stage.goes_on() {
-        let block = random.below(DISK_BLOCKS);
-        let at = block * BLOCK as u64;
-        let byte = &mut blocks[block as usize];
-        let command = match random.below(10) {
-            0 => String::from("flush"),
-            1..5 => {
-                *byte = random.below(256) as u8;
-                format!("write -P {byte} {at} {BLOCK}")
-            }
-            _ => format!("read -P {byte} {at} {BLOCK}"),
-        };
+        let command = blocks.command();
         let begun = stage.begin();
         let done = disk.ask(&command);
         stage.took(begun, "disk", &command);
@@ -387,7 +376,7 @@ fn use_disk(stage: &Stage, steps: &AtomicU64, url: &str) -> Vec<u8> {
         done.unwrap_or_else(|said| panic!("disk: {command}: {said}"));
     }
     disk.ask("flush").expect("flushed");
-    blocks
+    blocks.into_bytes()
 }
 
 /// Everything else that SMB clients do, at random, compared with a model.
