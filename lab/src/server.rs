@@ -24,6 +24,8 @@ pub const OWN_BYTES: u64 = 256 << 20;
 
 /// Of each client's smbd when there are many, for every server. Units: bytes.
 const CLIENT_BYTES: u64 = 8 << 20;
+/// Of what makes one place of several disks, for every server on such a stage: requests of all clients are in its memory at once. Units: bytes.
+const MOUNT_BYTES: u64 = 256 << 20;
 /// So many are in what a server has anyway.
 const CLIENTS_WITHIN: u64 = 16;
 
@@ -201,7 +203,8 @@ impl Server {
     /// Errors   a part is not built or not installed (said which), or did not come up
     pub fn start(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<Server> {
         spec.check(stage)?;
-        let memory_bytes = spec.data_bytes() + spec.own_bytes();
+        let mount_bytes = stage.array().map_or(0, |_| MOUNT_BYTES);
+        let memory_bytes = spec.data_bytes() + spec.own_bytes() + mount_bytes;
         let cgroup = Cgroup::create(room, name, memory_bytes)?;
         let daemon = match spec.kind {
             Kind::Rushes => Some(Daemon::start(room, name, stage, spec, &cgroup)?),
