@@ -34,7 +34,7 @@ DISK = os.environ.get("RUSHES_BENCH_DISK", "/var/tmp")
 # made again so often, after a pause. The last one is judged whatever it was.
 STOLEN_MAX = 0.03
 TRIES = 4
-PAUSE_S = 90
+PAUSE_S = 30
 
 # What the modelled array writes in sequence: the last value of the write row that it was fitted to.
 TABLE5_MB_PER_S = 1123e6 / 8 / 1e6
