@@ -116,7 +116,7 @@ not be taken.")]
     #[command(after_help = "\
 The member takes nothing new from then on, also when this is interrupted; the same command again goes on. --cancel lets it take new bytes again. \
 A mounted pool's files are moved by the mount, behind everybody else's reads and writes, as long as this command runs; the file that was on its way when \
-it is interrupted may be in two pieces until it goes on. A member that is missing is refused. Exit code: 0 the member is empty, 1 the others are full, 2 it could not be done.")]
+it is interrupted may be in two pieces until it goes on. A member that is missing is refused. Exit code: 0 the member is empty, 1 files are left on it (the first few are named, with the reason), 2 it could not be done.")]
     Drain(PoolDrainArgs),
     /// Move files from full members to emptier ones, after one was added; the pool may be mounted
     #[command(after_help = "\

@@ -96,7 +96,7 @@ pub(crate) struct ExportIscsiArgs {
     /// A file in a mounted pool
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: PathBuf,
-    /// Make the file, of this size (500GB, 2TiB), if it is not there yet
+    /// Make the file, of this size (512GB, 2TiB), if it is not there yet
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) size: Option<u64>,
     /// Of a file that is made: take room only as it is written. A full pool is then an error of the disk
@@ -139,5 +139,5 @@ fn parse_ids(text: &str) -> Result<(u32, u32), String> {
 
 fn parse_size(text: &str) -> Result<u64, String> {
     amount::parse_size(text)
-        .ok_or_else(|| String::from("expected a size such as 500GB, 2TiB or a number of bytes"))
+        .ok_or_else(|| String::from("expected a size such as 512GB, 2TiB or a number of bytes"))
 }

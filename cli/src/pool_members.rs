@@ -137,6 +137,8 @@ struct DrainReport {
     file_count: u64,
     moved_count: u64,
     moved_bytes: u64,
+    failed_count: u64,
+    failed: Vec<Failure>,
 }
 
 /// A member by its number, or by its folder.
@@ -180,6 +182,7 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
     let Done {
         all: last,
         is_empty,
+        failed,
         ..
     } = done.map_err(told)?;
     let report = DrainReport {
@@ -190,6 +193,8 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
         file_count: last.file_count,
         moved_count: last.moved_count,
         moved_bytes: last.moved_bytes,
+        failed_count: failed.count,
+        failed: failed.first,
     };
     if args.json {
         print_json(&report)?;
@@ -203,7 +208,9 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
             (true, _) => format!("Member {} takes new bytes again.\n", number.0),
             (false, true) => format!("Member {} is empty; {moved}.\n", number.0),
             (false, false) => format!(
-                "The other members are full; {moved}. Add one or remove files, then repeat this.\n"
+                "Member {} is not empty; {moved}. {}Where there is no room add a member or remove files; then repeat this.\n",
+                number.0,
+                failed_text(report.failed_count, &report.failed)
             ),
         })?;
     }
@@ -244,22 +251,11 @@ fn drain_ours(
     if cancel {
         return Ok(Done::default());
     }
-    let mut all = Drained::default();
-    let done = rushes_pool::drain(pool, number, |now| {
-        all = now;
-        bar.set_message(moved_so_far(now));
-    });
-    let is_empty = match done {
-        Ok(done) => {
-            all = done;
-            true
-        }
-        Err(PoolError::NoRoom) => false,
-        Err(error) => return Err(error),
-    };
+    let (all, failed) = rushes_pool::drain(pool, number, |now| bar.set_message(moved_so_far(now)))?;
     Ok(Done {
         all,
-        is_empty,
+        is_empty: failed.count == 0,
+        failed,
         ..Done::default()
     })
 }

@@ -9,12 +9,12 @@ use crate::keep::Server;
 use crate::mount::Mount;
 use crate::program;
 use rustix::fs::{
-    CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, fallocate, flock, fstat, fsync,
-    ftruncate, lstat, open, renameat_with,
+    CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, fallocate, flock,
+    fstat, fsync, ftruncate, lstat, open, renameat_with,
 };
 use rustix::io::Errno;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -167,9 +167,16 @@ impl DiskExport {
     ///
     /// Two disks with one identity are one disk on two ways to a client that knows multipath, and it would mix their bytes: tgt's own
     /// identity is the same for all. Ours is made of the pool and the file's inode.
-    fn steps(&self, mount: &Mount, inode: u64) -> Result<Vec<Vec<String>>, ExportError> {
-        let file = self.file.to_str().ok_or_else(|| {
-            ExportError::refused(format!("{}: expected a path in UTF-8", self.file.display()))
+    ///
+    /// `file`   the path by which tgtd opens the file
+    fn steps(
+        &self,
+        mount: &Mount,
+        inode: u64,
+        file: &Path,
+    ) -> Result<Vec<Vec<String>>, ExportError> {
+        let file = file.to_str().ok_or_else(|| {
+            ExportError::refused(format!("{}: expected a path in UTF-8", file.display()))
         })?;
         let number = identity(mount.pool().0, inode);
         // The second number of tgt's (NAA, locally assigned) is of target and unit alone.
@@ -211,7 +218,7 @@ impl DiskExport {
             program::quoted(&self.socket().to_string_lossy()),
             program::quoted(&self.portal())
         );
-        for step in self.steps(mount, inode)? {
+        for step in self.steps(mount, inode, &self.file)? {
             let words: Vec<String> = step.iter().map(|word| program::quoted(word)).collect();
             text.push_str(&format!("tgtadm -C 0 --lld iscsi {}\n", words.join(" ")));
         }
@@ -337,8 +344,14 @@ impl Server for DiskServer {
         if self.folder.is_none() {
             self.folder = Some(program::own_folder(&self.export.runtime, "--runtime-dir")?);
         }
-        let fd = open(file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|error| ExportError::at("open", file, error))?;
+        let fd = self.mount.open(file, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        let found = fstat(&fd).map_err(|error| ExportError::at("look at", file, error))?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+            return Err(ExportError::refused(format!(
+                "{}: expected a file",
+                file.display()
+            )));
+        }
         flock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
             Errno::WOULDBLOCK => ExportError::refused(format!(
                 "{} is served already, or somebody else has locked it (flock)",
@@ -360,11 +373,13 @@ impl Server for DiskServer {
     }
 
     fn is_ready(&mut self) -> Result<bool, ExportError> {
-        let inode = match &self.held {
+        let (inode, file) = match &self.held {
             Some((fd, None)) => {
-                fstat(fd)
-                    .map_err(|error| ExportError::at("look at", &self.export.file, error))?
-                    .st_ino
+                let found = fstat(fd)
+                    .map_err(|error| ExportError::at("look at", &self.export.file, error))?;
+                // The file that was looked at and locked, whatever has its name by now.
+                let file = format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd());
+                (found.st_ino, PathBuf::from(file))
             }
             held => return Ok(held.is_some()),
         };
@@ -372,7 +387,7 @@ impl Server for DiskServer {
         if !self.tell(&show)? {
             return Ok(false);
         }
-        for step in self.export.steps(&self.mount, inode)? {
+        for step in self.export.steps(&self.mount, inode, &file)? {
             if !self.tell(&step)? {
                 return Err(ExportError::Server {
                     program: "tgtd",

@@ -6,6 +6,9 @@
 
 use crate::error::ExportError;
 use rushes_pool::{Pool, PoolId};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, fstat, openat2, stat};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -69,6 +72,12 @@ impl Mount {
         let bytes = pool.iter().chain(below.as_os_str().as_bytes());
         let hash = bytes.fold(0xcbf2_9ce4_8422_2325, mixed);
         format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
+    }
+
+    /// Open what is exported, as it was when the export began: whoever may write there may have put a link in its place since, to anything that
+    /// this machine has, and its server is root.
+    pub(crate) fn open(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, ExportError> {
+        open_inside(&self.folder, path, flags)
     }
 
     /// Of its pool.
@@ -137,6 +146,55 @@ impl Watch {
             0 => None,
             device => Some(device),
         }
+    }
+}
+
+/// Open a path without links, of the file system that `folder` is of.
+///
+/// Errors   Refused: a part of it is a link, or it is of another file system
+fn open_inside(folder: &Path, path: &Path, flags: OFlags) -> Result<OwnedFd, ExportError> {
+    let failed = |error| match error {
+        Errno::LOOP => ExportError::refused(format!(
+            "{}: a part of it is a link; expected what the export began with",
+            path.display()
+        )),
+        error => ExportError::at("open", path, error),
+    };
+    let flags = flags | OFlags::CLOEXEC;
+    let fd = openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).map_err(failed)?;
+    let (found, own) = (fstat(&fd).map_err(failed)?, stat(folder).map_err(failed)?);
+    match found.st_dev == own.st_dev {
+        true => Ok(fd),
+        false => Err(ExportError::refused(format!(
+            "{} is not in the mount on {} any more",
+            path.display(),
+            folder.display()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod link_tests {
+    use super::*;
+
+    #[test]
+    fn what_became_a_link_or_is_elsewhere_is_not_opened() {
+        let own = std::env::temp_dir().join(format!("rushes-export.{}", std::process::id()));
+        let own = own.as_path();
+        std::fs::create_dir_all(own.join("folder")).expect("made");
+        let own = own.canonicalize().expect("it is there");
+        std::fs::write(own.join("folder/disk"), "bytes").expect("made");
+        std::os::unix::fs::symlink("folder", own.join("way")).expect("made");
+        std::os::unix::fs::symlink("disk", own.join("folder/link")).expect("made");
+        let opened = |path: &Path| open_inside(&own, path, OFlags::RDONLY).map(drop);
+        opened(&own.join("folder/disk")).expect("it is a file");
+        for link in ["way/disk", "folder/link"] {
+            let error = opened(&own.join(link)).expect_err("a link");
+            assert!(error.to_string().contains("is a link"), "{error}");
+        }
+        let error = opened(Path::new("/proc/version")).expect_err("elsewhere");
+        assert!(error.to_string().contains("is not in the mount"), "{error}");
+        std::fs::remove_dir_all(own).expect("ours");
     }
 }
 

@@ -9,6 +9,7 @@ use crate::error::ExportError;
 use crate::keep::Server;
 use crate::mount::Mount;
 use crate::program;
+use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -266,6 +267,10 @@ impl Server for NfsServer {
             }
         }
         self.compare_device()?;
+        drop(
+            self.mount
+                .open(&self.export.folder, OFlags::PATH | OFlags::DIRECTORY)?,
+        );
         program::write(&self.export.conf(), &self.configuration)?;
         let mut command: Command = program::bound(&self.program, "TERM")?;
         command

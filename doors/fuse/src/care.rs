@@ -16,7 +16,7 @@ use rushes_core::pool::vain::Rooms;
 use rushes_core::units;
 use rushes_pool::{
     Access, Asker, ByteCount, Defragged, Drained, Failed, Layout, MemberNumber, MountState, Move,
-    Moved, Object, Pool, PoolError, Request, Told, Users, Work, WorkKind, about, each_file_in,
+    Moved, Object, Pool, PoolError, Request, Told, Users, Work, WorkKind, each_file_in,
     names_follow, set_draining,
 };
 use rushes_sys::priority::{idle_io, ordinary_io};
@@ -330,14 +330,16 @@ impl Door {
             return Ok(done(Drained::default(), false));
         }
         let mut mover = Mover::new(self, tell);
-        match mover.all(&Plan::Off(member)) {
-            Ok(()) => {}
-            Err(PoolError::NoRoom) => return Ok(done(mover.done, false)),
-            Err(error) => return Err(error),
-        }
-        let moved = mover.done;
+        mover.all(&Plan::Off(member))?;
         names_follow(&self.pool, member, self)?;
-        Ok(done(moved, true))
+        let mut told = mover.told_at_last();
+        if let Told::Done {
+            is_empty, failed, ..
+        } = &mut told
+        {
+            *is_empty = failed.count == 0;
+        }
+        Ok(told)
     }
 
     fn rebalance(&self, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
@@ -683,40 +685,36 @@ impl<'a, 'b> Mover<'a, 'b> {
         let door = self.door;
         self.defragged = Defragged::default();
         self.passed = None;
+        if let Plan::Off(_) = plan {
+            // Of several looks the last one says what is still there.
+            self.failed = Failed::default();
+        }
         door.bury();
         each_file_in(&door.pool, plan.paths(), |path, stub| {
             self.done.file_count += 1;
             let found = stub.and_then(|stub| self.file(path, &stub, plan, spare_open));
-            is_found |= self.noted(path, plan, found)?;
+            is_found |= self.noted(path, found)?;
             self.told(false)
         })?;
         if let Plan::Off(_) = plan {
             // Those that are open and have no name any more.
             door.pool.each_removed(|path, stub| {
                 let found = self.file(path, stub, plan, spare_open);
-                is_found |= self.noted(path, plan, found)?;
+                is_found |= self.noted(path, found)?;
                 Ok(())
             })?;
         }
         Ok(is_found)
     }
 
-    /// What became of a file. One that cannot be read or moved keeps nobody from the others; but a member that is to be emptied is not, then.
-    fn noted(
-        &mut self,
-        path: &Path,
-        plan: &Plan,
-        found: Result<bool, PoolError>,
-    ) -> Result<bool, PoolError> {
-        match (found, plan) {
-            (Err(error), _) if self.must_stop().is_err() => Err(error),
-            (Err(error), Plan::Spread | Plan::Together(_)) => {
+    /// What became of a file. One that cannot be read or moved keeps nobody from the others.
+    fn noted(&mut self, path: &Path, found: Result<bool, PoolError>) -> Result<bool, PoolError> {
+        match found {
+            Err(error) if self.must_stop().is_ok() => {
                 self.failed.note(path, &error);
                 Ok(false)
             }
-            (Err(PoolError::NoRoom), _) => Err(PoolError::NoRoom),
-            (Err(error), Plan::Off(_)) => Err(about(path, &error)),
-            (found, _) => found,
+            found => found,
         }
     }
 

@@ -41,11 +41,20 @@ pub struct Replacing {
     serving: Mutex<Option<Pid>>,
     is_wanted: AtomicBool,
     has_mounted: AtomicBool,
+    /// The kernel asks again what was not answered.
+    is_kept: AtomicBool,
 }
 
 impl Replacing {
-    /// Replace the process that serves now by one of the program that is installed now.
+    /// Replace the process that serves now by one of the program that is installed now. Where its death would be the mount's, nothing is done.
     pub fn replace(&self) {
+        if !self.is_kept.load(Ordering::Acquire) {
+            tracing::warn!(
+                "the process that serves the mount is not replaced: no other one could go on with it (Linux 6.9 or later has what that needs). The new \
+                 program serves from the next mount on"
+            );
+            return;
+        }
         let serving = locked(&self.serving);
         self.is_wanted.store(true, Ordering::Release);
         if let Some(pid) = *serving {
@@ -122,8 +131,9 @@ pub fn keep(
         *locked(&replacing.serving) = Some(pid);
         let hello = hello(&ours, &process)?;
         let served_since = hello.as_ref().map(|_| Instant::now());
-        if hello.is_some() {
+        if let Some(hello) = &hello {
             replacing.has_mounted.store(true, Ordering::Release);
+            replacing.is_kept.store(hello.asks_again, Ordering::Release);
         }
         waitid(
             WaitId::Pid(pid),
@@ -292,7 +302,7 @@ impl Kept {
         tidy_after: Duration,
         folder: &Path,
     ) -> io::Result<Mounted> {
-        rushes_sys::heap::map_large_buffers();
+        crate::ask_of_the_machine();
         let kept = Table::open(self.table, self.serial)?;
         let door = Arc::new(Door::new(pool, daemon, tidy_after, Some(kept))?);
         match self.device {
@@ -312,5 +322,22 @@ impl Kept {
                 Ok(mounted)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_ended_whose_death_would_be_the_mounts() {
+        let mut child = Command::new("sleep").arg("60").spawn().expect("it starts");
+        let replacing = Replacing::default();
+        *locked(&replacing.serving) = Some(Pid::from_child(&child));
+        replacing.replace();
+        assert!(child.try_wait().expect("ours").is_none(), "it lives");
+        replacing.is_kept.store(true, Ordering::Release);
+        replacing.replace();
+        assert!(!child.wait().expect("ours").success());
     }
 }

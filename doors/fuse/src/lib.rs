@@ -56,10 +56,19 @@ pub fn mount(
     tidy_after: Duration,
     folder: &Path,
 ) -> io::Result<Mounted> {
-    // The crate `fuser` has such a buffer for each thread.
-    rushes_sys::heap::map_large_buffers();
+    ask_of_the_machine();
     session::mount(
         Arc::new(door::Door::new(pool, daemon, tidy_after, None)?),
         folder,
     )
+}
+
+/// What a process that serves a mount needs for itself.
+pub(crate) fn ask_of_the_machine() {
+    // The crate `fuser` has such a buffer for each thread.
+    rushes_sys::heap::map_large_buffers();
+    // A shell's thousand is less than a mount keeps open.
+    if let Err(error) = rushes_sys::limits::raise_descriptor_limit() {
+        tracing::warn!("the number of open files stays as it was: {error}");
+    }
 }

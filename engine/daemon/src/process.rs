@@ -2,7 +2,6 @@
 //! The daemon's own figures, and what it asks of the machine for itself.
 
 use rushes_control::DaemonStatus;
-use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Fill in what the process itself can tell. Reads /proc: not for the loop.
@@ -29,11 +28,9 @@ pub(crate) fn kib(status: &str, name: &str) -> u64 {
         .map_or(0, |kib: u64| kib * 1024)
 }
 
-/// Every session and every file is a descriptor: take as many as the machine allows.
+/// Every session and every file is a descriptor.
 pub(crate) fn raise_descriptor_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+    if let Err(error) = rushes_sys::limits::raise_descriptor_limit() {
         tracing::warn!("the number of open files stays as it was: {error}");
     }
 }

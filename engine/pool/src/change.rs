@@ -7,6 +7,7 @@
 
 use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, member_format, refused};
 use crate::error::{PoolError, is_full};
+use crate::failed::Failed;
 use crate::format::{self, CatalogueFormat, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
 use crate::hole::vacate;
 use crate::kept::{in_front, keep, length_of};
@@ -14,7 +15,7 @@ use crate::member::{Access, Member, MemberState, NAMES, data_ranges, mark_of, ra
 use crate::names::{checkpoint_now, newest_log};
 use crate::pool::{Pool, punch};
 use crate::refused::Refused;
-use crate::walk::each_stub;
+use crate::walk::{each_stub, each_stub_below};
 use rushes_core::pool::check::{Mark, part_of};
 use rushes_core::pool::{Layout, MemberNumber, Object, Part, Shape};
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
@@ -133,6 +134,21 @@ pub fn add(
                 "an add of other members was interrupted; repeat that one: {} (or remove {}, if those are gone)",
                 names.join(" "),
                 catalogue.path.join(PLAN).display()
+            ));
+        }
+    }
+    if plan.is_none() {
+        // Its disk is away, and another one is at its place: both would be looked for there.
+        let known = pool.members();
+        let taken = folders.iter().find_map(|folder| {
+            // (One that is there is refused for what it is.)
+            let mut members = known.iter().filter(|_| folder.format.is_none());
+            let one = members.find(|one| one.path() == folder.path)?;
+            Some((folder.path.display(), one.number().0))
+        });
+        if let Some((path, number)) = taken {
+            return refused(format!(
+                "{path} is the place of member {number}, whose disk is not there; expected another folder: a new disk gets a mount point of its own"
             ));
         }
     }
@@ -276,15 +292,15 @@ pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result
     }
 }
 
-/// Move everything that a member has to others. What was moved is moved, whenever it is interrupted; the same command again goes on.
+/// Move everything that a member has to others. What was moved is moved, whenever it is interrupted; the same command again goes on. A file
+/// that cannot be moved keeps nobody from the others: it is in what is returned, with the reason, also where nobody has room for it.
 ///
 /// Assumes  the member is draining ([`set_draining`]), and nobody uses the pool
-/// Errors   [`PoolError::NoRoom`]: the others are full; what was moved stays moved
 pub fn drain(
     pool: &Pool,
     number: MemberNumber,
     mut progress: impl FnMut(Drained),
-) -> Result<Drained, PoolError> {
+) -> Result<(Drained, Failed), PoolError> {
     let member = pool.known(number)?;
     assert!(
         !member.takes_bytes(),
@@ -292,29 +308,39 @@ pub fn drain(
     );
     pool.bury(|_| false, || ())?;
     let mut drained = Drained::default();
-    each_stub(pool.catalogue(), &mut BTreeSet::new(), |named, stub| {
-        drained.file_count += 1;
-        let layout = pool.layout(stub.as_fd());
-        let layout = layout.map_err(|error| about(named.path, &error))?;
-        let Some(mut layout) = layout else {
-            return Ok(());
-        };
-        let is_there = layout.objects().iter().any(|one| one.member == number);
-        if is_there {
-            let bytes =
-                move_off(pool, stub.as_fd(), &mut layout, number).map_err(|error| match error {
-                    PoolError::NoRoom => error,
-                    error => about(named.path, &error),
-                })?;
-            drained.moved_count += 1;
-            drained.moved_bytes += bytes;
-        }
-        progress(drained);
-        Ok(())
-    })?;
+    let mut failed = Failed::default();
+    each_stub_below(
+        pool.catalogue(),
+        Path::new(""),
+        &mut BTreeSet::new(),
+        |path, stub| {
+            drained.file_count += 1;
+            match stub.and_then(|stub| file_off(pool, &stub, number)) {
+                Ok(None) => {}
+                Ok(Some(bytes)) => {
+                    drained.moved_count += 1;
+                    drained.moved_bytes += bytes;
+                }
+                Err(error) => failed.note(path, &error),
+            }
+            progress(drained);
+            Ok(())
+        },
+    )?;
     // Records have changed without a door that tells of it.
     names_follow(pool, number, &Nobody)?;
-    Ok(drained)
+    Ok((drained, failed))
+}
+
+/// Returns  how many bytes were copied; None: it has nothing there
+fn file_off(pool: &Pool, stub: &OwnedFd, number: MemberNumber) -> Result<Option<u64>, PoolError> {
+    let Some(mut layout) = pool.layout(stub.as_fd())? else {
+        return Ok(None);
+    };
+    let is_there = layout.objects().iter().any(|one| one.member == number);
+    is_there
+        .then(|| move_off(pool, stub.as_fd(), &mut layout, number))
+        .transpose()
 }
 
 /// What was moved off a member is in the log of names, and that is on others.
@@ -325,14 +351,14 @@ pub fn names_follow(
 ) -> Result<(), PoolError> {
     users.log_names(pool).map_err(|error| {
         PoolError::Refused(format!(
-            "everything was moved off member {}, but the log of names could not be written: {error}; repeat the drain when another member has room for it",
+            "what could be moved off member {} was moved, but the log of names could not be written: {error}; repeat the drain when another member has room for it",
             number.0
         ))
     })
 }
 
 /// Trouble with a file, by its name.
-pub fn about(path: &Path, error: &PoolError) -> PoolError {
+fn about(path: &Path, error: &PoolError) -> PoolError {
     PoolError::Refused(format!(
         "{}: {error}; look through the pool with `rushes pool fsck`",
         path.display()

@@ -108,6 +108,7 @@ struct Look {
     objects: Vec<FoundObject>,
     sizes: BTreeMap<Object, u64>,
     strangers: Vec<PathBuf>,
+    unreadable: Vec<(MemberNumber, PathBuf, Errno)>,
     missing: Vec<(MemberNumber, String)>,
 }
 
@@ -139,8 +140,23 @@ pub fn fsck(
             state: State::Open,
         });
     }
+    for (_, path, error) in &look.unreadable {
+        report.issues.push(Issue {
+            kind: "object_unreadable",
+            sentence: format!(
+                "{} cannot be read ({error}); its disk fails or its file system is damaged: empty that member with `rushes pool drain`. What may depend on it is left as it is",
+                path.display()
+            ),
+            path: None,
+            object: None,
+            state: State::Open,
+        });
+    }
     let known: BTreeSet<MemberNumber> = pool.members().iter().map(|one| one.number()).collect();
-    let away: BTreeSet<MemberNumber> = look.missing.iter().map(|(number, _)| *number).collect();
+    // What has an object that cannot be read is not known whole, as little as one that is not there.
+    let missing = look.missing.iter().map(|(number, _)| *number);
+    let unreadable = look.unreadable.iter().map(|(number, ..)| *number);
+    let away: BTreeSet<MemberNumber> = missing.chain(unreadable).collect();
     let looked_at = known.difference(&away).copied().collect();
     let mut findings = check(pool.id(), &known, &looked_at, &look.stubs, &look.objects);
     // Its objects go before the stub of a removed file does: that one is half done, and the next mount goes on.
@@ -334,6 +350,9 @@ fn look(pool: &Pool, progress: &mut impl FnMut(Progress)) -> Result<Look, PoolEr
                     }
                 }
                 Listed::Stranger(path) => look.strangers.push(path),
+                Listed::Unreadable(path, error) => {
+                    look.unreadable.push((member.number(), path, error));
+                }
             }
             Ok(())
         })?;
@@ -688,7 +707,7 @@ impl Mender<'_> {
         let part = part_of(layout, object);
         let is_its_place = (part.place, part.origin, part.shape)
             == (mark.part.place, mark.part.origin, mark.part.shape);
-        let is_kept = self.look.paths[stub].starts_with(LOST);
+        let is_kept = is_in_lost(&self.look.paths[stub]);
         (is_kept && is_its_place && mark.pool == self.pool.id()).then_some((layout.file, mark.part))
     }
 
@@ -1174,6 +1193,42 @@ fn sync(fd: &OwnedFd, what: &str) -> Result<(), PoolError> {
     fsync(fd).map_err(|error| PoolError::system("make durable", what, error))
 }
 
+/// The folder `lost+found` of the tree, made if it is not there, and its name. Where that is something else, or somebody's whom its contents are
+/// not for, it is the first of `lost+found.1`, … that is neither.
+pub(crate) fn lost_folder(pool: &Pool) -> Result<(OwnedFd, String), PoolError> {
+    let tree = pool.catalogue().tree();
+    for attempt in 0..NAMES_MAX {
+        let name = match attempt {
+            0 => LOST.to_owned(),
+            attempt => format!("{LOST}.{attempt}"),
+        };
+        let failed = |error| PoolError::system("write to", name.clone(), error);
+        match mkdirat(tree, name.as_str(), Mode::RWXU) {
+            Ok(()) => chmodat(tree, name.as_str(), Mode::RWXU, AtFlags::empty()).map_err(failed)?,
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(failed(error)),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = match openat(tree, name.as_str(), flags, Mode::empty()) {
+            Ok(folder) => folder,
+            Err(Errno::NOTDIR | Errno::LOOP) => continue,
+            Err(error) => return Err(failed(error)),
+        };
+        if fstat(&folder).map_err(failed)?.st_uid == rustix::process::geteuid().as_raw() {
+            return Ok((folder, name));
+        }
+    }
+    Err(PoolError::system("make", LOST, Errno::EXIST))
+}
+
+/// Whether a path of the tree is in such a folder.
+fn is_in_lost(path: &Path) -> bool {
+    let first = path.components().next();
+    let name = first.and_then(|part| part.as_os_str().to_str());
+    name.and_then(|name| name.strip_prefix(LOST))
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 /// A stub in `lost+found` for this layout, durably.
 pub(crate) fn adopt(
     pool: &Pool,
@@ -1181,20 +1236,8 @@ pub(crate) fn adopt(
     layout: &Layout,
     size: u64,
 ) -> Result<String, PoolError> {
-    let tree = pool.catalogue().tree();
-    let failed = |error| PoolError::system("write to", format!("{LOST}/{name}"), error);
-    match mkdirat(tree, LOST, Mode::RWXU) {
-        Ok(()) => chmodat(tree, LOST, Mode::RWXU, AtFlags::empty()).map_err(failed)?,
-        Err(Errno::EXIST) => {}
-        Err(error) => return Err(failed(error)),
-    }
-    let folder = openat(
-        tree,
-        LOST,
-        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .map_err(failed)?;
+    let (folder, lost) = lost_folder(pool)?;
+    let failed = |error| PoolError::system("write to", format!("{lost}/{name}"), error);
     // Without a name until it is whole: nothing half made is ever seen.
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     let stub = openat(&folder, ".", flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
@@ -1211,9 +1254,9 @@ pub(crate) fn adopt(
             Err(Errno::EXIST) => continue,
             Err(error) => return Err(failed(error)),
         }
-        sync(&folder, LOST)?;
+        sync(&folder, &lost)?;
         sync_tree(pool)?;
-        return Ok(format!("it is {LOST}/{name} now"));
+        return Ok(format!("it is {lost}/{name} now"));
     }
     Err(failed(Errno::EXIST))
 }

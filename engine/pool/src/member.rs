@@ -99,6 +99,14 @@ pub(crate) enum Listed {
     },
     /// Something that Rushes did not put there.
     Stranger(PathBuf),
+    /// By its name an object, and the disk does not give it.
+    Unreadable(PathBuf, Errno),
+}
+
+/// A disk that does not give one file may give the next one: bad blocks, and what a file system finds damaged (EBADMSG and EUCLEAN, "structure needs
+/// cleaning").
+fn is_of_file(error: Errno) -> bool {
+    matches!(error, Errno::IO | Errno::BADMSG | Errno::UCLEAN)
 }
 
 pub(crate) fn has_data(fd: &OwnedFd) -> Result<bool, Errno> {
@@ -510,25 +518,37 @@ impl Member {
                 Ok(fd) => fd,
                 Err(Errno::NOENT) => return Ok(()),
                 Err(Errno::LOOP | Errno::NXIO) => return each(stranger()),
+                Err(error) if is_of_file(error) => {
+                    return each(Listed::Unreadable(
+                        self.path.join(ObjectName::of(id).as_str()),
+                        error,
+                    ));
+                }
                 Err(error) => return Err(failed(error)),
             };
             let status = fstat(&fd).map_err(failed)?;
             if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
                 return each(stranger());
             }
-            let mark = mark_of(&fd).map_err(failed)?;
             let object = Object {
                 member: self.number,
                 id,
             };
-            each(Listed::Object {
-                found: FoundObject {
-                    object,
-                    mark,
-                    has_data: has_data(&fd).map_err(failed)?,
-                },
-                size: status.st_size as u64,
-            })
+            match mark_of(&fd).and_then(|mark| Ok((mark, has_data(&fd)?))) {
+                Ok((mark, has_data)) => each(Listed::Object {
+                    found: FoundObject {
+                        object,
+                        mark,
+                        has_data,
+                    },
+                    size: status.st_size as u64,
+                }),
+                Err(error) if is_of_file(error) => each(Listed::Unreadable(
+                    self.path.join(ObjectName::of(id).as_str()),
+                    error,
+                )),
+                Err(error) => Err(failed(error)),
+            }
         })
     }
 

@@ -84,7 +84,7 @@ pub enum Told {
         numbers: Vec<u16>,
         /// What was moved.
         all: Drained,
-        /// Of a drain: nothing is left. False: the others are full.
+        /// Of a drain: nothing is left.
         is_empty: bool,
         /// Of a defrag.
         defragged: Defragged,

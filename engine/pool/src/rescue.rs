@@ -9,7 +9,7 @@ use crate::catalogue::{LOCK, Lock, NUMBERS, REMOVED, TREE};
 use crate::create::{Folder, LOST_AND_FOUND, PROBE, all_apart, refused};
 use crate::error::PoolError;
 use crate::format::{self, CatalogueFormat, FORMAT_FILE, Format, MemberEntry};
-use crate::fsck::{Fsck, Issue, LOST, Progress, State, fsck};
+use crate::fsck::{Fsck, Issue, Progress, State, fsck, lost_folder};
 use crate::member::{Access, Listed, MemberState, data_ranges};
 use crate::names;
 use crate::pool::Pool;
@@ -102,7 +102,7 @@ pub fn rescue(
     for member in pool.members().iter() {
         let _ = member.sync();
     }
-    let objects = objects(&pool)?;
+    let (objects, unreadable) = objects(&pool)?;
     let records = log.iter().flat_map(|(_, names)| names.inodes.values());
     let most = records
         .filter_map(|inode| Layout::decode(&inode.record).ok())
@@ -115,7 +115,7 @@ pub fn rescue(
     let mut maker = Maker {
         pool: &pool,
         objects,
-        away: away(&pool),
+        away: away(&pool).union(&unreadable).copied().collect(),
         first_names: BTreeMap::new(),
         folders: Vec::new(),
         name_count: 0,
@@ -344,27 +344,36 @@ fn known_format(
     Ok(format)
 }
 
+const ACCESS_ACL: &str = "system.posix_acl_access";
+
 /// Objects that say whose they are and which bytes they have, by file.
 type Objects = BTreeMap<FileIdentity, Vec<(Object, Part)>>;
 
-fn objects(pool: &Pool) -> Result<Objects, PoolError> {
+/// Returns  as well: members with objects that cannot be read, of which nothing is known for sure
+fn objects(pool: &Pool) -> Result<(Objects, BTreeSet<MemberNumber>), PoolError> {
     let mut found = Objects::new();
+    let mut unreadable = BTreeSet::new();
     for member in pool.members().iter() {
         if matches!(member.status().state, MemberState::Missing(_)) {
             continue;
         }
         member.list(|listed| {
-            if let Listed::Object { found: one, .. } = listed
-                && let Mark::Sound(mark) = one.mark
-                && mark.pool == pool.id()
-            {
-                let all = found.entry(mark.file).or_default();
-                all.push((one.object, mark.part));
+            match listed {
+                Listed::Object { found: one, .. } => {
+                    if let Mark::Sound(mark) = one.mark
+                        && mark.pool == pool.id()
+                    {
+                        let all = found.entry(mark.file).or_default();
+                        all.push((one.object, mark.part));
+                    }
+                }
+                Listed::Unreadable(..) => drop(unreadable.insert(member.number())),
+                Listed::Stranger(_) => {}
             }
             Ok(())
         })?;
     }
-    Ok(found)
+    Ok((found, unreadable))
 }
 
 fn away(pool: &Pool) -> BTreeSet<MemberNumber> {
@@ -410,8 +419,7 @@ impl Maker<'_> {
                     mode: FileType::Directory.as_raw_mode() | 0o700,
                     ..Inode::default()
                 };
-                self.one(Path::new(LOST), &lost)?;
-                let path = Path::new(LOST).join(format!("folder.{folder}"));
+                let path = Path::new(&lost_folder(self.pool)?.1).join(format!("folder.{folder}"));
                 let known = names.inodes.get(&folder).cloned().unwrap_or(lost);
                 self.one(&path, &known)?;
                 self.below(names, folder, path, &mut seen, progress)?;
@@ -528,14 +536,19 @@ impl Maker<'_> {
         let (user, group) = (Uid::from_raw(inode.user), Gid::from_raw(inode.group));
         chownat(fd, c"", Some(user), Some(group), AtFlags::EMPTY_PATH).map_err(failed)?;
         let by_descriptor = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let mut mode = inode.mode & 0o7777;
         for (name, value) in &inode.attributes {
             let name = OsStr::from_bytes(name);
             if setxattr(by_descriptor.as_str(), name, value, XattrFlags::empty()).is_err() {
                 self.attributes_lost += 1;
+                if name == ACCESS_ACL {
+                    // What stands for the group is its mask then, and would be the group's rights without it.
+                    mode &= !0o070;
+                }
             }
         }
         if FileType::from_raw_mode(inode.mode) != FileType::Symlink {
-            let mode = Mode::from_raw_mode(inode.mode & 0o7777);
+            let mode = Mode::from_raw_mode(mode);
             chmodat(
                 rustix::fs::CWD,
                 by_descriptor.as_str(),
@@ -570,10 +583,13 @@ impl Maker<'_> {
                     if !self.is_there(&layout, object) {
                         continue;
                     }
-                    let fd = self.pool.open_object(&layout, object, Access::Read)?;
+                    // (One that the disk does not give has no say in how long the file is.)
+                    let Ok(fd) = self.pool.open_object(&layout, object, Access::Read) else {
+                        continue;
+                    };
                     // What lies behind the segment was there before another one took its place.
                     let share = segment.shape.share(index, range.end() - segment.origin.0);
-                    let data = ranges(&fd)?;
+                    let data = ranges(&fd).unwrap_or_default();
                     let last = data.iter().rev().find(|data| data.start.0 < share);
                     let last = last.and_then(|data| data.end().min(share).checked_sub(1));
                     if let Some(last) = last {

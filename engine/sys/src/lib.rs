@@ -18,6 +18,7 @@ mod fork;
 pub mod handle;
 pub mod heap;
 pub mod lease;
+pub mod limits;
 mod map;
 pub mod notify;
 pub mod priority;
