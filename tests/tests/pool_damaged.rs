@@ -105,7 +105,7 @@ fn a_disk_that_does_not_give_one_file_is_emptied_of_all_others_and_rescued_with_
     let (report, code) = world.json(&["rescue"], &members(&world));
     assert_eq!(code, Some(1), "{report}");
     assert_eq!(
-        findings(&report),
+        findings(&report["fsck"]),
         [("object_unreadable", "open")],
         "{report}"
     );

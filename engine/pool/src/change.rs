@@ -296,6 +296,7 @@ pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result
 /// that cannot be moved keeps nobody from the others: it is in what is returned, with the reason, also where nobody has room for it.
 ///
 /// Assumes  the member is draining ([`set_draining`]), and nobody uses the pool
+/// Errors   [`PoolError::Missing`]; of the looks through the tree
 pub fn drain(
     pool: &Pool,
     number: MemberNumber,
@@ -306,6 +307,13 @@ pub fn drain(
         !member.takes_bytes(),
         "it would be filled while it is emptied"
     );
+    if let MemberState::Missing(why) = member.status().state {
+        return Err(PoolError::Missing {
+            member: number,
+            path: member.path().to_path_buf(),
+            why,
+        });
+    }
     pool.bury(|_| false, || ())?;
     let mut drained = Drained::default();
     let mut failed = Failed::default();

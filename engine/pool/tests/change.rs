@@ -261,7 +261,8 @@ fn a_member_goes_only_when_nothing_is_on_it_and_a_dead_one_only_when_nothing_was
     fs::rename(mark.with_extension("away"), &mark).unwrap();
     set_draining(&pool, MemberNumber(0), true).unwrap();
     place.unmount(&place.path.join("member0"));
-    refused(drain(&pool, MemberNumber(0), |_| {}), "is missing");
+    let error = drain(&pool, MemberNumber(0), |_| {}).unwrap_err();
+    assert!(matches!(error, PoolError::Missing { .. }), "{error}");
     drop(pool);
     refused(
         remove(&again(), MemberNumber(0), &Nobody),
