@@ -92,12 +92,12 @@ Exit code: 0 all of them are there, 1 some are on a member that is missing, 2 it
     #[command(after_help = "\
 Stays in the foreground and ends with `umount FOLDER`, SIGTERM or SIGINT: who has files open keeps them, and it ends with the last. A second SIGTERM or SIGINT \
 waits for nobody: programs with open files get errors, what they stored through mappings gets three seconds to be written, and it says what it leaves. Nothing that \
-was acknowledged is lost. Exit code: 0 it was unmounted, 1 it was told to end twice, 2 it could not be mounted. What a \
+was acknowledged is lost. Exit code: 0 it was unmounted, 1 it was told to end twice, 2 it could not be mounted, or was given up because those who served it died again and again. What a \
 mount that was killed leaves on the folder is taken away first.")]
     Mount(PoolMountArgs),
     /// Look through a pool that is not mounted for what does not fit, and mend it
     #[command(after_help = "\
-Nothing is changed without --repair; with it nothing is removed that is not also where a file's record says. Bytes that no file \
+Nothing is changed without --repair; with it nothing is removed that is not also where a file's record says, but for what is left of files that were being removed. Bytes that no file \
 names get a name in `lost+found`. It may be interrupted at any time and repeated. Exit code: 0 nothing is wrong, or all of it was mended; 1 something \
 is left; 2 it could not be looked through.")]
     Fsck(PoolFsckArgs),
@@ -141,7 +141,7 @@ it. Exit code: 0 it is gone, 2 it is not.")]
     Remove(PoolRemoveArgs),
     /// How a pool is: members, their room, what they are for, how many objects they have, who has the names
     #[command(after_help = "\
-Looks through the folders of all members. Exit code: 0 every member can be used, 1 one is missing or read-only, or there are names and no member has \
+Looks through the folders of all members. Exit code: 0 every member can be used, 1 one is missing, read-only or failing, or there are names and no member has \
 them, 2 it could not be looked at.")]
     Status(PoolLsArgs),
     /// Where files of a pool go: show it, or say it for the pool, names of a pattern, a folder or a file

@@ -17,20 +17,6 @@ const PART_BESIDE: u64 = 8;
 /// And rests no longer after a piece, however slow the disk was.
 const REST_BESIDE_MAX: Duration = Duration::from_s(20);
 
-/// Who has opened a file is about to play or to record: in that time he fetches what he has in hand later, and a drive that empties its memory
-/// for a sync meanwhile costs him his first frames, or his contract.
-const BEGINNING: Duration = Duration::from_s(5);
-/// Where files are opened all the time, no piece waits longer.
-const BEGINNING_MAX: Duration = Duration::from_s(20);
-
-/// Whether a piece that nobody asked for is to wait for who is about to begin.
-///
-/// `since_open`  since somebody opened a file; None: nobody has yet
-/// `waited`      what this piece has waited for it so far
-pub fn waits_for_beginners(since_open: Option<Duration>, waited: Duration) -> bool {
-    since_open.is_some_and(|since| since < BEGINNING) && waited < BEGINNING_MAX
-}
-
 /// How long to rest after a piece.
 ///
 /// Units    unpromised: bytes per second that nobody was promised of the busier device that had a part in it; None: nothing is known
@@ -127,16 +113,6 @@ mod tests {
         // It waited for everybody else: that was their time.
         let waited = rest_beside(PIECE, (minute, took), Some(43_000_000));
         assert_eq!(waited, Duration::from_ms(700));
-    }
-
-    #[test]
-    fn a_piece_waits_for_who_has_just_opened_a_file_but_not_for_ever() {
-        let seconds = Duration::from_s;
-        assert!(!waits_for_beginners(None, Duration::ZERO));
-        assert!(waits_for_beginners(Some(Duration::ZERO), Duration::ZERO));
-        assert!(waits_for_beginners(Some(seconds(4)), seconds(19)));
-        assert!(!waits_for_beginners(Some(seconds(5)), Duration::ZERO));
-        assert!(!waits_for_beginners(Some(Duration::ZERO), seconds(20)));
     }
 
     #[test]

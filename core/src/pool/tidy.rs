@@ -93,7 +93,7 @@ pub struct Seen {
     pub schedule: Schedule,
     /// Units: minutes after midnight, local time.
     pub minute: u16,
-    /// Requests for names or bytes so far.
+    /// Requests for bytes so far, opens among them; names do not count.
     pub asked_count: u64,
     /// Somebody has files open in a way that his requests are not seen.
     pub has_unseen: bool,

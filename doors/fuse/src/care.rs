@@ -10,7 +10,7 @@ use crate::answer::Answer;
 use crate::door::Door;
 use crate::files::OpenFile;
 use crate::nodes::{Node, locked, status};
-use rushes_core::pool::pace::{rest, rest_beside, waits_for_beginners};
+use rushes_core::pool::pace::{rest, rest_beside};
 use rushes_core::pool::tidy::Wait;
 use rushes_core::pool::vain::Rooms;
 use rushes_core::units;
@@ -850,10 +850,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         loop {
             match self.is_tidying {
                 // Whoever came since the last look is not made to wait for a piece that was not begun.
-                true => {
-                    self.told(true)?;
-                    self.wait_for_beginners()?;
-                }
+                true => self.told(true)?,
                 false => self.must_stop()?,
             }
             let begun = Instant::now();
@@ -876,25 +873,12 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
     }
 
-    /// As long as somebody is about to play or record, beside whom it tidies.
-    fn wait_for_beginners(&mut self) -> Result<(), PoolError> {
-        let begun = Instant::now();
-        let tidying = &self.door.tidying;
-        let is_beginning = |waited: Duration| {
-            let since = tidying.since_open().map(nanoseconds);
-            tidying.is_beside_others() && waits_for_beginners(since, nanoseconds(waited))
-        };
-        while is_beginning(begun.elapsed()) {
-            std::thread::sleep(NAP);
-            self.told(false)?;
-        }
-        Ok(())
-    }
-
     /// `waited`  of what it took: for reads behind everybody else's
     fn rest(&mut self, moved: &Moved, waited: Duration, took: Duration) -> Result<(), PoolError> {
-        let worked = nanoseconds(took.saturating_sub(waited));
-        let (copied, took) = (ByteCount(moved.copied), nanoseconds(took));
+        let of =
+            |time: Duration| units::Duration(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        let worked = of(took.saturating_sub(waited));
+        let (copied, took) = (ByteCount(moved.copied), of(took));
         let unpromised = self.door.unpromised(moved);
         let due = match self.is_tidying && self.door.tidying.is_beside_others() {
             true => rest_beside(copied, (took, worked), unpromised),
@@ -931,11 +915,6 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
         Ok(())
     }
-}
-
-/// A time as the core has it.
-fn nanoseconds(time: Duration) -> units::Duration {
-    units::Duration(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

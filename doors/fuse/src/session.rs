@@ -649,7 +649,7 @@ impl Filesystem for Session {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, open_flags: OpenFlags, reply: ReplyOpen) {
-        self.door.tidying.opened();
+        self.door.tidying.asked();
         let (door, asked) = (Arc::clone(&self.door), unique(request));
         self.door.at_home(ino.0, move || {
             let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
@@ -675,7 +675,7 @@ impl Filesystem for Session {
         open_flags: i32,
         reply: ReplyCreate,
     ) {
-        self.door.tidying.opened();
+        self.door.tidying.asked();
         let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
         let maker = (maker(request, umask), unique(request));
         let created = self

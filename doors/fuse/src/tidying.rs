@@ -14,7 +14,7 @@ use rushes_pool::{Failed, PoolError, Schedule, Tidied, Told, WorkKind, set_sched
 use rushes_sys::clock::{minute_of_day, now};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Between two looks whether it may begin.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -24,8 +24,6 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct Tidying {
     /// Requests for bytes so far, of whoever.
     asked_count: AtomicU64,
-    /// When somebody opened or made a file last.
-    opened_at: Mutex<Option<Instant>>,
     /// Opens whose reads nobody here sees: the kernel's passthrough.
     passed_count: AtomicU64,
     /// Streams have contracts on a member's device, as the daemon said last.
@@ -42,17 +40,6 @@ impl Tidying {
     /// Somebody wants bytes, or is about to.
     pub(crate) fn asked(&self) {
         self.asked_count.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Somebody opens or makes a file.
-    pub(crate) fn opened(&self) {
-        *locked(&self.opened_at) = Some(Instant::now());
-        self.asked();
-    }
-
-    /// Since somebody opened or made a file; None: nobody has.
-    pub(crate) fn since_open(&self) -> Option<Duration> {
-        locked(&self.opened_at).map(|at| at.elapsed())
     }
 
     pub(crate) fn passed_begins(&self) {
