@@ -350,6 +350,14 @@ impl PoolWorld {
         all[0].clone()
     }
 
+    /// Where the first object of a segment lies, as [`PoolWorld::where_is`] tells of it.
+    pub fn object_of(&self, segment: &Value) -> PathBuf {
+        let object = &segment["objects"][0];
+        let number = object["member"].as_u64().expect("a number") as usize;
+        let below = object["path"].as_str().expect("text");
+        self.member(number).join("pool").join(below)
+    }
+
     /// Write a pattern to a new file until there is no room for more, at most `most` bytes.
     ///
     /// Returns  the file, and its length

@@ -335,7 +335,7 @@ fn an_object_that_is_made_anew_is_later_than_all_that_the_file_has() {
     let mut serials: Vec<[u8; 2]> = Vec::new();
     for segment in segments {
         let mut mark = [0; 64];
-        let object = object_of(&world, segment);
+        let object = world.object_of(segment);
         rustix::fs::getxattr(object, "trusted.rushes.object", &mut mark[..]).expect("marked");
         serials.push([mark[36], mark[37]]);
     }
@@ -490,14 +490,6 @@ fn what_is_left_in_objects_of_a_stripe_that_are_named_is_given_back() {
     check(&world.path("reels/f"), 1, length);
 }
 
-/// Where the first object of a segment lies.
-fn object_of(world: &PoolWorld, segment: &Value) -> PathBuf {
-    let object = &segment["objects"][0];
-    let number = object["member"].as_u64().expect("a number") as usize;
-    let below = object["path"].as_str().expect("text");
-    world.member(number).join("pool").join(below)
-}
-
 #[test]
 fn the_mount_gives_back_what_a_move_had_reserved_and_keeps_what_clients_have() {
     let length = 3 * MIB + 17;
@@ -516,7 +508,7 @@ fn the_mount_gives_back_what_a_move_had_reserved_and_keeps_what_clients_have() {
     let segments = world.where_is("s0")["segments"].clone();
     world.end();
     let blocks = |path: &PathBuf| fs::metadata(path).expect("there").blocks() * 512;
-    let first = object_of(&world, &segments[0]);
+    let first = world.object_of(&segments[0]);
     // Nowhere is room for the whole file, so that nothing of it is to be moved.
     let others: Vec<PathBuf> = (0..3).map(|at| occupy(&world, at, 11 * MIB)).collect();
     let end = segments[0]["end"].as_u64().expect("not the last one") + (1 << 20);
@@ -540,10 +532,7 @@ fn the_mount_gives_back_what_a_move_had_reserved_and_keeps_what_clients_have() {
     });
     assert_eq!(world.members_of("s0").len(), 2, "nothing was to be moved");
     assert!(blocks(&first) < 5 << 20, "{}", blocks(&first));
-    let held = blocks(&object_of(
-        &world,
-        &world.where_is("recorded")["segments"][0],
-    ));
+    let held = blocks(&world.object_of(&world.where_is("recorded")["segments"][0]));
     assert!(held >= 32 << 20, "{held}: a client's room is taken away");
     check(&world.path("s0"), 0, length);
     world.end();
@@ -557,10 +546,7 @@ fn the_mount_gives_back_what_a_move_had_reserved_and_keeps_what_clients_have() {
     assert!(number(&report, &["reserved_bytes"]) >= 16 << 20, "{report}");
     mended(&world, "after the end");
     world.start();
-    let held = blocks(&object_of(
-        &world,
-        &world.where_is("recorded")["segments"][0],
-    ));
+    let held = blocks(&world.object_of(&world.where_is("recorded")["segments"][0]));
     assert!((16 << 20..17 << 20).contains(&held), "{held}");
     let bytes = fs::read(world.path("recorded")).expect("read");
     assert_eq!(bytes.len(), 16 << 20);
@@ -894,7 +880,7 @@ fn files_that_cannot_be_read_are_named_and_keep_nobody_from_the_others() {
     put(&world.path("damaged"), 8, length).expect("there is room");
     assert_eq!(world.members_of("damaged").len(), 1);
     fs::remove_file(others).expect("ours");
-    let object = object_of(&world, &world.where_is("s1")["segments"][1]);
+    let object = world.object_of(&world.where_is("s1")["segments"][1]);
     world.end();
     // One has a damaged record, one an object that does not say whose it is, one is on a member that is away.
     damage_record(&world, "damaged");
@@ -989,7 +975,7 @@ fn a_record_from_objects_alone_parts_them_inside_a_block() {
         let write = |segment: &Value, bytes: &[u8]| {
             let object = File::options()
                 .write(true)
-                .open(object_of(&world, segment))
+                .open(world.object_of(segment))
                 .expect("our own disk");
             object.write_all_at(bytes, end).expect("there is room");
             object.sync_all().expect("written");

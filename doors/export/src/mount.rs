@@ -174,31 +174,6 @@ fn open_inside(folder: &Path, path: &Path, flags: OFlags) -> Result<OwnedFd, Exp
 }
 
 #[cfg(test)]
-mod link_tests {
-    use super::*;
-
-    #[test]
-    fn what_became_a_link_or_is_elsewhere_is_not_opened() {
-        let own = std::env::temp_dir().join(format!("rushes-export.{}", std::process::id()));
-        let own = own.as_path();
-        std::fs::create_dir_all(own.join("folder")).expect("made");
-        let own = own.canonicalize().expect("it is there");
-        std::fs::write(own.join("folder/disk"), "bytes").expect("made");
-        std::os::unix::fs::symlink("folder", own.join("way")).expect("made");
-        std::os::unix::fs::symlink("disk", own.join("folder/link")).expect("made");
-        let opened = |path: &Path| open_inside(&own, path, OFlags::RDONLY).map(drop);
-        opened(&own.join("folder/disk")).expect("it is a file");
-        for link in ["way/disk", "folder/link"] {
-            let error = opened(&own.join(link)).expect_err("a link");
-            assert!(error.to_string().contains("is a link"), "{error}");
-        }
-        let error = opened(Path::new("/proc/version")).expect_err("elsewhere");
-        assert!(error.to_string().contains("is not in the mount"), "{error}");
-        std::fs::remove_dir_all(own).expect("ours");
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -226,5 +201,25 @@ mod tests {
             a.label(Path::new("/a/media/disk")),
             elsewhere.label(Path::new("/c/disk"))
         );
+    }
+
+    #[test]
+    fn what_became_a_link_or_is_elsewhere_is_not_opened() {
+        let own = std::env::temp_dir().join(format!("rushes-export.{}", std::process::id()));
+        let own = own.as_path();
+        std::fs::create_dir_all(own.join("folder")).expect("made");
+        let own = own.canonicalize().expect("it is there");
+        std::fs::write(own.join("folder/disk"), "bytes").expect("made");
+        std::os::unix::fs::symlink("folder", own.join("way")).expect("made");
+        std::os::unix::fs::symlink("disk", own.join("folder/link")).expect("made");
+        let opened = |path: &Path| open_inside(&own, path, OFlags::RDONLY).map(drop);
+        opened(&own.join("folder/disk")).expect("it is a file");
+        for link in ["way/disk", "folder/link"] {
+            let error = opened(&own.join(link)).expect_err("a link");
+            assert!(error.to_string().contains("is a link"), "{error}");
+        }
+        let error = opened(Path::new("/proc/version")).expect_err("elsewhere");
+        assert!(error.to_string().contains("is not in the mount"), "{error}");
+        std::fs::remove_dir_all(own).expect("ours");
     }
 }

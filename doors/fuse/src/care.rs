@@ -299,13 +299,7 @@ impl Door {
             tell(&Told::Added { count: done as u64 });
         })?;
         self.members_changed();
-        Ok(Told::Done {
-            numbers: numbers.iter().map(|number| number.0).collect(),
-            all: Drained::default(),
-            is_empty: false,
-            defragged: Defragged::default(),
-            failed: Failed::default(),
-        })
+        Ok(done(numbers.iter().map(|number| number.0).collect()))
     }
 
     fn members_changed(&self) {
@@ -319,7 +313,7 @@ impl Door {
         self.bury();
         rushes_pool::remove(&self.pool, MemberNumber(number), self)?;
         self.members_changed();
-        Ok(done(Drained::default(), false))
+        Ok(done(Vec::new()))
     }
 
     fn drain(&self, number: u16, cancel: bool, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
@@ -327,33 +321,27 @@ impl Door {
         set_draining(&self.pool, member, !cancel)?;
         self.names.members_changed();
         if cancel {
-            return Ok(done(Drained::default(), false));
+            return Ok(done(Vec::new()));
         }
         let mut mover = Mover::new(self, tell);
         mover.all(&Plan::Off(member))?;
         names_follow(&self.pool, member, self)?;
-        let mut told = mover.told_at_last();
-        if let Told::Done {
-            is_empty, failed, ..
-        } = &mut told
-        {
-            *is_empty = failed.count == 0;
-        }
-        Ok(told)
+        let is_empty = mover.failed.count == 0;
+        Ok(mover.told_at_last(is_empty))
     }
 
     fn rebalance(&self, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
         locked(&self.tidying.vain).forget();
         let mut mover = Mover::new(self, tell);
         mover.all(&Plan::Spread)?;
-        Ok(mover.told_at_last())
+        Ok(mover.told_at_last(false))
     }
 
     fn defrag(&self, paths: &[PathBuf], tell: &mut Tell<'_>) -> Result<Told, PoolError> {
         locked(&self.tidying.vain).forget();
         let mut mover = Mover::new(self, tell);
         mover.all(&Plan::Together(paths.to_vec()))?;
-        Ok(mover.told_at_last())
+        Ok(mover.told_at_last(false))
     }
 
     /// One of them for nobody, as long as `goes_on` says so, of files that nobody has open.
@@ -376,7 +364,7 @@ impl Door {
         mover.failed = std::mem::take(failed);
         let looked = mover.look(&plan, true).and_then(|_| mover.told(true));
         failed.clone_from(&mover.failed);
-        looked.map(|()| mover.told_at_last())
+        looked.map(|()| mover.told_at_last(false))
     }
 
     /// A file by its stub, as if it had been opened through the mount. None: it has no name any more.
@@ -499,11 +487,12 @@ impl Door {
     }
 }
 
-fn done(all: Drained, is_empty: bool) -> Told {
+/// What there is to say where no bytes were moved.
+fn done(numbers: Vec<u16>) -> Told {
     Told::Done {
-        numbers: Vec::new(),
-        all,
-        is_empty,
+        numbers,
+        all: Drained::default(),
+        is_empty: false,
         defragged: Defragged::default(),
         failed: Failed::default(),
     }
@@ -648,12 +637,12 @@ impl<'a, 'b> Mover<'a, 'b> {
         Ok(())
     }
 
-    /// What there is to say of what it did.
-    fn told_at_last(self) -> Told {
+    /// What there is to say of what it did; `is_empty`: of a drain that has left nothing.
+    fn told_at_last(self, is_empty: bool) -> Told {
         Told::Done {
             numbers: Vec::new(),
             all: self.done,
-            is_empty: false,
+            is_empty,
             defragged: self.defragged,
             failed: self.failed,
         }

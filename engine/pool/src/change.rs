@@ -273,14 +273,8 @@ pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result
             numbers.join(", ")
         ));
     };
-    if let MemberState::Missing(why) = member.status().state
-        && draining
-    {
-        return Err(PoolError::Missing {
-            member: number,
-            path: member.path().to_path_buf(),
-            why,
-        });
+    if draining {
+        member.must_be_there()?;
     }
     match member.duty() {
         Duty::Leaving => refused(format!(
@@ -307,13 +301,7 @@ pub fn drain(
         !member.takes_bytes(),
         "it would be filled while it is emptied"
     );
-    if let MemberState::Missing(why) = member.status().state {
-        return Err(PoolError::Missing {
-            member: number,
-            path: member.path().to_path_buf(),
-            why,
-        });
-    }
+    member.must_be_there()?;
     pool.bury(|_| false, || ())?;
     let mut drained = Drained::default();
     let mut failed = Failed::default();

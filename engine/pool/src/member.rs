@@ -208,6 +208,14 @@ impl Member {
         &self.path
     }
 
+    /// Nothing can be had of it where it is missing.
+    pub(crate) fn must_be_there(&self) -> Result<(), PoolError> {
+        match self.status().state {
+            MemberState::Missing(why) => Err(self.missing(why)),
+            _ => Ok(()),
+        }
+    }
+
     fn missing(&self, why: impl Into<String>) -> PoolError {
         let (member, path, why) = (self.number, self.path.clone(), why.into());
         PoolError::Missing { member, path, why }
@@ -513,17 +521,16 @@ impl Member {
             let Some(id) = id else {
                 return each(stranger());
             };
+            let unreadable = |error| {
+                let path = self.path.join(ObjectName::of(id).as_str());
+                Listed::Unreadable(path, error)
+            };
             let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
             let fd = match openat(folder, name, flags, Mode::empty()) {
                 Ok(fd) => fd,
                 Err(Errno::NOENT) => return Ok(()),
                 Err(Errno::LOOP | Errno::NXIO) => return each(stranger()),
-                Err(error) if is_of_file(error) => {
-                    return each(Listed::Unreadable(
-                        self.path.join(ObjectName::of(id).as_str()),
-                        error,
-                    ));
-                }
+                Err(error) if is_of_file(error) => return each(unreadable(error)),
                 Err(error) => return Err(failed(error)),
             };
             let status = fstat(&fd).map_err(failed)?;
@@ -543,10 +550,7 @@ impl Member {
                     },
                     size: status.st_size as u64,
                 }),
-                Err(error) if is_of_file(error) => each(Listed::Unreadable(
-                    self.path.join(ObjectName::of(id).as_str()),
-                    error,
-                )),
+                Err(error) if is_of_file(error) => each(unreadable(error)),
                 Err(error) => Err(failed(error)),
             }
         })
