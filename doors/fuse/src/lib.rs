@@ -7,6 +7,7 @@ mod answer;
 mod attributes;
 mod care;
 mod control;
+mod crew;
 mod data;
 mod door;
 mod engine;

@@ -7,6 +7,7 @@
 use crate::answer::Answer;
 use crate::attributes::{Attributes, Changes};
 use crate::control;
+use crate::crew::Crew;
 use crate::door::{Door, raise_read_ahead};
 use crate::kept::{self, Gate};
 use crate::listing::Listing;
@@ -24,13 +25,14 @@ use fuser::{
 };
 use rushes_sys::descriptor::replace;
 use rushes_sys::thread::Identity;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, major, makedev, minor};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -124,10 +126,13 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
     let mut config = config();
     config.clone_fd = true;
     let (mounting, connection) = mounting(&door, folder)?;
-    let session = fuser::Session::from_fd(Session::new(&door), connection, config.acl, config)?;
+    let filesystem = Session::new(&door);
+    let crew = Arc::clone(&filesystem.crew);
+    let session = fuser::Session::from_fd(filesystem, connection, config.acl, config)?;
+    let device = session.as_fd().try_clone_to_owned()?;
     let session = session.spawn()?;
     raise_read_ahead_on(folder);
-    served(door, session, Some(mounting))
+    served(door, session, (crew, device), Some(mounting))
 }
 
 fn mounting(door: &Door, folder: &Path) -> io::Result<(Mounting, OwnedFd)> {
@@ -156,6 +161,7 @@ pub(crate) fn mount_kept(door: Arc<Door>, folder: &Path) -> io::Result<(Mounted,
 fn begin(door: Arc<Door>, device: &OwnedFd, folder: &Path) -> io::Result<(Mounted, bool)> {
     let init = kept::read_init(device)?;
     let (session, answer) = handshake(&door, &init)?;
+    let crew = Arc::clone(&session.crew);
     // In this order: what the kernel has agreed to is known to each process after this one.
     table(&door)?.agree(&init, &answer)?;
     let (session, asks_again) = take_over(session, device, || {
@@ -163,7 +169,8 @@ fn begin(door: Arc<Door>, device: &OwnedFd, folder: &Path) -> io::Result<(Mounte
         kept::ask_again(device)
     })?;
     raise_read_ahead_on(folder);
-    Ok((served(door, session, None)?, asks_again))
+    let mounted = served(door, session, (crew, device.try_clone()?), None)?;
+    Ok((mounted, asks_again))
 }
 
 /// Go on where a process died.
@@ -183,8 +190,9 @@ pub(crate) fn go_on(door: Arc<Door>, device: &OwnedFd) -> io::Result<Mounted> {
             "this version asks other things of the kernel than the one that mounted the pool; expected the same. Unmount it and mount it again",
         ));
     }
+    let crew = Arc::clone(&session.crew);
     let (session, _) = take_over(session, device, || kept::ask_again(device))?;
-    served(door, session, None)
+    served(door, session, (crew, device.try_clone()?), None)
 }
 
 fn table(door: &Door) -> io::Result<&Table> {
@@ -197,7 +205,7 @@ fn handshake(door: &Arc<Door>, init: &[u8]) -> io::Result<(Handshaken, Vec<u8>)>
     let (ours, its) = kept::socket_pair(REQUEST_BYTES_MAX as usize + HEAD_BYTES)?;
     rustix::io::write(&ours, init)?;
     let session = Session::new(door);
-    let gate = Arc::clone(&session.gate);
+    let (gate, crew) = (Arc::clone(&session.gate), Arc::clone(&session.crew));
     let session = fuser::Session::from_fd(session, its, SessionACL::All, config())?;
     let mut answer = vec![0; 512];
     let length = rustix::io::read(&ours, &mut answer)?;
@@ -206,6 +214,7 @@ fn handshake(door: &Arc<Door>, init: &[u8]) -> io::Result<(Handshaken, Vec<u8>)>
         Handshaken {
             session,
             gate,
+            crew,
             ours,
         },
         answer,
@@ -215,6 +224,7 @@ fn handshake(door: &Arc<Door>, init: &[u8]) -> io::Result<(Handshaken, Vec<u8>)>
 struct Handshaken {
     session: fuser::Session<Session>,
     gate: Arc<Gate>,
+    crew: Arc<Crew>,
     ours: OwnedFd,
 }
 
@@ -234,6 +244,7 @@ fn take_over<T>(
         session,
         gate,
         ours,
+        ..
     } = handshaken;
     let (number, socket) = {
         let its = session.as_fd();
@@ -249,10 +260,31 @@ fn take_over<T>(
     Ok((session, done))
 }
 
+/// How often it is looked whether the mount has ended. Units: ms.
+const LOOK_MS: u64 = 50;
+
+/// Threads at home hear that the mount has ended as those do that wait for a request.
+fn close_at_end(crew: &Crew, device: &OwnedFd, closing: &AtomicBool) {
+    let has_ended = || {
+        let mut polled = [PollFd::new(device, PollFlags::empty())];
+        let now = Timespec::default();
+        poll(&mut polled, Some(&now)).is_ok()
+            && polled[0]
+                .revents()
+                .intersects(PollFlags::ERR | PollFlags::HUP)
+    };
+    while !closing.load(Ordering::Acquire) && !has_ended() {
+        // (Waiting for it in poll(2), it would be woken by each request.)
+        std::thread::park_timeout(Duration::from_millis(LOOK_MS));
+    }
+    crew.close();
+}
+
 /// With what goes on in the background.
 fn served(
     door: Arc<Door>,
     session: fuser::BackgroundSession,
+    (crew, device): (Arc<Crew>, OwnedFd),
     mounting: Option<Mounting>,
 ) -> io::Result<Mounted> {
     // (Without passthrough nobody needs them.)
@@ -274,6 +306,12 @@ fn served(
         helper("failing", Door::look_after_failing)?,
     ];
     helpers.extend(control::start(&door));
+    helpers.push({
+        let door = Arc::clone(&door);
+        std::thread::Builder::new()
+            .name(String::from("crew"))
+            .spawn(move || close_at_end(&crew, &device, &door.closing))?
+    });
     Ok(Mounted {
         session,
         mounting,
@@ -287,6 +325,7 @@ struct Session {
     listings: Mutex<HashMap<u64, Arc<Listing>>>,
     /// Where threads wait that are not to take requests yet.
     gate: Arc<Gate>,
+    crew: Arc<Crew>,
 }
 
 impl Session {
@@ -295,6 +334,7 @@ impl Session {
             door: Arc::clone(door),
             listings: Mutex::default(),
             gate: Arc::default(),
+            crew: Crew::new(THREAD_COUNT),
         }
     }
 
@@ -501,6 +541,7 @@ impl Filesystem for Session {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _work = self.crew.at_work();
         reply_entry(reply, self.door.lookup(parent.0, name));
     }
 
@@ -512,6 +553,7 @@ impl Filesystem for Session {
     }
 
     fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        let _work = self.crew.at_work();
         reply_attributes(reply, self.door.attributes(ino.0));
     }
 
@@ -533,6 +575,7 @@ impl Filesystem for Session {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        let _work = self.crew.at_work();
         self.door.tidying.asked();
         let times = (atime.is_some() || mtime.is_some()).then(|| Timestamps {
             last_access: timestamp(atime),
@@ -550,6 +593,7 @@ impl Filesystem for Session {
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
+        let _work = self.crew.at_work();
         reply_data(reply, self.door.read_link(ino.0));
     }
 
@@ -563,6 +607,7 @@ impl Filesystem for Session {
         rdev: u32,
         reply: ReplyEntry,
     ) {
+        let _work = self.crew.at_work();
         let made = self.door.make_node(
             parent.0,
             name,
@@ -582,6 +627,7 @@ impl Filesystem for Session {
         umask: u32,
         reply: ReplyEntry,
     ) {
+        let _work = self.crew.at_work();
         reply_entry(
             reply,
             self.door.make_directory(
@@ -594,10 +640,12 @@ impl Filesystem for Session {
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _work = self.crew.at_work();
         reply_empty(reply, self.door.unlink(parent.0, name, unique(request)));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _work = self.crew.at_work();
         let done = self.door.remove_directory(parent.0, name, unique(request));
         reply_empty(reply, done);
     }
@@ -610,6 +658,7 @@ impl Filesystem for Session {
         target: &Path,
         reply: ReplyEntry,
     ) {
+        let _work = self.crew.at_work();
         reply_entry(
             reply,
             self.door.make_symlink(
@@ -631,6 +680,7 @@ impl Filesystem for Session {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
+        let _work = self.crew.at_work();
         let (from, to) = ((parent.0, name), (newparent.0, newname));
         let done = self.door.rename(from, to, flags.bits(), unique(request));
         reply_empty(reply, done);
@@ -644,11 +694,13 @@ impl Filesystem for Session {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
+        let _work = self.crew.at_work();
         let linked = self.door.link(ino.0, newparent.0, newname, unique(request));
         reply_entry(reply, linked);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, open_flags: OpenFlags, reply: ReplyOpen) {
+        let _work = self.crew.at_work();
         self.door.tidying.asked();
         let (door, asked) = (Arc::clone(&self.door), unique(request));
         self.door.at_home(ino.0, move || {
@@ -675,6 +727,7 @@ impl Filesystem for Session {
         open_flags: i32,
         reply: ReplyCreate,
     ) {
+        let _work = self.crew.at_work();
         self.door.tidying.asked();
         let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
         let maker = (maker(request, umask), unique(request));
@@ -712,6 +765,7 @@ impl Filesystem for Session {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        let _work = self.crew.at_work();
         self.door.tidying.asked();
         let length = size.min(REQUEST_BYTES_MAX) as usize;
         let reply = Box::new(|bytes| reply_data(reply, bytes));
@@ -730,6 +784,7 @@ impl Filesystem for Session {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        let _work = self.crew.at_work();
         self.door.tidying.asked();
         let drop_set_id = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let written = self.door.write(ino.0, offset, data, drop_set_id);
@@ -761,6 +816,7 @@ impl Filesystem for Session {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        let _work = self.crew.at_work();
         reply_empty(reply, self.door.release(ino.0, fh.0));
     }
 
@@ -772,11 +828,13 @@ impl Filesystem for Session {
         datasync: bool,
         reply: ReplyEmpty,
     ) {
+        let _work = self.crew.at_work();
         self.door.tidying.asked();
         reply_empty(reply, self.door.sync(ino.0, fh.0, datasync));
     }
 
     fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let _work = self.crew.at_work();
         match self.door.open_listing(ino.0) {
             Ok(listing) => {
                 let handle = self.door.new_handle();
@@ -795,6 +853,7 @@ impl Filesystem for Session {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
+        let _work = self.crew.at_work();
         let listing = match self.listing(fh, ino) {
             Ok(listing) => listing,
             Err(error) => return reply.error(number(error)),
@@ -822,6 +881,7 @@ impl Filesystem for Session {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
+        let _work = self.crew.at_work();
         let listing = match self.listing(fh, ino) {
             Ok(listing) => listing,
             Err(error) => return reply.error(number(error)),
@@ -885,6 +945,7 @@ impl Filesystem for Session {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
+        let _work = self.crew.at_work();
         let done = self
             .listing(fh, ino)
             .and_then(|listing| self.door.sync_listing(&listing));
@@ -892,6 +953,7 @@ impl Filesystem for Session {
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        let _work = self.crew.at_work();
         match self.door.room() {
             Ok(room) => reply.statfs(
                 room.blocks,
@@ -917,6 +979,7 @@ impl Filesystem for Session {
         _position: u32,
         reply: ReplyEmpty,
     ) {
+        let _work = self.crew.at_work();
         reply_empty(
             reply,
             self.door
@@ -932,15 +995,18 @@ impl Filesystem for Session {
         size: u32,
         reply: ReplyXattr,
     ) {
+        let _work = self.crew.at_work();
         reply_value(reply, size, self.door.attribute(ino.0, name, size as usize));
     }
 
     fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let _work = self.crew.at_work();
         let names = self.door.attribute_names(ino.0);
         reply_value(reply, size, names.map(|names| (names.len(), names)));
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _work = self.crew.at_work();
         let done = self.door.remove_attribute(ino.0, name, unique(request));
         reply_empty(reply, done);
     }
@@ -975,6 +1041,7 @@ impl Filesystem for Session {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        let _work = self.crew.at_work();
         self.door.tidying.asked();
         let by_user = request.uid() != 0;
         reply_empty(
@@ -993,6 +1060,7 @@ impl Filesystem for Session {
         whence: i32,
         reply: ReplyLseek,
     ) {
+        let _work = self.crew.at_work();
         match self.door.seek(ino.0, offset, whence) {
             Ok(at) => reply.offset(at),
             Err(error) => reply.error(number(error)),
@@ -1012,6 +1080,7 @@ impl Filesystem for Session {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
+        let _work = self.crew.at_work();
         self.door.tidying.asked();
         let by_user = request.uid() != 0;
         let copied = self

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Threads that take requests, few of them at a time.
+//!
+//! The kernel gives each request to the thread that has waited longest. If all of them waited, each request would come to another one's buffer, which is in no
+//! cache of the processor any more, and all of these buffers would have memory. So a thread that is done stays at home while enough others wait, and one goes
+//! from there when too few do.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// When fewer wait for a request, one more goes.
+const WAITING_MIN: usize = 2;
+/// When more do, one that is done stays at home. (Were both the same, threads would come and go with each request of many clients.)
+const WAITING_MAX: usize = 6;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Crew {
+    /// How many wait for a request in the kernel, or are on their way there.
+    waiting: AtomicUsize,
+    home: Mutex<Home>,
+    called: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Home {
+    /// How many stay there.
+    count: usize,
+    /// How many others are to go; they count as waiting already.
+    call_count: usize,
+    /// Nobody stays any more.
+    is_closed: bool,
+}
+
+/// A thread has a request. Dropped when it is answered, or somebody else answers it: by then the thread may stay at home for long.
+#[derive(Debug)]
+pub(crate) struct AtWork<'a>(&'a Crew);
+
+impl Crew {
+    /// So many threads begin, all of them by waiting.
+    pub(crate) fn new(count: usize) -> Arc<Crew> {
+        Arc::new(Crew {
+            waiting: AtomicUsize::new(count),
+            home: Mutex::default(),
+            called: Condvar::new(),
+        })
+    }
+
+    /// This thread has got a request.
+    pub(crate) fn at_work(&self) -> AtWork<'_> {
+        let waiting = self.waiting.fetch_sub(1, Ordering::SeqCst) - 1;
+        if waiting < WAITING_MIN {
+            let mut home = self.home();
+            if home.count > 0 {
+                home.count -= 1;
+                home.call_count += 1;
+                self.waiting.fetch_add(1, Ordering::SeqCst);
+                drop(home);
+                self.called.notify_one();
+            }
+        }
+        AtWork(self)
+    }
+
+    fn done(&self) {
+        let waiting = self.waiting.fetch_add(1, Ordering::SeqCst) + 1;
+        if waiting <= WAITING_MAX {
+            return;
+        }
+        let mut home = self.home();
+        let waiting = self.waiting.fetch_sub(1, Ordering::SeqCst) - 1;
+        // (Who has got a request meanwhile has found nobody at home.)
+        if waiting < WAITING_MIN || home.is_closed {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
+        home.count += 1;
+        while home.call_count == 0 && !home.is_closed {
+            let woken = self.called.wait(home);
+            home = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        if home.call_count > 0 {
+            home.call_count -= 1;
+        } else {
+            home.count -= 1;
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Everybody goes, and stays: to hear that the mount has ended.
+    pub(crate) fn close(&self) {
+        self.home().is_closed = true;
+        self.called.notify_all();
+    }
+
+    fn home(&self) -> MutexGuard<'_, Home> {
+        self.home.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.0.done();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, channel};
+    use std::time::{Duration, Instant};
+
+    /// Threads that take turns at one queue, as the kernel's: who has waited longest gets what comes.
+    #[test]
+    fn few_wait_and_as_many_as_there_is_work_for_do_it() {
+        const COUNT: usize = 32;
+        let crew = Crew::new(COUNT);
+        let (give, take) = channel::<Receiver<()>>();
+        let take = Arc::new(Mutex::new(take));
+        let threads: Vec<_> = (0..COUNT)
+            .map(|_| {
+                let (crew, take) = (Arc::clone(&crew), Arc::clone(&take));
+                std::thread::spawn(move || {
+                    loop {
+                        let taken = take.lock().expect("sound").recv();
+                        let Ok(until) = taken else {
+                            return;
+                        };
+                        let _work = crew.at_work();
+                        let _ = until.recv();
+                    }
+                })
+            })
+            .collect();
+        let until = |is_so: &dyn Fn(usize, usize) -> bool| {
+            let end = Instant::now() + Duration::from_secs(20);
+            loop {
+                let home = crew.home().count;
+                let waiting = crew.waiting.load(Ordering::SeqCst);
+                if is_so(waiting, home) {
+                    return;
+                }
+                assert!(Instant::now() < end, "{waiting} wait, {home} are at home");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        for _ in 0..3 {
+            // All of them are busy at once, though most were at home.
+            let ends: Vec<_> = (0..COUNT)
+                .map(|_| {
+                    let (end, until) = channel();
+                    give.send(until).expect("somebody takes it");
+                    end
+                })
+                .collect();
+            until(&|waiting, home| waiting == 0 && home == 0);
+            drop(ends);
+            until(&|waiting, home| {
+                (WAITING_MIN..=WAITING_MAX).contains(&waiting) && waiting + home == COUNT
+            });
+        }
+        drop(give);
+        crew.close();
+        for thread in threads {
+            thread.join().expect("ended");
+        }
+        assert_eq!(crew.home().count, 0);
+    }
+}
