@@ -134,9 +134,10 @@ written anew beside it if that has at most half as many. Striped files are as wi
 first few are named at the end, and how many. One that was interrupted goes on when it is repeated. Exit \
 code: 0 done, 1 there are such files, 2 it could not be begun or went wrong.")]
     Defrag(PoolDefragArgs),
-    /// Let a member go that has no bytes; the pool may be mounted
+    /// Let a member go that has no bytes, or whose disk is dead; the pool may be mounted
     #[command(after_help = "\
-Refused while a file has bytes on it. One that is missing may go if nothing was on it, while the pool is not mounted. A remove that was interrupted is finished by repeating \
+Refused while a file has bytes on it. One that is missing may go if nothing was on it, while the pool is not mounted, or with --lost: then files that had bytes on it stay in the tree, \
+what was there gives an input/output error, `rushes pool fsck` names them, and they can be written anew or removed. A remove that was interrupted is finished by repeating \
 it. Exit code: 0 it is gone, 2 it is not.")]
     Remove(PoolRemoveArgs),
     /// How a pool is: members, their room, what they are for, how many objects they have, who has the names
@@ -231,6 +232,9 @@ pub(crate) struct PoolRemoveArgs {
     /// Its number, or its folder
     #[arg(value_name = "MEMBER")]
     pub(crate) member: PathBuf,
+    /// Its disk is dead: give up what it has, for good. Refused if it is there
+    #[arg(long)]
+    pub(crate) lost: bool,
     /// Print JSON; the names of its fields are promised
     #[arg(long)]
     pub(crate) json: bool,

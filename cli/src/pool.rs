@@ -403,6 +403,7 @@ fn object_report(pool: &Pool, layout: &Layout, object: Object) -> ObjectReport {
     let (state, reason) = match (member.as_ref().map(|member| member.status().state), opened) {
         (Some(state @ (MemberState::Present | MemberState::ReadOnly)), Ok(_)) => state_of(&state),
         (Some(state @ MemberState::Missing(_)), _) => state_of(&state),
+        (None, Err(error @ PoolError::Lost { .. })) => ("lost", Some(error.to_string())),
         (None, Err(error)) => ("missing", Some(error.to_string())),
         (Some(_), Err(error)) => ("unusable", Some(error.to_string())),
         (None, Ok(_)) => ("unusable", None),

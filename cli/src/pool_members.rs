@@ -13,8 +13,8 @@ use crate::pool_care::counter;
 use crate::show::{self, Table};
 use indicatif::ProgressBar;
 use rushes_pool::{
-    Defragged, Door, Drained, Evenness, Failed, Failure, MemberNumber, MountState, Nobody, Pieces,
-    Pool, PoolError, Request, Told, Work, newest_log,
+    Defragged, Door, Drained, Evenness, Failed, Failure, MemberNumber, MountState, Nobody, Parting,
+    Pieces, Pool, PoolError, Request, Told, Work, newest_log,
 };
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -555,6 +555,7 @@ fn moved_so_far(now: Drained) -> String {
 struct RemoveReport {
     catalogue: String,
     member: u16,
+    lost: bool,
 }
 
 pub(crate) fn remove(args: &PoolRemoveArgs) -> Result<ExitCode, String> {
@@ -562,17 +563,25 @@ pub(crate) fn remove(args: &PoolRemoveArgs) -> Result<ExitCode, String> {
     let report = RemoveReport {
         catalogue: shown(pool.catalogue().path()),
         member: number_of(&pool, &args.member)?.0,
+        lost: args.lost,
     };
+    let lost = args.lost;
     let (member, number) = (report.member, MemberNumber(report.member));
     match Hand::on(&args.catalogue)? {
-        Hand::Ours(pool) => rushes_pool::remove(&pool, number, &Nobody),
+        Hand::Ours(pool) => rushes_pool::remove(&pool, number, Parting::of(lost), &Nobody),
         Hand::Mount(door) => {
-            asked(door, &Request::Remove { member }, &ProgressBar::hidden()).map(drop)
+            let request = Request::Remove { member, lost };
+            asked(door, &request, &ProgressBar::hidden()).map(drop)
         }
     }
     .map_err(told)?;
     if args.json {
         print_json(&report)?;
+    } else if lost {
+        say(&format!(
+            "Member {} is given up. `rushes pool fsck {}` names each file that had bytes on it: put those back from your backup, or remove them.\n",
+            report.member, report.catalogue
+        ))?;
     } else {
         say(&format!("Member {} is removed.\n", report.member))?;
     }

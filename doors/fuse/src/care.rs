@@ -16,7 +16,7 @@ use rushes_core::pool::vain::Rooms;
 use rushes_core::units;
 use rushes_pool::{
     Access, Asker, ByteCount, Defragged, Drained, Failed, Layout, MemberNumber, MountState, Move,
-    Moved, Object, Pool, PoolError, Request, Told, Users, Work, WorkKind, each_file_in,
+    Moved, Object, Parting, Pool, PoolError, Request, Told, Users, Work, WorkKind, each_file_in,
     names_follow, set_draining,
 };
 use rushes_sys::priority::{idle_io, ordinary_io};
@@ -267,9 +267,8 @@ impl Door {
             }
             Request::Drain { member, cancel } => begin(WorkKind::Drain, Some(*member))
                 .and_then(|_busy| self.drain(*member, *cancel, tell)),
-            Request::Remove { member } => {
-                begin(WorkKind::Remove, Some(*member)).and_then(|_busy| self.let_member_go(*member))
-            }
+            Request::Remove { member, lost } => begin(WorkKind::Remove, Some(*member))
+                .and_then(|_busy| self.let_member_go(*member, Parting::of(*lost))),
             Request::Rebalance {} => {
                 begin(WorkKind::Rebalance, None).and_then(|_busy| self.rebalance(tell))
             }
@@ -309,9 +308,9 @@ impl Door {
         self.names.members_changed();
     }
 
-    fn let_member_go(&self, number: u16) -> Result<Told, PoolError> {
+    fn let_member_go(&self, number: u16, parting: Parting) -> Result<Told, PoolError> {
         self.bury();
-        rushes_pool::remove(&self.pool, MemberNumber(number), self)?;
+        rushes_pool::remove(&self.pool, MemberNumber(number), parting, self)?;
         self.members_changed();
         Ok(done(Vec::new()))
     }

@@ -234,7 +234,10 @@ impl Door {
         }
         match self.object(node, state, located.object, Access::Write) {
             Ok(fd) => Ok(Ok((located, fd))),
-            Err(PoolError::Missing { .. } | PoolError::ReadOnly { .. }) if at >= file.size() => {
+            Err(error)
+                if at >= file.size()
+                    && (error.is_away() || matches!(error, PoolError::ReadOnly { .. })) =>
+            {
                 let why = (located.object, SpillReason::Unwritable);
                 Ok(Err(Piece::NoPlace(Some(why))))
             }
@@ -527,7 +530,7 @@ impl Door {
             let fd = match self.object(node, &state, object, Access::Read) {
                 Ok(fd) => fd,
                 // Nothing of ours waits on a member that is not there, unless somebody has it in memory.
-                Err(PoolError::Missing { .. }) if !self.engine.lacks_any() => continue,
+                Err(error) if error.is_away() && !self.engine.lacks_any() => continue,
                 Err(error) => return Err(self.trouble(node, &error)),
             };
             // (Of a daemon that nobody hears of, bytes and all, nothing is known of the device.)

@@ -153,6 +153,16 @@ pub fn add(
         }
     }
     for folder in &folders {
+        if let Some(Format::Member(of)) = &folder.format
+            && of.pool == pool.id()
+            && pool.is_lost(of.number)
+        {
+            return refused(format!(
+                "{} has what member {} had when it was given up, and the pool has gone on without it; expected an empty folder: make a new file system on that disk, or give another folder of it",
+                folder.path.display(),
+                of.number.0
+            ));
+        }
         let entries = plan.iter().flat_map(|plan| &plan.members);
         let entry = entries.clone().find(|entry| entry.path == folder.path);
         folder.is_free(plan.as_ref(), entry)?;
@@ -601,13 +611,42 @@ struct Left {
     object_count: u64,
 }
 
-/// Let a member go that has no bytes. The same command again finishes one that was interrupted. One that is missing may go, too, if no file is on it.
+/// Which members may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parting {
+    /// One that has no bytes.
+    Empty,
+    /// One that is missing, with what it has: its disk does not come back.
+    Lost,
+}
+
+impl Parting {
+    /// As a command says it.
+    pub fn of(is_lost: bool) -> Parting {
+        if is_lost {
+            Parting::Lost
+        } else {
+            Parting::Empty
+        }
+    }
+}
+
+/// Let a member go. The same command again finishes one that was interrupted. One that is missing may go as [`Parting::Empty`], too, if no file is on it.
+/// Records of files keep what they say of one that goes as [`Parting::Lost`]: these bytes cannot be read ([`PoolError::Lost`]), and all else of such files can.
 ///
-/// Errors   [`PoolError::Refused`]: it has bytes, or is the last one; then nothing was changed. While files are in use one that is missing cannot go
-pub fn remove(pool: &Pool, number: MemberNumber, users: &impl Users) -> Result<(), PoolError> {
+/// Errors   [`PoolError::Refused`]: it has bytes, or is the last one; then nothing was changed. While files are in use one that is missing cannot go as
+///          [`Parting::Empty`], and one that is there never goes as [`Parting::Lost`]
+pub fn remove(
+    pool: &Pool,
+    number: MemberNumber,
+    parting: Parting,
+    users: &impl Users,
+) -> Result<(), PoolError> {
     let given = pool.format().members_given;
     let Some(member) = pool.member(number) else {
         return if u32::from(number.0) < given {
+            // It may have been killed before it had told them.
+            let _ = users.log_names(pool);
             Ok(())
         } else {
             refused(format!(
@@ -616,6 +655,15 @@ pub fn remove(pool: &Pool, number: MemberNumber, users: &impl Users) -> Result<(
             ))
         };
     };
+    let is_missing = matches!(member.status().state, MemberState::Missing(_));
+    if parting == Parting::Lost && !is_missing {
+        return refused(format!(
+            "member {} ({}) is there, and what it has would be lost; expected one that is missing: empty it with `rushes pool drain`, then remove it without --lost (or unmount its disk, if it is to be given up all the same)",
+            number.0,
+            member.path().display()
+        ));
+    }
+    let mut durable = pool.format();
     if member.duty() != Duty::Leaving {
         let members = pool.members();
         let mut others = members.iter().filter(|other| other.number() != number);
@@ -627,28 +675,43 @@ pub fn remove(pool: &Pool, number: MemberNumber, users: &impl Users) -> Result<(
         }
         // Nothing gets there while it is looked for.
         pool.adopt(with_duty(pool, number, Duty::Draining));
-        let leaves =
-            is_unused(pool, &member, users).and_then(|()| set_duty(pool, number, Duty::Leaving));
+        let leaves = match parting {
+            Parting::Empty => {
+                is_unused(pool, &member, users).and_then(|()| set_duty(pool, number, Duty::Leaving))
+            }
+            // (Its disk may be back before this is repeated: it is gone in one step, or is as it was.)
+            Parting::Lost => Ok(()),
+        };
         if let Err(error) = leaves {
-            pool.adopt(with_duty(pool, number, member.duty()));
+            pool.adopt(durable);
             return Err(error);
+        }
+        if parting == Parting::Empty {
+            durable = pool.format();
         }
     }
     // From here on it takes no log of names. What it has may be all there is of one.
     if let Err(error) = users.log_names(pool)
         && newest_log(pool).is_none_or(|(_, members)| members.iter().all(|one| *one == number))
     {
+        pool.adopt(durable);
         return refused(format!(
             "no other member than {} has the log of names, and it could not be written: {error}; make room on one and repeat this",
             number.0
         ));
     }
-    if !matches!(member.status().state, MemberState::Missing(_)) {
+    if !is_missing {
         clear(&member)?;
     }
     let mut format = pool.format();
     format.members.retain(|entry| entry.number != number);
-    write(pool, &format)?;
+    if parting == Parting::Lost {
+        format.lost.insert(number);
+    }
+    if let Err(error) = write(pool, &format) {
+        pool.adopt(durable);
+        return Err(error);
+    }
     pool.adopt(format);
     // So that it knows who is left. The one before is there; the next mount writes another.
     let _ = users.log_names(pool);
@@ -660,7 +723,7 @@ fn is_unused(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), Poo
     let number = member.number();
     if users.are_there() && matches!(member.status().state, MemberState::Missing(_)) {
         return refused(format!(
-            "member {} is missing, and while the pool is in use it cannot be proved that no file is on it; unmount the pool and repeat this",
+            "member {} is missing, and while the pool is in use it cannot be proved that no file is on it; unmount the pool and repeat this (or give it up with all that it has, by --lost)",
             number.0
         ));
     }

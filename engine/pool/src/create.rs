@@ -226,6 +226,7 @@ fn new_plan(policy: Policy, members: &[Folder]) -> Result<CatalogueFormat, PoolE
         tidy: Schedule::Off,
         members: entries?,
         members_given: 0,
+        lost: BTreeSet::new(),
     })
 }
 

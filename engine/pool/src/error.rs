@@ -36,6 +36,11 @@ pub enum PoolError {
         /// What was found instead, as a clause.
         why: String,
     },
+    /// A member was given up with what it had.
+    Lost {
+        /// Which.
+        member: MemberNumber,
+    },
     /// A member cannot be written to.
     ReadOnly {
         /// Which.
@@ -94,6 +99,7 @@ impl PoolError {
         use rustix::io::Errno;
         match self {
             PoolError::Missing { .. }
+            | PoolError::Lost { .. }
             | PoolError::Layout(_)
             | PoolError::NoLayout { .. }
             | PoolError::Object { .. } => Errno::IO,
@@ -106,6 +112,11 @@ impl PoolError {
                 Errno::from_io_error(&error.source).unwrap_or(Errno::IO)
             }
         }
+    }
+
+    /// What a member has cannot be had, whatever one asks of it: it is missing, or was given up.
+    pub fn is_away(&self) -> bool {
+        matches!(self, PoolError::Missing { .. } | PoolError::Lost { .. })
     }
 
     /// There is no room, of the file system's or of a quota's (btrfs holds root to those): another member may have some.
@@ -156,6 +167,11 @@ impl fmt::Display for PoolError {
                 "member {} is missing: {} {why}; mount it there, nothing else is needed",
                 member.0,
                 path.display()
+            ),
+            PoolError::Lost { member } => write!(
+                f,
+                "member {} was given up with what it had of this file; put the file back from your backup",
+                member.0
             ),
             PoolError::ReadOnly { member, path } => write!(
                 f,

@@ -9,6 +9,7 @@ use rushes_core::pool::tidy::Schedule;
 use rushes_core::pool::{Class, MemberNumber, Policy, PoolId, Rule, Wish};
 use rustix::fs::{Mode, OFlags, fsync, openat, renameat};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::BorrowedFd;
@@ -39,6 +40,8 @@ pub(crate) struct CatalogueFormat {
     pub(crate) members: Vec<MemberEntry>,
     /// A number that every member's is below, also those that were removed: numbers are not given twice.
     pub(crate) members_given: u32,
+    /// Those of them that were given up with what they had: records may name them still.
+    pub(crate) lost: BTreeSet<MemberNumber>,
 }
 
 /// A member, as the catalogue knows it.
@@ -128,6 +131,9 @@ struct CatalogueText {
     /// Only where a member was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     members_given: Option<u32>,
+    /// Only where a member was given up.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    lost: Vec<u16>,
     members: Vec<MemberText>,
 }
 
@@ -248,6 +254,7 @@ impl Format {
                 tidy: (format.tidy != Schedule::Off).then(|| format.tidy.to_string()),
                 members_given: (format.members_given > most(&format.members))
                     .then_some(format.members_given),
+                lost: format.lost.iter().map(|number| number.0).collect(),
                 members: format
                     .members
                     .iter()
@@ -318,14 +325,23 @@ impl Format {
                         "it has no members, or two of one number",
                     )));
                 }
+                let lost: BTreeSet<MemberNumber> =
+                    text.lost.into_iter().map(MemberNumber).collect();
+                if let Some(both) = members.iter().find(|one| lost.contains(&one.number)) {
+                    let number = both.number.0;
+                    return Err(said(format!("member {number} is there and given up")));
+                }
+                let behind_lost = lost.last().map_or(0, |number| u32::from(number.0) + 1);
+                let given = text.members_given.unwrap_or(0).max(behind_lost);
                 Ok(Format::Catalogue(CatalogueFormat {
                     pool: PoolId(id_of(&text.pool_id).map_err(said)?),
                     policy,
                     wish,
                     rules,
                     tidy,
-                    members_given: text.members_given.unwrap_or(0).max(most(&members)),
+                    members_given: given.max(most(&members)),
                     members,
+                    lost,
                 }))
             }
             "member" => {

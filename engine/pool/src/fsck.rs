@@ -158,13 +158,14 @@ pub fn fsck(
     let unreadable = look.unreadable.iter().map(|(number, ..)| *number);
     let away: BTreeSet<MemberNumber> = missing.chain(unreadable).collect();
     let looked_at = known.difference(&away).copied().collect();
+    let lost = pool.lost();
     let mut findings = check(pool.id(), &known, &looked_at, &look.stubs, &look.objects);
     // Its objects go before the stub of a removed file does: that one is half done, and the next mount goes on.
     let removed = Path::new("..").join(crate::catalogue::REMOVED);
     findings.retain(|finding| match finding {
-        Finding::ObjectAbsent { stub, .. } | Finding::NeverSynced { stub } => {
-            !look.paths[*stub].starts_with(&removed)
-        }
+        Finding::ObjectAbsent { stub, .. }
+        | Finding::MemberUnknown { stub, .. }
+        | Finding::NeverSynced { stub } => !look.paths[*stub].starts_with(&removed),
         _ => true,
     });
     let newer = look
@@ -195,8 +196,8 @@ pub fn fsck(
     for (at, finding) in findings.iter().enumerate() {
         progress(Progress::Mending(at, count));
         let mut remedy = finding.remedy(newer);
-        // What is on a member that is away would be missing in it, and read as zeroes.
-        if matches!(remedy, Remedy::WriteRecord(_)) && !away.is_empty() {
+        // What is, or was, on a member that is away or given up would be missing in it, and read as zeroes.
+        if matches!(remedy, Remedy::WriteRecord(_)) && !(away.is_empty() && lost.is_empty()) {
             remedy = Remedy::None;
         }
         // The object may be one that another file names, or on its way.
@@ -449,6 +450,17 @@ impl Mender<'_> {
                     "{}: the layout record is not there although the file has {} bytes",
                     shown(stub),
                     self.look.stubs[stub].size
+                ),
+            ),
+            Finding::MemberUnknown { stub, object } if self.pool.is_lost(object.member) => (
+                "member_lost",
+                Some(stub),
+                Some(object),
+                format!(
+                    "{}: {} were on member {}, which was given up; put the file back from your backup, or remove it",
+                    shown(stub),
+                    self.lost_ranges(stub, object),
+                    object.member.0
                 ),
             ),
             Finding::MemberUnknown { stub, object } => (

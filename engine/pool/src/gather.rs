@@ -387,7 +387,8 @@ impl Gather {
             pool.forget(layout.file, object);
         }
         match made {
-            Err(PoolError::Missing { .. } | PoolError::ReadOnly { .. }) => Ok(None),
+            Err(PoolError::ReadOnly { .. }) => Ok(None),
+            Err(error) if error.is_away() => Ok(None),
             Err(error) if !error.is_full() && error.errno() != Errno::OPNOTSUPP => Err(error),
             _ => {
                 self.is_vain = true;

@@ -41,7 +41,8 @@ mod xattr;
 pub use balance::{Evenness, Kept, LeftOut, evenness, rebalance};
 pub use catalogue::{Catalogue, TREE};
 pub use change::{
-    Drained, Nobody, Users, add, drain, is_add_interrupted, names_follow, remove, set_draining,
+    Drained, Nobody, Parting, Users, add, drain, is_add_interrupted, names_follow, remove,
+    set_draining,
 };
 pub use create::{Created, MEMBER_COUNT_MAX, Wanted, create};
 pub use defrag::defrag;

@@ -539,10 +539,10 @@ impl Pool {
         match reason {
             SpillReason::Full => refused.note(PoolError::NoRoom),
             SpillReason::OverQuota => refused.note(PoolError::OverQuota),
-            SpillReason::Failing => {
-                let member = self.known(except)?;
-                refused.note(member.failed("write to an object", "objects", Errno::IO));
-            }
+            SpillReason::Failing => refused.note(match self.known(except) {
+                Ok(member) => member.failed("write to an object", "objects", Errno::IO),
+                Err(error) => error,
+            }),
             SpillReason::Unwritable => {}
         }
         self.take_of(stub, layout, range, wanted, candidates, (moved, refused))
@@ -867,11 +867,25 @@ impl Pool {
 
     /// A member that a layout names.
     pub(crate) fn known(&self, number: MemberNumber) -> Result<Arc<Member>, PoolError> {
-        self.member(number).ok_or_else(|| PoolError::Missing {
-            member: number,
-            path: self.catalogue.path().to_path_buf(),
-            why: String::from("does not know a member of this number"),
-        })
+        self.member(number)
+            .ok_or_else(|| match self.is_lost(number) {
+                true => PoolError::Lost { member: number },
+                false => PoolError::Missing {
+                    member: number,
+                    path: self.catalogue.path().to_path_buf(),
+                    why: String::from("does not know a member of this number"),
+                },
+            })
+    }
+
+    /// Members that were given up with what they had, which records still name.
+    pub(crate) fn lost(&self) -> BTreeSet<MemberNumber> {
+        self.membership().format.lost.clone()
+    }
+
+    /// This is one of them.
+    pub(crate) fn is_lost(&self, number: MemberNumber) -> bool {
+        self.membership().format.lost.contains(&number)
     }
 
     /// Objects have no byte at or behind `size`, and segments that begin there are gone. The stub's size is the door's to set, afterwards.
@@ -889,7 +903,12 @@ impl Pool {
         // All of them first: were one away, the others would have lost their bytes already.
         let mut opened = Vec::new();
         for (object, length) in next.lengths(size) {
-            opened.push((self.open_object(layout, object, Access::Write)?, length));
+            match self.open_object(layout, object, Access::Write) {
+                Ok(fd) => opened.push((fd, length)),
+                // It has none any more.
+                Err(PoolError::Lost { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
         for (fd, length) in opened {
             if fstat(&fd).map_err(failed)?.st_size as u64 > length {
@@ -979,7 +998,7 @@ impl Pool {
         removed.retain(|&number, objects| {
             let member = self.known(number);
             match member.and_then(|member| member.sync_removed(objects)) {
-                Ok(()) => false,
+                Ok(()) | Err(PoolError::Lost { .. }) => false,
                 Err(error) => {
                     buried.kept.push(error);
                     true
@@ -1037,8 +1056,13 @@ impl Pool {
         }
         let layout = self.layout(stub.as_fd())?;
         for object in layout.iter().flat_map(Layout::objects) {
-            self.known(object.member)?
-                .remove_named(layout.as_ref().expect("it names objects").file, object.id)?;
+            let file = layout.as_ref().expect("it names objects").file;
+            let member = self.known(object.member);
+            match member.and_then(|member| member.remove_named(file, object.id)) {
+                // With its member it went before.
+                Ok(()) | Err(PoolError::Lost { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok((true, layout))
     }

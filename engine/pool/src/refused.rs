@@ -16,9 +16,10 @@ impl Refused {
     /// Whether another member is to be asked: this is one member's answer, and not of the catalogue or of bytes that are to be moved.
     pub(crate) fn is_of_member(error: &PoolError) -> bool {
         match error {
-            PoolError::Missing { .. } | PoolError::ReadOnly { .. } | PoolError::Failing { .. } => {
-                true
-            }
+            PoolError::Missing { .. }
+            | PoolError::Lost { .. }
+            | PoolError::ReadOnly { .. }
+            | PoolError::Failing { .. } => true,
             PoolError::System(_) => error.is_full(),
             _ => false,
         }
@@ -30,10 +31,7 @@ impl Refused {
             Errno::NOSPC => self.is_full = true,
             Errno::DQUOT => self.is_over_quota = true,
             // As if it were not there.
-            _ if matches!(
-                error,
-                PoolError::Missing { .. } | PoolError::ReadOnly { .. }
-            ) => {}
+            _ if error.is_away() || matches!(error, PoolError::ReadOnly { .. }) => {}
             _ => drop(self.other.get_or_insert(error)),
         }
     }

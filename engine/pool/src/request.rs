@@ -43,10 +43,12 @@ pub enum Request {
         /// Not any more: it takes new bytes again.
         cancel: bool,
     },
-    /// Let a member go that has no bytes.
+    /// Let a member go.
     Remove {
         /// Its number.
         member: u16,
+        /// It is missing, and given up with what it has; else only one that has no bytes goes.
+        lost: bool,
     },
     /// Make members equally full, and stripes as wide as they can be.
     Rebalance {},

@@ -86,6 +86,7 @@ pub fn rescue(
         tidy: Schedule::Off,
         members: entries.clone(),
         members_given: 0,
+        lost: BTreeSet::new(),
     };
     start(&folder, &first)?;
     let mut pool = Pool::open(&folder.path, Lock::Take, PLAN)?;
@@ -115,7 +116,7 @@ pub fn rescue(
     let mut maker = Maker {
         pool: &pool,
         objects,
-        away: away(&pool).union(&unreadable).copied().collect(),
+        away: &(&away(&pool) | &unreadable) | &pool.lost(),
         first_names: BTreeMap::new(),
         folders: Vec::new(),
         name_count: 0,
@@ -336,6 +337,13 @@ fn known_format(
             Some(known) => {
                 known.id = entry.id;
                 known.path.clone_from(&entry.path);
+            }
+            None if format.lost.contains(&entry.number) => {
+                return refused(format!(
+                    "{} has what member {} had when it was given up, and the pool has gone on without it; leave it out",
+                    entry.path.display(),
+                    entry.number.0
+                ));
             }
             None => format.members.push(entry.clone()),
         }

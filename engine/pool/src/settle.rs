@@ -10,7 +10,7 @@ use crate::pool::Pool;
 use rushes_core::pool::check::part_of;
 use rushes_core::pool::{Layout, Object};
 use rustix::fs::{fstat, fsync};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 impl Pool {
     /// Its objects are durable, and its record says so. To make that durable is the caller's: he syncs the stub.
@@ -21,7 +21,9 @@ impl Pool {
             return Ok(());
         }
         for object in layout.objects() {
-            let fd = self.open_object(layout, object, Access::Read)?;
+            let Some(fd) = self.open_kept(layout, object)? else {
+                continue;
+            };
             let member = self.known(object.member)?;
             fsync(&fd)
                 .map_err(|error| member.failed("make an object durable", "objects", error))?;
@@ -36,9 +38,17 @@ impl Pool {
     /// Errors   one of them is not there: then it is unsettled still
     pub fn settled(&self, stub: BorrowedFd<'_>, layout: &mut Layout) -> Result<(), PoolError> {
         for object in layout.objects() {
-            self.open_object(layout, object, Access::Read)?;
+            self.open_kept(layout, object)?;
         }
         self.say_settled(stub, layout)
+    }
+
+    /// Returns  None: it was given up with its member, and nothing of it waits for a disk
+    fn open_kept(&self, layout: &Layout, object: Object) -> Result<Option<OwnedFd>, PoolError> {
+        match self.open_object(layout, object, Access::Read) {
+            Err(PoolError::Lost { .. }) => Ok(None),
+            opened => opened.map(Some),
+        }
     }
 
     fn say_settled(&self, stub: BorrowedFd<'_>, layout: &mut Layout) -> Result<(), PoolError> {

@@ -10,8 +10,8 @@ mod place;
 
 use place::{Place, Written, fill, objects_on, pattern};
 use rushes_pool::{
-    Access, ByteRange, Duty, MemberNumber, MemberState, NameLog, Nobody, Policy, Pool, PoolError,
-    SpillReason, Wanted, add, create, drain, fsck, newest_log, remove, set_draining,
+    Access, ByteRange, Duty, MemberNumber, MemberState, NameLog, Nobody, Parting, Policy, Pool,
+    PoolError, SpillReason, Wanted, add, create, drain, fsck, newest_log, remove, set_draining,
 };
 use std::fs;
 use std::os::fd::AsFd;
@@ -82,11 +82,19 @@ fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_ag
     fs::rename(catalogue.join("tree/going"), catalogue.join("removed/1")).unwrap();
 
     refused(
-        remove(&Pool::look(&catalogue).unwrap(), MemberNumber(9), &Nobody),
+        remove(
+            &Pool::look(&catalogue).unwrap(),
+            MemberNumber(9),
+            Parting::Empty,
+            &Nobody,
+        ),
         "never had",
     );
     drop(new);
-    refused(remove(&pool, MemberNumber(1), &Nobody), "rushes pool drain");
+    refused(
+        remove(&pool, MemberNumber(1), Parting::Empty, &Nobody),
+        "rushes pool drain",
+    );
     set_draining(&pool, MemberNumber(1), true).unwrap();
     let duty = |pool: &Pool| pool.member(MemberNumber(1)).unwrap().duty();
     assert_eq!(duty(&pool), Duty::Draining);
@@ -112,13 +120,13 @@ fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_ag
 
     set_draining(&pool, MemberNumber(2), true).unwrap();
     drain(&pool, MemberNumber(2), |_| {}).unwrap();
-    remove(&pool, MemberNumber(2), &Nobody).unwrap();
+    remove(&pool, MemberNumber(2), Parting::Empty, &Nobody).unwrap();
     assert_eq!(fs::read_dir(&second).unwrap().count(), 0, "a folder again");
     assert_eq!(numbers(&pool), [0, 1], "at once");
     drop(pool);
     let pool = Pool::serve(&catalogue).unwrap();
     assert_eq!(numbers(&pool), [0, 1], "and for good");
-    remove(&pool, MemberNumber(2), &Nobody).unwrap();
+    remove(&pool, MemberNumber(2), Parting::Empty, &Nobody).unwrap();
     assert_eq!(add(&pool, &[second], |_, _| {}).unwrap(), [MemberNumber(3)]);
     drop(pool);
     let pool = Pool::serve(&catalogue).unwrap();
@@ -160,7 +168,7 @@ fn what_does_not_fit_on_one_member_goes_to_several_and_what_fits_nowhere_stays()
     drain(&pool, MemberNumber(0), |_| {}).unwrap();
     check(&pool, "other", 9 * MIB);
     is_sound(&pool);
-    remove(&pool, MemberNumber(0), &Nobody).unwrap();
+    remove(&pool, MemberNumber(0), Parting::Empty, &Nobody).unwrap();
 }
 
 #[test]
@@ -234,17 +242,20 @@ fn a_member_goes_only_when_nothing_is_on_it_and_a_dead_one_only_when_nothing_was
     let object = file.layout.objects()[0];
     let again = || Pool::serve(&catalogue).unwrap();
     drop(pool);
-    refused(remove(&again(), object.member, &Nobody), "bytes of 1 files");
+    refused(
+        remove(&again(), object.member, Parting::Empty, &Nobody),
+        "bytes of 1 files",
+    );
     let stranger = place.path.join("member1/objects/00/letter");
     fs::write(&stranger, "dear").unwrap();
     refused(
-        remove(&again(), MemberNumber(1), &Nobody),
+        remove(&again(), MemberNumber(1), Parting::Empty, &Nobody),
         "objects that no file names",
     );
     fs::remove_file(stranger).unwrap();
     // Dead, and nothing on it; then dead, with something.
     place.unmount(&place.path.join("member1"));
-    remove(&again(), MemberNumber(1), &Nobody).unwrap();
+    remove(&again(), MemberNumber(1), Parting::Empty, &Nobody).unwrap();
     assert_eq!(numbers(&again()), [0, 2]);
     let pool = again();
     // What cannot be emptied is not marked as if it were.
@@ -265,12 +276,15 @@ fn a_member_goes_only_when_nothing_is_on_it_and_a_dead_one_only_when_nothing_was
     assert!(matches!(error, PoolError::Missing { .. }), "{error}");
     drop(pool);
     refused(
-        remove(&again(), MemberNumber(0), &Nobody),
+        remove(&again(), MemberNumber(0), Parting::Empty, &Nobody),
         "bytes of 1 files",
     );
     // An emptying that was interrupted.
     assert!(text().contains("draining"), "{}", text());
-    refused(remove(&again(), MemberNumber(2), &Nobody), "the last one");
+    refused(
+        remove(&again(), MemberNumber(2), Parting::Empty, &Nobody),
+        "the last one",
+    );
     assert_eq!(objects_on_member(&place.path.join("member2")), 0);
 }
 
@@ -310,7 +324,7 @@ fn a_member_that_is_read_only_can_be_emptied() {
     let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
     pool.open_object(&layout, layout.objects()[0], Access::Read)
         .unwrap();
-    remove(&pool, MemberNumber(0), &Nobody).unwrap();
+    remove(&pool, MemberNumber(0), Parting::Empty, &Nobody).unwrap();
 }
 
 #[test]
@@ -344,7 +358,7 @@ fn the_log_of_names_is_on_others_before_a_member_is_emptied_of_it() {
     );
     drop(pool);
     refused(
-        remove(&again(), MemberNumber(0), &Nobody),
+        remove(&again(), MemberNumber(0), Parting::Empty, &Nobody),
         "no other member than 0 has the log of names",
     );
     assert_eq!(newest_log(&again()), Some((1, has(&[0]))));
@@ -353,10 +367,10 @@ fn the_log_of_names_is_on_others_before_a_member_is_emptied_of_it() {
         fs::remove_file(member.join("filler")).unwrap();
     }
     fs::create_dir(members[0].join("names/folder.log")).unwrap();
-    remove(&again(), MemberNumber(0), &Nobody).unwrap_err();
+    remove(&again(), MemberNumber(0), Parting::Empty, &Nobody).unwrap_err();
     assert_eq!(newest_log(&again()), Some((2, has(&[1, 2]))));
     fs::remove_dir(members[0].join("names/folder.log")).unwrap();
-    remove(&again(), MemberNumber(0), &Nobody).unwrap();
+    remove(&again(), MemberNumber(0), Parting::Empty, &Nobody).unwrap();
     assert_eq!(numbers(&again()), [1, 2]);
     assert!(!members[0].join("names").exists());
     assert_eq!(newest_log(&again()).unwrap().1, has(&[1, 2]));

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A member whose disk is dead is given up with what it had, while the pool is in use and while it is not.
+
+use rushes_tests::needs::{self, Need};
+use rushes_tests::pool::{EXT4, PoolWorld, check, killed_at, put};
+use serde_json::Value;
+use std::fs::{self, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+
+const MIB: usize = 1 << 20;
+const LENGTH: usize = MIB + 17;
+const EIO: Option<i32> = Some(5);
+
+/// Files one after the other, until each of the members has so many.
+fn filled(world: &PoolWorld, each: usize, member_count: u64) -> Vec<Vec<String>> {
+    let mut on: Vec<Vec<String>> = vec![Vec::new(); member_count as usize];
+    for seed in 0..64 {
+        if on.iter().all(|names| names.len() >= each) {
+            return on;
+        }
+        let name = format!("f{seed}");
+        put(&world.path(&name), seed, LENGTH).expect("there is room");
+        on[world.members_of(&name)[0] as usize].push(name);
+    }
+    panic!("members are not filled alike: {on:?}");
+}
+
+fn seed_of(name: &str) -> u64 {
+    name[1..].parse().expect("a number")
+}
+
+/// Files that a finding names, with its kind.
+fn named(report: &Value) -> Vec<(String, String)> {
+    let all = report["findings"].as_array().expect("a list").iter();
+    let mut named: Vec<(String, String)> = all
+        .map(|one| {
+            let word = |name: &str| one[name].as_str().unwrap_or_default().to_owned();
+            (word("kind"), word("file"))
+        })
+        .collect();
+    named.sort();
+    named
+}
+
+fn refused(world: &PoolWorld, words: &[&str], because: &str) {
+    let output = world.command(words, &[]).output().expect("rushes starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains(because), "{said}");
+}
+
+fn removed_count(world: &PoolWorld) -> usize {
+    let folder = fs::read_dir(world.catalogue().join("removed"));
+    folder.expect("listed").count()
+}
+
+#[test]
+fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 100), (EXT4, 100), (EXT4, 100)]) else {
+        return;
+    };
+    let on = filled(&world, 4, 3);
+    // Over two members of three: one that it is on goes.
+    fs::create_dir(world.path("wide")).expect("made");
+    let policy = Command::new(needs::path_of("rushes"))
+        .args(["pool", "policy"])
+        .arg(world.path("wide"))
+        .args(["--set", "striped=3"])
+        .status();
+    assert!(policy.expect("rushes starts").success());
+    put(&world.path("wide/s"), 100, 4 * MIB).expect("there is room");
+    assert_eq!(world.members_of("wide/s"), [0, 1, 2]);
+    let [whole, part, gone, open] = &on[1][..4] else {
+        panic!("{on:?}");
+    };
+
+    // It is there: nothing is given up.
+    refused(&world, &["remove", "--lost", "1"], "is there");
+    world.unplug(1);
+    // Its end goes on elsewhere.
+    let opened = OpenOptions::new().append(true).open(world.path(part));
+    let mut file = opened.expect("opened");
+    file.write_all(&[7; MIB]).expect("on another member");
+    refused(&world, &["remove", "1"], "--lost");
+    let (report, code) = world.json(&["remove", "--lost", "1"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    assert_eq!(
+        (&report["member"], &report["lost"]),
+        (&1.into(), &true.into()),
+        "{report}"
+    );
+    let (list, code) = world.json(&["ls"], &[]);
+    assert_eq!(code, Some(0), "{list}");
+    assert_eq!(list[0]["members"].as_array().map(Vec::len), Some(2));
+    // And once more: it is gone.
+    assert_eq!(world.json(&["remove", "--lost", "1"], &[]).1, Some(0));
+
+    // Others are as ever, and names of all.
+    for name in on[0].iter().chain(&on[2]) {
+        check(&world.path(name), seed_of(name), LENGTH);
+    }
+    let listed = fs::read_dir(world.path("")).expect("listed");
+    let count: usize = on.iter().map(Vec::len).sum();
+    assert_eq!(listed.count(), count + 1);
+    for name in &on[1] {
+        let error = fs::read(world.path(name)).expect_err("it is lost");
+        assert_eq!(error.raw_os_error(), EIO, "{name}: {error}");
+        let state = &world.where_is(name)["segments"][0]["objects"][0]["state"];
+        assert_eq!(state, "lost", "{name}");
+    }
+    let error = fs::read(world.path("wide/s")).expect_err("a unit of it is lost");
+    assert_eq!(error.raw_os_error(), EIO);
+    // What came later is there, more of it can come, and it becomes durable.
+    file.write_all(&[8; MIB]).expect("its last member is there");
+    file.sync_all().expect("what is there is durable");
+    let tail = fs::File::open(world.path(part)).expect("opened");
+    // (The kernel reads whole pages: the first one has lost bytes, too.)
+    let first = LENGTH.next_multiple_of(4096);
+    let mut bytes = vec![0; LENGTH + 2 * MIB - first];
+    tail.read_exact_at(&mut bytes, first as u64).expect("read");
+    let sevens = LENGTH + MIB - first;
+    assert!(bytes[..sevens].iter().all(|byte| *byte == 7));
+    assert!(bytes[sevens..].iter().all(|byte| *byte == 8));
+    drop((file, tail));
+    // Cut within what is lost it is not whole, and does not pretend to be: no zeroes where bytes were.
+    let cut = OpenOptions::new().write(true).open(world.path(gone));
+    let cut = cut.expect("opened");
+    cut.set_len(LENGTH as u64 / 2).expect("cut");
+    cut.set_len(LENGTH as u64).expect("longer");
+    drop(cut);
+    let error = fs::read(world.path(gone)).expect_err("it is lost");
+    assert_eq!(error.raw_os_error(), EIO, "{error}");
+    // Written anew from a backup it is a file like others.
+    put(&world.path(whole), 200, LENGTH).expect("written anew");
+    check(&world.path(whole), 200, LENGTH);
+    // One that somebody has open goes with its last close; the folder of removed files is empty then.
+    let mut held = fs::File::open(world.path(open)).expect("opened");
+    for name in [gone, open] {
+        fs::remove_file(world.path(name)).expect("removed");
+    }
+    held.read_exact(&mut [0]).expect_err("it is lost");
+    drop(held);
+    let new = world.disk("new", (EXT4, 100));
+    let (added, code) = world.json(&["add"], &[new]);
+    assert_eq!(
+        (&added["numbers"][0], code),
+        (&3.into(), Some(0)),
+        "{added}"
+    );
+    world.end();
+    assert_eq!(removed_count(&world), 0);
+
+    // Looked through: each file that is not whole, and nothing else.
+    let mut expected: Vec<(String, String)> = on[1][4..]
+        .iter()
+        .chain([part])
+        .map(|name| (String::from("member_lost"), name.clone()))
+        .collect();
+    expected.push((String::from("member_lost"), String::from("wide/s")));
+    expected.sort();
+    for words in [&["fsck"][..], &["fsck", "--repair"]] {
+        let (report, code) = world.json(words, &[]);
+        assert_eq!(named(&report), expected, "{report}");
+        assert_eq!(code, Some(1), "{report}");
+    }
+    // The disk comes back: it is not taken for what it was, nor written to.
+    world.plug(1, "loop");
+    let old = world.member(1).join("pool");
+    let output = world.command(&["add"], &[old]).output().expect("starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("when it was given up"), "{said}");
+    world.start();
+    for (_, name) in &expected {
+        fs::remove_file(world.path(name)).expect("removed");
+    }
+    for name in on[0].iter().chain(&on[2]) {
+        check(&world.path(name), seed_of(name), LENGTH);
+    }
+    world.end();
+    let (report, code) = world.json(&["fsck"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    assert_eq!(removed_count(&world), 0);
+}
+
+#[test]
+fn giving_up_may_be_killed_at_every_step_and_is_done_whole_or_not_at_all() {
+    if !needs::all_there(&[Need::Program("strace")]) {
+        return;
+    }
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    let on = filled(&world, 2, 3);
+    world.end();
+    world.unplug(1);
+    let mut kill_count = 0;
+    for call in [
+        "openat", "write", "pwrite64", "fsync", "renameat", "unlinkat",
+    ] {
+        for count in 1..40 {
+            let remove = world.command(&["remove", "--lost", "1"], &[]);
+            if !killed_at(&remove, call, count) {
+                break;
+            }
+            kill_count += 1;
+            let (list, _) = world.json(&["ls"], &[]);
+            let member_count = list[0]["members"].as_array().map(Vec::len);
+            if member_count == Some(2) {
+                break;
+            }
+            // As it was: mounted again it is whole.
+            world.plug(1, "loop");
+            let (report, code) = world.json(&["fsck"], &[]);
+            assert_eq!(code, Some(0), "{call} {count}: {report}");
+            world.unplug(1);
+        }
+    }
+    assert!(kill_count > 20, "{kill_count} kills");
+    let (report, code) = world.json(&["remove", "--lost", "1"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    let (report, code) = world.json(&["fsck"], &[]);
+    assert_eq!(code, Some(1), "{report}");
+    assert_eq!(named(&report).len(), on[1].len(), "{report}");
+    // Names are on the members that are left.
+    world.lose_catalogue();
+    let left: Vec<_> = [0, 2].map(|at| world.member(at).join("pool")).into();
+    world.plug(1, "loop");
+    let all: Vec<_> = (0..3).map(|at| world.member(at).join("pool")).collect();
+    let output = world.command(&["rescue"], &all).output().expect("starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("leave it out"), "{said}");
+    let (report, _) = world.json(&["rescue"], &left);
+    assert!(report["log_serial"].is_u64(), "{report}");
+    world.start();
+    for name in on[0].iter().chain(&on[2]) {
+        check(&world.path(name), seed_of(name), LENGTH);
+    }
+    for name in &on[1] {
+        let size = fs::metadata(world.path(name))
+            .expect("its name is there")
+            .len();
+        assert_eq!(size, LENGTH as u64);
+        fs::read(world.path(name)).expect_err("it is lost");
+    }
+    world.end();
+}
