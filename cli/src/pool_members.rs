@@ -579,7 +579,7 @@ pub(crate) fn remove(args: &PoolRemoveArgs) -> Result<ExitCode, String> {
         print_json(&report)?;
     } else if lost {
         say(&format!(
-            "Member {} is given up. `rushes pool fsck {}` names each file that had bytes on it: put those back from your backup, or remove them.\n",
+            "Member {} is given up. Files that had bytes on it are in the tree still: put those back from your backup, or remove them. `rushes pool where` says \"lost\" of them, and when the pool is not mounted `rushes pool fsck {}` names each.\n",
             report.member, report.catalogue
         ))?;
     } else {

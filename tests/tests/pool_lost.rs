@@ -76,6 +76,10 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
         panic!("{on:?}");
     };
 
+    // Somebody has read them all, without the mount's process seeing it.
+    for name in &on[1] {
+        check(&world.path(name), seed_of(name), LENGTH);
+    }
     // It is there: nothing is given up.
     refused(&world, &["remove", "--lost", "1"], "is there");
     world.unplug(1);
@@ -183,6 +187,45 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
     let (report, code) = world.json(&["fsck"], &[]);
     assert_eq!(code, Some(0), "{report}");
     assert_eq!(removed_count(&world), 0);
+}
+
+#[test]
+fn who_has_files_open_writes_no_more_to_a_disk_that_is_given_up() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    let on = filled(&world, 3, 2);
+    let [read, written, _] = &on[1][..3] else {
+        panic!("{on:?}");
+    };
+    let reader = fs::File::open(world.path(read)).expect("opened");
+    reader.read_exact_at(&mut [0; 1], 0).expect("read");
+    let writer = OpenOptions::new().write(true).open(world.path(written));
+    let writer = writer.expect("opened");
+    writer.write_all_at(&[1; 4096], 0).expect("it is there");
+    // As the kernel is told of a disk that does not come back: who has files open keeps them.
+    let mut lazily = Command::new("umount");
+    let lazily = lazily.arg("-l").arg(world.member(1)).status();
+    assert!(lazily.expect("it starts").success());
+    writer.write_all_at(&[2; 4096], 0).expect("on its disk");
+    let (report, code) = world.json(&["remove", "--lost", "1"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+    // What would go with that disk is refused; what is new has a place elsewhere.
+    let error = writer.write_all_at(&[3; 4096], 0).expect_err("it is lost");
+    assert_eq!(error.raw_os_error(), EIO, "{error}");
+    let end = LENGTH.next_multiple_of(4096) as u64;
+    writer.write_all_at(&[4; 4096], end).expect("on the other");
+    writer.sync_all().expect("what is there is durable");
+    assert_eq!(world.members_of(written), [0, 1]);
+    // Written anew beside one who has it open.
+    put(&world.path(read), 7, LENGTH).expect("written anew");
+    check(&world.path(read), 7, LENGTH);
+    assert_eq!(world.members_of(read), [0]);
+    put(&world.path(written), 8, LENGTH).expect("written anew");
+    drop((reader, writer));
+    check(&world.path(read), 7, LENGTH);
+    check(&world.path(written), 8, LENGTH);
+    world.end();
 }
 
 #[test]

@@ -506,6 +506,7 @@ impl Door {
     ) -> Result<Arc<OwnedFd>, PoolError> {
         let _ = node;
         if let Some((had, fd)) = locked(&state.objects).get(&object)
+            && !self.pool.is_lost(object.member)
             && (*had == Access::Write || access == Access::Read)
         {
             return Ok(Arc::clone(fd));

@@ -170,11 +170,15 @@ impl Door {
             let way = ways.add(if is_direct { Way::Direct } else { Way::Cached });
             return Ok(Opened { way, backing: None });
         };
+        let mut is_away = false;
         let backing = match &ways.backing {
             Some(backing) => Ok(Arc::clone(backing)),
             None => self
                 .object(node, &state, object, Access::Read)
-                .map_err(|error| self.trouble(node, &error))
+                .map_err(|error| {
+                    is_away = error.is_away();
+                    self.trouble(node, &error)
+                })
                 .and_then(|fd| {
                     register(&fd).map(Arc::new).map_err(|error| {
                         // (Of a member that is stacked on another file system that is at each open.)
@@ -190,12 +194,17 @@ impl Door {
                 let way = ways.add(Way::Cached);
                 return Ok(Opened { way, backing: None });
             }
+            // Somebody may have it mapped still, and cannot be asked about. Who opens it now hears what he hears of any file there, and what he adds has a place elsewhere.
+            Err(_) if is_away && ways.passed == 0 => {
+                let way = ways.add(Way::Cached);
+                return Ok(Opened { way, backing: None });
+            }
             Err(error) => return Err(error),
         };
         let is_whole =
             access == OFlags::RDONLY && self.is_whole(node, file, &state) == Some(object);
         let writes = access != OFlags::RDONLY;
-        if writes {
+        if writes && !self.pool.is_lost(object.member) {
             self.may_be_stored(node, file, &state, object)?;
         }
         ways.backing = Some(Arc::clone(&backing));
@@ -288,15 +297,17 @@ impl Door {
         let Some(object) = ways.object else {
             return false;
         };
+        // Given up with its member: whoever has it open or mapped has what is left of it, and the file goes on without it.
+        let is_lost = self.pool.is_lost(object.member);
         if ways.passed > 0 {
-            return true;
+            return !is_lost;
         }
         // Nobody uses our own descriptors now: they would look like somebody else's.
         state.forget(object);
         let is_elsewhere = match self.object(node, state, object, Access::Read) {
             Ok(fd) => lease::is_open_elsewhere(&fd).unwrap_or(true),
             // Whoever has it mapped has what is left of it.
-            Err(PoolError::Object { .. } | PoolError::NoRoom) => false,
+            Err(PoolError::Object { .. } | PoolError::NoRoom | PoolError::Lost { .. }) => false,
             Err(_) => true,
         };
         if !is_elsewhere {

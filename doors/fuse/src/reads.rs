@@ -186,7 +186,9 @@ impl Reading {
     /// `may_stay` whether this thread may wait for a disk, where few do
     fn begin(self: Arc<Self>, index: usize, may_stay: bool) {
         let piece = self.pieces[index];
-        if let Some(fd) = self.state.known(piece.object) {
+        if let Some(fd) = self.state.known(piece.object)
+            && !self.door.pool.is_lost(piece.object.member)
+        {
             return self.begin_with(index, &fd, may_stay);
         }
         self.on_disk(index, may_stay, move |this| {

@@ -883,9 +883,14 @@ impl Pool {
         self.membership().format.lost.clone()
     }
 
-    /// This is one of them.
-    pub(crate) fn is_lost(&self, number: MemberNumber) -> bool {
-        self.membership().format.lost.contains(&number)
+    /// The member of this number was given up with what it had.
+    pub fn is_lost(&self, number: MemberNumber) -> bool {
+        // (Asked at each read and write: no count is changed for it.)
+        let now = self
+            .membership
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        now.format.lost.contains(&number)
     }
 
     /// Objects have no byte at or behind `size`, and segments that begin there are gone. The stub's size is the door's to set, afterwards.
