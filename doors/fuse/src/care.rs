@@ -309,7 +309,10 @@ impl Door {
     }
 
     fn let_member_go(&self, number: u16, parting: Parting) -> Result<Told, PoolError> {
-        self.bury();
+        // (A burial may hang in the disk that is given up.)
+        if parting == Parting::Empty {
+            self.bury();
+        }
         rushes_pool::remove(&self.pool, MemberNumber(number), parting, self)?;
         self.members_changed();
         Ok(done(Vec::new()))
@@ -722,7 +725,12 @@ impl<'a, 'b> Mover<'a, 'b> {
         let Some(layout) = layout.filter(|layout| plan.concerns(layout)) else {
             return Ok(false);
         };
-        if !matches!(plan, Plan::Off(_)) && pool.can_open(&layout).is_err() {
+        let is_emptied = matches!(plan, Plan::Off(_));
+        // It wants a person, who was told.
+        if !is_emptied && pool.has_lost(&layout) {
+            return Ok(false);
+        }
+        if !is_emptied && pool.can_open(&layout).is_err() {
             self.can_open(stub)?;
         }
         if !matches!(plan, Plan::Together(_)) {

@@ -34,7 +34,11 @@ struct Home {
 
 /// A thread has a request. Dropped when it is answered, or somebody else answers it: by then the thread may stay at home for long.
 #[derive(Debug)]
-pub(crate) struct AtWork<'a>(&'a Crew);
+pub(crate) struct AtWork<'a> {
+    crew: &'a Crew,
+    /// More of its request is to come: it does not go home.
+    stays: bool,
+}
 
 impl Crew {
     /// So many threads begin, all of them by waiting.
@@ -48,6 +52,23 @@ impl Crew {
 
     /// This thread has got a request.
     pub(crate) fn at_work(&self) -> AtWork<'_> {
+        self.begins();
+        AtWork {
+            crew: self,
+            stays: false,
+        }
+    }
+
+    /// The same of a part of a request: what is to be forgotten comes in batches.
+    pub(crate) fn at_one_of_many(&self) -> AtWork<'_> {
+        self.begins();
+        AtWork {
+            crew: self,
+            stays: true,
+        }
+    }
+
+    fn begins(&self) {
         let waiting = self.waiting.fetch_sub(1, Ordering::SeqCst) - 1;
         if waiting < WAITING_MIN {
             let mut home = self.home();
@@ -59,7 +80,6 @@ impl Crew {
                 self.called.notify_one();
             }
         }
-        AtWork(self)
     }
 
     fn done(&self) {
@@ -100,7 +120,14 @@ impl Crew {
 
 impl Drop for AtWork<'_> {
     fn drop(&mut self) {
-        self.0.done();
+        // (A thread that panics takes no request any more.)
+        if std::thread::panicking() {
+            return;
+        }
+        match self.stays {
+            true => drop(self.crew.waiting.fetch_add(1, Ordering::SeqCst)),
+            false => self.crew.done(),
+        }
     }
 }
 

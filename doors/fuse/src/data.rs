@@ -228,7 +228,8 @@ impl Door {
             return Ok(Err(Piece::NoPlace(None)));
         };
         // A member that is emptied gets nothing new, also of what is there already. It is as if it were full.
-        if at >= file.size() && !self.pool.takes_bytes(located.object.member) {
+        let number = located.object.member;
+        if at >= file.size() && !self.pool.takes_bytes(number) && !self.pool.is_lost(number) {
             let why = (located.object, SpillReason::Full);
             return Ok(Err(Piece::NoPlace(Some(why))));
         }
@@ -529,6 +530,13 @@ impl Door {
         for object in state.layout.iter().flat_map(|layout| layout.objects()) {
             let fd = match self.object(node, &state, object, Access::Read) {
                 Ok(fd) => fd,
+                Err(PoolError::Lost { .. }) => {
+                    // What was written to it and not synced went with it, which each open is to hear once. All else of the file becomes durable.
+                    if state.forget_written(object) {
+                        file.sync_failed(Errno::IO);
+                    }
+                    continue;
+                }
                 // Nothing of ours waits on a member that is not there, unless somebody has it in memory.
                 Err(error) if error.is_away() && !self.engine.lacks_any() => continue,
                 Err(error) => return Err(self.trouble(node, &error)),

@@ -137,6 +137,12 @@ impl State {
         objects.get(&object).map(|(_, fd)| Arc::clone(fd))
     }
 
+    /// The same, where its member was given up. Returns  somebody may have written by it
+    pub(crate) fn forget_written(&self, object: Object) -> bool {
+        let had = locked(&self.objects).remove(&object);
+        had.is_some_and(|(access, _)| access == Access::Write)
+    }
+
     /// An object's descriptor is not kept any longer.
     pub(crate) fn forget(&self, object: Object) {
         locked(&self.objects).remove(&object);

@@ -114,7 +114,7 @@ impl Door {
             true => self.home(number),
             false => None,
         };
-        let Some(member) = member else {
+        let Some(member) = member.filter(|number| !self.pool.is_lost(*number)) else {
             return act();
         };
         match self.lines.enter(member) {
@@ -164,6 +164,13 @@ impl Door {
                 _ => None,
             };
             file.pass(&mut ways, object);
+        }
+        if let Some(object) = ways.object
+            && self.pool.is_lost(object.member)
+            && access != OFlags::WRONLY
+        {
+            // As long as somebody has it open the kernel would have each mapping of the file lead to what was given up.
+            return Err(Errno::IO);
         }
         let Some(object) = ways.object else {
             let is_direct = access == OFlags::WRONLY && self.can_pass.load(Ordering::Acquire);

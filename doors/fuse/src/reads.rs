@@ -11,7 +11,7 @@ use crate::engine::{Served, Waiter};
 use crate::files::{OpenFile, SharedState};
 use crate::lines::Line;
 use crate::nodes::{Node, locked};
-use rushes_pool::{Access, ByteOffset, Object};
+use rushes_pool::{Access, ByteOffset, Object, PoolError};
 use rustix::buffer::spare_capacity;
 use rustix::io::{Errno, pread};
 use std::io;
@@ -186,9 +186,12 @@ impl Reading {
     /// `may_stay` whether this thread may wait for a disk, where few do
     fn begin(self: Arc<Self>, index: usize, may_stay: bool) {
         let piece = self.pieces[index];
-        if let Some(fd) = self.state.known(piece.object)
-            && !self.door.pool.is_lost(piece.object.member)
-        {
+        let member = piece.object.member;
+        if self.door.pool.is_lost(member) {
+            let error = self.door.trouble(&self.node, &PoolError::Lost { member });
+            return self.came(index, Err(error), By::Reader);
+        }
+        if let Some(fd) = self.state.known(piece.object) {
             return self.begin_with(index, &fd, may_stay);
         }
         self.on_disk(index, may_stay, move |this| {

@@ -549,6 +549,7 @@ impl Filesystem for Session {
         if ino.0 == NOBODY {
             return self.gate.pass();
         }
+        let _work = self.crew.at_one_of_many();
         self.door.forget(ino.0, nlookup);
     }
 

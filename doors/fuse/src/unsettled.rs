@@ -208,11 +208,11 @@ impl Syncs {
         started.is_ok()
     }
 
-    fn is_durable(&self, noted: &Noted) -> bool {
+    fn is_durable(&self, pool: &Pool, noted: &Noted) -> bool {
         let known = locked(&self.members);
         let of = |object: &Object| known.get(&object.member).copied().unwrap_or_default();
         let mut objects = noted.objects.iter();
-        objects.all(|object| of(object).covers(noted.since))
+        objects.all(|object| pool.is_lost(object.member) || of(object).covers(noted.since))
     }
 }
 
@@ -269,7 +269,9 @@ impl Door {
         let due = self.unsettled.older_than(age);
         let mut wanted: BTreeMap<MemberNumber, Instant> = BTreeMap::new();
         for (_, noted) in &due {
-            for object in &noted.objects {
+            // What was given up with its member waits for no disk.
+            let kept = noted.objects.iter();
+            for object in kept.filter(|object| !self.pool.is_lost(object.member)) {
                 let since = wanted.entry(object.member).or_insert(noted.since);
                 *since = noted.since.max(*since);
             }
@@ -278,7 +280,7 @@ impl Door {
         syncs.make_durable(&self.pool, &wanted, patience);
         let durable = due
             .into_iter()
-            .filter(|(_, noted)| syncs.is_durable(noted))
+            .filter(|(_, noted)| syncs.is_durable(&self.pool, noted))
             .collect::<Vec<_>>();
         if durable.is_empty() {
             return;

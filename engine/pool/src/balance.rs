@@ -55,6 +55,10 @@ pub(crate) fn each_with_record(
             let Some(mut layout) = pool.layout(stub)? else {
                 return Ok(());
             };
+            // It wants a person, who was told.
+            if pool.has_lost(&layout) {
+                return Ok(());
+            }
             pool.can_open(&layout)?;
             let (was, mut copied) = (layout.clone(), 0);
             let acted = act(stub, &mut layout, &mut copied);

@@ -646,7 +646,9 @@ pub fn remove(
     let Some(member) = pool.member(number) else {
         return if u32::from(number.0) < given {
             // It may have been killed before it had told them.
-            let _ = users.log_names(pool);
+            if !users.are_there() {
+                let _ = users.log_names(pool);
+            }
             Ok(())
         } else {
             refused(format!(
@@ -655,40 +657,22 @@ pub fn remove(
             ))
         };
     };
-    let is_missing = matches!(member.status().state, MemberState::Missing(_));
-    if parting == Parting::Lost && !is_missing {
-        return refused(format!(
-            "member {} ({}) is there, and what it has would be lost; expected one that is missing: empty it with `rushes pool drain`, then remove it without --lost (or unmount its disk, if it is to be given up all the same)",
-            number.0,
-            member.path().display()
-        ));
+    if parting == Parting::Lost {
+        return give_up(pool, &member, users);
     }
+    let is_missing = matches!(member.status().state, MemberState::Missing(_));
     let mut durable = pool.format();
     if member.duty() != Duty::Leaving {
-        let members = pool.members();
-        let mut others = members.iter().filter(|other| other.number() != number);
-        if !others.any(|other| other.takes_bytes()) {
-            return refused(format!(
-                "member {} is the last one that takes bytes; add another one first",
-                number.0
-            ));
-        }
+        others_take_bytes(pool, number)?;
         // Nothing gets there while it is looked for.
         pool.adopt(with_duty(pool, number, Duty::Draining));
-        let leaves = match parting {
-            Parting::Empty => {
-                is_unused(pool, &member, users).and_then(|()| set_duty(pool, number, Duty::Leaving))
-            }
-            // (Its disk may be back before this is repeated: it is gone in one step, or is as it was.)
-            Parting::Lost => Ok(()),
-        };
+        let leaves =
+            is_unused(pool, &member, users).and_then(|()| set_duty(pool, number, Duty::Leaving));
         if let Err(error) = leaves {
             pool.adopt(durable);
             return Err(error);
         }
-        if parting == Parting::Empty {
-            durable = pool.format();
-        }
+        durable = pool.format();
     }
     // From here on it takes no log of names. What it has may be all there is of one.
     if let Err(error) = users.log_names(pool)
@@ -705,9 +689,6 @@ pub fn remove(
     }
     let mut format = pool.format();
     format.members.retain(|entry| entry.number != number);
-    if parting == Parting::Lost {
-        format.lost.insert(number);
-    }
     if let Err(error) = write(pool, &format) {
         pool.adopt(durable);
         return Err(error);
@@ -715,6 +696,50 @@ pub fn remove(
     pool.adopt(format);
     // So that it knows who is left. The one before is there; the next mount writes another.
     let _ = users.log_names(pool);
+    Ok(())
+}
+
+fn others_take_bytes(pool: &Pool, number: MemberNumber) -> Result<(), PoolError> {
+    let members = pool.members();
+    let mut others = members.iter().filter(|other| other.number() != number);
+    if others.any(|other| other.takes_bytes()) {
+        return Ok(());
+    }
+    refused(format!(
+        "member {} is the last one that takes bytes; add another one first",
+        number.0
+    ))
+}
+
+/// A member goes with all that it has, in one step. Nobody is waited for who may hang in its disk: who makes an object there, or looks at one, at
+/// this moment hears that it is lost, or what he has made is as lost as all else.
+fn give_up(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolError> {
+    let number = member.number();
+    if !member.is_away() {
+        return refused(format!(
+            "member {} ({}) is there, and what it has would be lost; expected one that is missing: empty it with `rushes pool drain`, then remove it without --lost (or unmount its disk, by `umount -l` where it hangs, if it is to be given up all the same)",
+            number.0,
+            member.path().display()
+        ));
+    }
+    others_take_bytes(pool, number)?;
+    // What it has may be all there is of the log of names.
+    if newest_log(pool).is_none()
+        && let Err(error) = users.log_names(pool)
+    {
+        return refused(format!(
+            "no other member than {} has the log of names, and it could not be written: {error}; make room on one and repeat this",
+            number.0
+        ));
+    }
+    let mut format = pool.format();
+    format.members.retain(|entry| entry.number != number);
+    format.lost.insert(number);
+    write(pool, &format)?;
+    pool.adopt_at_once(format);
+    if !users.are_there() {
+        let _ = users.log_names(pool);
+    }
     Ok(())
 }
 

@@ -163,9 +163,13 @@ pub fn fsck(
     // Its objects go before the stub of a removed file does: that one is half done, and the next mount goes on.
     let removed = Path::new("..").join(crate::catalogue::REMOVED);
     findings.retain(|finding| match finding {
-        Finding::ObjectAbsent { stub, .. }
-        | Finding::MemberUnknown { stub, .. }
-        | Finding::NeverSynced { stub } => !look.paths[*stub].starts_with(&removed),
+        Finding::ObjectAbsent { stub, .. } | Finding::NeverSynced { stub } => {
+            !look.paths[*stub].starts_with(&removed)
+        }
+        // What it had of the file is nothing.
+        Finding::MemberUnknown { stub, object } if lost.contains(&object.member) => {
+            !look.paths[*stub].starts_with(&removed) && look.has_bytes(*stub, *object)
+        }
         _ => true,
     });
     let newer = look
@@ -202,7 +206,7 @@ pub fn fsck(
         }
         // The object may be one that another file names, or on its way.
         if let Finding::NeverSynced { stub } = finding
-            && (in_doubt.contains(stub) || !away.is_empty())
+            && (in_doubt.contains(stub) || !away.is_empty() || look.names_lost(*stub, &lost))
         {
             remedy = Remedy::None;
         }
@@ -362,6 +366,26 @@ fn look(pool: &Pool, progress: &mut impl FnMut(Progress)) -> Result<Look, PoolEr
 }
 
 impl Look {
+    fn layout(&self, stub: usize) -> Option<&Layout> {
+        match &self.stubs[stub].record {
+            Record::Sound(layout) => Some(layout),
+            _ => None,
+        }
+    }
+
+    fn names_lost(&self, stub: usize, lost: &BTreeSet<MemberNumber>) -> bool {
+        let objects = self.layout(stub).map(Layout::objects).unwrap_or_default();
+        objects.iter().any(|object| lost.contains(&object.member))
+    }
+
+    /// Bytes of the file are, or were, in one of its objects.
+    fn has_bytes(&self, stub: usize, object: Object) -> bool {
+        self.layout(stub).is_some_and(|layout| {
+            let lengths = layout.lengths(ByteCount(self.stubs[stub].size));
+            lengths.get(&object).is_some_and(|length| *length > 0)
+        })
+    }
+
     fn stub(&mut self, path: PathBuf, fd: &OwnedFd) -> Result<(), PoolError> {
         let failed = |error| PoolError::system("look at", path.display().to_string(), error);
         let size = fstat(fd).map_err(failed)?.st_size as u64;

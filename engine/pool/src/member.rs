@@ -216,6 +216,11 @@ impl Member {
         }
     }
 
+    /// Its folder is not there, or is another one's. One whose disk answers with an error is there.
+    pub(crate) fn is_away(&self) -> bool {
+        matches!(self.enter(), Err(PoolError::Missing { .. }))
+    }
+
     fn missing(&self, why: impl Into<String>) -> PoolError {
         let (member, path, why) = (self.number, self.path.clone(), why.into());
         PoolError::Missing { member, path, why }

@@ -256,6 +256,13 @@ impl Pool {
 
     /// From now on its format file says this. When it returns nobody makes an object any more where that says that nothing new goes.
     pub(crate) fn adopt(&self, format: CatalogueFormat) {
+        self.adopt_at_once(format);
+        // Who has chosen by what it said before is done when nobody holds this.
+        drop(self.placing.write());
+    }
+
+    /// The same, without waiting for those who choose at this moment: one of them may hang in a disk that is given up.
+    pub(crate) fn adopt_at_once(&self, format: CatalogueFormat) {
         let before = self.membership();
         let entries = format.members.iter();
         let members = entries.map(|entry| {
@@ -271,8 +278,6 @@ impl Pool {
             .write()
             .unwrap_or_else(PoisonError::into_inner) = now;
         self.generation.fetch_add(1, Ordering::AcqRel);
-        // Who has chosen by what it said before is done when nobody holds this.
-        drop(self.placing.write());
     }
 
     /// Its format file, as text.
@@ -881,6 +886,12 @@ impl Pool {
     /// Members that were given up with what they had, which records still name.
     pub(crate) fn lost(&self) -> BTreeSet<MemberNumber> {
         self.membership().format.lost.clone()
+    }
+
+    /// The file had bytes on one of them, perhaps.
+    pub fn has_lost(&self, layout: &Layout) -> bool {
+        let objects = layout.objects();
+        objects.iter().any(|object| self.is_lost(object.member))
     }
 
     /// The member of this number was given up with what it had.

@@ -48,6 +48,7 @@ pub enum Request {
         /// Its number.
         member: u16,
         /// It is missing, and given up with what it has; else only one that has no bytes goes.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         lost: bool,
     },
     /// Make members equally full, and stripes as wide as they can be.
