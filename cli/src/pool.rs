@@ -15,7 +15,10 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// A mount that was unmounted is gone within this.
+const ENDING: Duration = Duration::from_secs(10);
 
 /// A pool and its members, as `--json` says it.
 #[derive(Debug, Serialize)]
@@ -395,6 +398,24 @@ fn segments(pool: &Pool, layout: &Layout) -> Vec<SegmentReport> {
             }
         })
         .collect()
+}
+
+/// Open it as its only one. A mount that was unmounted a moment ago still writes down names and goes in a while: it is waited for.
+pub(crate) fn serve(catalogue: &Path) -> Result<Pool, PoolError> {
+    let end = Instant::now() + ENDING;
+    loop {
+        let error = match Pool::serve(catalogue) {
+            Err(error @ PoolError::Served { .. }) => error,
+            opened => return opened,
+        };
+        let path = catalogue.canonicalize();
+        let is_mounted = path
+            .is_ok_and(|path| rushes_pool::mounts_of(&path).is_ok_and(|mounts| !mounts.is_empty()));
+        if is_mounted || Instant::now() > end {
+            return Err(error);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 fn object_report(pool: &Pool, layout: &Layout, object: Object) -> ObjectReport {

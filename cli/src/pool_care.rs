@@ -5,7 +5,7 @@ use crate::args::{PoolFsckArgs, PoolRescueArgs};
 use crate::ask::{print_json, say};
 use crate::pool::{settled, shown, told};
 use indicatif::{ProgressBar, ProgressStyle};
-use rushes_pool::{Fsck, ObjectName, Pool, Progress, State};
+use rushes_pool::{Fsck, ObjectName, Progress, State};
 use serde::Serialize;
 use std::process::ExitCode;
 
@@ -51,7 +51,7 @@ pub(crate) fn counter(template: &str) -> ProgressBar {
 }
 
 pub(crate) fn fsck(args: &PoolFsckArgs) -> Result<ExitCode, String> {
-    let pool = settled(Pool::serve(&args.catalogue).map_err(told)?)?;
+    let pool = settled(crate::pool::serve(&args.catalogue).map_err(told)?)?;
     let bar = counter("{msg}");
     let done = rushes_pool::fsck(&pool, args.repair, |progress| {
         bar.set_message(message(progress));

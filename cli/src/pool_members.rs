@@ -42,7 +42,7 @@ enum Hand {
 impl Hand {
     /// Errors   somebody else has it, who cannot be asked
     fn on(catalogue: &Path) -> Result<Hand, String> {
-        match Pool::serve(catalogue) {
+        match crate::pool::serve(catalogue) {
             Ok(pool) => settled(pool).map(|pool| Hand::Ours(Box::new(pool))),
             Err(error @ PoolError::Served { .. }) => match Door::of(catalogue) {
                 Some(door) => Ok(Hand::Mount(door)),
@@ -439,9 +439,7 @@ fn failed_text(count: u64, first: &[Failure]) -> String {
     if count == 0 {
         return String::new();
     }
-    let mut text = format!(
-        "{count} files could not be read or moved; look through the pool with `rushes pool fsck`:\n"
-    );
+    let mut text = format!("{count} files could not be read or moved:\n");
     for one in first {
         text.push_str(&format!("  {}: {}\n", one.file, one.sentence));
     }
@@ -889,7 +887,11 @@ fn text(report: &StatusReport) -> String {
             member.class.replace('_', " "),
             member.assigned_class.clone().unwrap_or_default(),
             member.state.replace('_', "-"),
-            member.duty.to_owned(),
+            // ("full" would be read as one that has no room.)
+            match member.duty {
+                "full" => String::from("all"),
+                duty => duty.to_owned(),
+            },
             size(member.bytes_total),
             size(member.bytes_free),
             member

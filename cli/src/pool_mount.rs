@@ -138,7 +138,7 @@ fn until_unmounted(
 }
 
 fn serve_alone(args: &PoolMountArgs) -> Result<ExitCode, String> {
-    let pool = Pool::serve(&args.catalogue).map_err(told)?;
+    let pool = crate::pool::serve(&args.catalogue).map_err(told)?;
     clear(&args.folder)?;
     let stop = hear(args, Ear::Server)?;
     let mounted = rushes_fuse::mount(pool, Some(&daemon(args)), tidy_after(args), &args.folder);
@@ -151,7 +151,7 @@ fn serve_alone(args: &PoolMountArgs) -> Result<ExitCode, String> {
 /// The keeper's part.
 fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
     // What is wrong with the pool is said here, once.
-    let pool = Pool::serve(&args.catalogue).map_err(told)?;
+    let pool = crate::pool::serve(&args.catalogue).map_err(told)?;
     let folder = args.folder.as_path();
     let lock = pool
         .catalogue()

@@ -81,7 +81,7 @@ fn of_pool(
         classes: args.class.clone(),
     };
     if change != PolicyChange::default() {
-        let pool = Pool::serve(catalogue).map_err(told)?;
+        let pool = crate::pool::serve(catalogue).map_err(told)?;
         change_policy(pool, change).map_err(told)?;
     }
     if let Some(schedule) = args.tidy {
@@ -101,7 +101,7 @@ fn of_pool(
 
 /// By the mount, if one has the pool.
 fn set_tidy(catalogue: &Path, schedule: Schedule) -> Result<(), String> {
-    let asked = match Pool::serve(catalogue) {
+    let asked = match crate::pool::serve(catalogue) {
         Ok(pool) => rushes_pool::set_schedule(&pool, schedule),
         Err(error @ PoolError::Served { .. }) => match Door::of(catalogue) {
             Some(door) => {

@@ -227,6 +227,11 @@ impl PoolWorld {
         child.wait().expect("it is ours")
     }
 
+    /// The process that was started to mount it is the caller's from now on; another one may be started.
+    pub fn take(&mut self) -> Child {
+        self.mount.take().expect("it is mounted")
+    }
+
     /// The process that serves the mount now. None: the keeper has not started the next one yet.
     pub fn serving(&self) -> Option<u32> {
         child_of(self.keeper())

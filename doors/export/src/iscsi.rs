@@ -80,6 +80,19 @@ impl DiskExport {
                 "a disk of {size} bytes; expected a multiple of {SIZE_STEP_BYTES}"
             )));
         }
+        if !sparse {
+            // Asked beforehand: a reservation that fails has taken all room from everybody for a moment.
+            let folder = path.parent().unwrap_or(Path::new("/"));
+            let free = rustix::fs::statvfs(folder)
+                .map(|found| found.f_bavail.saturating_mul(found.f_frsize));
+            if let Ok(free) = free
+                && free < size
+            {
+                return Err(said(&format!(
+                    "no room for a disk of {size} bytes, {free} are free; --sparse takes room only as it is written, and a full pool is then an error of the disk"
+                )));
+            }
+        }
         // Under its own name it is whole: who is killed leaves what the next one takes away.
         let (new, fd) = unfinished(path)?;
         let made = ftruncate(&fd, size)
@@ -335,6 +348,10 @@ impl DiskServer {
 impl Server for DiskServer {
     fn program(&self) -> &'static str {
         "tgtd"
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.export.listen
     }
 
     /// Two servers of one disk would each let a client write to it behind the other's back.

@@ -6,6 +6,8 @@
 
 use crate::error::ExportError;
 use crate::mount::Mount;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -29,12 +31,29 @@ pub enum Told {
 pub trait Server {
     /// Its program's name.
     fn program(&self) -> &'static str;
+    /// Where it will listen.
+    fn address(&self) -> SocketAddr;
     /// Start it. It need not answer yet.
     fn start(&mut self) -> Result<Child, ExportError>;
     /// Whether it answers; once it can be told what to serve, that is done here.
     fn is_ready(&mut self) -> Result<bool, ExportError>;
     /// End it and wait for that.
     fn stop(&mut self, child: Child);
+}
+
+/// Another program that listens there would be taken for ours.
+fn must_be_free(address: SocketAddr) -> Result<(), ExportError> {
+    let (ip, port) = (address.ip(), address.port());
+    match TcpListener::bind(address).map_err(|error| error.kind()) {
+        Err(ErrorKind::AddrInUse) => Err(ExportError::refused(format!(
+            "another program listens on port {port} of {ip}; expected a free one: `ss -ltnp` says which program it is, --port takes another port"
+        ))),
+        Err(ErrorKind::AddrNotAvailable) => Err(ExportError::refused(format!(
+            "{ip} is no address of this machine; expected one that `ip address` shows, for --listen"
+        ))),
+        // What else may be wrong the server says.
+        _ => Ok(()),
+    }
 }
 
 /// Serve until `stop` is set.
@@ -47,6 +66,7 @@ pub fn keep(
     mut tell: impl FnMut(Told),
 ) -> Result<(), ExportError> {
     let watch = mount.watch()?;
+    must_be_free(server.address())?;
     let asked = || stop.load(Ordering::Acquire);
     while !asked() {
         let Some(device) = watch.device() else {

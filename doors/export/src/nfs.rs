@@ -257,6 +257,10 @@ impl Server for NfsServer {
         "ganesha.nfsd"
     }
 
+    fn address(&self) -> SocketAddr {
+        self.export.listen
+    }
+
     fn start(&mut self) -> Result<Child, ExportError> {
         if self.held.is_empty() {
             let state = program::own_folder(&self.export.state, "--state-dir")?;

@@ -16,6 +16,7 @@ use crate::names::{checkpoint_now, newest_log};
 use crate::pool::{Pool, punch};
 use crate::refused::Refused;
 use crate::walk::{each_stub, each_stub_below};
+use crate::wishes::lacks_any;
 use rushes_core::pool::check::{Mark, part_of};
 use rushes_core::pool::{Layout, MemberNumber, Object, Part, Shape};
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
@@ -27,6 +28,7 @@ use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The catalogue's format file with the members to be.
 const PLAN: &str = "rushes-pool.adding";
@@ -466,7 +468,7 @@ pub(crate) fn move_whole(
         }
         return Ok(need);
     }
-    Err(PoolError::NoRoom)
+    Err(no_room(pool, stub, object.member))
 }
 
 /// The whole range to one member, or in halves to several.
@@ -485,11 +487,11 @@ fn move_range(
         }
     }
     let (Some(first), Some(last)) = (data.first(), data.last()) else {
-        return Err(PoolError::NoRoom);
+        return Err(no_room(pool, stub, object.member));
     };
     let (start, end) = (first.start.0, last.end());
     if end - start <= PIECE_BYTES {
-        return Err(PoolError::NoRoom);
+        return Err(no_room(pool, stub, object.member));
     }
     let middle = start
         + ((end - start) / 2)
@@ -509,6 +511,23 @@ fn move_range(
         )?;
     }
     Ok(moved)
+}
+
+/// Why nobody took what is to leave a member.
+pub(crate) fn no_room(pool: &Pool, stub: BorrowedFd<'_>, except: MemberNumber) -> PoolError {
+    let class = pool.wish_of(stub).class;
+    let members = pool.members();
+    let is_of_it =
+        |member: &Arc<Member>| member.class() == class.as_ref() && member.number() != except;
+    match &class {
+        Some(class) if !members.iter().any(|one| one.takes_bytes() && is_of_it(one)) => {
+            PoolError::Refused(format!(
+                "it is bound to members of the class {0}, and no other one that takes bytes is of it; give one that class (`rushes pool policy CATALOGUE --class NUMBER={0}`, unmounted), or change what the file wants (`rushes pool policy FILE --set WORDS`)",
+                class.name()
+            ))
+        }
+        _ => PoolError::NoRoom,
+    }
 }
 
 /// Members that have room for so much of this file, the best first.
@@ -664,6 +683,16 @@ pub fn remove(
     let mut durable = pool.format();
     if member.duty() != Duty::Leaving {
         others_take_bytes(pool, number)?;
+        let mut without = pool.format();
+        without.members.retain(|entry| entry.number != number);
+        if lacks_any(&pool.format()).is_none()
+            && let Some(sentence) = lacks_any(&without)
+        {
+            return refused(format!(
+                "without member {}: {sentence}; or take away what asks for it",
+                number.0
+            ));
+        }
         // Nothing gets there while it is looked for.
         pool.adopt(with_duty(pool, number, Duty::Draining));
         let leaves =

@@ -7,7 +7,7 @@
 
 use crate::balance::target_of;
 use crate::catalogue::REMOVED;
-use crate::change::{candidates, move_whole, sum, take};
+use crate::change::{candidates, move_whole, no_room, sum, take};
 use crate::error::PoolError;
 use crate::gather::Gather;
 use crate::kept::{held, length_of};
@@ -297,7 +297,7 @@ impl Move {
             }
         }
         match self.what {
-            What::Member(_) => Err(PoolError::NoRoom),
+            What::Member(_) => Err(no_room(pool, stub, object.member)),
             What::Object(_) | What::Home(_) => Ok(None),
         }
     }

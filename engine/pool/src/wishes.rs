@@ -6,6 +6,7 @@
 use crate::change::write;
 use crate::create::refused;
 use crate::error::PoolError;
+use crate::format::CatalogueFormat;
 use crate::pool::Pool;
 use crate::rules::Rules;
 use crate::xattr;
@@ -151,19 +152,24 @@ pub fn change_policy(pool: Pool, change: PolicyChange) -> Result<(), PoolError> 
         Ok(rules) => rules,
         Err(sentence) => return refused(sentence),
     };
-    let classes = || format.members.iter().map(|entry| entry.class.as_ref());
-    if let Some(sentence) = lacks(&format.wish, classes()) {
+    if let Some(sentence) = lacks_any(&format) {
         return refused(sentence);
-    }
-    for rule in format.rules.iter() {
-        if let Some(sentence) = lacks(rule.wish(), classes()) {
-            return refused(format!("the rule \"{}\": {sentence}", rule.pattern()));
-        }
     }
     if format == pool.format() {
         return Ok(());
     }
     write(&pool, &format)
+}
+
+/// What the pool, or a rule of it, asks for and no member is of, as a sentence.
+pub(crate) fn lacks_any(format: &CatalogueFormat) -> Option<String> {
+    let classes = || format.members.iter().map(|entry| entry.class.as_ref());
+    lacks(&format.wish, classes()).or_else(|| {
+        format.rules.iter().find_map(|rule| {
+            let sentence = lacks(rule.wish(), classes())?;
+            Some(format!("the rule \"{}\": {sentence}", rule.pattern()))
+        })
+    })
 }
 
 #[cfg(test)]

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What people try with a pool that cannot be, or not yet: each is told what was found and what to do, and nothing is changed.
+
+use rushes_tests::disk::run;
+use rushes_tests::export;
+use rushes_tests::pool::{EXT4, PoolWorld, check, put};
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const MIB: usize = 1 << 20;
+
+fn refused(output: &Output, sentence: &str) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(said.contains(sentence), "{said}\nexpected: {sentence}");
+}
+
+fn done(world: &PoolWorld, words: &[&str], paths: &[PathBuf]) -> Output {
+    let output = world.command(words, paths).output().expect("it starts");
+    assert!(output.status.success(), "{words:?}: {output:?}");
+    output
+}
+
+struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    fn mount(at: &Path) -> Tmpfs {
+        fs::create_dir(at).expect("made");
+        run(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(at));
+        Tmpfs(at.to_path_buf())
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_file_system_in_memory_is_no_member() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60)]) else {
+        return;
+    };
+    let memory = Tmpfs::mount(&world.scratch.path().join("memory"));
+    let place = memory.0.join("pool");
+    fs::create_dir(&place).expect("made");
+    let output = world.command(&["add"], std::slice::from_ref(&place));
+    let output = { output }.output().expect("it starts");
+    refused(&output, "in memory");
+    assert_eq!(fs::read_dir(&place).expect("listed").count(), 0);
+    world.end();
+}
+
+#[test]
+fn who_asks_for_a_pool_that_is_just_unmounted_waits_until_its_mount_has_gone() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    put(&world.path("f"), 1, MIB).expect("there is room");
+    for _ in 0..3 {
+        run(Command::new("umount").arg(world.path("")));
+        done(&world, &["fsck"], &[]);
+        assert!(world.wait().success());
+        world.start();
+        run(Command::new("umount").arg(world.path("")));
+        let mut before = world.take();
+        world.start();
+        assert!(before.wait().expect("it is ours").success());
+        check(&world.path("f"), 1, MIB);
+    }
+    world.end();
+}
+
+#[test]
+fn the_last_member_of_a_class_stays_while_a_rule_names_that_and_a_drain_says_what_is_bound_to_it() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    world.end();
+    let words = ["policy", "--class", "0=ssd", "--rule", "*.mov", "class=ssd"];
+    done(&world, &words, &[]);
+    world.start();
+    put(&world.path("a.mov"), 1, MIB).expect("there is room");
+    let output = world.command(&["drain", "0"], &[]).output();
+    let output = output.expect("it starts");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        said.contains("a.mov: it is bound to members of the class ssd"),
+        "{said}"
+    );
+    fs::remove_file(world.path("a.mov")).expect("removed");
+    done(&world, &["drain", "0"], &[]);
+    let output = world.command(&["remove", "0"], &[]).output();
+    refused(&output.expect("it starts"), "no member is of the class ssd");
+    assert_eq!(world.json(&["ls"], &[]).0[0]["members"][0]["number"], 0);
+    world.end();
+}
+
+#[test]
+fn an_export_that_cannot_listen_or_has_no_room_says_so_before_it_takes_anything() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("bound").port().to_string();
+    fs::write(world.path("disk"), vec![0; MIB]).expect("written");
+    let run_dir = world.scratch.folder("exports").display().to_string();
+    let (root, disk) = (world.path(""), world.path("disk"));
+    for (kind, path) in [("nfs", root), ("iscsi", disk)] {
+        let path = path.display().to_string();
+        let words = [
+            kind,
+            &path,
+            "--client",
+            "127.0.0.1",
+            "--runtime-dir",
+            &run_dir,
+        ];
+        let asked = |more: &[&str]| export::export(&world, &[&words, more].concat());
+        refused(
+            &asked(&["--port", &port]),
+            "another program listens on port",
+        );
+        let elsewhere = asked(&["--listen", "192.0.2.1"]);
+        refused(&elsewhere, "is no address of this machine");
+    }
+    let free = || {
+        rustix::fs::statvfs(world.path(""))
+            .expect("mounted")
+            .f_bavail
+    };
+    let before = free();
+    let huge = world.path("huge").display().to_string();
+    let words = ["iscsi", &huge, "--size", "2TiB", "--client", "127.0.0.1"];
+    let output = export::export(&world, &[&words[..], &["--runtime-dir", &run_dir]].concat());
+    refused(&output, "no room for a disk of 2199023255552 bytes");
+    assert_eq!(free(), before);
+    assert!(!world.path("huge").exists());
+    world.end();
+}
