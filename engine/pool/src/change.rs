@@ -708,10 +708,7 @@ pub fn remove(
         && newest_log(pool).is_none_or(|(_, members)| members.iter().all(|one| *one == number))
     {
         pool.adopt(durable);
-        return refused(format!(
-            "no other member than {} has the log of names, and it could not be written: {error}; make room on one and repeat this",
-            number.0
-        ));
+        return log_must_stay(number, &error);
     }
     if !is_missing {
         clear(&member)?;
@@ -726,6 +723,13 @@ pub fn remove(
     // So that it knows who is left. The one before is there; the next mount writes another.
     let _ = users.log_names(pool);
     Ok(())
+}
+
+fn log_must_stay(number: MemberNumber, error: &PoolError) -> Result<(), PoolError> {
+    refused(format!(
+        "no other member than {} has the log of names, and it could not be written: {error}; make room on one and repeat this",
+        number.0
+    ))
 }
 
 fn others_take_bytes(pool: &Pool, number: MemberNumber) -> Result<(), PoolError> {
@@ -756,10 +760,7 @@ fn give_up(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolE
     if newest_log(pool).is_none()
         && let Err(error) = users.log_names(pool)
     {
-        return refused(format!(
-            "no other member than {} has the log of names, and it could not be written: {error}; make room on one and repeat this",
-            number.0
-        ));
+        return log_must_stay(number, &error);
     }
     let mut format = pool.format();
     format.members.retain(|entry| entry.number != number);
