@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+/// statfs(2): a file system in memory alone that keeps extended attributes.
+const TMPFS: u64 = 0x0102_1994;
 /// A mount that was unmounted is gone within this.
 const ENDING: Duration = Duration::from_secs(10);
 
@@ -106,6 +108,7 @@ pub(crate) fn told(error: PoolError) -> String {
 }
 
 fn create(args: &PoolCreateArgs) -> Result<ExitCode, String> {
+    outlast_the_machine([&args.catalogue].into_iter().chain(&args.members))?;
     let wanted = Wanted {
         catalogue: args.catalogue.clone(),
         members: args.members.clone(),
@@ -131,6 +134,20 @@ fn create(args: &PoolCreateArgs) -> Result<ExitCode, String> {
         say(&format!("{first}{}", text(&report)))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A pool's parts are there again when the machine starts anew. (The engine takes memory, too: its tests do.)
+pub(crate) fn outlast_the_machine<'a>(
+    mut folders: impl Iterator<Item = &'a PathBuf>,
+) -> Result<(), String> {
+    let is_in_memory =
+        |path: &PathBuf| rustix::fs::statfs(path).is_ok_and(|found| found.f_type as u64 == TMPFS);
+    folders.find(|path| is_in_memory(path)).map_or(Ok(()), |path| {
+        Err(format!(
+            "{} is on a file system in memory (tmpfs), of which nothing is left when the machine starts anew; expected ext4, XFS, btrfs or the like",
+            path.display()
+        ))
+    })
 }
 
 /// A daemon that goes on writing after a mount has ended needs some seconds.

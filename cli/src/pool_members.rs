@@ -95,6 +95,7 @@ fn seen(catalogue: &Path) -> Result<Pool, String> {
 
 pub(crate) fn add(args: &PoolAddArgs) -> Result<ExitCode, String> {
     let catalogue = shown(seen(&args.catalogue)?.catalogue().path());
+    crate::pool::outlast_the_machine(args.members.iter())?;
     let hand = Hand::on(&args.catalogue)?;
     let bar = counter("{pos} members");
     let done = match hand {

@@ -31,8 +31,6 @@ const PLAN: &str = "rushes-pool.plan";
 pub(crate) const OBJECTS: &str = "objects";
 /// What every new ext4 has.
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
-/// statfs(2): a file system in memory alone that keeps extended attributes.
-const TMPFS: u64 = 0x0102_1994;
 /// A file that is made and removed again to see what a file system can do.
 pub(crate) const PROBE: &str = "rushes-pool.probe";
 /// Most members of one pool.
@@ -399,13 +397,6 @@ impl Folder {
 
     /// Its file system can be written to and keeps attributes that only root sees.
     pub(crate) fn can_keep_records(&self) -> Result<(), PoolError> {
-        let kind = rustix::fs::fstatfs(&self.fd).map(|found| found.f_type as u64);
-        if kind == Ok(TMPFS) {
-            return refused(format!(
-                "{} is on a file system in memory, of which nothing is left when the machine starts anew; expected ext4, XFS, btrfs or the like",
-                self.name()
-            ));
-        }
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let tried = openat(&self.fd, PROBE, flags, Mode::RUSR | Mode::WUSR).and_then(|fd| {
