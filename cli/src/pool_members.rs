@@ -564,8 +564,7 @@ pub(crate) fn remove(args: &PoolRemoveArgs) -> Result<ExitCode, String> {
         member: number_of(&pool, &args.member)?.0,
         lost: args.lost,
     };
-    let lost = args.lost;
-    let (member, number) = (report.member, MemberNumber(report.member));
+    let (member, lost, number) = (report.member, report.lost, MemberNumber(report.member));
     match Hand::on(&args.catalogue)? {
         Hand::Ours(pool) => rushes_pool::remove(&pool, number, Parting::of(lost), &Nobody),
         Hand::Mount(door) => {

@@ -80,6 +80,11 @@ impl DiskExport {
                 "a disk of {size} bytes; expected a multiple of {SIZE_STEP_BYTES}"
             )));
         }
+        let no_room = |free: &str| {
+            said(&format!(
+                "no room for a disk of {size} bytes{free}; --sparse takes room only as it is written, and a full pool is then an error of the disk"
+            ))
+        };
         if !sparse {
             // Asked beforehand: a reservation that fails has taken all room from everybody for a moment.
             let folder = path.parent().unwrap_or(Path::new("/"));
@@ -88,9 +93,7 @@ impl DiskExport {
             if let Ok(free) = free
                 && free < size
             {
-                return Err(said(&format!(
-                    "no room for a disk of {size} bytes, {free} are free; --sparse takes room only as it is written, and a full pool is then an error of the disk"
-                )));
+                return Err(no_room(&format!(", {free} are free")));
             }
         }
         // Under its own name it is whole: who is killed leaves what the next one takes away.
@@ -106,9 +109,7 @@ impl DiskExport {
             let _ = std::fs::remove_file(&new);
             return Err(match error {
                 Errno::EXIST => said("it was made by somebody else meanwhile"),
-                Errno::NOSPC => said(&format!(
-                    "no room for a disk of {size} bytes; --sparse takes room only as it is written, and a full pool is then an error of the disk"
-                )),
+                Errno::NOSPC => no_room(""),
                 error => ExportError::at("take room for", path, error),
             });
         }

@@ -235,10 +235,9 @@ impl Door {
         }
         match self.object(node, state, located.object, Access::Write) {
             Ok(fd) => Ok(Ok((located, fd))),
-            Err(error)
-                if at >= file.size()
-                    && (error.is_away() || matches!(error, PoolError::ReadOnly { .. })) =>
-            {
+            Err(
+                PoolError::Missing { .. } | PoolError::Lost { .. } | PoolError::ReadOnly { .. },
+            ) if at >= file.size() => {
                 let why = (located.object, SpillReason::Unwritable);
                 Ok(Err(Piece::NoPlace(Some(why))))
             }
@@ -538,7 +537,7 @@ impl Door {
                     continue;
                 }
                 // Nothing of ours waits on a member that is not there, unless somebody has it in memory.
-                Err(error) if error.is_away() && !self.engine.lacks_any() => continue,
+                Err(PoolError::Missing { .. }) if !self.engine.lacks_any() => continue,
                 Err(error) => return Err(self.trouble(node, &error)),
             };
             // (Of a daemon that nobody hears of, bytes and all, nothing is known of the device.)

@@ -640,8 +640,9 @@ impl Door {
             match self.object(node, state, object, Access::Read) {
                 Ok(fd) => objects.push((object, fd)),
                 // What the daemon may have of it waits for its member.
-                Err(PoolError::Failing { .. }) => {}
-                Err(error) if error.is_away() => {}
+                Err(
+                    PoolError::Missing { .. } | PoolError::Lost { .. } | PoolError::Failing { .. },
+                ) => {}
                 Err(error) => return Err(self.trouble(node, &error)),
             }
         }

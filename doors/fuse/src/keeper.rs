@@ -224,7 +224,7 @@ fn hello(socket: &OwnedFd, process: &OwnedFd) -> io::Result<Option<Hello>> {
 }
 
 /// Whether nobody can ask anything any more; waits that long for it.
-fn is_unmounted(device: &OwnedFd, pause: Duration) -> io::Result<bool> {
+pub(crate) fn is_unmounted(device: &OwnedFd, pause: Duration) -> io::Result<bool> {
     let limit = Timespec {
         tv_sec: pause.as_secs() as i64,
         tv_nsec: i64::from(pause.subsec_nanos()),

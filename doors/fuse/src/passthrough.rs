@@ -165,25 +165,23 @@ impl Door {
             };
             file.pass(&mut ways, object);
         }
-        if let Some(object) = ways.object
-            && self.pool.is_lost(object.member)
-            && access != OFlags::WRONLY
-        {
-            // As long as somebody has it open the kernel would have each mapping of the file lead to what was given up.
-            return Err(Errno::IO);
-        }
         let Some(object) = ways.object else {
             let is_direct = access == OFlags::WRONLY && self.can_pass.load(Ordering::Acquire);
             let way = ways.add(if is_direct { Way::Direct } else { Way::Cached });
             return Ok(Opened { way, backing: None });
         };
+        let is_lost = self.pool.is_lost(object.member);
+        if is_lost && access != OFlags::WRONLY {
+            // As long as somebody has it open the kernel would have each mapping of the file lead to what was given up.
+            return Err(Errno::IO);
+        }
         let mut is_away = false;
         let backing = match &ways.backing {
             Some(backing) => Ok(Arc::clone(backing)),
             None => self
                 .object(node, &state, object, Access::Read)
                 .map_err(|error| {
-                    is_away = error.is_away();
+                    is_away = matches!(error, PoolError::Missing { .. } | PoolError::Lost { .. });
                     self.trouble(node, &error)
                 })
                 .and_then(|fd| {
@@ -211,7 +209,7 @@ impl Door {
         let is_whole =
             access == OFlags::RDONLY && self.is_whole(node, file, &state) == Some(object);
         let writes = access != OFlags::RDONLY;
-        if writes && !self.pool.is_lost(object.member) {
+        if writes && !is_lost {
             self.may_be_stored(node, file, &state, object)?;
         }
         ways.backing = Some(Arc::clone(&backing));
@@ -304,10 +302,9 @@ impl Door {
         let Some(object) = ways.object else {
             return false;
         };
-        // Given up with its member: whoever has it open or mapped has what is left of it, and the file goes on without it.
-        let is_lost = self.pool.is_lost(object.member);
         if ways.passed > 0 {
-            return !is_lost;
+            // Given up with its member: whoever has it open has what is left of it, and the file goes on without it.
+            return !self.pool.is_lost(object.member);
         }
         // Nobody uses our own descriptors now: they would look like somebody else's.
         state.forget(object);

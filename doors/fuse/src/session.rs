@@ -9,6 +9,7 @@ use crate::attributes::{Attributes, Changes};
 use crate::control;
 use crate::crew::Crew;
 use crate::door::{Door, raise_read_ahead};
+use crate::keeper::is_unmounted;
 use crate::kept::{self, Gate};
 use crate::listing::Listing;
 use crate::mounting::Mounting;
@@ -25,7 +26,6 @@ use fuser::{
 };
 use rushes_sys::descriptor::replace;
 use rushes_sys::thread::Identity;
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, major, makedev, minor};
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -265,14 +265,7 @@ const LOOK_MS: u64 = 50;
 
 /// Threads at home hear that the mount has ended as those do that wait for a request.
 fn close_at_end(crew: &Crew, device: &OwnedFd, closing: &AtomicBool) {
-    let has_ended = || {
-        let mut polled = [PollFd::new(device, PollFlags::empty())];
-        let now = Timespec::default();
-        poll(&mut polled, Some(&now)).is_ok()
-            && polled[0]
-                .revents()
-                .intersects(PollFlags::ERR | PollFlags::HUP)
-    };
+    let has_ended = || is_unmounted(device, Duration::ZERO).unwrap_or(false);
     while !closing.load(Ordering::Acquire) && !has_ended() {
         // (Waiting for it in poll(2), it would be woken by each request.)
         std::thread::park_timeout(Duration::from_millis(LOOK_MS));

@@ -679,13 +679,12 @@ pub fn remove(
     if parting == Parting::Lost {
         return give_up(pool, &member, users);
     }
-    let is_missing = matches!(member.status().state, MemberState::Missing(_));
-    let mut durable = pool.format();
     if member.duty() != Duty::Leaving {
         others_take_bytes(pool, number)?;
-        let mut without = pool.format();
+        let now = pool.format();
+        let mut without = now.clone();
         without.members.retain(|entry| entry.number != number);
-        if lacks_any(&pool.format()).is_none()
+        if lacks_any(&now).is_none()
             && let Some(sentence) = lacks_any(&without)
         {
             return refused(format!(
@@ -698,27 +697,22 @@ pub fn remove(
         let leaves =
             is_unused(pool, &member, users).and_then(|()| set_duty(pool, number, Duty::Leaving));
         if let Err(error) = leaves {
-            pool.adopt(durable);
+            pool.adopt(now);
             return Err(error);
         }
-        durable = pool.format();
     }
     // From here on it takes no log of names. What it has may be all there is of one.
     if let Err(error) = users.log_names(pool)
         && newest_log(pool).is_none_or(|(_, members)| members.iter().all(|one| *one == number))
     {
-        pool.adopt(durable);
         return log_must_stay(number, &error);
     }
-    if !is_missing {
+    if !matches!(member.status().state, MemberState::Missing(_)) {
         clear(&member)?;
     }
     let mut format = pool.format();
     format.members.retain(|entry| entry.number != number);
-    if let Err(error) = write(pool, &format) {
-        pool.adopt(durable);
-        return Err(error);
-    }
+    write(pool, &format)?;
     pool.adopt(format);
     // So that it knows who is left. The one before is there; the next mount writes another.
     let _ = users.log_names(pool);

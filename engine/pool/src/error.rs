@@ -114,11 +114,6 @@ impl PoolError {
         }
     }
 
-    /// What a member has cannot be had, whatever one asks of it: it is missing, or was given up.
-    pub fn is_away(&self) -> bool {
-        matches!(self, PoolError::Missing { .. } | PoolError::Lost { .. })
-    }
-
     /// There is no room, of the file system's or of a quota's (btrfs holds root to those): another member may have some.
     pub(crate) fn is_full(&self) -> bool {
         is_full(self.errno())

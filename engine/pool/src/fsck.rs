@@ -605,7 +605,7 @@ impl Mender<'_> {
 
     /// "its bytes 0 to 4095 and from 8192 on"
     fn lost_ranges(&self, stub: usize, object: Object) -> String {
-        let Record::Sound(layout) = &self.look.stubs[stub].record else {
+        let Some(layout) = self.look.layout(stub) else {
             return String::from("its bytes");
         };
         let ranges: Vec<String> = layout
@@ -652,7 +652,7 @@ impl Mender<'_> {
                 Ok(String::from("the record was written anew from its objects"))
             }
             (Finding::NeverSynced { stub }, Remedy::Empty) => {
-                let Record::Sound(layout) = &self.look.stubs[*stub].record else {
+                let Some(layout) = self.look.layout(*stub) else {
                     return Ok(String::new());
                 };
                 let fd = self.open_stub(*stub)?;
@@ -673,7 +673,7 @@ impl Mender<'_> {
                 },
                 Remedy::WriteMark,
             ) => {
-                let Record::Sound(layout) = &self.look.stubs[*stub].record else {
+                let Some(layout) = self.look.layout(*stub) else {
                     return Ok(String::new());
                 };
                 let part = self.as_its_mates(layout, *object, *part);
@@ -736,9 +736,7 @@ impl Mender<'_> {
     ///
     /// Returns  what the mark is to say
     fn half_kept(&self, stub: usize, object: Object) -> Option<(FileIdentity, Part)> {
-        let Record::Sound(layout) = &self.look.stubs[stub].record else {
-            return None;
-        };
+        let layout = self.look.layout(stub)?;
         let mark = self.stripe_of(object)?;
         let part = part_of(layout, object);
         let is_its_place = (part.place, part.origin, part.shape)
@@ -993,7 +991,7 @@ impl Mender<'_> {
 
     /// Whether every byte of it is where the record of its file says.
     fn is_copied(&self, object: Object, stub: usize) -> Result<bool, PoolError> {
-        let Record::Sound(layout) = &self.look.stubs[stub].record else {
+        let Some(layout) = self.look.layout(stub) else {
             return Ok(false);
         };
         if let Some(mark) = self.stripe_of(object) {

@@ -387,8 +387,9 @@ impl Gather {
             pool.forget(layout.file, object);
         }
         match made {
-            Err(PoolError::ReadOnly { .. }) => Ok(None),
-            Err(error) if error.is_away() => Ok(None),
+            Err(
+                PoolError::Missing { .. } | PoolError::Lost { .. } | PoolError::ReadOnly { .. },
+            ) => Ok(None),
             Err(error) if !error.is_full() && error.errno() != Errno::OPNOTSUPP => Err(error),
             _ => {
                 self.is_vain = true;

@@ -31,7 +31,10 @@ impl Refused {
             Errno::NOSPC => self.is_full = true,
             Errno::DQUOT => self.is_over_quota = true,
             // As if it were not there.
-            _ if error.is_away() || matches!(error, PoolError::ReadOnly { .. }) => {}
+            _ if matches!(
+                error,
+                PoolError::Missing { .. } | PoolError::Lost { .. } | PoolError::ReadOnly { .. }
+            ) => {}
             _ => drop(self.other.get_or_insert(error)),
         }
     }
