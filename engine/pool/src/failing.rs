@@ -25,6 +25,11 @@ pub(crate) fn is_of_device(error: Errno) -> bool {
     )
 }
 
+/// What the process lacks: it says nothing of the device, nor of what is there.
+pub(crate) fn is_of_process(error: Errno) -> bool {
+    matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM)
+}
+
 /// Since when, and why. It is well as long as nothing is known.
 #[derive(Debug, Default)]
 pub(crate) struct Failing(Mutex<Option<Found>>);

@@ -5,7 +5,7 @@
 //! member can be unmounted while nobody uses it, and one that comes back is simply there.
 
 use crate::error::{ObjectFault, PoolError};
-use crate::failing::{Failing, is_of_device};
+use crate::failing::{Failing, is_of_device, is_of_process};
 use crate::format::{self, Duty, FORMAT_FILE, Format, FormatFault, MemberEntry, MemberId};
 use crate::xattr::{self, OBJECT_ATTRIBUTE};
 use rushes_core::pool::check::{FoundObject, Mark};
@@ -316,12 +316,14 @@ impl Member {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         // What is mounted there and fails is not away: there may be bytes of it in memory that somebody waits for.
         let root = open(&self.path, flags, Mode::empty()).map_err(|error| match error {
-            error if is_of_device(error) => self.failed("enter", "", error),
+            error if is_of_device(error) || is_of_process(error) => self.failed("enter", "", error),
             error => self.missing(format!("cannot be entered ({error})")),
         })?;
         let found = FormatFile::at(&root).map_err(|error| match error {
             Errno::NOENT => self.missing("is not a member of a pool; is its file system mounted?"),
-            error if is_of_device(error) => self.failed("look at", FORMAT_FILE, error),
+            error if is_of_device(error) || is_of_process(error) => {
+                self.failed("look at", FORMAT_FILE, error)
+            }
             error => self.missing(format!("cannot be looked at ({error})")),
         })?;
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -339,7 +341,8 @@ impl Member {
             }
             Ok(_) => return Err(self.missing("belongs to another pool")),
             Err(FormatFault::Failed(error))
-                if Errno::from_io_error(&error).is_some_and(is_of_device) =>
+                if Errno::from_io_error(&error)
+                    .is_some_and(|error| is_of_device(error) || is_of_process(error)) =>
             {
                 let error = Errno::from_io_error(&error).unwrap_or(Errno::IO);
                 return Err(self.failed("read", FORMAT_FILE, error));
