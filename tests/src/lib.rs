@@ -23,5 +23,6 @@ pub mod scratch;
 pub mod smb2;
 pub mod smbd;
 pub mod tree;
+pub mod ways;
 pub mod wire;
 pub mod world;

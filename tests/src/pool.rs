@@ -33,6 +33,8 @@ pub struct PoolWorld {
     mount: Option<Child>,
     /// What `rushes pool mount` is told besides.
     pub mount_options: Vec<&'static str>,
+    /// Descriptors that its process may have. None: as many as this one.
+    pub descriptor_limit: Option<u32>,
     members: Vec<Made>,
     is_kept: bool,
     /// One more member's disk, which stalls when it is told.
@@ -88,6 +90,7 @@ impl PoolWorld {
         let mut world = PoolWorld {
             mount: None,
             mount_options: Vec::new(),
+            descriptor_limit: None,
             members: members.to_vec(),
             is_kept,
             slow: None,
@@ -141,7 +144,17 @@ impl PoolWorld {
             needs::path_of("rushes").display(),
             self.scratch.path().join("rushes.toml").display()
         );
-        let mut child = Command::new(needs::path_of("rushes"))
+        let program = needs::path_of("rushes");
+        let mut command = match self.descriptor_limit {
+            None => Command::new(program),
+            Some(limit) => {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", &format!("ulimit -n {limit} && exec \"$0\" \"$@\"")]);
+                shell.arg(program);
+                shell
+            }
+        };
+        let mut child = command
             .args(["pool", "mount"])
             .arg(self.catalogue())
             .arg(&folder)

@@ -4,6 +4,7 @@
 use crate::answer::Answer;
 use crate::care::Care;
 use crate::data::Full;
+use crate::descriptors::Descriptors;
 use crate::engine::{DaemonPlace, Engine};
 use crate::lines::Lines;
 use crate::nodes::{Node, Nodes, locked};
@@ -33,6 +34,7 @@ const NAMES_LAG: Duration = Duration::from_secs(1);
 pub(crate) struct Door {
     pub(crate) pool: Arc<Pool>,
     pub(crate) nodes: Nodes,
+    pub(crate) descriptors: Descriptors,
     pub(crate) engine: Engine,
     pub(crate) finishers: Finishers,
     pub(crate) lines: Lines,
@@ -42,7 +44,7 @@ pub(crate) struct Door {
     pub(crate) next_handle: AtomicU64,
     /// The kernel reads objects itself where it is told to.
     pub(crate) can_pass: AtomicBool,
-    /// None: nothing needs to be told.
+    /// None: nobody serves the mount yet.
     pub(crate) notices: OnceLock<Notices>,
     /// Where the daemon has its sockets.
     pub(crate) runtime_dir: Option<PathBuf>,
@@ -92,7 +94,9 @@ impl Door {
         let pool = Arc::new(pool);
         let (table, left) = kept.unzip();
         let table = table.map(Arc::new);
-        let nodes = Nodes::new(pool.catalogue().tree(), table.clone())?;
+        let descriptors = Descriptors::new();
+        let kept_count_max = descriptors.kept_count_max;
+        let nodes = Nodes::new(pool.catalogue().tree(), table.clone(), kept_count_max)?;
         if let Some(place) = place {
             crate::unwritten::may_go_by(&pool, place)?;
             if let Err(error) = crate::unwritten::leave_place(&pool, place) {
@@ -109,6 +113,7 @@ impl Door {
             unsettled: Unsettled::default(),
             changed: Mutex::default(),
             nodes,
+            descriptors,
             engine: Engine::start(&pool, place)?,
             finishers: Finishers::start()?,
             lines: Lines::default(),

@@ -6,6 +6,7 @@
 
 use crate::answer::Answer;
 use crate::attributes::by_descriptor;
+use crate::descriptors::{Opener, Share};
 use crate::door::Door;
 use crate::engine::{Held, only_object};
 use crate::nodes::{Node, locked, status};
@@ -127,20 +128,31 @@ pub(crate) struct OpenFile {
 pub(crate) struct State {
     pub(crate) layout: Option<Layout>,
     stub: Arc<OwnedFd>,
-    objects: Mutex<HashMap<Object, (Access, Arc<OwnedFd>)>>,
+    objects: Mutex<HashMap<Object, OpenObject>>,
+    /// Its descriptors: the stub's, and that of one object.
+    share: Share,
+}
+
+/// One that is open.
+#[derive(Debug)]
+struct OpenObject {
+    access: Access,
+    fd: Arc<OwnedFd>,
+    /// Of each but the first.
+    _share: Option<Share>,
 }
 
 impl State {
     /// Its descriptor, if it is open.
     pub(crate) fn known(&self, object: Object) -> Option<Arc<OwnedFd>> {
         let objects = locked(&self.objects);
-        objects.get(&object).map(|(_, fd)| Arc::clone(fd))
+        objects.get(&object).map(|open| Arc::clone(&open.fd))
     }
 
     /// The same, where its member was given up. Returns  somebody may have written by it
     pub(crate) fn forget_written(&self, object: Object) -> bool {
         let had = locked(&self.objects).remove(&object);
-        had.is_some_and(|(access, _)| access == Access::Write)
+        had.is_some_and(|open| open.access == Access::Write)
     }
 
     /// An object's descriptor is not kept any longer.
@@ -281,11 +293,13 @@ impl Door {
         &self,
         number: u64,
         flags: i32,
-        asked: Unique,
+        (asked, opener): (Unique, Opener),
         register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
     ) -> Answer<(u64, Opened)> {
         let node = self.nodes.get(number)?;
-        self.open_for_kernel(&node, flags, (asked, register), || self.open_file(&node))
+        let share = || self.descriptors.take_for(opener);
+        let open = || self.open_file_with(&node, share);
+        self.open_for_kernel(&node, flags, (asked, register), open)
     }
 
     /// `open` makes it one more open, which gets a file handle.
@@ -346,40 +360,68 @@ impl Door {
     }
 
     pub(crate) fn open_file(&self, node: &Arc<Node>) -> Answer<Arc<OpenFile>> {
+        self.open_file_with(node, || Ok(self.descriptors.take()))
+    }
+
+    /// `share`  of descriptors, asked for when nobody has it open
+    fn open_file_with(
+        &self,
+        node: &Arc<Node>,
+        share: impl FnOnce() -> Answer<Share>,
+    ) -> Answer<Arc<OpenFile>> {
         let fd = self.nodes.descriptor(node)?;
         let mut slot = locked(&node.file);
-        let file = self.stub_of(node, &fd, &mut slot)?;
+        let file = self.stub_of(node, &fd, &mut slot, share)?;
         slot.open_count += 1;
         Ok(file)
     }
 
     /// Its open stub, opened when need be.
-    fn stub_of(&self, node: &Node, fd: &OwnedFd, slot: &mut FileSlot) -> Answer<Arc<OpenFile>> {
+    fn stub_of(
+        &self,
+        node: &Node,
+        fd: &OwnedFd,
+        slot: &mut FileSlot,
+        share: impl FnOnce() -> Answer<Share>,
+    ) -> Answer<Arc<OpenFile>> {
         if let Some(file) = &slot.open {
             return Ok(Arc::clone(file));
         }
+        let share = share()?;
         let path = by_descriptor(fd);
         let flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let stub = match open(path.as_str(), flags | OFlags::RDWR, Mode::empty()) {
-            Err(Errno::ROFS) => open(path.as_str(), flags | OFlags::RDONLY, Mode::empty()),
+        let open = |access| open(path.as_str(), flags | access, Mode::empty());
+        let stub = self.nodes.with_room(|| match open(OFlags::RDWR) {
+            Err(Errno::ROFS) => open(OFlags::RDONLY),
             opened => opened,
-        }?;
-        let file = self.opened(node, stub, slot)?;
+        })?;
+        let file = self.opened(node, stub, slot, share)?;
         slot.open = Some(Arc::clone(&file));
         Ok(file)
     }
 
     /// A file that was just made, with its descriptor.
-    pub(crate) fn open_new_file(&self, node: &Arc<Node>, stub: OwnedFd) -> Answer<Arc<OpenFile>> {
+    pub(crate) fn open_new_file(
+        &self,
+        node: &Arc<Node>,
+        stub: OwnedFd,
+        share: Share,
+    ) -> Answer<Arc<OpenFile>> {
         let mut slot = locked(&node.file);
         if slot.open.is_none() {
-            slot.open = Some(self.opened(node, stub, &mut slot)?);
+            slot.open = Some(self.opened(node, stub, &mut slot, share)?);
         }
         slot.open_count += 1;
         slot.open.clone().ok_or(Errno::IO)
     }
 
-    fn opened(&self, node: &Node, stub: OwnedFd, slot: &mut FileSlot) -> Answer<Arc<OpenFile>> {
+    fn opened(
+        &self,
+        node: &Node,
+        stub: OwnedFd,
+        slot: &mut FileSlot,
+        share: Share,
+    ) -> Answer<Arc<OpenFile>> {
         let layout = self.pool.layout(stub.as_fd());
         let mut layout = layout.map_err(|error| self.trouble(node, &error))?;
         if let Some(layout) = &mut layout {
@@ -398,6 +440,7 @@ impl Door {
                 layout,
                 stub,
                 objects: Mutex::default(),
+                share,
             })),
             size: Mutex::new(size),
             plain_run: AtomicU32::new(0),
@@ -499,7 +542,8 @@ impl Door {
         }
         // Open since a process before this one.
         let fd = self.nodes.descriptor(node)?;
-        self.stub_of(node, &fd, &mut locked(&node.file))
+        let share = || Ok(self.descriptors.take());
+        self.stub_of(node, &fd, &mut locked(&node.file), share)
     }
 
     /// An object's descriptor, for what is asked of it.
@@ -511,14 +555,15 @@ impl Door {
         access: Access,
     ) -> Result<Arc<OwnedFd>, PoolError> {
         let _ = node;
-        if let Some((had, fd)) = locked(&state.objects).get(&object)
+        if let Some(open) = locked(&state.objects).get(&object)
             && !self.pool.is_lost(object.member)
-            && (*had == Access::Write || access == Access::Read)
+            && (open.access == Access::Write || access == Access::Read)
         {
-            return Ok(Arc::clone(fd));
+            return Ok(Arc::clone(&open.fd));
         }
         let layout = state.layout.as_ref().ok_or(PoolError::NoRoom)?;
-        let fd = Arc::new(self.pool.open_object(layout, object, access)?);
+        let fd = self.with_descriptors(|| self.pool.open_object(layout, object, access))?;
+        let fd = Arc::new(fd);
         // Before others find it: who asks for it first has the daemon hear its name.
         self.engine.opened(object, || {
             let part = part_of(layout, object)?;
@@ -527,8 +572,26 @@ impl Door {
             let is_told = !part.is_whole() || only_object(layout).is_some() || !is_frame(&path);
             is_told.then_some((path, part))
         });
-        locked(&state.objects).insert(object, (access, Arc::clone(&fd)));
+        let mut objects = locked(&state.objects);
+        let is_first = objects.keys().all(|other| *other == object);
+        let open = OpenObject {
+            access,
+            fd: Arc::clone(&fd),
+            _share: (!is_first).then(|| state.share.one_more()),
+        };
+        objects.insert(object, open);
         Ok(fd)
+    }
+
+    /// What the pool does for a file that is open. A process that has no descriptor left lets go of what it keeps only to be quick.
+    fn with_descriptors<T>(
+        &self,
+        mut act: impl FnMut() -> Result<T, PoolError>,
+    ) -> Result<T, PoolError> {
+        match act() {
+            Err(error) if error.errno() == Errno::MFILE && self.nodes.let_go() => act(),
+            done => done,
+        }
     }
 
     /// Where a file is in the tree. None: in it no more.
@@ -575,12 +638,12 @@ impl Door {
             false => Readers::None,
         };
         let stub = file.stub.as_fd();
-        let done = match why {
+        let done = self.with_descriptors(|| match why {
             Some((_, reason)) => self
                 .pool
                 .spill_beside(stub, &mut layout, wanted, reason, readers),
             None => self.pool.place(stub, &mut layout, wanted),
-        };
+        });
         self.let_go(&state, &layout);
         self.unsettled.note(node, &layout);
         file.set_layout(&mut state, layout);
@@ -677,10 +740,10 @@ impl Door {
     /// Objects that the layout names no longer are removed, whoever has them open.
     pub(crate) fn let_go(&self, state: &State, layout: &Layout) {
         let named = layout.objects();
-        locked(&state.objects).retain(|object, (_, fd)| {
+        locked(&state.objects).retain(|object, open| {
             let is_named = named.contains(object);
             if !is_named {
-                self.engine.gone(*object, fd);
+                self.engine.gone(*object, &open.fd);
                 self.engine.closed(*object);
             }
             is_named

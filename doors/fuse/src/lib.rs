@@ -9,6 +9,7 @@ mod care;
 mod control;
 mod crew;
 mod data;
+mod descriptors;
 mod door;
 mod engine;
 mod failing;

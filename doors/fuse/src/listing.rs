@@ -7,6 +7,7 @@
 
 use crate::answer::{Answer, errno};
 use crate::attributes::Attributes;
+use crate::descriptors::Share;
 use crate::door::Door;
 use crate::nodes::{Node, ROOT, locked, status};
 use rushes_sys::entries::{first_entry, read_entries};
@@ -31,6 +32,7 @@ pub(crate) struct Listing {
     number: u64,
     /// Its beginning is a small part of it.
     is_large: bool,
+    _share: Share,
 }
 
 /// How far it is read.
@@ -122,10 +124,11 @@ impl Listed<'_> {
 }
 
 impl Door {
-    pub(crate) fn open_listing(&self, number: u64) -> Answer<Listing> {
+    pub(crate) fn open_listing(&self, number: u64, share: Share) -> Answer<Listing> {
         let fd = self.nodes.descriptor(&self.nodes.get(number)?)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = openat(&fd, c".", flags, Mode::empty())?;
+        let open = || openat(&fd, c".", flags, Mode::empty());
+        let directory = self.nodes.with_room(open)?;
         Ok(Listing {
             is_large: status(&directory)?.stx_size >= LARGE_BYTES,
             reader: Mutex::new(Reader {
@@ -138,6 +141,7 @@ impl Door {
                 is_end: false,
             }),
             number,
+            _share: share,
         })
     }
 

@@ -7,6 +7,7 @@
 
 use crate::answer::{Answer, errno};
 use crate::attributes::Attributes;
+use crate::descriptors::Opener;
 use crate::door::Door;
 use crate::nodes::{Node, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, locked, status};
 use crate::passthrough::Opened;
@@ -113,7 +114,7 @@ impl Door {
         if name == ".." && parent == crate::nodes::ROOT {
             return Err(Errno::NOENT);
         }
-        self.entry(path_at(&folder, name)?)
+        self.entry(self.nodes.with_room(|| path_at(&folder, name))?)
     }
 
     /// Whoever sends a handle may have made it up: what is not known to be of this tree is not opened.
@@ -247,24 +248,24 @@ impl Door {
         name: &OsStr,
         mode: u32,
         flags: i32,
-        (maker, asked): (Maker, Unique),
+        (maker, asked, opener): (Maker, Unique, Opener),
         register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
     ) -> Answer<(Entry, u64, Opened)> {
         let folder = self.folder(parent)?;
+        // Before it is made: what cannot be opened then would be there, and nobody's doing.
+        let share = self.descriptors.take_for(opener)?;
         let exclusive = flags & O_EXCL != 0;
         let open_flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let made = if self.was_changed(asked, &folder, name)? {
-            openat(&folder, name, open_flags, Mode::empty())
-        } else {
+        let was_made = self.was_changed(asked, &folder, name)?;
+        let made = self.nodes.with_room(|| {
+            if was_made {
+                return openat(&folder, name, open_flags, Mode::empty());
+            }
             let open_flags = open_flags | OFlags::CREATE | OFlags::EXCL;
             let _acting = maker.act()?;
-            openat(
-                &folder,
-                name,
-                open_flags,
-                Mode::from_raw_mode(mode & 0o7777),
-            )
-        };
+            let mode = Mode::from_raw_mode(mode & 0o7777);
+            openat(&folder, name, open_flags, mode)
+        });
         match made {
             // The kernel asked before, so this is rare: made by somebody else in between.
             Err(Errno::EXIST) if !exclusive => {
@@ -272,6 +273,8 @@ impl Door {
                 if entry.attributes.mode & S_IFMT != S_IFREG {
                     return Err(Errno::EXIST);
                 }
+                drop(share);
+                let asked = (asked, opener);
                 let (handle, opened) = self.open(entry.node.number, flags, asked, register)?;
                 Ok((entry, handle, opened))
             }
@@ -280,7 +283,7 @@ impl Door {
                 self.sign(&made, S_IFREG);
                 self.wish_by_name(&folder, name, &made);
                 let entry = self.named(parent, name, path_at(&folder, name)?)?;
-                let open = || self.open_new_file(&entry.node, made);
+                let open = || self.open_new_file(&entry.node, made, share);
                 let (handle, opened) =
                     self.open_for_kernel(&entry.node, flags, (asked, register), open)?;
                 Ok((entry, handle, opened))

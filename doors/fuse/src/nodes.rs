@@ -24,9 +24,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// The root's node id, by the protocol.
 pub(crate) const ROOT: u64 = 1;
 
-/// Descriptors kept open for nodes that are used often.
-const DESCRIPTOR_COUNT_MAX: usize = 4096;
-
 /// Parts of the table, so that threads seldom meet at one lock.
 const SHARD_COUNT: usize = 16;
 
@@ -68,6 +65,8 @@ pub(crate) struct Nodes {
     device: (u32, u32),
     shards: [Mutex<HashMap<u64, Known>>; SHARD_COUNT],
     ring: Mutex<VecDeque<Weak<Node>>>,
+    /// Descriptors kept open for nodes that are used often.
+    kept_count_max: usize,
     /// None: there is no next process.
     table: Option<Arc<Table>>,
 }
@@ -86,7 +85,11 @@ impl Nodes {
     /// For the tree whose root directory this is.
     ///
     /// Errors   EOPNOTSUPP where the catalogue's file system has no persistent handles; EOVERFLOW where they are too long for the table
-    pub(crate) fn new(tree: BorrowedFd<'_>, table: Option<Arc<Table>>) -> Answer<Nodes> {
+    pub(crate) fn new(
+        tree: BorrowedFd<'_>,
+        table: Option<Arc<Table>>,
+        kept_count_max: usize,
+    ) -> Answer<Nodes> {
         let open = |flags| {
             openat(
                 tree,
@@ -109,6 +112,7 @@ impl Nodes {
             device: (found.stx_dev_major, found.stx_dev_minor),
             shards: std::array::from_fn(|_| Mutex::default()),
             ring: Mutex::default(),
+            kept_count_max,
             table,
         })
     }
@@ -285,10 +289,11 @@ impl Nodes {
             node.recent.store(true, Ordering::Relaxed);
             return Ok(Arc::clone(fd));
         }
-        let opened = node
-            .handle
-            .open(self.within.as_fd(), OFlags::PATH | OFlags::NOFOLLOW);
-        let fd = match opened.map_err(errno) {
+        let open = || {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW;
+            node.handle.open(self.within.as_fd(), flags).map_err(errno)
+        };
+        let fd = match self.with_room(open) {
             Ok(fd) => Arc::new(fd),
             // Open and without a name: only its own descriptor leads to it.
             Err(Errno::STALE) => return locked(&node.file).stub().ok_or(Errno::STALE),
@@ -307,7 +312,7 @@ impl Nodes {
         let mut ring = locked(&self.ring);
         ring.push_back(Arc::downgrade(node));
         let mut closed = Vec::new();
-        while ring.len() > DESCRIPTOR_COUNT_MAX {
+        while ring.len() > self.kept_count_max {
             let Some(oldest) = ring.pop_front() else {
                 break;
             };
@@ -322,6 +327,26 @@ impl Nodes {
         }
         drop(ring);
         drop(closed);
+    }
+
+    /// Those that are kept for later are closed: there are none left to be opened.
+    ///
+    /// Returns  whether there were any
+    pub(crate) fn let_go(&self) -> bool {
+        let nodes = std::mem::take(&mut *locked(&self.ring));
+        let closed: Vec<_> = nodes
+            .iter()
+            .filter_map(|node| locked(&node.upgrade()?.descriptor).take())
+            .collect();
+        !closed.is_empty()
+    }
+
+    /// The same before it is tried again to open one.
+    pub(crate) fn with_room<T>(&self, mut open: impl FnMut() -> Answer<T>) -> Answer<T> {
+        match open() {
+            Err(Errno::MFILE) if self.let_go() => open(),
+            opened => opened,
+        }
     }
 
     /// The inode behind a node id that this process never gave out: an NFS client comes back after a restart.

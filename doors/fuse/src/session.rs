@@ -8,6 +8,7 @@ use crate::answer::Answer;
 use crate::attributes::{Attributes, Changes};
 use crate::control;
 use crate::crew::Crew;
+use crate::descriptors::Opener;
 use crate::door::{Door, raise_read_ahead};
 use crate::keeper::is_unmounted;
 use crate::kept::{self, Gate};
@@ -339,7 +340,8 @@ impl Session {
             return Err(rustix::io::Errno::BADF);
         }
         // Open since a process before this one. Where it is comes with each request.
-        let listing = Arc::new(self.door.open_listing(number.0)?);
+        let share = self.door.descriptors.take();
+        let listing = Arc::new(self.door.open_listing(number.0, share)?);
         let mut listings = locked(&self.listings);
         Ok(Arc::clone(listings.entry(handle.0).or_insert(listing)))
     }
@@ -349,8 +351,19 @@ fn unique(request: &Request) -> Unique {
     Unique::of(request.unique().0)
 }
 
+fn opener(request: &Request) -> Opener {
+    Opener {
+        user: request.uid(),
+        process: request.pid(),
+    }
+}
+
 fn number(error: rustix::io::Errno) -> Errno {
-    Errno::from_i32(error.raw_os_error())
+    match error {
+        // It is not the caller that has too many open.
+        rustix::io::Errno::MFILE => Errno::ENFILE,
+        error => Errno::from_i32(error.raw_os_error()),
+    }
 }
 
 fn file_type(mode: u32) -> FileType {
@@ -696,7 +709,8 @@ impl Filesystem for Session {
     fn open(&self, request: &Request, ino: INodeNo, open_flags: OpenFlags, reply: ReplyOpen) {
         let _work = self.crew.at_work();
         self.door.tidying.asked();
-        let (door, asked) = (Arc::clone(&self.door), unique(request));
+        let door = Arc::clone(&self.door);
+        let asked = (unique(request), opener(request));
         self.door.at_home(ino.0, move || {
             let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
             let opened = door.open(ino.0, open_flags.0, asked, register);
@@ -724,7 +738,7 @@ impl Filesystem for Session {
         let _work = self.crew.at_work();
         self.door.tidying.asked();
         let register = |fd: &OwnedFd| reply.open_backing(fd).map(Backing);
-        let maker = (maker(request, umask), unique(request));
+        let maker = (maker(request, umask), unique(request), opener(request));
         let created = self
             .door
             .create(parent.0, name, mode, open_flags, maker, register);
@@ -827,9 +841,10 @@ impl Filesystem for Session {
         reply_empty(reply, self.door.sync(ino.0, fh.0, datasync));
     }
 
-    fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let _work = self.crew.at_work();
-        match self.door.open_listing(ino.0) {
+        let share = self.door.descriptors.take_for(opener(request));
+        match share.and_then(|share| self.door.open_listing(ino.0, share)) {
             Ok(listing) => {
                 let handle = self.door.new_handle();
                 locked(&self.listings).insert(handle, Arc::new(listing));

@@ -11,6 +11,11 @@ pub fn raise_descriptor_limit() -> Result<(), Errno> {
     setrlimit(Resource::Nofile, limit)
 }
 
+/// So many may be open at a time.
+pub fn descriptor_limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
