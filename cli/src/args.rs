@@ -369,6 +369,9 @@ pub(crate) struct PoolMountArgs {
     /// by itself
     #[arg(long)]
     pub(crate) keeper: bool,
+    /// Make the folder immutable, as `chattr +i` does, so that nobody writes to it while the pool is not mounted there. It stays so until `chattr -i`
+    #[arg(long)]
+    pub(crate) protect: bool,
     /// Serve it for the keeper at standard input
     #[arg(long, hide = true)]
     pub(crate) kept: bool,

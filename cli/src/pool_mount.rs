@@ -6,8 +6,6 @@ use crate::ask::{runtime_dir, say};
 use crate::pool::{shown, told};
 use rushes_fuse::{DaemonPlace, Ended, HURRIED, Kept, Mounted, Replacing, Stop, keep};
 use rushes_pool::Pool;
-use rustix::io::Errno;
-use rustix::mount::{UnmountFlags, unmount};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
@@ -46,13 +44,13 @@ fn failed(folder: &Path, error: &dyn Display) -> String {
     format!("{}: {error}", folder.display())
 }
 
-/// A mount whose process was killed answers so, and nothing else can be done with it. (Its attributes may still be known.)
-fn clear(folder: &Path) -> Result<(), String> {
-    let is_dead = rustix::fs::statfs(folder).is_err_and(|error| error == Errno::NOTCONN);
-    if is_dead {
-        unmount(folder, UnmountFlags::DETACH).map_err(|error| failed(folder, &error))?;
+/// Before it is mounted. (A folder that cannot be protected is no reason to go without the pool.)
+fn protect(args: &PoolMountArgs) {
+    if args.protect
+        && let Err(sentence) = rushes_fuse::protect(&args.folder)
+    {
+        tracing::warn!("{sentence}");
     }
-    Ok(())
 }
 
 fn daemon(args: &PoolMountArgs) -> DaemonPlace {
@@ -139,7 +137,7 @@ fn until_unmounted(
 
 fn serve_alone(args: &PoolMountArgs) -> Result<ExitCode, String> {
     let pool = crate::pool::serve(&args.catalogue).map_err(told)?;
-    clear(&args.folder)?;
+    protect(args);
     let stop = hear(args, Ear::Server)?;
     let mounted = rushes_fuse::mount(pool, Some(&daemon(args)), tidy_after(args), &args.folder);
     let mounted = mounted.map_err(|error| failed(&args.folder, &error))?;
@@ -160,7 +158,7 @@ fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
     let lock = lock.expect("a pool that is served is locked");
     let lock = lock.map_err(|error| failed(folder, &error))?;
     drop(pool);
-    clear(folder)?;
+    protect(args);
     let replacing = Arc::new(Replacing::default());
     hear(args, Ear::Keeper(Arc::clone(&replacing)))?;
     let installed = installed();

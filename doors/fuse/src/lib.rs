@@ -65,6 +65,13 @@ pub fn mount(
     )
 }
 
+/// Nobody, root neither, makes anything in the folder as long as no pool is mounted there, from now on.
+///
+/// Errors   a sentence: its file system does not know that, say
+pub fn protect(folder: &Path) -> Result<(), String> {
+    mounting::protect(folder)
+}
+
 /// What a process that serves a mount needs for itself.
 pub(crate) fn ask_of_the_machine() {
     // The crate `fuser` has such a buffer for each thread.

@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The mount as the kernel has it: mount(2) on a descriptor of /dev/fuse, and its end.
+//! The mount as the kernel has it: a descriptor of /dev/fuse, a place in the tree, and its end.
+//!
+//! Nobody is to see the folder under a mount that is replaced: what he wrote there would be hidden as soon as the new one is there. So the new one is
+//! put beneath the dead one (Linux 6.5), which then goes. Before that kernel the two steps follow each other at once; who wants no moment in between, and
+//! nobody to write there while the pool is not mounted at all, has the folder made immutable ([`protect`]).
 //!
 //! fuser could do both. But when its session ends it unmounts whatever is on the folder then, also when ours went by `umount` and the
 //! next process has the folder already (0.18.0 takes the mark of an ended connection for that of a living one). So it is given a
 //! descriptor, and knows of no folder.
 
-use rustix::fs::{Mode, OFlags, open, stat};
+use rustix::fs::{CWD, IFlags, Mode, OFlags, ioctl_getflags, ioctl_setflags, open, statfs};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
+};
 use rustix::process::{getgid, getuid};
-use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Its type in the table of mounts is `fuse.` and this.
@@ -36,19 +42,14 @@ impl Mounting {
         read_bytes: u32,
     ) -> io::Result<(Mounting, OwnedFd)> {
         let (source, folder) = (source.to_path_buf(), folder.canonicalize()?);
+        let dead = dead_mount_on(&folder).map_err(|error| named("look at the folder", error))?;
+        if dead.is_none() {
+            warn_of_hidden(&folder);
+        }
         let fd = open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(|error| named("open /dev/fuse (is the kernel's module fuse there?)", error))?;
-        let options = format!(
-            "fd={},rootmode={:o},user_id={},group_id={},subtype={SUBTYPE},max_read={read_bytes},default_permissions,allow_other",
-            fd.as_raw_fd(),
-            stat(&folder)?.st_mode,
-            getuid().as_raw(),
-            getgid().as_raw(),
-        );
-        let options = CString::new(options)?;
-        let flags = MountFlags::NOSUID | MountFlags::NODEV;
-        mount(&source, &folder, "fuse", flags, options.as_c_str())
-            .map_err(|error| named("mount", error))?;
+        let mount = detached(&source, &fd, read_bytes).map_err(|error| named("mount", error))?;
+        put_in_place(&mount, dead.as_ref(), &folder).map_err(|error| named("mount", error))?;
         Ok((Mounting { source, folder }, fd))
     }
 
@@ -90,6 +91,103 @@ pub(crate) fn unmount_lazily(folder: &Path) {
         // Somebody was first.
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
         Err(error) => tracing::warn!("{}: it cannot be unmounted: {error}", folder.display()),
+    }
+}
+
+/// A mount that is nowhere yet.
+fn detached(source: &Path, device: &OwnedFd, read_bytes: u32) -> Result<OwnedFd, Errno> {
+    let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(context.as_fd(), "source", source)?;
+    let texts = [
+        ("fd", device.as_raw_fd().to_string()),
+        // A directory; the rest is asked for.
+        ("rootmode", String::from("40000")),
+        ("user_id", getuid().as_raw().to_string()),
+        ("group_id", getgid().as_raw().to_string()),
+        ("subtype", SUBTYPE.to_owned()),
+        ("max_read", read_bytes.to_string()),
+    ];
+    for (key, text) in texts {
+        fsconfig_set_string(context.as_fd(), key, text)?;
+    }
+    for flag in ["default_permissions", "allow_other"] {
+        fsconfig_set_flag(context.as_fd(), flag)?;
+    }
+    fsconfig_create(context.as_fd())?;
+    fsmount(
+        context.as_fd(),
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV,
+    )
+}
+
+/// On the folder; in the place of a dead one, if that is there.
+fn put_in_place(mount: &OwnedFd, dead: Option<&OwnedFd>, folder: &Path) -> Result<(), Errno> {
+    let put = |how| {
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | how;
+        move_mount(mount.as_fd(), "", CWD, folder, flags)
+    };
+    let Some(dead) = dead else {
+        return put(MoveMountFlags::empty());
+    };
+    let is_beneath = put(MoveMountFlags::MOVE_MOUNT_BENEATH);
+    // By its descriptor: on the folder there may be another one by now.
+    let dead = format!("/proc/self/fd/{}", dead.as_raw_fd());
+    match unmount(&dead, UnmountFlags::DETACH) {
+        // Somebody was first.
+        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
+        Err(error) => return Err(error),
+    }
+    match is_beneath {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            tracing::debug!("not beneath the dead mount: {error}");
+            put(MoveMountFlags::empty())
+        }
+    }
+}
+
+/// A mount whose process was killed answers so, and nothing else can be done with it. (Its attributes may still be known.)
+fn dead_mount_on(folder: &Path) -> Result<Option<OwnedFd>, Errno> {
+    if !statfs(folder).is_err_and(|error| error == Errno::NOTCONN) {
+        return Ok(None);
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    open(folder, flags, Mode::empty()).map(Some)
+}
+
+/// What somebody has written to the folder itself.
+fn warn_of_hidden(folder: &Path) {
+    let is_empty = std::fs::read_dir(folder).map_or(true, |mut all| all.next().is_none());
+    if !is_empty {
+        tracing::warn!(
+            "{}: the folder itself is not empty; what is in it cannot be seen as long as the pool is mounted there. Look at it when it is not, and move it \
+             into the pool",
+            folder.display()
+        );
+    }
+}
+
+/// Nobody, root neither, makes anything in the folder as long as no pool is mounted there. A folder that a dead mount covers is as it was.
+///
+/// Errors   a sentence: its file system does not know that, say
+pub(crate) fn protect(folder: &Path) -> Result<(), String> {
+    let said = |error: Errno| {
+        format!(
+            "{}: the folder cannot be made immutable ({error}); what is written to it while the pool is not mounted will be hidden by the mount. Its file \
+             system does not know that, or the process may not do it (CAP_LINUX_IMMUTABLE)",
+            folder.display()
+        )
+    };
+    if dead_mount_on(folder).map_err(said)?.is_some() {
+        return Ok(());
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = open(folder, flags, Mode::empty()).map_err(said)?;
+    let had = ioctl_getflags(&fd).map_err(said)?;
+    match had.contains(IFlags::IMMUTABLE) {
+        true => Ok(()),
+        false => ioctl_setflags(&fd, had | IFlags::IMMUTABLE).map_err(said),
     }
 }
 
