@@ -164,10 +164,14 @@ impl Door {
         let setgid = if mode & 0o010 != 0 { 0o2000 } else { 0 };
         let kept = mode & !(0o4000 | setgid);
         if kept == mode {
-            Ok(())
-        } else {
-            set_mode(&fd, kept)
+            return Ok(());
         }
+        set_mode(&fd, kept)?;
+        // Behind a write the kernel asks for size and times anew, and not for the mode. It is told before the write is answered.
+        if let Some(notices) = self.notices.get() {
+            notices.forget_attributes(node.number);
+        }
+        Ok(())
     }
 
     pub(crate) fn set_attribute(

@@ -281,10 +281,7 @@ fn served(
     (crew, device): (Arc<Crew>, OwnedFd),
     mounting: Option<Mounting>,
 ) -> io::Result<Mounted> {
-    // (Without passthrough nobody needs them.)
-    if door.can_pass.load(Ordering::Acquire) {
-        let _ = door.notices.set(Notices(session.notifier()));
-    }
+    let _ = door.notices.set(Notices(session.notifier()));
     let helper = |name: &str, work: fn(&Door)| {
         let door = Arc::clone(&door);
         std::thread::Builder::new()
@@ -533,8 +530,8 @@ impl Filesystem for Session {
                 )
             })?;
         }
-        // Of a kernel without it direct reads wait for each other, no more.
-        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        // Never FUSE_ASYNC_DIO: behind a write past its cache that a program does not wait for (AIO, io_uring) the kernel does not drop what others have
+        // read into the cache meanwhile, and would show it for ever (docs/decisions/0039).
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
         let _ = config.set_max_background(BACKGROUND_MAX);
         // Linux 6.9 or later. One that has it also sees to its cache when somebody writes past it.

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the kernel keeps of a pool's files is never older than the files: its pages, with each way to write beside each way to read, and modes.
+
+use rushes_tests::needs::{self, Need};
+use rushes_tests::pool::{EXT4, PoolWorld, put};
+use rushes_tests::ways::{Hands, Range};
+use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags, statx};
+use std::fs::File;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const PAGE: usize = 4096;
+const PAGE_COUNT: usize = 160;
+const LENGTH: u64 = (PAGE_COUNT * PAGE) as u64;
+
+/// Somebody who reads the file again and again through the kernel's cache, until `act` has ended.
+fn beside_readers<T>(path: &Path, count: usize, act: impl FnOnce() -> T) -> T {
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..count {
+            scope.spawn(|| {
+                let file = File::open(path).expect("there");
+                let mut page = vec![0; PAGE];
+                while !ended.load(Ordering::Acquire) {
+                    for at in 0..PAGE_COUNT {
+                        // (It may be cut at this moment.)
+                        let _ = file.read_at(&mut page, (at * PAGE) as u64);
+                    }
+                }
+            });
+        }
+        let ends = EndsReaders(&ended);
+        let done = act();
+        drop(ends);
+        done
+    })
+}
+
+/// Also where a test fails.
+struct EndsReaders<'a>(&'a AtomicBool);
+
+impl Drop for EndsReaders<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+fn old_pages(file: &File, byte: u8) -> usize {
+    let mut bytes = vec![0; LENGTH as usize];
+    file.read_exact_at(&mut bytes, 0).expect("read");
+    let is_old = |page: &&[u8]| page.iter().any(|one| *one != byte);
+    bytes.chunks(PAGE).filter(is_old).count()
+}
+
+/// As the suite xfstests has it (generic/451).
+#[test]
+fn pages_are_not_older_than_an_asynchronous_write_past_the_cache() {
+    if !needs::all_there(&[Need::Program("python3")]) {
+        return;
+    }
+    for is_kept in [false, true] {
+        let members = [(EXT4, 64)];
+        let world = match is_kept {
+            true => PoolWorld::kept(&members),
+            false => PoolWorld::build(&members),
+        };
+        let Some(world) = world else {
+            return;
+        };
+        let path = world.path("f");
+        put(&path, 1, LENGTH as usize).expect("there is room");
+        let mut hands = Hands::new();
+        // (Nobody reads by passthrough beside them.)
+        hands.open("direct", &path, OFlags::RDWR | OFlags::DIRECT);
+        hands.open("written", &path, OFlags::WRONLY);
+        let open = File::open(&path).expect("there");
+        beside_readers(&path, 2, || {
+            for round in 0..40u8 {
+                let way = ["direct", "written"][usize::from(round % 2)];
+                hands.does("aio", way, (0, LENGTH), &round.to_string());
+                let anew = File::open(&path).expect("there");
+                let old = (old_pages(&open, round), old_pages(&anew, round));
+                assert_eq!(
+                    old,
+                    (0, 0),
+                    "old pages of an open before and of a new one, of {PAGE_COUNT}; {way}, round {round}, kept: {is_kept}"
+                );
+            }
+        });
+    }
+}
+
+/// How a program opens what it reads or writes.
+fn opened(way: &str) -> OFlags {
+    match way {
+        "write only" | "aio, write only" => OFlags::WRONLY,
+        "direct" | "aio, direct" => OFlags::RDWR | OFlags::DIRECT,
+        _ => OFlags::RDWR,
+    }
+}
+
+/// Each way to change the bytes of a range to this one (0 where the way brings none).
+const WRITERS: [&str; 11] = [
+    "cached",
+    "write only",
+    "direct",
+    "aio",
+    "aio, write only",
+    "aio, direct",
+    "mapping",
+    "copied from a file",
+    "punched",
+    "zeroed",
+    "cut and made longer",
+];
+
+/// Returns  the byte that is there now
+fn change(hands: &mut Hands, way: &str, (at, length): Range, byte: u8) -> u8 {
+    let what = byte.to_string();
+    let word = match way {
+        "cached" | "write only" | "direct" => "write",
+        "aio" | "aio, write only" | "aio, direct" => "aio",
+        "mapping" => "store",
+        "copied from a file" => {
+            hands.does("write", "source", (0, length), &what);
+            hands.does("copy", way, (at, length), "source");
+            return byte;
+        }
+        "punched" => "punch",
+        "zeroed" => "zero",
+        _ => "cut",
+    };
+    hands.does(word, way, (at, length), &what);
+    if matches!(word, "punch" | "zero" | "cut") {
+        0
+    } else {
+        byte
+    }
+}
+
+/// One row of the table: what was written so, as each way to read has it, by opens and mappings that have seen the old bytes.
+fn row(hands: &mut Hands, path: &Path, writer: &str, range: Range, byte: u8) {
+    let readers = [
+        ("see", "old open"),
+        ("see", "old direct"),
+        ("sent", "old open"),
+        ("mapped", "old mapping"),
+        ("see", "beside the writer"),
+    ];
+    for (word, name) in readers {
+        hands.does(word, name, range, "-");
+    }
+    let expected = format!("{:02x}", change(hands, writer, range, byte));
+    hands.open("new open", path, OFlags::RDONLY);
+    for (word, name) in readers.into_iter().chain([("see", "new open")]) {
+        let seen = hands.does(word, name, range, "-");
+        assert_eq!(seen, expected, "written: {writer}; read: {word}, {name}");
+    }
+    hands.close("new open");
+}
+
+/// The table: each way to write, each way to read. `is_passed`: readers came first, and the kernel reads the object itself.
+fn table(hands: &mut Hands, world: &PoolWorld, is_passed: bool) {
+    let path = world.path("f");
+    put(&path, 1, LENGTH as usize).expect("there is room");
+    let first = match is_passed {
+        true => OFlags::RDONLY,
+        false => OFlags::RDWR,
+    };
+    hands.open("old open", &path, first);
+    hands.open("old direct", &path, OFlags::RDONLY | OFlags::DIRECT);
+    hands.open("old mapping", &path, OFlags::RDONLY);
+    hands.does("map", "old mapping", (0, 0), "-");
+    hands.open("beside the writer", &path, OFlags::RDWR);
+    hands.open(
+        "source",
+        &world.path("source"),
+        OFlags::RDWR | OFlags::CREATE,
+    );
+    let mut byte = 1;
+    for writer in WRITERS {
+        // Its own open of them all, so that each is of the kind that the mount makes it.
+        hands.open(writer, &path, opened(writer));
+        if writer == "mapping" {
+            hands.does("map", writer, (1, 0), "-");
+        }
+        for range in [(0, LENGTH), (40 << 10, 8 << 10), (LENGTH - 4096, 4096)] {
+            // (What is cut is cut to the end.)
+            let range = match writer {
+                "cut and made longer" => (range.0, LENGTH - range.0),
+                _ => range,
+            };
+            row(hands, &path, writer, range, byte);
+            byte += 1;
+        }
+        hands.close(writer);
+    }
+    for name in [
+        "old open",
+        "old direct",
+        "old mapping",
+        "beside the writer",
+        "source",
+    ] {
+        hands.close(name);
+    }
+    std::fs::remove_file(&path).expect("removed");
+}
+
+#[test]
+fn whoever_reads_in_whatever_way_sees_what_was_written_in_whatever_way() {
+    if !needs::all_there(&[Need::Program("python3")]) {
+        return;
+    }
+    for is_kept in [false, true] {
+        let members = [(EXT4, 64), (EXT4, 64)];
+        let world = match is_kept {
+            true => PoolWorld::kept(&members),
+            false => PoolWorld::build(&members),
+        };
+        let Some(world) = world else {
+            return;
+        };
+        let mut hands = Hands::new();
+        table(&mut hands, &world, false);
+        table(&mut hands, &world, true);
+        // By way of a daemon, through its lanes.
+        let _daemon = world.served(2, "");
+        table(&mut hands, &world, false);
+        drop(hands);
+    }
+}
+
+/// What somebody else than root does to a file, as a program.
+const AS_NOBODY: &str = r#"
+import ctypes, os, sys
+os.setgid(65534); os.setuid(65534)
+way, path = sys.argv[1:]
+if way == "truncated":
+    os.truncate(path, 5000)
+else:
+    fd = os.open(path, os.O_RDWR if way == "cached" else os.O_WRONLY)
+    if way == "reserved":
+        os.posix_fallocate(fd, 0, 9000)
+    else:
+        os.pwrite(fd, b"written", 100)
+"#;
+
+#[test]
+fn set_id_bits_that_were_dropped_are_shown_to_nobody() {
+    if !needs::all_there(&[Need::Program("python3")]) {
+        return;
+    }
+    let members = [(EXT4, 64)];
+    for world in [PoolWorld::build(&members), PoolWorld::kept(&members)] {
+        let Some(world) = world else {
+            return;
+        };
+        set_id_bits_are_dropped(&world);
+    }
+}
+
+fn set_id_bits_are_dropped(world: &PoolWorld) {
+    for way in ["cached", "write only", "truncated", "reserved"] {
+        let path = world.path("f");
+        put(&path, 1, 8000).expect("there is room");
+        let everybody = std::fs::Permissions::from_mode(0o6777);
+        std::fs::set_permissions(&path, everybody).expect("ours");
+        // Of the mode alone: the kernel asks for no more than it lacks.
+        let mode = || {
+            let flags = StatxFlags::MODE;
+            let found = statx(CWD, &path, AtFlags::empty(), flags).expect("there");
+            found.stx_mode & 0o7777
+        };
+        assert_eq!(mode(), 0o6777, "{way}");
+        let done = Command::new(needs::path_of("python3"))
+            .args(["-c", AS_NOBODY, way])
+            .arg(&path)
+            .status();
+        assert!(done.expect("python3 starts").success(), "{way}");
+        assert_eq!(mode(), 0o777, "{way}");
+        std::fs::remove_file(&path).expect("removed");
+    }
+}
