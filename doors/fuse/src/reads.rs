@@ -7,12 +7,13 @@
 
 use crate::answer::Answer;
 use crate::door::Door;
-use crate::engine::{Served, Waiter};
+use crate::engine::{Served, Waiter, only_object};
 use crate::files::{OpenFile, SharedState};
 use crate::lines::Line;
 use crate::nodes::{Node, locked};
 use rushes_pool::{Access, ByteOffset, Object, PoolError};
 use rustix::buffer::spare_capacity;
+use rustix::fs::OFlags;
 use rustix::io::{Errno, pread};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -328,7 +329,44 @@ impl Door {
         reading.begin(count - 1, may_stay);
     }
 
-    /// The same, for who has nothing else to do.
+    /// A file was opened to be read: the daemon hears of it before its first read. That one, with the header, may be answered by the kernel's cache, and then
+    /// those that come could not be told from reads here and there. Of a file in several objects none has a header. Waits for nothing.
+    pub(crate) fn tell_of_open(self: &Arc<Door>, number: u64, flags: i32) {
+        let flags = OFlags::from_bits_retain(flags as u32);
+        if flags & OFlags::ACCMODE == OFlags::WRONLY {
+            return;
+        }
+        let Ok(node) = self.nodes.get(number) else {
+            return;
+        };
+        let file = locked(&node.file).open_file();
+        // (While somebody changes the file, its first read tells of it.)
+        let Some((file, state)) = file.and_then(|file| {
+            let state = file.shared_state_now()?;
+            Some((file, state))
+        }) else {
+            return;
+        };
+        let Some(object) = state.layout.as_ref().and_then(only_object) else {
+            return;
+        };
+        if file.may_be_passed() || !self.engine.serves(object) {
+            return;
+        }
+        if let Some(fd) = state.known(object) {
+            return self.engine.tell_of(object, fd);
+        }
+        let door = Arc::clone(self);
+        self.lines.put(Line::Disk(object.member), move || {
+            // Who reads it hears what is wrong with it.
+            if let Ok(fd) = door.object(&node, &state, object, Access::Read) {
+                door.engine.tell_of(object, fd);
+            }
+            drop((state, file));
+        });
+    }
+
+    /// Read, for who has nothing else to do.
     pub(crate) fn read_and_wait(
         self: &Arc<Door>,
         node: &Arc<Node>,

@@ -719,6 +719,7 @@ impl Filesystem for Session {
                 Some((backing, _)) => reply.opened_passthrough(handle, flags(&opened), &backing.0),
                 None => reply.opened(handle, flags(&opened)),
             }
+            door.tell_of_open(ino.0, open_flags.0);
         });
     }
 

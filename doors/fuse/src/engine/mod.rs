@@ -412,6 +412,14 @@ impl Engine {
         }
     }
 
+    /// Somebody is about to read the object: the daemon knows of it from now on.
+    pub(crate) fn tell_of(&self, object: Object, fd: Arc<OwnedFd>) {
+        if let Some(queue) = self.serving(object.member) {
+            let object = object.id;
+            queue.push(Job::Opened { object, fd });
+        }
+    }
+
     /// The door has closed the object.
     pub(crate) fn closed(&self, object: Object) {
         if let Some(daemons) = &self.daemons {

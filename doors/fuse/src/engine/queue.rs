@@ -107,6 +107,11 @@ pub(super) enum Job {
         object: ObjectId,
         fd: Arc<OwnedFd>,
     },
+    /// Somebody has opened its file, to read it. (What the kernel has in its cache is never asked for.)
+    Opened {
+        object: ObjectId,
+        fd: Arc<OwnedFd>,
+    },
     Closed(ObjectId),
     /// What has become of a file that the daemon has asked for.
     Found {

@@ -185,6 +185,23 @@ impl Session {
         if let Some(named) = self.known(object, writes) {
             return Some(named.handle);
         }
+        self.name_anew(object, fd, writes)
+    }
+
+    /// Somebody begins to read it: the daemon hears of it now, and looks into its header. What it heard of it when it was still to be written says nothing of
+    /// that, though bytes may be asked for by that name.
+    fn is_read(&mut self, object: ObjectId, fd: &Arc<OwnedFd>) {
+        if !self.named.contains_key(&(object, false)) {
+            self.name_anew(object, fd, false);
+        }
+    }
+
+    fn name_anew(
+        &mut self,
+        object: ObjectId,
+        fd: &Arc<OwnedFd>,
+        writes: bool,
+    ) -> Option<FileHandle> {
         let inode = inode_of(fd)?;
         let (path, part) = self.names.of(object).unwrap_or_else(|| {
             let path = self.below.join(ObjectName::of(object).as_str());
@@ -268,6 +285,7 @@ impl Session {
                     self.client.gone(device, inode);
                 }
             }
+            Job::Opened { object, fd } => self.is_read(object, &fd),
             Job::Closed(object) => self.closing.push(object),
             Job::Found { number, file } => {
                 let file = file.as_ref().map(AsFd::as_fd);

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A clip of which the kernel has the head in its cache: the daemon sees none of its first reads, and keeps what the header promises all the same.
+
+use rushes_tests::pattern;
+use rushes_tests::pool::{EXT4, PoolWorld};
+use serde_json::Value;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+const LENGTH: u64 = 48 * MIB;
+/// Of these the kernel has the pages. Units: bytes.
+const HEAD: u64 = 16 * MIB;
+/// 4.6 MB/s.
+const BYTES_PER_SECOND: u32 = 8 * 192_000 * 3;
+const BLOCK: u64 = 256 << 10;
+
+/// The header of a sound of eight channels, 192 kHz, 24 bits.
+fn header() -> Vec<u8> {
+    let data = LENGTH as u32 - 44;
+    let mut bytes = Vec::new();
+    bytes.extend(b"RIFF");
+    bytes.extend((data + 36).to_le_bytes());
+    bytes.extend(b"WAVEfmt ");
+    bytes.extend(16u32.to_le_bytes());
+    bytes.extend(1u16.to_le_bytes());
+    bytes.extend(8u16.to_le_bytes());
+    bytes.extend(192_000u32.to_le_bytes());
+    bytes.extend(BYTES_PER_SECOND.to_le_bytes());
+    bytes.extend(24u16.to_le_bytes());
+    bytes.extend(24u16.to_le_bytes());
+    bytes.extend(b"data");
+    bytes.extend(data.to_le_bytes());
+    bytes
+}
+
+fn stream_of<'a>(status: &'a Value, name: &str) -> Option<&'a Value> {
+    let streams = status["streams"].as_array()?;
+    streams.iter().find(|stream| stream["path"] == name)
+}
+
+/// What has become of who copied it in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Copier {
+    Gone,
+    /// Gone, and nothing was synced.
+    JustGone,
+    /// As a file server's is that keeps files open for a while.
+    Stays,
+}
+
+/// Copied in through the mount a moment ago, and played: its head comes from the kernel's cache.
+#[test]
+fn a_clip_that_was_just_copied_in_is_played_by_its_header() {
+    let Some(world) = PoolWorld::kept(&[(EXT4, 200)]) else {
+        return;
+    };
+    let daemon = world.served(1, "");
+    let mut bytes = pattern::bytes(5, 0, LENGTH as usize);
+    bytes[..44].copy_from_slice(&header());
+    for copier in [Copier::Gone, Copier::Stays, Copier::JustGone] {
+        let name = format!("{copier:?}.wav");
+        let mut options = File::options();
+        let copy = options.read(true).write(true).create_new(true);
+        let copy = copy.open(world.path(&name)).expect("made");
+        copy.write_all_at(&bytes, 0).expect("there is room");
+        if copier != Copier::JustGone {
+            copy.sync_all().expect("written");
+        }
+        let kept = (copier == Copier::Stays).then_some(copy);
+        let file = File::open(world.path(&name)).expect("there");
+        let rest = std::num::NonZero::new(LENGTH - HEAD);
+        rustix::fs::fadvise(&file, HEAD, rest, rustix::fs::Advice::DontNeed).expect("dropped");
+        let begun = Instant::now();
+        let mut found = vec![0; BLOCK as usize];
+        let mut promised = None;
+        for block in 0..LENGTH / BLOCK {
+            let at = block * BLOCK;
+            file.read_exact_at(&mut found, at).expect("read");
+            let expected = &bytes[at as usize..][..BLOCK as usize];
+            assert!(found == expected, "{name} at {at}");
+            // Four times as quick as it is played.
+            let due = Duration::from_millis(BLOCK * 250 / u64::from(BYTES_PER_SECOND));
+            std::thread::sleep((due * block as u32).saturating_sub(begun.elapsed()));
+            let status = daemon.status();
+            let stream = stream_of(&status, &name);
+            if promised.is_none() && stream.is_some_and(|one| one["standing"] == "contract") {
+                promised = Some(at);
+            }
+        }
+        let status = daemon.status();
+        eprintln!("{name}: promised at {promised:?}");
+        let at = promised.unwrap_or_else(|| {
+            panic!(
+                "{name}: {:#}",
+                stream_of(&status, &name).unwrap_or(&Value::Null)
+            )
+        });
+        assert!(at < HEAD + 8 * MIB, "{name}: promised at {at}");
+        drop((file, kept));
+        std::fs::remove_file(world.path(&name)).expect("removed");
+    }
+}
