@@ -12,6 +12,7 @@ const HANDS: &str = r#"
 import ctypes, mmap, os, platform, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
 SETUP, GETEVENTS, SUBMIT = (0, 4, 2) if platform.machine() == "aarch64" else (206, 208, 209)
+PIECE = 65536
 context = ctypes.c_ulong(0)
 files, maps = {}, {}
 
@@ -33,8 +34,8 @@ def aio(fd, at, memory):
     if context.value == 0:
         checked(libc.syscall(SETUP, 64, ctypes.byref(context)), "io_setup")
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    blocks = [ctypes.create_string_buffer(struct.pack("=QIIHhIQQqQII", 0, 0, 0, 1, 0, fd, address + o, min(4 << 12, length - o), at + o, 0, 0, 0))
-              for o in range(0, length, 4 << 12)]
+    blocks = [ctypes.create_string_buffer(struct.pack("=QIIHhIQQqQII", 0, 0, 0, 1, 0, fd, address + o, min(PIECE, length - o), at + o, 0, 0, 0))
+              for o in range(0, length, PIECE)]
     pointers = (ctypes.c_void_p * len(blocks))(*[ctypes.addressof(b) for b in blocks])
     sent = checked(libc.syscall(SUBMIT, context, ctypes.c_long(len(blocks)), pointers), "io_submit")
     events = ctypes.create_string_buffer(32 * sent)

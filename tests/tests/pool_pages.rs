@@ -77,7 +77,7 @@ fn pages_are_not_older_than_an_asynchronous_write_past_the_cache() {
         hands.open("written", &path, OFlags::WRONLY);
         let open = File::open(&path).expect("there");
         beside_readers(&path, 2, || {
-            for round in 0..40u8 {
+            for round in 0..24u8 {
                 let way = ["direct", "written"][usize::from(round % 2)];
                 hands.does("aio", way, (0, LENGTH), &round.to_string());
                 let anew = File::open(&path).expect("there");

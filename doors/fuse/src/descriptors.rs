@@ -136,7 +136,9 @@ impl Descriptors {
 fn may_have(budget: u64, all: u64, (of_process, of_user): (u64, u64)) -> bool {
     let left = budget.saturating_sub(all);
     let most = left.max(budget / LEAST_PART);
-    left >= OF_A_FILE && of_process + OF_A_FILE <= most && of_user + OF_A_FILE <= 2 * most
+    left >= OF_A_FILE
+        && of_process + OF_A_FILE <= most
+        && of_user + OF_A_FILE <= most.saturating_mul(2)
 }
 
 #[cfg(test)]
