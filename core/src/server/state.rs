@@ -158,6 +158,8 @@ pub(super) struct Writing {
     pub is_unsettled: bool,
     /// What is being done to its times and blocks after we wrote.
     pub settling: u32,
+    /// A piece of which nothing but its record is left, so that a later server sees to its time, should this one die before that is set.
+    pub remembered: Option<PieceKey>,
     /// How fast it is being written.
     pub pace: Pace,
 }
@@ -215,6 +217,7 @@ pub(super) struct Grant {
 /// what came after.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
+    pub file: FileId,
     pub lane: LaneId,
     pub record: u32,
     pub runs: Runs,

@@ -733,6 +733,7 @@ impl Server {
             if writing.settling == 0 && writing.dirty.is_empty() && writing.flights.is_empty() {
                 file.version = version;
                 file.writing.is_unsettled = false;
+                self.strike_remembered(id, actions);
             }
         }
         self.settle_waiters(id, actions);

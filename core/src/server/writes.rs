@@ -743,6 +743,7 @@ impl Server {
     fn recover_spent(&mut self, grant: &Grant, actions: &mut Actions) {
         self.commit_count += 1;
         let piece = PieceKey(self.pieces.insert(Piece {
+            file: grant.file,
             lane: grant.lane,
             record: grant.record,
             runs: Runs::default(),
@@ -761,12 +762,14 @@ impl Server {
             note_hidden(&mut self.pieces, &self.write_flights, &file.writing, piece);
             file.writing.dirty.discard(grant.range, &mut released);
         }
+        // Its time may not be set yet.
+        self.list_writer(grant.file);
         if self
             .pieces
             .get(piece.0)
             .is_some_and(|piece| piece.hides == 0)
         {
-            self.strike(piece, actions);
+            self.strike_or_remember(piece, actions);
         }
         self.settle_released(&mut released, actions);
         self.released = released;
@@ -783,6 +786,7 @@ impl Server {
         self.commit_count += 1;
         let commit = self.commit_count;
         let piece = PieceKey(self.pieces.insert(Piece {
+            file: id,
             lane: grant.lane,
             record: grant.record,
             runs: grant.runs,
@@ -798,13 +802,10 @@ impl Server {
         }));
         self.drop_blocks(id, range.start.0, range.end());
         let mut released = core::mem::take(&mut self.released);
+        self.list_writer(id);
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        // (While what was left is told it may be listed and have nothing dirty for a moment.)
-        if !file.writing.is_listed {
-            file.use_count += 1;
-        }
         note_hidden(&mut self.pieces, &self.write_flights, &file.writing, piece);
         file.writing.dirty.commit(range, piece, &mut released);
         file.writing.commits.push_back((commit, piece));
@@ -812,12 +813,6 @@ impl Server {
         self.change_count += 1;
         file.changed = self.change_count;
         let device = file.device;
-        if !file.writing.is_listed
-            && let Some(device) = self.devices.get_mut(&device)
-        {
-            file.writing.is_listed = true;
-            device.writers.push_back(id);
-        }
         if range.end() > file.size {
             self.resize(id, range.end());
         }
@@ -827,6 +822,19 @@ impl Server {
         self.released = released;
         self.touch(device);
         self.retry_waiting(id, actions);
+    }
+
+    /// Its device has, or had, something of it to write; that uses it. (While what was left is told it may be listed and have nothing dirty
+    /// for a moment.)
+    fn list_writer(&mut self, id: FileId) {
+        if let Some(file) = self.files.get_mut(&id)
+            && !file.writing.is_listed
+            && let Some(device) = self.devices.get_mut(&file.device)
+        {
+            file.writing.is_listed = true;
+            file.use_count += 1;
+            device.writers.push_back(id);
+        }
     }
 
     /// Tell observers what a file with dirty bytes looks like. Also while its length is being found out: that it has bytes which the
@@ -1034,7 +1042,7 @@ impl Server {
         if hides > 0 {
             actions.list.push(Action::Spent { lane, record });
         } else {
-            self.strike(key, actions);
+            self.strike_or_remember(key, actions);
         }
         for newer in hidden_by {
             let Some(piece) = self.pieces.get_mut(newer.0) else {
@@ -1042,10 +1050,33 @@ impl Server {
             };
             piece.hides -= 1;
             if piece.hides == 0 && piece.runs.as_slice().is_empty() {
-                self.strike(newer, actions);
+                self.strike_or_remember(newer, actions);
             }
         }
         self.roomier();
+    }
+
+    /// Its record goes too, unless it is the one by which a later server knows that the file's time is still to be set.
+    fn strike_or_remember(&mut self, key: PieceKey, actions: &mut Actions) {
+        let Some(piece) = self.pieces.get(key.0) else {
+            return;
+        };
+        let (lane, record) = (piece.lane, piece.record);
+        match self.files.get_mut(&piece.file) {
+            Some(file) if file.writing.is_listed && file.writing.remembered.is_none() => {
+                file.writing.remembered = Some(key);
+                actions.list.push(Action::Spent { lane, record });
+            }
+            _ => self.strike(key, actions),
+        }
+    }
+
+    /// The file system has the file's time.
+    pub(super) fn strike_remembered(&mut self, id: FileId, actions: &mut Actions) {
+        let file = self.files.get_mut(&id);
+        if let Some(key) = file.and_then(|file| file.writing.remembered.take()) {
+            self.strike(key, actions);
+        }
     }
 
     /// Its record goes too.
