@@ -157,11 +157,8 @@ const WRITTEN_PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) fn settled(pool: Pool) -> Result<Pool, String> {
     rushes_fuse::wait_until_written(&pool, WRITTEN_PATIENCE).map_err(|unwritten| {
         format!(
-            "{}: {} objects lack bytes that were acknowledged; expected all of them in their objects. The daemon of {} has them, or has left \
-             them: start it, or write them with `rushes recover`, then repeat this",
-            pool.catalogue().path().display(),
-            unwritten.object_count,
-            unwritten.runtime_dir.display()
+            "{}: {unwritten}; expected all of them in their objects: start that daemon, or write them with `rushes recover`, then repeat this",
+            pool.catalogue().path().display()
         )
     })?;
     Ok(pool)

@@ -37,6 +37,10 @@ pub mod word {
     pub const GENERATION: usize = 5;
 }
 
+/// Byte offset of the table's own word, where entries have nothing: 1 when whoever set these facts has ended and could not write all of it, so
+/// that nobody is at it any more. Who waits for the others' files need not wait; a file with a fact lacks bytes as before.
+pub const LEFT_AT: usize = 6 * 8;
+
 /// In the place of a file's device: says nothing of its bytes, but that blocks of it lie behind its end because we put
 /// them there. Its size is what the file took on its disk before that, in bytes; 0: not known yet. (No `st_dev` of Linux has this bit.) Such an entry has a life of its own.
 pub fn reserved_mark(device: u64) -> u64 {

@@ -7,6 +7,7 @@ use crate::engine::DaemonPlace;
 use rushes_pool::Pool;
 use rushes_shm::facts::FactsView;
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -19,13 +20,29 @@ const PLACE: &str = "rushes-pool.daemon";
 const OTHER_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Objects whose bytes only a daemon has.
+/// Objects whose bytes only a daemon has, or may have.
 #[derive(Debug)]
 pub struct Unwritten {
-    /// How many there are.
-    pub object_count: usize,
-    /// Where that daemon has, or had, its sockets.
+    /// How many there are, or why that cannot be told.
+    pub object_count: io::Result<usize>,
+    /// Where that daemon has, or had, its sockets; if that could not be read, where it is written.
     pub runtime_dir: PathBuf,
+}
+
+impl fmt::Display for Unwritten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dir = self.runtime_dir.display();
+        match &self.object_count {
+            Ok(count) => write!(
+                f,
+                "the daemon of {dir} has, or has left, acknowledged bytes of {count} objects that are not on their disks"
+            ),
+            Err(error) => write!(
+                f,
+                "whether a daemon has acknowledged bytes that are not on their disks cannot be read ({dir}): {error}"
+            ),
+        }
+    }
 }
 
 /// Leave word of the daemon that this mount goes by.
@@ -41,14 +58,11 @@ pub(crate) fn leave_place(pool: &Pool, place: &DaemonPlace) -> io::Result<()> {
 ///
 /// Errors   the last one's has bytes of the members that they have not
 pub(crate) fn may_go_by(pool: &Pool, next: &DaemonPlace) -> io::Result<()> {
-    match place(pool.catalogue().path()) {
+    match place(pool.catalogue().path())? {
         Some(last) if last != next.runtime_dir => {
             wait_until_written(pool, OTHER_PATIENCE).map_err(|unwritten| {
                 io::Error::other(format!(
-                    "the daemon of {} has, or has left, bytes of {} objects that are not on their disks; expected none before this pool goes \
-                     by way of {}: start that daemon, or write them with `rushes recover`",
-                    unwritten.runtime_dir.display(),
-                    unwritten.object_count,
+                    "{unwritten}; expected none before this pool goes by way of {}: start that daemon, or write them with `rushes recover`",
                     next.runtime_dir.display()
                 ))
             })
@@ -57,9 +71,13 @@ pub(crate) fn may_go_by(pool: &Pool, next: &DaemonPlace) -> io::Result<()> {
     }
 }
 
-fn place(catalogue: &Path) -> Option<PathBuf> {
-    let bytes = fs::read(catalogue.join(PLACE)).ok()?;
-    Some(PathBuf::from(OsStr::from_bytes(&bytes)))
+/// None: no mount of it ever went by a daemon.
+fn place(catalogue: &Path) -> io::Result<Option<PathBuf>> {
+    match fs::read(catalogue.join(PLACE)) {
+        Ok(bytes) => Ok(Some(PathBuf::from(OsStr::from_bytes(&bytes)))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Wait until the members' objects have all that was acknowledged, at most so long. A daemon that lives needs some seconds.
@@ -68,8 +86,16 @@ fn place(catalogue: &Path) -> Option<PathBuf> {
 /// Errors   what is still missing
 pub fn wait_until_written(pool: &Pool, patience: Duration) -> Result<(), Unwritten> {
     let end = Instant::now() + patience;
-    let Some(runtime_dir) = place(pool.catalogue().path()) else {
-        return Ok(());
+    let catalogue = pool.catalogue().path();
+    let runtime_dir = match place(catalogue) {
+        Ok(Some(runtime_dir)) => runtime_dir,
+        Ok(None) => return Ok(()),
+        Err(error) => {
+            return Err(Unwritten {
+                object_count: Err(error),
+                runtime_dir: catalogue.join(PLACE),
+            });
+        }
     };
     let devices: Vec<u64> = pool
         .members()
@@ -78,9 +104,9 @@ pub fn wait_until_written(pool: &Pool, patience: Duration) -> Result<(), Unwritt
         .collect();
     loop {
         // Each time anew: a daemon that ended well takes them with it.
-        let facts = FactsView::open(&runtime_dir);
-        let object_count = facts.map_or(0, |facts| facts.count_on(&devices));
-        if object_count == 0 {
+        let facts = FactsView::find(&runtime_dir);
+        let object_count = facts.map(|facts| facts.map_or(0, |facts| facts.count_on(&devices)));
+        if matches!(object_count, Ok(0)) {
             return Ok(());
         }
         if Instant::now() >= end {

@@ -62,6 +62,8 @@ impl FactsTable {
             places: HashMap::new(),
         };
         facts.take_over();
+        // From now on somebody is at it.
+        facts.word(LEFT_AT, 0).store(0, Release);
         Ok(facts)
     }
 
@@ -99,6 +101,11 @@ impl FactsTable {
         let _ = std::fs::remove_file(folder.join("facts"));
     }
 
+    /// What is said stays said, and nobody is at it any more: this daemon ends, and could not write all of it.
+    pub fn leave(&self) {
+        self.word(LEFT_AT, 0).store(1, Release);
+    }
+
     /// Forget all files but these; a mark is a file of its own.
     pub fn keep_only(&mut self, files: &HashSet<(u64, u64)>) {
         let others: Vec<(u64, u64)> = self
@@ -112,6 +119,17 @@ impl FactsTable {
         }
     }
 
+    /// What is said of a file; of a daemon that died what it said last.
+    pub fn get(&self, device: u64, inode: u64) -> Option<FileFact> {
+        let start = *self.places.get(&(device, inode))?;
+        let load = |word: usize| self.word(start, word).load(Relaxed);
+        Some(FileFact {
+            size: load(word::SIZE),
+            changed_ns: load(word::CHANGED) as i64,
+            generation: load(word::GENERATION),
+        })
+    }
+
     /// For a session, which maps it for reading: a descriptor that cannot be mapped otherwise.
     pub fn session_fd(&self) -> &OwnedFd {
         &self.readers
@@ -121,6 +139,12 @@ impl FactsTable {
     pub fn count(&self) -> usize {
         let is_fact = |(device, _): &&(u64, u64)| !is_mark(*device);
         self.places.keys().filter(is_fact).count()
+    }
+
+    /// The same without these.
+    pub fn count_without(&self, files: &HashSet<(u64, u64)>) -> usize {
+        let others = |file: &&(u64, u64)| !is_mark(file.0) && !files.contains(file);
+        self.places.keys().filter(others).count()
     }
 
     /// Say that blocks lie behind a file's end that are ours. (Without room for that doors show the file system's word.)
@@ -278,16 +302,30 @@ struct Locks {
 impl FactsView {
     /// Those of the daemons that serve from this runtime folder, by name: for a door that has no session. None: there never were any.
     pub fn open(runtime_dir: &Path) -> Option<FactsView> {
+        FactsView::find(runtime_dir).ok()?
+    }
+
+    /// The same for whoever must not take a table that cannot be read for none.
+    ///
+    /// Errors   it may be there: too few descriptors, no right to read it.
+    pub fn find(runtime_dir: &Path) -> io::Result<Option<FactsView>> {
         let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::RDONLY;
-        let file = open(runtime_dir.join("lanes/facts"), flags, Mode::empty()).ok()?;
-        let is_whole = fstat(&file).is_ok_and(|found| found.st_size as u64 >= BYTES as u64);
-        let view = FactsView::map(&file).ok().filter(|_| is_whole)?;
+        let file = match open(runtime_dir.join("lanes/facts"), flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        if (fstat(&file)?.st_size as u64) < BYTES as u64 {
+            // Its daemon has died before it said anything.
+            return Ok(None);
+        }
+        let view = FactsView::map(&file)?;
         let gate = open(runtime_dir.join("lanes/gate"), flags, Mode::empty()).ok();
         let locks = gate.map(|gate| Locks {
             changes: file,
             gate,
         });
-        Some(FactsView { locks, ..view })
+        Ok(Some(FactsView { locks, ..view }))
     }
 
     /// A file is changed on a descriptor of the caller's own from now on: no daemon starts to serve until
@@ -336,6 +374,11 @@ impl FactsView {
             let load = |word: usize| self.table.word64(start + word * 8).load(Relaxed);
             load(word::INODE) == 0 || is_mark(load(word::DEVICE))
         })
+    }
+
+    /// Whoever set it has ended, and could not write all of it.
+    pub fn is_left(&self) -> bool {
+        self.table.word64(LEFT_AT).load(Acquire) == 1
     }
 
     /// Files of these devices whose bytes their file systems do not have yet.
@@ -427,6 +470,8 @@ mod tests {
         table.set(5, 77, fact(10));
         assert_eq!(view.of(5, 77), Some(fact(10)));
         assert!(!view.is_empty() && table.count() == 1);
+        let count = |inode: u64| table.count_without(&HashSet::from([(5, inode)]));
+        assert_eq!((count(77), count(78)), (0, 1));
         assert_eq!((view.count_on(&[6, 5]), view.count_on(&[6])), (1, 0));
         table.clear(5, 77);
         assert_eq!(view.count_on(&[5]), 0);
@@ -459,6 +504,7 @@ mod tests {
         assert!(table.set(7, 9, fact(4096)));
         assert_eq!(view.of(7, 9), Some(fact(4096)));
         assert_eq!(view.of(7, 10), Some(fact(10)));
+        assert_eq!((table.get(7, 10), table.get(8, 10)), (Some(fact(10)), None));
         assert_eq!(view.of(8, 10), None);
         table.clear(7, 9);
         table.clear(7, 9);
@@ -481,8 +527,12 @@ mod tests {
         // It dies in the middle of a change.
         let start = first.places[&(1, 3)];
         first.word(start, word::SEQUENCE).store(99, Relaxed);
+        assert!(!view.is_left());
+        first.leave();
+        assert!(view.is_left());
         drop(first);
         let mut second = FactsTable::open(&folder.0).unwrap();
+        assert!(!view.is_left(), "somebody is at it again");
         // What it was before may be all that anybody was told.
         assert_eq!(second.count(), 2);
         assert_eq!(
@@ -505,6 +555,11 @@ mod tests {
         std::fs::create_dir(&folder).unwrap();
         let wait = || NoPlainChanges::wait(&folder, Duration::from_ms(20)).ok();
         assert!(FactsView::open(&runtime.0).is_none());
+        // What cannot be read is not taken for nothing.
+        std::os::unix::fs::symlink("elsewhere", folder.join("facts")).unwrap();
+        assert!(FactsView::find(&runtime.0).is_err());
+        std::fs::remove_file(folder.join("facts")).unwrap();
+        assert!(FactsView::find(&runtime.0).unwrap().is_none());
         // The first daemon there ever was.
         drop(wait().unwrap());
         let table = FactsTable::open(&folder).unwrap();
