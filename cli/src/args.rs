@@ -26,8 +26,8 @@ cleanly. systemd is told when the daemon is ready, reloads and stops.")]
     Serve(ServeArgs),
     /// Write what a daemon that ended has left, when no other comes to do it
     #[command(after_help = "\
-A daemon that starts does this by itself. Doors start it when none has come for a while. Exit code: 0 nothing is left, 2 it \
-could not be done, or a daemon is there.")]
+A daemon that starts does this by itself. Doors start it when none has come for a while. Exit code: 0 nothing is left, 1 what \
+could be written is written and something is left (it says what, why, and what to do), 2 it could not be done, or a daemon is there.")]
     Recover(RecoverArgs),
     /// Examine configuration and machine; each finding comes with its remedy
     #[command(

@@ -4,6 +4,7 @@
 use crate::args::RecoverArgs;
 use crate::serve::log_to_stderr;
 use crate::show;
+use rushes_daemon::ServeError;
 use rushes_daemon::config::Config;
 use rushes_daemon::lanes_left::{DamageLeft, FileLeft, LaneLeft, give_up, list};
 use std::process::ExitCode;
@@ -27,8 +28,19 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
         return Ok(ExitCode::SUCCESS);
     }
     log_to_stderr(&args.log)?;
-    rushes_daemon::recover(config, args.hung_after).map_err(|error| error.to_string())?;
-    Ok(ExitCode::SUCCESS)
+    ended(rushes_daemon::recover(config, args.hung_after))
+}
+
+/// 1: it has done what could be done, and something is left.
+pub(crate) fn ended(result: Result<(), ServeError>) -> Result<ExitCode, String> {
+    match result {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error @ ServeError::Left { .. }) => {
+            eprintln!("rushes: {error}");
+            Ok(ExitCode::from(1))
+        }
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn run_give_up(config: &Config, lane: u32, yes: bool) -> Result<ExitCode, String> {

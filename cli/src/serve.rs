@@ -2,6 +2,7 @@
 //! `rushes serve`: the daemon in the foreground.
 
 use crate::args::ServeArgs;
+use crate::recover::ended;
 use rushes_daemon::config::Config;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -10,8 +11,7 @@ use tracing_subscriber::EnvFilter;
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
     log_to_stderr(&args.log)?;
     let config = Config::load(&args.config.config).map_err(|error| error.to_string())?;
-    rushes_daemon::serve(config).map_err(|error| error.to_string())?;
-    Ok(ExitCode::SUCCESS)
+    ended(rushes_daemon::serve(config))
 }
 
 /// Under systemd the journal knows the time already.

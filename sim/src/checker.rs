@@ -365,6 +365,7 @@ impl Checker {
             | Event::Reserved { .. }
             | Event::HasReserve { .. }
             | Event::RecoveryEnded
+            | Event::RecoveryBegun
             | Event::WriteAbort { .. }
             | Event::Settled { .. }
             | Event::Synced { .. }

@@ -188,6 +188,7 @@ impl Digest {
                 self.all([25, u64::from(file.0), found]);
             }
             Event::RecoveryEnded => self.all([29]),
+            Event::RecoveryBegun => self.all([60]),
             Event::HasReserve { file } => self.all([30, u64::from(file.0)]),
             Event::WriteAbort { session, request } => self.all([27, s(session), r(request)]),
             Event::Settled { file, version } => self.all([28, u64::from(file.0), *version]),

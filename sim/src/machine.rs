@@ -497,6 +497,7 @@ impl Machine for Naive {
             | Event::Reserved { .. }
             | Event::HasReserve { .. }
             | Event::RecoveryEnded
+            | Event::RecoveryBegun
             | Event::WriteAbort { .. }
             | Event::Settled { .. }
             | Event::Synced { .. }

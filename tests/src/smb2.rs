@@ -42,6 +42,8 @@ const OLDEST: u16 = 0x0202;
 const WITH_LEASES: u16 = 0x0210;
 /// Reading, writing, attributes of both kinds, deleting; and no deleting.
 const EVERYTHING: u32 = 0x0013_019F;
+/// Reading bytes and attributes alone.
+const READING: u32 = 0x0012_0089;
 /// With everybody, for everything.
 const SHARED: u32 = 7;
 /// It must be no folder.
@@ -262,6 +264,16 @@ impl Connection {
         };
         self.create(name, how, manner, None)
             .map(|answer| opened(&answer).0)
+    }
+
+    /// The same of a file that is there, for reading alone.
+    pub fn open_to_read(&self, name: &str) -> Result<(Handle, Info), Status> {
+        let manner = Manner {
+            access: READING,
+            ..PLAINLY
+        };
+        self.create(name, Disposition::Open, manner, None)
+            .map(|answer| opened(&answer))
     }
 
     /// The same, saying how long it will be.

@@ -81,6 +81,29 @@ impl Smbd {
         all
     }
 
+    /// End it and its children, before its disk goes.
+    pub fn end(&mut self) {
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        // Its children are in its process group.
+        let group = format!("-{}", self.child.id());
+        for signal in ["-TERM", "-KILL"] {
+            let _ = Command::new("kill")
+                .args([signal, "--", &group])
+                .stderr(Stdio::null())
+                .status();
+            let end = Instant::now() + Duration::from_secs(5);
+            while Instant::now() < end {
+                if matches!(self.child.try_wait(), Ok(Some(_))) {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        let _ = self.child.wait();
+    }
+
     fn wait_until_ready(&mut self) {
         let end = Instant::now() + Duration::from_secs(20);
         while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
@@ -98,22 +121,7 @@ impl Smbd {
 
 impl Drop for Smbd {
     fn drop(&mut self) {
-        // Its children are in its process group.
-        let group = format!("-{}", self.child.id());
-        for signal in ["-TERM", "-KILL"] {
-            let _ = Command::new("kill")
-                .args([signal, "--", &group])
-                .stderr(Stdio::null())
-                .status();
-            let end = Instant::now() + Duration::from_secs(5);
-            while Instant::now() < end {
-                if matches!(self.child.try_wait(), Ok(Some(_))) {
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        }
-        let _ = self.child.wait();
+        self.end();
     }
 }
 

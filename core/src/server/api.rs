@@ -269,6 +269,9 @@ pub enum Event {
     },
     /// All that was left has been told: lanes that hold nothing of it can go.
     RecoveryEnded,
+    /// More of what a former daemon left will be told, of files that could not be had before: [`Event::Recovered`] of each piece, then
+    /// [`Event::RecoveryEnded`]. Until then nothing is sent to a device.
+    RecoveryBegun,
     /// The client wants to write.
     WriteBegin {
         session: SessionId,

@@ -243,6 +243,7 @@ impl Server {
             Event::Reserved { file, result } => self.reserved(file, result, actions),
             Event::HasReserve { file } => self.has_reserve(file),
             Event::RecoveryEnded => self.recovery_ended(actions),
+            Event::RecoveryBegun => self.is_recovering = true,
             Event::WriteAbort { session, request } => self.write_abort(session, request, actions),
             Event::Settled { file, version } => self.settled(file, version, actions),
             Event::Synced { file, result } => self.synced(file, result, actions),

@@ -134,6 +134,10 @@ impl Daemon {
     fn daemon_status(&self, now: Instant) -> DaemonStatus {
         let policy = &self.config.policy;
         let mut notes = self.notes.clone();
+        notes.extend(self.kept_sentences());
+        if self.server.writes().unclaimed_count > 0 {
+            notes.push(self.unclaimed_sentence());
+        }
         if self.ring.facts().real_time_refused {
             notes.push(String::from(
                 "the kernel refused real-time I/O priority (CAP_SYS_NICE or CAP_SYS_ADMIN is missing): \
@@ -405,6 +409,7 @@ impl Daemon {
                 Err(error) => notes.push(error.to_string()),
             }
         }
+        self.look_for_kept_soon();
         for served in &self.shares {
             let old = &served.share.config;
             match config.share(&old.name) {

@@ -59,6 +59,11 @@ pub enum ServeError {
         /// What is wrong with it, as a clause.
         what: String,
     },
+    /// It has ended, and clients were told of writes that no disk has.
+    Left {
+        /// What and why.
+        sentences: Vec<String>,
+    },
     /// The machine refuses something the daemon cannot do without.
     System(SysError),
 }
@@ -102,6 +107,11 @@ impl fmt::Display for ServeError {
                  look at it with `rushes recover --list`; if you can do without it, throw it away with `rushes recover --give-up {lane}`",
                 folder.display()
             ),
+            ServeError::Left { sentences } => write!(
+                f,
+                "not all that clients were told is written could be written; it is left for the next daemon or `rushes recover`, and `rushes recover --list` shows it: {}",
+                sentences.join("; ")
+            ),
             ServeError::System(error) => error.fmt(f),
         }
     }
@@ -114,9 +124,10 @@ impl std::error::Error for ServeError {
             ServeError::RuntimeDir { source, .. }
             | ServeError::Share { source, .. }
             | ServeError::Listen { source, .. } => Some(source),
-            ServeError::Running { .. } | ServeError::Memory { .. } | ServeError::Lane { .. } => {
-                None
-            }
+            ServeError::Running { .. }
+            | ServeError::Memory { .. }
+            | ServeError::Lane { .. }
+            | ServeError::Left { .. } => None,
             ServeError::System(source) => Some(source),
         }
     }

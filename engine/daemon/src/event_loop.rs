@@ -15,6 +15,7 @@ use crate::device::Devices;
 use crate::files::{Chore, Files, Headers};
 use crate::foreign::{self, Counters, Foreign};
 use crate::jobs::{Done, Job};
+use crate::kept::KeptFile;
 use crate::lag::Lag;
 use crate::lanes::Lanes;
 use crate::reports::Reports;
@@ -32,7 +33,7 @@ use rushes_shm::PeerError;
 use rushes_shm::server::{Listener, ReplyBody};
 use rushes_sys::watch::ChangeWatch;
 use rushes_sys::{Completion, Ring, Segment, SlotRead, SysError, clock};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -105,6 +106,12 @@ pub(crate) struct Daemon {
     pub(super) ring_lock: Option<File>,
     pub(super) ring_lock_kept: Option<OwnedFd>,
     pub(super) ring_look_at: Instant,
+    /// What a former daemon left and cannot be written yet, by the number of the oldest write of each file.
+    pub(super) kept: BTreeMap<u64, KeptFile>,
+    /// When it is looked for again.
+    pub(super) look_at: Instant,
+    pub(super) is_looking: bool,
+    pub(super) looks_at_end: bool,
     /// When a stop no longer waits for what is to be written.
     pub(super) drain_end: Instant,
     /// It is here to write what was left, and then to end.
@@ -208,6 +215,10 @@ impl Daemon {
                 true => Instant::ZERO,
                 false => Instant::NEVER,
             },
+            kept: BTreeMap::new(),
+            look_at: Instant::NEVER,
+            is_looking: false,
+            looks_at_end: true,
             drain_end: Instant::NEVER,
             only_recovers: parts.only_recovers,
             to_expel: Vec::new(),
@@ -340,7 +351,7 @@ impl Daemon {
         if self.drain_end == Instant::NEVER {
             self.start_draining();
         }
-        if self.is_drained() && !self.give_back_at_end() {
+        if self.is_drained() && !self.look_at_end() && !self.give_back_at_end() {
             return true;
         }
         let late = clock::now() >= self.drain_end;
@@ -388,6 +399,7 @@ impl Daemon {
         }
         self.look_for_ring(start);
         self.give_left_back(start);
+        self.look_for_kept(start);
         self.send_backlog();
         self.expel_all();
         for session in std::mem::take(&mut self.to_flush) {
@@ -728,6 +740,7 @@ impl Daemon {
             .min(self.wants.next())
             .min(self.ring_look_at)
             .min(self.give_back_at)
+            .min(self.look_at)
             .min(self.drain_end)
             .min(self.sessions.next_leave());
         self.due = at.max(now);

@@ -5,7 +5,7 @@
 //! one client, or ahead of all, serve the next.
 
 use crate::share::Share;
-use rushes_core::server::{FileKey, RateHint};
+use rushes_core::server::{Errno, FileKey, RateHint};
 use rushes_core::units::{ByteRange, FileId};
 use rushes_shm::Writer;
 use rushes_sys::space::WriteFile;
@@ -24,12 +24,16 @@ pub(crate) struct Durable {
     pub(crate) writer: Writer,
 }
 
+/// In the place of a time: the file system has it already.
+pub(crate) const TIME_IS_SET: i64 = i64::MIN;
+
 /// What we hold of a file that is written through lanes.
 #[derive(Debug)]
 pub(crate) struct Written {
-    pub(crate) file: WriteFile,
+    /// Or why it could not be opened for writing yet: of a file that a former daemon wrote to. It is tried again with each write.
+    pub(crate) file: Result<WriteFile, Errno>,
     pub(crate) durable: Durable,
-    /// When a client changed it last, and we have not told the file system. Units: ns since 1970.
+    /// When a client changed it last, and we have not told the file system; or [`TIME_IS_SET`]. Units: ns since 1970.
     pub(crate) changed_ns: i64,
     /// Work on its blocks and times that waits for the one under way: they are done one after the other.
     pub(crate) chores: VecDeque<Chore>,
@@ -175,6 +179,19 @@ impl Files {
                 return FileId(self.next);
             }
         }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Those that could not be opened for writing yet, and why.
+    pub(crate) fn unwritable(&self) -> impl Iterator<Item = (FileId, &File, Errno)> {
+        self.by_id.iter().filter_map(|(id, file)| {
+            let why = file.written.as_ref()?.file.as_ref().err()?;
+            Some((*id, file, *why))
+        })
     }
 
     pub(crate) fn keys(&self) -> Vec<FileKey> {

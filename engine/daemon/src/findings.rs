@@ -2,7 +2,7 @@
 //! The loop's part for files: what workers found out about them, and what others did to them.
 
 use crate::event_loop::Daemon;
-use crate::files::{Chore, Written};
+use crate::files::{Chore, TIME_IS_SET, Written};
 use crate::jobs::{Done, Found, Job, Looked, is_container};
 use crate::sessions::OpenHandle;
 use crate::share::Share;
@@ -47,6 +47,12 @@ impl Daemon {
                     }
                     self.chore_done((file, generation), key, chore, result, version);
                 }
+                Done::OpenedToWrite {
+                    file,
+                    generation,
+                    result,
+                } => self.opened_to_write(file, generation, result),
+                Done::FoundAgain(found) => self.found_again(found),
                 Done::Synced {
                     file,
                     generation,
@@ -134,6 +140,8 @@ impl Daemon {
         let mut probe = None;
         let facts = match result {
             Ok(found) => {
+                // What a former daemon left of it comes first: whoever opens it is to see that, and to write over it.
+                self.find_kept(&found, &share, path);
                 let rule = self.config.rule_for(&share.config.name, path);
                 let mut facts = self.adopt(found, &share, path, rule);
                 if facts.hint.is_none() && may_have_header {
@@ -243,12 +251,17 @@ impl Daemon {
             Looked::Writable(written) => *written,
         };
         match (&mut file.written, written) {
-            (Some(known), (_, durable)) => known.durable.writer = durable.writer,
+            (Some(known), (opened, durable)) => {
+                known.durable.writer = durable.writer;
+                if known.file.is_err() {
+                    known.file = opened;
+                }
+            }
             (known @ None, (opened, durable)) => {
                 *known = Some(Written {
                     file: opened,
                     durable,
-                    changed_ns: 0,
+                    changed_ns: TIME_IS_SET,
                     chores: Default::default(),
                     is_busy: false,
                 });

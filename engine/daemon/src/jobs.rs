@@ -4,7 +4,8 @@
 use crate::calibrate::{Calibration, identity_of};
 use crate::config::{Config, ConfigError, ShareConfig};
 use crate::error::ServeError;
-use crate::files::{Chore, Durable};
+use crate::files::{Chore, Durable, TIME_IS_SET};
+use crate::kept::{FoundAgain, Missed, Terms, find_again};
 use crate::reserved::{Attempts, give_back};
 use crate::share::{Share, same_file_system_elsewhere};
 use rushes_core::format::lane::FileRecord;
@@ -50,6 +51,20 @@ pub(crate) enum Job {
         fd: Arc<OwnedFd>,
         writer: Writer,
         chore: Chore,
+    },
+    /// Open a file for writing that could not be had so when it was found.
+    OpenToWrite {
+        file: FileId,
+        generation: u64,
+        /// Of its file system.
+        fd: Arc<OwnedFd>,
+        durable: Durable,
+    },
+    /// Look for files to which a former daemon has writes, by the number of the oldest of these.
+    FindAgain {
+        shares: Vec<Arc<Share>>,
+        wanted: Vec<(u64, FileRecord)>,
+        terms: Terms,
     },
     /// Put it on stable storage.
     Sync {
@@ -129,6 +144,12 @@ pub(crate) enum Done {
         /// Its version after that.
         version: u64,
     },
+    OpenedToWrite {
+        file: FileId,
+        generation: u64,
+        result: io::Result<WriteFile>,
+    },
+    FoundAgain(Vec<(u64, Result<FoundAgain, Missed>)>),
     Synced {
         file: FileId,
         generation: u64,
@@ -178,8 +199,8 @@ pub(crate) enum Looked {
     Not,
     /// It cannot.
     Refused,
-    /// It can, by these.
-    Writable(Box<(WriteFile, Durable)>),
+    /// It can, by these; or could before, and cannot be opened for that now.
+    Writable(Box<(Result<WriteFile, Errno>, Durable)>),
 }
 
 /// A file opened for ourselves.
@@ -245,6 +266,21 @@ pub(crate) fn work(job: Job) -> Done {
                 version: status.map_or(0, |found| found.version),
             }
         }
+        Job::OpenToWrite {
+            file,
+            generation,
+            fd,
+            durable,
+        } => Done::OpenedToWrite {
+            file,
+            generation,
+            result: space::open_writing_by_handle(&*fd, durable.handle_kind, &durable.handle),
+        },
+        Job::FindAgain {
+            shares,
+            wanted,
+            terms,
+        } => Done::FoundAgain(find_again(&shares, &wanted, &terms)),
         Job::Sync {
             file,
             generation,
@@ -365,6 +401,9 @@ fn do_chore(fd: &OwnedFd, writer: Writer, chore: Chore) -> io::Result<Vec<Extent
             }
         }
         Chore::Trim { size } => space::trim(fd, size).map(|()| Vec::new()),
+        Chore::Settle {
+            changed_ns: TIME_IS_SET,
+        } => Ok(Vec::new()),
         Chore::Settle { changed_ns } => space::set_modified(fd, changed_ns).map(|()| Vec::new()),
     }
 }
@@ -384,7 +423,7 @@ fn writable(fd: &OwnedFd, file: &PrivateFile, writer: Writer) -> Looked {
         }
     };
     match durable(fd, key, writer) {
-        Some(durable) => Looked::Writable(Box::new((opened, durable))),
+        Some(durable) => Looked::Writable(Box::new((Ok(opened), durable))),
         None => Looked::Refused,
     }
 }

@@ -34,6 +34,10 @@ struct Lane {
     grant_count: u32,
     /// Its pages were written to since their memory was given back.
     is_used: bool,
+    /// The core knows it.
+    is_told: bool,
+    /// Pieces that a former daemon left and that the core is not told of yet: their files could not be had.
+    kept: HashSet<u32>,
 }
 
 impl Lane {
@@ -46,6 +50,8 @@ impl Lane {
             pieces: HashMap::new(),
             grant_count: 0,
             is_used: false,
+            is_told: false,
+            kept: HashSet::new(),
         }
     }
 }
@@ -53,11 +59,11 @@ impl Lane {
 /// What a daemon that died left of a lane.
 pub(crate) struct Left {
     pub(crate) lane: LaneId,
-    pub(crate) page_count: u32,
     pub(crate) pieces: Vec<LeftPiece>,
 }
 
 /// A write that it left.
+#[derive(Debug)]
 pub(crate) struct LeftPiece {
     pub(crate) record: u32,
     pub(crate) state: State,
@@ -149,13 +155,10 @@ impl Lanes {
                 file.remove();
                 continue;
             }
-            let page_count = file.head().page_count;
-            self.lanes.insert(id, Lane::of(file));
-            left.push(Left {
-                lane: id,
-                page_count,
-                pieces,
-            });
+            let mut lane = Lane::of(file);
+            lane.kept = pieces.iter().map(|piece| piece.record).collect();
+            self.lanes.insert(id, lane);
+            left.push(Left { lane: id, pieces });
         }
         Ok(left)
     }
@@ -165,27 +168,44 @@ impl Lanes {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
+        lane.kept.remove(&record);
         lane.pieces.insert(record, file);
         lane.next_file = lane.next_file.max(name + 1);
         // A file has one name in a table; should it have two, the second goes with the lane.
         lane.files.entry(file).or_insert((name, 0)).1 += 1;
     }
 
-    /// A piece that was left belongs to nothing.
+    /// A piece that was left belongs to nothing: its file is proved gone.
     pub(crate) fn discard(&mut self, id: LaneId, record: u32) {
-        if let Some(lane) = self.lanes.get(&id) {
-            lane.file.set_state(record, State::Free);
+        let Some(lane) = self.lanes.get_mut(&id) else {
+            return;
+        };
+        lane.file.set_state(record, State::Free);
+        lane.kept.remove(&record);
+        if !lane.is_told {
+            self.done(id);
         }
     }
 
-    /// Leave a lane as it is, for another time.
-    pub(crate) fn set_aside(&mut self, id: LaneId) {
-        self.lanes.remove(&id);
+    /// The core is to know a lane that was left. Its pages; None: it does already.
+    pub(crate) fn tell(&mut self, id: LaneId) -> Option<u32> {
+        let lane = self.lanes.get_mut(&id).filter(|lane| !lane.is_told)?;
+        lane.is_told = true;
+        Some(lane.file.head().page_count)
     }
 
-    /// Nothing is in any of them.
+    /// Nothing is in any of them but what cannot be written yet.
     pub(crate) fn is_empty(&self) -> bool {
-        self.lanes.is_empty()
+        !self.lanes.values().any(|lane| lane.is_told)
+    }
+
+    /// The files of pieces that are still to be written, and how many these are.
+    pub(crate) fn unwritten(&self) -> HashMap<FileId, u64> {
+        let mut counts = HashMap::new();
+        for file in self.lanes.values().flat_map(|lane| lane.pieces.values()) {
+            *counts.entry(*file).or_insert(0) += 1;
+        }
+        counts
     }
 
     fn remember(&mut self, id: LaneId, file: &LaneFile) {
@@ -226,8 +246,9 @@ impl Lanes {
             epoch: self.epoch,
             secret: secret(),
         };
-        let file = LaneFile::create(&self.folder, head)?;
-        self.lanes.insert(id, Lane::of(file));
+        let mut lane = Lane::of(LaneFile::create(&self.folder, head)?);
+        lane.is_told = true;
+        self.lanes.insert(id, lane);
         Ok(id)
     }
 
@@ -367,16 +388,24 @@ impl Lanes {
         self.facts.clear_reserved(key.device, key.inode);
     }
 
-    /// A lane is empty and nobody's.
+    /// A lane is empty and nobody's. One with pieces that the core could not be told of, or did not take, stays for another time.
     pub(crate) fn done(&mut self, id: LaneId) {
-        if let Some(lane) = self.lanes.remove(&id) {
+        let Some(lane) = self.lanes.get_mut(&id) else {
+            return;
+        };
+        lane.is_told = false;
+        if lane.kept.is_empty()
+            && lane.pieces.is_empty()
+            && let Some(lane) = self.lanes.remove(&id)
+        {
             lane.file.remove();
         }
     }
 
     /// Pages at a lane's end that are not in use give their memory back.
     pub(crate) fn give_back(&self, id: LaneId, run: PageRun) {
-        if let Some(lane) = self.lanes.get(&id)
+        // What is kept lies in pages that the core takes for free.
+        if let Some(lane) = self.lanes.get(&id).filter(|lane| lane.kept.is_empty())
             && let Err(error) = lane.file.give_memory_back(run.first, run.count)
         {
             tracing::warn!("lane {}: memory cannot be given back: {error}", id.0);
@@ -386,7 +415,8 @@ impl Lanes {
     /// Lanes that nobody writes to just now and that hold nothing give their memory back.
     pub(crate) fn give_memory_back(&mut self) {
         for lane in self.lanes.values_mut() {
-            if lane.is_used && lane.pieces.is_empty() && lane.grant_count == 0 {
+            let holds = !lane.pieces.is_empty() || !lane.kept.is_empty();
+            if lane.is_used && !holds && lane.grant_count == 0 {
                 lane.is_used = false;
                 let pages = lane.file.head().page_count;
                 if let Err(error) = lane.file.give_memory_back(0, pages) {
@@ -565,10 +595,10 @@ mod tests {
     fn written(inode: u64) -> Written {
         let null = || Arc::new(std::fs::File::open("/dev/null").unwrap().into());
         Written {
-            file: rushes_sys::space::WriteFile {
+            file: Ok(rushes_sys::space::WriteFile {
                 direct: null(),
                 buffered: null(),
-            },
+            }),
             durable: durable(inode),
             changed_ns: 7,
             chores: VecDeque::new(),
@@ -631,6 +661,55 @@ mod tests {
         lanes.strike(id, 0);
         assert!(read(&lanes).is_empty());
         lanes.done(id);
+        assert!(lanes_in(&folder.0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_lane_with_something_that_is_kept_outlives_the_rest_of_it() {
+        let folder = Folder::new("kept");
+        let range = ByteRange::new(0, 4096);
+        let mut first = Lanes::new(&folder.0, 1 << 20).unwrap();
+        let id = first.create().unwrap();
+        for (record, file) in [(0, 10), (1, 20)] {
+            first.granted(id, record).unwrap();
+            let written = written(file);
+            let piece = (range, runs(record, 1));
+            first.publish(
+                id,
+                record,
+                (FileId(file as u32), &written),
+                piece,
+                RequestId(9),
+            );
+        }
+        drop(first);
+        let mut next = Lanes::new(&folder.0, 1 << 20).unwrap();
+        let left = next.take_over().unwrap().remove(0);
+        assert_eq!((left.lane, left.pieces.len()), (id, 2));
+        assert!(next.is_empty(), "nobody is told of it yet");
+        // One of its files is found, and written.
+        assert!(next.tell(id).is_some() && next.tell(id).is_none());
+        next.recovered(id, 0, left.pieces[0].piece.file, FileId(1));
+        assert!(!next.is_empty() && next.unwritten() == HashMap::from([(FileId(1), 1)]));
+        // What the core takes for free is not.
+        std::os::unix::fs::FileExt::write_all_at(
+            &std::fs::File::from(next.file(id).unwrap().bytes_fd().try_clone().unwrap()),
+            b"kept",
+            4096,
+        )
+        .unwrap();
+        next.give_back(id, PageRun { first: 1, count: 1 });
+        next.strike(id, 0);
+        next.done(id);
+        assert!(next.is_empty() && next.file(id).is_some());
+        let mut bytes = [0; 4];
+        next.file(id).unwrap().copy_out(4096, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"kept");
+        // The other one is found later, or proved gone.
+        assert!(next.tell(id).is_some());
+        next.done(id);
+        next.discard(id, 1);
+        assert!(next.file(id).is_none());
         assert!(lanes_in(&folder.0).unwrap().is_empty());
     }
 

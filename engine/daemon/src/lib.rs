@@ -18,6 +18,7 @@ mod findings;
 mod foreign;
 mod hung;
 mod jobs;
+mod kept;
 mod lag;
 mod lanes;
 pub mod lanes_left;

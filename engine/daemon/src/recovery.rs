@@ -1,31 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a daemon that died has left in lanes: read, matched with files, and given to the core.
 //!
-//! Nothing is guessed. A table that another version wrote, or that is damaged, keeps the daemon from starting, with the ways out; a lane of a file
-//! system that is not served now is left as it is until it is.
+//! Nothing is guessed. A table that another version wrote, or that is damaged, keeps the daemon from starting, with the ways out. What cannot be
+//! written yet is kept: see [`crate::kept`].
 
 use crate::error::ServeError;
 use crate::event_loop::Daemon;
-use crate::files::Durable;
-use crate::jobs::{Found, Looked};
-use crate::lanes::{Lanes, Left, LeftPiece};
-use crate::share::{ServedShare, Share};
+use crate::kept::by_file;
 use rushes_core::format::facts::reserved_mark;
-use rushes_core::format::lane::{FileRecord, HeadFault, State};
+use rushes_core::format::lane::HeadFault;
 use rushes_core::server::*;
 use rushes_core::units::*;
-use rushes_core::write::Runs;
-use rushes_shm::Writer;
 use rushes_shm::lane::LaneFault;
-use rushes_sys::file::{PrivateFile, status};
-use rushes_sys::{SysError, clock, extents, space};
+use rushes_sys::{SysError, clock};
 use rustix::fs::{FlockOperation, flock};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 
 /// How often the lock of a former daemon's ring is tried.
 pub(super) const RING_LOOK: Duration = Duration::from_ms(10);
@@ -57,26 +50,8 @@ pub(crate) fn lane_error(folder: &Path, lane: LaneId, fault: LaneFault) -> Serve
     }
 }
 
-/// By what file systems are known again, with an open folder on each.
-struct FileSystems(Vec<([u8; 16], OwnedFd, usize)>);
-
-impl FileSystems {
-    fn of(shares: &[Arc<ServedShare>]) -> FileSystems {
-        let known = shares.iter().enumerate().filter_map(|(index, served)| {
-            let root = served.share.readable_root().ok()?;
-            let id = space::file_system_id(&root).ok()?;
-            Some((id, root, index))
-        });
-        FileSystems(known.collect())
-    }
-
-    fn find(&self, file: &FileRecord) -> Option<&([u8; 16], OwnedFd, usize)> {
-        self.0.iter().find(|(id, _, _)| *id == file.file_system)
-    }
-}
-
 impl Daemon {
-    /// Give the core what lanes hold. Before anybody is let in.
+    /// Give the core what lanes hold, as far as its files can be had. Before anybody is let in.
     ///
     /// Errors   a lane that cannot be read.
     pub(crate) fn recover(&mut self) -> Result<(), ServeError> {
@@ -84,179 +59,42 @@ impl Daemon {
             return Ok(());
         };
         let left = lanes.take_over()?;
-        let systems = FileSystems::of(&self.shares);
-        let mut pieces: Vec<(LaneId, LeftPiece)> = Vec::new();
-        for lane in left {
-            pieces.extend(self.recover_lane(lane, &systems));
-        }
-        pieces.sort_unstable_by_key(|(_, piece)| piece.piece.order);
+        self.kept = by_file(left);
         let started = clock::now();
-        let (mut bytes, count) = (0, pieces.len());
-        let mut files: HashMap<(u64, u64), Option<FileFacts>> = HashMap::new();
-        let mut found: Vec<(LaneId, LeftPiece, FileFacts)> = Vec::with_capacity(count);
-        for (lane, left) in pieces {
-            let identity = (left.file.device, left.file.inode);
-            let facts = files
-                .entry(identity)
-                .or_insert_with(|| self.find_again(&left.file, &systems))
-                .clone();
-            let Some(facts) = facts else {
-                // Nobody can read it any more: it had no name, and who had it open is gone.
-                if let Some(lanes) = &mut self.lanes {
-                    lanes.discard(lane, left.record);
-                }
-                continue;
-            };
-            bytes += left.piece.range.length.0;
-            self.claim_piece(lane, &left, facts.file);
-            found.push((lane, left, facts));
+        let (count, bytes, file_count) = self.kept_sums();
+        for (device, inode) in self.kept_keys() {
+            // Nothing is cut off behind the end of a file that is to have bytes there.
+            if let Some(lanes) = &mut self.lanes {
+                lanes.reserved.resume(FileKey { device, inode });
+            }
         }
-        // Only now: a piece that is struck at once must not take the name of a file from those that follow.
-        for (lane, left, facts) in found {
-            self.recover_piece(lane, &left, facts);
-        }
-        self.feed(Event::RecoveryEnded);
-        let unclaimed = self.server.writes().unclaimed_count;
-        if unclaimed > 0 {
-            let note = format!(
-                "{unclaimed} writes that a former daemon left contradict others: they are left where they are; \
-                 look at them with: rushes recover --list"
-            );
-            tracing::error!("{note}");
-            self.notes.push(note);
-        }
-        let dirty: HashSet<(u64, u64)> = files
-            .iter()
-            .filter(|(_, facts)| facts.is_some())
-            .map(|(file, _)| *file)
-            .collect();
+        self.find_kept_first();
+        let keys = |file: FileKey| (file.device, file.inode);
+        let kept = self.kept_keys();
+        let found = self.files.keys().into_iter().map(keys);
+        let dirty: HashSet<(u64, u64)> = found.chain(kept).collect();
         if let Some(lanes) = &mut self.lanes {
             let mark = |key: FileKey| (reserved_mark(key.device), key.inode);
             let marks = lanes.reserved.keys().map(mark);
             lanes
                 .facts
-                .keep_only(&dirty.iter().copied().chain(marks).collect());
-            for &(device, inode) in &dirty {
-                // Given back when all of it is written, and nobody has it open through us.
-                lanes.reserved.resume(FileKey { device, inode });
-            }
+                .keep_only(&dirty.into_iter().chain(marks).collect());
         }
         self.give_left_back(started);
         if count > 0 {
             tracing::warn!(
-                "a daemon that ended left {count} writes of {} files, {} MB, in lanes; they are being written ({} ms)",
-                files.len(),
+                "a daemon that ended left {count} writes of {file_count} files, {} MB, in lanes; they are being written ({} ms)",
                 bytes / 1_000_000,
                 clock::now().since(started).ms()
             );
         }
+        for sentence in self.kept_sentences() {
+            tracing::error!("{sentence}");
+        }
+        if self.server.writes().unclaimed_count > 0 {
+            tracing::error!("{}", self.unclaimed_sentence());
+        }
         Ok(())
-    }
-
-    /// Tell the core of a lane. Its pieces; none when its files are on a file system that is not served now.
-    fn recover_lane(&mut self, lane: Left, systems: &FileSystems) -> Vec<(LaneId, LeftPiece)> {
-        let strange = lane
-            .pieces
-            .iter()
-            .find(|left| systems.find(&left.file).is_none());
-        if let Some(strange) = strange {
-            let note = format!(
-                "lane {} holds {} writes for a file system that no share is on now (it was device {}:{}): they are kept; \
-                 mount it and restart; or stop the daemon and throw them away with: rushes recover --give-up {} --yes",
-                lane.lane.0,
-                lane.pieces.len(),
-                rustix::fs::major(strange.file.device),
-                rustix::fs::minor(strange.file.device),
-                lane.lane.0
-            );
-            tracing::error!("{note}");
-            self.notes.push(note);
-            if let Some(lanes) = &mut self.lanes {
-                lanes.set_aside(lane.lane);
-            }
-            return Vec::new();
-        }
-        self.feed(Event::LaneAdded {
-            lane: lane.lane,
-            session: None,
-            page_count: lane.page_count,
-            record_count: Lanes::record_count(),
-        });
-        lane.pieces
-            .into_iter()
-            .map(|piece| (lane.lane, piece))
-            .collect()
-    }
-
-    fn claim_piece(&mut self, lane: LaneId, left: &LeftPiece, id: FileId) {
-        if let Some(written) = self
-            .files
-            .get_mut(id)
-            .and_then(|file| file.written.as_mut())
-        {
-            written.changed_ns = written.changed_ns.max(left.piece.changed_ns);
-        }
-        if let Some(lanes) = &mut self.lanes {
-            lanes.recovered(lane, left.record, left.piece.file, id);
-        }
-    }
-
-    fn recover_piece(&mut self, lane: LaneId, left: &LeftPiece, facts: FileFacts) {
-        let runs = match left.state {
-            State::Spent => Runs::default(),
-            _ => left.piece.runs,
-        };
-        self.feed(Event::Recovered {
-            lane,
-            record: left.record,
-            facts,
-            range: left.piece.range,
-            runs,
-        });
-    }
-
-    /// The file that a record names. None: there is none any more.
-    fn find_again(&mut self, record: &FileRecord, systems: &FileSystems) -> Option<FileFacts> {
-        let (_, root, index) = systems.find(record)?;
-        let handle = record.handle.get(..record.handle_bytes as usize)?;
-        let opened = space::open_by_handle(root, record.handle_kind, handle);
-        let (fd, written) = match opened {
-            Ok(opened) => opened,
-            Err(error) => {
-                tracing::warn!(
-                    "inode {} of device {} is gone with what was written to it: {error}",
-                    record.inode,
-                    record.device
-                );
-                return None;
-            }
-        };
-        let found = status(&*fd).ok()?;
-        let durable = Durable {
-            key: found.key,
-            file_system: record.file_system,
-            handle_kind: record.handle_kind,
-            handle: handle.into(),
-            writer: Writer {
-                uid: record.uid,
-                gid: record.gid,
-            },
-        };
-        let share = self.shares.get(*index)?.share.clone();
-        let path = path_below(&share, &fd);
-        let places = extents::of(&*fd, usize::MAX)
-            .map(|map| map.extents)
-            .unwrap_or_default();
-        let found = Found {
-            looked: Looked::Writable(Box::new((written, durable))),
-            file: PrivateFile {
-                fd,
-                direct: true,
-                status: found,
-            },
-            extents: places,
-        };
-        Some(self.adopt(found, &share, &path, None))
     }
 
     // ---- The former daemon's ring ----
@@ -288,10 +126,9 @@ impl Daemon {
 
     /// True when nothing that was acknowledged is ours alone any more.
     pub(super) fn is_drained(&self) -> bool {
-        self.lanes
-            .as_ref()
-            .is_none_or(|lanes| lanes.is_empty() && lanes.facts.count() == 0)
-            && !self.is_giving_back
+        self.lanes.as_ref().is_none_or(|lanes| {
+            lanes.is_empty() && lanes.facts.count_without(&self.kept_keys()) == 0
+        }) && !self.is_giving_back
     }
 
     /// Put everybody out and write what there is.
@@ -312,19 +149,6 @@ impl Daemon {
             self.end_session(session, &rushes_shm::PeerError::Closed);
         }
     }
-}
-
-/// Below a share's root, as far as the kernel says.
-fn path_below(share: &Share, fd: &OwnedFd) -> String {
-    use std::os::fd::AsRawFd;
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-    let Ok(path) = link else {
-        return String::new();
-    };
-    path.strip_prefix(&share.real)
-        .unwrap_or(&path)
-        .to_string_lossy()
-        .into_owned()
 }
 
 /// The file whose lock says that some ring still has requests under way.

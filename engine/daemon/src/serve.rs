@@ -39,7 +39,7 @@ const PLAIN_CHANGES_MAX: rushes_core::units::Duration = rushes_core::units::Dura
 /// Serve until SIGTERM, SIGINT or a question says stop. Runs on the calling thread, which it puts
 /// into the real-time class if it may.
 ///
-/// Errors   everything that keeps the daemon from starting, as a sentence with its remedy.
+/// Errors   everything that keeps the daemon from starting, as a sentence with its remedy; Left: it has stopped, and not all is written.
 pub fn serve(config: Config) -> Result<(), ServeError> {
     run(config, None)
 }
@@ -48,7 +48,7 @@ pub fn serve(config: Config) -> Result<(), ServeError> {
 ///
 /// A daemon that gives no answer for `patience` is ended first.
 ///
-/// Errors   as [`serve`]; Running: a daemon is there, which does that itself.
+/// Errors   as [`serve`]; Running: a daemon is there, which does that itself; Left: not all could be written.
 pub fn recover(config: Config, patience: Duration) -> Result<(), ServeError> {
     run(config, Some(patience))
 }
@@ -110,9 +110,7 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
     };
     let lanes = match config.write_buffer_bytes {
         // What a daemon with another configuration left is written all the same.
-        0 if lanes_in(&runtime.lanes()).is_ok_and(|left| !left.is_empty())
-            || reserved::any_in(&runtime.lanes()) =>
-        {
+        0 if is_any_left(&runtime.lanes())? || reserved::any_in(&runtime.lanes()) => {
             Some(Lanes::new(&runtime.lanes(), 0).map_err(ServeError::System)?)
         }
         0 => {
@@ -168,10 +166,22 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
     tell_manager("READY=1");
     let ended = daemon.run();
     tell_manager("STOPPING=1");
+    let ended = ended
+        .map_err(ServeError::System)
+        .and_then(|()| daemon.ended_clean());
     drop(daemon);
     drop(runtime);
     tracing::info!("stopped");
-    ended.map_err(ServeError::System)
+    ended
+}
+
+/// Whether lanes lie there. (A folder that cannot be read may be full of them.)
+fn is_any_left(lanes: &Path) -> Result<bool, ServeError> {
+    match lanes_in(lanes) {
+        Ok(left) => Ok(!left.is_empty()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(SysError::new("read", lanes.display().to_string(), error).into()),
+    }
 }
 
 /// Wait until no door changes a file on its own descriptor. None: somebody goes on.

@@ -376,6 +376,10 @@ impl Daemon {
                 self.timed(key, changed_ns);
                 self.answer_at_once(session, request, ReplyBody::Done);
             }
+            ClientEvent::Hold { request, key } if self.is_kept(key) => {
+                // He would see, or write over, what is older than the bytes that are kept.
+                self.answer_at_once(session, request, ReplyBody::Failed(Errno::IO));
+            }
             ClientEvent::Hold { request, key } => self.feed(Event::Hold {
                 session,
                 request,

@@ -2,7 +2,7 @@
 //! The loop's part for writes: what is published, what goes to a device, and what files need besides their bytes.
 
 use crate::event_loop::{AGAIN, Daemon};
-use crate::files::Chore;
+use crate::files::{Chore, TIME_IS_SET};
 use crate::jobs::Job;
 use crate::lanes::Lanes;
 use crate::worker::Urgency;
@@ -127,6 +127,9 @@ impl Daemon {
             return;
         };
         written.changed_ns = space::wall_ns();
+        // Before it: a later daemon takes the time that doors were told last for the file's own, and one that was set before this write is not.
+        let FileKey { device, inode } = written.durable.key;
+        lanes.facts.set_time(device, inode, written.changed_ns);
         lanes.publish(lane, record, (file, written), (range, runs), request);
     }
 
@@ -153,15 +156,18 @@ impl Daemon {
 
     /// A client sets the time of a file that may have bytes here: the one that it gets when they are written.
     pub(super) fn timed(&mut self, key: FileKey, changed_ns: i64) {
-        let Some(id) = self.files.id_of(key) else {
+        let is_kept = self.is_kept(key);
+        let id = self.files.id_of(key);
+        let file = id.and_then(|id| self.files.get_mut(id));
+        let written = file.and_then(|file| file.written.as_mut());
+        let Some(lanes) = &mut self.lanes else {
             return;
         };
-        let written = self
-            .files
-            .get_mut(id)
-            .and_then(|file| file.written.as_mut());
-        if let (Some(written), Some(lanes)) = (written, &mut self.lanes) {
+        if let Some(written) = written {
             written.changed_ns = changed_ns;
+            lanes.facts.set_time(key.device, key.inode, changed_ns);
+        } else if is_kept {
+            // It is given what is said last.
             lanes.facts.set_time(key.device, key.inode, changed_ns);
         }
     }
@@ -206,7 +212,7 @@ impl Daemon {
             .files
             .get(id)
             .and_then(|file| file.written.as_ref())
-            .map_or(0, |written| written.changed_ns);
+            .map_or(TIME_IS_SET, |written| written.changed_ns);
         self.chore(id, Chore::Settle { changed_ns });
     }
 
@@ -224,11 +230,22 @@ impl Daemon {
         let Some(chore) = written.chores.pop_front() else {
             return;
         };
+        // (By times and blocks alone it is not worth waiting for what cannot be opened.)
+        let fd = match (&written.file, chore) {
+            (Ok(opened), _) => opened.buffered.clone(),
+            (Err(errno), Chore::Reserve { .. }) => {
+                let result = Err(*errno);
+                self.pending.push_back(Event::Reserved { file: id, result });
+                self.open_to_write(id);
+                return self.next_chore(id);
+            }
+            (Err(_), _) => file.fd.clone(),
+        };
         written.is_busy = true;
         let job = Job::Chore {
             file: id,
             generation,
-            fd: written.file.buffered.clone(),
+            fd,
             writer: written.durable.writer,
             chore,
         };
@@ -351,10 +368,8 @@ impl Daemon {
         let Some(file) = self.files.get(id) else {
             return;
         };
-        let fd = match &file.written {
-            Some(written) => written.file.buffered.clone(),
-            None => file.fd.clone(),
-        };
+        let opened = file.written.as_ref().and_then(|w| w.file.as_ref().ok());
+        let fd = opened.map_or_else(|| file.fd.clone(), |opened| opened.buffered.clone());
         let job = Job::Sync {
             file: id,
             generation: file.generation,
@@ -463,10 +478,16 @@ impl Daemon {
             self.fail_io(write.io, Errno::BAD_HANDLE);
             return true;
         };
-        let fd = if write.buffered {
-            &written.file.buffered
-        } else {
-            &written.file.direct
+        let fd = match (&written.file, write.buffered) {
+            (Ok(opened), true) => &opened.buffered,
+            (Ok(opened), false) => &opened.direct,
+            (Err(errno), _) => {
+                // It is tried again in a moment; perhaps by then it can be opened.
+                let errno = *errno;
+                self.fail_io(write.io, errno);
+                self.open_to_write(write.file);
+                return true;
+            }
         };
         let memory = match lanes.memory_of(&self.segment, parts, write.buffered) {
             Ok(memory) => memory,

@@ -115,6 +115,8 @@ impl LaneFile {
     }
 
     /// Open what another daemon left. None: it never was a lane; its files are removed.
+    ///
+    /// Errors   also that one of them is there and cannot be opened: too few descriptors are no reason to lose it.
     pub fn open(folder: &Path, lane: LaneId) -> Result<Option<LaneFile>, LaneFault> {
         let about = || table_path(folder, lane).display().to_string();
         let failed = |error: io::Error| SysError::new("open a lane", about(), error);
@@ -124,9 +126,13 @@ impl LaneFile {
             open_at(table_path(folder, lane)),
             open_at(bytes_path(folder, lane)),
         );
-        let (Ok(table), Ok(bytes)) = found else {
-            remove(folder, lane);
-            return Ok(None);
+        let (table, bytes) = match found {
+            (Ok(table), Ok(bytes)) => (table, bytes),
+            (Err(rustix::io::Errno::NOENT), _) | (_, Err(rustix::io::Errno::NOENT)) => {
+                remove(folder, lane);
+                return Ok(None);
+            }
+            (Err(error), _) | (_, Err(error)) => return Err(failed(error.into()).into()),
         };
         let length = rustix::fs::fstat(&table)
             .map_err(|e| failed(e.into()))?
@@ -411,6 +417,25 @@ mod tests {
             runs: Runs::from_runs(&[run]).expect("one run"),
             changed_ns: 5,
         }
+    }
+
+    #[test]
+    fn what_cannot_be_opened_is_not_taken_for_nothing() {
+        let folder = Folder::new("unopened");
+        drop(LaneFile::create(&folder.0, head(5)).unwrap());
+        let (path, away) = (bytes_path(&folder.0, LaneId(5)), folder.0.join("away"));
+        std::fs::rename(&path, &away).unwrap();
+        std::os::unix::fs::symlink(&away, &path).unwrap();
+        assert!(matches!(
+            LaneFile::open(&folder.0, LaneId(5)),
+            Err(LaneFault::Sys(_))
+        ));
+        std::fs::rename(&away, &path).unwrap();
+        assert!(LaneFile::open(&folder.0, LaneId(5)).unwrap().is_some());
+        // Without its bytes it never was one.
+        std::fs::remove_file(&path).unwrap();
+        assert!(LaneFile::open(&folder.0, LaneId(5)).unwrap().is_none());
+        assert!(!table_path(&folder.0, LaneId(5)).exists());
     }
 
     #[test]

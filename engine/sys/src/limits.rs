@@ -11,8 +11,8 @@ pub fn raise_descriptor_limit() -> Result<(), Errno> {
     setrlimit(Resource::Nofile, limit)
 }
 
-/// So many may be open at a time.
-pub fn descriptor_limit() -> u64 {
+/// How many descriptors this process may have.
+pub fn descriptor_count_max() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 

@@ -193,20 +193,62 @@ pub fn unnamed(folder: impl AsFd) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Find a file again by its kernel handle: read-only, as the daemon reads, and for writing. `mount`: any open descriptor of its file system.
+/// Find a file again by its kernel handle, as the daemon reads it. `mount`: any open descriptor of its file system.
 ///
-/// Errors   ESTALE: there is no such file any more.
-pub fn open_by_handle(
-    mount: impl AsFd,
-    kind: i32,
-    handle: &[u8],
-) -> io::Result<(Arc<OwnedFd>, WriteFile)> {
+/// Errors   ESTALE: there is no such file any more, if [`tells_what_is_gone`] says so; else it could not be looked for.
+pub fn open_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<Arc<OwnedFd>> {
+    let flags = libc::O_RDONLY | libc::O_DIRECT;
+    open_raw(mount, (kind, handle), flags).map(Arc::new)
+}
+
+/// The same for writing.
+///
+/// Errors   as above, and EROFS, EPERM, ETXTBSY and the like: it is there, and may not be written now.
+pub fn open_writing_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<WriteFile> {
     let open = |flags: i32| open_raw(&mount, (kind, handle), flags).map(Arc::new);
-    let written = WriteFile {
+    Ok(WriteFile {
         direct: open(libc::O_RDWR | libc::O_DIRECT)?,
         buffered: open(libc::O_RDWR)?,
+    })
+}
+
+/// Whether a file whose handle is stale on this file system is gone. `root`: a folder of it, open for reading.
+///
+/// The kernel says ESTALE as well when it could not read the inode (exportfs turns each error but ENOMEM into that), so it is believed
+/// only where a file can be made, and where ext4 has not found faults in itself since it was checked: one that cannot read an
+/// inode counts that.
+///
+/// Errors   it does not tell; why not.
+pub fn tells_what_is_gone(root: impl AsFd) -> io::Result<()> {
+    let found = rustix::fs::fstatvfs(&root)?;
+    if found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
+        return Err(rustix::io::Errno::ROFS.into());
+    }
+    match unnamed(&root) {
+        Ok(_) => {}
+        // It works, and has no room.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => {}
+        Err(error) => return Err(error),
+    }
+    match faults_counted(&root) {
+        0 => Ok(()),
+        count => Err(io::Error::other(format!(
+            "the file system has found {count} faults in itself since it was checked last"
+        ))),
+    }
+}
+
+/// What ext4 has counted in its superblock; 0 of others, which do not say.
+fn faults_counted(root: impl AsFd) -> u64 {
+    let count = || {
+        let device = fstat(root).ok()?.st_dev;
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let disk = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
+        let counted = PathBuf::from("/sys/fs/ext4").join(disk.file_name()?);
+        let text = std::fs::read_to_string(counted.join("errors_count")).ok()?;
+        text.trim().parse().ok()
     };
-    Ok((open(libc::O_RDONLY | libc::O_DIRECT)?, written))
+    count().unwrap_or(0)
 }
 
 /// The name of a file, by its kernel handle; of several names one. `mount`: any open descriptor of its file system.
@@ -534,7 +576,7 @@ mod tests {
         let kind = i32::from_ne_bytes(*kind);
         let named = name_by_handle(&folder, kind, bytes).unwrap();
         assert_eq!(named.file_name(), other.file_name());
-        let (read, written) = match open_by_handle(&folder, kind, bytes) {
+        let written = match open_writing_by_handle(&folder, kind, bytes) {
             Ok(found) => found,
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 std::fs::remove_file(other).unwrap();
@@ -543,6 +585,7 @@ mod tests {
             }
             Err(error) => panic!("{error}"),
         };
+        let read = open_by_handle(&folder, kind, bytes).unwrap();
         let key = status(&file).unwrap().key;
         for fd in [&read, &written.direct, &written.buffered] {
             assert_eq!(status(&**fd).unwrap().key, key);
@@ -551,6 +594,7 @@ mod tests {
         std::fs::remove_file(other).unwrap();
         let gone = open_by_handle(&folder, kind, bytes).unwrap_err();
         assert_eq!(gone.raw_os_error(), Some(libc::ESTALE));
+        tells_what_is_gone(&folder).unwrap();
         assert!(name_by_handle(&folder, kind, bytes).is_err());
     }
 

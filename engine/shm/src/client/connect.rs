@@ -103,7 +103,8 @@ impl Lane {
     /// Nobody has anything of it to write any more, nor of any other: a daemon that came and went since may have left
     /// something, too.
     pub(super) fn is_done(&self) -> bool {
-        fstat(&self.file).is_ok_and(|found| found.st_nlink == 0) && self.facts.is_empty()
+        let is_removed = || fstat(&self.file).is_ok_and(|found| found.st_nlink == 0);
+        self.facts.is_left() || is_removed() && self.facts.is_empty()
     }
 }
 

@@ -34,7 +34,8 @@ impl Client {
         Some(Ticket(key.data().as_ffi()))
     }
 
-    /// All that was acknowledged is in its files: somebody has written what the lanes held.
+    /// All that was acknowledged is in its files: somebody has written what the lanes held. Or as much of it as can be written now; files with a
+    /// [`Client::fact`] lack bytes then, and must be left alone.
     pub fn is_recovered(&self) -> bool {
         self.lane.as_ref().is_none_or(Lane::is_done)
     }

@@ -1,0 +1,737 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a former daemon left and cannot be written yet, file by file: looked for again and again, and told to whoever asks.
+//!
+//! Only of a file that is proved gone the bytes go: its handle is stale on a file system that is there, can be written and has found no
+//! fault in itself. Whatever else keeps us from a file says nothing of it: its pieces stay in their lanes, its fact stays, and until
+//! it is found its clients are refused rather than shown older bytes. Files have no order among each other, so the others of a lane go on.
+
+use crate::error::ServeError;
+use crate::event_loop::Daemon;
+use crate::files::{Durable, TIME_IS_SET};
+use crate::jobs::{Found, Job, Looked};
+use crate::lanes::{Left, LeftPiece};
+use crate::share::Share;
+use crate::worker::Urgency;
+use rushes_core::format::facts::known_generation;
+use rushes_core::format::lane::{FileRecord, State};
+use rushes_core::server::{Errno, Event, FileFacts, FileKey};
+use rushes_core::units::{Duration, FileId, Instant, LaneId};
+use rushes_core::write::Runs;
+use rushes_shm::Writer;
+use rushes_sys::file::{PrivateFile, status};
+use rushes_sys::handle::generation_of;
+use rushes_sys::space::{self, WriteFile};
+use rushes_sys::watch::handle_of;
+use rushes_sys::{clock, errno_of, extents, limits};
+use rustix::io::Errno as KernelError;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// How often what is kept is looked for again.
+const LOOK_AGAIN: Duration = Duration::from_s(2);
+/// Descriptors of a file that is written.
+const FILE_DESCRIPTORS: u64 = 3;
+/// Names of files in a sentence; then how many more there are.
+const NAMES_MAX: usize = 3;
+
+/// A file with writes that a former daemon left.
+#[derive(Debug)]
+pub(crate) struct KeptFile {
+    record: FileRecord,
+    /// Below its share, once it was looked for.
+    path: Option<String>,
+    why: Why,
+    pieces: Vec<(LaneId, LeftPiece)>,
+}
+
+/// Why it is not being written yet.
+#[derive(Debug)]
+pub(crate) enum Why {
+    /// Its turn has not come: others have the descriptors that there are.
+    Later,
+    /// No share is on its file system.
+    NotMounted,
+    /// It could not be had.
+    Refused {
+        /// What was tried, as a clause.
+        what: &'static str,
+        /// What the kernel said.
+        error: io::Error,
+    },
+}
+
+/// Why a file was not found.
+#[derive(Debug)]
+pub(crate) enum Missed {
+    /// There is none any more: that is proved.
+    Gone,
+    /// It may be there.
+    Kept(Why, Option<String>),
+}
+
+/// A file that was found.
+pub(crate) struct FoundAgain {
+    found: Found,
+    share: Arc<Share>,
+    path: String,
+}
+
+/// How files are looked for.
+pub(crate) struct Terms {
+    /// One that cannot be opened for writing is none: there are no readers.
+    needs_writing: bool,
+    /// So many at most.
+    most: u64,
+}
+
+impl KeptFile {
+    fn handle(&self) -> &[u8] {
+        handle_in(&self.record)
+    }
+
+    fn known_as(&self) -> (u64, u64) {
+        (self.record.device, self.record.inode)
+    }
+
+    /// Whether it is this one that somebody has opened.
+    fn is(&self, key: FileKey, fd: impl AsFd) -> bool {
+        let is_same = || {
+            let handle = handle_of(&fd).ok()?;
+            let (kind, handle) = handle.split_first_chunk::<4>()?;
+            let file_system = space::file_system_id(&fd).ok()?;
+            let is_handle = i32::from_ne_bytes(*kind) == self.record.handle_kind;
+            Some(is_handle && handle == self.handle() && file_system == self.record.file_system)
+        };
+        key.inode == self.record.inode && is_same().unwrap_or(false)
+    }
+
+    fn name(&self) -> String {
+        name_of(self.path.as_deref(), self.known_as())
+    }
+
+    fn reason(&self) -> String {
+        match &self.why {
+            Why::Later => {
+                String::from("their turn comes when the descriptors of those before them are free")
+            }
+            Why::NotMounted => {
+                let mut lanes: Vec<u32> = self.pieces.iter().map(|(lane, _)| lane.0).collect();
+                lanes.sort_unstable();
+                lanes.dedup();
+                let lanes: Vec<String> = lanes.iter().map(u32::to_string).collect();
+                format!(
+                    "the file system that they are on (it was device {}:{}) is not mounted where a share is; mount it there. If it is lost for \
+                     good: stop the daemon, then rushes recover --give-up N --yes, of lane {}",
+                    rustix::fs::major(self.record.device),
+                    rustix::fs::minor(self.record.device),
+                    lanes.join(", ")
+                )
+            }
+            Why::Refused { what, error } => format!("{what}: {error}; {}", remedy(error)),
+        }
+    }
+}
+
+/// The kernel knows no name of a file that was not looked up since its file system was mounted.
+fn name_of(path: Option<&str>, (device, inode): (u64, u64)) -> String {
+    match path {
+        Some(path) if !path.is_empty() => path.to_owned(),
+        _ => format!(
+            "inode {inode} of device {}:{}",
+            rustix::fs::major(device),
+            rustix::fs::minor(device)
+        ),
+    }
+}
+
+fn handle_in(record: &FileRecord) -> &[u8] {
+    let length = (record.handle_bytes as usize).min(record.handle.len());
+    record.handle.get(..length).unwrap_or_default()
+}
+
+/// What an operator can do.
+pub(crate) fn remedy(error: &io::Error) -> &'static str {
+    match KernelError::from_io_error(error) {
+        Some(KernelError::ROFS) => {
+            "remount it read-write (if it became read-only by itself, look at dmesg and check it with fsck first)"
+        }
+        Some(KernelError::MFILE) => "raise the limit of open files (LimitNOFILE=, ulimit -n)",
+        Some(KernelError::NFILE) => "raise fs.file-max",
+        Some(KernelError::PERM) => {
+            "take the attribute that forbids it off the file (chattr -i, chattr -a)"
+        }
+        Some(KernelError::ACCESS) => "run it as root, or allow it what rushes.service allows",
+        Some(KernelError::TXTBSY) => "end the program that runs from it",
+        Some(KernelError::NOMEM) => "free some memory",
+        _ => "look at dmesg for what is wrong with its disk; check the file system with fsck",
+    }
+}
+
+/// By what file systems are known again, with an open folder on each.
+struct FileSystems(Vec<([u8; 16], OwnedFd, Arc<Share>)>);
+
+impl FileSystems {
+    /// Those of shares as they were opened, and of what is mounted at their folders now. Waits for them.
+    fn of(shares: &[Arc<Share>]) -> FileSystems {
+        let mut known: Vec<([u8; 16], OwnedFd, Arc<Share>)> = Vec::new();
+        for share in shares {
+            let now = std::fs::File::open(&share.config.path).map(OwnedFd::from);
+            for root in [share.readable_root(), now].into_iter().flatten() {
+                match space::file_system_id(&root) {
+                    Ok(id) if known.iter().all(|(other, ..)| *other != id) => {
+                        known.push((id, root, share.clone()));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        FileSystems(known)
+    }
+
+    fn look_for(&self, record: &FileRecord, needs_writing: bool) -> Result<FoundAgain, Missed> {
+        let system = self.0.iter().find(|(id, ..)| *id == record.file_system);
+        let Some((_, root, share)) = system else {
+            return Err(Missed::Kept(Why::NotMounted, None));
+        };
+        let (kind, handle) = (record.handle_kind, handle_in(record));
+        let path = || space::name_by_handle(root, kind, handle).ok();
+        let path = || path().map(|path| below(share, path));
+        let refused = |what, error, path| Err(Missed::Kept(Why::Refused { what, error }, path));
+        let fd = match space::open_by_handle(root, kind, handle) {
+            Ok(fd) => fd,
+            Err(error) if KernelError::from_io_error(&error) == Some(KernelError::STALE) => {
+                return match space::tells_what_is_gone(root) {
+                    Ok(()) => Err(Missed::Gone),
+                    Err(error) => refused(
+                        "they seem to be gone, which cannot be proved there",
+                        error,
+                        None,
+                    ),
+                };
+            }
+            Err(error) => return refused("they could not be opened", error, path()),
+        };
+        let found = match status(&*fd) {
+            Ok(found) => found,
+            Err(error) => return refused("nothing could be asked of them", error, path()),
+        };
+        let opened = match space::open_writing_by_handle(root, kind, handle) {
+            Ok(opened) => Ok(opened),
+            Err(error) if needs_writing => {
+                return refused("they could not be opened for writing", error, path());
+            }
+            Err(error) => Err(errno_of(&error)),
+        };
+        let places = extents::of(&*fd, usize::MAX)
+            .map(|map| map.extents)
+            .unwrap_or_default();
+        Ok(FoundAgain {
+            found: Found {
+                looked: Looked::Writable(Box::new((opened, durable(record, found.key)))),
+                file: PrivateFile {
+                    fd,
+                    direct: true,
+                    status: found,
+                },
+                extents: places,
+            },
+            share: share.clone(),
+            path: path().unwrap_or_default(),
+        })
+    }
+}
+
+/// Below a share's root, as far as the kernel says.
+fn below(share: &Share, path: PathBuf) -> String {
+    path.strip_prefix(&share.real)
+        .unwrap_or(&path)
+        .to_string_lossy()
+        .into_owned()
+}
+
+fn durable(record: &FileRecord, key: FileKey) -> Durable {
+    Durable {
+        key,
+        file_system: record.file_system,
+        handle_kind: record.handle_kind,
+        handle: handle_in(record).into(),
+        writer: Writer {
+            uid: record.uid,
+            gid: record.gid,
+        },
+    }
+}
+
+/// Look for files, by the number of their oldest write. Waits for disks.
+pub(crate) fn find_again(
+    shares: &[Arc<Share>],
+    wanted: &[(u64, FileRecord)],
+    terms: &Terms,
+) -> Vec<(u64, Result<FoundAgain, Missed>)> {
+    let systems = FileSystems::of(shares);
+    let mut left = terms.most;
+    let mut look = |record: &FileRecord| {
+        if left == 0 {
+            return Err(Missed::Kept(Why::Later, None));
+        }
+        let found = systems.look_for(record, terms.needs_writing);
+        match &found {
+            Ok(_) => left -= 1,
+            Err(Missed::Kept(Why::Refused { error, .. }, _)) => {
+                let is_out = matches!(
+                    KernelError::from_io_error(error),
+                    Some(KernelError::MFILE | KernelError::NFILE)
+                );
+                left *= u64::from(!is_out);
+            }
+            Err(_) => {}
+        }
+        found
+    };
+    wanted
+        .iter()
+        .map(|(order, record)| (*order, look(record)))
+        .collect()
+}
+
+/// What lanes have, file by file, each by the number of its oldest write.
+pub(crate) fn by_file(left: Vec<Left>) -> BTreeMap<u64, KeptFile> {
+    let mut files: HashMap<([u8; 16], i32, Vec<u8>), KeptFile> = HashMap::new();
+    for lane in left {
+        for piece in lane.pieces {
+            let record = piece.file;
+            let identity = (
+                record.file_system,
+                record.handle_kind,
+                handle_in(&record).to_vec(),
+            );
+            let file = files.entry(identity).or_insert_with(|| KeptFile {
+                record,
+                path: None,
+                why: Why::Later,
+                pieces: Vec::new(),
+            });
+            file.pieces.push((lane.lane, piece));
+        }
+    }
+    let oldest = |file: &KeptFile| file.pieces.iter().map(|(_, left)| left.piece.order).min();
+    files
+        .into_values()
+        .map(|file| (oldest(&file).unwrap_or(0), file))
+        .collect()
+}
+
+impl Daemon {
+    /// Look for all that is kept, now. Waits for disks: before anybody is served.
+    pub(super) fn find_kept_first(&mut self) {
+        let (shares, wanted, terms) = self.search();
+        let found = find_again(&shares, &wanted, &terms);
+        self.take_found(found);
+        self.look_at = clock::now() + LOOK_AGAIN;
+    }
+
+    fn search(&self) -> (Vec<Arc<Share>>, Vec<(u64, FileRecord)>, Terms) {
+        let shares = self.shares.iter().map(|served| served.share.clone());
+        let wanted = self.kept.iter().map(|(order, kept)| (*order, kept.record));
+        let room = limits::descriptor_count_max() / 2 / FILE_DESCRIPTORS;
+        let terms = Terms {
+            needs_writing: self.only_recovers,
+            most: room.saturating_sub(self.files.count() as u64).max(1),
+        };
+        (shares.collect(), wanted.collect(), terms)
+    }
+
+    /// See to what is kept, if it is time.
+    pub(super) fn look_for_kept(&mut self, now: Instant) {
+        if now < self.look_at || self.is_looking {
+            return;
+        }
+        self.look_at = Instant::NEVER;
+        if self.kept.is_empty() {
+            return;
+        }
+        let (shares, wanted, terms) = self.search();
+        let job = Job::FindAgain {
+            shares,
+            wanted,
+            terms,
+        };
+        self.is_looking = self.workers.push(Urgency::Now, job).is_ok();
+        if !self.is_looking {
+            self.look_at = now + LOOK_AGAIN;
+        }
+    }
+
+    /// What kept us from something may be over.
+    pub(super) fn look_for_kept_soon(&mut self) {
+        self.look_at = Instant::ZERO;
+    }
+
+    pub(super) fn found_again(&mut self, found: Vec<(u64, Result<FoundAgain, Missed>)>) {
+        self.is_looking = false;
+        self.looks_at_end |= self.take_found(found);
+        self.look_at = clock::now() + LOOK_AGAIN;
+    }
+
+    /// Once more before we go, and again as long as that finds something. True: it goes on.
+    pub(super) fn look_at_end(&mut self) -> bool {
+        if !self.is_looking && !self.kept.is_empty() && std::mem::take(&mut self.looks_at_end) {
+            self.look_for_kept_soon();
+            self.look_for_kept(clock::now());
+        }
+        self.is_looking
+    }
+
+    /// A client has opened a file: if it is one that is kept, it need not be looked for.
+    pub(super) fn find_kept(&mut self, found: &Found, share: &Arc<Share>, path: &str) {
+        let key = found.file.status.key;
+        let mut kept = self.kept.iter();
+        let Some((&order, kept)) = kept.find(|(_, kept)| kept.is(key, &*found.file.fd)) else {
+            return;
+        };
+        let opened = match &found.looked {
+            Looked::Writable(written) => written.0.clone(),
+            // The next write that is tried opens it.
+            Looked::Not | Looked::Refused => Err(Errno::BAD_HANDLE),
+        };
+        let again = FoundAgain {
+            found: Found {
+                looked: Looked::Writable(Box::new((opened, durable(&kept.record, key)))),
+                file: found.file.clone(),
+                extents: found.extents.clone(),
+            },
+            share: share.clone(),
+            path: path.to_owned(),
+        };
+        self.take_found(vec![(order, Ok(again))]);
+    }
+
+    /// Give the core what is found, and forget what is gone. True: there was some of both.
+    pub(super) fn take_found(&mut self, found: Vec<(u64, Result<FoundAgain, Missed>)>) -> bool {
+        let mut told: Vec<(LaneId, LeftPiece, FileFacts)> = Vec::new();
+        let mut is_any = false;
+        for (order, result) in found {
+            // (One that was looked for may have been found by a client meanwhile.)
+            let Some(mut kept) = self.kept.remove(&order) else {
+                continue;
+            };
+            match result {
+                Ok(again) => {
+                    is_any = true;
+                    let facts = self.adopt_kept(&kept, again);
+                    let pieces = kept.pieces.into_iter();
+                    told.extend(pieces.map(|(lane, left)| (lane, left, facts.clone())));
+                }
+                Err(Missed::Gone) => {
+                    is_any = true;
+                    self.forget_kept(kept);
+                }
+                Err(Missed::Kept(why, path)) => {
+                    kept.why = why;
+                    kept.path = path.or(kept.path);
+                    self.kept.insert(order, kept);
+                }
+            }
+        }
+        if !told.is_empty() {
+            told.sort_unstable_by_key(|(_, left, _)| left.piece.order);
+            self.tell(told);
+        }
+        is_any
+    }
+
+    fn adopt_kept(&mut self, kept: &KeptFile, again: FoundAgain) -> FileFacts {
+        let facts = self.adopt(again.found, &again.share, &again.path, None);
+        let generation = known_generation(generation_of(kept.handle()));
+        let known_as = kept.known_as();
+        let Some(lanes) = &mut self.lanes else {
+            return facts;
+        };
+        // What was said last is the truth: a client may have set another time after it wrote.
+        let said = lanes.facts.get(known_as.0, known_as.1);
+        let said = said.filter(|said| said.generation == 0 || said.generation == generation);
+        // Without a fact: it died before the first one, or after the time was set (then only the record by which we were to know is left).
+        let committed = kept
+            .pieces
+            .iter()
+            .filter(|(_, left)| left.state != State::Spent);
+        let newest = committed.map(|(_, left)| left.piece.changed_ns).max();
+        let said = said.map(|said| said.changed_ns);
+        let changed_ns = said.or(newest).unwrap_or(TIME_IS_SET);
+        if known_as != (facts.key.device, facts.key.inode) {
+            // It was mounted as another device.
+            lanes.facts.clear(known_as.0, known_as.1);
+        }
+        // Given back when all of it is written, and nobody has it open through us.
+        lanes.reserved.resume(facts.key);
+        let file = self.files.get_mut(facts.file);
+        if let Some(written) = file.and_then(|file| file.written.as_mut()) {
+            written.changed_ns = changed_ns;
+        }
+        facts
+    }
+
+    /// Nobody can read it any more: it has no name, and nobody has it open.
+    fn forget_kept(&mut self, kept: KeptFile) {
+        tracing::warn!(
+            "{} is gone, with {} writes that a former daemon left for it",
+            kept.name(),
+            kept.pieces.len()
+        );
+        let Some(lanes) = &mut self.lanes else {
+            return;
+        };
+        for (lane, left) in &kept.pieces {
+            lanes.discard(*lane, left.record);
+        }
+        let (device, inode) = kept.known_as();
+        let is_known = |other: &KeptFile| other.known_as() == (device, inode);
+        if self.files.id_of(FileKey { device, inode }).is_none()
+            && !self.kept.values().any(is_known)
+        {
+            lanes.facts.clear(device, inode);
+            lanes.reserve_ended(FileKey { device, inode });
+        }
+    }
+
+    fn tell(&mut self, told: Vec<(LaneId, LeftPiece, FileFacts)>) {
+        self.feed(Event::RecoveryBegun);
+        for (lane, left, facts) in &told {
+            let Some(lanes) = &mut self.lanes else {
+                return;
+            };
+            let page_count = lanes.tell(*lane);
+            lanes.recovered(*lane, left.record, left.piece.file, facts.file);
+            if let Some(page_count) = page_count {
+                self.feed(Event::LaneAdded {
+                    lane: *lane,
+                    session: None,
+                    page_count,
+                    record_count: crate::lanes::Lanes::record_count(),
+                });
+            }
+        }
+        // Only now: a piece that is struck at once must not take the name of a file from those that follow.
+        for (lane, left, facts) in told {
+            let runs = match left.state {
+                State::Spent => Runs::default(),
+                _ => left.piece.runs,
+            };
+            self.feed(Event::Recovered {
+                lane,
+                record: left.record,
+                facts,
+                range: left.piece.range,
+                runs,
+            });
+        }
+        self.feed(Event::RecoveryEnded);
+    }
+
+    // ---- Who asks ----
+
+    /// What is kept of it is not to be seen past, nor written over.
+    pub(super) fn is_kept(&self, key: FileKey) -> bool {
+        let known_as = (key.device, key.inode);
+        self.kept.values().any(|kept| kept.known_as() == known_as)
+    }
+
+    /// As doors know them.
+    pub(super) fn kept_keys(&self) -> HashSet<(u64, u64)> {
+        self.kept.values().map(KeptFile::known_as).collect()
+    }
+
+    /// Writes that a former daemon left and their bytes and files, before any of them is told.
+    pub(super) fn kept_sums(&self) -> (u64, u64, usize) {
+        let pieces = || self.kept.values().flat_map(|kept| &kept.pieces);
+        let bytes = pieces().map(|(_, left)| left.piece.range.length.0).sum();
+        (pieces().count() as u64, bytes, self.kept.len())
+    }
+
+    /// What cannot be written yet of what a former daemon left, and why: a sentence a reason.
+    pub(super) fn kept_sentences(&self) -> Vec<String> {
+        let mut reasons: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
+        let mut add = |reason: String, writes: u64, name: String| {
+            let (count, names) = reasons.entry(reason).or_default();
+            *count += writes;
+            names.push(name);
+        };
+        for kept in self.kept.values() {
+            add(kept.reason(), kept.pieces.len() as u64, kept.name());
+        }
+        let unwritten = self.lanes.as_ref().map(|lanes| lanes.unwritten());
+        let mut unwritten = unwritten.unwrap_or_default();
+        for (id, file, errno) in self.files.unwritable() {
+            if let Some(count) = unwritten.remove(&id) {
+                let error = io::Error::from_raw_os_error(errno.0 as i32);
+                let remedy = remedy(&error);
+                add(
+                    format!("they could not be opened for writing: {error}; {remedy}"),
+                    count,
+                    name_of(Some(&file.path), (file.key.device, file.key.inode)),
+                );
+            }
+        }
+        reasons.into_iter().map(sentence).collect()
+    }
+
+    /// The same of all that is not on its disk, when we go.
+    pub(super) fn unwritten_sentences(&self) -> Vec<String> {
+        let mut sentences = self.kept_sentences();
+        let unwritten = self.lanes.as_ref().map(|lanes| lanes.unwritten());
+        let is_openable = |id: &FileId| self.files.unwritable().all(|(other, ..)| other != *id);
+        let (mut names, mut count) = (Vec::new(), 0);
+        for (id, pieces) in unwritten.unwrap_or_default() {
+            if is_openable(&id) {
+                count += pieces;
+                let file = self.files.get(id);
+                names.extend(
+                    file.map(|file| name_of(Some(&file.path), (file.key.device, file.key.inode))),
+                );
+            }
+        }
+        if count > 0 {
+            names.sort_unstable();
+            let reason = "their disk has not taken them; look at dmesg and at the log for what is wrong with it";
+            sentences.push(sentence((String::from(reason), (count, names))));
+        }
+        sentences
+    }
+
+    /// What keeps us from having nothing left, as an error; doors are told that nobody is at it.
+    pub(crate) fn ended_clean(&self) -> Result<(), ServeError> {
+        let mut sentences = self.unwritten_sentences();
+        if self.server.writes().unclaimed_count > 0 {
+            sentences.push(self.unclaimed_sentence());
+        }
+        if sentences.is_empty() {
+            return Ok(());
+        }
+        if let Some(lanes) = &self.lanes {
+            lanes.facts.leave();
+        }
+        Err(ServeError::Left { sentences })
+    }
+
+    pub(super) fn unclaimed_sentence(&self) -> String {
+        format!(
+            "{} writes that a former daemon left contradict others: they are left where they are; look at them with: rushes recover --list",
+            self.server.writes().unclaimed_count
+        )
+    }
+
+    // ---- Files that were found and could not be opened for writing ----
+
+    pub(super) fn open_to_write(&mut self, id: FileId) {
+        let Some(file) = self.files.get(id) else {
+            return;
+        };
+        let Some(written) = &file.written else {
+            return;
+        };
+        let job = Job::OpenToWrite {
+            file: id,
+            generation: file.generation,
+            fd: file.fd.clone(),
+            durable: written.durable.clone(),
+        };
+        // Who has no worker for it now tries again with the next write.
+        let _ = self.workers.push(Urgency::Now, job);
+    }
+
+    pub(super) fn opened_to_write(
+        &mut self,
+        id: FileId,
+        generation: u64,
+        result: io::Result<WriteFile>,
+    ) {
+        let file = self.files.same_mut(id, generation);
+        if let Some(written) = file.and_then(|file| file.written.as_mut())
+            && written.file.is_err()
+        {
+            written.file = result.map_err(|error| errno_of(&error));
+        }
+    }
+}
+
+fn sentence((reason, (writes, mut names)): (String, (u64, Vec<String>))) -> String {
+    let count = names.len();
+    names.truncate(NAMES_MAX);
+    let more = match count - names.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "{writes} writes to {count} files that a former daemon left are kept and not written yet ({}{more}): {reason}",
+        names.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rushes_core::format::lane::{HANDLE_BYTES_MAX, PieceRecord};
+    use rushes_core::units::ByteRange;
+
+    fn left(order: u64, generation: u8) -> LeftPiece {
+        LeftPiece {
+            record: order as u32,
+            state: State::Committed,
+            piece: PieceRecord {
+                order,
+                request: 1,
+                range: ByteRange::new(0, 10),
+                file: 0,
+                runs: Runs::default(),
+                changed_ns: 0,
+            },
+            file: FileRecord {
+                file_system: [1; 16],
+                handle_kind: 1,
+                handle: [generation; HANDLE_BYTES_MAX],
+                handle_bytes: 8,
+                device: 7,
+                inode: 12,
+                uid: 0,
+                gid: 0,
+            },
+        }
+    }
+
+    #[test]
+    fn who_gets_an_inode_number_again_is_another_file() {
+        let lane = |lane, pieces| Left {
+            lane: LaneId(lane),
+            pieces,
+        };
+        let files = by_file(vec![
+            lane(1, vec![left(5, 1), left(8, 2)]),
+            lane(2, vec![left(3, 1), left(9, 2)]),
+        ]);
+        let orders = |file: &KeptFile| {
+            let orders = file.pieces.iter().map(|(_, left)| left.piece.order);
+            orders.collect::<Vec<u64>>()
+        };
+        let found: Vec<(u64, Vec<u64>)> = files
+            .iter()
+            .map(|(oldest, file)| (*oldest, orders(file)))
+            .collect();
+        assert_eq!(found, [(3, vec![5, 3]), (8, vec![8, 9])]);
+    }
+
+    #[test]
+    fn a_sentence_names_some_files_and_counts_the_others() {
+        let names = |count: u32| (1..=count).map(|n| format!("{n}.mov")).collect();
+        let say = |count| sentence((String::from("why; what to do"), (9, names(count))));
+        assert!(say(1).ends_with("(1.mov): why; what to do"), "{}", say(1));
+        let many = say(60);
+        assert!(many.contains("9 writes to 60 files"), "{many}");
+        assert!(
+            many.contains("(1.mov, 2.mov, 3.mov and 57 more): why"),
+            "{many}"
+        );
+    }
+}
