@@ -191,6 +191,14 @@ pub struct Report {
     pub worst_ms: f64,
     /// The slowest first frame of a promised player. Units: ms.
     pub first_frame_ms_max: f64,
+    /// Cuts of timelines.
+    pub cuts: u64,
+    /// From a cut to its first frame: the median, 19 of 20, the slowest. Units: ms.
+    pub cut_ms_p50: f64,
+    /// See there.
+    pub cut_ms_p95: f64,
+    /// See there.
+    pub cut_ms_max: f64,
     /// Frames that gave an error.
     pub failed: u64,
     /// Reads that clients had to do themselves.
@@ -257,6 +265,7 @@ pub fn report(world: &World, watch: &Watch, seconds: f64) -> Report {
             Kind::Foreign(_) => {}
         }
     }
+    report.cuts(world);
     let mut bytes = 0;
     for disk in &world.disks {
         report.requests += disk.count.request_count;
@@ -269,6 +278,25 @@ pub fn report(world: &World, watch: &Watch, seconds: f64) -> Report {
 }
 
 impl Report {
+    fn cuts(&mut self, world: &World) {
+        let mut all: Vec<u64> = Vec::new();
+        for client in &world.clients {
+            if let Kind::Play(player) = &client.kind {
+                all.extend(&player.count.cut_ns);
+            }
+        }
+        all.sort_unstable();
+        let at = |permille: usize| {
+            all.get(all.len() * permille / 1000)
+                .copied()
+                .map_or(0.0, ms)
+        };
+        self.cuts = all.len() as u64;
+        self.cut_ms_p50 = at(500);
+        self.cut_ms_p95 = at(950);
+        self.cut_ms_max = all.last().copied().map_or(0.0, ms);
+    }
+
     fn player(&mut self, player: &Player, seen: &Seen) {
         let count = &player.count;
         self.players += 1;

@@ -27,6 +27,19 @@ pub enum Source {
     File(FileIndex),
     /// One file a frame.
     Sequence(Vec<FileIndex>),
+    /// A cut list over files that stay open once they were opened: an editor's timeline.
+    Timeline(Vec<Shot>),
+}
+
+/// A piece of one file in a cut list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shot {
+    /// Number of its first frame in the order of playing; ascending in a cut list, the first is 0.
+    pub first: u64,
+    /// File that it is taken from.
+    pub file: FileIndex,
+    /// Frame of that file with which it begins.
+    pub frame: u64,
 }
 
 /// How a player plays.
@@ -79,6 +92,8 @@ pub struct PlayerCount {
     pub slack_ns_min: u64,
     /// From open to first frame.
     pub first_frame_ns: Option<u64>,
+    /// From asking for the first frame of a shot until it came, for each cut of a timeline.
+    pub cut_ns: Vec<u64>,
     /// Bytes that came.
     pub bytes: u64,
     /// Reads sent.
@@ -129,6 +144,8 @@ struct Frame {
     missing: u64,
     unasked: u64,
     failed: bool,
+    /// It is the first of its shot, and was asked for then.
+    cut_at: Option<Instant>,
 }
 
 /// A player at work.
@@ -150,6 +167,8 @@ pub struct Player {
     ask_at: Instant,
     frames: Vec<Frame>,
     handle: Option<HandleId>,
+    /// Files of a timeline that are open.
+    clips: Vec<(FileIndex, HandleId)>,
 }
 
 impl Player {
@@ -175,6 +194,7 @@ impl Player {
             ask_at: Instant::ZERO,
             frames: Vec::with_capacity(8),
             handle: None,
+            clips: Vec::new(),
         })
     }
 
@@ -193,7 +213,8 @@ impl Player {
             if self.frames.last().is_none_or(|frame| frame.unasked == 0) {
                 if self.ordinal >= self.plan.frame_count {
                     if self.frames.is_empty() {
-                        if let Some(handle) = self.handle {
+                        let clips = self.clips.iter().map(|&(_, handle)| handle);
+                        for handle in self.handle.into_iter().chain(clips) {
                             hand.close(scene, handle);
                         }
                         hand.leave(scene);
@@ -233,6 +254,18 @@ impl Player {
                 hand.open(scene, file)
             }
             (Source::File(_), handle) => handle.unwrap_or_default(),
+            (Source::Timeline(_), _) => {
+                let (file, _) = self.place(self.ordinal);
+                let open = self.clips.iter().find(|&&(clip, _)| clip == file);
+                match open.map(|&(_, handle)| handle) {
+                    Some(handle) => handle,
+                    None => {
+                        let handle = hand.open(scene, file);
+                        self.clips.push((file, handle));
+                        handle
+                    }
+                }
+            }
         };
         self.frames.push(Frame {
             ordinal: self.ordinal,
@@ -242,6 +275,7 @@ impl Player {
             missing: self.plan.frame_bytes,
             unasked: self.plan.frame_bytes,
             failed: false,
+            cut_at: self.is_cut(self.ordinal).then_some(scene.now),
         });
         self.ordinal += 1;
         self.ask_at = self.earliest(self.ordinal);
@@ -298,6 +332,22 @@ impl Player {
         match &self.plan.source {
             Source::File(file) => (*file, index * self.plan.frame_bytes),
             Source::Sequence(files) => (files[index as usize % files.len()], 0),
+            Source::Timeline(shots) => {
+                let after = shots.partition_point(|shot| shot.first <= ordinal);
+                let shot = shots[after.saturating_sub(1)];
+                let frame = shot.frame + (ordinal - shot.first);
+                (shot.file, frame * self.plan.frame_bytes)
+            }
+        }
+    }
+
+    /// True for the first frame of a shot, but the very first.
+    fn is_cut(&self, ordinal: u64) -> bool {
+        match &self.plan.source {
+            Source::Timeline(shots) => shots
+                .binary_search_by_key(&ordinal, |shot| shot.first)
+                .is_ok_and(|at| at > 0),
+            Source::File(_) | Source::Sequence(_) => false,
         }
     }
 
@@ -404,6 +454,7 @@ impl Player {
         if count.first_frame_ns.is_none() {
             count.first_frame_ns = Some(now.since(self.stretch_start).0);
         }
+        count.cut_ns.extend(frame.cut_at.map(|at| now.since(at).0));
         if frame.failed {
             return;
         }

@@ -10,7 +10,7 @@ use crate::files::{FileIndex, WorldFile, contiguous};
 use crate::judge::{Report, Watch, report};
 use crate::machine::Machine;
 use crate::others::{Copy, Foreign, Rambler, Writer};
-use crate::player::{Pattern, Player, PlayerPlan, Source};
+use crate::player::{Pattern, Player, PlayerPlan, Shot, Source};
 use crate::prng::Prng;
 use crate::world::World;
 use rushes_core::server::{
@@ -173,6 +173,14 @@ pub struct PlayerGroup {
     pub extent_mb: u64,
     /// The driver does not know where the file lies.
     pub unknown_extents: bool,
+    /// They play a timeline each: cuts, so far apart at least, between clips that all of them have. 0: no cuts. Units: ms.
+    pub cut_ms_min: u64,
+    /// And so far apart at most. Units: ms.
+    pub cut_ms_max: u64,
+    /// Clips of the timelines.
+    pub clips: u64,
+    /// Length of each clip; 0: as long as its place on the disk allows, a gigabyte at most. Units: MB.
+    pub clip_mb: u64,
 }
 
 impl Default for PlayerGroup {
@@ -200,6 +208,10 @@ impl Default for PlayerGroup {
             hold_ms: 0,
             extent_mb: 0,
             unknown_extents: false,
+            cut_ms_min: 0,
+            cut_ms_max: 0,
+            clips: 16,
+            clip_mb: 0,
         }
     }
 }
@@ -348,6 +360,10 @@ pub struct Expect {
     pub late_after_jump_max: Option<u64>,
     /// Slowest first frame of a promised stream. Units: ms.
     pub first_frame_ms_max: Option<f64>,
+    /// From a cut to its first frame, of all players: 19 of 20 come within. Units: ms.
+    pub cut_ms_p95_max: Option<f64>,
+    /// The slowest. Units: ms.
+    pub cut_ms_max: Option<f64>,
     /// All copies together. Units: MB/s.
     pub copy_mb_min: Option<f64>,
     /// Longest standstill of a copy. Units: ms.
@@ -377,6 +393,8 @@ impl Default for Expect {
             late_max: None,
             late_after_jump_max: None,
             first_frame_ms_max: None,
+            cut_ms_p95_max: None,
+            cut_ms_max: None,
             copy_mb_min: None,
             copy_wait_ms_max: None,
             failed_min: 0,
@@ -386,6 +404,35 @@ impl Default for Expect {
             frames_min: 0,
             ledger: true,
         }
+    }
+}
+
+impl PlayerGroup {
+    fn has_cuts(&self) -> bool {
+        self.cut_ms_max > 0
+    }
+
+    fn file_count(&self) -> u64 {
+        match self.has_cuts() {
+            true => self.clips.max(1),
+            false => self.count,
+        }
+    }
+
+    /// Shots of random lengths, from random places of random clips.
+    fn cut_list(&self, clips: &[(FileIndex, u64)], frame_count: u64, prng: &mut Prng) -> Vec<Shot> {
+        let frames = |ms: u64| ((ms as f64 / self.frame_ms) as u64).max(1);
+        let (least, most) = (frames(self.cut_ms_min), frames(self.cut_ms_max));
+        let mut shots = Vec::new();
+        let mut first = 0;
+        while first < frame_count {
+            let (file, length) = clips[prng.below(clips.len() as u64) as usize];
+            let count = prng.between(least, most.max(least)).min(length);
+            let frame = prng.below(length - count + 1);
+            shots.push(Shot { first, file, frame });
+            first += count;
+        }
+        shots
     }
 }
 
@@ -558,7 +605,7 @@ impl Scenario {
                 world.add_disk(plan.told(), plan.truth(), plan.faults.clone());
             }
         }
-        let files: u64 = self.player.iter().map(|g| g.count).sum::<u64>()
+        let files: u64 = self.player.iter().map(PlayerGroup::file_count).sum::<u64>()
             + self.copy.iter().map(|g| g.count).sum::<u64>()
             + self.ramble.iter().map(|g| g.files).sum::<u64>();
         let disk_count = sizes.len() as u64;
@@ -686,8 +733,16 @@ impl Scenario {
         let seconds = or(group.seconds, self.seconds);
         let frame_count = (NS_PER_S * seconds / period.0.max(1)).max(1);
         let mut shared = None;
+        let clips = match group.has_cuts() {
+            true => self.clips(world, layout, number, group, frame_bytes),
+            false => Vec::new(),
+        };
+        played.extend(clips.iter().map(|&(file, _)| file));
         for index in 0..group.count {
             let source = match (&shared, group.shared) {
+                _ if group.has_cuts() => {
+                    Source::Timeline(group.cut_list(&clips, frame_count, &mut layout.prng))
+                }
                 (Some(source), true) => Source::clone(source),
                 _ => self.footage(
                     world,
@@ -701,6 +756,7 @@ impl Scenario {
             match &source {
                 Source::File(file) => played.push(*file),
                 Source::Sequence(files) => played.extend(files.iter().take(4)),
+                Source::Timeline(_) => {}
             }
             shared = Some(source.clone());
             let longest = (8 << 20).min(self.server.limits().read_bytes_max);
@@ -726,6 +782,32 @@ impl Scenario {
             let client = world.add_client(Player::kind(plan), Instant::ZERO + begin, self.end());
             world.clients[client as usize].hand.hold = Duration::from_ms(group.hold_ms);
         }
+    }
+
+    /// The clips of a group's timelines, and how many frames each has.
+    fn clips(
+        &self,
+        world: &mut World,
+        layout: &mut Layout,
+        number: usize,
+        group: &PlayerGroup,
+        frame_bytes: u64,
+    ) -> Vec<(FileIndex, u64)> {
+        let rate = BytesPerSecond::from_bits((group.megabits * 1e6) as u64);
+        let hint = (!group.unruled).then_some(RateHint::Rate(rate, RateSource::Rule));
+        let add = |index| {
+            let (device, at, room) = layout.next();
+            let wanted = or(group.clip_mb * 1_000_000, 1_000_000_000);
+            let frames = (wanted.min(room.saturating_sub(4096)) / frame_bytes).max(1);
+            let (folder, name) = (format!("play{number}"), format!("clip{index}.mov"));
+            let mut file = contiguous(&folder, &name, device, at, frames * frame_bytes, hint);
+            if group.extent_mb > 0 {
+                scatter(&mut file, group.extent_mb << 20, room, &mut layout.prng);
+            }
+            file.tells_extents = !group.unknown_extents;
+            (world.files.add(file), frames)
+        };
+        (0..group.clips.max(1)).map(add).collect()
     }
 
     fn footage(
@@ -872,6 +954,8 @@ impl Expect {
                 r.first_frame_ms_max,
                 self.first_frame_ms_max,
             ),
+            ("cut, p95 (ms)", r.cut_ms_p95, self.cut_ms_p95_max),
+            ("cut (ms)", r.cut_ms_max, self.cut_ms_max),
             (
                 "standstill of a copy (ms)",
                 r.copy_wait_ms_max,

@@ -207,6 +207,7 @@ fn players(p: &mut Prng, calm: bool, read_kib: u64) -> PlayerGroup {
         },
         extent_mb: if p.chance(200) { p.between(1, 64) } else { 0 },
         unknown_extents: p.chance(50),
+        ..PlayerGroup::default()
     }
 }
 

@@ -64,6 +64,7 @@ impl Server {
         {
             return (Some(id), self.frame_read(id, file, range, arrived));
         }
+        self.move_promise(id);
         self.follow(id, &seen, run_bytes, (range, arrived), actions);
         self.settle_rate(id);
         let Some(stream) = self.streams.get_mut(id.0) else {
@@ -71,7 +72,7 @@ impl Server {
         };
         stream.last_read = self.now;
         if stream.cursor != Some(seen.cursor) {
-            return (Some(id), Instant::NEVER);
+            return (Some(id), self.presumed_due(id, arrived));
         }
         let due = self.advance(id, range, arrived);
         (Some(id), due)
@@ -118,6 +119,7 @@ impl Server {
             }),
             Pattern::Unknown | Pattern::Random => None,
         };
+        self.look_at_presumption(id, seen, flow.is_some());
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
         };
@@ -135,13 +137,19 @@ impl Server {
                 }
             }
             None => {
-                if let Some(flow) = flow {
+                // Whoever has a promise plays where it reads.
+                let plays = stream.standing == Standing::Contract && pattern != Pattern::Random;
+                let presumed = plays.then_some(Flow::Forward);
+                if let Some(flow) = flow.or(presumed) {
+                    stream.is_presumed = pattern == Pattern::Unknown;
                     self.restart(id, cursor, flow, (range, arrived), actions);
                 }
             }
             Some(own) => {
                 stream.stray_count += 1;
-                let followed = moved == Moved::Jumped { from: own } || stream.stray_count >= STRAYS;
+                let cuts = stream.standing == Standing::Contract && moved == Moved::Began;
+                let jumps = moved == Moved::Jumped { from: own };
+                let followed = cuts || jumps || stream.stray_count >= STRAYS;
                 if let Some(flow) = flow
                     && followed
                 {
@@ -160,6 +168,7 @@ impl Server {
         (range, arrived): (ByteRange, Instant),
         actions: &mut Actions,
     ) {
+        self.end_run(id);
         self.release_held(id, u64::MAX);
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
@@ -176,12 +185,15 @@ impl Server {
         stream.anchor = arrived;
         let (file, device) = (stream.file, stream.device);
         let was_contract = stream.standing == Standing::Contract;
+        if let Some(session) = self.sessions.get_mut(&stream.session) {
+            session.look_count = 0;
+        }
         self.enlist_background(id);
         self.touch(device);
         if was_contract {
-            // A jump is a new start: the others' promises come first.
-            self.resign(id);
-            self.ask_admission(id);
+            // A jump is a move: what was promised goes with the reader. What waits at the place that was left is
+            // looked at again.
+            self.unsettle(id);
             self.retry_waiting(file, actions);
         }
     }
@@ -373,7 +385,7 @@ impl Server {
 
     /// Buffers without which a stream of `rate` cannot be served: two requests, and its edges. A slow one's requests
     /// are short. Units: bytes.
-    fn least_buffers(&self, rate: u64) -> u64 {
+    pub(super) fn least_buffers(&self, rate: u64) -> u64 {
         let request = self
             .limits
             .chunk_bytes_max
@@ -401,6 +413,9 @@ impl Server {
     /// Ask whether the stream can be promised its rate; enter it where it then belongs. Parts of a striped file are promised all of them or
     /// none: those that were refused ask with it, and what they are told, those with a contract are told as well.
     pub(super) fn ask_admission(&mut self, id: StreamId) {
+        if let Some(device) = self.streams.get(id.0).map(|stream| stream.device) {
+            self.give_back_left(device);
+        }
         let siblings = self.siblings(id);
         let refused = self.only(&siblings, Standing::Refused);
         for one in &refused {
@@ -753,7 +768,11 @@ impl Server {
         if now.since(device.capacity_checked) < CAPACITY_CHECK {
             return;
         }
+        self.give_back_left(id);
         let players = self.players(id, self.promised, None);
+        let Some(device) = self.devices.get(&id) else {
+            return;
+        };
         let needed = admission::needed_permille(&device.model, &players);
         let Some(device) = self.devices.get_mut(&id) else {
             return;
@@ -1005,7 +1024,7 @@ impl Server {
         let (rate, _) = stream.rate?;
         let file = self.files.get(&stream.file)?;
         let cap = self
-            .cap_for(rate.0, promised)
+            .window(stream, device, self.cap_for(rate.0, promised))
             .saturating_mul(self.packing(stream))
             / 1000;
         let (offset, left) = self.next_place(stream, device, file);
@@ -1115,6 +1134,7 @@ impl Stream {
             cursor: None,
             scattered: false,
             stray_count: 0,
+            is_presumed: false,
             origin: 0,
             consumed: 0,
             fetched: 0,

@@ -29,6 +29,7 @@ mod reserve_tests;
 mod room;
 #[cfg(test)]
 mod room_tests;
+mod seats;
 mod slab;
 mod state;
 #[cfg(test)]

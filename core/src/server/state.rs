@@ -28,6 +28,14 @@ pub(super) struct Session {
     pub lane: Option<LaneId>,
     /// Of which pool's door it is one.
     pub pool: Option<PoolNumber>,
+    /// How much was read at one place before it cut to another, in the mean; None: it has never cut. Units: bytes.
+    pub run_bytes: Option<u64>,
+    /// It left its last place at once: it looks here and there.
+    pub looks_about: bool,
+    /// Reads that were served as the beginning of playing, and nothing has come of it yet.
+    pub look_count: u8,
+    /// Nothing came of such reads: until then they are served as any others.
+    pub presumed_wrongly_until: Instant,
 }
 
 /// What a handle stands for.
@@ -457,6 +465,8 @@ pub(super) struct Stream {
     pub scattered: bool,
     /// Reads in a row that belonged to another cursor.
     pub stray_count: u32,
+    /// It is followed from a first read on, and nothing has shown yet that it is read on.
+    pub is_presumed: bool,
     pub origin: u64,
     /// `v` of the next byte the player will ask for.
     pub consumed: u64,
@@ -673,6 +683,21 @@ impl Device {
         self.background.retain(|&other| other != id);
         if !self.contracts.contains(&id) {
             self.contracts.push(id);
+        }
+    }
+
+    /// A promise goes from one stream to another, and is as old as it was.
+    pub(super) fn move_promise(&mut self, from: StreamId, to: StreamId) {
+        self.background
+            .retain(|&other| other != from && other != to);
+        self.refused.retain(|&other| other != to);
+        for id in &mut self.contracts {
+            if *id == from {
+                *id = to;
+            }
+        }
+        if self.visiting == Some(Visitor::Reader(from)) {
+            self.visiting = None;
         }
     }
 

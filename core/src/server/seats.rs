@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Seats: one client at its work, and the promise that goes with it.
+//!
+//! A contract belongs to the client and not to a handle. An editor that plays a timeline cuts every few
+//! seconds to another place in another file, and keeps the files open: the promise moves with it. A cut is a
+//! move and not a new question, so nothing is asked of admission; the place that was left has no claim and
+//! holds no buffers. Several places that are read at the same time (layers) are several times the rate, and
+//! each of them is asked for once.
+//!
+//! A seat is a session here: smbd has one for each connection to a share. Sessions of a pool's door are left
+//! out, since all clients of a mount are one session: there each stream is a seat of its own.
+
+use super::state::*;
+use super::*;
+use crate::stream::Observation;
+
+/// A place that was not read for so long is one that a reader can come back to.
+const AWAY: Duration = Duration::from_s(1);
+/// A promise that its reader has left, for another place, is given back after so long.
+const LEFT: Duration = Duration::from_s(3);
+/// What is played for less than that says nothing of how long a seat's runs are: a look at a header.
+const RUN_MIN: Duration = Duration::from_ms(500);
+/// Read-ahead never falls below what is played in this time.
+const WINDOW_MIN: Duration = Duration::from_ms(750);
+/// Nobody who was presumed to play, and did not, is presumed to play again before that.
+const PRESUMED_AGAIN: Duration = Duration::from_s(10);
+/// So many reads of a place show whether it is played.
+const LOOKS: u8 = 2;
+
+impl Server {
+    /// A read of a stream without a contract: where the seat's promise is now, if this is where its reader has
+    /// gone.
+    ///
+    /// A place that nobody has read since this one was last read is one that was left. Two that are read in
+    /// turn are two layers.
+    fn left_place(&self, id: StreamId, is_first: bool) -> Option<StreamId> {
+        let stream = self.streams.get(id.0)?;
+        let is_seat = self.sessions.get(&stream.session)?.pool.is_none();
+        if !is_seat || stream.frames.is_some() || !stream.part.is_whole() {
+            return None;
+        }
+        let device = self.devices.get(&stream.device)?;
+        let (left, place) = device
+            .contracts
+            .iter()
+            .filter_map(|&other| Some((other, self.streams.get(other.0)?)))
+            .filter(|(_, other)| other.session == stream.session && other.frames.is_none())
+            .min_by_key(|(_, other)| other.last_read)?;
+        let was_away = is_first || self.now.since(stream.last_read) > AWAY;
+        let is_enough = stream.rate.is_none_or(|(rate, _)| {
+            let promised = place.rate_or_none();
+            rate.0 <= promised.0.saturating_add(promised.0 / 20)
+        });
+        (is_enough && (was_away || place.last_read <= stream.last_read)).then_some(left)
+    }
+
+    /// The seat's promise goes where its reader has gone, if that is here.
+    pub(super) fn move_promise(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        let is_first = stream.read_count == 0 && stream.waiting_count == 0;
+        if stream.standing == Standing::Contract {
+            return;
+        }
+        let Some(from) = self.left_place(id, is_first) else {
+            return;
+        };
+        self.end_run(from);
+        self.release_held(from, u64::MAX);
+        self.unsettle(from);
+        let Some(left) = self.streams.get_mut(from.0) else {
+            return;
+        };
+        left.standing = Standing::BestEffort;
+        let (rate, device) = (left.rate, left.device);
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        let own = stream.rate.or(rate);
+        stream.rate = own;
+        stream.standing = Standing::Contract;
+        stream.refusal = None;
+        stream.late_before = false;
+        // Nobody held what was fetched ahead of the last visit; what is still there is passed over.
+        stream.fetched = stream.consumed.min(stream.fetched);
+        stream.reanchor(self.now);
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.move_promise(from, id);
+        }
+        let per_second =
+            |rate: Option<(BytesPerSecond, RateSource)>| rate.map_or(0, |(rate, _)| rate.0);
+        let (before, after) = (per_second(rate), per_second(own));
+        let least_bytes = (self.promised.least_bytes)
+            .saturating_sub(self.least_buffers(before))
+            .saturating_add(self.least_buffers(after));
+        let rate = (self.promised.rate)
+            .saturating_sub(before)
+            .saturating_add(after);
+        self.promised = Promised { rate, least_bytes };
+        self.touch(device);
+    }
+
+    /// When a read is due that no stream is followed for: the first reads of a clip whose rate is known are taken for
+    /// the beginning of playing it, wherever in it that is. Not of a client of which that was wrong lately.
+    pub(super) fn presumed_due(&mut self, id: StreamId, arrived: Instant) -> Instant {
+        let (now, preroll) = (self.now, self.policy.preroll);
+        let Some(stream) = self.streams.get(id.0) else {
+            return Instant::NEVER;
+        };
+        // Whoever waits for several places at once does not begin to play.
+        let elsewhere = self.reads.iter().any(|(_, read)| {
+            read.session == stream.session && read.stream.is_some_and(|other| other != id)
+        });
+        let hint = stream
+            .handle
+            .and_then(|handle| self.handles.get(&(stream.session, handle))?.hint);
+        let is_clip = matches!(hint, Some(RateHint::Rate(rate, _)) if rate.0 > 0);
+        let Some(session) = self.sessions.get_mut(&stream.session) else {
+            return Instant::NEVER;
+        };
+        if !is_clip || elsewhere || stream.cursor.is_some() || now < session.presumed_wrongly_until
+        {
+            return Instant::NEVER;
+        }
+        if session.look_count >= LOOKS {
+            session.look_count = 0;
+            session.presumed_wrongly_until = now + PRESUMED_AGAIN;
+            return Instant::NEVER;
+        }
+        session.look_count += 1;
+        arrived + preroll
+    }
+
+    /// Whether it is read on where the promise went with it. If not, it is followed to where it reads now.
+    pub(super) fn look_at_presumption(
+        &mut self,
+        id: StreamId,
+        seen: &Observation,
+        is_followed: bool,
+    ) {
+        let Some(stream) = self
+            .streams
+            .get_mut(id.0)
+            .filter(|stream| stream.is_presumed)
+        else {
+            return;
+        };
+        let goes_on = stream.cursor == Some(seen.cursor) && is_followed;
+        let strays = stream.cursor.is_some_and(|own| own != seen.cursor);
+        if goes_on {
+            stream.is_presumed = false;
+        }
+        if strays {
+            // It looks about in what it plays.
+            stream.is_presumed = false;
+            self.end_run(id);
+            self.forget_cursor(id);
+        }
+    }
+
+    fn forget_cursor(&mut self, id: StreamId) {
+        self.release_held(id, u64::MAX);
+        self.unsettle(id);
+        if let Some(stream) = self.streams.get_mut(id.0) {
+            stream.cursor = None;
+        }
+    }
+
+    /// The reader of a stream has left where it was: how long a run that was.
+    pub(super) fn end_run(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        let (session, run) = (stream.session, stream.consumed);
+        let is_look = run < stream.rate_or_none().bytes_in(RUN_MIN).0.max(1);
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.looks_about = is_look && run > 0;
+            if is_look {
+                return;
+            }
+            let mean = session.run_bytes.unwrap_or(run);
+            session.run_bytes = Some(mean - mean / 4 + run / 4);
+        }
+    }
+
+    /// How long the run will be that a stream is in, as its seat's were; None: nothing says that it ends.
+    pub(super) fn run_bytes(&self, stream: &Stream) -> Option<u64> {
+        let session = self.sessions.get(&stream.session)?;
+        let mean = session.run_bytes.filter(|_| session.pool.is_none())?;
+        Some(mean.max(stream.consumed.saturating_mul(2)))
+    }
+
+    /// How far ahead of its reader a stream is read. Units: bytes; at most `cap`.
+    ///
+    /// A visit costs positioning, and what was fetched when the reader cuts away is lost, half a window in the
+    /// mean. Of a run of `r` bytes read in windows of `w`, positioning as dear as `p` bytes, that is
+    /// `p·r/w + w/2`: least at `w = √(2·p·r)`.
+    pub(super) fn window(&self, stream: &Stream, device: DeviceId, cap: u64) -> u64 {
+        let chunk = self.limits.chunk_bytes_max;
+        let looks_about = || {
+            let session = self.sessions.get(&stream.session);
+            session.is_some_and(|session| session.looks_about || session.run_bytes.is_none())
+        };
+        if stream.is_presumed && looks_about() {
+            // It may be a single look. One request brings its bytes and shows whether it is read on.
+            return cap.min(chunk.max(stream.read_bytes));
+        }
+        let (Some(run), Some(device)) = (self.run_bytes(stream), self.devices.get(&device)) else {
+            return cap;
+        };
+        let step = device.model.typical_positioning(device.contracts.len());
+        let positioning = device.model.base.read.rate.bytes_in(step).0;
+        let best = u128::from(positioning) * u128::from(run) * 2;
+        let least = stream.rate_or_none().bytes_in(WINDOW_MIN).0;
+        let least = least.max(2 * chunk);
+        (best.isqrt() as u64).max(least).min(cap)
+    }
+
+    /// Promises on a device that their readers have left, for another place that was promised as well, are given back.
+    pub(super) fn give_back_left(&mut self, device: DeviceId) {
+        let Some(entry) = self.devices.get(&device) else {
+            return;
+        };
+        let streams = || {
+            entry
+                .contracts
+                .iter()
+                .filter_map(|id| Some((*id, self.streams.get(id.0)?)))
+        };
+        let newest = |session: SessionId| {
+            let of_seat = streams().filter(|(_, other)| other.session == session);
+            of_seat.map(|(_, other)| other.last_read).max()
+        };
+        let left = streams().find(|(_, stream)| {
+            let is_seat = self
+                .sessions
+                .get(&stream.session)
+                .is_some_and(|session| session.pool.is_none());
+            is_seat
+                && stream.frames.is_none()
+                && self.now.since(stream.last_read) > LEFT
+                && (stream.is_presumed
+                    || newest(stream.session)
+                        .is_some_and(|last| last.since(stream.last_read) > LEFT))
+        });
+        if let Some((id, _)) = left {
+            self.resign(id);
+            self.release_held(id, u64::MAX);
+            if let Some(device) = self.devices.get_mut(&device) {
+                device.background.retain(|&other| other != id);
+            }
+        }
+    }
+}
