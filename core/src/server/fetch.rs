@@ -219,7 +219,8 @@ impl Server {
                     && let Some(claim) = self.claim(stream, id, self.promised)
                     && claim.left > 0
                 {
-                    claims.push(claim);
+                    let deadline = claim.deadline.min(stream.first_frame_wanted());
+                    claims.push(Claim { deadline, ..claim });
                     claimants.push(Claimant::Reader(stream_id));
                 }
             }

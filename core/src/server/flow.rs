@@ -185,6 +185,7 @@ impl Server {
         stream.anchor = arrived;
         let (file, device) = (stream.file, stream.device);
         let was_contract = stream.standing == Standing::Contract;
+        stream.was_cut_to = was_contract;
         if let Some(session) = self.sessions.get_mut(&stream.session) {
             session.look_count = 0;
         }
@@ -1134,6 +1135,7 @@ impl Stream {
             cursor: None,
             scattered: false,
             stray_count: 0,
+            was_cut_to: false,
             is_presumed: false,
             origin: 0,
             consumed: 0,

@@ -24,6 +24,8 @@ const RUN_MIN: Duration = Duration::from_ms(500);
 const WINDOW_MIN: Duration = Duration::from_ms(750);
 /// Nobody who was presumed to play, and did not, is presumed to play again before that.
 const PRESUMED_AGAIN: Duration = Duration::from_s(10);
+/// A cut's first frame is looked for in this time.
+const FIRST_FRAME: Duration = Duration::from_ms(100);
 /// So many reads of a place show whether it is played.
 const LOOKS: u8 = 2;
 
@@ -80,6 +82,7 @@ impl Server {
         let own = stream.rate.or(rate);
         stream.rate = own;
         stream.standing = Standing::Contract;
+        stream.was_cut_to = true;
         stream.refusal = None;
         stream.late_before = false;
         // Nobody held what was fetched ahead of the last visit; what is still there is passed over.
@@ -250,6 +253,17 @@ impl Server {
             if let Some(device) = self.devices.get_mut(&device) {
                 device.background.retain(|&other| other != id);
             }
+        }
+    }
+}
+
+impl Stream {
+    /// The first frame behind a cut is wanted long before it is due: the editor looks at the old one until then.
+    /// (Admission does not count on it, so a start, which it has looked at, is left as it is.)
+    pub(super) fn first_frame_wanted(&self) -> Instant {
+        match self.was_cut_to && self.fetched == 0 && self.waiting_count > 0 {
+            true => self.anchor + FIRST_FRAME,
+            false => Instant::NEVER,
         }
     }
 }

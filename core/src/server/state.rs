@@ -465,6 +465,8 @@ pub(super) struct Stream {
     pub scattered: bool,
     /// Reads in a row that belonged to another cursor.
     pub stray_count: u32,
+    /// Its reader cut to where it is now, and took the promise along.
+    pub was_cut_to: bool,
     /// It is followed from a first read on, and nothing has shown yet that it is read on.
     pub is_presumed: bool,
     pub origin: u64,
