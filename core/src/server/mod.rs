@@ -29,6 +29,8 @@ mod reserve_tests;
 mod room;
 #[cfg(test)]
 mod room_tests;
+#[cfg(test)]
+mod seat_tests;
 mod seats;
 mod slab;
 mod state;
