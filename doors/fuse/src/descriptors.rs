@@ -11,7 +11,7 @@
 
 use crate::answer::Answer;
 use crate::nodes::locked;
-use rushes_sys::limits::descriptor_limit;
+use rushes_sys::limits::descriptor_count_max;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -88,7 +88,7 @@ impl Drop for Share {
 impl Descriptors {
     /// For a process that may have so many by now.
     pub(crate) fn new() -> Descriptors {
-        Descriptors::within(descriptor_limit())
+        Descriptors::within(descriptor_count_max())
     }
 
     fn within(limit: u64) -> Descriptors {
