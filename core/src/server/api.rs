@@ -34,6 +34,9 @@ pub struct Limits {
     pub write_buffer_bytes: u64,
     /// Longest write in one request.
     pub write_bytes_max: u64,
+    /// Pieces of memory that a device write may be put together from. One that is no longer than a page may have more: whoever sends it
+    /// copies what is less than a page together.
+    pub write_part_count_max: u32,
 }
 
 impl Default for Limits {
@@ -49,6 +52,7 @@ impl Default for Limits {
             sequence_ahead_max: 128,
             write_buffer_bytes: 256 << 20,
             write_bytes_max: 8 << 20,
+            write_part_count_max: 1024,
         }
     }
 }
@@ -183,12 +187,19 @@ impl Errno {
     pub const INVALID: Errno = Errno(22);
     /// No space left on the device.
     pub const NO_SPACE: Errno = Errno(28);
+    /// The operation is not supported.
+    pub const NOT_SUPPORTED: Errno = Errno(95);
     /// No space left for this user.
     pub const QUOTA: Errno = Errno(122);
 
     /// There is no room, for this user or for anybody.
     pub fn is_full(self) -> bool {
         self == Errno::NO_SPACE || self == Errno::QUOTA
+    }
+
+    /// What a file system says that does not take such a request past the kernel's cache: its blocks may be larger than our pages.
+    pub fn refuses_direct(self) -> bool {
+        self == Errno::INVALID || self == Errno::NOT_SUPPORTED
     }
 }
 

@@ -101,6 +101,56 @@ impl Server {
         })
     }
 
+    /// As much of `range`, from its start, as one request may be put together from. A run of memory counts once, and once more when it
+    /// begins within a page: somebody has to copy that page together. Its first page goes always, from however many pieces.
+    pub(super) fn within_parts(&self, file: &File, range: ByteRange, buffered: bool) -> ByteRange {
+        let start = range.start.0;
+        let first_page_end = (start / PAGE_BYTES + 1) * PAGE_BYTES;
+        let count_max = u64::from(self.limits.write_part_count_max);
+        let mut count = 0;
+        let mut follows: Option<(LaneId, u64)> = None;
+        // Behind the last dirty byte that goes.
+        let mut end = start;
+        while end < range.end() {
+            let left = ByteRange::new(end, range.end() - end);
+            let Some(whole) = (if buffered {
+                Some(left)
+            } else {
+                next_whole(file, left)
+            }) else {
+                break;
+            };
+            let gap = ByteRange::new(end, whole.start.0 - end);
+            let buffers = pages_of(gap, self.slot_bytes()).count() as u64;
+            count += buffers;
+            if buffers > 0 {
+                follows = None;
+            }
+            for span in file.writing.dirty.spans(whole) {
+                let Some(piece) = self.pieces.get(span.piece.0) else {
+                    continue;
+                };
+                let mut at = span.range.start.0;
+                for part in parts_of(piece, &span) {
+                    if follows != Some((part.lane, part.offset)) {
+                        count += 1 + u64::from(!at.is_multiple_of(PAGE_BYTES));
+                    }
+                    if count > count_max {
+                        // Not so far as into this page, nor to a gap that leads nowhere.
+                        let page = at / PAGE_BYTES * PAGE_BYTES;
+                        let stop = if page > whole.start.0 { page } else { end };
+                        let stop = stop.max(first_page_end).min(range.end());
+                        return ByteRange::new(start, stop - start);
+                    }
+                    follows = Some((part.lane, part.offset + part.length));
+                    at += part.length;
+                }
+            }
+            end = whole.end();
+        }
+        range
+    }
+
     /// Put together what is to be written of `range`: dirty bytes out of their lanes, everything else out of the cache, where it
     /// stays until [`Server::let_go`].
     pub(super) fn gather(

@@ -162,6 +162,8 @@ pub(super) struct Writing {
     pub is_listed: bool,
     /// A request over a gap has failed: each goes by itself then, and says itself what it lacks.
     pub is_unbridgeable: bool,
+    /// Its file system has refused a request of whole pages that goes past the kernel's cache: all go through it then.
+    pub is_direct_refused: bool,
     /// We have written to it since we knew its version: another one says nothing of others.
     pub is_unsettled: bool,
     /// What is being done to its times and blocks after we wrote.
@@ -308,6 +310,8 @@ pub(super) struct WriteFlight {
     pub device: DeviceId,
     pub file: FileId,
     pub range: ByteRange,
+    /// Through the kernel's cache.
+    pub buffered: bool,
     pub spans: Vec<Span>,
     /// Buffers that it writes from.
     pub pins: Vec<SlotIndex>,

@@ -6,6 +6,9 @@ use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;
 
+#[path = "piece_tests.rs"]
+mod pieces;
+
 const DISK: DeviceId = DeviceId(1);
 const FILE: FileId = FileId(7);
 const KEY: FileKey = FileKey {
@@ -16,6 +19,7 @@ const HANDLE: HandleId = HandleId(1);
 const SLOT: usize = 64 << 10;
 const LANE_PAGES: u32 = 64;
 const RECORDS: u32 = 24;
+const PART_COUNT_MAX: usize = 6;
 
 struct Random(u64);
 
@@ -116,7 +120,13 @@ struct World {
     is_exclusive: bool,
     /// Small writes here and there, over a file that is read much.
     is_scattered: bool,
+    /// Writes of a few bytes, many to a page.
+    is_tiny: bool,
+    /// The file system takes nothing past the kernel's cache.
+    refuses_direct: bool,
     is_booting: bool,
+    /// No chance makes it die.
+    is_immortal: bool,
     /// For the books of the test itself.
     counts: Counts,
 }
@@ -136,6 +146,10 @@ struct Counts {
     died_booting: u64,
     device_writes: u64,
     bridged_writes: u64,
+    /// From several pieces of memory.
+    joined_writes: u64,
+    /// Pages of which more than one piece had a part.
+    copied_pages: u64,
     strange: u64,
     spent: u64,
     given_back: u64,
@@ -148,6 +162,7 @@ fn limits() -> Limits {
         chunk_bytes_max: 48 << 10,
         write_buffer_bytes: 60 * PAGE_BYTES,
         write_bytes_max: 100_000,
+        write_part_count_max: PART_COUNT_MAX as u32,
         ..Limits::default()
     }
 }
@@ -173,6 +188,8 @@ impl World {
         let failing = random.one_in(4);
         let is_exclusive = !random.one_in(4);
         let is_scattered = random.one_in(2);
+        let is_tiny = random.one_in(4);
+        let refuses_direct = random.one_in(8);
         let mut world = World {
             server: Server::new(limits(), Policy::default()),
             now: Instant(1),
@@ -201,7 +218,10 @@ impl World {
             way: WriteWay::Cached,
             is_exclusive,
             is_scattered,
+            is_tiny,
+            refuses_direct,
             is_booting: false,
+            is_immortal: false,
             counts: Counts::default(),
             random,
         };
@@ -416,6 +436,9 @@ impl World {
                 assert_eq!(total, io.range.length.0, "as many bytes as the range has");
                 let bytes = self.bytes_of(&parts);
                 self.check_gaps(&io, &parts, &bytes);
+                let (pieces, copied) = pieces::memory_of(&io, &parts);
+                self.counts.joined_writes += u64::from(pieces > 2);
+                self.counts.copied_pages += copied;
                 let whole = io.range.start.0.is_multiple_of(PAGE_BYTES)
                     && io.range.end().is_multiple_of(PAGE_BYTES);
                 assert!(whole || io.buffered, "{io:?}");
@@ -597,6 +620,8 @@ impl World {
                     self.counts.refused += 1;
                     Doing::Nothing
                 }
+                // (He would hold the file first, and be told that it fails.)
+                Outcome::Plain if self.has_failed => Doing::Nothing,
                 other => panic!("a write was answered {other:?}"),
             },
             (
@@ -764,7 +789,9 @@ impl World {
         }
         match self.random.below(12) {
             0..=4 => {
-                let range = if self.is_scattered && !self.random.one_in(8) {
+                let range = if self.is_tiny {
+                    self.range(20_000, 2_000)
+                } else if self.is_scattered && !self.random.one_in(8) {
                     self.pages()
                 } else if self.random.one_in(2) {
                     ByteRange::new(self.flat.len() as u64, 1 + self.random.below(60_000))
@@ -890,6 +917,9 @@ impl World {
         let io = self.ios.swap_remove(index);
         let (id, result) = match &io {
             Io::Read(io, slots) => (io.io, Ok(ByteCount(self.do_read(io, slots)))),
+            Io::Write(io, ..) if self.refuses_direct && !io.buffered => {
+                (io.io, Err(Errno::INVALID))
+            }
             Io::Write(io, ..) if self.failing && self.random.one_in(6) => (io.io, Err(Errno::IO)),
             Io::Write(io, parts, bytes) => {
                 self.do_write(io, parts, bytes);
@@ -938,7 +968,7 @@ impl World {
 
     /// After how many actions of a step the driver dies; mostly not at all.
     fn death(&mut self) -> usize {
-        if self.random.one_in(60) {
+        if !self.is_immortal && self.random.one_in(60) {
             self.random.below(8) as usize
         } else {
             usize::MAX
@@ -1018,6 +1048,7 @@ impl World {
             let io = ios.swap_remove(self.random.below(ios.len() as u64) as usize);
             if let Io::Write(io, parts, bytes) = &io
                 && self.random.one_in(2)
+                && (io.buffered || !self.refuses_direct)
             {
                 self.do_write(io, parts, bytes);
             }
@@ -1170,6 +1201,8 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
         sum.spent += world.counts.spent;
         sum.given_back += world.counts.given_back;
         sum.bridged_writes += world.counts.bridged_writes;
+        sum.joined_writes += world.counts.joined_writes;
+        sum.copied_pages += world.counts.copied_pages;
         sum.strange += world.counts.strange;
         sum.refused += world.counts.refused;
         sum.syncs_refused += world.counts.syncs_refused;
@@ -1181,6 +1214,7 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
     assert!(sum.died_booting > 20, "{sum:?}");
     assert!(sum.spent > 20 && sum.given_back > 20, "{sum:?}");
     assert!(sum.bridged_writes > 60 && sum.strange > 20, "{sum:?}");
+    assert!(sum.joined_writes > 20 && sum.copied_pages > 100, "{sum:?}");
     assert!(sum.refused > 10 && sum.syncs_refused > 10, "{sum:?}");
     assert!(sum.holds_refused > 3, "{sum:?}");
 }

@@ -496,7 +496,7 @@ impl Server {
                 let there = file.place(whole_start).1.max(PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES;
                 let stop = whole_end.min(whole_start.saturating_add(chunk.min(there)));
                 if let Some(free) = without(&file.writing.flights, whole_start, stop) {
-                    return Some((free, false));
+                    return Some((free, file.writing.is_direct_refused));
                 }
             }
             let head = (start, end.min(whole_start));
@@ -543,6 +543,13 @@ impl Server {
     ) {
         let now = self.now;
         self.next_write = None;
+        let Some(file) = self.files.get(&next.file) else {
+            return;
+        };
+        let next = &NextWrite {
+            range: self.within_parts(file, next.range, next.buffered),
+            ..*next
+        };
         if !next.buffered {
             self.keep_written(next.file, next.range, actions);
         }
@@ -599,6 +606,7 @@ impl Server {
             device: id,
             file: next.file,
             range: next.range,
+            buffered: next.buffered,
             spans: gathered.spans,
             pins: gathered.pins,
             cost,
@@ -654,10 +662,15 @@ impl Server {
             let written_end = flight.range.start.0 + moved;
             match result {
                 Ok(count) if count.0 >= flight.range.length.0 => file.writing.failed = None,
-                Ok(_) => {}
+                Ok(count) if count.0 > 0 => {}
                 // It may be the gap's fault, which nobody asked for.
                 Err(_) if !flight.pins.is_empty() => file.writing.is_unbridgeable = true,
-                Err(errno) => {
+                Err(errno) if !flight.buffered && errno.refuses_direct() => {
+                    file.writing.is_direct_refused = true;
+                }
+                // (Nothing at all, and no reason why: asked again at once it would say the same.)
+                Err(_) | Ok(_) => {
+                    let errno = result.err().unwrap_or(Errno::IO);
                     file.writing.failed = Some((errno, self.now + TRY_AGAIN));
                     file.writing.refuses |= file.writing.failing.is_none();
                     file.writing.failing = Some(errno);

@@ -13,7 +13,7 @@ use rushes_core::units::{ByteRange, FileId, LaneId, RequestId};
 use rushes_core::write::Runs;
 use rushes_shm::facts::FactsTable;
 use rushes_shm::lane::{LaneFault, LaneFile, lanes_in};
-use rushes_sys::{Mapping, MemoryPart, Segment, SysError, WRITE_PART_COUNT_MAX};
+use rushes_sys::{Mapping, MemoryPart, Segment, SysError};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -426,78 +426,56 @@ impl Lanes {
         }
     }
 
-    /// The parts of a write as the device can take them. What two pieces share a page of is put together in a page of ours, unless it goes
-    /// through the kernel's cache.
+    /// The parts of a write as the device can take them: what is less than a page is copied together, one behind the other, however
+    /// many pieces it comes from. (The core counts the rest: see `Limits::write_part_count_max`.)
+    ///
+    /// Errors   a lane's memory ends before its piece does; a direct write that is not of whole pages (our own fault)
     pub(crate) fn memory_of(
         &self,
         segment: &Segment,
         parts: &[WritePart],
         buffered: bool,
     ) -> io::Result<Vec<MemoryPart>> {
-        let mut memory: Vec<MemoryPart> = Vec::with_capacity(parts.len());
-        let mut scraps: Vec<LanePart> = Vec::new();
-        let mut scrap_bytes = 0;
+        let parts = cut(parts, buffered)?;
+        let copied = |part: &Cut| match part {
+            Cut::Copied(part) => part.length,
+            Cut::AsItIs(_) => 0,
+        };
+        let copied: u64 = parts.iter().map(copied).sum();
+        let copy = match copied {
+            0 => None,
+            // (Less than what one request moves.)
+            _ => Some(Arc::new(Mapping::private(
+                copied.next_multiple_of(PAGE_BYTES) as usize,
+            )?)),
+        };
+        let mut at = 0;
+        let mut memory: Vec<MemoryPart> = Vec::new();
         for part in parts {
-            let mut part = match *part {
-                WritePart::Lane(part) => part,
-                WritePart::Slot {
-                    slot,
-                    offset,
-                    length,
-                } => {
-                    if !scraps.is_empty() {
-                        return Err(io::Error::other("a buffer's bytes amid a page of a lane"));
+            let part = match (part, &copy) {
+                (Cut::AsItIs(WritePart::Lane(part)), _) => self.part(&part)?,
+                (
+                    Cut::AsItIs(WritePart::Slot {
+                        slot,
+                        offset,
+                        length,
+                    }),
+                    _,
+                ) => segment.part(slot, offset, length)?,
+                (Cut::Copied(part), Some(copy)) => {
+                    let offset = at;
+                    let bytes = part.length as usize;
+                    self.copy(&part, copy, offset)?;
+                    at += bytes;
+                    MemoryPart {
+                        memory: Arc::clone(copy),
+                        offset,
+                        bytes,
                     }
-                    push(&mut memory, segment.part(slot, offset, length)?);
-                    continue;
                 }
+                (Cut::Copied(_), None) => continue,
             };
-            if buffered {
-                push(&mut memory, self.part(&part)?);
-                continue;
-            }
-            if scrap_bytes > 0 {
-                let taken = part.length.min(PAGE_BYTES - scrap_bytes);
-                scraps.push(LanePart {
-                    length: taken,
-                    ..part
-                });
-                scrap_bytes += taken;
-                part.offset += taken;
-                part.length -= taken;
-                if scrap_bytes == PAGE_BYTES {
-                    push(&mut memory, self.page_of(&scraps)?);
-                    scraps.clear();
-                    scrap_bytes = 0;
-                }
-            }
-            let whole = part.length / PAGE_BYTES * PAGE_BYTES;
-            if whole > 0 {
-                push(
-                    &mut memory,
-                    self.part(&LanePart {
-                        length: whole,
-                        ..part
-                    })?,
-                );
-            }
-            if part.length > whole {
-                scraps.push(LanePart {
-                    offset: part.offset + whole,
-                    length: part.length - whole,
-                    ..part
-                });
-                scrap_bytes = part.length - whole;
-            }
-        }
-        if !scraps.is_empty() {
-            return Err(io::Error::other("a direct write that ends within a page"));
-        }
-        if memory.len() > WRITE_PART_COUNT_MAX {
-            return Err(io::Error::other(format!(
-                "a write of {} parts; expected at most {WRITE_PART_COUNT_MAX}",
-                memory.len()
-            )));
+            push(&mut memory, part);
         }
         Ok(memory)
     }
@@ -511,25 +489,84 @@ impl Lanes {
         })
     }
 
-    fn page_of(&self, scraps: &[LanePart]) -> io::Result<MemoryPart> {
-        let page = Mapping::private(PAGE_BYTES as usize)?;
-        let mut at = 0;
-        for scrap in scraps {
-            let lane = self.lanes.get(&scrap.lane).ok_or(io::ErrorKind::NotFound)?;
-            let length = scrap.length as usize;
-            let count = page.read_at(lane.file.bytes_fd(), scrap.offset, at, length)?;
-            if count < length {
-                // Its session has cut it short: what it wrote is gone, by its own doing.
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            at += length;
+    fn copy(&self, part: &LanePart, to: &Mapping, at: usize) -> io::Result<()> {
+        let lane = self.lanes.get(&part.lane).ok_or(io::ErrorKind::NotFound)?;
+        let length = part.length as usize;
+        let count = to.read_at(lane.file.bytes_fd(), part.offset, at, length)?;
+        if count < length {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!(
+                    "the memory of lane {} ends {} bytes before a write in it does; its session has cut it short",
+                    part.lane.0,
+                    length - count
+                ),
+            ));
         }
-        Ok(MemoryPart {
-            memory: Arc::new(page),
-            offset: 0,
-            bytes: PAGE_BYTES as usize,
-        })
+        Ok(())
     }
+}
+
+/// Part of a write, as it goes to the device.
+enum Cut {
+    /// From where it lies.
+    AsItIs(WritePart),
+    /// From a copy, behind what was copied before.
+    Copied(LanePart),
+}
+
+/// Where parts lie in a lane as in their file, in whole pages, a direct write takes them from there, and copies the pages that several
+/// have a share of. Through the kernel's cache bytes may come from anywhere: only what is short is copied, if there is more than one.
+fn cut(parts: &[WritePart], buffered: bool) -> io::Result<Vec<Cut>> {
+    let mut out = Vec::with_capacity(parts.len());
+    // How much of the page that is being copied there is.
+    let mut filled = 0;
+    for part in parts {
+        let part = match part {
+            WritePart::Lane(part) => *part,
+            WritePart::Slot { .. } if filled > 0 => {
+                return Err(io::Error::other("a buffer's bytes amid a page of a lane"));
+            }
+            WritePart::Slot { .. } => {
+                out.push(Cut::AsItIs(*part));
+                continue;
+            }
+        };
+        if buffered {
+            let is_short = part.length < PAGE_BYTES && parts.len() > 1;
+            out.push(match is_short {
+                true => Cut::Copied(part),
+                false => Cut::AsItIs(WritePart::Lane(part)),
+            });
+            continue;
+        }
+        let head = match filled {
+            0 => 0,
+            _ => part.length.min(PAGE_BYTES - filled),
+        };
+        let whole = (part.length - head) / PAGE_BYTES * PAGE_BYTES;
+        let tail = part.length - head - whole;
+        filled = (filled + head) % PAGE_BYTES + tail;
+        let mut offset = part.offset;
+        for (length, is_copied) in [(head, true), (whole, false), (tail, true)] {
+            let piece = LanePart {
+                offset,
+                length,
+                ..part
+            };
+            offset += length;
+            if length > 0 {
+                out.push(match is_copied {
+                    true => Cut::Copied(piece),
+                    false => Cut::AsItIs(WritePart::Lane(piece)),
+                });
+            }
+        }
+    }
+    if filled > 0 {
+        return Err(io::Error::other("a direct write that ends within a page"));
+    }
+    Ok(out)
 }
 
 /// Join what follows its forerunner.
@@ -783,8 +820,21 @@ mod tests {
             }
         );
         assert!(std::fs::read(path).unwrap() == expected);
-        // Through the kernel's cache nothing needs to be put together.
+        // Through the kernel's cache nothing needs to be put together but what is short.
         assert_eq!(lanes.memory_of(&segment, &parts, true).unwrap().len(), 4);
+        // However many pieces a page is from, it is one of memory: here each byte is where it is in its page.
+        let crumbs: Vec<WritePart> = (0..4096).map(|at| part(at % 16 * 4096 + at, 1)).collect();
+        for buffered in [true, false] {
+            let memory = lanes.memory_of(&segment, &crumbs, buffered).unwrap();
+            assert_eq!((memory.len(), memory[0].bytes), (1, 4096));
+        }
+        assert_eq!(
+            lanes
+                .memory_of(&segment, &crumbs[..1500], true)
+                .unwrap()
+                .len(),
+            1
+        );
         let wrong = |parts: &[WritePart]| lanes.memory_of(&segment, parts, false).is_err();
         assert!(wrong(&[part(0, 100)]));
         assert!(wrong(&[part(0, 100), slot(0, 4096), part(100, 3996)]));

@@ -24,7 +24,8 @@ use rushes_shm::lane::lanes_in;
 use rushes_shm::server::Listener;
 use rushes_sys::watch::ChangeWatch;
 use rushes_sys::{
-    Ring, RingLimits, Segment, SegmentHome, SegmentWarning, SysError, clock, priority,
+    Ring, RingLimits, Segment, SegmentHome, SegmentWarning, SysError, WRITE_PART_COUNT_MAX, clock,
+    priority,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -215,6 +216,7 @@ fn limits(config: &Config) -> Limits {
         slot_bytes,
         read_bytes_max: default.read_bytes_max.min(replies),
         write_buffer_bytes: config.write_buffer_bytes,
+        write_part_count_max: WRITE_PART_COUNT_MAX as u32,
         // Half at most: no session may take a small cache from all others.
         session_pin_bytes_max: default.session_pin_bytes_max.min(config.cache_bytes / 2),
         ..default
