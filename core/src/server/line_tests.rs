@@ -28,6 +28,8 @@ struct Writer {
     under_way: usize,
     /// How many of its writes were refused.
     refused: usize,
+    /// How many it was to write by itself.
+    plain: usize,
     /// The device answers each write of this file with an error.
     is_refused: bool,
 }
@@ -47,6 +49,10 @@ struct World {
 impl World {
     /// `sessions[n]` says of each file of one session on which of the disks it lies.
     fn new(disks: &[u64], sessions: &[&[usize]]) -> World {
+        World::with_records(disks, sessions, 4096)
+    }
+
+    fn with_records(disks: &[u64], sessions: &[&[usize]], record_count: u32) -> World {
         let limits = Limits {
             write_buffer_bytes: 512 << 20,
             ..Limits::default()
@@ -88,7 +94,7 @@ impl World {
                 lane: LaneId(number as u32 + 1),
                 session: Some(session),
                 page_count: 1 << 16,
-                record_count: 4096,
+                record_count,
             });
             for (number, &disk) in files.iter().enumerate() {
                 let handle = HandleId(number as u32 + 1);
@@ -139,6 +145,7 @@ impl World {
             written: 0,
             under_way: 0,
             refused: 0,
+            plain: 0,
             is_refused: false,
         });
     }
@@ -181,6 +188,8 @@ impl World {
         writer.under_way -= 1;
         if matches!(outcome, Outcome::Done) {
             writer.written += MEGA;
+        } else if matches!(outcome, Outcome::Plain) {
+            writer.plain += 1;
         } else {
             writer.refused += 1;
         }
@@ -266,6 +275,26 @@ fn a_file_that_its_disk_does_not_take_keeps_nobody_from_his() {
     // And he who writes to it hears of it each time, once what he wrote should have been on the disk: nobody waits for a disk that fails.
     assert!(world.writers[0].refused > 1000);
     assert!(other >= 60, "{other} MiB/s of some 95");
+}
+
+/// He would wait for as long as that one is not written, which may be for ever.
+#[test]
+fn a_file_that_is_never_written_keeps_nobody_of_its_session_from_his() {
+    // What it has fills the lane: its memory, or its records.
+    for record_count in [4096, 64] {
+        let disks = [2_000_000_000, 100_000_000];
+        let mut world = World::with_records(&disks, &[&[0, 1]], record_count);
+        world.writers[0].is_refused = true;
+        world.run(10);
+        let (before, plain) = (world.writers[1].written, world.writers[1].plain);
+        world.run(10);
+        let lane = (world.writers[1].written - before) / MEGA;
+        assert!(world.writers[0].refused > 0);
+        assert!(
+            lane > 100 || world.writers[1].plain > plain + 100,
+            "{record_count} records: {lane} MiB"
+        );
+    }
 }
 
 #[test]

@@ -703,6 +703,10 @@ impl Server {
                 piece.flights -= 1;
             }
         }
+        if result.is_err() {
+            // Who waits for room may be one who will not get it now.
+            self.roomier();
+        }
         self.settle_released(&mut released, actions);
         self.released = released;
         let ended: Vec<PieceKey> = flight.spans.iter().map(|span| span.piece).collect();

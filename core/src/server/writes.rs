@@ -330,6 +330,13 @@ impl Server {
         {
             return Turn::Plain;
         }
+        if self.never_fits(lane, bytes, has_claim) {
+            // (He asks for a hold first, and is told if it is his own file that is not taken.)
+            return Turn::Plain;
+        }
+        let Some(state) = self.lanes.get(&lane) else {
+            return Turn::Plain;
+        };
         let place = match has_claim {
             true => InLine::First,
             false => self.place_in_lane(state, key),
@@ -352,6 +359,13 @@ impl Server {
             return Turn::Plain;
         };
         let Some(runs) = granted else {
+            if may && self.is_held_by_failing(lane) {
+                // (What is free lies in too many places.)
+                return Turn::Plain;
+            }
+            let Some(state) = self.lanes.get_mut(&lane) else {
+                return Turn::Plain;
+            };
             if !state.waiting.contains(&key) {
                 state.waiting.push_back(key);
             }
@@ -435,9 +449,48 @@ impl Server {
     fn may_grow(&self, lane: LaneId, bytes: u64, has_claim: bool) -> bool {
         let own = self.lanes.get(&lane).map_or(0, LaneState::used_bytes);
         let free = self.free_bytes();
-        // One write at a time always: it may be longer than what the rule gives. And who has a rate of his own takes what
-        // there is: his backlog is the device's doing, and held back he would be taken for a copy.
-        bytes <= free && (has_claim || own == 0 || own + bytes <= 2 * (free - bytes))
+        fits(bytes, own, free, has_claim)
+    }
+
+    /// What files that their device does not take hold leaves no room for this write, whatever becomes of all others: who waited for it
+    /// could wait for ever.
+    fn never_fits(&self, lane: LaneId, bytes: u64, has_claim: bool) -> bool {
+        let Some(state) = self.lanes.get(&lane) else {
+            return false;
+        };
+        let (all, own, records) = self.held_by_failing(lane);
+        let free = self.limits.write_buffer_bytes.saturating_sub(all);
+        records >= u64::from(state.record_count)
+            || own + bytes > u64::from(state.pages.page_count()) * PAGE_BYTES
+            || !fits(bytes, own, free, has_claim)
+    }
+
+    /// Nothing that anybody holds will be given back by being written.
+    fn is_held_by_failing(&self, lane: LaneId) -> bool {
+        let used: u64 = self.lanes.values().map(LaneState::used_bytes).sum();
+        self.held_by_failing(lane).0 >= used
+    }
+
+    /// What files hold that their device does not take, of all lanes and of this one, and of how many of its records. Units: bytes, twice.
+    fn held_by_failing(&self, lane: LaneId) -> (u64, u64, u64) {
+        let (mut all, mut own, mut records) = (0, 0, 0);
+        let writers = self.devices.values().flat_map(|device| &device.writers);
+        let failing = writers
+            .filter_map(|id| self.files.get(id))
+            .filter(|file| file.writing.failing.is_some());
+        for (commit, key) in failing.flat_map(|file| &file.writing.commits) {
+            let known = self.pieces.get(key.0);
+            let Some(piece) = known.filter(|piece| piece.commit == *commit) else {
+                continue;
+            };
+            let held = u64::from(piece.runs.page_count()) * PAGE_BYTES;
+            all += held;
+            if piece.lane == lane {
+                own += held;
+                records += 1;
+            }
+        }
+        (all, own, records)
     }
 
     /// Pages of a lane for a write, if it may have them.
@@ -868,7 +921,7 @@ impl Server {
     }
 
     /// There is more room in the write buffer: who waits for it is looked at again before the step ends.
-    fn roomier(&mut self) {
+    pub(super) fn roomier(&mut self) {
         self.is_roomier = true;
     }
 
@@ -1352,6 +1405,13 @@ impl Server {
             file.unmap_from(whole / PAGE_BYTES * PAGE_BYTES);
         }
     }
+}
+
+/// So many bytes more beside what the same lane has, of what is free.
+fn fits(bytes: u64, own: u64, free: u64, has_claim: bool) -> bool {
+    // One write at a time always: it may be longer than what the rule gives. And who has a rate of his own takes what
+    // there is: his backlog is the device's doing, and held back he would be taken for a copy.
+    bytes <= free && (has_claim || own == 0 || own + bytes <= 2 * (free - bytes))
 }
 
 /// Pieces of a file that have pages and share bytes with `newer` are hidden by it; also where they are on the device already: a
