@@ -80,4 +80,10 @@ pub(crate) fn ask_of_the_machine() {
     if let Err(error) = rushes_sys::limits::raise_descriptor_limit() {
         tracing::warn!("the number of open files stays as it was: {error}");
     }
+    // Who writes has been measured by his own.
+    if let Err(error) = rushes_sys::limits::lift_file_size_limit() {
+        tracing::warn!(
+            "files cannot be longer than the limit of this process (ulimit -f): it could not be lifted: {error}"
+        );
+    }
 }

@@ -6,7 +6,7 @@
 
 use crate::share::Share;
 use rushes_core::server::{Errno, FileKey, RateHint};
-use rushes_core::units::{ByteRange, FileId};
+use rushes_core::units::{ByteRange, FileId, Instant};
 use rushes_shm::Writer;
 use rushes_sys::space::WriteFile;
 use std::collections::{HashMap, VecDeque};
@@ -38,6 +38,8 @@ pub(crate) struct Written {
     /// Work on its blocks and times that waits for the one under way: they are done one after the other.
     pub(crate) chores: VecDeque<Chore>,
     pub(crate) is_busy: bool,
+    /// What the log was told last of writes that failed, and when.
+    pub(crate) said: Option<(Errno, Instant)>,
 }
 
 /// Something to be done to a file that is written.

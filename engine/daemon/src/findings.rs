@@ -264,6 +264,7 @@ impl Daemon {
                     changed_ns: TIME_IS_SET,
                     chores: Default::default(),
                     is_busy: false,
+                    said: None,
                 });
             }
         }

@@ -640,6 +640,7 @@ mod tests {
             changed_ns: 7,
             chores: VecDeque::new(),
             is_busy: false,
+            said: None,
         }
     }
 

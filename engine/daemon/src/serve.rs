@@ -65,7 +65,7 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
         config.write_buffer_bytes = config.write_buffer_bytes.max(RECOVER_CACHE_BYTES);
         config.metrics_listen = None;
     }
-    process::raise_descriptor_limit();
+    process::raise_limits();
     // Else the kernel would find out, and end somebody else.
     let want = config.memory_bytes();
     if let Some(total) = crate::doctor::memory_too_small_for(want) {

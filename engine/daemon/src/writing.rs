@@ -14,7 +14,11 @@ use rushes_shm::PeerError;
 use rushes_shm::facts::FileFact;
 use rushes_shm::server::{LaneTerms, Newcomer, ReplyBody, ServerSession, SessionTerms};
 use rushes_sys::handle::generation_of;
-use rushes_sys::{FileWrite, errno_of, space};
+use rushes_sys::{FileWrite, clock, errno_of, space};
+use rustix::io::Errno as Code;
+
+/// How often the log says the same of a file that cannot be written.
+const SAY_AGAIN: Duration = Duration::from_s(60);
 
 /// A write that the ring has no room for waits with its parts.
 pub(super) type WaitingWrite = (IoWrite, Vec<WritePart>);
@@ -492,7 +496,8 @@ impl Daemon {
         let memory = match lanes.memory_of(&self.segment, parts, write.buffered) {
             Ok(memory) => memory,
             Err(error) => {
-                tracing::error!("a write could not be put together: {error}");
+                let why = format!("it could not be put together: {error}");
+                self.say_why(write.file, write.range, Errno::IO, &why);
                 self.fail_io(write.io, Errno::IO);
                 return true;
             }
@@ -512,7 +517,8 @@ impl Daemon {
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
             Err(error) => {
-                tracing::error!("a write could not be sent: {error}");
+                let why = format!("it could not be sent: {error}");
+                self.say_why(write.file, write.range, Errno::INVALID, &why);
                 self.fail_io(write.io, Errno::INVALID);
                 true
             }
@@ -533,18 +539,74 @@ impl Daemon {
     }
 
     pub(super) fn write_done(&mut self, io: IoId, result: Result<ByteCount, Errno>) {
-        let about = self.in_flight.remove(&io);
-        if let (Err(errno), Some((file, range))) = (result, about) {
-            tracing::error!(
-                "writing {} bytes at {} of {:?} failed: {}; they are kept and tried again",
-                range.length.0,
-                range.start.0,
-                self.files
-                    .get(file)
-                    .map_or("a closed file", |file| &file.path),
-                std::io::Error::from_raw_os_error(errno.0 as i32)
-            );
+        if let (Err(errno), Some((file, range))) = (result, self.in_flight.remove(&io)) {
+            let error = std::io::Error::from_raw_os_error(errno.0 as i32);
+            let why = match remedy(errno) {
+                Some(remedy) => format!("{error} ({remedy})"),
+                None => error.to_string(),
+            };
+            self.say_why(file, range, errno, &why);
         }
         self.feed(Event::IoDone { io, result });
+    }
+
+    /// A write failed, and will be tried each second: said when the reason is another one, and once in a while.
+    fn say_why(&mut self, id: FileId, range: ByteRange, errno: Errno, why: &str) {
+        let now = clock::now();
+        let Some(file) = self.files.get_mut(id) else {
+            return;
+        };
+        let path = file.path.clone();
+        let said = file.written.as_mut().map(|written| &mut written.said);
+        if let Some(said) = said {
+            if said.is_some_and(|(what, when)| what == errno && now < when + SAY_AGAIN) {
+                return;
+            }
+            *said = Some((errno, now));
+        }
+        tracing::error!(
+            "writing {} bytes at {} of {path:?} failed: {why}; they are kept and tried each second",
+            range.length.0,
+            range.start.0,
+        );
+    }
+}
+
+/// What an operator can do for a file that its file system does not let us write any more.
+fn remedy(errno: Errno) -> Option<&'static str> {
+    match Code::from_raw_os_error(i32::try_from(errno.0).ok()?) {
+        Code::PERM => {
+            Some("somebody has made the file immutable: see lsattr; chattr -i lets it be written")
+        }
+        Code::TXTBSY => Some("somebody uses the file as swap: swapoff lets it be written"),
+        Code::ROFS => {
+            Some("its file system is read-only: see dmesg; mount -o remount,rw lets it be written")
+        }
+        Code::FBIG => Some(
+            "the limit of this process, see /proc/PID/limits, is less: prlimit --fsize=unlimited lifts it",
+        ),
+        Code::NOSPC | Code::DQUOT => Some("make room, or raise the quota"),
+        Code::IO | Code::NXIO | Code::NODEV => Some("see dmesg for what its disk says"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_a_file_from_being_written_has_a_way_out() {
+        for code in [
+            Code::PERM,
+            Code::ROFS,
+            Code::TXTBSY,
+            Code::FBIG,
+            Code::DQUOT,
+        ] {
+            let errno = Errno(code.raw_os_error() as u32);
+            assert!(remedy(errno).is_some(), "{code}");
+        }
+        assert_eq!(remedy(Errno::INVALID), None);
     }
 }

@@ -2,7 +2,7 @@
 //! What a process may have of the machine.
 
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Take as many descriptors as the machine allows: every file that is open is one.
 pub fn raise_descriptor_limit() -> Result<(), Errno> {
@@ -16,6 +16,31 @@ pub fn descriptor_count_max() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
+/// Write files of any length: what a shell or a service allows this process says nothing of the clients whose bytes it writes. A write past
+/// the limit that stays is an error from now on, and not the end of the process.
+///
+/// Errors   the limit stays: more than it takes CAP_SYS_RESOURCE
+pub fn lift_file_size_limit() -> Result<(), Errno> {
+    // SAFETY: no handler is installed; the signal is ignored.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let limit = getrlimit(Resource::Fsize);
+    let nothing = Rlimit {
+        current: None,
+        maximum: None,
+    };
+    if limit.current.is_none() {
+        return Ok(());
+    }
+    setrlimit(Resource::Fsize, nothing).inspect_err(|_| {
+        let most = Rlimit {
+            current: limit.maximum,
+            ..limit
+        };
+        // (What it may be without anybody's leave.)
+        let _ = setrlimit(Resource::Fsize, most);
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -25,5 +50,18 @@ mod tests {
         raise_descriptor_limit().expect("it is within what is allowed");
         let limit = getrlimit(Resource::Nofile);
         assert_eq!(limit.current, limit.maximum);
+    }
+
+    #[test]
+    fn files_may_be_of_any_length() {
+        let before = getrlimit(Resource::Fsize);
+        let limit = Rlimit {
+            current: Some(1 << 40),
+            ..before
+        };
+        setrlimit(Resource::Fsize, limit).expect("less is always allowed");
+        let lifted = lift_file_size_limit();
+        let limit = getrlimit(Resource::Fsize);
+        assert_eq!(lifted.is_ok(), limit.current.is_none());
     }
 }
