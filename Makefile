@@ -114,6 +114,10 @@ test-mount: ## The mount of a pool: pjdfstest and fsx, beside the same on a bare
 mixed-kills: build ## The daemon killed under all kinds of load at once. RUSHES_TEST_KILLS=500 says how often
 	"$(BIN)/smb-mixed-kills"
 
+.PHONY: same-file-kills
+same-file-kills: build ## Daemons and smbds killed while clients write over one another in one file. RUSHES_TEST_KILLS=60 says how many rounds, RUSHES_TEST_SHARE=plain without a pool
+	"$(BIN)/same-file-kills"
+
 .PHONY: pool-kills
 pool-kills: build ## The same under a pool in use by SMB, NFS, iSCSI and programs on its mount
 	"$(BIN)/pool-kills"

@@ -39,6 +39,32 @@ impl Disk {
         Disk { mount, slow: None }
     }
 
+    /// Make and mount an XFS of blocks of 16 KiB on a disk of such, which takes no smaller direct request (Linux 6.12). None: this
+    /// kernel has no such disks.
+    pub fn large_blocks(scratch: &Scratch, bytes: u64) -> Option<Disk> {
+        let image = scratch.path().join("disk.img");
+        File::create(&image)
+            .and_then(|file| file.set_len(bytes))
+            .expect("the temporary folder takes a sparse image");
+        let attached = Command::new("losetup")
+            .args(["--find", "--show", "--sector-size", "16384"])
+            .arg(&image)
+            .output()
+            .expect("losetup comes with mount");
+        if !attached.status.success() {
+            return None;
+        }
+        let device = String::from_utf8_lossy(&attached.stdout).trim().to_owned();
+        run(Command::new(needs::path_of("mkfs.xfs"))
+            .args(["-q", "-f", "-b", "size=16384", "-s", "size=16384"])
+            .arg(&device));
+        let mount = scratch.folder("disk");
+        run(Command::new("mount").arg(&device).arg(&mount));
+        // (It goes when it is unmounted.)
+        run(Command::new("losetup").args(["--detach", &device]));
+        Some(Disk { mount, slow: None })
+    }
+
     /// A tmpfs, which has no direct I/O.
     pub fn tmpfs(scratch: &Scratch, bytes: u64) -> Disk {
         let mount = scratch.folder("disk");

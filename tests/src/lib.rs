@@ -19,6 +19,7 @@ pub mod pattern;
 pub mod pool;
 pub mod random;
 pub mod rust_text;
+pub mod same_file;
 pub mod scratch;
 pub mod smb2;
 pub mod smbd;

@@ -72,6 +72,11 @@ impl Smbd {
         self.port
     }
 
+    /// Its process, the parent of those that serve clients.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Everything it and its children logged.
     pub fn log(&self) -> String {
         let mut all = String::new();

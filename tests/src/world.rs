@@ -5,7 +5,7 @@
 
 use crate::daemon::{Daemon, DaemonSpec};
 use crate::disk::Disk;
-use crate::needs::{Need, all_there, path_of};
+use crate::needs::{Need, all_there, path_of, skip};
 use crate::pattern;
 use crate::scratch::Scratch;
 use crate::smbd::{SHARE, Smbd, SmbdSpec};
@@ -25,6 +25,8 @@ pub enum Backing {
     Slow,
     /// The same with a volatile write cache and its timing on: it can lose its power.
     Volatile,
+    /// XFS on a disk of blocks that are larger than our pages.
+    LargeBlocks,
     /// No direct I/O.
     Tmpfs,
 }
@@ -105,6 +107,9 @@ impl World {
         if let Backing::Small(mkfs) = setup.backing {
             needs.push(Need::Program(mkfs[0]));
         }
+        if setup.backing == Backing::LargeBlocks {
+            needs.push(Need::Program("mkfs.xfs"));
+        }
         if matches!(setup.backing, Backing::Slow | Backing::Volatile) {
             needs.push(Need::Program("rushes-lab"));
             needs.push(Need::Program("filefrag"));
@@ -118,6 +123,13 @@ impl World {
             Backing::Small(mkfs) => Disk::made(&scratch, mkfs, 320 << 20),
             Backing::Slow => Disk::slow(&scratch, 1 << 30),
             Backing::Volatile => Disk::volatile(&scratch, 512 << 20),
+            Backing::LargeBlocks => match Disk::large_blocks(&scratch, 400 << 20) {
+                Some(disk) => disk,
+                None => {
+                    skip("this test needs a kernel that has disks of large blocks (Linux 6.12)");
+                    return None;
+                }
+            },
             Backing::Tmpfs => Disk::tmpfs(&scratch, 256 << 20),
         };
         fs::set_permissions(disk.path(), fs::Permissions::from_mode(0o777)).expect("our own mount");

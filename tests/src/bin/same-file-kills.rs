@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Several SMB clients write over one another in one file while daemons and smbds are killed, round after round ([`rushes_tests::same_file`]).
+//!
+//! `RUSHES_TEST_KILLS` says how many rounds, `RUSHES_TEST_SEED` with which to begin, `RUSHES_TEST_SHARE=plain` without a pool.
+
+use rushes_tests::kills;
+use rushes_tests::same_file::{Stand, round};
+
+fn main() {
+    let plain = std::env::var("RUSHES_TEST_SHARE").as_deref() == Ok("plain");
+    let Some(mut stand) = (if plain { Stand::plain() } else { Stand::pool() }) else {
+        return;
+    };
+    let first = std::env::var("RUSHES_TEST_SEED");
+    let first: u64 = first.ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let wrong: u64 = (first..first + kills::wanted() as u64)
+        .map(|seed| round(&mut stand, seed))
+        .sum();
+    assert_eq!(wrong, 0, "blocks that are not what was written last");
+}
