@@ -167,3 +167,135 @@ fn what_a_client_reserved_of_a_stripe_is_reserved_in_the_wider_one() {
         holds(&world, name, name);
     }
 }
+
+/// What members have left for others than root, all together. Units: bytes.
+fn room(world: &PoolWorld, members: usize) -> u64 {
+    let of = |number: usize| {
+        let found = rustix::fs::statvfs(world.member(number)).expect("mounted");
+        found.f_bavail * found.f_frsize
+    };
+    (0..members).map(of).sum()
+}
+
+const MIB_U64: u64 = MIB as u64;
+
+#[test]
+fn what_is_reserved_behind_the_end_goes_when_the_file_is_cut_there() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 100), (XFS, 320)]) else {
+        return;
+    };
+    let free = || {
+        rustix::fs::sync();
+        room(&world, 2)
+    };
+    let before = free();
+    let gave_back = |context: &str| {
+        let now = free();
+        assert!(
+            now + 2 * MIB_U64 > before,
+            "{context}: {before} bytes were free, {now} are"
+        );
+    };
+    // More than one member has; the file has no byte.
+    let empty = File::create(world.path("empty")).expect("made");
+    let keep_size = FallocateFlags::KEEP_SIZE;
+    fallocate(&empty, keep_size, 0, 280 * MIB_U64).expect("room");
+    assert!(free() + 270 * MIB_U64 < before, "it is taken");
+    rustix::fs::ftruncate(&empty, 0).expect("cut");
+    gave_back("to its own length of 0");
+
+    // To the length that it has, and to a smaller one: what is reserved within that, and the bytes, stay.
+    let file = File::create(world.path("file")).expect("made");
+    file.write_all_at(&pattern::bytes(9, 0, MIB), 0)
+        .expect("room");
+    fallocate(&file, FallocateFlags::empty(), 0, 8 * MIB_U64).expect("room");
+    for (length, context) in [(8, "to its own length"), (4, "to a smaller one")] {
+        fallocate(&file, keep_size, 0, 60 * MIB_U64).expect("room");
+        rustix::fs::ftruncate(&file, length * MIB_U64).expect("cut");
+        let now = free();
+        let taken = before - now;
+        assert!(
+            (length * MIB_U64..(length + 2) * MIB_U64).contains(&taken),
+            "{context}: {taken} bytes are taken"
+        );
+        let mut expected = pattern::bytes(9, 0, MIB);
+        expected.resize(length as usize * MIB, 0);
+        let bytes = fs::read(world.path("file")).expect("read");
+        assert!(bytes == expected, "{context}: other bytes");
+    }
+}
+
+#[test]
+fn a_reservation_that_does_not_fit_takes_no_room_from_anybody() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    let file = File::create(world.path("file")).expect("made");
+    file.write_all_at(&pattern::bytes(5, 0, MIB), 0)
+        .expect("room");
+    // His own, behind the end, from before.
+    let keep_size = FallocateFlags::KEEP_SIZE;
+    fallocate(&file, keep_size, 2 * MIB_U64, 4 * MIB_U64).expect("room");
+    rustix::fs::sync();
+    let before = room(&world, 2);
+    let segments = || world.where_is("file")["segments"].as_array().map(Vec::len);
+    let segments_before = segments();
+    let unused = |number: usize| {
+        let found = rustix::fs::statvfs(world.member(number)).expect("mounted");
+        found.f_bfree * found.f_frsize
+    };
+    // Far too much; and what may just fit, as far as anybody can say before: ext4 keeps some blocks for itself.
+    let just = unused(0) + unused(1) + 5 * MIB_U64;
+    for (name, length) in [
+        ("file", 1 << 30),
+        ("file", just),
+        ("new", just - 5 * MIB_U64),
+    ] {
+        let path = world.path(name);
+        let open = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path);
+        let refused = fallocate(open.expect("made"), FallocateFlags::empty(), 0, length);
+        assert_eq!(refused, Err(rustix::io::Errno::NOSPC), "{name} {length}");
+        rustix::fs::sync();
+        let now = room(&world, 2);
+        assert!(
+            now + MIB_U64 > before,
+            "{name} {length}: {before} bytes were free, {now} are"
+        );
+        assert!(now < before + MIB_U64, "{name} {length}: his own is gone");
+    }
+    assert_eq!(segments(), segments_before);
+    assert_eq!(world.where_is("new")["segments"], json!([]));
+    let bytes = fs::read(world.path("file")).expect("read");
+    assert!(bytes == pattern::bytes(5, 0, MIB), "other bytes");
+}
+
+#[test]
+fn who_removes_a_file_finds_its_room_at_once() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    drop(world.fill("first", 3, 1 << 30));
+    for turn in 0..3u64 {
+        // Another file takes all of its place.
+        fs::remove_file(world.path(if turn == 0 { "first" } else { "next" })).expect("removed");
+        let file = File::create(world.path("next")).expect("made");
+        for at in 0..90 {
+            let piece = pattern::bytes(turn, at * MIB_U64, MIB);
+            file.write_all_at(&piece, at * MIB_U64)
+                .unwrap_or_else(|error| panic!("{error} at {at} MiB in turn {turn}"));
+        }
+        let left = 200 * MIB_U64;
+        let error = fallocate(&file, FallocateFlags::empty(), 0, left).expect_err("too much");
+        assert_eq!(error, rustix::io::Errno::NOSPC);
+        drop(world.fill("rest", 4, 1 << 30));
+        fs::remove_file(world.path("rest")).expect("removed");
+        fs::write(world.path("small"), pattern::bytes(1, 0, 8 * MIB)).expect("room");
+        fs::remove_file(world.path("small")).expect("removed");
+        drop(world.fill("rest", 4, 1 << 30));
+        fs::remove_file(world.path("rest")).expect("removed");
+    }
+}

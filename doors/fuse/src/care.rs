@@ -448,10 +448,10 @@ impl Door {
         };
         match self.pool.give_back(layout) {
             Ok(bytes) => tracing::info!(
-                "file {}: {bytes} reserved bytes are room again",
-                node.number
+                "{}: {bytes} reserved bytes are room again",
+                self.name_of(node)
             ),
-            Err(error) => tracing::warn!("file {}: {error}", node.number),
+            Err(error) => tracing::warn!("{}: {error}", self.name_of(node)),
         }
     }
 

@@ -9,14 +9,16 @@ use crate::door::Door;
 use crate::engine::Done;
 use crate::files::{OpenFile, State, range};
 use crate::nodes::{Node, locked};
-use rushes_pool::{Access, ByteOffset, Layout, Located, Object, PoolError, SpillReason};
+use crate::removals::RoomSought;
+use rushes_pool::{
+    Access, ByteCount, ByteOffset, Layout, Located, Object, PoolError, RoomBefore, SpillReason,
+};
 use rustix::fs::{
     FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate,
     fdatasync, futimens, seek,
 };
 use rustix::io::{Errno, pwrite};
-use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -271,6 +273,22 @@ impl Door {
         )
     }
 
+    /// No member has room. Whether some may have by now, or soon, so that it is worth looking again.
+    ///
+    /// `full`  since when there is none
+    fn room_may_come(&self, sought: &mut RoomSought, full: &Full) -> bool {
+        if self.room_comes(sought) {
+            // What of that the daemon has open comes a little later.
+            full.ended();
+            return true;
+        }
+        let may_end = full.may_end(self.engine.serves_any());
+        if may_end {
+            std::thread::sleep(LOOK_FOR_ROOM_EVERY);
+        }
+        may_end
+    }
+
     /// Do something to a range in each object it lies in, making places as they are needed.
     ///
     /// Returns  how much is done from the start on, and what ended it
@@ -282,6 +300,7 @@ impl Door {
         mut act: impl FnMut(u64, u64) -> Answer<Piece>,
     ) -> (u64, Answer<()>) {
         let mut done = 0;
+        let mut sought = RoomSought::default();
         // A member that writes to new places may refuse even what was reserved there: each is asked twice at most for one byte.
         let tries_max = 2 * self.pool.members().len() + 2;
         let mut tries = 0;
@@ -297,11 +316,9 @@ impl Door {
                     tries += 1;
                     match self.make_place(node, file, range(offset + done, total - done), why) {
                         Err(Errno::NOSPC | Errno::DQUOT)
-                            if self.full.may_end(self.engine.serves_any()) =>
+                            if self.room_may_come(&mut sought, &self.full) =>
                         {
-                            self.room_is_wanted.store(true, Ordering::Release);
                             tries = 0;
-                            std::thread::sleep(LOOK_FOR_ROOM_EVERY);
                             Ok(())
                         }
                         made => {
@@ -385,12 +402,23 @@ impl Door {
         if mode & PUNCH_HOLE != 0 && file.state().layout.is_none() {
             return Ok(());
         }
+        let takes_room = mode & PUNCH_HOLE == 0;
+        let before = self
+            .pool
+            .room_before(file.state().layout.as_ref(), range(offset, length));
+        if takes_room && let Err(error) = self.may_fit(&file, &before) {
+            self.changed(&node);
+            return Err(error);
+        }
         let (_, result) = self.piece_by_piece(&node, &file, (offset, length), |done, rest| {
             let piece = (offset + done, rest);
             self.change_piece(&node, &file, piece, Known::Nothing, |fd, start, length| {
                 fallocate(fd, action, start, length).map(|()| length)
             })
         });
+        if takes_room && result.is_err() {
+            self.give_back_since(&node, &file, &before);
+        }
         let end = if mode & KEEP_SIZE == 0 { end } else { 0 };
         let done = result
             .and_then(|()| match end > file.size() && file.may_be_passed() {
@@ -400,6 +428,52 @@ impl Door {
             .and_then(|()| self.written(&file, end));
         self.changed(&node);
         done
+    }
+
+    /// Whether there may be room for all that is asked: what cannot fit is not begun, or others would hear "no space" meanwhile.
+    fn may_fit(&self, file: &OpenFile, before: &RoomBefore) -> Answer<()> {
+        // (Others may have room enough.)
+        let (mut sought, full) = (RoomSought::default(), Full::default());
+        loop {
+            let room = {
+                let state = file.state();
+                self.pool
+                    .room_at_most(file.stub.as_fd(), state.layout.as_ref())
+            };
+            if before.lacking() <= room {
+                return Ok(());
+            }
+            if !self.room_may_come(&mut sought, &full) {
+                return Err(Errno::NOSPC);
+            }
+        }
+    }
+
+    /// It did not fit after all: what was taken for it is room for others again. (What somebody else reserved in the same file at the same time may go with it.)
+    fn give_back_since(&self, node: &Node, file: &OpenFile, before: &RoomBefore) {
+        let mut state = file.change();
+        let Some(mut layout) = state.layout.clone() else {
+            return;
+        };
+        let is_passed = self.is_passed(node, file, &state);
+        // What the daemon has of it is written first; afterwards it learns anew which blocks there are.
+        let Ok(held) = self.hold(node, &state, |_| true) else {
+            return;
+        };
+        let size = ByteCount(file.size());
+        let stub = file.stub.as_fd();
+        let given = self
+            .pool
+            .give_back_since(stub, &mut layout, size, before, is_passed);
+        if let Err(error) = given {
+            tracing::warn!(
+                "{}: room that was taken for what did not fit stays taken until it is cut or removed: {error}",
+                self.name_of(node)
+            );
+        }
+        self.let_go(&state, &layout);
+        file.set_layout(&mut state, layout);
+        drop(held);
     }
 
     pub(crate) fn seek(&self, number: u64, offset: i64, whence: i32) -> Answer<i64> {

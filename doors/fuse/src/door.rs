@@ -9,12 +9,14 @@ use crate::engine::{DaemonPlace, Engine};
 use crate::lines::Lines;
 use crate::nodes::{Node, Nodes, locked};
 use crate::reads::Finishers;
+use crate::removals::Burials;
 use crate::session::Notices;
 use crate::table::{Left, Table};
 use crate::tidying::Tidying;
 use crate::unsettled::Unsettled;
-use rushes_pool::{Inode, NameLog, Pool};
+use rushes_pool::{Class, Inode, NameLog, Pool};
 use rustix::fs::{FileType, fstat, fstatvfs};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::AsFd;
@@ -50,12 +52,12 @@ pub(crate) struct Door {
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Why the last text was no wish, so that it is said once.
     pub(crate) wish_fault: Mutex<String>,
+    /// That had no room for a file that is bound to them, and have none since, as far as is known: said once.
+    pub(crate) full_classes: Mutex<BTreeSet<Class>>,
     /// Held while a link is made or goes.
     pub(crate) links: Mutex<()>,
     pub(crate) removed_serial: AtomicU64,
-    pub(crate) removed_waits: AtomicBool,
-    /// Somebody found none: what was removed is not to wait.
-    pub(crate) room_is_wanted: AtomicBool,
+    pub(crate) burials: Burials,
     pub(crate) closing: AtomicBool,
     /// Held while removed files go for good.
     pub(crate) burying: Mutex<()>,
@@ -121,12 +123,11 @@ impl Door {
             notices: OnceLock::new(),
             runtime_dir: place.map(|place| place.runtime_dir.clone()),
             wish_fault: Mutex::default(),
+            full_classes: Mutex::default(),
             pool,
             links: Mutex::default(),
             removed_serial: AtomicU64::new(0),
-            // What a door before us left.
-            removed_waits: AtomicBool::new(true),
-            room_is_wanted: AtomicBool::new(false),
+            burials: Burials::default(),
             closing: AtomicBool::new(false),
             burying: Mutex::default(),
             care: Care::default(),
@@ -134,6 +135,8 @@ impl Door {
             full: Full::default(),
             tidy_after,
         };
+        // What a door before us left.
+        door.something_removed();
         if let Some(left) = left {
             door.nodes.know(left.nodes);
             door.know_opens(left.opens);

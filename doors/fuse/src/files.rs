@@ -161,6 +161,15 @@ impl State {
     }
 }
 
+/// What becomes of room that is reserved behind the end of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Behind {
+    /// It is for what comes next.
+    Stays,
+    /// It is room for others.
+    Goes,
+}
+
 /// A file's state, read together with others as long as this lives.
 pub(crate) type SharedState = ArcRwLockReadGuard<RawRwLock, State>;
 
@@ -279,11 +288,31 @@ impl Door {
         let answer = error.errno();
         match error {
             // That is said of its member, once (failing.rs).
-            PoolError::Failing { .. } => tracing::debug!("file {}: {error}", node.number),
+            PoolError::Failing { .. } | PoolError::Missing { .. } | PoolError::ReadOnly { .. } => {
+                tracing::debug!("{}: {error}", self.name_of(node));
+            }
+            // Others may have room, so that nobody would see why.
+            PoolError::ClassFull { class } => {
+                if locked(&self.full_classes).insert(class.clone()) {
+                    tracing::warn!("{}: {error}", self.name_of(node));
+                }
+            }
+            PoolError::LayoutTooLong { .. } => {
+                self.say_once(format!("{}: {error}", self.name_of(node)));
+            }
             _ if matches!(answer, Errno::NOSPC | Errno::DQUOT) => {}
-            _ => tracing::warn!("file {}: {error}", node.number),
+            _ => tracing::warn!("{}: {error}", self.name_of(node)),
         }
         answer
+    }
+
+    /// A file as it is called in the log: by its path where that can be known, in quotes, since a name may have anything in it.
+    pub(crate) fn name_of(&self, node: &Node) -> String {
+        let fd = self.nodes.descriptor_now(node);
+        match fd.and_then(|fd| self.path_of(&fd)) {
+            Some(path) if path != Path::new("") => format!("{path:?}"),
+            _ => format!("file {} (which has no name)", node.number),
+        }
     }
 
     /// The kernel opens the file: one more open of it. `register` tells it of an object that it may read itself.
@@ -772,12 +801,19 @@ impl Door {
         }
         let mut state = file.change();
         let size = file.size();
-        self.cut(node, file, &mut state, size)?;
+        self.cut(node, file, &mut state, size, Behind::Stays)?;
         file.tail_is_clean.store(true, Ordering::Release);
         Ok(())
     }
 
-    fn cut(&self, node: &Node, file: &OpenFile, state: &mut State, size: u64) -> Answer<()> {
+    fn cut(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        state: &mut State,
+        size: u64,
+        behind: Behind,
+    ) -> Answer<()> {
         let Some(mut layout) = state.layout.clone() else {
             return Ok(());
         };
@@ -787,6 +823,15 @@ impl Door {
         let is_passed = self.is_passed(node, file, state);
         let kept = ByteCount(size.max(u64::from(is_passed)));
         let done = self.pool.cut(file.stub.as_fd(), &mut layout, kept);
+        if done.is_ok()
+            && behind == Behind::Goes
+            && let Err(error) = self.pool.give_back_behind(&layout, ByteCount(size))
+        {
+            tracing::warn!(
+                "{}: what is reserved behind its end stays until it is removed: {error}",
+                self.name_of(node)
+            );
+        }
         self.let_go(state, &layout);
         let objects = layout.objects();
         file.set_layout(state, layout);
@@ -815,8 +860,13 @@ impl Door {
             self.clean_tail(node, file)?;
         }
         let mut state = file.change();
-        if size < before {
-            self.cut(node, file, &mut state, size)?;
+        // As truncate(2) does it everywhere, also to the length that the file has.
+        let has_behind = || {
+            let mut layout = state.layout.iter();
+            layout.any(|layout| self.pool.reserved_behind(layout, ByteCount(size)) > 0)
+        };
+        if size < before || size == before && has_behind() {
+            self.cut(node, file, &mut state, size, Behind::Goes)?;
         } else if size > before {
             self.with_record(node, file, &mut state)?;
             self.stretch(node, file, &state, size)?;

@@ -11,6 +11,7 @@ use crate::descriptors::Opener;
 use crate::door::Door;
 use crate::nodes::{Node, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, locked, status};
 use crate::passthrough::Opened;
+use crate::removals::RoomSought;
 use crate::session::Backing;
 use crate::table::{State, Unique};
 use rushes_sys::thread::{ActingAs, Identity, set_own_umask};
@@ -171,6 +172,17 @@ impl Door {
         Ok(done.is_some())
     }
 
+    /// What is made in the catalogue needs an inode of it, and those of removed files come back with their burial.
+    fn when_there_is_room<T>(&self, mut make: impl FnMut() -> Answer<T>) -> Answer<T> {
+        let mut sought = RoomSought::default();
+        loop {
+            match make() {
+                Err(Errno::NOSPC | Errno::DQUOT) if self.room_comes(&mut sought) => {}
+                made => return made,
+            }
+        }
+    }
+
     pub(crate) fn read_link(&self, number: u64) -> Answer<Vec<u8>> {
         let fd = self.folder(number)?;
         Ok(readlinkat(&fd, c"", Vec::new())?.into_bytes())
@@ -188,14 +200,11 @@ impl Door {
         let folder = self.folder(parent)?;
         let kind = FileType::from_raw_mode(mode);
         if !self.was_changed(asked, &folder, name)? {
-            let _acting = maker.act()?;
-            mknodat(
-                &folder,
-                name,
-                kind,
-                Mode::from_raw_mode(mode & 0o7777),
-                device,
-            )?;
+            let mode = Mode::from_raw_mode(mode & 0o7777);
+            self.when_there_is_room(|| {
+                let _acting = maker.act()?;
+                mknodat(&folder, name, kind, mode, device)
+            })?;
         }
         let made = path_at(&folder, name)?;
         self.sign(&made, mode);
@@ -214,8 +223,11 @@ impl Door {
     ) -> Answer<Entry> {
         let folder = self.folder(parent)?;
         if !self.was_changed(asked, &folder, name)? {
-            let _acting = maker.act()?;
-            mkdirat(&folder, name, Mode::from_raw_mode(mode & 0o7777))?;
+            let mode = Mode::from_raw_mode(mode & 0o7777);
+            self.when_there_is_room(|| {
+                let _acting = maker.act()?;
+                mkdirat(&folder, name, mode)
+            })?;
         }
         let made = path_at(&folder, name)?;
         self.inherit_wish(&folder, &made);
@@ -231,8 +243,10 @@ impl Door {
     ) -> Answer<Entry> {
         let folder = self.folder(parent)?;
         if !self.was_changed(asked, &folder, name)? {
-            let _acting = maker.act()?;
-            symlinkat(target, &folder, name)?;
+            self.when_there_is_room(|| {
+                let _acting = maker.act()?;
+                symlinkat(target, &folder, name)
+            })?;
         }
         let made = path_at(&folder, name)?;
         self.sign(&made, S_IFLNK);
@@ -262,9 +276,11 @@ impl Door {
                 return openat(&folder, name, open_flags, Mode::empty());
             }
             let open_flags = open_flags | OFlags::CREATE | OFlags::EXCL;
-            let _acting = maker.act()?;
             let mode = Mode::from_raw_mode(mode & 0o7777);
-            openat(&folder, name, open_flags, mode)
+            self.when_there_is_room(|| {
+                let _acting = maker.act()?;
+                openat(&folder, name, open_flags, mode)
+            })
         });
         match made {
             // The kernel asked before, so this is rare: made by somebody else in between.

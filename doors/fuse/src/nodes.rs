@@ -303,6 +303,18 @@ impl Nodes {
         Ok(fd)
     }
 
+    /// A descriptor of the node, for a sentence about it: nobody is waited for, and none is kept. None: there is none to be had so.
+    pub(crate) fn descriptor_now(&self, node: &Node) -> Option<Arc<OwnedFd>> {
+        let known = node.descriptor.try_lock().ok().and_then(|fd| fd.clone());
+        known.or_else(|| {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW;
+            node.handle
+                .open(self.within.as_fd(), flags)
+                .ok()
+                .map(Arc::new)
+        })
+    }
+
     /// Keep a descriptor for later, and let go of one that was not used for longest.
     fn keep(&self, node: &Arc<Node>, fd: Arc<OwnedFd>) {
         let before = locked(&node.descriptor).replace(fd);

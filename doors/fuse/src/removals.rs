@@ -7,14 +7,16 @@
 use crate::answer::Answer;
 use crate::door::Door;
 use crate::nodes::{Node, S_IFMT, S_IFREG, locked, status};
+use rushes_pool::PoolError;
 use rustix::fs::{
     AtFlags, Mode, OFlags, RawDir, RenameFlags, linkat, openat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 /// Between two looks at what was removed.
@@ -22,6 +24,88 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Between two burials: each has members write out what they have in their memories, which recorders beside it feel. Unless somebody
 /// finds no room.
 const REST: Duration = Duration::from_secs(5);
+/// Who finds no room waits so long at most for what was removed: a disk that hangs buries nothing.
+const ROOM_COMES_MAX: Duration = Duration::from_secs(10);
+
+/// What was removed and has not gone for good yet: room that is on its way.
+#[derive(Debug, Default)]
+pub(crate) struct Burials {
+    counts: Mutex<Counts>,
+    ended: Condvar,
+    /// The thread that buries.
+    burier: OnceLock<Thread>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    /// Removals so far.
+    removed: u64,
+    /// How many of them have been buried, or tried.
+    buried: u64,
+    /// So many somebody has waited for in vain: nobody else does, or all threads might.
+    given_up: u64,
+    /// Somebody found no room: what was removed is not to wait.
+    is_wanted: bool,
+}
+
+impl Burials {
+    /// One more, or one that has to be tried again.
+    pub(crate) fn one_more(&self) {
+        locked(&self.counts).removed += 1;
+    }
+
+    /// Whether something is to be buried now. `has_rested`: long enough after the last time.
+    fn is_due(&self, has_rested: bool) -> bool {
+        let mut counts = locked(&self.counts);
+        let is_wanted = std::mem::take(&mut counts.is_wanted);
+        (has_rested || is_wanted) && counts.removed > counts.buried
+    }
+
+    /// What [`Burials::end`] is to be told when what is there by now is buried.
+    fn begin(&self) -> u64 {
+        locked(&self.counts).removed
+    }
+
+    fn end(&self, begun: u64) {
+        let mut counts = locked(&self.counts);
+        counts.buried = counts.buried.max(begun);
+        drop(counts);
+        self.ended.notify_all();
+    }
+
+    /// There is no room: wait for what was removed before, until then at most.
+    ///
+    /// Returns  false: nothing is on its way, or it does not come
+    fn wait(&self, until: Instant) -> bool {
+        let mut counts = locked(&self.counts);
+        let wanted = counts.removed;
+        if counts.buried >= wanted || counts.given_up > counts.buried {
+            return false;
+        }
+        counts.is_wanted = true;
+        if let Some(burier) = self.burier.get() {
+            burier.unpark();
+        }
+        while counts.buried < wanted {
+            let rest = until.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                counts.given_up = wanted;
+                return false;
+            }
+            let waited = self.ended.wait_timeout(counts, rest);
+            counts = waited.unwrap_or_else(PoisonError::into_inner).0;
+            // Whoever buried meanwhile may have begun before what is waited for.
+            counts.is_wanted = true;
+        }
+        true
+    }
+}
+
+/// Looks for room of one request that found none.
+#[derive(Debug, Default)]
+pub(crate) struct RoomSought {
+    until: Option<Instant>,
+}
 
 impl Door {
     /// The objects of this inode must outlive its name: whether that is its last, and it has or may get some.
@@ -126,20 +210,27 @@ impl Door {
 
     /// The thread that buries has something to do.
     pub(crate) fn something_removed(&self) {
-        self.removed_waits.store(true, Ordering::Release);
+        self.burials.one_more();
+    }
+
+    /// A request found no room. What was removed before it is waited for: who removes a file and then writes finds its room.
+    ///
+    /// Returns  it is worth looking again
+    pub(crate) fn room_comes(&self, sought: &mut RoomSought) -> bool {
+        let until = *sought
+            .until
+            .get_or_insert_with(|| Instant::now() + ROOM_COMES_MAX);
+        self.burials.wait(until)
     }
 
     /// Until the door closes.
     pub(crate) fn bury_now_and_then(&self) {
+        let _ = self.burials.burier.set(std::thread::current());
         let mut last: Option<Instant> = None;
         while !self.closing.load(Ordering::Acquire) {
             std::thread::park_timeout(PAUSE);
             let has_rested = last.is_none_or(|last| last.elapsed() >= REST);
-            let is_wanted = self.room_is_wanted.swap(false, Ordering::AcqRel);
-            if !has_rested && !is_wanted {
-                continue;
-            }
-            if self.removed_waits.swap(false, Ordering::AcqRel) {
+            if self.burials.is_due(has_rested) {
                 self.bury();
                 last = Some(Instant::now());
             }
@@ -151,16 +242,67 @@ impl Door {
     pub(crate) fn bury(&self) {
         let _burying = locked(&self.burying);
         let links = || locked(&self.links);
+        let begun = self.burials.begin();
         match self.pool.bury(|inode| self.has_open(inode), links) {
             Ok(buried) => {
                 if buried.left_count > 0 {
                     self.something_removed();
                 }
                 for error in buried.kept {
-                    tracing::warn!("a removed file keeps its place for now: {error}");
+                    let sentence = format!("a removed file keeps its place for now: {error}");
+                    match error {
+                        // So do all others that are there, each time.
+                        PoolError::Missing { .. } | PoolError::ReadOnly { .. } => {
+                            self.say_once(sentence);
+                        }
+                        _ => tracing::warn!("{sentence}"),
+                    }
                 }
             }
             Err(error) => tracing::warn!("{error}"),
         }
+        self.burials.end(begun);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    #[test]
+    fn who_finds_no_room_waits_for_what_was_removed_before_and_for_nothing_else() {
+        let burials = Burials::default();
+        assert!(!burials.wait(soon()), "nothing was removed");
+        burials.one_more();
+        assert!(!burials.wait(Instant::now()), "nobody buries it");
+        assert!(burials.is_due(false), "somebody wanted it");
+        assert!(!burials.wait(soon()), "it was waited for in vain");
+        burials.end(burials.begin());
+        burials.one_more();
+        std::thread::scope(|scope| {
+            let begun = burials.begin();
+            let waiting = scope.spawn(|| burials.wait(soon()));
+            burials.end(begun);
+            waiting.join().expect("it ends")
+        });
+        assert!(!burials.wait(soon()), "all of it was buried");
+        assert!(!burials.is_due(true));
+    }
+
+    #[test]
+    fn a_burial_that_began_before_is_not_the_one_that_is_waited_for() {
+        let burials = Burials::default();
+        burials.one_more();
+        let begun = burials.begin();
+        burials.one_more();
+        burials.end(begun);
+        assert!(burials.is_due(true), "the second one is to be buried");
+        assert!(!burials.wait(Instant::now()));
+        burials.end(burials.begin());
+        assert!(!burials.is_due(true));
     }
 }

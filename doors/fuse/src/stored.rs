@@ -57,7 +57,7 @@ impl Door {
         match followed {
             Ok(true) => self.changed(node),
             Ok(false) => {}
-            Err(error) => tracing::warn!("file {}: its time stays: {error}", node.number),
+            Err(error) => tracing::warn!("{}: its time stays: {error}", self.name_of(node)),
         }
     }
 

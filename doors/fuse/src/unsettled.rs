@@ -238,8 +238,8 @@ impl Door {
             Ok(false) => {}
             Ok(true) => {
                 tracing::warn!(
-                    "file {}: it was being made when the power went and was never synced; it reads as zeroes. What is there of it `rushes pool fsck` puts into lost+found",
-                    node.number
+                    "{}: it was being made when the power went and was never synced; it reads as zeroes. What is there of it `rushes pool fsck` puts into lost+found",
+                    self.name_of(node)
                 );
                 if let Ok(node) = self.nodes.get(node.number) {
                     self.changed(&node);

@@ -82,7 +82,7 @@ impl Door {
     }
 
     /// Somebody may try it over and over.
-    fn say_once(&self, sentence: String) {
+    pub(crate) fn say_once(&self, sentence: String) {
         let mut last = locked(&self.wish_fault);
         if *last != sentence {
             tracing::warn!("{sentence}");

@@ -2,7 +2,7 @@
 //! What can go wrong with a pool, said so that the person at the rack can act on it.
 
 use crate::member::ObjectName;
-use rushes_core::pool::{FileIdentity, LayoutFault, MemberNumber, Object};
+use rushes_core::pool::{Class, FileIdentity, LayoutFault, MemberNumber, Object};
 use rushes_sys::SysError;
 use std::fmt;
 use std::path::PathBuf;
@@ -57,6 +57,11 @@ pub enum PoolError {
     },
     /// No member has room.
     NoRoom,
+    /// No member of a class has room to which the file is bound.
+    ClassFull {
+        /// Which.
+        class: Class,
+    },
     /// Members have room, and a quota lets nobody have it.
     OverQuota,
     /// A layout record that cannot be used.
@@ -104,7 +109,9 @@ impl PoolError {
             | PoolError::NoLayout { .. }
             | PoolError::Object { .. } => Errno::IO,
             PoolError::ReadOnly { .. } => Errno::ROFS,
-            PoolError::NoRoom | PoolError::LayoutTooLong { .. } => Errno::NOSPC,
+            PoolError::NoRoom | PoolError::ClassFull { .. } | PoolError::LayoutTooLong { .. } => {
+                Errno::NOSPC
+            }
             PoolError::OverQuota => Errno::DQUOT,
             PoolError::Refused(_) => Errno::INVAL,
             PoolError::Served { .. } => Errno::BUSY,
@@ -178,6 +185,11 @@ impl fmt::Display for PoolError {
                 write!(f, "member {} fails: {source}", member.0)
             }
             PoolError::NoRoom => write!(f, "no member that is there has room left"),
+            PoolError::ClassFull { class } => write!(
+                f,
+                "no member of the class {0} that is there has room left, and the file is bound to that class, whatever room others have; give another member that class (`rushes pool policy CATALOGUE --class NUMBER={0}`), add one (`rushes pool add CATALOGUE FOLDER --class {0}`), or change what the file wants (`rushes pool policy FILE --set WORDS`)",
+                class.name()
+            ),
             PoolError::OverQuota => write!(
                 f,
                 "members have room left, and a quota of their file systems is used up"
@@ -192,7 +204,7 @@ impl fmt::Display for PoolError {
             ),
             PoolError::LayoutTooLong { segment_count } => write!(
                 f,
-                "the file would have {segment_count} segments, and the catalogue has no room for a record of so many"
+                "the file would have {segment_count} segments, and the catalogue has no room for a record of so many; remove large extended attributes of it (`getfattr -d -m - FILE`), if it has some, or copy it"
             ),
             PoolError::Object {
                 object,

@@ -56,10 +56,12 @@ pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
 pub use names::{FoundUnsettled, Inode, NameLog, inode, newest_log};
 pub use online::{Move, Moved, each_file_in};
 pub use pool::{Buried, Members, Pool, Readers, SpillReason, Usage};
+pub use record_room::scarce_room;
 pub use request::{
     Asked, Asker, Door, DoorStatus, Listener, MountState, Request, Told, Work, WorkKind,
 };
 pub use rescue::{Rescued, rescue};
+pub use reserved::RoomBefore;
 pub use rushes_core::pool::rules::{PATTERN_BYTES_MAX, RULE_COUNT_MAX};
 pub use rushes_core::pool::tidy::Schedule;
 pub use rushes_core::pool::wish::WISH_BYTES_MAX;

@@ -66,6 +66,8 @@ pub struct MemberStatus {
     pub bytes_total: ByteCount,
     /// What others than root can have of it.
     pub bytes_free: ByteCount,
+    /// With what is kept for root, whom a pool's bytes belong to.
+    pub bytes_unused: ByteCount,
 }
 
 /// Where an object lies below its member: `objects/3f/3f0c…`.
@@ -366,6 +368,7 @@ impl Member {
             device: None,
             bytes_total: ByteCount(0),
             bytes_free: ByteCount(0),
+            bytes_unused: ByteCount(0),
         };
         let (root, seen) = match self.enter() {
             Ok(entered) => entered,
@@ -386,6 +389,7 @@ impl Member {
             device: Some(seen.shared_device),
             bytes_total: ByteCount(space.f_blocks.saturating_mul(space.f_frsize)),
             bytes_free: ByteCount(space.f_bavail.saturating_mul(space.f_frsize)),
+            bytes_unused: ByteCount(space.f_bfree.saturating_mul(space.f_frsize)),
         }
     }
 

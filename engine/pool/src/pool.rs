@@ -584,6 +584,7 @@ impl Pool {
             )
         };
         let is_first = layout.segments().is_empty();
+        let class = wish.class;
         let tries = if room == least {
             vec![room]
         } else {
@@ -633,7 +634,10 @@ impl Pool {
                 return Ok(());
             }
         }
-        Err(refused.all())
+        Err(match (refused.all(), class) {
+            (PoolError::NoRoom, Some(class)) => PoolError::ClassFull { class },
+            (error, _) => error,
+        })
     }
 
     /// A layout is written down. What the one before had in other objects is room for others; should it fail, it is only not regained.
@@ -914,7 +918,7 @@ impl Pool {
         size: ByteCount,
     ) -> Result<(), PoolError> {
         let mut next = layout.clone();
-        let gone = next.cut(size);
+        next.cut(size);
         let failed = |error| PoolError::system("cut an object", "", error);
         // All of them first: were one away, the others would have lost their bytes already.
         let mut opened = Vec::new();
@@ -931,9 +935,22 @@ impl Pool {
                 ftruncate(&fd, length).map_err(failed)?;
             }
         }
+        self.shorten(stub, layout, next)
+    }
+
+    /// Write down a layout of which segments have gone; objects that it does not name any more go after them.
+    pub(crate) fn shorten(
+        &self,
+        stub: BorrowedFd<'_>,
+        layout: &mut Layout,
+        next: Layout,
+    ) -> Result<(), PoolError> {
         if next == *layout {
             return Ok(());
         }
+        let named = next.objects();
+        let mut gone = layout.objects();
+        gone.retain(|object| named.binary_search(object).is_err());
         self.set_layout(stub, &next)?;
         *layout = next;
         if !gone.is_empty() {
@@ -1084,7 +1101,11 @@ impl Pool {
     }
 }
 
-fn may_take(member: &Member, except: Option<MemberNumber>, class: Option<&Class>) -> bool {
+pub(crate) fn may_take(
+    member: &Member,
+    except: Option<MemberNumber>,
+    class: Option<&Class>,
+) -> bool {
     let is_of_class = class.is_none() || member.class() == class;
     member.takes_bytes() && Some(member.number()) != except && is_of_class
 }

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks of objects that no byte is in and that nobody reserves any more: what a move that was interrupted had asked for and did not get to.
+//! Blocks of objects that no byte is in and that nobody reserves any more: what a move that was interrupted had asked for and did not get to, what was
+//! taken for a reservation that did not fit, and what a client had reserved behind the end of a file that he then cut.
 //!
 //! Where the record leads elsewhere nobody writes but a move, and where a block has no data nothing is lost with it. What is led to stays as it is:
 //! whoever writes the file may have reserved it, behind its end, too. What is not done here: giving back bytes, which fsck compares first.
 
 use crate::error::PoolError;
 use crate::member::{Access, data_ranges};
-use crate::pool::{Pool, punch};
+use crate::pool::{Pool, may_take, punch};
 use rushes_core::pool::led::{Led, outside};
-use rushes_core::pool::{Layout, Object};
+use rushes_core::pool::{Layout, MemberNumber, Object};
 use rushes_core::units::{ByteCount, ByteRange};
 use rushes_sys::extents;
 use rustix::fs::{Timespec, Timestamps, UTIME_OMIT, fstat, ftruncate, futimens};
 use rustix::io::Errno;
-use std::os::fd::OwnedFd;
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// An object in more extents is left as it is.
 const EXTENT_COUNT_MAX: usize = 1 << 20;
@@ -40,17 +42,6 @@ impl Reserved {
         led: &Led,
         length: Option<ByteCount>,
     ) -> Result<Option<Reserved>, Errno> {
-        let status = fstat(fd)?;
-        let (size, block) = (status.st_size as u64, status.st_blksize.max(1) as u64);
-        if status.st_blocks == 0 {
-            return Ok(None);
-        }
-        let Ok(map) = extents::of(fd, EXTENT_COUNT_MAX) else {
-            return Ok(None);
-        };
-        if !map.complete {
-            return Ok(None);
-        }
         let kept: Vec<ByteRange> = match length {
             None => led.ranges.clone(),
             Some(length) => {
@@ -61,6 +52,19 @@ impl Reserved {
                 led.ranges.iter().map(in_file).collect()
             }
         };
+        Reserved::outside_of(fd, &kept)
+    }
+
+    /// The same, of all that is in none of these ranges.
+    fn outside_of(fd: &OwnedFd, kept: &[ByteRange]) -> Result<Option<Reserved>, Errno> {
+        let status = fstat(fd)?;
+        let (size, block) = (status.st_size as u64, status.st_blksize.max(1) as u64);
+        if status.st_blocks == 0 {
+            return Ok(None);
+        }
+        let Some(extents) = allocated(fd) else {
+            return Ok(None);
+        };
         let data = data_ranges(fd)?;
         let mut found = Reserved {
             size,
@@ -69,16 +73,16 @@ impl Reserved {
         };
         // The block that the object ends in is neither.
         let (block_within, block_behind) = (size / block * block, size.next_multiple_of(block));
-        for extent in map.extents {
-            let extent = ByteRange::new(extent.logical.0, extent.length.0);
-            for one in &kept {
+        for extent in extents {
+            let kept = near(kept, extent);
+            for one in kept {
                 let end = one.end().min(extent.end());
                 if end > block_behind && one.start.0.max(extent.start.0) < end {
                     found.stays_until = found.stays_until.max(end);
                 }
             }
             for part in outside(extent, near(&data, extent)) {
-                for part in outside(part, &kept) {
+                for part in outside(part, kept) {
                     let start = part.start.0.next_multiple_of(block);
                     let end = part.end() / block * block;
                     let within = end.min(block_within).saturating_sub(start);
@@ -172,6 +176,219 @@ impl Pool {
     }
 }
 
+/// Where an object has blocks, in order. None: nobody can say.
+fn allocated(fd: &OwnedFd) -> Option<Vec<ByteRange>> {
+    let map = extents::of(fd, EXTENT_COUNT_MAX).ok()?;
+    let ranges = map.extents.iter();
+    map.complete.then(|| {
+        ranges
+            .map(|one| ByteRange::new(one.logical.0, one.length.0))
+            .collect()
+    })
+}
+
+/// Which part of its object a range of the file is, for each object that has some of it.
+fn parts_of(layout: &Layout, range: ByteRange) -> BTreeMap<Object, Vec<ByteRange>> {
+    let mut parts: BTreeMap<Object, Vec<ByteRange>> = BTreeMap::new();
+    for (at, segment) in layout.segments().iter().enumerate() {
+        let whole = layout.range_of(at);
+        let start = range.start.0.max(whole.start.0);
+        let end = range.end().min(whole.end());
+        if start >= end {
+            continue;
+        }
+        for (index, object) in segment.objects.iter().enumerate() {
+            let share = |at: u64| segment.shape.share(index, at - segment.origin.0);
+            let part = ByteRange::new(share(start), share(end) - share(start));
+            parts.entry(*object).or_default().push(part);
+        }
+    }
+    parts
+}
+
+/// What objects of a file had of a range before somebody takes room for it, who may have to give that back.
+#[derive(Debug)]
+pub struct RoomBefore {
+    range: ByteRange,
+    /// Where they had blocks. None: nobody can say.
+    had: BTreeMap<Object, Option<Vec<ByteRange>>>,
+    /// Units: bytes.
+    lacking: u64,
+}
+
+impl RoomBefore {
+    /// How many bytes of the range have no blocks; fewer where nobody can say.
+    ///
+    /// Units    bytes
+    pub fn lacking(&self) -> u64 {
+        self.lacking
+    }
+}
+
+impl Pool {
+    /// For [`Pool::give_back_since`].
+    pub fn room_before(&self, layout: Option<&Layout>, range: ByteRange) -> RoomBefore {
+        let Some(layout) = layout.filter(|layout| !layout.segments().is_empty()) else {
+            return RoomBefore {
+                range,
+                had: BTreeMap::new(),
+                lacking: range.length.0,
+            };
+        };
+        let had: BTreeMap<Object, Option<Vec<ByteRange>>> = layout
+            .objects()
+            .into_iter()
+            .map(|object| {
+                let opened = self.open_object(layout, object, Access::Read).ok();
+                (object, opened.and_then(|fd| allocated(&fd)))
+            })
+            .collect();
+        let lacking = |(object, parts): (Object, Vec<ByteRange>)| {
+            let Some(Some(had)) = had.get(&object) else {
+                return 0;
+            };
+            let missing = parts.into_iter().flat_map(|part| gaps(part, had));
+            missing.map(|one| one.length.0).sum::<u64>()
+        };
+        let lacking = parts_of(layout, range).into_iter().map(lacking).sum();
+        RoomBefore {
+            range,
+            had,
+            lacking,
+        }
+    }
+
+    /// What was taken for a range, and no byte came into, is room again: blocks of objects that had none there before, and objects that were made for
+    /// what is behind the end of the file.
+    ///
+    /// `is_used_beside`  by somebody who sees how long an object is, and may store to it: then none becomes longer for it, and what is within stays
+    /// Assumes  exclusive, as [`Pool::set_layout`]; objects have all that is acknowledged; `size`: the file's
+    pub fn give_back_since(
+        &self,
+        stub: BorrowedFd<'_>,
+        layout: &mut Layout,
+        size: ByteCount,
+        before: &RoomBefore,
+        is_used_beside: bool,
+    ) -> Result<(), PoolError> {
+        let failed = |error| PoolError::system("give back blocks of an object", "", error);
+        for (object, parts) in parts_of(layout, before.range) {
+            let had = match before.had.get(&object) {
+                None => &[],
+                Some(Some(had)) => had.as_slice(),
+                Some(None) => continue,
+            };
+            let Ok(fd) = self.open_object(layout, object, Access::Write) else {
+                continue;
+            };
+            let taken: Vec<ByteRange> = parts.iter().flat_map(|part| gaps(*part, had)).collect();
+            let kept = gaps(ByteRange::new(0, u64::MAX), &taken);
+            let Some(mut reserved) = Reserved::outside_of(&fd, &kept).map_err(failed)? else {
+                continue;
+            };
+            if is_used_beside {
+                reserved.within.clear();
+                if reserved.stays_until > reserved.size {
+                    reserved.behind.clear();
+                }
+            }
+            reserved.give_back(&fd).map_err(failed)?;
+        }
+        let mut next = layout.clone();
+        while let Some(last) = next.segments().last()
+            && last.start.0 >= size.0
+            && last.objects.iter().all(|object| {
+                let is_empty = || {
+                    let fd = self.open_object(layout, *object, Access::Read).ok()?;
+                    let is_short = fstat(&fd).ok()?.st_size == 0;
+                    Some(is_short && allocated(&fd)?.is_empty())
+                };
+                !before.had.contains_key(object) && is_empty() == Some(true)
+            })
+        {
+            let start = ByteCount(last.start.0);
+            next.cut(start);
+        }
+        self.shorten(stub, layout, next)
+    }
+
+    /// The most that could be given to bytes of a file: room of all members that may take some, or have some of it. What the file systems keep for root
+    /// is in it.
+    ///
+    /// Units    bytes
+    pub fn room_at_most(&self, stub: BorrowedFd<'_>, layout: Option<&Layout>) -> u64 {
+        let wish = self.wish_of(stub);
+        let named: Vec<MemberNumber> = layout
+            .iter()
+            .flat_map(|layout| layout.objects())
+            .map(|object| object.member)
+            .collect();
+        let mut devices = Vec::new();
+        let mut room = 0u64;
+        for member in self.members().iter() {
+            let takes = may_take(member, None, wish.class.as_ref());
+            if !takes && !named.contains(&member.number()) {
+                continue;
+            }
+            let status = member.status();
+            if let Some(device) = status.device
+                && !devices.contains(&device)
+            {
+                devices.push(device);
+                room = room.saturating_add(status.bytes_unused.0);
+            }
+        }
+        room
+    }
+
+    /// What objects have reserved behind the end of their file.
+    ///
+    /// Units    bytes
+    pub fn reserved_behind(&self, layout: &Layout, size: ByteCount) -> u64 {
+        let found = self.behind(layout, size, Access::Read);
+        found.iter().map(|(_, reserved)| reserved.bytes()).sum()
+    }
+
+    /// Give it back.
+    ///
+    /// Assumes  as [`Pool::give_back`]
+    pub fn give_back_behind(&self, layout: &Layout, size: ByteCount) -> Result<(), PoolError> {
+        for (fd, reserved) in self.behind(layout, size, Access::Write) {
+            let given = reserved.give_back(&fd);
+            given.map_err(|error| PoolError::system("give back blocks of an object", "", error))?;
+        }
+        Ok(())
+    }
+
+    fn behind(&self, layout: &Layout, size: ByteCount, access: Access) -> Vec<(OwnedFd, Reserved)> {
+        let of = |(object, length): (Object, u64)| {
+            let led = Led::of(layout, object)?;
+            let fd = self.open_object(layout, object, access).ok()?;
+            let found = Reserved::of(&fd, &led, Some(ByteCount(length))).ok()??;
+            Some((fd, found))
+        };
+        layout.lengths(size).into_iter().filter_map(of).collect()
+    }
+}
+
+/// What of a range is in none of others, of which there may be many.
+///
+/// Assumes  as [`near`]
+fn gaps(range: ByteRange, others: &[ByteRange]) -> Vec<ByteRange> {
+    let mut at = range.start.0;
+    let mut found = Vec::new();
+    for one in near(others, range) {
+        if one.start.0 > at {
+            found.push(ByteRange::new(at, one.start.0 - at));
+        }
+        at = at.max(one.end());
+    }
+    if at < range.end() {
+        found.push(ByteRange::new(at, range.end() - at));
+    }
+    found
+}
+
 /// Those of `ranges` that touch this one: a sparse file has as many of them as extents.
 ///
 /// Assumes  they are in order, without overlap
@@ -179,4 +396,20 @@ fn near(ranges: &[ByteRange], range: ByteRange) -> &[ByteRange] {
     let first = ranges.partition_point(|one| one.end() <= range.start.0);
     let behind = ranges.partition_point(|one| one.start.0 < range.end());
     ranges.get(first..behind).unwrap_or(&[])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_what_is_outside() {
+        let others = [(3, 4), (7, 1), (12, 3), (40, 5)];
+        let others = others.map(|(start, length)| ByteRange::new(start, length));
+        for (start, length) in [(0, 50), (4, 2), (5, 8), (22, 30), (50, 5), (0, u64::MAX)] {
+            let range = ByteRange::new(start, length);
+            assert_eq!(gaps(range, &others), outside(range, &others), "{range:?}");
+        }
+        assert_eq!(gaps(ByteRange::new(4, 2), &[]), [ByteRange::new(4, 2)]);
+    }
 }
