@@ -34,6 +34,7 @@ pub(crate) struct PoolReport {
     pub(crate) bytes_free: u64,
     pub(crate) device_count: usize,
     pub(crate) missing_count: usize,
+    pub(crate) warnings: Vec<String>,
     pub(crate) members: Vec<MemberReport>,
 }
 
@@ -276,6 +277,9 @@ fn report(pool: &Pool, is_resumed: bool) -> Result<PoolReport, String> {
         bytes_free: usage.bytes_free.0,
         device_count: usage.device_count,
         missing_count: usage.missing_count,
+        warnings: rushes_pool::scarce_room(pool.catalogue().path())
+            .into_iter()
+            .collect(),
         members,
     })
 }
@@ -325,8 +329,13 @@ fn text(report: &PoolReport) -> String {
         0 => String::new(),
         count => format!(", {count} of {} members missing", report.members.len()),
     };
+    let warnings: String = report
+        .warnings
+        .iter()
+        .map(|warning| format!("Warning: {warning}.\n"))
+        .collect();
     format!(
-        "pool {} ({}), {} free of {} on {devices}{missing}\n{}",
+        "pool {} ({}), {} free of {} on {devices}{missing}\n{}{warnings}",
         report.catalogue,
         with_wish(report.policy, &report.wish),
         show::bytes(report.bytes_free),

@@ -15,7 +15,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -193,10 +193,32 @@ impl Door {
         // Others can be set twice.
         let is_set = flags.contains(XattrFlags::CREATE) && self.was_given(asked, &path, name)?;
         if !is_set {
+            self.must_leave_record_room(&node, &fd, &path, (name, value.len()))?;
             setxattr(&path, name, value, flags)?;
         }
         self.changed(&node);
         Ok(())
+    }
+
+    /// ENOSPC, as where there is no room for an attribute at all, for one beside which the record of the file's layout could not grow.
+    fn must_leave_record_room(
+        &self,
+        node: &Node,
+        fd: &OwnedFd,
+        path: &str,
+        (name, length): (&OsStr, usize),
+    ) -> Answer<()> {
+        if u32::from(status(fd)?.stx_mode) & S_IFMT != S_IFREG {
+            return Ok(());
+        }
+        let leaves = self
+            .pool
+            .leaves_record_room(path, name.as_bytes(), length)
+            .map_err(|error| self.trouble(node, &error))?;
+        match leaves {
+            true => Ok(()),
+            false => Err(Errno::NOSPC),
+        }
     }
 
     /// The value; empty when `room` is 0 and only its length is asked, which comes with it.

@@ -26,6 +26,7 @@ mod member;
 mod names;
 mod online;
 mod pool;
+mod record_room;
 mod refused;
 mod request;
 mod rescue;

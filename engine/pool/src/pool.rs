@@ -30,7 +30,7 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// Bytes that go elsewhere together when one of them does not fit where it is (copy-on-write file systems).
 const MOVE_BYTES: u64 = 1 << 20;
@@ -192,6 +192,8 @@ pub struct Pool {
     generation: AtomicU64,
     loads: Loads,
     sequences: Sequences,
+    /// What the attributes of a file share; see record_room.rs.
+    pub(crate) attribute_block: OnceLock<Option<usize>>,
 }
 
 impl Pool {
@@ -233,6 +235,7 @@ impl Pool {
             placing: RwLock::default(),
             loads: Loads::default(),
             sequences: Sequences::default(),
+            attribute_block: OnceLock::new(),
         })
     }
 

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Room for the layout record among the attributes of a file: what others put there must leave it as much as it may come to need, or the file could not go
+//! on on another member.
+//!
+//! ext4 has one block for all attributes of a file (and what is left of its inode, which is not counted on here); with the feature ea_inode a value that
+//! does not fit has an inode of its own. XFS and btrfs give each attribute its own room. What is not done here: records of files whose attributes were there
+//! before ([`PoolError::LayoutTooLong`] says that of them when it comes to it).
+
+use crate::catalogue::REMOVED;
+use crate::error::PoolError;
+use crate::pool::Pool;
+use crate::xattr::{self, HIDDEN_PREFIX, LAYOUT_ATTRIBUTE};
+use rustix::fs::{Mode, OFlags, fstatfs, getxattr_query, listxattr, listxattr_query, open};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Of ext2, ext3 and ext4, in linux/magic.h.
+const EXT4_MAGIC: u64 = 0xef53;
+/// A block of attributes without any: its head, and the end of its list (fs/ext4/xattr.h). Units: bytes.
+const EMPTY_BLOCK_BYTES: usize = 32 + 4;
+/// Of an attribute in the list, before its name. Units: bytes.
+const ENTRY_BYTES: usize = 16;
+/// What a record may come to need, 30 segments on single members: as many as there are disks, mostly. Units: bytes.
+const ROOM_BYTES: usize = 1024;
+/// What one that is longer may grow by. Units: bytes.
+const GROWTH_BYTES: usize = 256;
+/// Smaller blocks are warned of. Units: bytes.
+const BLOCK_BYTES_USUAL: usize = 4096;
+
+/// What an attribute takes of a block.
+fn taken(name: &[u8], length: usize) -> usize {
+    // "user." and the like are a number.
+    let name = name.splitn(2, |byte| *byte == b'.').nth(1).unwrap_or(name);
+    (ENTRY_BYTES + name.len()).next_multiple_of(4) + length.next_multiple_of(4)
+}
+
+/// Whether a record may become long enough beside attributes of which each is so long.
+fn fits<'a>(
+    block_bytes: usize,
+    record_bytes: usize,
+    others: impl Iterator<Item = (&'a [u8], usize)>,
+) -> bool {
+    let wanted = ROOM_BYTES.min(block_bytes / 4);
+    let wanted = wanted.max(record_bytes + GROWTH_BYTES.min(block_bytes / 16));
+    let record = taken(LAYOUT_ATTRIBUTE.as_bytes(), wanted);
+    let others: usize = others.map(|(name, length)| taken(name, length)).sum();
+    EMPTY_BLOCK_BYTES + record + others <= block_bytes
+}
+
+/// The block that all attributes of a file share. None: each has room of its own.
+fn shared_block(root: &OwnedFd) -> Result<Option<usize>, Errno> {
+    let found = fstatfs(root)?;
+    if found.f_type as u64 != EXT4_MAGIC {
+        return Ok(None);
+    }
+    let block_bytes = usize::try_from(found.f_bsize).unwrap_or(BLOCK_BYTES_USUAL);
+    // (Which features it has nobody says but the device, which may be anybody's.)
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let probe = rustix::fs::openat(root, c".", flags, Mode::RUSR | Mode::WUSR)?;
+    let name = format!("{HIDDEN_PREFIX}probe");
+    match xattr::set(probe.as_fd(), &name, &vec![0; block_bytes]) {
+        Ok(()) => Ok(None),
+        Err(_) => Ok(Some(block_bytes)),
+    }
+}
+
+fn opened(folder: &Path) -> Result<OwnedFd, Errno> {
+    open(
+        folder,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+}
+
+/// What to be warned of where a catalogue is to be, as a sentence. None: nothing.
+pub fn scarce_room(catalogue: &Path) -> Option<String> {
+    let block_bytes = shared_block(&opened(catalogue).ok()?).ok()??;
+    (block_bytes < BLOCK_BYTES_USUAL).then(|| {
+        format!(
+            "{} is on an ext4 with blocks of {block_bytes} bytes, which are all that the attributes of a file and the record of where its bytes are have together: large ACLs and attributes (of Samba's, too) are refused there, and files in more than a few pieces; expected 4096 (mkfs.ext4 -b 4096 -i 4096), or the feature ea_inode",
+            catalogue.display()
+        )
+    })
+}
+
+impl Pool {
+    /// Before a file in the tree gets an attribute: whether the record of its layout can grow beside it as far as it may have to.
+    ///
+    /// `path`     leads to the file, which is not followed further
+    pub fn leaves_record_room(
+        &self,
+        path: &str,
+        name: &[u8],
+        length: usize,
+    ) -> Result<bool, PoolError> {
+        let failed = |error| PoolError::system("look at the attributes of", path, error);
+        let Some(block_bytes) = self.attribute_block() else {
+            return Ok(true);
+        };
+        let mut names: Vec<u8> = Vec::with_capacity(listxattr_query(path).map_err(failed)? + 256);
+        listxattr(path, rustix::buffer::spare_capacity(&mut names)).map_err(failed)?;
+        let mut record_bytes = 0;
+        let mut others = vec![(name, length)];
+        for other in names.split(|byte| *byte == 0).filter(|one| !one.is_empty()) {
+            let its = match getxattr_query(path, std::ffi::OsStr::from_bytes(other)) {
+                Ok(its) => its,
+                Err(Errno::NODATA) => continue,
+                Err(error) => return Err(failed(error)),
+            };
+            if other == LAYOUT_ATTRIBUTE.as_bytes() {
+                record_bytes = its;
+            } else if other != name {
+                others.push((other, its));
+            } else if length <= its {
+                // What becomes no longer takes no room.
+                return Ok(true);
+            }
+        }
+        Ok(fits(block_bytes, record_bytes, others.into_iter()))
+    }
+
+    /// As [`shared_block`] found it; where it cannot be looked at, nobody is refused anything.
+    fn attribute_block(&self) -> Option<usize> {
+        *self.attribute_block.get_or_init(|| {
+            let folder = opened(&self.catalogue().path().join(REMOVED));
+            folder.and_then(|folder| shared_block(&folder)).ok()?
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attribute_that_leaves_the_record_no_room_does_not_fit() {
+        for (block, record, length, expected) in [
+            (4096, 0, 2900, true),
+            (4096, 56, 2900, true),
+            (4096, 56, 3000, false),
+            (4096, 56, 4000, false),
+            (4096, 1000, 2900, false),
+            (4096, 1000, 2700, true),
+            (4096, 3600, 100, true),
+            (4096, 3800, 100, false),
+            (1024, 56, 600, true),
+            (1024, 56, 800, false),
+        ] {
+            let others = [(&b"user.a"[..], length)];
+            let found = fits(block, record, others.into_iter());
+            assert_eq!(found, expected, "{block} {record} {length}");
+        }
+        let small = [(&b"user.DOSATTRIB"[..], 100); 40];
+        assert!(fits(4096, 56, small[..20].iter().copied()));
+        assert!(!fits(4096, 56, small.iter().copied()));
+    }
+
+    #[test]
+    fn an_entry_takes_its_name_without_what_is_a_number() {
+        assert_eq!(taken(b"user.a", 1), 20 + 4);
+        assert_eq!(taken(b"trusted.rushes.layout", 56), 32 + 56);
+        assert_eq!(taken(b"system.posix_acl_access", 0), 36);
+    }
+}
