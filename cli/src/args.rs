@@ -180,6 +180,25 @@ pub(crate) struct PoolAddArgs {
     /// An empty folder on each file system that is to be a member
     #[arg(value_name = "MEMBER", required = true, value_hint = ValueHint::DirPath)]
     pub(crate) members: Vec<PathBuf>,
+    /// Of which class they are, for `class=` of a policy
+    #[arg(long, value_name = "CLASS", value_parser = parse_class_name)]
+    pub(crate) class: Option<Class>,
+    /// Print JSON; the names of its fields are promised
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolDestroyArgs {
+    /// The pool's catalogue
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
+    pub(crate) catalogue: PathBuf,
+    /// Also when there are files in it: they are lost
+    #[arg(long)]
+    pub(crate) with_files: bool,
+    /// Do it; otherwise it is only said what would go
+    #[arg(long)]
+    pub(crate) yes: bool,
     /// Print JSON; the names of its fields are promised
     #[arg(long)]
     pub(crate) json: bool,
@@ -264,7 +283,7 @@ pub(crate) struct PoolPolicyArgs {
     /// All rules go, but for those that this command says
     #[arg(long, conflicts_with_all = ["no_rule", "before"])]
     pub(crate) no_rules: bool,
-    /// Of which class a member is, for `class=`; `NUMBER=`: of none any more. More than once, or with commas
+    /// Of which class a member is, for `class=`; `NUMBER=`: of none any more. More than once, or with commas. The pool may be mounted
     #[arg(long, value_name = "NUMBER=CLASS", value_parser = parse_class, value_delimiter = ',')]
     pub(crate) class: Vec<(MemberNumber, Option<Class>)>,
     /// When the mount of the pool tidies it (`rebalance`, then `defrag`) by itself, while nobody asks for bytes and nothing is promised: `off`, `idle` (at any time of
@@ -405,6 +424,11 @@ fn parse_schedule(text: &str) -> Result<Schedule, String> {
 
 fn parse_wish(text: &str) -> Result<Wish, String> {
     Wish::of(text).map_err(|fault| fault.to_string())
+}
+
+fn parse_class_name(text: &str) -> Result<Class, String> {
+    Class::of(text)
+        .ok_or_else(|| String::from("expected a name of 1 to 16 small letters, digits, - or _"))
 }
 
 fn parse_class(text: &str) -> Result<(MemberNumber, Option<Class>), String> {

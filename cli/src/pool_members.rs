@@ -13,8 +13,8 @@ use crate::pool_care::counter;
 use crate::show::{self, Table};
 use indicatif::ProgressBar;
 use rushes_pool::{
-    Defragged, Door, Drained, Evenness, Failed, Failure, MemberNumber, MountState, Nobody, Parting,
-    Pieces, Pool, PoolError, Request, Told, Work, newest_log,
+    Class, Defragged, Door, Drained, Evenness, Failed, Failure, MemberNumber, MountState, Nobody,
+    Parting, Pieces, Pool, PoolError, Request, Told, Work, newest_log,
 };
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -100,7 +100,7 @@ pub(crate) fn add(args: &PoolAddArgs) -> Result<ExitCode, String> {
     let bar = counter("{pos} members");
     let done = match hand {
         Hand::Ours(pool) => {
-            let added = rushes_pool::add(&pool, &args.members, |done, _| {
+            let added = rushes_pool::add(&pool, &args.members, args.class.as_ref(), |done, _| {
                 bar.set_position(done as u64)
             });
             added.map(|numbers| numbers.iter().map(|number| number.0).collect())
@@ -110,7 +110,8 @@ pub(crate) fn add(args: &PoolAddArgs) -> Result<ExitCode, String> {
             let path =
                 |member: &PathBuf| std::path::absolute(member).unwrap_or_else(|_| member.clone());
             let members = args.members.iter().map(path).collect();
-            asked(door, &Request::Add { members }, &bar).map(|done| done.numbers)
+            let class = args.class.as_ref().map(|class| class.name().to_owned());
+            asked(door, &Request::Add { members, class }, &bar).map(|done| done.numbers)
         }
     };
     bar.finish_and_clear();
@@ -124,8 +125,33 @@ pub(crate) fn add(args: &PoolAddArgs) -> Result<ExitCode, String> {
         for (number, path) in report.numbers.iter().zip(&args.members) {
             say(&format!("{} is member {number}\n", path.display()))?;
         }
+        say(&of_no_class(&seen(&args.catalogue)?, &report.numbers))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What to know of new members without a class in a pool whose others have some; nothing where that is not so.
+fn of_no_class(pool: &Pool, numbers: &[u16]) -> String {
+    let members = pool.members();
+    let is_new = |number: MemberNumber| numbers.contains(&number.0);
+    let mut classes: Vec<&str> = members
+        .iter()
+        .filter(|member| !is_new(member.number()))
+        .filter_map(|member| member.class().map(Class::name))
+        .collect();
+    classes.sort_unstable();
+    classes.dedup();
+    let lack = members
+        .iter()
+        .any(|member| is_new(member.number()) && member.class().is_none());
+    match (lack, numbers.first()) {
+        (true, Some(first)) if !classes.is_empty() => format!(
+            "It is of no class, others are of {}: files that are bound to a class do not go there. `rushes pool policy {} --class {first}=CLASS` gives it one.\n",
+            classes.join(", "),
+            pool.catalogue().path().display()
+        ),
+        _ => String::new(),
+    }
 }
 
 /// A member that is emptied.

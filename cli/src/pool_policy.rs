@@ -6,8 +6,8 @@ use crate::ask::{print_json, say};
 use crate::pool::{class_of, shown, told};
 use crate::show::Table;
 use rushes_pool::{
-    Door, Place, PolicyChange, Pool, PoolError, Request, Schedule, WISH_ATTRIBUTE, WISH_BYTES_MAX,
-    Wish, change_policy,
+    Class, Door, Place, PolicyChange, Pool, PoolError, Request, Schedule, WISH_ATTRIBUTE,
+    WISH_BYTES_MAX, Wish, change_policy,
 };
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 use rustix::io::Errno;
@@ -81,8 +81,7 @@ fn of_pool(
         classes: args.class.clone(),
     };
     if change != PolicyChange::default() {
-        let pool = crate::pool::serve(catalogue).map_err(told)?;
-        change_policy(pool, change).map_err(told)?;
+        set(catalogue, change).map_err(told)?;
     }
     if let Some(schedule) = args.tidy {
         set_tidy(catalogue, schedule)?;
@@ -97,6 +96,29 @@ fn of_pool(
             "It counts for files that get their first bytes from now on; others stay where they are.\n"
         },
     ))
+}
+
+/// Classes by the mount, if one has the pool; all else only where none has.
+fn set(catalogue: &Path, change: PolicyChange) -> Result<(), PoolError> {
+    let is_of_classes = change
+        == PolicyChange {
+            classes: change.classes.clone(),
+            ..PolicyChange::default()
+        };
+    match crate::pool::serve(catalogue) {
+        Ok(pool) => change_policy(pool, change),
+        Err(error @ PoolError::Served { .. }) if is_of_classes => match Door::of(catalogue) {
+            Some(door) => {
+                let classes = change.classes.iter();
+                let named = |class: &Class| class.name().to_owned();
+                let classes = classes.map(|(number, class)| (number.0, class.as_ref().map(named)));
+                let classes = classes.collect();
+                door.ask(&Request::Classes { classes }, |_| {}).map(drop)
+            }
+            None => Err(error),
+        },
+        Err(error) => Err(error),
+    }
 }
 
 /// By the mount, if one has the pool.

@@ -7,7 +7,7 @@ use rushes_tests::export::{Export, NFS};
 use rushes_tests::needs::{self, Need};
 use rushes_tests::nfs4::Nfs4;
 use rushes_tests::pattern;
-use rushes_tests::pool::{EXT4, PoolWorld};
+use rushes_tests::pool::{EXT4, PoolWorld, check};
 use rushes_tests::smb2::{self, Connection, Disposition};
 use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
 use rustix::fs::{
@@ -18,7 +18,7 @@ use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -727,4 +727,86 @@ fn a_command_that_is_killed_has_said_all_rules_or_none() {
     assert_eq!(place_of(&world, "f").1, None);
     fs::create_dir(world.path("7")).expect("made");
     assert_eq!(place_of(&world, "7/f").1.as_deref(), Some("single"));
+}
+
+#[test]
+fn a_new_disk_gets_its_class_while_the_pool_is_in_use_and_brings_room_to_it() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 40), (EXT4, 60)]) else {
+        return;
+    };
+    world.end();
+    let done = |world: &PoolWorld, words: &[&str], paths: &[PathBuf]| {
+        let output = world.command(words, paths).output().expect("it starts");
+        assert!(output.status.success(), "{words:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    done(
+        &world,
+        &[
+            "policy",
+            "--class",
+            "0=raid,1=archive",
+            "--set",
+            "class=raid",
+        ],
+        &[],
+    );
+    world.start();
+    let (_, length) = world.fill("full", 1, 1 << 30);
+    assert_eq!(world.members_of("full"), [0]);
+    // The log says why, once.
+    let log = world.log();
+    let line = "\"full\": no member of the class raid that is there has room left";
+    assert_eq!(log.matches(line).count(), 1, "{log}");
+    let output = world
+        .command(&["drain", "0"], &[])
+        .output()
+        .expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        said.contains("full: it is bound to members of the class raid"),
+        "{said}"
+    );
+    done(&world, &["drain", "0", "--cancel"], &[]);
+
+    let disks = ["third", "fourth"].map(|name| world.disk(name, (EXT4, 20)));
+    let said = done(&world, &["add"], &disks[..1]);
+    assert!(
+        said.contains("of no class, others are of archive, raid"),
+        "{said}"
+    );
+    done(&world, &["add", "--class", "raid"], &disks[1..]);
+    done(&world, &["add", "--class", "raid"], &disks[1..]);
+    let class = |world: &PoolWorld, number: usize| {
+        world.json(&["ls"], &[]).0[0]["members"][number]["assigned_class"].clone()
+    };
+    assert_eq!(
+        [class(&world, 2), class(&world, 3)],
+        [Value::Null, Value::from("raid")]
+    );
+    // Two of the class, of which the other one is too small for the file.
+    let output = world
+        .command(&["drain", "0"], &[])
+        .output()
+        .expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        said.contains("no member of the class raid that is there has room left"),
+        "{said}"
+    );
+    done(&world, &["drain", "0", "--cancel"], &[]);
+    let refused = world
+        .command(&["policy", "--class", "0=,3="], &[])
+        .output()
+        .expect("it starts");
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    done(&world, &["policy", "--class", "1=raid"], &[]);
+    done(&world, &["drain", "0"], &[]);
+    let end = |world: &PoolWorld| check(&world.path("full"), 1, length as usize);
+    end(&world);
+    assert!(!world.members_of("full").contains(&0));
+    world.end();
+    world.start();
+    assert_eq!(class(&world, 1), "raid");
+    end(&world);
 }

@@ -15,9 +15,9 @@ use rushes_core::pool::tidy::Wait;
 use rushes_core::pool::vain::Rooms;
 use rushes_core::units;
 use rushes_pool::{
-    Access, Asker, ByteCount, Defragged, Drained, Failed, Layout, MemberNumber, MountState, Move,
-    Moved, Object, Parting, Pool, PoolError, Request, Told, Users, Work, WorkKind, each_file_in,
-    names_follow, set_draining,
+    Access, Asker, ByteCount, Class, Defragged, Drained, Failed, Layout, MemberNumber, MountState,
+    Move, Moved, Object, Parting, Pool, PoolError, Request, Told, Users, Work, WorkKind,
+    each_file_in, names_follow, set_draining,
 };
 use rushes_sys::priority::{idle_io, ordinary_io};
 use rustix::fs::{Mode, OFlags, open};
@@ -236,6 +236,12 @@ impl Going {
 /// Tells who asked. False: he is gone.
 type Tell<'a> = dyn FnMut(&Told) -> bool + 'a;
 
+/// Both ends are of one version, so that a name that is none comes of no command of ours.
+fn class_named(name: &str) -> Result<Class, PoolError> {
+    Class::of(name)
+        .ok_or_else(|| PoolError::Refused(format!("{name:?} is no name of a class of members")))
+}
+
 impl Users for Door {
     fn need(&self, inode: u64) -> bool {
         self.has_open(inode)
@@ -262,9 +268,9 @@ impl Door {
     ) -> Told {
         let begin = |kind, member| self.care.begin(kind, member, asker);
         let done = match request {
-            Request::Add { members } => {
-                begin(WorkKind::Add, None).and_then(|_busy| self.take_in(members, tell))
-            }
+            Request::Add { members, class } => begin(WorkKind::Add, None)
+                .and_then(|_busy| self.take_in(members, class.as_deref(), tell)),
+            Request::Classes { classes } => self.set_classes(classes),
             Request::Drain { member, cancel } => begin(WorkKind::Drain, Some(*member))
                 .and_then(|_busy| self.drain(*member, *cancel, tell)),
             Request::Remove { member, lost } => begin(WorkKind::Remove, Some(*member))
@@ -292,8 +298,30 @@ impl Door {
         })
     }
 
-    fn take_in(&self, members: &[PathBuf], tell: &mut Tell<'_>) -> Result<Told, PoolError> {
-        let numbers = rushes_pool::add(&self.pool, members, |done, _| {
+    /// Files that are written from then on go by it.
+    fn set_classes(&self, classes: &[(u16, Option<String>)]) -> Result<Told, PoolError> {
+        let read = |(number, class): &(u16, Option<String>)| {
+            let class = class.as_deref().map(class_named).transpose()?;
+            Ok((MemberNumber(*number), class))
+        };
+        let classes = classes
+            .iter()
+            .map(read)
+            .collect::<Result<Vec<_>, PoolError>>()?;
+        self.care
+            .change(|| rushes_pool::change_classes(&self.pool, classes))?;
+        self.names.members_changed();
+        Ok(done(Vec::new()))
+    }
+
+    fn take_in(
+        &self,
+        members: &[PathBuf],
+        class: Option<&str>,
+        tell: &mut Tell<'_>,
+    ) -> Result<Told, PoolError> {
+        let class = class.map(class_named).transpose()?;
+        let numbers = rushes_pool::add(&self.pool, members, class.as_ref(), |done, _| {
             // Who is gone by then repeats it, and hears that it is done.
             tell(&Told::Added { count: done as u64 });
         })?;

@@ -16,9 +16,9 @@ use crate::names::{checkpoint_now, newest_log};
 use crate::pool::{Pool, punch};
 use crate::refused::Refused;
 use crate::walk::{each_stub, each_stub_below};
-use crate::wishes::lacks_any;
+use crate::wishes::{change_classes, lacks_any};
 use rushes_core::pool::check::{Mark, part_of};
-use rushes_core::pool::{Layout, MemberNumber, Object, Part, Shape};
+use rushes_core::pool::{Class, Layout, MemberNumber, Object, Part, Shape};
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rustix::fs::{AtFlags, Mode, OFlags, fsync, openat, renameat, unlinkat};
 use rustix::io::{Errno, pread, pwrite};
@@ -78,11 +78,13 @@ pub struct Drained {
 
 /// Take in folders as further members. The same command again finishes one that was interrupted.
 ///
+/// `class`  what they are of, all of them; None: of none
 /// Returns  their numbers
 /// Errors   [`PoolError::Refused`] says what is wrong with which folder; then nothing was changed
 pub fn add(
     pool: &Pool,
     members: &[PathBuf],
+    class: Option<&Class>,
     mut progress: impl FnMut(usize, usize),
 ) -> Result<Vec<MemberNumber>, PoolError> {
     let catalogue = Folder::enter(String::from("the catalogue"), pool.catalogue().path())?;
@@ -110,7 +112,13 @@ pub fn add(
     }
     let plan = match format::read(catalogue.fd.as_fd(), PLAN) {
         // Killed behind its last step, it is repeated all the same.
-        Ok(None) if let Some(numbers) = all_are_in(pool, &folders) => return Ok(numbers),
+        Ok(None) if let Some(numbers) = all_are_in(pool, &folders) => {
+            if let Some(class) = class {
+                let classes = numbers.iter().map(|number| (*number, Some(class.clone())));
+                change_classes(pool, classes.collect())?;
+            }
+            return Ok(numbers);
+        }
         Ok(None) => None,
         Ok(Some(Format::Catalogue(plan))) if plan.pool == pool.id() => Some(plan),
         _ => {
@@ -173,12 +181,30 @@ pub fn add(
     let plan = match plan {
         Some(plan) => plan,
         None => {
-            let plan = planned(&pool.format(), &folders)?;
+            for folder in &folders {
+                folder.is_in_no_pool()?;
+            }
+            let plan = planned(&pool.format(), &folders, class)?;
             let format = Format::Catalogue(plan.clone());
             format::write(catalogue.fd.as_fd(), &catalogue.path, PLAN, &format)?;
             plan
         }
     };
+    let is_of_another = |entry: &&MemberEntry| {
+        class.is_some()
+            && entry.class.as_ref() != class
+            && folders.iter().any(|folder| folder.path == entry.path)
+    };
+    if let Some(entry) = plan.members.iter().find(is_of_another) {
+        return refused(format!(
+            "an add of {} of {} was interrupted; repeat that one, and give the class afterwards (`rushes pool policy CATALOGUE --class NUMBER=CLASS`)",
+            entry.path.display(),
+            match &entry.class {
+                Some(class) => format!("the class {}", class.name()),
+                None => String::from("no class"),
+            }
+        ));
+    }
     let mut numbers = Vec::new();
     for (at, folder) in folders.iter().enumerate() {
         let entry = plan.members.iter().find(|entry| entry.path == folder.path);
@@ -207,7 +233,11 @@ fn all_are_in(pool: &Pool, folders: &[Folder]) -> Option<Vec<MemberNumber>> {
     folders.iter().map(number).collect()
 }
 
-fn planned(now: &CatalogueFormat, folders: &[Folder]) -> Result<CatalogueFormat, PoolError> {
+fn planned(
+    now: &CatalogueFormat,
+    folders: &[Folder],
+    class: Option<&Class>,
+) -> Result<CatalogueFormat, PoolError> {
     let mut plan = now.clone();
     for folder in folders {
         if plan.members.len() >= MEMBER_COUNT_MAX {
@@ -217,11 +247,10 @@ fn planned(now: &CatalogueFormat, folders: &[Folder]) -> Result<CatalogueFormat,
             return refused(String::from("all numbers of members have been given"));
         };
         let id = u128::from(random()?) << 64 | u128::from(random()?);
-        plan.members.push(MemberEntry::new(
-            MemberNumber(number),
-            MemberId(id),
-            folder.path.clone(),
-        ));
+        let path = folder.path.clone();
+        let mut entry = MemberEntry::new(MemberNumber(number), MemberId(id), path);
+        entry.class = class.cloned();
+        plan.members.push(entry);
         plan.members_given += 1;
     }
     Ok(plan)
@@ -519,14 +548,15 @@ pub(crate) fn no_room(pool: &Pool, stub: BorrowedFd<'_>, except: MemberNumber) -
     let members = pool.members();
     let is_of_it =
         |member: &Arc<Member>| member.class() == class.as_ref() && member.number() != except;
-    match &class {
+    match class.clone() {
         Some(class) if !members.iter().any(|one| one.takes_bytes() && is_of_it(one)) => {
             PoolError::Refused(format!(
-                "it is bound to members of the class {0}, and no other one that takes bytes is of it; give one that class (`rushes pool policy CATALOGUE --class NUMBER={0}`, unmounted), or change what the file wants (`rushes pool policy FILE --set WORDS`)",
+                "it is bound to members of the class {0}, and no other one that takes bytes is of it; give one that class (`rushes pool policy CATALOGUE --class NUMBER={0}`), or change what the file wants (`rushes pool policy FILE --set WORDS`)",
                 class.name()
             ))
         }
-        _ => PoolError::NoRoom,
+        Some(class) => PoolError::ClassFull { class },
+        None => PoolError::NoRoom,
     }
 }
 

@@ -107,6 +107,9 @@ pub fn create(
     if let Some(plan) = &plan {
         same_as_wanted(plan, wanted.policy, &catalogue, &members)?;
     }
+    for folder in [&catalogue].into_iter().chain(&members) {
+        folder.is_in_no_pool()?;
+    }
     catalogue.is_free(plan.as_ref(), None)?;
     for (at, member) in members.iter().enumerate() {
         let entry = plan.as_ref().map(|plan| &plan.members[at]);
@@ -368,6 +371,35 @@ impl Folder {
                     folder.display()
                 ));
             }
+        }
+        Ok(())
+    }
+
+    /// No folder that it is in is a catalogue's or a member's, of this pool or another one.
+    pub(crate) fn is_in_no_pool(&self) -> Result<(), PoolError> {
+        for outer in self.path.ancestors().skip(1) {
+            // (What cannot be entered has no format file that anybody could go by.)
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let Ok(fd) = open(outer, flags, Mode::empty()) else {
+                continue;
+            };
+            let of = match format::read(fd.as_fd(), FORMAT_FILE) {
+                Ok(None) | Err(format::FormatFault::Failed(_)) => continue,
+                Ok(Some(Format::Catalogue(of))) => {
+                    format!("the catalogue of the pool {}", format::hex(of.pool.0))
+                }
+                Ok(Some(Format::Member(of))) => format!(
+                    "member {} of the pool {}",
+                    of.number.0,
+                    format::hex(of.pool.0)
+                ),
+                Err(format::FormatFault::Wrong(_)) => String::from("a folder of a pool"),
+            };
+            return refused(format!(
+                "{} is inside {}, which is {of}; expected a folder outside of it, where nothing of a pool is",
+                self.name(),
+                outer.display()
+            ));
         }
         Ok(())
     }

@@ -72,5 +72,5 @@ pub use rushes_core::pool::{
 };
 pub use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 pub use tidied::{Tidied, set_schedule};
-pub use wishes::{PolicyChange, change_policy};
+pub use wishes::{PolicyChange, change_classes, change_policy};
 pub use xattr::{HIDDEN_PREFIX, INODE_ATTRIBUTE, LAYOUT_ATTRIBUTE, OBJECT_ATTRIBUTE};

@@ -35,6 +35,14 @@ pub enum Request {
     Add {
         /// Absolute paths.
         members: Vec<PathBuf>,
+        /// What they are of, as [`crate::Class::of`] reads it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        class: Option<String>,
+    },
+    /// Say of which class members are.
+    Classes {
+        /// Numbers, each with its class; None: of none.
+        classes: Vec<(u16, Option<String>)>,
     },
     /// Empty a member.
     Drain {

@@ -130,19 +130,7 @@ fn lacks<'a>(wish: &Wish, classes: impl Iterator<Item = Option<&'a Class>>) -> O
 /// Errors   [`PoolError::Refused`]: a member that is not there, a class that none is of, or a rule that is none; then nothing was changed
 pub fn change_policy(pool: Pool, change: PolicyChange) -> Result<(), PoolError> {
     let mut format = pool.format();
-    for (number, class) in change.classes {
-        let entry = format
-            .members
-            .iter_mut()
-            .find(|entry| entry.number == number);
-        let Some(entry) = entry else {
-            return refused(format!(
-                "the pool has no member {}; expected a number of `rushes pool ls`",
-                number.0
-            ));
-        };
-        entry.class = class;
-    }
+    give_classes(&mut format, change.classes)?;
     if let Some(wish) = change.wish {
         format.wish = wish;
     }
@@ -159,6 +147,44 @@ pub fn change_policy(pool: Pool, change: PolicyChange) -> Result<(), PoolError> 
         return Ok(());
     }
     write(&pool, &format)
+}
+
+/// Say, durably, of which class members are from now on; a door may have the pool, and does it. Files that have bytes stay where they are.
+///
+/// Assumes  nobody else changes members
+/// Errors   as [`change_policy`]
+pub fn change_classes(
+    pool: &Pool,
+    classes: Vec<(MemberNumber, Option<Class>)>,
+) -> Result<(), PoolError> {
+    let mut format = pool.format();
+    give_classes(&mut format, classes)?;
+    if let Some(sentence) = lacks_any(&format) {
+        return refused(sentence);
+    }
+    if format == pool.format() {
+        return Ok(());
+    }
+    write(pool, &format)?;
+    pool.adopt(format);
+    Ok(())
+}
+
+fn give_classes(
+    format: &mut CatalogueFormat,
+    classes: Vec<(MemberNumber, Option<Class>)>,
+) -> Result<(), PoolError> {
+    for (number, class) in classes {
+        let mut entries = format.members.iter_mut();
+        let Some(entry) = entries.find(|entry| entry.number == number) else {
+            return refused(format!(
+                "the pool has no member {}; expected a number of `rushes pool ls`",
+                number.0
+            ));
+        };
+        entry.class = class;
+    }
+    Ok(())
 }
 
 /// What the pool, or a rule of it, asks for and no member is of, as a sentence.

@@ -60,7 +60,7 @@ fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_ag
     put(&pool, "old", 4 * MIB);
     let (first, second) = (place.disk("first", 40), place.disk("second", 30));
     let mut told = Vec::new();
-    let given = add(&pool, &[first.clone(), second.clone()], |at, of| {
+    let given = add(&pool, &[first.clone(), second.clone()], None, |at, of| {
         told.push((at, of))
     });
     assert_eq!(given.unwrap(), [MemberNumber(1), MemberNumber(2)]);
@@ -127,7 +127,10 @@ fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_ag
     let pool = Pool::serve(&catalogue).unwrap();
     assert_eq!(numbers(&pool), [0, 1], "and for good");
     remove(&pool, MemberNumber(2), Parting::Empty, &Nobody).unwrap();
-    assert_eq!(add(&pool, &[second], |_, _| {}).unwrap(), [MemberNumber(3)]);
+    assert_eq!(
+        add(&pool, &[second], None, |_, _| {}).unwrap(),
+        [MemberNumber(3)]
+    );
     drop(pool);
     let pool = Pool::serve(&catalogue).unwrap();
     check(&pool, "new", 3 * MIB);
@@ -162,7 +165,7 @@ fn what_does_not_fit_on_one_member_goes_to_several_and_what_fits_nowhere_stays()
     // With another member it goes on.
     let more = place.disk("more", 12);
     let pool = Pool::serve(&catalogue).unwrap();
-    add(&pool, &[more], |_, _| {}).unwrap();
+    add(&pool, &[more], None, |_, _| {}).unwrap();
     drop(pool);
     let pool = Pool::serve(&catalogue).unwrap();
     drain(&pool, MemberNumber(0), |_| {}).unwrap();
@@ -182,11 +185,11 @@ fn add_refuses_what_it_must_not_take_and_an_interrupted_one_is_finished_by_repea
     let new = place.disk("new", 8);
     let try_add = |paths: &[&Path], words: &str| {
         let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
-        refused(add(&pool, &paths, |_, _| {}), words);
+        refused(add(&pool, &paths, None, |_, _| {}), words);
         assert!(!new.join("objects").exists(), "nothing was changed");
     };
     try_add(&[&new, &new.join(".")], "at once");
-    let again = add(&pool, std::slice::from_ref(&member), |_, _| {});
+    let again = add(&pool, std::slice::from_ref(&member), None, |_, _| {});
     assert_eq!(again.unwrap(), [MemberNumber(0)], "it is in already");
     try_add(&[&member, &new], "already");
     try_add(&[&catalogue], "at once");
@@ -210,7 +213,7 @@ fn add_refuses_what_it_must_not_take_and_an_interrupted_one_is_finished_by_repea
 
     // As it is before the last step.
     let before = fs::read(catalogue.join("rushes-pool")).unwrap();
-    add(&pool, std::slice::from_ref(&new), |_, _| {}).unwrap();
+    add(&pool, std::slice::from_ref(&new), None, |_, _| {}).unwrap();
     let plan = catalogue.join("rushes-pool.adding");
     fs::rename(catalogue.join("rushes-pool"), &plan).unwrap();
     fs::write(catalogue.join("rushes-pool"), before).unwrap();
@@ -219,12 +222,15 @@ fn add_refuses_what_it_must_not_take_and_an_interrupted_one_is_finished_by_repea
     let pool = Pool::serve(&catalogue).unwrap();
     assert_eq!(numbers(&pool), [0]);
     let third = place.disk("third", 8);
-    refused(add(&pool, &[third], |_, _| {}), "repeat that one");
+    refused(add(&pool, &[third], None, |_, _| {}), "repeat that one");
     refused(
         set_draining(&Pool::look(&catalogue).unwrap(), MemberNumber(0), true),
         "an add was interrupted",
     );
-    assert_eq!(add(&pool, &[new], |_, _| {}).unwrap(), [MemberNumber(1)]);
+    assert_eq!(
+        add(&pool, &[new], None, |_, _| {}).unwrap(),
+        [MemberNumber(1)]
+    );
     assert!(!plan.exists());
     drop(pool);
     let pool = Pool::serve(&catalogue).unwrap();
