@@ -95,6 +95,12 @@ waits for nobody: programs with open files get errors, what they stored through 
 was acknowledged is lost. Exit code: 0 it was unmounted, 1 it was told to end twice, 2 it could not be mounted, or was given up because those who served it died again and again. What a \
 mount that was killed leaves on the folder is taken away first.")]
     Mount(PoolMountArgs),
+    /// Undo `create`: a pool that is not mounted is none any more, and its folders are empty again
+    #[command(after_help = "\
+Without --yes nothing is changed. What is in the folders and is not the pool's stays. A pool with files is refused without --with-files; one of which a member is missing, \
+always. A destroy that was interrupted is finished by repeating it. Exit code: 0 the pool is gone (or, without --yes, could be), 2 it was refused, or could not \
+be done.")]
+    Destroy(PoolDestroyArgs),
     /// Look through a pool that is not mounted for what does not fit, and mend it
     #[command(after_help = "\
 Nothing is changed without --repair; with it nothing is removed that is not also where a file's record says, but for what is left of files that were being removed. Bytes that no file \

@@ -4,6 +4,7 @@
 use crate::args::CheckArgs;
 use crate::ask::{print_json, say};
 use rushes_daemon::doctor::{Level, Places, Report, examine};
+use rushes_pool::PoolError;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -27,7 +28,11 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, String> {
 
 /// Where pools are mounted.
 fn pools() -> Result<Vec<PathBuf>, String> {
-    let all = rushes_pool::mounted().map_err(|error| error.to_string())?;
+    // Who may not look into their catalogues is told of all else.
+    let all = match rushes_pool::mounted() {
+        Err(PoolError::Refused(_)) => Vec::new(),
+        found => found.map_err(|error| error.to_string())?,
+    };
     Ok(all.into_iter().map(|mounted| mounted.mount).collect())
 }
 

@@ -12,6 +12,7 @@ mod lab;
 mod man;
 mod pool;
 mod pool_care;
+mod pool_destroy;
 mod pool_members;
 mod pool_mount;
 mod pool_policy;

@@ -4,7 +4,7 @@
 use crate::args::{PoolCommand, PoolCreateArgs, PoolLsArgs, PoolWhereArgs};
 use crate::ask::{print_json, say};
 use crate::show::{self, Table};
-use crate::{pool_care, pool_members, pool_mount, pool_policy};
+use crate::{pool_care, pool_destroy, pool_members, pool_mount, pool_policy};
 use indicatif::{ProgressBar, ProgressStyle};
 use rushes_pool::{
     Class, Duty, Layout, Member, MemberState, MemberStatus, Object, ObjectName, Pool, PoolError,
@@ -88,6 +88,7 @@ pub(crate) struct ObjectReport {
 pub(crate) fn run(command: &PoolCommand) -> Result<ExitCode, String> {
     match command {
         PoolCommand::Create(args) => create(args),
+        PoolCommand::Destroy(args) => pool_destroy::destroy(args),
         PoolCommand::Ls(args) => ls(args),
         PoolCommand::Where(args) => where_is(args),
         PoolCommand::Mount(args) => pool_mount::mount(args),
@@ -156,7 +157,13 @@ const WRITTEN_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A pool that nobody has mounted, with all that was acknowledged in its objects.
 pub(crate) fn settled(pool: Pool) -> Result<Pool, String> {
-    rushes_fuse::wait_until_written(&pool, WRITTEN_PATIENCE).map_err(|unwritten| {
+    has_all(&pool)?;
+    Ok(pool)
+}
+
+/// Nobody has bytes in memory that are acknowledged and not in its objects.
+pub(crate) fn has_all(pool: &Pool) -> Result<(), String> {
+    rushes_fuse::wait_until_written(pool, WRITTEN_PATIENCE).map_err(|unwritten| {
         format!(
             "{}: {unwritten}; expected all of them in their objects: start that daemon, or write them with `rushes recover`, then repeat this",
             pool.catalogue().path().display()

@@ -6,10 +6,12 @@
 
 use crate::catalogue::TREE;
 use crate::error::PoolError;
-use crate::format::FORMAT_FILE;
+use crate::format::{self, FORMAT_FILE, Format};
 use rushes_sys::file::FdInfo;
 use rustix::fs::{Mode, OFlags, open};
 use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
@@ -41,6 +43,7 @@ pub fn find(path: &Path) -> Result<Place, PoolError> {
         Ok(path) => path,
         Err(error) => return refused(format!("{}: {error}", path.display())),
     };
+    let mut shut = None;
     let fd = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|error| PoolError::system("open", path.display().to_string(), error))?;
     let mount = FdInfo::of(&fd)
@@ -48,7 +51,7 @@ pub fn find(path: &Path) -> Result<Place, PoolError> {
         .mount;
     let table = mount_table()?;
     if let Some(row) = rows(&table).find(|row| row.id == mount.0)
-        && row.is_pool()
+        && row.is_pool()?
     {
         let (Ok(below_mount), Ok(below_root)) =
             (path.strip_prefix(&row.mount), row.root.strip_prefix("/"))
@@ -68,8 +71,20 @@ pub fn find(path: &Path) -> Result<Place, PoolError> {
         });
     }
     for folder in path.ancestors() {
-        if !folder.join(FORMAT_FILE).is_file() || !folder.join(TREE).is_dir() {
-            continue;
+        match is_file(&folder.join(FORMAT_FILE)) {
+            Ok(true) if folder.join(TREE).is_dir() => {}
+            // Whoever may not look there cannot be told that nothing is.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                shut = Some(folder);
+                continue;
+            }
+            Ok(true) => {
+                if let Some(sentence) = whose(&path, folder) {
+                    return refused(sentence);
+                }
+                continue;
+            }
+            _ => continue,
         }
         let inside = path.strip_prefix(folder).unwrap_or(Path::new(""));
         if let Ok(below) = inside.strip_prefix(TREE) {
@@ -85,22 +100,70 @@ pub fn find(path: &Path) -> Result<Place, PoolError> {
             });
         }
     }
+    if let Some(shut) = shut {
+        return refused(format!(
+            "{}: you are not allowed to look into {}, so that it cannot be said whether it is of a pool; expected root (sudo)",
+            path.display(),
+            shut.display()
+        ));
+    }
     refused(format!(
         "{} is in no pool that is mounted here, and in no catalogue's tree",
         path.display()
     ))
 }
 
+fn is_file(path: &Path) -> io::Result<bool> {
+    match path.metadata() {
+        Ok(found) => Ok(found.is_file()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Of a path in a member's folder: whose member that is. None: it is none.
+fn whose(path: &Path, folder: &Path) -> Option<String> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = open(folder, flags, Mode::empty()).ok()?;
+    let Ok(Some(Format::Member(of))) = format::read(fd.as_fd(), FORMAT_FILE) else {
+        return None;
+    };
+    let is_its = |one: &Mounted| {
+        let root = open(&one.catalogue, flags, Mode::empty()).ok();
+        let format = root.and_then(|root| format::read(root.as_fd(), FORMAT_FILE).ok().flatten());
+        matches!(format, Some(Format::Catalogue(format)) if format.pool == of.pool)
+    };
+    let mounted = mounted().unwrap_or_default();
+    let its = match mounted.iter().find(|one| is_its(one)) {
+        Some(one) => format!(
+            "whose catalogue is {}; expected that, or a path below {}",
+            one.catalogue.display(),
+            one.mount.display()
+        ),
+        None => String::from("which is not mounted here; expected its catalogue"),
+    };
+    Some(format!(
+        "{} is in {}, member {} of the pool {}, {its}",
+        path.display(),
+        folder.display(),
+        of.number.0,
+        format::hex(of.pool.0)
+    ))
+}
+
 /// All pools that are mounted here.
 pub fn mounted() -> Result<Vec<Mounted>, PoolError> {
     let table = mount_table()?;
-    Ok(rows(&table)
-        .filter(|row| row.is_pool())
-        .map(|row| Mounted {
-            catalogue: row.source,
-            mount: row.mount,
-        })
-        .collect())
+    let mut found = Vec::new();
+    for row in rows(&table) {
+        if row.is_pool()? {
+            found.push(Mounted {
+                catalogue: row.source,
+                mount: row.mount,
+            });
+        }
+    }
+    Ok(found)
 }
 
 /// Where a pool is mounted that has this name of its catalogue, by the kernel's table alone: no file system is asked, which may hang.
@@ -109,6 +172,15 @@ pub fn mounts_of(catalogue: &Path) -> Result<Vec<PathBuf>, PoolError> {
     Ok(rows(&table)
         .filter(|row| row.kind == MOUNT_TYPE && row.source == catalogue)
         .map(|row| row.mount)
+        .collect())
+}
+
+/// Where anything is mounted inside of a folder; not on the folder itself.
+pub(crate) fn mounts_below(folder: &Path) -> Result<Vec<PathBuf>, PoolError> {
+    let table = mount_table()?;
+    Ok(rows(&table)
+        .map(|row| row.mount)
+        .filter(|mount| mount != folder && mount.starts_with(folder))
         .collect())
 }
 
@@ -129,10 +201,22 @@ struct Row {
 
 impl Row {
     /// A mount of ours. (The type alone does not tell: others may call theirs so.)
-    fn is_pool(&self) -> bool {
-        self.kind == MOUNT_TYPE
-            && self.source.join(FORMAT_FILE).is_file()
-            && self.source.join(TREE).is_dir()
+    ///
+    /// Errors   [`PoolError::Refused`]: the catalogue is others' to look into
+    fn is_pool(&self) -> Result<bool, PoolError> {
+        if self.kind != MOUNT_TYPE {
+            return Ok(false);
+        }
+        match is_file(&self.source.join(FORMAT_FILE)) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                Err(PoolError::Refused(format!(
+                    "you are not allowed to look into {}, the catalogue of what is mounted on {}; expected root (sudo)",
+                    self.source.display(),
+                    self.mount.display()
+                )))
+            }
+            found => Ok(found.unwrap_or(false) && self.source.join(TREE).is_dir()),
+        }
     }
 }
 

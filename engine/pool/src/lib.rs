@@ -13,6 +13,7 @@ mod catalogue;
 mod change;
 mod create;
 mod defrag;
+mod destroy;
 mod error;
 mod failed;
 mod failing;
@@ -47,6 +48,7 @@ pub use change::{
 };
 pub use create::{Created, MEMBER_COUNT_MAX, Wanted, create};
 pub use defrag::defrag;
+pub use destroy::{Destroyed, Doomed, Files};
 pub use error::{ObjectFault, PoolError};
 pub use failed::{Failed, Failure};
 pub use find::{MOUNT_TYPE, Mounted, Place, find, mounted, mounts_of};

@@ -361,6 +361,11 @@ impl Member {
         Ok((root, now))
     }
 
+    /// Its folder, when that is this member's.
+    pub(crate) fn root(&self) -> Result<OwnedFd, PoolError> {
+        self.enter().map(|(root, _)| root)
+    }
+
     /// How it is now. Asks its file system.
     pub fn status(&self) -> MemberStatus {
         let absent = |why| MemberStatus {

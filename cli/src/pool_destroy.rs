@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes pool destroy`: a pool that was made is none any more. What may go, and in which order: engine/pool.
+
+use crate::args::PoolDestroyArgs;
+use crate::ask::{print_json, say};
+use crate::pool::{has_all, shown, told};
+use crate::pool_care::counter;
+use rushes_pool::{Doomed, Files};
+use serde::Serialize;
+use std::process::ExitCode;
+
+/// A pool that is gone, or could be.
+#[derive(Debug, Serialize)]
+struct DestroyReport {
+    catalogue: String,
+    is_done: bool,
+    is_resumed: bool,
+    has_files: bool,
+    object_count: u64,
+    folders: Vec<String>,
+    left: Vec<String>,
+}
+
+pub(crate) fn destroy(args: &PoolDestroyArgs) -> Result<ExitCode, String> {
+    let files = match args.with_files {
+        true => Files::Go,
+        false => Files::None,
+    };
+    let doomed = Doomed::look(&args.catalogue, files, crate::pool::serve).map_err(told)?;
+    if !doomed.is_resumed {
+        has_all(doomed.pool())?;
+    }
+    let mut report = DestroyReport {
+        catalogue: shown(doomed.catalogue()),
+        is_done: args.yes,
+        is_resumed: doomed.is_resumed,
+        has_files: doomed.has_files,
+        object_count: doomed.object_count,
+        folders: doomed.folders().iter().map(|path| shown(path)).collect(),
+        left: Vec::new(),
+    };
+    if args.yes {
+        let bar = counter("{pos} members");
+        let destroyed = doomed.destroy(|done| bar.set_position(done as u64));
+        bar.finish_and_clear();
+        let destroyed = destroyed.map_err(told)?;
+        report.left = destroyed.left.iter().map(|path| shown(path)).collect();
+    }
+    if args.json {
+        print_json(&report)?;
+    } else {
+        say(&text(&report))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(report: &DestroyReport) -> String {
+    let folders = report.folders.join(" ");
+    if !report.is_done {
+        let files = match report.has_files {
+            true => "all its files, which are lost for good then",
+            false => "no file",
+        };
+        return format!(
+            "The pool {} has {files}, and {} objects. With --yes it is none any more, and what is the pool's in these folders goes: {folders}\n",
+            report.catalogue, report.object_count
+        );
+    }
+    let left: String = report
+        .left
+        .iter()
+        .map(|path| format!("  {path}\n"))
+        .collect();
+    let rest = match left.as_str() {
+        "" => String::new(),
+        left => format!("What is not the pool's is still there:\n{left}"),
+    };
+    format!(
+        "The pool {} is no more. Its folders are free: {folders}\n{rest}",
+        report.catalogue
+    )
+}
