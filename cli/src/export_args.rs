@@ -51,7 +51,7 @@ pub(crate) struct ExportNfsArgs {
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     pub(crate) listen: IpAddr,
     /// TCP port
-    #[arg(long, default_value_t = 2049, value_name = "PORT")]
+    #[arg(long, default_value_t = 2049, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
     /// What clients mount; otherwise the folder's own name
     #[arg(long, value_name = "/NAME")]
@@ -72,7 +72,7 @@ pub(crate) struct ExportNfsArgs {
     #[arg(long)]
     pub(crate) v3: bool,
     /// With --v3: TCP port of the mount protocol
-    #[arg(long, default_value_t = 20048, value_name = "PORT", requires = "v3")]
+    #[arg(long, default_value_t = 20048, value_name = "PORT", requires = "v3", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) mount_port: u16,
     /// Seconds that clients have after a restart to claim what they had open, before others may open
     #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(2..=180))]
@@ -112,7 +112,7 @@ pub(crate) struct ExportIscsiArgs {
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     pub(crate) listen: IpAddr,
     /// TCP port
-    #[arg(long, default_value_t = 3260, value_name = "PORT")]
+    #[arg(long, default_value_t = 3260, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
     /// Name of the target; otherwise iqn.2026-01.local.rushes: and the file's name. Two disks need two
     #[arg(long, value_name = "IQN")]

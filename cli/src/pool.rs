@@ -168,8 +168,7 @@ pub(crate) fn has_all(pool: &Pool) -> Result<(), String> {
             "{}: {unwritten}; expected all of them in their objects: start that daemon, or write them with `rushes recover`, then repeat this",
             pool.catalogue().path().display()
         )
-    })?;
-    Ok(pool)
+    })
 }
 
 fn ls(args: &PoolLsArgs) -> Result<ExitCode, String> {
@@ -470,7 +469,11 @@ fn object_report(pool: &Pool, layout: &Layout, object: Object) -> ObjectReport {
 
 fn file_text(report: &FileReport) -> String {
     let head = with_wish(
-        &format!("{}: {}", report.file, show::bytes(report.bytes)),
+        &format!(
+            "{}: {}",
+            show::one_line(&report.file),
+            show::bytes(report.bytes)
+        ),
         &report.wish,
     );
     if report.segments.is_empty() {

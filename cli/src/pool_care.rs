@@ -4,6 +4,7 @@
 use crate::args::{PoolFsckArgs, PoolRescueArgs};
 use crate::ask::{print_json, say};
 use crate::pool::{settled, shown, told};
+use crate::show;
 use indicatif::{ProgressBar, ProgressStyle};
 use rushes_pool::{Fsck, ObjectName, Progress, State};
 use serde::Serialize;
@@ -172,9 +173,14 @@ fn text(report: &FsckReport, repair: bool) -> String {
     }
     for finding in &report.findings {
         text += &match (&finding.mended_by, finding.state) {
-            (Some(how), _) => format!("  {}; mended: {how}\n", finding.sentence),
-            (None, "mendable") => format!("  {} (--repair mends it)\n", finding.sentence),
-            _ => format!("  {}\n", finding.sentence),
+            (Some(how), _) => format!("  {}; mended: {how}\n", show::one_line(&finding.sentence)),
+            (None, "mendable") => {
+                format!(
+                    "  {} (--repair mends it)\n",
+                    show::one_line(&finding.sentence)
+                )
+            }
+            _ => format!("  {}\n", show::one_line(&finding.sentence)),
         };
     }
     text += &match (report.findings.len(), report.left_count) {

@@ -63,6 +63,14 @@ struct Done {
     failed: Failed,
 }
 
+/// For what says nothing of how far it is: that it goes on, and what it does.
+fn waiting(message: &'static str) -> ProgressBar {
+    let bar = counter("{spinner} {msg} ({elapsed})");
+    bar.set_message(message);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
 /// Ask the mount. Whoever interrupts this program interrupts the work.
 fn asked(door: Door, request: &Request, bar: &ProgressBar) -> Result<Done, PoolError> {
     let last = door.ask(request, |told| match told {
@@ -445,7 +453,10 @@ pub(crate) fn rebalance(args: &PoolCatalogueArgs) -> Result<ExitCode, String> {
     };
     bar.finish_and_clear();
     let (done, failed) = done.map_err(told)?;
-    let found = rushes_pool::evenness(&seen(&args.catalogue)?).map_err(told)?;
+    let looking = waiting("looking how full members are, and why files stay");
+    let found = rushes_pool::evenness(&seen(&args.catalogue)?).map_err(told);
+    looking.finish_and_clear();
+    let found = found?;
     let report = RebalanceReport::of(catalogue, done, failed, found);
     if args.json {
         print_json(&report)?;
@@ -468,7 +479,8 @@ fn failed_text(count: u64, first: &[Failure]) -> String {
     }
     let mut text = format!("{count} files could not be read or moved:\n");
     for one in first {
-        text.push_str(&format!("  {}: {}\n", one.file, one.sentence));
+        let (file, sentence) = (show::one_line(&one.file), show::one_line(&one.sentence));
+        text.push_str(&format!("  {file}: {sentence}\n"));
     }
     let more = count.saturating_sub(first.len() as u64);
     if more > 0 {
@@ -591,14 +603,17 @@ pub(crate) fn remove(args: &PoolRemoveArgs) -> Result<ExitCode, String> {
         lost: args.lost,
     };
     let (member, lost, number) = (report.member, report.lost, MemberNumber(report.member));
-    match Hand::on(&args.catalogue)? {
+    let hand = Hand::on(&args.catalogue)?;
+    let bar = waiting("looking whether a file has bytes there");
+    let removed = match hand {
         Hand::Ours(pool) => rushes_pool::remove(&pool, number, Parting::of(lost), &Nobody),
         Hand::Mount(door) => {
             let request = Request::Remove { member, lost };
-            asked(door, &request, &ProgressBar::hidden()).map(drop)
+            asked(door, &request, &bar).map(drop)
         }
-    }
-    .map_err(told)?;
+    };
+    bar.finish_and_clear();
+    removed.map_err(told)?;
     if args.json {
         print_json(&report)?;
     } else if lost {
@@ -732,7 +747,10 @@ impl TidiedReport {
         if self.failed_count == 0 {
             return String::new();
         }
-        let each = |one: &Failure| format!("{} ({})", one.file, one.sentence);
+        let each = |one: &Failure| {
+            let (file, sentence) = (show::one_line(&one.file), show::one_line(&one.sentence));
+            format!("{file} ({sentence})")
+        };
         let mut all: Vec<String> = self.failed.iter().map(each).collect();
         let more = self.failed_count.saturating_sub(all.len() as u64);
         if more > 0 {

@@ -69,7 +69,8 @@ impl Table {
 
     pub(crate) fn row(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.right.len());
-        self.rows.push(cells);
+        self.rows
+            .push(cells.iter().map(|cell| one_line(cell)).collect());
     }
 
     /// Each line indented by two.
@@ -103,6 +104,15 @@ impl Table {
     }
 }
 
+/// A name as it is shown: what would end a line of text, or move a terminal's cursor, is written as Rust writes it. (JSON has it as it is.)
+pub(crate) fn one_line(text: &str) -> String {
+    let each = |letter: char| match letter.is_control() {
+        true => letter.escape_default().to_string(),
+        false => letter.to_string(),
+    };
+    text.chars().map(each).collect()
+}
+
 /// The end of a long path, which says more than its beginning.
 pub(crate) fn tail(text: &str, width: usize) -> String {
     let count = text.chars().count();
@@ -127,6 +137,16 @@ mod tests {
         assert_eq!(uptime(93_784.5), "1 d 2 h 3 min");
         assert_eq!(uptime(61.0), "1 min 1 s");
         assert_eq!(tail("footage/day1/take.mov", 9), "…take.mov");
+    }
+
+    #[test]
+    fn a_name_with_a_newline_stays_in_its_line() {
+        let mut table = Table::new(&["name", ">n"]);
+        table.row(vec![String::from("a\nb\x1b[2J"), String::from("1")]);
+        let text = table.text();
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.contains("a\\nb\\u{1b}[2J"), "{text}");
+        assert_eq!(one_line("Müller — é"), "Müller — é");
     }
 
     #[test]

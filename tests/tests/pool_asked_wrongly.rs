@@ -142,3 +142,64 @@ fn an_export_that_cannot_listen_or_has_no_room_says_so_before_it_takes_anything(
     assert!(!world.path("huge").exists());
     world.end();
 }
+
+#[test]
+fn who_asks_for_a_member_hears_whose_it_is_and_who_may_not_look_is_told_that() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    put(&world.path("reel"), 1, MIB).expect("there is room");
+    let rushes = rushes_tests::needs::path_of("rushes");
+    let member = world.member(1).join("pool");
+    let asked = |path: &Path| {
+        let output = Command::new(&rushes)
+            .args(["pool", "ls"])
+            .arg(path)
+            .output();
+        output.expect("it starts")
+    };
+    let catalogue = format!("whose catalogue is {}", world.catalogue().display());
+    refused(&asked(&member), "member 1 of the pool ");
+    refused(&asked(&member.join("objects")), &catalogue);
+
+    // Nobody may enter the catalogue but root.
+    for scratch in world.scratch.path().ancestors() {
+        let _ = run(Command::new("chmod").arg("a+x").arg(scratch));
+    }
+    let as_nobody = |words: &[&str], path: Option<PathBuf>| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        command.arg(&rushes).arg("pool").args(words).args(path);
+        command.output().expect("it starts")
+    };
+    // (Where nobody may run the program, nothing can be asked so.)
+    if as_nobody(&["--help"], None).status.success() {
+        let of_mount = as_nobody(&["where"], Some(world.path("reel")));
+        refused(&of_mount, "you are not allowed to look into");
+        let of_catalogue = as_nobody(&["ls"], Some(world.catalogue()));
+        refused(&of_catalogue, "you are not allowed to look into");
+        refused(
+            &as_nobody(&["ls"], None),
+            "you are not allowed to look into",
+        );
+    }
+    world.end();
+    refused(&asked(&member), "which is not mounted here");
+}
+
+#[test]
+fn no_export_listens_on_port_0() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 60)]) else {
+        return;
+    };
+    let (root, disk) = (world.path(""), world.path("disk"));
+    fs::write(&disk, vec![0; MIB]).expect("written");
+    for (kind, path) in [("nfs", root), ("iscsi", disk)] {
+        let path = path.display().to_string();
+        let output = export::export(
+            &world,
+            &[kind, &path, "--port", "0", "--client", "127.0.0.1"],
+        );
+        refused(&output, "0 is not in 1..");
+    }
+}

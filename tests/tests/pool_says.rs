@@ -257,3 +257,61 @@ fn status_says_whether_a_mount_has_a_keeper_and_what_the_kernel_reads_itself() {
     let said = text(&world);
     assert!(said.contains("in use with a keeper, "), "{said}");
 }
+
+#[test]
+fn the_log_says_once_that_a_member_is_away_or_read_only_and_that_it_is_back() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 40), (EXT4, 40)]) else {
+        return;
+    };
+    put(&world.path("f"), 1, MIB).expect("there is room");
+    let number = world.members_of("f")[0] as usize;
+    let said = |words: &str| {
+        let words = format!(
+            "member {number} ({}) {words}",
+            world.member(number).join("pool").display()
+        );
+        world.log().matches(&words).count()
+    };
+    let until = |words: &str, count: usize| {
+        let end = Instant::now() + Duration::from_secs(60);
+        while said(words) < count {
+            assert!(Instant::now() < end, "nobody says {words}: {}", world.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(said(words), count, "{}", world.log());
+    };
+    for turn in 1..=2 {
+        world.unplug(number);
+        until("is missing", turn);
+        for _ in 0..20 {
+            File::open(world.path("f"))
+                .and_then(|file| file.read_at(&mut [0; 16], 0))
+                .expect_err("its disk is away");
+        }
+        world.plug(number, "loop,ro");
+        until("is mounted read-only", turn);
+        world.unplug(number);
+        world.plug(number, "loop");
+        until("is there again", turn);
+        check(&world.path("f"), 1, MIB);
+    }
+    // (It may have been seen away between the two, and no more often.)
+    assert!((2..=4).contains(&said("is missing")), "{}", world.log());
+    assert!(!world.log().contains("file 1"), "{}", world.log());
+}
+
+#[test]
+fn a_name_with_a_newline_makes_no_second_line() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 40)]) else {
+        return;
+    };
+    let name = "two\nlines";
+    put(&world.path(name), 1, MIB).expect("there is room");
+    let output = Command::new(needs::path_of("rushes"))
+        .args(["pool", "where"])
+        .arg(world.path(name))
+        .output()
+        .expect("rushes starts");
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(shown.contains("two\\nlines: "), "{shown}");
+}
