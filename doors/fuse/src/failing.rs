@@ -97,6 +97,10 @@ impl Door {
         let members = self.pool.members();
         for member in members.iter().filter(|member| member.failing().is_none()) {
             let status = member.status();
+            if member.failing().is_some() {
+                // This look has found it, and that is said of it.
+                continue;
+            }
             match said.of(member, &status.state) {
                 Some((true, sentence)) => tracing::warn!("{sentence}"),
                 Some((false, sentence)) => tracing::info!("{sentence}"),
