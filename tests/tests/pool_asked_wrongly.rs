@@ -163,9 +163,7 @@ fn who_asks_for_a_member_hears_whose_it_is_and_who_may_not_look_is_told_that() {
     refused(&asked(&member.join("objects")), &catalogue);
 
     // Nobody may enter the catalogue but root.
-    for scratch in world.scratch.path().ancestors() {
-        let _ = run(Command::new("chmod").arg("a+x").arg(scratch));
-    }
+    run(Command::new("chmod").arg("a+x").arg(world.scratch.path()));
     let as_nobody = |words: &[&str], path: Option<PathBuf>| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
