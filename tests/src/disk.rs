@@ -197,7 +197,8 @@ impl Drop for Disk {
     }
 }
 
-fn mount_tmpfs(folder: &Path, bytes: u64) {
+/// A tmpfs of so many bytes on a folder.
+pub fn mount_tmpfs(folder: &Path, bytes: u64) {
     run(Command::new("mount")
         .args(["-t", "tmpfs", "-o"])
         .arg(format!("size={bytes}"))

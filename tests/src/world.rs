@@ -4,7 +4,7 @@
 //! Fields end in the order in which they stand, so the disk goes last.
 
 use crate::daemon::{Daemon, DaemonSpec};
-use crate::disk::Disk;
+use crate::disk::{Disk, mount_tmpfs};
 use crate::needs::{Need, all_there, path_of, skip};
 use crate::pattern;
 use crate::scratch::Scratch;
@@ -56,6 +56,8 @@ pub struct Setup {
     pub plain_share: Option<&'static str>,
     /// A folder of the share on which a small tmpfs is mounted before anything is started.
     pub tmpfs_on: Option<&'static str>,
+    /// The daemon's runtime folder is a tmpfs of its own, of so many bytes.
+    pub runtime_bytes: Option<u64>,
 }
 
 impl Default for Setup {
@@ -72,6 +74,7 @@ impl Default for Setup {
             daemon: true,
             plain_share: None,
             tmpfs_on: None,
+            runtime_bytes: None,
         }
     }
 }
@@ -135,6 +138,10 @@ impl World {
         fs::set_permissions(disk.path(), fs::Permissions::from_mode(0o777)).expect("our own mount");
         if let Some(folder) = setup.tmpfs_on {
             disk.mount_tmpfs(folder, 64 << 20);
+        }
+        if let Some(bytes) = setup.runtime_bytes {
+            // (It goes with the scratch folder.)
+            mount_tmpfs(&scratch.folder("run"), bytes);
         }
         let daemon = setup.daemon.then(|| {
             Daemon::start(

@@ -6,14 +6,14 @@
 //! handshake and a mismatch means plain I/O, never a guess.
 //!
 //! History: 1 first layout; 2 writes: lanes, facts, WRITE_BEGIN to HOLD, the user's ids in OPEN; 3 TIMED; 4 pools: their number in
-//! CONNECT, WANTED and FOUND; 5 the part of a striped file in OPEN.
+//! CONNECT, WANTED and FOUND; 5 the part of a striped file in OPEN; 6 a key in the facts.
 
 pub mod facts;
 pub mod lane;
 pub mod reserved;
 
 /// Version of every layout in this file.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// First four bytes of every message on the session socket: "RSH1".
 pub const MAGIC: u32 = 0x3148_5352;

@@ -512,7 +512,7 @@ impl Daemon {
                 }
             }
             Action::GiveMemoryBack { lane, run } => {
-                if let Some(lanes) = &self.lanes {
+                if let Some(lanes) = &mut self.lanes {
                     lanes.give_back(*lane, *run);
                 }
             }
@@ -706,9 +706,12 @@ impl Daemon {
         let forgotten = self.files.forget(id);
         if let Some(written) = forgotten.as_ref().and_then(|file| file.written.as_ref())
             && let Some(lanes) = &mut self.lanes
-            && lanes.reserved.leave(&written.durable)
         {
-            self.give_left_back_soon();
+            let FileKey { device, inode } = written.durable.key;
+            lanes.facts.let_go(device, inode);
+            if lanes.reserved.leave(&written.durable) {
+                self.give_left_back_soon();
+            }
         }
         if let Some(file) = forgotten
             && file.watched

@@ -4,6 +4,7 @@
 use crate::event_loop::Daemon;
 use crate::files::{Chore, TIME_IS_SET, Written};
 use crate::jobs::{Done, Found, Job, Looked, is_container};
+use crate::lanes::Lanes;
 use crate::sessions::OpenHandle;
 use crate::share::Share;
 use crate::worker::Urgency;
@@ -242,7 +243,19 @@ impl Daemon {
     }
 
     /// Remember how a file is written; the latest writer's account counts.
+    ///
+    /// A file that has no place among the facts is left to its clients: what is acknowledged must be known to all doors. (What a former
+    /// daemon left of a file has its place: that is never given away before its last byte is written.)
     fn may_be_written(&mut self, id: FileId, looked: Looked) -> Option<WriteWay> {
+        let key = self.files.get(id)?.key;
+        let is_written = matches!(looked, Looked::Writable(_));
+        let keeps = |lanes: &mut Lanes| lanes.facts.keep(key.device, key.inode);
+        let has_place = !is_written || self.lanes.as_mut().is_none_or(keeps);
+        if !has_place {
+            self.say_once(String::from(
+                "a file is written by its clients: its bucket of the facts is full, as many files are being written",
+            ));
+        }
         let file = self.files.get_mut(id)?;
         let written = match looked {
             Looked::Not => return None,
@@ -268,7 +281,10 @@ impl Daemon {
                 });
             }
         }
-        Some(WriteWay::Cached)
+        Some(match has_place {
+            true => WriteWay::Cached,
+            false => WriteWay::Through,
+        })
     }
 
     /// Device and where the file system starts on it; a subvolume lies where its share lies.

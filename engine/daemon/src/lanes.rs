@@ -38,6 +38,8 @@ struct Lane {
     is_told: bool,
     /// Pieces that a former daemon left and that the core is not told of yet: their files could not be had.
     kept: HashSet<u32>,
+    /// Pages before this one have their memory, or a session that was granted them is taking it.
+    backed_to: u32,
 }
 
 impl Lane {
@@ -52,7 +54,15 @@ impl Lane {
             is_used: false,
             is_told: false,
             kept: HashSet::new(),
+            backed_to: 0,
         }
+    }
+
+    /// Memory that the folder must have for these pages.
+    fn needed(&self, runs: &Runs) -> u64 {
+        let end = |run: &PageRun| run.first + run.count;
+        let end = runs.as_slice().iter().map(end).max().unwrap_or(0);
+        u64::from(end.saturating_sub(self.backed_to)) * PAGE_BYTES
     }
 }
 
@@ -261,16 +271,27 @@ impl Lanes {
         PIECE_COUNT
     }
 
-    /// Pages are in a session's hands, and `record` will be theirs: see that it has memory.
-    pub(crate) fn granted(&mut self, id: LaneId, record: u32) -> io::Result<()> {
+    /// Pages are in a session's hands, and `record` will be theirs: see that it has memory, and that they can have theirs. (Whoever takes
+    /// it first has it: the door looks again before it stores anything there.)
+    pub(crate) fn granted(&mut self, id: LaneId, record: u32, runs: &Runs) -> io::Result<()> {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return Err(io::ErrorKind::NotFound.into());
         };
+        let needed = lane.needed(runs);
+        if needed > 0 {
+            let found = rustix::fs::fstatfs(lane.file.bytes_fd())?;
+            let free = found.f_bavail.saturating_mul(found.f_bsize as u64);
+            // (A tmpfs without a limit has no blocks at all.)
+            if found.f_blocks > 0 && free < needed {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+        }
         // Each grant that is out may bring another file.
         let files = lane.next_file + lane.grant_count + 1;
         lane.file.make_ready(files.max(record + 1))?;
         lane.grant_count += 1;
         lane.is_used = true;
+        lane.backed_to += (needed / PAGE_BYTES) as u32;
         Ok(())
     }
 
@@ -403,12 +424,13 @@ impl Lanes {
     }
 
     /// Pages at a lane's end that are not in use give their memory back.
-    pub(crate) fn give_back(&self, id: LaneId, run: PageRun) {
+    pub(crate) fn give_back(&mut self, id: LaneId, run: PageRun) {
         // What is kept lies in pages that the core takes for free.
-        if let Some(lane) = self.lanes.get(&id).filter(|lane| lane.kept.is_empty())
-            && let Err(error) = lane.file.give_memory_back(run.first, run.count)
-        {
-            tracing::warn!("lane {}: memory cannot be given back: {error}", id.0);
+        if let Some(lane) = (self.lanes.get_mut(&id)).filter(|lane| lane.kept.is_empty()) {
+            lane.backed_to = lane.backed_to.min(run.first);
+            if let Err(error) = lane.file.give_memory_back(run.first, run.count) {
+                tracing::warn!("lane {}: memory cannot be given back: {error}", id.0);
+            }
         }
     }
 
@@ -418,6 +440,7 @@ impl Lanes {
             let holds = !lane.pieces.is_empty() || !lane.kept.is_empty();
             if lane.is_used && !holds && lane.grant_count == 0 {
                 lane.is_used = false;
+                lane.backed_to = 0;
                 let pages = lane.file.head().page_count;
                 if let Err(error) = lane.file.give_memory_back(0, pages) {
                     tracing::debug!("a lane's memory could not be given back: {error}");
@@ -666,7 +689,7 @@ mod tests {
         let (one, two) = (written(10), written(20));
         let range = ByteRange::new(0, 4096);
         for (record, file, durable) in [(0, 1, &one), (1, 2, &two), (2, 1, &one)] {
-            lanes.granted(id, record).unwrap();
+            lanes.granted(id, record, &runs(record, 1)).unwrap();
             let file = (FileId(file), durable);
             assert!(lanes.publish(id, record, file, (range, runs(record, 1)), RequestId(9)));
             lanes.grant_ended(id);
@@ -685,7 +708,7 @@ mod tests {
         lanes.strike(id, 2);
         assert_eq!(read(&lanes), [20]);
         // The name that became free is given to the next.
-        lanes.granted(id, 0).unwrap();
+        lanes.granted(id, 0, &runs(0, 1)).unwrap();
         lanes.publish(
             id,
             0,

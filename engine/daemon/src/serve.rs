@@ -194,7 +194,10 @@ fn no_plain_changes(lanes: &Path, notes: &mut Vec<String>) -> Option<NoPlainChan
     if waited_ms > 100 {
         tracing::warn!("waited {waited_ms} ms for changes that doors had begun without a daemon");
     }
-    if let Err(error) = &found {
+    // (That there is no room is said by who needs it next.)
+    if let Err(error) = &found
+        && error.kind() != std::io::ErrorKind::StorageFull
+    {
         notes.push(format!(
             "a change that a door began without a daemon has not ended in {} s (a disk that does not answer?): serving without waiting \
              for it; should others write to the same file now, one of them may be lost ({error})",

@@ -83,7 +83,7 @@ impl Daemon {
     ) -> ReplyBody<'a> {
         let lane = self.sessions.seats.get(&session).and_then(|seat| seat.lane);
         let ready = match (&mut self.lanes, lane) {
-            (Some(lanes), Some(lane)) => lanes.granted(lane, record),
+            (Some(lanes), Some(lane)) => lanes.granted(lane, record, &runs),
             _ => Err(std::io::ErrorKind::NotFound.into()),
         };
         match ready {
@@ -151,8 +151,12 @@ impl Daemon {
             generation: known_generation(generation_of(&written.durable.handle)),
         };
         if !lanes.facts.set(file.key.device, file.key.inode, fact) {
+            // A place is kept for each file that is written through a lane; only a daemon of version 1 of the table may have left one
+            // that never had any.
             tracing::error!(
-                "the length of {:?} cannot be told to doors: too many files are being written",
+                "the length of {:?}, of which a former daemon left bytes, cannot be told to doors: its bucket of the facts is full; \
+                 expected a place for each file with bytes in a lane. Clients that read or change it before these bytes are \
+                 written do not see them",
                 file.path
             );
         }

@@ -8,7 +8,7 @@
 use rushes_core::format::facts::*;
 use rushes_core::units::{Duration, Instant};
 use rushes_sys::{Access, Mapping, SysError, clock};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, ftruncate, open};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstat, open};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,34 +36,55 @@ fn is_mark(device: u64) -> bool {
     reserved_mark(device) == device
 }
 
+/// A file's place in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    /// Byte offset of its entry.
+    start: usize,
+    /// Doors find something there.
+    is_told: bool,
+    /// Nobody else gets it, also while nothing is told.
+    is_kept: bool,
+}
+
 /// The daemon's end.
 #[derive(Debug)]
 pub struct FactsTable {
     readers: OwnedFd,
     table: Mapping,
-    /// Byte offset of each file's entry.
-    places: HashMap<(u64, u64), usize>,
+    key: Key,
+    places: HashMap<(u64, u64), Place>,
+    /// Entries of `places`.
+    taken: HashSet<usize>,
 }
 
 impl FactsTable {
-    /// The table in this folder, with what a former daemon has set; made if there is none. Its memory is taken as it is used.
+    /// The table in this folder, with what a former daemon has set; made if there is none. All its memory is taken at once: a page
+    /// that a full tmpfs cannot give would be a SIGBUS, also for a door that only looks.
     pub fn open(folder: &Path) -> Result<FactsTable, SysError> {
         let path = folder.join("facts");
         let about = || path.display().to_string();
         let failed = |error: io::Error| SysError::new("open the facts", about(), error);
+        let taken = |error| SysError::new("take 4 MiB of memory for the facts", about(), error);
         let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = open_file(folder, "facts", BYTES).map_err(failed)?;
+        let file = open_file(folder, "facts", BYTES).map_err(taken)?;
         let table = Mapping::shared(&file, BYTES, Access::ReadWrite).map_err(failed)?;
         let readers =
             open(&path, flags | OFlags::RDONLY, Mode::empty()).map_err(|e| failed(e.into()))?;
         let mut facts = FactsTable {
             readers,
             table,
+            key: Key::default(),
             places: HashMap::new(),
+            taken: HashSet::new(),
         };
+        facts.key = key_in(&facts.table);
         facts.take_over();
         // From now on somebody is at it.
         facts.word(LEFT_AT, 0).store(0, Release);
+        if facts.places.is_empty() && facts.key == Key::default() {
+            facts.choose_key();
+        }
         Ok(facts)
     }
 
@@ -81,7 +102,7 @@ impl FactsTable {
             let mut inode = self.word(start, word::INODE).load(Relaxed);
             let device = self.word(start, word::DEVICE).load(Relaxed);
             if !sequence.is_multiple_of(2) {
-                let bucket = bucket_of(device, inode);
+                let bucket = self.key.bucket_of(device, inode);
                 if !(bucket..bucket + WAYS * ENTRY_WORDS * 8).contains(&start) {
                     inode = 0;
                     self.word(start, word::INODE).store(inode, Relaxed);
@@ -90,8 +111,28 @@ impl FactsTable {
                     .store(sequence.wrapping_add(1), Release);
             }
             if inode != 0 {
-                self.places.insert((device, inode), start);
+                let place = Place {
+                    start,
+                    is_told: true,
+                    is_kept: false,
+                };
+                self.places.insert((device, inode), place);
+                self.taken.insert(start);
             }
+        }
+    }
+
+    /// Nothing is in it, so that nothing is looked for under the old one.
+    fn choose_key(&mut self) {
+        let mut bytes = [0; 16];
+        if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(16) {
+            // Without chance it stays as it is, which costs nobody a byte.
+            return;
+        }
+        let number = u128::from_ne_bytes(bytes);
+        self.key = Key([number as u64, (number >> 64) as u64]);
+        for (place, word) in KEY.into_iter().zip(self.key.0) {
+            self.table.word64(place).store(word, Release);
         }
     }
 
@@ -137,20 +178,23 @@ impl FactsTable {
 
     /// Files in it whose bytes the file system does not have yet.
     pub fn count(&self) -> usize {
-        let is_fact = |(device, _): &&(u64, u64)| !is_mark(*device);
-        self.places.keys().filter(is_fact).count()
+        let is_fact =
+            |((device, _), place): &(&(u64, u64), &Place)| !is_mark(*device) && place.is_told;
+        self.places.iter().filter(is_fact).count()
     }
 
     /// The same without these.
     pub fn count_without(&self, files: &HashSet<(u64, u64)>) -> usize {
-        let others = |file: &&(u64, u64)| !is_mark(file.0) && !files.contains(file);
-        self.places.keys().filter(others).count()
+        let others = |(file, place): &(&(u64, u64), &Place)| {
+            !is_mark(file.0) && place.is_told && !files.contains(file)
+        };
+        self.places.iter().filter(others).count()
     }
 
     /// Say that blocks lie behind a file's end that are ours. (Without room for that doors show the file system's word.)
     pub fn set_reserved(&mut self, device: u64, inode: u64) {
         let mark = reserved_mark(device);
-        if !self.places.contains_key(&(mark, inode)) {
+        if !self.is_told(mark, inode) {
             let fact = FileFact {
                 size: 0,
                 changed_ns: 0,
@@ -163,8 +207,8 @@ impl FactsTable {
     /// What the file took on its disk before; the first word counts.
     pub fn set_taken_before(&mut self, device: u64, inode: u64, bytes: u64) {
         let mark = reserved_mark(device);
-        let known = self.places.get(&(mark, inode));
-        if known.is_some_and(|start| self.word(*start, word::SIZE).load(Relaxed) == 0) {
+        let known = self.told(mark, inode);
+        if known.is_some_and(|start| self.word(start, word::SIZE).load(Relaxed) == 0) {
             let fact = FileFact {
                 size: bytes.max(1),
                 changed_ns: 0,
@@ -179,22 +223,70 @@ impl FactsTable {
         self.clear(reserved_mark(device), inode);
     }
 
-    /// Say what a file looks like. False: its bucket is full.
-    pub fn set(&mut self, device: u64, inode: u64, fact: FileFact) -> bool {
-        let start = match self.places.get(&(device, inode)) {
-            Some(&start) => start,
-            None => {
-                let bucket = bucket_of(device, inode);
-                let free = (0..WAYS)
-                    .map(|way| bucket + way * ENTRY_WORDS * 8)
-                    .find(|start| self.word(*start, word::INODE).load(Relaxed) == 0);
-                let Some(start) = free else {
-                    return false;
-                };
-                self.places.insert((device, inode), start);
-                start
-            }
+    /// Where something is told of a file.
+    fn told(&self, device: u64, inode: u64) -> Option<usize> {
+        let place = self.places.get(&(device, inode))?;
+        place.is_told.then_some(place.start)
+    }
+
+    fn is_told(&self, device: u64, inode: u64) -> bool {
+        self.told(device, inode).is_some()
+    }
+
+    /// A file's place; one that is nobody's if it has none. None: there is none left in its bucket.
+    fn place(&mut self, device: u64, inode: u64) -> Option<&mut Place> {
+        let known = (device, inode);
+        if !self.places.contains_key(&known) {
+            let bucket = self.key.bucket_of(device, inode);
+            let start = (0..WAYS)
+                .map(|way| bucket + way * ENTRY_WORDS * 8)
+                .find(|start| !self.taken.contains(start))?;
+            self.taken.insert(start);
+            let place = Place {
+                start,
+                is_told: false,
+                is_kept: false,
+            };
+            self.places.insert(known, place);
+        }
+        self.places.get_mut(&known)
+    }
+
+    fn leave_if_unused(&mut self, device: u64, inode: u64) {
+        if let Some(place) = self.places.get(&(device, inode))
+            && !place.is_told
+            && !place.is_kept
+        {
+            self.taken.remove(&place.start);
+            self.places.remove(&(device, inode));
+        }
+    }
+
+    /// Bytes of a file are about to be taken: from now on [`FactsTable::set`] cannot fail for it, until [`FactsTable::let_go`]. False: its
+    /// bucket is full, and nothing of it may be taken.
+    pub fn keep(&mut self, device: u64, inode: u64) -> bool {
+        let Some(place) = self.place(device, inode) else {
+            return false;
         };
+        place.is_kept = true;
+        true
+    }
+
+    /// No more of a file's bytes are taken. What is told of it stays until it is cleared.
+    pub fn let_go(&mut self, device: u64, inode: u64) {
+        if let Some(place) = self.places.get_mut(&(device, inode)) {
+            place.is_kept = false;
+        }
+        self.leave_if_unused(device, inode);
+    }
+
+    /// Say what a file looks like. False: its bucket is full, which cannot be while a place is kept for it.
+    pub fn set(&mut self, device: u64, inode: u64, fact: FileFact) -> bool {
+        let Some(place) = self.place(device, inode) else {
+            return false;
+        };
+        place.is_told = true;
+        let start = place.start;
         self.change(start, |table| {
             table.word(start, word::DEVICE).store(device, Relaxed);
             table.word(start, word::INODE).store(inode, Relaxed);
@@ -209,7 +301,7 @@ impl FactsTable {
 
     /// Say when a file was changed, if anything is said of it.
     pub fn set_time(&mut self, device: u64, inode: u64, changed_ns: i64) {
-        if let Some(&start) = self.places.get(&(device, inode)) {
+        if let Some(start) = self.told(device, inode) {
             self.change(start, |table| {
                 let changed = changed_ns as u64;
                 table.word(start, word::CHANGED).store(changed, Relaxed);
@@ -219,11 +311,16 @@ impl FactsTable {
 
     /// The file system knows it all.
     pub fn clear(&mut self, device: u64, inode: u64) {
-        if let Some(start) = self.places.remove(&(device, inode)) {
-            self.change(start, |table| {
-                table.word(start, word::INODE).store(0, Relaxed);
-            });
+        let Some(start) = self.told(device, inode) else {
+            return;
+        };
+        self.change(start, |table| {
+            table.word(start, word::INODE).store(0, Relaxed);
+        });
+        if let Some(place) = self.places.get_mut(&(device, inode)) {
+            place.is_told = false;
         }
+        self.leave_if_unused(device, inode);
     }
 
     fn change(&self, start: usize, change: impl FnOnce(&FactsTable)) {
@@ -275,14 +372,21 @@ impl NoPlainChanges {
     }
 }
 
-/// A file of ours in the folder of lanes, made if there is none. It is never cut.
+/// A file of ours in the folder of lanes, made if there is none, with memory for so much of it. It is never cut.
+///
+/// Errors   ENOSPC: it is then as short as it was, and no door maps it.
 fn open_file(folder: &Path, name: &str, bytes: usize) -> io::Result<OwnedFd> {
     let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CREATE;
     let file = open(folder.join(name), flags, Mode::RUSR | Mode::WUSR)?;
-    if (fstat(&file)?.st_size as u64) < bytes as u64 {
-        ftruncate(&file, bytes as u64)?;
+    if bytes > 0 {
+        fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
     }
     Ok(file)
+}
+
+/// By what a table places files.
+fn key_in(table: &Mapping) -> Key {
+    Key(KEY.map(|place| table.word64(place).load(Acquire)))
 }
 
 /// A door's end.
@@ -359,7 +463,7 @@ impl FactsView {
 
     /// What a door must know of a file beyond what the file system says. None: nothing.
     pub fn of(&self, device: u64, inode: u64) -> Option<FileFact> {
-        let bucket = bucket_of(device, inode);
+        let bucket = key_in(&self.table).bucket_of(device, inode);
         (0..WAYS).find_map(|way| self.entry(bucket + way * ENTRY_WORDS * 8, device, inode))
     }
 
@@ -525,7 +629,7 @@ mod tests {
         first.set(1, 2, fact(5));
         first.set(1, 3, fact(6));
         // It dies in the middle of a change.
-        let start = first.places[&(1, 3)];
+        let start = first.places[&(1, 3)].start;
         first.word(start, word::SEQUENCE).store(99, Relaxed);
         assert!(!view.is_left());
         first.leave();
@@ -590,21 +694,113 @@ mod tests {
         assert!(given.plain_changes_begin());
     }
 
+    /// Files whose entries lie in one bucket.
+    fn same_bucket(table: &FactsTable, count: usize) -> Vec<u64> {
+        let bucket = table.key.bucket_of(1, 1);
+        (1..)
+            .filter(|&inode| table.key.bucket_of(1, inode) == bucket)
+            .take(count)
+            .collect()
+    }
+
     #[test]
     fn full_bucket_is_said() {
         let folder = Folder::new();
         let mut table = FactsTable::open(&folder.0).unwrap();
-        let bucket = bucket_of(1, 1);
-        let same: Vec<u64> = (1..)
-            .filter(|&inode| bucket_of(1, inode) == bucket)
-            .take(WAYS + 1)
-            .collect();
+        let same = same_bucket(&table, WAYS + 1);
         for &inode in &same[..WAYS] {
             assert!(table.set(1, inode, fact(1)));
         }
-        assert!(!table.set(1, same[WAYS], fact(1)));
+        assert!(!table.set(1, same[WAYS], fact(1)) && !table.keep(1, same[WAYS]));
         table.clear(1, same[3]);
         assert!(table.set(1, same[WAYS], fact(1)));
+    }
+
+    #[test]
+    fn a_place_that_is_kept_is_there_when_it_is_needed() {
+        let folder = Folder::new();
+        let mut table = FactsTable::open(&folder.0).unwrap();
+        let view = FactsView::map(table.session_fd()).unwrap();
+        let same = same_bucket(&table, WAYS + 1);
+        let (last, others) = same.split_last().unwrap();
+        for &inode in others {
+            assert!(table.keep(1, inode));
+        }
+        // Nothing is told yet; and yet the bucket is full.
+        assert!(view.is_empty() && table.count() == 0 && view.of(1, others[0]).is_none());
+        assert!(!table.keep(1, *last) && !table.set(1, *last, fact(1)));
+        for &inode in others {
+            assert!(table.keep(1, inode) && table.set(1, inode, fact(inode)));
+        }
+        // Told and cleared: it is kept still. Let go: what is told stays.
+        table.clear(1, others[0]);
+        assert!(!table.keep(1, *last));
+        table.let_go(1, others[1]);
+        assert!(!table.keep(1, *last));
+        assert_eq!(view.of(1, others[1]), Some(fact(others[1])));
+        table.clear(1, others[1]);
+        assert!(table.keep(1, *last));
+        table.let_go(1, *last);
+        table.let_go(1, *last);
+        assert!(table.keep(1, others[1]));
+        table.let_go(1, others[0]);
+        assert!(table.keep(1, *last));
+    }
+
+    #[test]
+    fn each_table_places_files_by_a_key_of_its_own_which_doors_find_in_it() {
+        let folders = (Folder::new(), Folder::new());
+        let one = FactsTable::open(&folders.0.0).unwrap();
+        let other = FactsTable::open(&folders.1.0).unwrap();
+        assert!(one.key != Key::default() && one.key != other.key);
+        let key = one.key;
+        drop(one);
+        let mut one = FactsTable::open(&folders.0.0).unwrap();
+        assert_eq!(one.key, key);
+        // An entry where the key stands leaves it alone.
+        for inode in 1..=3000 {
+            one.keep(1, inode);
+            one.set(1, inode, fact(inode));
+            one.clear(1, inode);
+        }
+        assert_eq!(key_in(&one.table), key);
+    }
+
+    #[test]
+    fn a_table_of_version_1_is_good_and_gets_a_key_when_nothing_is_in_it() {
+        let folder = Folder::new();
+        // As that version made it: a hole.
+        let mut options = std::fs::File::options();
+        let made = options.read(true).write(true).create(true);
+        let file = made.open(folder.0.join("facts")).unwrap();
+        file.set_len(BYTES as u64).unwrap();
+        let table = Mapping::shared(&file, BYTES, Access::ReadWrite).unwrap();
+        let start = Key::default().bucket_of(5, 77);
+        for (word, value) in [(word::DEVICE, 5), (word::INODE, 77), (word::SIZE, 9)] {
+            table.word64(start + word * 8).store(value, Relaxed);
+        }
+        let mut first = FactsTable::open(&folder.0).unwrap();
+        let view = FactsView::map(first.session_fd()).unwrap();
+        assert_eq!((first.key, first.count()), (Key::default(), 1));
+        assert_eq!(view.of(5, 77).map(|fact| fact.size), Some(9));
+        assert!(first.set(5, 78, fact(3)) && view.of(5, 78) == Some(fact(3)));
+        first.clear(5, 77);
+        first.clear(5, 78);
+        drop(first);
+        let mut second = FactsTable::open(&folder.0).unwrap();
+        assert_ne!(second.key, Key::default());
+        // The door of the former daemon follows.
+        assert!(second.set(5, 77, fact(4)) && view.of(5, 77) == Some(fact(4)));
+    }
+
+    #[test]
+    fn its_memory_is_taken_when_it_is_made() {
+        use std::os::unix::fs::MetadataExt;
+        let folder = Folder::new();
+        let table = FactsTable::open(&folder.0).unwrap();
+        let taken = std::fs::metadata(folder.0.join("facts")).unwrap().blocks() * 512;
+        assert!(taken >= BYTES as u64, "{taken} of {BYTES}");
+        drop(table);
     }
 
     #[test]

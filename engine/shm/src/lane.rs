@@ -8,7 +8,8 @@
 //!
 //! Both are files on tmpfs in a folder that only root can enter: they outlive daemon and session, and nothing else does. The daemon never
 //! touches the bytes through its mapping (a session that cut its file short would kill it by SIGBUS): the kernel reads them for
-//! the device, and copies go through `pread`.
+//! the device, and copies go through `pread`. What may be a hole of the table is read by `pread`, too: a look at it through a mapping takes
+//! memory, and is a SIGBUS where there is none.
 
 use rushes_core::format::lane::*;
 use rushes_core::units::LaneId;
@@ -102,12 +103,19 @@ impl LaneFile {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
         let table = open(table_path(folder, lane), flags, mode).map_err(|e| made(e.into()))?;
-        let bytes = open(bytes_path(folder, lane), flags, mode).map_err(|e| made(e.into()))?;
-        ftruncate(&table, place::BYTES as u64).map_err(|e| made(e.into()))?;
         let size = u64::from(head.page_count) * PAGE_BYTES;
-        ftruncate(&bytes, size).map_err(|e| made(e.into()))?;
-        fallocate(&table, FallocateFlags::empty(), 0, place::FILES as u64)
-            .map_err(|e| made(e.into()))?;
+        let filled = || {
+            let bytes = open(bytes_path(folder, lane), flags, mode)?;
+            ftruncate(&table, place::BYTES as u64)?;
+            ftruncate(&bytes, size)?;
+            fallocate(&table, FallocateFlags::empty(), 0, place::FILES as u64)?;
+            Ok(bytes)
+        };
+        let bytes = filled().map_err(|error: rustix::io::Errno| {
+            // It is no lane yet, and nobody has heard of it.
+            remove(folder, lane);
+            made(error.into())
+        })?;
         let lane = LaneFile::map(folder, head, bytes, table)?;
         // Last: without a head it is no lane.
         lane.store_all(place::HEAD, &head_words(&head));
@@ -151,7 +159,7 @@ impl LaneFile {
             secret: 0,
         };
         let mut file = LaneFile::map(folder, unread, bytes, table)?;
-        let words: [u64; HEAD_WORDS] = file.load(place::HEAD);
+        let words: [u64; HEAD_WORDS] = file.read(place::HEAD).map_err(failed)?;
         if words == [0; HEAD_WORDS] {
             remove(folder, lane);
             return Ok(None);
@@ -306,7 +314,9 @@ impl LaneFile {
         if record >= FILE_COUNT {
             return Ok(None);
         }
-        file_of(&self.load(file_place(record))).map_err(|damage| LaneFault::Record {
+        let words = self.read(file_place(record));
+        let failed = |error| SysError::new("read", self.folder.display().to_string(), error);
+        file_of(&words.map_err(failed)?).map_err(|damage| LaneFault::Record {
             what: "file",
             record,
             damage,
@@ -316,8 +326,11 @@ impl LaneFile {
     /// Its pieces, in order of commit.
     pub fn pieces(&self) -> Result<Vec<(u32, State, PieceRecord)>, LaneFault> {
         let mut pieces = Vec::new();
-        for record in 0..PIECE_COUNT {
-            let words: [u64; PIECE_WORDS] = self.load(piece_place(record));
+        let mut table = vec![0; PIECE_COUNT as usize * PIECE_WORDS * 8];
+        let failed = |error| SysError::new("read", self.folder.display().to_string(), error);
+        self.read_exact(place::PIECES, &mut table).map_err(failed)?;
+        for (record, words) in (0..).zip(table.as_chunks::<{ PIECE_WORDS * 8 }>().0) {
+            let words: [u64; PIECE_WORDS] = words_of(words);
             match piece_of(&words) {
                 Ok(None) => {}
                 Ok(Some((state, piece))) => pieces.push((record, state, piece)),
@@ -337,6 +350,26 @@ impl LaneFile {
     /// Nothing is in it and nobody writes to it: its files go.
     pub fn remove(self) {
         remove(&self.folder, LaneId(self.head.lane));
+    }
+
+    /// Words of the table that may lie in a hole, as nobody else has them now.
+    fn read<const N: usize>(&self, start: usize) -> io::Result<[u64; N]> {
+        let mut bytes = vec![0; N * 8];
+        self.read_exact(start, &mut bytes)?;
+        Ok(words_of(&bytes))
+    }
+
+    fn read_exact(&self, start: usize, to: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while let Some(rest) = to.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match rustix::io::pread(&self.table_fd, rest, (start + done) as u64) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => done += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     fn load<const N: usize>(&self, start: usize) -> [u64; N] {
@@ -363,6 +396,15 @@ impl LaneFile {
             self.table.word64(start).store(*first, Release);
         }
     }
+}
+
+/// The words of a record. Those that the bytes do not have are zero.
+fn words_of<const N: usize>(bytes: &[u8]) -> [u64; N] {
+    let mut words = [0; N];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_ne_bytes(*bytes);
+    }
+    words
 }
 
 /// Delete a lane with what is in it.

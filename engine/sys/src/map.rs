@@ -151,6 +151,24 @@ impl Mapping {
         }
     }
 
+    /// Fault a part of it in for writing, so that a store there finds its memory: none left would be a SIGBUS.
+    ///
+    /// Errors   EFAULT: there is none left; EINVAL: a kernel before Linux 5.14, or a part that is not of this mapping.
+    pub fn populate_part(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: the range is ours (checked); this touches pages without changing contents.
+        let result = unsafe {
+            rustix::mm::madvise(
+                self.start.as_ptr().add(offset).cast(),
+                bytes,
+                rustix::mm::Advice::LinuxPopulateWrite,
+            )
+        };
+        Ok(result?)
+    }
+
     /// Fault all of it in and keep it in memory (mlock(2)).
     pub fn lock(&self) -> io::Result<()> {
         // SAFETY: the range is ours; locking changes no contents.

@@ -2,6 +2,7 @@
 //! Writing, at the door's end: pages of the lane are asked for, filled, and given over.
 
 use super::*;
+use rustix::fs::{FallocateFlags, fallocate};
 
 impl Client {
     /// Start a write from `buffer`; [`Client::poll`] reports its end: all of it was acknowledged, or nothing. None: not taken,
@@ -185,6 +186,16 @@ impl Client {
             }
             return;
         };
+        if !self.has_memory(&runs) {
+            // The lanes' folder is full: as if it had not been granted.
+            self.drop_part(key, true);
+            self.push_urgent(key, op::WRITE_ABORT);
+            let plain = Reply {
+                errno: PLAIN,
+                ..*reply
+            };
+            return self.end_ticket(ticket, &plain);
+        }
         self.copy_to_lane(ticket, reply.first_offset, &runs);
         if let Some(part) = self.parts.get_mut(key) {
             part.use_ = PartUse::WriteEnd { ticket };
@@ -201,6 +212,25 @@ impl Client {
             ..Request::default()
         });
         self.urgent = true;
+    }
+
+    /// See that pages of the lane have memory: to store where none is left would end the process.
+    fn has_memory(&self, runs: &Runs) -> bool {
+        let Some(lane) = &self.lane else {
+            return false;
+        };
+        runs.as_slice().iter().all(|run| {
+            let start = u64::from(run.first) * PAGE_BYTES;
+            let bytes = u64::from(run.count) * PAGE_BYTES;
+            let taken = lane.bytes.populate_part(start as usize, bytes as usize);
+            match taken {
+                // A kernel before Linux 5.14.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                    fallocate(&lane.file, FallocateFlags::empty(), start, bytes).is_ok()
+                }
+                other => other.is_ok(),
+            }
+        })
     }
 
     fn copy_to_lane(&self, key: TicketKey, first_offset: u32, runs: &Runs) {
