@@ -501,6 +501,7 @@ impl Checker {
                 | Action::Clean { .. }
                 | Action::Reserve { .. }
                 | Action::Sync { .. }
+                | Action::WriteOut { .. }
                 | Action::Flush { .. }
                 | Action::Trim { .. } => {
                     self.wrong(now, || format!("{action:?}, but nobody has a lane"));

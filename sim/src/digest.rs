@@ -377,6 +377,7 @@ impl Digest {
                     self.range(*needed);
                 }
                 Action::Sync { file } => self.all([116, u64::from(file.0)]),
+                Action::WriteOut { file } => self.all([127, u64::from(file.0)]),
                 Action::Flush { device } => self.all([125, u64::from(device.0)]),
                 Action::Trim { file, size } => self.all([117, u64::from(file.0), size.0]),
                 Action::OpenNeighbour { beside, name } => {

@@ -813,7 +813,7 @@ impl World {
                 self.trim(file, size.0);
                 self.later(TURN, Event::Settled { file, version: 1 });
             }
-            Action::Sync { file } => {
+            Action::Sync { file } | Action::WriteOut { file } => {
                 let result = Ok(());
                 self.later(TURN, Event::Synced { file, result });
             }

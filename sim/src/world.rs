@@ -788,6 +788,7 @@ impl World {
             | Action::Clean { .. }
             | Action::Reserve { .. }
             | Action::Sync { .. }
+            | Action::WriteOut { .. }
             | Action::Flush { .. }
             | Action::Trim { .. } => {}
         }

@@ -3,10 +3,10 @@
 //! killed; and what cannot be kept is said before it is acknowledged.
 
 use rushes_tests::disk::run;
-use rushes_tests::fsx::{client, world};
+use rushes_tests::fsx::{client, setup, world};
 use rushes_tests::pattern;
 use rushes_tests::smb2::{DISK_FULL, Disposition, QUOTA_EXCEEDED, Status};
-use rushes_tests::world::{Backing, World};
+use rushes_tests::world::{Backing, Setup, World};
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -383,4 +383,92 @@ fn a_quota_is_told_before_bytes_are_acknowledged() {
     let lengths = written..written + BLOCK as u64;
     assert!(lengths.contains(&(found.len() as u64)), "{}", found.len());
     pattern::check(5, 0, &found, "within the limit");
+}
+
+/// The kernel says once that it could not write what was in its cache, to each who has the file open, and takes it for written from then
+/// on. The bytes are less than a page, so that they go that way.
+#[test]
+fn what_the_kernel_could_not_write_is_on_the_disk_when_a_flush_is_answered_well() {
+    let Some(mut world) = world(Backing::Slow) else {
+        return;
+    };
+    world.put("take.mov", 1, 4 << 20);
+    let path = world.path("take.mov");
+    let offset = (1 << 20) + 100;
+    let place = world.disk.physical(&path, 1 << 20) & !4095;
+    let client = client(&world);
+    let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
+    let bytes = pattern::bytes(2, offset, 1000);
+    client.write(file, offset, &bytes).expect("it is in memory");
+    world.everything_is_written();
+    // The kernel tries to write it, and another hears that it cannot.
+    world.disk.tell(&format!("fail write {place} 4096"));
+    let synced = Command::new("sync").arg(&path).output().expect("coreutils");
+    assert!(!synced.status.success(), "the disk fails");
+    world.disk.tell("clear");
+    let end = Instant::now() + Duration::from_secs(20);
+    while client.flush(file).is_err() {
+        assert!(Instant::now() < end, "the disk works again");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // (What the kernel has in memory is right, whatever the disk has.)
+    fs::write("/proc/sys/vm/drop_caches", "1").expect("root may drop caches");
+    let found = fs::read(&path).expect("the file is there");
+    let place = offset as usize..offset as usize + bytes.len();
+    assert!(found[place] == bytes, "answered well, and not on the disk");
+}
+
+/// Fill it to the last byte.
+fn fill(path: &std::path::Path) {
+    use std::io::Write;
+    let mut file = File::create(path).expect("a file without bytes");
+    for size in [1 << 20, 4096] {
+        while file.write_all(&vec![1; size]).is_ok() {}
+    }
+}
+
+#[test]
+fn a_full_runtime_folder_costs_no_byte_and_nobody_his_life() {
+    let made = World::build(&Setup {
+        runtime_bytes: Some(24 << 20),
+        ..setup("64MiB")
+    });
+    let Some(mut world) = made else {
+        return;
+    };
+    let filler = world.scratch.folder("run").join("filler");
+    let first = client(&world);
+    let (file, _) = first.open("a.mov", Disposition::OpenIf).expect("made");
+    let write = |client: &rushes_tests::smb2::Connection, file, from: usize, to: usize| {
+        for at in (from..to).step_by(BLOCK) {
+            let bytes = pattern::bytes(1, at as u64, BLOCK);
+            let written = client.write(file, at as u64, &bytes);
+            written.unwrap_or_else(|status| panic!("at {at}: {status:?}"));
+        }
+    };
+    write(&first, file, 0, 1 << 20);
+    fill(&filler);
+    write(&first, file, 1 << 20, 16 << 20);
+    first.flush(file).expect("it is on the disk");
+    let log = world.daemon().log();
+    assert!(log.contains("no room"), "it is said:\n{log}");
+    // Who comes now gets no lane, and nobody is put out.
+    let second = client(&world);
+    let (other, _) = second.open("b.mov", Disposition::OpenIf).expect("made");
+    write(&second, other, 0, 2 << 20);
+    second.flush(other).expect("it is on the disk");
+    // Nor is what a daemon leaves lost on one that finds no room.
+    write(&first, file, 16 << 20, 17 << 20);
+    world.daemon().kill();
+    world.daemon().start_again();
+    write(&first, file, 17 << 20, 18 << 20);
+    fs::remove_file(&filler).expect("our own");
+    write(&first, file, 18 << 20, 20 << 20);
+    write(&second, other, 2 << 20, 4 << 20);
+    world.everything_is_written();
+    for (name, length) in [("a.mov", 20 << 20), ("b.mov", 4 << 20)] {
+        let found = fs::read(world.path(name)).expect("the file is there");
+        assert_eq!(found.len(), length, "{name}");
+        pattern::check(1, 0, &found, name);
+    }
 }

@@ -181,6 +181,8 @@ pub struct Errno(pub u32);
 impl Errno {
     /// Input/output error.
     pub const IO: Errno = Errno(5);
+    /// Now is a bad moment.
+    pub const AGAIN: Errno = Errno(11);
     /// Bad handle.
     pub const BAD_HANDLE: Errno = Errno(9);
     /// Argument out of range.
@@ -324,7 +326,7 @@ pub enum Event {
     HasReserve { file: FileId },
     /// Answer to [`Action::Clean`] and to [`Action::Trim`]: the file's times are right, and what we ourselves did to it has made it this version.
     Settled { file: FileId, version: u64 },
-    /// Answer to [`Action::Sync`].
+    /// Answer to [`Action::Sync`] and [`Action::WriteOut`]; [`Errno::AGAIN`]: it was not tried.
     Synced {
         file: FileId,
         result: Result<(), Errno>,
@@ -427,12 +429,16 @@ pub struct IoRead {
     pub deadline: Instant,
 }
 
+/// In [`LanePart::record`]: none.
+pub const NO_RECORD: u32 = u32::MAX;
+
 /// Bytes of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LanePart {
     /// Which lane.
     pub lane: LaneId,
-    /// Which of its records they belong to.
+    /// Which of its records they belong to; [`NO_RECORD`]: they were on their device once, as far as was known, and its table says
+    /// nothing of them.
     pub record: u32,
     /// Where they begin. Units: bytes from the start of the lane.
     pub offset: u64,
@@ -594,6 +600,9 @@ pub enum Action {
     },
     /// Put all that was written of the file on stable storage.
     Sync { file: FileId },
+    /// Have the kernel write what it has of the file in its cache, and no more, on the descriptor that [`Action::Sync`] has; then
+    /// [`Event::Synced`].
+    WriteOut { file: FileId },
     /// The drive shall bring what it took into a memory of its own to the medium; then [`Event::Flushed`].
     Flush { device: DeviceId },
     /// Nobody is writing to the file: give back what was reserved past its end, which is here; then
@@ -635,7 +644,7 @@ impl Actions {
         let start = run.start as usize;
         self.parts
             .get(start..start.saturating_add(run.count as usize))
-            .unwrap_or(&[])
+            .expect("a run of parts that were put together in the same step")
     }
 
     /// The slots of a run.
@@ -643,7 +652,7 @@ impl Actions {
         let start = run.start as usize;
         self.slots
             .get(start..start.saturating_add(run.count as usize))
-            .unwrap_or(&[])
+            .expect("a run of slots that were named in the same step")
     }
 }
 

@@ -176,9 +176,14 @@ impl Server {
             let gap = ByteRange::new(at, whole.start.0 - at);
             gathered.bridged += gap.length.0;
             for (number, pages) in pages_of(gap, slot_bytes) {
-                let Some(&slot) = file.blocks.get(&number) else {
-                    continue;
-                };
+                let slot = file.blocks.get(&number);
+                let &slot = slot.expect("a gap is gone over when all of it is in the cache");
+                assert!(
+                    self.cache
+                        .valid(slot)
+                        .contains(PageSet::run(pages.start, pages.end)),
+                    "bytes of a gap that are not there were to be written"
+                );
                 actions.parts.push(WritePart::Slot {
                     slot,
                     offset: pages.start * PAGE_BYTES as u32,
@@ -190,17 +195,16 @@ impl Server {
                 }
             }
             for span in file.writing.dirty.spans(whole) {
-                if let Some(piece) = self.pieces.get(span.piece.0) {
-                    let parts = parts_of(piece, &span).map(WritePart::Lane);
-                    actions.parts.extend(parts);
-                }
+                let piece = self.pieces.get(span.piece.0);
+                let piece = piece.expect("dirty bytes have their piece");
+                let parts = parts_of(piece, &span).map(WritePart::Lane);
+                actions.parts.extend(parts);
             }
             at = whole.end();
         }
         for span in &gathered.spans {
-            if let Some(piece) = self.pieces.get_mut(span.piece.0) {
-                piece.flights += 1;
-            }
+            let piece = self.pieces.get_mut(span.piece.0);
+            piece.expect("dirty bytes have their piece").flights += 1;
         }
         gathered
     }

@@ -126,7 +126,7 @@ impl Bench {
         for action in core::mem::take(&mut actions.list) {
             match action {
                 Action::Submit(io) => self.reads.push(io),
-                Action::Sync { file } => self.step(Event::Synced {
+                Action::Sync { file } | Action::WriteOut { file } => self.step(Event::Synced {
                     file,
                     result: Ok(()),
                 }),

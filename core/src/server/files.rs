@@ -289,7 +289,8 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        file.use_count = file.use_count.saturating_sub(1);
+        assert!(file.use_count > 0, "a use of a file was given back twice");
+        file.use_count -= 1;
         if file.use_count == 0 && file.gone {
             self.drop_blocks(id, 0, u64::MAX);
         }
@@ -312,6 +313,13 @@ impl Server {
             return;
         }
         let (key, device) = (file.key, file.device);
+        assert!(
+            !file.writing.is_listed && file.writing.grant_count == 0,
+            "a file is to be forgotten that has bytes on their way"
+        );
+        if file.writing.is_writing_out {
+            self.writing_out_count -= 1;
+        }
         self.files.remove(&id);
         // Those who asked for bytes of it are gone; what they asked would stand before the others for ever.
         if let Some(device) = self.devices.get_mut(&device) {
@@ -360,6 +368,10 @@ impl Server {
         };
         if let Some(file) = self.files.get_mut(&id) {
             file.gone = true;
+            if file.use_count == 1 && file.writing.is_loose {
+                // Nobody will ever look at it: its blocks are wanted back.
+                return self.discard_loose(id, ByteRange::new(0, u64::MAX), actions);
+            }
             if file.use_count == 0 {
                 self.drop_blocks(id, 0, u64::MAX);
                 self.forget_if_unused(id, actions);
@@ -388,7 +400,9 @@ impl Server {
         if let Some(file) = self.keys.get(&key).and_then(|id| self.files.get_mut(id)) {
             file.is_exclusive = false;
         }
-        self.changed(key, ByteRange::new(0, u64::MAX), actions);
+        let all = ByteRange::new(0, u64::MAX);
+        self.changed(key, all, actions);
+        self.changed_loose(key, all, actions);
         if let Some(&id) = self.keys.get(&key) {
             self.forget_if_unused(id, actions);
         }
@@ -416,6 +430,10 @@ impl Server {
             self.advance_writes(id, actions);
             return self.forget_if_unused(id, actions);
         }
+        // (What was written of it before lies within it, unless somebody has cut it.)
+        let native_end = size_told.max(asked.length);
+        let cut = ByteRange::new(native_end, u64::MAX - native_end);
+        self.discard_loose(id, cut, actions);
         let Some(file) = self.files.get(&id) else {
             return;
         };

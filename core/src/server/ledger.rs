@@ -96,7 +96,12 @@ impl Server {
     /// What clients wrote.
     pub fn writes(&self) -> WriteRecord {
         WriteRecord {
-            used_bytes: ByteCount(self.lanes.values().map(LaneState::used_bytes).sum()),
+            used_bytes: ByteCount(
+                self.lanes
+                    .values()
+                    .map(|lane| lane.used_bytes() - lane.loose_bytes())
+                    .sum(),
+            ),
             dirty_file_count: self
                 .files
                 .values()

@@ -8,7 +8,7 @@
 //! Where to look: [`api`] is the seam; `state` what is remembered; `files` opening, closing, change;
 //! `reads` a client's read from arrival to answer; `flow` how streams follow their reader;
 //! `frames` sequences of one file a frame; `fetch` what goes to the devices; `writes` a client's write until it is
-//! acknowledged, `writeback` what becomes of it then; `ledger` what is told.
+//! acknowledged, `writeback` what becomes of it then, `loose` what went through the kernel's cache; `ledger` what is told.
 
 mod api;
 mod bridge;
@@ -21,6 +21,7 @@ mod frames;
 mod ledger;
 #[cfg(test)]
 mod line_tests;
+mod loose;
 #[cfg(test)]
 mod pool_tests;
 mod reads;
@@ -46,7 +47,7 @@ pub use api::*;
 use crate::cache::Cache;
 use crate::sched::{Claim, Order};
 use crate::units::*;
-use crate::write::Released;
+use crate::write::{PieceKey, Released};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -105,6 +106,12 @@ pub struct Server {
     is_roomier: bool,
     /// Changes so far, of all files.
     change_count: u64,
+    /// Files with loose bytes and since when, those first that are to be looked after first; none that is being written out.
+    loose_files: VecDeque<(Instant, FileId)>,
+    /// Pieces that became loose so far.
+    loose_count: u64,
+    /// Files that are being written out.
+    writing_out_count: u32,
     /// Streams that ended, newest last.
     closed: VecDeque<StreamRecord>,
     /// What all contracts together were promised.
@@ -162,6 +169,9 @@ impl Server {
             next_write: None,
             is_roomier: false,
             change_count: 0,
+            loose_files: VecDeque::new(),
+            loose_count: 0,
+            writing_out_count: 0,
             closed: VecDeque::new(),
             promised: Promised::default(),
             hit_count: 0,
@@ -258,6 +268,7 @@ impl Server {
                 range,
             } => {
                 self.changed(key, range, actions);
+                self.changed_loose(key, range, actions);
                 self.end_hold(session, key, actions);
                 actions.list.push(Action::Reply {
                     session,
@@ -307,6 +318,7 @@ impl Server {
         }
         self.give_room(actions);
         self.look_for_room(actions);
+        self.write_out_due(actions);
         self.serve_devices(actions);
     }
 
@@ -370,8 +382,13 @@ impl Server {
             };
             self.pump(device, actions);
         }
-        if !self.blocked.is_empty() && self.wake_at == Instant::NEVER {
-            self.wake_at = self.now + LOOK_AGAIN;
+        let blocked = match self.blocked.is_empty() {
+            false => self.now + LOOK_AGAIN,
+            true => Instant::NEVER,
+        };
+        let wake_at = blocked.min(self.loose_wake());
+        if wake_at < self.wake_at {
+            self.wake_at = wake_at;
             actions.list.push(Action::Wake { at: self.wake_at });
         }
     }

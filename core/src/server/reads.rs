@@ -269,13 +269,19 @@ impl Server {
         let start = actions.slots.len() as u32;
         let numbers = range.start.0 / slot_bytes..range.end().div_ceil(slot_bytes);
         for number in numbers {
-            let Some(&slot) = self
-                .files
-                .get(&id)
-                .and_then(|file| file.blocks.get(&number))
-            else {
-                continue; // `lack` has just seen it
-            };
+            let file = self.files.get(&id);
+            let slot = file.and_then(|file| file.blocks.get(&number));
+            let &slot =
+                slot.expect("a read that lacks nothing has a buffer for each of its blocks");
+            let base = number * slot_bytes;
+            let first = range.start.0.saturating_sub(base) / PAGE_BYTES;
+            let last = (range.end() - base).min(slot_bytes).div_ceil(PAGE_BYTES);
+            assert!(
+                self.cache
+                    .valid(slot)
+                    .contains(PageSet::run(first as u32, last as u32)),
+                "a read was to be answered with bytes that are not there"
+            );
             self.cache.pin(slot);
             pinned.slots[usize::from(pinned.count)] = slot;
             pinned.count += 1;

@@ -120,6 +120,10 @@ impl Writer {
                     ..
                 } => self.done.push(request),
                 Action::Clean { .. } => self.settles += 1,
+                Action::Sync { file } | Action::WriteOut { file } => {
+                    let result = Ok(());
+                    self.step(Event::Synced { file, result });
+                }
                 Action::Trim { .. } => {
                     self.settles += 1;
                     self.is_trimmed = true;

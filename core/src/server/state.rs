@@ -12,6 +12,8 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
 
+/// After a device failed to write.
+const TRY_AGAIN: Duration = Duration::from_s(1);
 /// A lane that nobody was granted pages of for so long is not written to.
 const LANE_IDLE: Duration = Duration::from_s(10);
 
@@ -123,6 +125,16 @@ pub(super) struct Writing {
     pub waiting: Vec<u32>,
     /// Ranges granted and not committed.
     pub grant_count: u32,
+    /// What went through the kernel's cache and is not known to have got to the device: see `loose`. Nothing of it is dirty.
+    pub loose: DirtyMap,
+    /// It has a use of the file for that.
+    pub is_loose: bool,
+    /// Its latest sync covers what had become loose up to this one, in the count of the server.
+    pub synced_loose: u64,
+    /// Syncs that ended with an error. What was on its way into the kernel's cache meanwhile is written again.
+    pub failed_syncs: u64,
+    /// What is with the driver as a sync is one for nobody but us.
+    pub is_writing_out: bool,
     /// Ranges on their way to the device.
     pub flights: Vec<ByteRange>,
     /// A reservation is on its way, for these bytes.
@@ -183,6 +195,15 @@ pub(super) struct SyncWaiter {
     pub commit: u64,
 }
 
+impl Writing {
+    /// Its device did not take something: that is kept and tried again, and who writes or syncs is told.
+    pub(super) fn failed_to_write(&mut self, errno: Errno, now: Instant) {
+        self.failed = Some((errno, now + TRY_AGAIN));
+        self.refuses |= self.failing.is_none();
+        self.failing = Some(errno);
+    }
+}
+
 /// A write that has no grant yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Write {
@@ -229,6 +250,7 @@ pub(super) struct Grant {
 pub(super) struct Piece {
     pub file: FileId,
     pub lane: LaneId,
+    /// [`NO_RECORD`]: it is loose or was, and shares its pages with the piece that it is part of.
     pub record: u32,
     pub runs: Runs,
     pub range: ByteRange,
@@ -242,6 +264,10 @@ pub(super) struct Piece {
     pub live: u64,
     /// Device requests that read from it.
     pub flights: u32,
+    /// Bytes of it that are loose.
+    pub loose: u64,
+    /// The how manieth of all that became loose; 0: it never did.
+    pub loosened: u64,
     /// Older pieces that it hides a part of and that have pages.
     pub hides: u32,
     /// Newer ones that hide a part of it.
@@ -262,7 +288,7 @@ impl Piece {
 
     /// Nobody needs its pages any more.
     pub(super) fn is_spent(&self) -> bool {
-        self.live == 0 && self.flights == 0
+        self.live == 0 && self.flights == 0 && self.loose == 0
     }
 }
 
@@ -287,13 +313,18 @@ impl LaneState {
         u64::from(self.pages.page_count() - self.pages.free_count()) * PAGE_BYTES
     }
 
+    /// Of those, what is loose and nothing else. Units: bytes.
+    pub(super) fn loose_bytes(&self) -> u64 {
+        u64::from(self.pages.held_alone_count()) * PAGE_BYTES
+    }
+
     /// What its memory takes. Units: bytes.
     pub(super) fn touched_bytes(&self) -> u64 {
         u64::from(self.pages.touched_count()) * PAGE_BYTES
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.records.len() as u32 == self.record_count
+        self.records.len() as u32 == self.record_count && self.pages.held_count() == 0
     }
 
     /// Somebody writes to it and will want again the memory that it has.
@@ -312,6 +343,8 @@ pub(super) struct WriteFlight {
     pub range: ByteRange,
     /// Through the kernel's cache.
     pub buffered: bool,
+    /// Failed syncs of its file when it was sent.
+    pub failed_syncs: u64,
     pub spans: Vec<Span>,
     /// Buffers that it writes from.
     pub pins: Vec<SlotIndex>,

@@ -22,8 +22,6 @@ const SCATTERED_BYTES: u64 = 1 << 20;
 /// A writer who was held back has a claim as before, if he keeps to what he wrote before and that is no more than one part in so many of
 /// what his device can: whoever wants more might be a copy that was not held back yet, and takes the room of all others.
 const KEPT_PART: u64 = 6;
-/// After a device failed to write.
-const TRY_AGAIN: Duration = Duration::from_s(1);
 
 /// The next write of a device.
 #[derive(Clone, Copy, Debug)]
@@ -147,9 +145,9 @@ impl Server {
             });
         }
         for span in file.writing.dirty.spans(ByteRange::new(start, end - start)) {
-            let Some(piece) = self.pieces.get(span.piece.0) else {
-                continue;
-            };
+            let piece = self.pieces.get(span.piece.0);
+            let piece = piece
+                .expect("dirty bytes have their piece: without it a reader would get older ones");
             let mut to = span.range.start.0 - base;
             for part in parts_of(piece, &span) {
                 actions.list.push(Action::Fill {
@@ -560,6 +558,7 @@ impl Server {
         };
         file.writing.flights.push(next.range);
         file.writing.is_unsettled = true;
+        let failed_syncs = file.writing.failed_syncs;
         file.use_count += 1;
         let parts = PartRun {
             start,
@@ -607,6 +606,7 @@ impl Server {
             file: next.file,
             range: next.range,
             buffered: next.buffered,
+            failed_syncs,
             spans: gathered.spans,
             pins: gathered.pins,
             cost,
@@ -653,6 +653,8 @@ impl Server {
         let id = flight.file;
         self.let_go(&flight.pins);
         let mut released = core::mem::take(&mut self.released);
+        let mut loosened: Vec<Span> = Vec::new();
+        let mut has_failed = false;
         if let Some(file) = self.files.get_mut(&id) {
             let flights = &mut file.writing.flights;
             if let Some(place) = flights.iter().position(|range| *range == flight.range) {
@@ -671,9 +673,8 @@ impl Server {
                 // (Nothing at all, and no reason why: asked again at once it would say the same.)
                 Err(_) | Ok(_) => {
                     let errno = result.err().unwrap_or(Errno::IO);
-                    file.writing.failed = Some((errno, self.now + TRY_AGAIN));
-                    file.writing.refuses |= file.writing.failing.is_none();
-                    file.writing.failing = Some(errno);
+                    file.writing.failed_to_write(errno, self.now);
+                    has_failed = true;
                 }
             }
             if moved > 0 && written_end > file.writing.native_size {
@@ -685,7 +686,9 @@ impl Server {
                     asked.length = asked.length.max(written_end);
                 }
             }
-            for span in &flight.spans {
+            // The kernel's cache has it, and may have told already that it could not keep it: it is written once more.
+            let is_doubtful = flight.buffered && flight.failed_syncs != file.writing.failed_syncs;
+            for span in flight.spans.iter().filter(|_| !is_doubtful) {
                 let length = written_end
                     .saturating_sub(span.range.start.0)
                     .min(span.range.length.0);
@@ -693,15 +696,24 @@ impl Server {
                     range: ByteRange::new(span.range.start.0, length),
                     ..*span
                 };
+                if flight.buffered {
+                    loosened.extend(file.writing.dirty.current(&done));
+                }
                 file.writing.dirty.written(&done, &mut released);
             }
             let written = ByteRange::new(flight.range.start.0, moved);
             self.outdate_fills(id, written);
         }
+        if has_failed {
+            self.hurry_loose(|_, _, file| file.device == flight.device);
+        }
+        for span in loosened {
+            self.loosen(id, span, actions);
+        }
         for span in &flight.spans {
-            if let Some(piece) = self.pieces.get_mut(span.piece.0) {
-                piece.flights -= 1;
-            }
+            let piece = self.pieces.get_mut(span.piece.0);
+            let piece = piece.expect("a piece stays as long as a request reads from it");
+            piece.flights -= 1;
         }
         if result.is_err() {
             // Who waits for room may be one who will not get it now.
@@ -812,7 +824,8 @@ pub(super) fn parts_of<'a>(piece: &'a Piece, span: &Span) -> impl Iterator<Item 
         if left == 0 {
             return None;
         }
-        let (page, run) = piece.runs.place((at / PAGE_BYTES) as u32)?;
+        let place = piece.runs.place((at / PAGE_BYTES) as u32);
+        let (page, run) = place.expect("a span lies within the pages of its piece");
         let into = at % PAGE_BYTES;
         let length = (u64::from(run) * PAGE_BYTES - into).min(left);
         let part = LanePart {

@@ -120,6 +120,7 @@ impl Server {
             if let Some(state) = self.lanes.get_mut(&lane) {
                 state.session = None;
             }
+            self.hurry_loose(|server, _, file| server.is_left_loose(file));
             self.lane_emptied(lane, actions);
         }
     }
@@ -391,7 +392,8 @@ impl Server {
             }
             return Turn::Wait;
         };
-        let record = state.records.pop().unwrap_or(0);
+        let record = state.records.pop();
+        let record = record.expect("pages are taken for a write when its lane has a record for it");
         state.granted = self.now;
         if !has_claim {
             self.progressed(id, bytes);
@@ -806,6 +808,8 @@ impl Server {
             committed: self.now,
             live: 0,
             flights: 0,
+            loose: 0,
+            loosened: 0,
             hides: 0,
             hidden_by: Vec::new(),
             is_announcement: false,
@@ -817,6 +821,7 @@ impl Server {
         }
         // Its time may not be set yet.
         self.list_writer(grant.file);
+        self.discard_loose(grant.file, grant.range, actions);
         if self
             .pieces
             .get(piece.0)
@@ -849,16 +854,20 @@ impl Server {
             committed: self.now,
             live: range.length.0,
             flights: 0,
+            loose: 0,
+            loosened: 0,
             hides: 0,
             hidden_by: Vec::new(),
             is_announcement,
         }));
         self.drop_blocks(id, range.start.0, range.end());
+        self.discard_loose(id, range, actions);
         let mut released = core::mem::take(&mut self.released);
         self.list_writer(id);
-        let Some(file) = self.files.get_mut(&id) else {
-            return;
-        };
+        let file = self.files.get_mut(&id);
+        let file = file.expect(
+            "a file is known as long as somebody may write to it: these bytes are published",
+        );
         note_hidden(&mut self.pieces, &self.write_flights, &file.writing, piece);
         file.writing.dirty.commit(range, piece, &mut released);
         file.writing.commits.push_back((commit, piece));
@@ -1069,9 +1078,15 @@ impl Server {
     /// The map has let go of bytes: pieces that nobody needs any more are struck.
     pub(super) fn settle_released(&mut self, released: &mut Vec<Released>, actions: &mut Actions) {
         for gone in released.drain(..) {
-            if let Some(piece) = self.pieces.get_mut(gone.piece.0) {
-                piece.live = piece.live.saturating_sub(gone.bytes);
-            }
+            let piece = self.pieces.get_mut(gone.piece.0);
+            let piece = piece.expect("bytes that a map lets go of have their piece");
+            assert!(
+                gone.bytes <= piece.live,
+                "a map lets go of {} bytes of a piece that has {}",
+                gone.bytes,
+                piece.live
+            );
+            piece.live -= gone.bytes;
             self.strike_if_done(gone.piece, actions);
         }
     }
@@ -1089,18 +1104,24 @@ impl Server {
         let runs = core::mem::take(&mut piece.runs);
         let hidden_by = core::mem::take(&mut piece.hidden_by);
         let hides = piece.hides;
-        if let Some(state) = self.lanes.get_mut(&lane) {
-            state.pages.give(&runs);
+        let state = self.lanes.get_mut(&lane);
+        let state = state.expect("a lane with a piece is not done");
+        if record == NO_RECORD {
+            state.pages.let_go(&runs);
+            self.pieces.remove(key.0);
+            self.roomier();
+            return self.lane_emptied(lane, actions);
         }
+        state.pages.give(&runs);
         if hides > 0 {
             actions.list.push(Action::Spent { lane, record });
         } else {
             self.strike_or_remember(key, actions);
         }
         for newer in hidden_by {
-            let Some(piece) = self.pieces.get_mut(newer.0) else {
-                continue;
-            };
+            let piece = self.pieces.get_mut(newer.0);
+            let piece = piece.expect("a piece has its record as long as it hides another");
+            assert!(piece.hides > 0, "a piece hides more than it counted");
             piece.hides -= 1;
             if piece.hides == 0 && piece.runs.as_slice().is_empty() {
                 self.strike_or_remember(newer, actions);
@@ -1285,9 +1306,16 @@ impl Server {
         if !writing.is_syncing && due > 0 {
             writing.is_syncing = true;
             writing.syncing = due;
+            writing.synced_loose = self.loose_count;
             actions.list.push(Action::Sync { file: id });
         }
-        if writing.is_clean() && !writing.is_unsettled && writing.settling == 0 {
+        if writing.is_clean() && !writing.is_unsettled && writing.settling == 0 && writing.is_loose
+        {
+            // Who changes it comes after what the kernel still has of it, or what would be written again could come over that.
+            if writing.holds.iter().any(|(_, request)| request.is_some()) {
+                self.write_out(id, actions);
+            }
+        } else if writing.is_clean() && !writing.is_unsettled && writing.settling == 0 {
             for (holder, request) in &mut writing.holds {
                 if let Some(request) = request.take() {
                     actions.list.push(Action::Reply {
@@ -1322,12 +1350,23 @@ impl Server {
             return;
         };
         file.writing.is_syncing = false;
+        let is_written_out = core::mem::take(&mut file.writing.is_writing_out);
+        if is_written_out {
+            self.writing_out_count -= 1;
+        }
         let count = core::mem::take(&mut file.writing.syncing).min(file.writing.syncs.len());
         let waiters: VecDeque<SyncWaiter> = file.writing.syncs.drain(..count).collect();
         let outcome = match result {
             Ok(()) => Outcome::Done,
             Err(errno) => Outcome::Failed(errno),
         };
+        match result {
+            Ok(()) => self.loose_synced(id, actions),
+            // (Who holds it and waits for that waits on: asked at once it would be the same again.)
+            Err(Errno::AGAIN) if is_written_out => return self.try_loose_again(id),
+            Err(Errno::AGAIN) => self.try_loose_again(id),
+            Err(errno) => self.write_again(id, errno, actions),
+        }
         self.answer_syncs(id, waiters, outcome, actions);
         self.settle_waiters(id, actions);
     }
@@ -1433,8 +1472,11 @@ fn note_hidden(
             && older.range.overlaps(range)
             && !older.runs.as_slice().is_empty()
         {
-            older.hidden_by.push(newer);
-            hides += 1;
+            // (Of one without a record a later server hears nothing.)
+            if older.record != NO_RECORD {
+                older.hidden_by.push(newer);
+                hides += 1;
+            }
             // What is on its way gets there, or its file is one that fails.
             let first = older.range.start.0.max(range.start.0);
             let end = older.range.end().min(range.end());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which pages of a session's lane are in use.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 /// Runs of pages that one write may lie in.
@@ -59,6 +60,20 @@ impl Runs {
         Some(made)
     }
 
+    /// Where pages `first .. first + count` of the write are.
+    pub fn part(&self, first: u32, count: u32) -> Runs {
+        let mut part = Runs::default();
+        let (mut index, end) = (first, first + count);
+        while index < end {
+            let place = self.place(index);
+            let (first, run) = place.expect("a part lies within the whole");
+            let count = run.min(end - index);
+            part.push(PageRun { first, count });
+            index += count;
+        }
+        part
+    }
+
     fn push(&mut self, run: PageRun) {
         if let Some(place) = self.list.get_mut(usize::from(self.used)) {
             *place = run;
@@ -76,6 +91,17 @@ pub struct Lane {
     free: u32,
     /// Pages up to here have memory, or may have: one of them or one behind it was in use since the lane last shrank.
     touched: u32,
+    /// Pages that somebody needs besides who has taken them.
+    held: BTreeMap<u32, Held>,
+}
+
+/// A page that is held.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    /// By how many.
+    count: u32,
+    /// Who had taken it has given it back.
+    is_given: bool,
 }
 
 impl Lane {
@@ -92,6 +118,7 @@ impl Lane {
             page_count,
             free: page_count,
             touched: 0,
+            held: BTreeMap::new(),
         }
     }
 
@@ -149,12 +176,74 @@ impl Lane {
         true
     }
 
-    /// Give pages back that were taken.
+    /// Give pages back that were taken. Those that are held stay in use until nobody holds them.
     pub fn give(&mut self, runs: &Runs) {
         for run in runs.as_slice() {
-            self.mark(*run, false);
-            self.free += run.count;
+            let end = run.first + run.count;
+            let mut first = run.first;
+            while first < end {
+                let next = self.held.range_mut(first..end).next();
+                let stop = next.as_ref().map_or(end, |(page, _)| **page);
+                if let Some((_, held)) = next {
+                    assert!(!held.is_given, "a page was given back twice");
+                    held.is_given = true;
+                }
+                if first < stop {
+                    self.free_up(PageRun {
+                        first,
+                        count: stop - first,
+                    });
+                }
+                first = stop + 1;
+            }
         }
+    }
+
+    fn free_up(&mut self, run: PageRun) {
+        self.mark(run, false);
+        self.free += run.count;
+    }
+
+    /// These pages, which are in use, are needed by one more.
+    pub fn hold(&mut self, runs: &Runs) {
+        for run in runs.as_slice() {
+            for page in run.first..run.first + run.count {
+                assert!(self.is_used(page), "a page is held that nobody uses");
+                self.held.entry(page).or_default().count += 1;
+            }
+        }
+    }
+
+    /// By one less.
+    pub fn let_go(&mut self, runs: &Runs) {
+        for run in runs.as_slice() {
+            for page in run.first..run.first + run.count {
+                let held = self.held.get_mut(&page);
+                let held = held.expect("a page is let go of that somebody holds");
+                held.count -= 1;
+                if held.count > 0 {
+                    continue;
+                }
+                let is_given = held.is_given;
+                self.held.remove(&page);
+                if is_given {
+                    self.free_up(PageRun {
+                        first: page,
+                        count: 1,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Pages that are in use for no other reason than that they are held.
+    pub fn held_alone_count(&self) -> u32 {
+        self.held.values().filter(|held| held.is_given).count() as u32
+    }
+
+    /// Pages that are held.
+    pub fn held_count(&self) -> u32 {
+        self.held.len() as u32
     }
 
     /// How many pages that have memory lie behind the last one in use.
@@ -163,7 +252,7 @@ impl Lane {
         while index > 0 {
             index -= 1;
             let bits = (self.touched - index * 64).min(64);
-            let word = self.words.get(index as usize).copied().unwrap_or(0);
+            let word = self.words[index as usize];
             let used = word & (u64::MAX >> (64 - bits));
             if used != 0 {
                 return self.touched - (index * 64 + 64 - used.leading_zeros());
@@ -200,9 +289,14 @@ impl Lane {
             } else {
                 ((1 << bits) - 1) << bit
             };
-            if let Some(word) = self.words.get_mut((page / 64) as usize) {
-                *word = if used { *word | mask } else { *word & !mask };
-            }
+            let word = &mut self.words[(page / 64) as usize];
+            // One page for two writes, and what lies in it is either's.
+            let is_right = *word & mask == if used { 0 } else { mask };
+            assert!(
+                is_right,
+                "a page is taken that is in use, or given back that is not"
+            );
+            *word ^= mask;
             page += bits;
         }
     }
@@ -282,6 +376,32 @@ mod tests {
 
     fn run(first: u32, count: u32) -> PageRun {
         PageRun { first, count }
+    }
+
+    #[test]
+    fn a_page_that_is_held_is_free_when_it_was_given_back_and_let_go_by_all() {
+        let mut lane = Lane::new(100);
+        let all = lane.take(10, 100).unwrap();
+        let (middle, last) = (all.part(4, 2), all.part(9, 1));
+        lane.hold(&middle);
+        lane.hold(&middle);
+        lane.hold(&last);
+        assert_eq!((lane.free_count(), lane.held_count()), (90, 3));
+        lane.let_go(&last);
+        lane.give(&all);
+        assert_eq!((lane.free_count(), lane.held_count()), (98, 2));
+        assert_eq!(lane.held_alone_count(), 2);
+        lane.let_go(&middle);
+        assert_eq!(lane.free_count(), 98);
+        // What is taken meanwhile is another.
+        let others = lane.take(98, 100).unwrap();
+        assert_eq!(lane.take(1, 100), None);
+        lane.let_go(&middle);
+        assert_eq!((lane.free_count(), lane.held_count()), (2, 0));
+        assert_eq!(lane.take(2, 100), Some(middle));
+        lane.give(&middle);
+        lane.give(&others);
+        assert_eq!(lane.free_count(), 100);
     }
 
     #[test]

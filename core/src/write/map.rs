@@ -62,6 +62,13 @@ impl DirtyMap {
 
     /// A piece was committed: all of `range` lies in it from its start on. What it replaces goes to `released`.
     pub fn commit(&mut self, range: ByteRange, piece: PieceKey, released: &mut Vec<Released>) {
+        let at = 0;
+        self.put(&Span { range, piece, at }, released);
+    }
+
+    /// The bytes of a span lie where it says. What it replaces goes to `released`.
+    pub fn put(&mut self, span: &Span, released: &mut Vec<Released>) {
+        let range = span.range;
         self.discard(range, released);
         if range.length.0 == 0 {
             return;
@@ -71,8 +78,8 @@ impl DirtyMap {
             range.start.0,
             Stored {
                 end: range.end(),
-                piece,
-                at: 0,
+                piece: span.piece,
+                at: span.at,
             },
         );
     }
@@ -117,16 +124,18 @@ impl DirtyMap {
 
     /// A span has reached its device: what of it was not replaced meanwhile is clean.
     pub fn written(&mut self, span: &Span, released: &mut Vec<Released>) {
-        let still: Vec<Span> = self
-            .spans(span.range)
-            .filter(|now| {
-                let moved = now.range.start.0 - span.range.start.0;
-                now.piece == span.piece && now.at == span.at + moved
-            })
-            .collect();
+        let still: Vec<Span> = self.current(span).collect();
         for now in still {
             self.discard(now.range, released);
         }
+    }
+
+    /// What of a span was not replaced meanwhile.
+    pub fn current<'a>(&'a self, span: &'a Span) -> impl Iterator<Item = Span> + 'a {
+        self.spans(span.range).filter(|now| {
+            let moved = now.range.start.0 - span.range.start.0;
+            now.piece == span.piece && now.at == span.at + moved
+        })
     }
 
     /// What is dirty of `range`, in order, cut to it.

@@ -386,7 +386,8 @@ impl Daemon {
                 seat.session.beat();
             }
             if let Some(lanes) = &mut self.lanes {
-                lanes.give_memory_back();
+                let server = &self.server;
+                lanes.give_memory_back(|lane| server.is_lane_unused(lane));
             }
         }
         if start >= self.reports.next() {
@@ -535,6 +536,7 @@ impl Daemon {
                 },
             ),
             Action::Sync { file } => self.sync_file(*file),
+            Action::WriteOut { file } => self.write_out(*file),
             Action::Flush { device } => self.flush(*device),
             Action::Trim { file, size } => self.chore(*file, Chore::Trim { size: size.0 }),
         }

@@ -27,6 +27,15 @@ const WRITTEN_EXTENT_COUNT_MAX: usize = 1 << 20;
 /// Extents of a file that are of use: beyond that it is scattered anyway.
 const EXTENT_COUNT_MAX: usize = 4096;
 
+/// How far a file's bytes are to be brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SyncTo {
+    /// On stable storage, with what it takes to find them.
+    Medium,
+    /// Out of the kernel's cache.
+    Device,
+}
+
 /// Something to be done.
 pub(crate) enum Job {
     /// Vet a client's descriptor and open its file anew.
@@ -66,11 +75,12 @@ pub(crate) enum Job {
         wanted: Vec<(u64, FileRecord)>,
         terms: Terms,
     },
-    /// Put it on stable storage.
+    /// Put it on stable storage, or no further than on its device.
     Sync {
         file: FileId,
         generation: u64,
         fd: Arc<OwnedFd>,
+        to: SyncTo,
     },
     /// Have a drive bring what it has in a memory of its own to the medium, by syncing a file that has nothing to be written.
     Flush { device: DeviceId, fd: Arc<OwnedFd> },
@@ -285,10 +295,14 @@ pub(crate) fn work(job: Job) -> Done {
             file,
             generation,
             fd,
+            to,
         } => Done::Synced {
             file,
             generation,
-            result: space::sync(&*fd),
+            result: match to {
+                SyncTo::Medium => space::sync(&*fd),
+                SyncTo::Device => space::write_out(&*fd),
+            },
         },
         Job::Flush { device, fd } => Done::Flushed {
             device,

@@ -8,7 +8,7 @@ use crate::reserved::Reserved;
 use rushes_core::format::lane::{
     Damage, FileRecord, HANDLE_BYTES_MAX, Head, PIECE_COUNT, PieceRecord, State,
 };
-use rushes_core::server::{FileKey, LanePart, PageRun, WritePart};
+use rushes_core::server::{FileKey, LanePart, NO_RECORD, PageRun, WritePart};
 use rushes_core::units::{ByteRange, FileId, LaneId, RequestId};
 use rushes_core::write::Runs;
 use rushes_shm::facts::FactsTable;
@@ -397,7 +397,10 @@ impl Lanes {
                 continue;
             };
             self.end_if_superseded(part.lane);
-            if let Some(lane) = self.lanes.get(&part.lane) {
+            // (What is written again has no record any more.)
+            if let Some(lane) = self.lanes.get(&part.lane)
+                && part.record != NO_RECORD
+            {
                 lane.file.set_state(part.record, State::Submitted);
             }
         }
@@ -434,11 +437,12 @@ impl Lanes {
         }
     }
 
-    /// Lanes that nobody writes to just now and that hold nothing give their memory back.
-    pub(crate) fn give_memory_back(&mut self) {
-        for lane in self.lanes.values_mut() {
+    /// Lanes that nobody writes to just now and that hold nothing, also nothing that only the core knows of, give their memory back.
+    pub(crate) fn give_memory_back(&mut self, is_unused: impl Fn(LaneId) -> bool) {
+        for (&id, lane) in &mut self.lanes {
             let holds = !lane.pieces.is_empty() || !lane.kept.is_empty();
-            if lane.is_used && !holds && lane.grant_count == 0 {
+            let is_empty = !holds && lane.grant_count == 0;
+            if lane.is_used && is_empty && is_unused(id) {
                 lane.is_used = false;
                 lane.backed_to = 0;
                 let pages = lane.file.head().page_count;
@@ -732,7 +736,7 @@ mod tests {
         let mut first = Lanes::new(&folder.0, 1 << 20).unwrap();
         let id = first.create().unwrap();
         for (record, file) in [(0, 10), (1, 20)] {
-            first.granted(id, record).unwrap();
+            first.granted(id, record, &Runs::default()).unwrap();
             let written = written(file);
             let piece = (range, runs(record, 1));
             first.publish(

@@ -3,7 +3,7 @@
 
 use crate::event_loop::{AGAIN, Daemon};
 use crate::files::{Chore, TIME_IS_SET};
-use crate::jobs::Job;
+use crate::jobs::{Job, SyncTo};
 use crate::lanes::Lanes;
 use crate::worker::Urgency;
 use rushes_core::format::facts::known_generation;
@@ -123,18 +123,23 @@ impl Daemon {
             .files
             .get_mut(file)
             .and_then(|file| file.written.as_mut());
+        // (Its client is told next that the bytes are safe.)
         let (Some(lanes), Some(written)) = (&mut self.lanes, written) else {
-            tracing::error!(
-                "a piece of file {} was published, which nobody writes",
+            panic!(
+                "a piece of file {} was to be published, which nobody writes",
                 file.0
             );
-            return;
         };
         written.changed_ns = space::wall_ns();
         // Before it: a later daemon takes the time that doors were told last for the file's own, and one that was set before this write is not.
         let FileKey { device, inode } = written.durable.key;
         lanes.facts.set_time(device, inode, written.changed_ns);
-        lanes.publish(lane, record, (file, written), (range, runs), request);
+        let is_published = lanes.publish(lane, record, (file, written), (range, runs), request);
+        assert!(
+            is_published,
+            "a piece was to be published in lane {}, which is not there",
+            lane.0
+        );
     }
 
     /// Doors see the file as its clients do.
@@ -372,7 +377,17 @@ impl Daemon {
             .map_or(0, |file| self.place(file.key.device, &file.share).1)
     }
 
+    /// On the descriptor that what goes through the kernel's cache is written on, as long as the file is known: a failure of the kernel to
+    /// write that is told once to each, and only to those that were there.
     pub(super) fn sync_file(&mut self, id: FileId) {
+        self.sync_to(id, SyncTo::Medium);
+    }
+
+    pub(super) fn write_out(&mut self, id: FileId) {
+        self.sync_to(id, SyncTo::Device);
+    }
+
+    fn sync_to(&mut self, id: FileId, to: SyncTo) {
         let Some(file) = self.files.get(id) else {
             return;
         };
@@ -382,6 +397,7 @@ impl Daemon {
             file: id,
             generation: file.generation,
             fd,
+            to,
         };
         if self.workers.push(Urgency::Now, job).is_err() {
             let result = Err(AGAIN);
@@ -424,8 +440,14 @@ impl Daemon {
     }
 
     pub(super) fn synced(&mut self, id: FileId, generation: u64, result: std::io::Result<()>) {
-        if self.files.same_mut(id, generation).is_none() {
+        let Some(file) = self.files.same_mut(id, generation) else {
             return;
+        };
+        if let Err(error) = &result {
+            tracing::error!(
+                "{:?} could not be brought to its device: {error}; what went through the kernel's cache since it last could is written again",
+                file.path
+            );
         }
         let result = result.map_err(|error| errno_of(&error));
         self.feed(Event::Synced { file: id, result });
@@ -436,9 +458,8 @@ impl Daemon {
     /// Bytes of a lane that the device does not have yet, for readers.
     pub(super) fn fill(&mut self, slot: SlotIndex, offset: u32, from: &LanePart) {
         let lane = self.lanes.as_ref().and_then(|lanes| lanes.file(from.lane));
-        let Some(lane) = lane else {
-            return;
-        };
+        // (What was in the buffer before may be another client's.)
+        let lane = lane.expect("bytes to be read lie in a lane that is there");
         let length = u32::try_from(from.length).unwrap_or(u32::MAX);
         let read = self
             .segment
@@ -459,10 +480,10 @@ impl Daemon {
         while done < length {
             let bytes = (length - done).min(ZEROS.len() as u32);
             let zeros = ZEROS.get(..bytes as usize).unwrap_or(&ZEROS);
-            if let Err(error) = self.segment.copy_in(slot, offset + done, zeros) {
-                tracing::error!("a buffer could not be cleared: {error}");
-                return;
-            }
+            // (What was in it before may be another client's.)
+            self.segment
+                .copy_in(slot, offset + done, zeros)
+                .expect("what is to be cleared of a buffer lies within it");
             done += bytes;
         }
     }

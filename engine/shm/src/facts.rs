@@ -162,7 +162,8 @@ impl FactsTable {
 
     /// What is said of a file; of a daemon that died what it said last.
     pub fn get(&self, device: u64, inode: u64) -> Option<FileFact> {
-        let start = *self.places.get(&(device, inode))?;
+        let place = self.places.get(&(device, inode));
+        let start = place.filter(|place| place.is_told)?.start;
         let load = |word: usize| self.word(start, word).load(Relaxed);
         Some(FileFact {
             size: load(word::SIZE),

@@ -453,6 +453,26 @@ pub fn sync_data(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::io::retry_on_intr(|| fdatasync(&file))?)
 }
 
+/// Have the kernel write what it has of a file in its cache, and wait until the device has taken it: no journal, no flush. It costs next to
+/// nothing when the kernel has written it by itself.
+///
+/// Errors   what the device said, also of what was written before, since the last time that this descriptor was told.
+pub fn write_out(file: impl AsFd) -> io::Result<()> {
+    let how = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    loop {
+        // SAFETY: a call on a descriptor that is open, without memory.
+        let result = unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), 0, 0, how) };
+        let error = io::Error::last_os_error();
+        match result {
+            0 => return Ok(()),
+            _ if error.kind() == io::ErrorKind::Interrupted => {}
+            _ => return Err(error),
+        }
+    }
+}
+
 /// `_IOR(0x15, 0, struct fsuuid2)` of linux/fs.h (Linux 6.9).
 const FS_IOC_GETFSUUID: libc::c_ulong = 0x8011_1500;
 

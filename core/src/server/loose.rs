@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Bytes that went through the kernel's cache, until it is known that the device has them.
+//!
+//! A kernel that cannot write a page of its cache says so once, to each descriptor, and takes the page for written from then on: who syncs a
+//! second time hears that all is well. So a piece's pages are *loose* when they have gone into that cache: on their device as far as anybody
+//! has heard, in nobody's table any more, and yet kept, until a sync without an error covers them. After one with an error all that is
+//! loose is dirty again, is written again, and the next sync tells. The driver syncs and writes on one and the same descriptor as long as
+//! anything is loose (its file is not forgotten), so no error is heard by another in its place.
+//!
+//! When nobody syncs we look ourselves, after the kernel has written by itself: that costs the device nothing. Bytes of direct I/O
+//! are never loose: their errors are those of their own requests. What is lost with a daemon that dies is the copy, not the bytes.
+
+use super::state::*;
+use super::*;
+use crate::write::{Released, Span};
+use alloc::vec::Vec;
+
+/// By then the kernel has written what was in its cache (30 s, looked for each 5), and asking about it makes no work.
+const LOOSE_AGE: Duration = Duration::from_s(36);
+/// Files that may have loose bytes; beyond that the oldest are looked after at once.
+const LOOSE_FILES_MAX: usize = 1024;
+/// Pages that may be loose, as a part of the write buffer.
+const LOOSE_PART: u64 = 16;
+/// Files that are written out at once when nobody waits for it.
+const WRITING_OUT_MAX: u32 = 2;
+
+impl Server {
+    /// A span has gone into the kernel's cache, and nothing newer came in its place meanwhile.
+    pub(super) fn loosen(&mut self, id: FileId, span: Span, actions: &mut Actions) {
+        let (Some(old), Some(file)) = (self.pieces.get(span.piece.0), self.files.get_mut(&id))
+        else {
+            unreachable!("a span of a write that has just ended has its piece and its file");
+        };
+        let from = old.range.start.0 % PAGE_BYTES + span.at;
+        let first = from / PAGE_BYTES;
+        let count = (from + span.range.length.0).div_ceil(PAGE_BYTES) - first;
+        let runs = old.runs.part(first as u32, count as u32);
+        self.loose_count += 1;
+        let piece = Piece {
+            record: NO_RECORD,
+            runs,
+            range: span.range,
+            live: 0,
+            flights: 0,
+            loose: span.range.length.0,
+            loosened: self.loose_count,
+            hides: 0,
+            hidden_by: Vec::new(),
+            ..*old
+        };
+        let lane = self.lanes.get_mut(&piece.lane);
+        let lane = lane.expect("a lane with a piece is not done");
+        lane.pages.hold(&runs);
+        let is_left = lane.session.is_none();
+        let key = PieceKey(self.pieces.insert(piece));
+        let mut released = Vec::new();
+        file.writing.loose.commit(span.range, key, &mut released);
+        if !file.writing.is_loose {
+            file.writing.is_loose = true;
+            file.use_count += 1;
+            self.loose_files.push_back((self.now, id));
+        }
+        if is_left {
+            self.hurry_loose(|_, other, _| other == id);
+        }
+        self.settle_loose(id, released, actions);
+    }
+
+    /// What lies there now is not what was loose, or nobody wants it any more.
+    pub(super) fn discard_loose(&mut self, id: FileId, range: ByteRange, actions: &mut Actions) {
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        if !file.writing.loose.is_empty() {
+            let mut released = Vec::new();
+            file.writing.loose.discard(range, &mut released);
+            self.settle_loose(id, released, actions);
+        }
+    }
+
+    /// Somebody has changed a file on its own descriptor, or has cut it.
+    pub(super) fn changed_loose(&mut self, key: FileKey, range: ByteRange, actions: &mut Actions) {
+        let Some(&id) = self.keys.get(&key) else {
+            return;
+        };
+        if range.end() == u64::MAX {
+            // Nobody says what of it. Where it ends now is being found out, and what lay behind that is dropped then.
+            self.hurry_loose(|_, other, _| other == id);
+        } else {
+            self.discard_loose(id, range, actions);
+        }
+    }
+
+    fn settle_loose(&mut self, id: FileId, released: Vec<Released>, actions: &mut Actions) {
+        for gone in released {
+            let piece = self.pieces.get_mut(gone.piece.0);
+            let piece = piece.expect("loose bytes have their piece");
+            piece.loose -= gone.bytes;
+            self.strike_if_done(gone.piece, actions);
+        }
+        self.tight_if_none(id, actions);
+    }
+
+    fn tight_if_none(&mut self, id: FileId, actions: &mut Actions) {
+        if let Some(file) = self.files.get_mut(&id)
+            && file.writing.is_loose
+            && file.writing.loose.is_empty()
+        {
+            file.writing.is_loose = false;
+            self.loose_files.retain(|(_, other)| *other != id);
+            self.release(id, actions);
+        }
+    }
+
+    /// A sync that was asked for when so much had become loose has ended well.
+    pub(super) fn loose_synced(&mut self, id: FileId, actions: &mut Actions) {
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let until = file.writing.synced_loose;
+        let pieces = &self.pieces;
+        let is_covered = |span: &Span| {
+            let piece = pieces.get(span.piece.0);
+            piece.is_some_and(|piece| piece.loosened <= until)
+        };
+        let all = file.writing.loose.spans(ByteRange::new(0, u64::MAX));
+        let covered: Vec<ByteRange> = all.filter(is_covered).map(|span| span.range).collect();
+        let mut released = Vec::new();
+        for range in covered {
+            file.writing.loose.discard(range, &mut released);
+        }
+        self.settle_loose(id, released, actions);
+        self.look_again_at_loose(id);
+    }
+
+    /// What is still loose has its turn like any other.
+    fn look_again_at_loose(&mut self, id: FileId) {
+        if self.is_unseen(id) {
+            self.loose_files.push_back((self.now, id));
+            self.hurry_loose(|server, other, file| other == id && server.is_left_loose(file));
+        }
+    }
+
+    /// Something of it lies in a lane that nobody writes to any more, which goes when it is empty.
+    pub(super) fn is_left_loose(&self, file: &File) -> bool {
+        let mut spans = file.writing.loose.spans(ByteRange::new(0, u64::MAX));
+        spans.any(|span| {
+            let piece = self.pieces.get(span.piece.0);
+            let lane = piece.and_then(|piece| self.lanes.get(&piece.lane));
+            lane.is_some_and(|lane| lane.session.is_none())
+        })
+    }
+
+    /// It could not be tried now.
+    pub(super) fn try_loose_again(&mut self, id: FileId) {
+        if self.is_unseen(id) {
+            let soon = self.now + LOOK_AGAIN;
+            let since = Instant(soon.0.saturating_sub(LOOSE_AGE.0).max(1));
+            self.loose_files.push_front((since, id));
+        }
+    }
+
+    /// It has loose bytes, and nobody will look after them.
+    fn is_unseen(&self, id: FileId) -> bool {
+        let file = self.files.get(&id);
+        file.is_some_and(|file| file.writing.is_loose)
+            && !self.loose_files.iter().any(|(_, other)| *other == id)
+    }
+
+    /// A sync has ended with an error, which nobody will hear again: what is loose is dirty as before it was written.
+    pub(super) fn write_again(&mut self, id: FileId, errno: Errno, actions: &mut Actions) {
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        // What is on its way into the kernel's cache may have had its error told just now.
+        file.writing.failed_syncs += 1;
+        let loose = core::mem::take(&mut file.writing.loose);
+        if loose.is_empty() {
+            return;
+        }
+        let mut released = Vec::new();
+        for span in loose.spans(ByteRange::new(0, u64::MAX)) {
+            let piece = self.pieces.get_mut(span.piece.0);
+            let piece = piece.expect("loose bytes have their piece");
+            piece.loose -= span.range.length.0;
+            piece.live += span.range.length.0;
+            let entry = (piece.commit, span.piece);
+            let commits = &mut file.writing.commits;
+            if !commits.contains(&entry) {
+                let place = commits.partition_point(|(commit, _)| *commit <= entry.0);
+                commits.insert(place, entry);
+            }
+            file.writing.dirty.put(&span, &mut released);
+        }
+        assert!(
+            released.is_empty(),
+            "bytes are loose that newer ones have come in the place of"
+        );
+        if !file.writing.is_listed {
+            file.writing.is_listed = true;
+            file.use_count += 1;
+            if let Some(device) = self.devices.get_mut(&file.device) {
+                device.writers.push_back(id);
+            }
+        }
+        file.writing.failed_to_write(errno, self.now);
+        self.change_count += 1;
+        file.changed = self.change_count;
+        let device = file.device;
+        for span in loose.spans(ByteRange::new(0, u64::MAX)) {
+            self.drop_blocks(id, span.range.start.0, span.range.end());
+        }
+        self.make_known(id, actions);
+        self.touch(device);
+        self.tight_if_none(id, actions);
+        self.retry_waiting(id, actions);
+    }
+
+    /// Have the kernel write what is loose, and say whether it could. (Not more than that: who wants stable storage asks for it.)
+    pub(super) fn write_out(&mut self, id: FileId, actions: &mut Actions) {
+        self.loose_files.retain(|(_, other)| *other != id);
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let writing = &mut file.writing;
+        // (A sync under way looks after the rest when it has ended.)
+        if !writing.is_loose || writing.is_syncing {
+            return;
+        }
+        writing.is_syncing = true;
+        writing.is_writing_out = true;
+        writing.syncing = 0;
+        writing.synced_loose = self.loose_count;
+        self.writing_out_count += 1;
+        actions.list.push(Action::WriteOut { file: id });
+    }
+
+    /// Something goes wrong with a device, or somebody changes a file beside us: the sooner it is known what became of loose bytes the better.
+    pub(super) fn hurry_loose(&mut self, which: impl Fn(&Server, FileId, &File) -> bool) {
+        let is_meant = |id: &FileId| {
+            let file = self.files.get(id);
+            file.is_some_and(|file| which(self, *id, file))
+        };
+        let meant = self.loose_files.iter().map(|(_, id)| *id).filter(is_meant);
+        let meant: Vec<FileId> = meant.collect();
+        self.loose_files.retain(|(_, id)| !meant.contains(id));
+        for id in meant {
+            self.loose_files.push_front((Instant::ZERO, id));
+        }
+    }
+
+    /// Loose bytes that nobody has asked about for so long, or whose memory somebody wants.
+    pub(super) fn write_out_due(&mut self, actions: &mut Actions) {
+        while self.writing_out_count < WRITING_OUT_MAX {
+            let Some(&(since, id)) = self.loose_files.front() else {
+                return;
+            };
+            if self.now < self.loose_due(since) {
+                return;
+            }
+            self.write_out(id, actions);
+        }
+    }
+
+    fn loose_due(&self, since: Instant) -> Instant {
+        let held = |lane: &LaneState| u64::from(lane.pages.held_count()) * PAGE_BYTES;
+        let is_much = || {
+            let all: u64 = self.lanes.values().map(held).sum();
+            all > self.limits.write_buffer_bytes / LOOSE_PART
+        };
+        let is_wanted = || self.lanes.values().any(|lane| !lane.waiting.is_empty());
+        // (No age: the driver ends, and waits for all of it.)
+        let ends = self.policy.write_age == Duration::ZERO;
+        let is_hurried = since == Instant::ZERO;
+        if is_hurried
+            || ends
+            || self.loose_files.len() > LOOSE_FILES_MAX
+            || is_much()
+            || is_wanted()
+        {
+            return self.now;
+        }
+        since + LOOSE_AGE
+    }
+
+    /// When loose bytes are to be looked after next.
+    pub(super) fn loose_wake(&self) -> Instant {
+        match self.loose_files.front() {
+            Some((since, _)) if self.writing_out_count < WRITING_OUT_MAX => self.loose_due(*since),
+            _ => Instant::NEVER,
+        }
+    }
+
+    /// A lane in which no page is in use, loose or otherwise: its memory is of no use to anybody.
+    pub fn is_lane_unused(&self, lane: LaneId) -> bool {
+        self.lanes
+            .get(&lane)
+            .is_some_and(|state| state.pages.free_count() == state.pages.page_count())
+    }
+}

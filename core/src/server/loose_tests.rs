@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a kernel does with what goes through its cache, for the world of `write_tests`; and what becomes of bytes that it could not write.
+
+use super::*;
+
+impl World {
+    /// The driver has synced.
+    pub(super) fn end_sync(&mut self) {
+        if self.syncs.is_empty() {
+            return;
+        }
+        let asked = self.syncs.remove(0);
+        while !self.unwritten.is_empty() {
+            self.write_from_cache();
+        }
+        let result = match core::mem::take(&mut self.has_lost) {
+            true => Err(Errno::IO),
+            false => Ok(()),
+        };
+        self.counts.syncs_failed += u64::from(result.is_err());
+        if result.is_ok() {
+            let on_device = |(at, byte): (usize, u8)| match self.device.get(at) {
+                Some(&found) if Some(&found) != self.native.get(at) => found,
+                _ => byte,
+            };
+            self.durable = asked.into_iter().enumerate().map(on_device).collect();
+        }
+        self.step(Event::Synced { file: FILE, result });
+    }
+
+    /// The kernel writes something of its cache. If it cannot it says so to who syncs next, once, and never tries again.
+    pub(super) fn write_from_cache(&mut self) {
+        if self.unwritten.is_empty() {
+            return;
+        }
+        let index = self.random.below(self.unwritten.len() as u64) as usize;
+        let range = self.unwritten.swap_remove(index);
+        let fails = self.failing && self.random.one_in(3);
+        self.end_writing_from_cache(range, fails);
+    }
+
+    fn end_writing_from_cache(&mut self, range: ByteRange, fails: bool) {
+        if fails {
+            self.has_lost = true;
+            self.counts.lost += 1;
+            return;
+        }
+        let end = (range.end() as usize).min(self.native.len());
+        let place = (range.start.0 as usize).min(end)..end;
+        self.device[place.clone()].copy_from_slice(&self.native[place]);
+    }
+
+    /// One thing goes wrong at a time: what a daemon that dies had a copy of is not lost as well.
+    pub(super) fn keep_what_is_lost(&mut self) {
+        self.device.clone_from(&self.native);
+        self.unwritten.clear();
+        self.has_lost = false;
+    }
+
+    /// The kernel cannot write what it has in its cache.
+    fn lose(&mut self) {
+        assert!(!self.unwritten.is_empty(), "nothing went through its cache");
+        for range in core::mem::take(&mut self.unwritten) {
+            self.end_writing_from_cache(range, true);
+        }
+    }
+
+    /// Time goes by until nothing is dirty any more.
+    fn write_all_back(&mut self) {
+        for _ in 0..1000 {
+            if self.ios.is_empty() && !self.is_dirty() {
+                return;
+            }
+            self.now = self.now + Duration::from_ms(20);
+            self.step(Event::Timer);
+            for io in core::mem::take(&mut self.ios) {
+                let Io::Write(io, parts, bytes) = io else {
+                    panic!("nobody reads");
+                };
+                self.do_write(&io, &parts, &bytes);
+                let result = Ok(io.range.length);
+                self.step(Event::IoDone { io: io.io, result });
+            }
+        }
+        panic!("bytes stay dirty");
+    }
+
+    /// Time goes by, and the driver does what it is asked.
+    fn wait(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now = (self.now + Duration::from_ms(100)).min(end);
+            self.step(Event::Timer);
+            self.end_sync();
+            if self.settles > 0 {
+                self.settles -= 1;
+                let version = self.version;
+                self.step(Event::Settled {
+                    file: FILE,
+                    version,
+                });
+            }
+        }
+    }
+
+    pub(super) fn is_dirty(&self) -> bool {
+        let file = self.server.files.get(&FILE);
+        file.is_some_and(|file| !file.writing.dirty.is_empty())
+    }
+
+    fn held(&self) -> u32 {
+        let held = |lane: &LaneState| lane.pages.held_count();
+        self.server.lanes.values().map(held).sum()
+    }
+}
+
+/// The head and the tail of a piece that begins and ends within a page, whose middle went by direct I/O.
+fn half_lost() -> World {
+    let mut world = quiet();
+    world.has_failed = true;
+    world.write(0, ByteRange::new(1000, 10_000));
+    world.write_all_back();
+    assert!(world.native == world.flat && world.device != world.flat);
+    assert_eq!(world.held(), 2, "two pages of three");
+    world.lose();
+    world
+}
+
+#[test]
+fn what_the_kernel_could_not_write_is_written_again_before_a_sync_is_answered_well() {
+    let mut world = half_lost();
+    world.sync(0);
+    world.end_sync();
+    assert_eq!((world.counts.syncs, world.counts.syncs_refused), (0, 1));
+    // The disk works again. Nobody hears of what was before.
+    world.sync(0);
+    assert_eq!(world.counts.syncs_refused, 2, "it does not have it yet");
+    world.write_all_back();
+    world.sync(0);
+    world.end_sync();
+    assert_eq!(world.counts.syncs, 1);
+    assert!(world.device == world.flat);
+    assert_eq!(world.held(), 0);
+}
+
+#[test]
+fn what_the_kernel_could_not_write_is_found_out_although_nobody_syncs() {
+    let mut world = half_lost();
+    world.wait(Duration::from_s(37));
+    assert_eq!(world.counts.syncs_failed, 1);
+    world.write_all_back();
+    world.wait(Duration::from_s(37));
+    assert!(world.device == world.flat);
+    assert_eq!(world.held(), 0);
+}
+
+#[test]
+fn it_is_found_out_at_once_when_the_device_fails_otherwise() {
+    let mut world = half_lost();
+    world.write(1, ByteRange::new(16_384, 4096));
+    world.write_back(Err(Errno::IO));
+    world.end_sync();
+    assert_eq!(world.counts.syncs_failed, 1);
+    world.settle();
+}
+
+#[test]
+fn newer_bytes_are_not_written_over_by_what_was_lost() {
+    let mut world = half_lost();
+    // In the middle of the head, and by direct I/O over all of the tail.
+    world.write(1, ByteRange::new(2000, 50));
+    world.write(1, ByteRange::new(8192, 8192));
+    assert_eq!(
+        world.held(),
+        1,
+        "of the head two parts, of the tail nothing"
+    );
+    world.sync(0);
+    world.write_all_back();
+    world.end_sync();
+    world.settle();
+    assert!(world.device == world.flat);
+}
+
+#[test]
+fn who_would_change_the_file_itself_comes_after_what_was_lost() {
+    let mut world = half_lost();
+    world.hold(1);
+    world.wait(Duration::from_ms(200));
+    // He is told of the failure, and may ask again.
+    assert_eq!((world.counts.holds, world.counts.holds_refused), (0, 1));
+    world.write_all_back();
+    world.hold(1);
+    world.wait(Duration::from_ms(500));
+    assert_eq!(world.counts.holds, 1);
+}
+
+#[test]
+fn a_page_in_the_kernels_cache_while_a_sync_fails_is_written_again_too() {
+    let mut world = quiet();
+    world.has_failed = true;
+    world.write(0, ByteRange::new(100, 50));
+    world.write_back(Ok(()));
+    world.write(1, ByteRange::new(5000, 50));
+    while world.ios.is_empty() {
+        world.now = world.now + Duration::from_ms(20);
+        world.step(Event::Timer);
+    }
+    // It is in the kernel's cache and lost from there before we hear that it got there.
+    let Some(Io::Write(io, parts, bytes)) = world.ios.pop() else {
+        panic!("a write");
+    };
+    world.do_write(&io, &parts, &bytes);
+    world.lose();
+    world.sync(2);
+    world.hold(2);
+    world.wait(Duration::from_ms(100));
+    let result = Ok(io.range.length);
+    world.server.hurry_loose(|_, _, _| true);
+    world.step(Event::Timer);
+    world.end_sync();
+    assert_eq!(world.counts.syncs_failed, 1);
+    world.step(Event::IoDone { io: io.io, result });
+    world.settle();
+    assert!(world.device == world.flat);
+}
+
+#[test]
+fn a_lane_waits_for_what_is_loose_in_it_and_nothing_else_does() {
+    let mut world = quiet();
+    world.write(0, ByteRange::new(100, 50));
+    world.write_back(Ok(()));
+    let (session, lane, _) = world.clients.remove(0);
+    world.step(Event::SessionClosed { session });
+    assert!(world.lanes.contains_key(&lane) && world.held() == 1);
+    assert_eq!(world.server.writes().used_bytes, ByteCount(0));
+    world.wait(Duration::from_s(1));
+    assert!(!world.lanes.contains_key(&lane) && world.held() == 0);
+}
