@@ -126,6 +126,13 @@ pool-kills: build ## The same under a pool in use by SMB, NFS, iSCSI and program
 fsx: build ## A million random operations over SMB, beside a model. FSX="--seed 7 --operations 5000" says it otherwise
 	"$(BIN)/smb-fsx" $(FSX)
 
+.PHONY: hunt-stale
+hunt-stale: build ## Files changed by local programs in every way, read over SMB. HUNT="--seconds 3600 --seed 7" says it otherwise
+	"$(BIN)/smb-stale" --fs ext4 $(HUNT)
+	"$(BIN)/smb-stale" --fs xfs $(HUNT)
+	"$(BIN)/smb-stale" --fs ext4 --analyser 1 $(HUNT)
+	"$(BIN)/smb-stale" --fs xfs --buffer 64MiB $(HUNT)
+
 test-doors: ## End to end through the real doors, one at a time
 	$(CARGO) test --locked --no-fail-fast -p rushes-tests -- --test-threads=1
 	"$(BIN)/smb-mixed-kills"

@@ -176,7 +176,7 @@ fn shares(status: &Status) -> Table {
             String::from(if share.foreign_changes_noticed {
                 "noticed at once"
             } else {
-                "noticed at each open"
+                "noticed within a second"
             }),
         ]);
     }

@@ -31,6 +31,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "pool_sequences",
     "seeks_and_jumps",
     "shared_file",
+    "silent_strangers",
     "slow_disk",
     "ssd",
     "stalls",

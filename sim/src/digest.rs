@@ -205,6 +205,7 @@ impl Digest {
                 file,
                 size,
                 version,
+                ..
             } => self.all([13, u64::from(file.0), size.0, *version]),
             Event::NeighbourOpened {
                 beside,

@@ -16,6 +16,8 @@ impl FileIndex {
     }
 }
 
+/// As the driver has it (engine/sys/src/file.rs).
+const FRESH: Duration = Duration::from_s(2);
 /// Inode of the first file.
 const INODE_BASE: u64 = 12;
 
@@ -38,6 +40,8 @@ pub struct WorldFile {
     pub size: u64,
     /// Its ctime, so to speak.
     pub version: u64,
+    /// When it became so.
+    pub version_at: Instant,
     /// How often its content changed.
     pub serial: u64,
     /// Its lengths so far: (first serial, bytes), the last is [`WorldFile::size`].
@@ -70,7 +74,6 @@ impl WorldFile {
 
     fn change(&mut self, range: ByteRange, size: u64) {
         self.serial += 1;
-        self.version += 1;
         self.untold.push((range, self.serial));
         if size != self.size {
             self.size = size;
@@ -144,6 +147,19 @@ impl Files {
         self.by_id.len() - self.free_ids.len()
     }
 
+    /// Somebody begins to change it: its version says so from now on, its bytes when they are there.
+    pub fn stamp(&mut self, index: FileIndex, now: Instant) {
+        let file = self.get_mut(index);
+        file.version += 1;
+        file.version_at = now;
+    }
+
+    /// Whether somebody began to change it so short a time before `now` that it may not be over.
+    pub fn is_fresh(&self, index: FileIndex, now: Instant) -> bool {
+        let file = self.get(index);
+        file.version > 1 && now.since(file.version_at) < FRESH
+    }
+
     /// Writes bytes, as far as the file has room. Returns which.
     pub fn write(&mut self, index: FileIndex, range: ByteRange) -> ByteRange {
         let file = self.get_mut(index);
@@ -208,6 +224,7 @@ impl Files {
             hint: file.hint,
             way: Some(WriteWay::Through),
             is_exclusive: false,
+            is_fresh: false,
         }
     }
 
@@ -268,6 +285,7 @@ pub fn contiguous(
         device,
         size,
         version: 1,
+        version_at: Instant::ZERO,
         serial: 0,
         sizes: vec![(0, size)],
         untold: Vec::new(),

@@ -468,6 +468,7 @@ impl Machine for Naive {
                 file,
                 size,
                 version,
+                ..
             } => {
                 if let Some(facts) = self.files.get_mut(&file) {
                     facts.size = size;

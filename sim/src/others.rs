@@ -4,7 +4,7 @@
 use crate::client::{Answer, Hand, Kind, Message, Scene};
 use crate::disk::{Job, Owner};
 use crate::files::FileIndex;
-use crate::world::What;
+use crate::world::{Silent, What};
 use rushes_core::server::IoClass;
 use rushes_core::units::*;
 
@@ -270,6 +270,7 @@ impl Writer {
 
     fn change(&self, hand: &mut Hand, scene: &mut Scene<'_>, file: FileIndex) -> ByteRange {
         let size = scene.files.get(file).size;
+        scene.files.stamp(file, scene.now);
         if hand.prng.chance(self.truncate_permille) {
             let to = hand.prng.below(size + 1);
             return scene.files.truncate(file, to);
@@ -313,8 +314,10 @@ pub struct Foreign {
     pub files: Vec<FileIndex>,
     /// Longest pause.
     pub think: Duration,
-    /// Longest time until the server is told.
+    /// Longest time until the server is told; or, if nobody tells it, until what was begun is done.
     pub delay: Duration,
+    /// Nobody tells the server: the files' versions alone show it, from when it is begun.
+    pub silent: bool,
 }
 
 impl Foreign {
@@ -324,6 +327,19 @@ impl Foreign {
         hand.set_alarm(scene, next_at);
         let file = self.files[hand.prng.below(self.files.len() as u64) as usize];
         let size = scene.files.get(file).size;
+        scene.files.stamp(file, scene.now);
+        if self.silent {
+            let change = if hand.prng.chance(100) {
+                Silent::Cut(hand.prng.below(size + 1))
+            } else {
+                let start = hand.prng.below(size.max(1));
+                let bytes = 1 + hand.prng.below(1 << 20);
+                Silent::Write(ByteRange::new(start, bytes))
+            };
+            let at = scene.now + Duration(hand.prng.below(self.delay.0.max(1)));
+            scene.queue.push(at, What::Silent { file, change });
+            return;
+        }
         let range = if hand.prng.chance(100) {
             let to = hand.prng.below(size + 1);
             scene.files.truncate(file, to)

@@ -667,6 +667,7 @@ impl World {
             hint: (role == Role::Read).then_some(RateHint::Rate(self.rate, RateSource::Rule)),
             way: Some(WriteWay::Cached),
             is_exclusive: role == Role::Scatter,
+            is_fresh: false,
         };
         self.step(Event::Opened {
             session,
@@ -838,6 +839,7 @@ impl World {
                         file,
                         size,
                         version,
+                        is_fresh: false,
                     },
                 );
             }

@@ -323,8 +323,10 @@ pub struct ForeignGroup {
     pub count: u64,
     /// Longest pause. Units: ms.
     pub think_ms: u64,
-    /// Longest time until the server is told. Units: ms.
+    /// Longest time until the server is told, or until what nobody tells of is done. Units: ms.
     pub delay_ms: u64,
+    /// Nobody tells of them.
+    pub silent: bool,
     /// Also the players' files.
     pub players_files: bool,
 }
@@ -335,6 +337,7 @@ impl Default for ForeignGroup {
             count: 1,
             think_ms: 500,
             delay_ms: 50,
+            silent: false,
             players_files: false,
         }
     }
@@ -674,6 +677,7 @@ impl Scenario {
                     files: files.clone(),
                     think: Duration::from_ms(group.think_ms),
                     delay: Duration::from_ms(group.delay_ms),
+                    silent: group.silent,
                 });
                 world.add_client(kind, Instant::ZERO, self.end());
             }

@@ -226,6 +226,7 @@ fn trouble(p: &mut Prng, scenario: &mut Scenario) {
             think_ms: p.between(10, 2000),
             delay_ms: p.between(1, 500),
             players_files: p.chance(400),
+            silent: false,
         });
     }
 }

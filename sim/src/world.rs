@@ -18,6 +18,8 @@ use rushes_core::server::{
 };
 use rushes_core::units::*;
 
+/// So long after a change of which nobody tells no read may give what was before.
+const PROMISE: Duration = Duration::from_s(1);
 /// How often a driver looks at what others do on a device.
 const SAMPLE: Duration = Duration::from_ms(500);
 
@@ -76,8 +78,21 @@ pub enum What {
     StatTold { file: FileId, look: Look },
     /// The server is told that a stranger changed a file.
     ForeignChange { file: FileIndex },
+    /// A stranger's bytes are there, and nobody tells of it.
+    Silent { file: FileIndex, change: Silent },
+    /// It is so long ago that everybody must see what was changed until then.
+    Known { file: FileIndex, serial: u64 },
     /// Somebody's small read or write.
     Storm { disk: DeviceId },
+}
+
+/// What a stranger does of whom nobody tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Silent {
+    /// These bytes are others.
+    Write(ByteRange),
+    /// It is so long now.
+    Cut(u64),
 }
 
 /// A file as the driver saw it at some moment. Much may happen before the server hears of it.
@@ -86,6 +101,7 @@ pub struct Look {
     file: FileIndex,
     size: ByteCount,
     version: u64,
+    is_fresh: bool,
     /// Number of its last change then.
     serial: u64,
 }
@@ -309,12 +325,13 @@ impl World {
             }
             What::StatTold { file, look } => {
                 if self.files.by_id(file) == Some(look.file) {
-                    // The size is told; which bytes a newer version means is not, until it is opened.
+                    // The size is told; which bytes a newer version means is not, until it is opened or a second has passed.
                     self.checker.acknowledge_size(look.file, look.serial);
                     self.step(Event::Stat {
                         file,
                         size: look.size,
                         version: look.version,
+                        is_fresh: look.is_fresh,
                     });
                 }
             }
@@ -324,6 +341,20 @@ impl World {
                 }
                 let key = self.files.get(file).key;
                 self.step(Event::ForeignChange { key });
+            }
+            What::Silent { file, change } => {
+                match change {
+                    Silent::Write(range) => self.files.write(file, range),
+                    Silent::Cut(size) => self.files.truncate(file, size),
+                };
+                let serial = self.files.serial(file);
+                self.queue
+                    .push(self.now + PROMISE, What::Known { file, serial });
+            }
+            What::Known { file, serial } => {
+                for (range, serial) in self.files.take_untold(file, serial) {
+                    self.checker.acknowledge(file, range, serial, true);
+                }
             }
             What::Storm { disk } => self.storm(disk),
             What::Sample { disk } => self.sample(disk),
@@ -345,6 +376,7 @@ impl World {
             file,
             size: ByteCount(it.size),
             version: it.version,
+            is_fresh: self.files.is_fresh(file, self.now),
             serial: self.files.serial(file),
         }
     }
@@ -359,6 +391,7 @@ impl World {
         FileFacts {
             size: look.size,
             version: look.version,
+            is_fresh: look.is_fresh,
             ..self.files.facts(look.file)
         }
     }

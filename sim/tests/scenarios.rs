@@ -52,6 +52,7 @@ scenarios!(
     pool_sequences,
     seeks_and_jumps,
     shared_file,
+    silent_strangers,
     slow_disk,
     ssd,
     stalls,

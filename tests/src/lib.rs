@@ -4,6 +4,7 @@
 //! This library holds what several of them need. It imports no other crate of the workspace: programs
 //! are driven as their users drive them, and the source is read as text.
 
+pub mod changer;
 pub mod daemon;
 pub mod disk;
 pub mod export;
@@ -23,6 +24,7 @@ pub mod same_file;
 pub mod scratch;
 pub mod smb2;
 pub mod smbd;
+pub mod stale;
 pub mod tree;
 pub mod ways;
 pub mod wire;

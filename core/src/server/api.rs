@@ -74,6 +74,10 @@ pub struct Policy {
     pub write_age: Duration,
     /// False: no gap is bridged, neither reading nor writing (for ablation).
     pub coalesce: bool,
+    /// A file that is read and may be changed by others is looked at so often: not every change is told of.
+    pub look_every: Duration,
+    /// Nobody is answered from the cache when the last look is older, and than his read.
+    pub look_age: Duration,
 }
 
 impl Default for Policy {
@@ -86,6 +90,8 @@ impl Default for Policy {
             contracts_from_header: true,
             write_age: Duration::from_s(4),
             coalesce: true,
+            look_every: Duration::from_ms(400),
+            look_age: Duration::from_ms(750),
         }
     }
 }
@@ -153,6 +159,8 @@ pub struct FileFacts {
     pub size: ByteCount,
     /// Changes whenever the file changed without us (ctime).
     pub version: u64,
+    /// It became so just before it was looked at: another change may have the same version, or this one may not be over.
+    pub is_fresh: bool,
     /// Where its bytes are; ascending, may have holes, empty when unknown.
     pub extents: Vec<Extent>,
     /// From a rule or its header.
@@ -359,6 +367,8 @@ pub enum Event {
         file: FileId,
         size: ByteCount,
         version: u64,
+        /// See [`FileFacts::is_fresh`].
+        is_fresh: bool,
     },
     /// Answer to [`Action::OpenNeighbour`].
     NeighbourOpened {
@@ -612,7 +622,7 @@ pub enum Action {
     OpenNeighbour { beside: FileId, name: String },
     /// Ask the door of a pool for the file of this path in its tree, on whichever member it lies.
     AskPool { pool: PoolNumber, path: String },
-    /// Say how long the file is now.
+    /// Say how long the file is now, and of which version.
     Stat { file: FileId },
     /// The server has forgotten the file: close it. Its id may be reused.
     Forget { file: FileId },

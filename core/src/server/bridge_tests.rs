@@ -100,6 +100,7 @@ impl Bench {
                 hint: None,
                 way: Some(WriteWay::Cached),
                 is_exclusive: terms.exclusive,
+                is_fresh: false,
             }),
         });
         bench
@@ -311,6 +312,7 @@ fn who_writes_by_himself_ends_it() {
         file: FILE,
         size: ByteCount(FILE_BYTES),
         version: 2,
+        is_fresh: false,
     });
     bench.read_all();
     assert_eq!(bench.three_runs(), EACH);

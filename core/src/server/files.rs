@@ -102,6 +102,7 @@ impl Server {
             path,
             part,
             asked: self.change_count,
+            asked_at: self.now,
             recogniser: Recogniser::new(),
             cadence: Cadence::new(),
             stream: None,
@@ -119,7 +120,10 @@ impl Server {
     ) {
         let waiting = match self.handles.get_mut(&(session, handle)) {
             Some(entry) => match &mut entry.state {
-                HandleState::Opening(waiting) => Some((core::mem::take(waiting), entry.asked)),
+                HandleState::Opening(waiting) => {
+                    let asked = (entry.asked, Some(entry.asked_at));
+                    Some((core::mem::take(waiting), asked))
+                }
                 HandleState::Ready(_) | HandleState::Plain => None,
             },
             None => None,
@@ -127,7 +131,7 @@ impl Server {
         let Some((waiting, asked)) = waiting else {
             // Closed, or given up, while the driver was finding out.
             if let Ok(facts) = facts {
-                let file = self.adopt(facts, 0, actions);
+                let file = self.adopt(facts, (0, None), actions);
                 self.release(file, actions);
             }
             return;
@@ -206,8 +210,13 @@ impl Server {
         }
     }
 
-    /// Know a file, with one more use of it, by what the driver found out since `change_count` was `asked`.
-    pub(super) fn adopt(&mut self, facts: FileFacts, asked: u64, actions: &mut Actions) -> FileId {
+    /// Know a file, with one more use of it, by what the driver found out since `change_count` was `asked`, and since when.
+    pub(super) fn adopt(
+        &mut self,
+        facts: FileFacts,
+        (asked, asked_at): (u64, Option<Instant>),
+        actions: &mut Actions,
+    ) -> FileId {
         let id = facts.file;
         if let Some(former) = self.keys.insert(facts.key, id)
             && former != id
@@ -215,8 +224,13 @@ impl Server {
         {
             file.gone = true;
         }
-        let changed = match self.files.get(&id) {
-            Some(file) => file.version != facts.version && !file.writing.is_unsettled,
+        let found = Version {
+            version: facts.version,
+            is_fresh: facts.is_fresh,
+        };
+        let changed = match self.files.get_mut(&id) {
+            // (When it was asked for is not known of every one: that is no look then.)
+            Some(file) => file.looked_at(found, (asked_at.unwrap_or_default(), self.now), true),
             None => false,
         };
         if changed {
@@ -231,6 +245,16 @@ impl Server {
             stat: None,
             changed: 0,
             version: facts.version,
+            // Nothing of it is cached, so nothing can be old.
+            looks: Looks {
+                at: self.now,
+                told: 0,
+                doubt: if facts.is_fresh {
+                    Doubt::Last
+                } else {
+                    Doubt::None
+                },
+            },
             extents: Vec::new(),
             blocks: Default::default(),
             waiting: Vec::new(),
@@ -255,7 +279,6 @@ impl Server {
         if let Some(asked) = &mut file.stat {
             asked.is_void |= changed || file.size != facts.size.0;
         }
-        file.version = facts.version;
         if let Some(way) = facts.way {
             file.way = way;
         }
@@ -399,6 +422,7 @@ impl Server {
         }
         if let Some(file) = self.keys.get(&key).and_then(|id| self.files.get_mut(id)) {
             file.is_exclusive = false;
+            file.looks.doubt = Doubt::Foreign;
         }
         let all = ByteRange::new(0, u64::MAX);
         self.changed(key, all, actions);
@@ -408,7 +432,7 @@ impl Server {
         }
     }
 
-    pub(super) fn stat(&mut self, id: FileId, size: u64, version: u64, actions: &mut Actions) {
+    pub(super) fn stat(&mut self, id: FileId, size: u64, found: Version, actions: &mut Actions) {
         let size_told = size;
         let Some(file) = self.files.get_mut(&id) else {
             return;
@@ -420,9 +444,7 @@ impl Server {
         file.writing.native_size = size_told.max(asked.length);
         file.size_stale = asked.is_void;
         // A version we did not know: somebody changed the file, and may not have told us (yet).
-        let changed = file.version != version && !file.writing.is_unsettled;
-        file.version = version;
-        if changed {
+        if file.looked_at(found, (asked.at, self.now), false) {
             self.drop_blocks(id, 0, u64::MAX);
         }
         if asked.is_void {

@@ -689,10 +689,10 @@ impl Server {
         let opened = match facts {
             Ok(facts) if self.devices.contains_key(&facts.device) && facts.size.0 > 0 => {
                 let size = facts.size.0;
-                Some((self.adopt(facts, 0, actions), size))
+                Some((self.adopt(facts, (0, None), actions), size))
             }
             Ok(facts) => {
-                let file = self.adopt(facts, 0, actions);
+                let file = self.adopt(facts, (0, None), actions);
                 self.release(file, actions);
                 None
             }

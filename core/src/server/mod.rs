@@ -23,6 +23,8 @@ mod ledger;
 mod line_tests;
 mod loose;
 #[cfg(test)]
+mod look_tests;
+#[cfg(test)]
 mod pool_tests;
 mod reads;
 #[cfg(test)]
@@ -294,7 +296,8 @@ impl Server {
                 file,
                 size,
                 version,
-            } => self.stat(file, size.0, version, actions),
+                is_fresh,
+            } => self.stat(file, size.0, Version { version, is_fresh }, actions),
             Event::NeighbourOpened {
                 beside,
                 name,

@@ -126,12 +126,16 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        // Nobody is told where the file ends by a size that may be old.
-        if file.size_stale || (read.range.end() > file.size && !read.size_checked) {
-            if file.stat.is_none() {
-                file.stat = Some(Asked::default());
-                actions.list.push(Action::Stat { file: id });
-            }
+        // Nobody is told where the file ends by a size that may be old, nor what it holds by what was right long ago.
+        let now = self.now;
+        let is_late = file.must_be_looked_at(now, read.arrived, self.policy.look_age);
+        let is_unknown = file.size_stale || (read.range.end() > file.size && !read.size_checked);
+        let is_due = file.must_be_looked_at(now, read.arrived, self.policy.look_every);
+        if (is_late || is_unknown || is_due) && file.stat.is_none() {
+            file.stat = Some(Asked::since(now));
+            actions.list.push(Action::Stat { file: id });
+        }
+        if is_late || is_unknown {
             return;
         }
         let start = read.range.start.0;

@@ -89,6 +89,7 @@ impl Writer {
                 hint: None,
                 way: Some(WriteWay::Cached),
                 is_exclusive: false,
+                is_fresh: false,
             }),
         });
         writer
@@ -434,6 +435,7 @@ fn a_file_that_is_changed_while_it_is_opened_is_granted_nothing_over_what_it_had
                 hint: None,
                 way: Some(WriteWay::Cached),
                 is_exclusive: false,
+                is_fresh: false,
             }),
         });
         writer.step(Event::WriteBegin {
@@ -447,6 +449,7 @@ fn a_file_that_is_changed_while_it_is_opened_is_granted_nothing_over_what_it_had
             file,
             size: ByteCount(1 << 20),
             version: 2,
+            is_fresh: false,
         });
         assert_eq!(
             (writer.is_granted, writer.asked.len()),

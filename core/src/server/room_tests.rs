@@ -114,6 +114,7 @@ impl World {
                 hint: None,
                 way: Some(WriteWay::Cached),
                 is_exclusive: false,
+                is_fresh: false,
             }),
         });
     }

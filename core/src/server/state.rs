@@ -67,6 +67,8 @@ pub(super) struct Handle {
     pub part: FilePart,
     /// `change_count` of the server when the driver was asked about its file.
     pub asked: u64,
+    /// When that was.
+    pub asked_at: Instant,
     pub recogniser: Recogniser,
     pub cadence: Cadence,
     /// The ledger's line for this handle.
@@ -98,6 +100,7 @@ pub(super) struct File {
     /// `change_count` of the server at its last change: what was found out before says nothing of its end.
     pub changed: u64,
     pub version: u64,
+    pub looks: Looks,
     pub extents: Vec<Extent>,
     pub blocks: BTreeMap<u64, SlotIndex>,
     /// Reads that wait for bytes of it.
@@ -111,6 +114,40 @@ pub(super) struct File {
     /// Nobody but clients of ours writes to it, as far as anybody has said or shown.
     pub is_exclusive: bool,
     pub writing: Writing,
+}
+
+/// Whether what is cached of a file is what it holds. Who changes it need not be told of: not who stores into a mapping, nor
+/// who hands a write to the kernel without waiting for it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Looks {
+    /// Its version was asked for then: what was cached of it was right, and what came since was when it came.
+    pub at: Instant,
+    /// `File::changed` when it was last looked at.
+    pub told: u64,
+    pub doubt: Doubt,
+}
+
+/// Whether what came since a file's version became so may be older than that. In any doubt it is dropped when the version is no
+/// longer fresh.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Doubt {
+    #[default]
+    None,
+    /// No more than that.
+    Last,
+    /// Clients of ours made it that version, by themselves perhaps: it is dropped, too, once they are quiet from one look to the next.
+    /// (Who follows a recording keeps his bytes as long as it goes on.)
+    Ours,
+    /// A stranger did, or nobody has told of it: it is dropped at each look, too.
+    Foreign,
+}
+
+/// What a file was when it was looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Version {
+    pub version: u64,
+    /// See [`FileFacts::is_fresh`].
+    pub is_fresh: bool,
 }
 
 /// What of a file is on its way from clients to its device.
@@ -356,13 +393,73 @@ pub(super) struct WriteFlight {
 /// What happened to a file since its size was asked for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Asked {
+    /// When it was asked for.
+    pub at: Instant,
     /// It has at least this length.
     pub length: u64,
     /// Nobody knows where it ends now: the answer is worth nothing.
     pub is_void: bool,
 }
 
+impl Asked {
+    pub(super) fn since(at: Instant) -> Asked {
+        Asked {
+            at,
+            ..Asked::default()
+        }
+    }
+}
+
 impl File {
+    /// Its version was asked for at `asked`, and was this. True: what is cached of it may be old. `strictly`: also when
+    /// clients of ours have told of what made it so, or did it.
+    pub(super) fn looked_at(
+        &mut self,
+        found: Version,
+        (asked, now): (Instant, Instant),
+        strictly: bool,
+    ) -> bool {
+        let is_ours = self.is_written_by_us(now);
+        let moved = self.version != found.version;
+        let is_quiet = self.changed == self.looks.told && !is_ours;
+        let looks = &mut self.looks;
+        looks.doubt = match looks.doubt {
+            Doubt::Foreign => Doubt::Foreign,
+            _ if moved && is_quiet => Doubt::Foreign,
+            _ if moved => Doubt::Ours,
+            doubt => doubt,
+        };
+        let is_over = !found.is_fresh && !is_ours;
+        let is_old = match looks.doubt {
+            Doubt::None => false,
+            Doubt::Last => is_over,
+            Doubt::Ours => is_over || is_quiet || (moved && strictly && !is_ours),
+            Doubt::Foreign => true,
+        };
+        looks.doubt = match looks.doubt {
+            _ if is_over => Doubt::None,
+            Doubt::Ours if is_quiet => Doubt::Last,
+            doubt => doubt,
+        };
+        looks.told = self.changed;
+        looks.at = looks.at.max(asked);
+        self.version = found.version;
+        is_old
+    }
+
+    /// What we do to it ourselves may move its version, now or before long.
+    fn is_written_by_us(&self, now: Instant) -> bool {
+        let writing = &self.writing;
+        let is_about_to = !writing.waiting.is_empty() || writing.reserving.is_some();
+        let goes_on = !writing.is_clean() || writing.pace.rate(now).0 > 0;
+        writing.is_unsettled || writing.settling > 0 || is_about_to || goes_on
+    }
+
+    /// Whether it is to be looked at before anybody who asked at `arrived` is told what is cached of it.
+    pub(super) fn must_be_looked_at(&self, now: Instant, arrived: Instant, age: Duration) -> bool {
+        !self.is_exclusive && arrived > self.looks.at && now.since(self.looks.at) >= age
+    }
+
     /// Where a byte lies on its device, and how many follow it there without a gap; unknown
     /// extents count as one run from the start of the device.
     pub(super) fn place(&self, offset: u64) -> (u64, u64) {

@@ -16,7 +16,7 @@ pub(super) struct Bench {
     actions: Actions,
     replies: Vec<(u32, u64, Outcome)>,
     pub(super) flights: Vec<IoRead>,
-    stats: Vec<FileId>,
+    pub(super) stats: Vec<FileId>,
     neighbours: Vec<(FileId, alloc::string::String)>,
     /// Files of a pool that its door was asked for.
     pub(super) asked: Vec<(PoolNumber, alloc::string::String)>,
@@ -54,6 +54,7 @@ pub(super) fn facts(file: u32, size: u64) -> FileFacts {
         hint: None,
         way: Some(WriteWay::Through),
         is_exclusive: false,
+        is_fresh: false,
     }
 }
 
@@ -322,6 +323,7 @@ fn end_of_file_is_asked_for_before_it_is_told() {
         file: FileId(1),
         size: ByteCount(11_000),
         version: 2,
+        is_fresh: false,
     });
     bench.run(8);
     assert_eq!(bench.length(1), Some(3_000));
@@ -347,6 +349,7 @@ fn truncated_file_gives_what_is_left_of_it() {
         file: FileId(1),
         size: ByteCount(5_000),
         version: 2,
+        is_fresh: false,
     });
     bench.run(8);
     assert_eq!(bench.length(1), Some(5_000));
@@ -372,6 +375,7 @@ fn device_that_keeps_giving_less_fails_the_read_in_the_end() {
             file: FileId(1),
             size: ByteCount(8 * MIB),
             version: 1,
+            is_fresh: false,
         });
     }
     assert_eq!(bench.outcome(1), Some(Outcome::Failed(Errno::IO)));
@@ -426,12 +430,14 @@ fn change_under_a_reader_leaves_his_bytes_alone() {
         file: FileId(1),
         size: ByteCount(MIB),
         version: 2,
+        is_fresh: false,
     });
     bench.read(1, 1, 3, 0, 4096);
     bench.step(Event::Stat {
         file: FileId(1),
         size: ByteCount(MIB),
         version: 2,
+        is_fresh: false,
     });
     bench.run(8);
     let slots: Vec<_> = bench
@@ -796,6 +802,7 @@ fn any_events_in_any_order_are_survived() {
                     file: FileId(file),
                     size: ByteCount(draw(40 * MIB)),
                     version: draw(3),
+                    is_fresh: false,
                 },
                 14 => match bench.neighbours.pop() {
                     Some((beside, name)) => Event::NeighbourOpened {
@@ -889,6 +896,7 @@ fn stat_that_tells_of_a_change_drops_what_was_cached_before_it() {
         file: FileId(1),
         size: ByteCount(10_000),
         version: 2,
+        is_fresh: false,
     });
     bench.run(8);
     bench.end(1, 2);
@@ -918,6 +926,12 @@ fn scattered_reads_are_left_to_the_kernel_until_something_is_promised_beside_the
     let asked = bench.server.devices()[0].request_count;
     // What is in the cache is served from there, whatever the pattern.
     bench.read(1, 1, 100, 700 * MIB, 4096);
+    bench.step(Event::Stat {
+        file: FileId(1),
+        size: ByteCount(900 * MIB),
+        version: 1,
+        is_fresh: false,
+    });
     assert_eq!(bench.length(100), Some(4096));
     // With a contract beside them they are the scheduler's again.
     bench.open(1, 2, "clip.mov", ruled(2, 900 * MIB, 100_000_000));
@@ -1016,6 +1030,7 @@ fn size_that_was_found_out_before_a_change_is_not_told_after_it() {
         file: FileId(1),
         size: ByteCount(size),
         version: 1,
+        is_fresh: false,
     };
     // At the end the size is asked for; before the answer is here, another has written on.
     bench.read(1, 1, 1, 3 * MIB, MIB);
@@ -1074,12 +1089,14 @@ fn size_that_an_opener_found_out_voids_what_was_asked_for_before() {
         file: FileId(1),
         size: ByteCount(MIB),
         version: 1,
+        is_fresh: false,
     });
     assert_eq!(bench.outcome(1), None);
     bench.step(Event::Stat {
         file: FileId(1),
         size: ByteCount(2 * MIB),
         version: 2,
+        is_fresh: false,
     });
     bench.run(64);
     assert_eq!(bench.length(1), Some(MIB));
@@ -1108,6 +1125,7 @@ fn read_of_a_file_that_a_stranger_writes_to_all_the_time_is_answered_all_the_sam
             file: FileId(1),
             size: ByteCount(64 * MIB),
             version: 9,
+            is_fresh: false,
         });
     }
     bench.run(8);

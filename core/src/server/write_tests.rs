@@ -251,6 +251,7 @@ impl World {
             hint: None,
             way: Some(self.way),
             is_exclusive: self.is_exclusive,
+            is_fresh: false,
         }
     }
 
@@ -1103,6 +1104,7 @@ impl World {
                     file: FILE,
                     size,
                     version,
+                    is_fresh: false,
                 });
             }
             33 if self.settles > 0 => {
@@ -1172,6 +1174,7 @@ impl World {
                     file: FILE,
                     size,
                     version,
+                    is_fresh: false,
                 });
             }
         }

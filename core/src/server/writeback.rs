@@ -762,6 +762,10 @@ impl Server {
             if writing.settling == 0 && writing.dirty.is_empty() && writing.flights.is_empty() {
                 file.version = version;
                 file.writing.is_unsettled = false;
+                // What others did meanwhile, and did not tell of, it does not show.
+                if file.looks.doubt != Doubt::Foreign {
+                    file.looks.doubt = Doubt::Ours;
+                }
                 self.strike_remembered(id, actions);
             }
         }

@@ -285,7 +285,7 @@ impl Server {
         if file.size_stale {
             // Somebody has changed it: a write that ends in it or goes past its end is to find the end where it is.
             if file.stat.is_none() {
-                file.stat = Some(Asked::default());
+                file.stat = Some(Asked::since(self.now));
                 actions.list.push(Action::Stat { file: id });
             }
             return Turn::Wait;
@@ -761,7 +761,7 @@ impl Server {
         actions: &mut Actions,
     ) {
         let is_spent = runs.as_slice().is_empty();
-        let id = self.adopt(facts, self.change_count, actions);
+        let id = self.adopt(facts, (self.change_count, None), actions);
         let page_count = range.end().div_ceil(PAGE_BYTES) - range.start.0 / PAGE_BYTES;
         let fits = (is_spent || u64::from(runs.page_count()) == page_count) && range.length.0 > 0;
         let claimed = fits
@@ -902,13 +902,14 @@ impl Server {
     /// Tell observers what a file with dirty bytes looks like. Also while its length is being found out: that it has bytes which the
     /// file system has not must never be unknown.
     pub(super) fn make_known(&mut self, id: FileId, actions: &mut Actions) {
+        let now = self.now;
         if let Some(file) = self.files.get_mut(&id)
             && !file.writing.dirty.is_empty()
         {
             let size = ByteCount(file.size.max(file.writing.dirty.end()));
             actions.list.push(Action::Known { file: id, size });
             if file.size_stale && file.stat.is_none() {
-                file.stat = Some(Asked::default());
+                file.stat = Some(Asked::since(now));
                 actions.list.push(Action::Stat { file: id });
             }
         }

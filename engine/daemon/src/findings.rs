@@ -235,6 +235,7 @@ impl Daemon {
             device,
             size: status.size,
             version: status.version,
+            is_fresh: status.is_fresh,
             extents,
             hint,
             way,
@@ -307,7 +308,7 @@ impl Daemon {
             Err(error) => {
                 file.share.unwatchable.store(true, Ordering::Relaxed);
                 let what = format!(
-                    "share {:?} ({}): changes by others are noticed only at each open: {error}",
+                    "share {:?} ({}): changes by others are noticed within a second, by looking: {error}",
                     file.share.config.name, file.share.file_system
                 );
                 self.say_once(what);
@@ -320,8 +321,9 @@ impl Daemon {
             return;
         };
         // Of a file that does not say how long it is nobody is told that it ends: the device will say, or fail.
-        let (size, version) =
-            result.map_or((SIZE_UNKNOWN, 0), |status| (status.size, status.version));
+        let (size, version, is_fresh) = result.map_or((SIZE_UNKNOWN, 0, true), |status| {
+            (status.size, status.version, status.is_fresh)
+        });
         if result.is_some() {
             file.size = size.0;
         }
@@ -329,6 +331,7 @@ impl Daemon {
             file: id,
             size,
             version,
+            is_fresh,
         });
     }
 

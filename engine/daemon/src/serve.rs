@@ -91,7 +91,7 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
     let changes = ChangeWatch::new()
         .map_err(|error| {
             notes.push(format!(
-                "changes by other programs are noticed only when a file is opened: fanotify: {error} \
+                "changes by other programs are noticed within a second, by looking: fanotify: {error} \
                  (it needs CAP_SYS_ADMIN)"
             ));
         })

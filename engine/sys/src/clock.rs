@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The one clock of the server: CLOCK_MONOTONIC, the same in every process of the machine. And the time of day, for what an operator wants done at night.
+//! The one clock of the server: CLOCK_MONOTONIC, the same in every process of the machine. And the time of day, for what an operator wants done at night and for times of files.
 
 use rushes_core::units::{Duration, Instant, NS_PER_S};
 use rustix::time::{ClockId, clock_gettime};
@@ -9,6 +9,18 @@ pub fn now() -> Instant {
     let time = clock_gettime(ClockId::Monotonic);
     // Neither part is negative on this clock.
     Instant((time.tv_sec as u64).saturating_mul(NS_PER_S) + time.tv_nsec as u64)
+}
+
+/// Whether a file system gave something this time, by the time of day, less than `span` ago. Nothing but care may rest on it: after a clock
+/// was set it is not known.
+///
+/// Units    seconds and ns since 1970
+pub(crate) fn is_fresh(seconds: i64, nanoseconds: u32, span: Duration) -> bool {
+    let now = clock_gettime(ClockId::Realtime);
+    let ns =
+        |seconds: i64, more: i64| i128::from(seconds) * i128::from(NS_PER_S) + i128::from(more);
+    let age = ns(now.tv_sec, now.tv_nsec) - ns(seconds, nanoseconds.into());
+    age.unsigned_abs() < u128::from(span.0)
 }
 
 unsafe extern "C" {

@@ -7,9 +7,10 @@
 //! anything else done with it. We then open the same file anew, for ourselves: the flags of a shared
 //! description are never changed.
 
+use crate::clock;
 use crate::error::errno_of;
 use rushes_core::server::{Errno, FileKey};
-use rushes_core::units::ByteCount;
+use rushes_core::units::{ByteCount, Duration};
 use rustix::fs::{
     AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, fcntl_getfl, fcntl_setfl, open, openat2, statx,
 };
@@ -131,6 +132,8 @@ pub struct FileStatus {
     pub size: ByteCount,
     /// Changes whenever the file does: ctime in ns since the epoch (and 0 before it).
     pub version: u64,
+    /// It became so less than [`FRESH`] ago.
+    pub is_fresh: bool,
     /// Names that lead to it.
     pub link_count: u32,
     /// A regular file.
@@ -161,6 +164,10 @@ pub fn mount_of(path: &Path) -> io::Result<MountId> {
     Ok(status_at(rustix::fs::CWD, path, AtFlags::empty())?.mount)
 }
 
+/// A change that follows within it may leave the same ctime, or be the one that the ctime is of and not be over: ctimes go in ticks of
+/// up to 10 ms (before Linux 6.13) or in seconds (ext4 with small inodes), and are set before the bytes are written.
+pub const FRESH: Duration = Duration::from_s(2);
+
 /// STATX_DIOALIGN (Linux 6.1), which rustix does not name.
 const STATX_DIOALIGN: u32 = 0x2000;
 
@@ -183,6 +190,7 @@ fn status_at(at: BorrowedFd<'_>, path: &Path, flags: AtFlags) -> io::Result<File
         },
         size: ByteCount(found.stx_size),
         version: seconds.wrapping_mul(1_000_000_000) + u64::from(found.stx_ctime.tv_nsec),
+        is_fresh: clock::is_fresh(found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec, FRESH),
         link_count: found.stx_nlink,
         regular: u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFREG,
         mount: MountId(found.stx_mnt_id),

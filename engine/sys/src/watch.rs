@@ -6,7 +6,7 @@
 //! handle (FAN_REPORT_FID), which is compared with the handles of the files we watch: nothing is
 //! opened or asked of the file system, as the variant with event descriptors would.
 //!
-//! What fanotify does not see: stores through a writable mmap.
+//! What fanotify does not see: stores through a writable mmap, and writes by io_submit(2) (docs/decisions/0038-looks.md).
 
 use crate::error::errno_of;
 use rushes_core::server::{Errno, FileKey};

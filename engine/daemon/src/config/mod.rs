@@ -487,6 +487,8 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
         // Of [write], set by who reads that.
         write_age: default.write_age,
         coalesce: coalesce.map_or(default.coalesce, |found| found.value),
+        look_every: default.look_every,
+        look_age: default.look_age,
     }
 }
 

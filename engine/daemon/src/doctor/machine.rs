@@ -64,7 +64,7 @@ fn fanotify() -> Finding {
             Level::Note,
             AREA,
             format!(
-                "no fanotify ({error}): changes by other programs are noticed when a file is opened"
+                "no fanotify ({error}): changes by other programs are noticed within a second, by looking"
             ),
             "run the daemon with CAP_SYS_ADMIN, if other programs write to shares",
         ),

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `make hunt-stale`: files changed by programs of the server in every way, read over SMB meanwhile.
+//!
+//! `smb-stale [--seconds N] [--seed N] [--workers N] [--only WORKER] [--fs ext4|xfs] [--buffer BYTES] [--way NAME]...
+//! [--analyser 1] [--first-fault 1] [--modules NAMES]`
+//!
+//! `--modules ""` is Samba alone: whether the model or our module is to blame.
+
+use rushes_tests::stale::{self, Plan, XFS};
+use rushes_tests::world::{Backing, World};
+use std::process::ExitCode;
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    let (plan, setup) = match read(std::env::args().skip(1)) {
+        Ok(asked) => asked,
+        Err(error) => {
+            eprintln!("smb-stale: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let Some(mut world) = World::build(&setup) else {
+        return ExitCode::from(3);
+    };
+    let report = stale::run(world.smbd.port(), world.disk.path(), &plan);
+    let status = world.daemon().status();
+    println!("stale: daemon: {}", status["cache"]);
+    println!(
+        "stale: seed {}: {} changes in {} rounds, {} faults; the slowest reader was right after {:.3} s",
+        plan.seed,
+        report.changes,
+        report.rounds,
+        report.faults.len(),
+        report.slowest.as_secs_f64()
+    );
+    if report.faults.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn read(
+    mut words: impl Iterator<Item = String>,
+) -> Result<(Plan, rushes_tests::world::Setup), String> {
+    let mut plan = Plan {
+        seed: 1,
+        time: Duration::from_secs(600),
+        workers: 8,
+        only: None,
+        ways: Vec::new(),
+        timed: true,
+        go_on: true,
+    };
+    let (mut backing, mut buffer, mut modules, mut analyser) = (Backing::Ext4, None, None, false);
+    while let Some(word) = words.next() {
+        let value = words.next().ok_or(format!("{word} lacks a value"))?;
+        let number = || {
+            let wrong = |error| format!("{word} {value}: {error}");
+            value.parse::<u64>().map_err(wrong)
+        };
+        match word.as_str() {
+            "--seconds" => plan.time = Duration::from_secs(number()?),
+            "--seed" => plan.seed = number()?,
+            "--workers" => plan.workers = number()?.max(1),
+            "--only" => plan.only = Some(number()?),
+            "--way" => plan.ways.push(value),
+            "--first-fault" => plan.go_on = number()? == 0,
+            "--buffer" => buffer = Some(&*value.leak()),
+            "--modules" => modules = Some(value),
+            "--analyser" => analyser = number()? != 0,
+            "--fs" if value == "ext4" => backing = Backing::Ext4,
+            "--fs" if value == "xfs" => backing = XFS,
+            _ => return Err(format!("unknown option {word} {value}")),
+        }
+    }
+    let mut setup = stale::setup(backing, buffer, analyser);
+    setup.modules = modules.unwrap_or(setup.modules);
+    Ok((plan, setup))
+}
