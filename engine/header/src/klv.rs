@@ -6,6 +6,10 @@
 //! is needed stands in two kinds of sets: a descriptor (sample rate 3001, container duration 3002),
 //! or, where that has no duration, a track (edit rate 4B01, its sequence 4803) and a sequence
 //! (duration 0202). A file that was still open when its header was written says it in its footer.
+//!
+//! How much media there is is known by where the footer is, or will be: a header that was completed says it of
+//! a file of which only the beginning is there. Without a footer anywhere the file is being recorded, and what is
+//! there of it says nothing of how fast it is.
 
 use crate::source::{Source, WINDOW_BYTES, broken, part};
 use crate::{Container, HeaderError, HeaderFacts, duration_of, facts, frames_per_kilosecond};
@@ -18,6 +22,14 @@ const PARTITION_KEY: [u8; 13] = [
 const HEADER_PARTITION: u8 = 2;
 const FOOTER_PARTITION: u8 = 4;
 const RANDOM_INDEX: u8 = 0x11;
+
+/// Key of what fills up: between a partition's pack and its metadata, too, so that these begin on a grid.
+const FILL_KEY: [u8; 16] = [
+    0x06, 0x0e, 0x2b, 0x34, 0x01, 0x01, 0x01, 0x02, 0x03, 0x01, 0x02, 0x10, 0x01, 0x00, 0x00, 0x00,
+];
+
+/// Fillers in a row that are stepped over.
+const FILL_COUNT_MAX: u32 = 16;
 
 /// How the key of a set begins whose items have two bytes each of tag and length; byte 14 is which.
 const SET_KEY: [u8; 14] = [
@@ -74,18 +86,18 @@ pub(crate) fn probe(
     };
     let mut found = Description::default();
     found.read(source, &header)?;
-    let footer = find_footer(source, &header, run_in)?;
+    let Some(essence_end) = find_footer(source, &header, run_in)? else {
+        return Ok(None);
+    };
     if found.duration().is_none()
-        && let Some(footer) = &footer
+        && let Some(footer) = Partition::read(source, essence_end, run_in)?
     {
-        found.read(source, footer)?;
+        found.read(source, &footer)?;
     }
-    let essence_start = header.metadata_end.min(source.size());
-    let essence_end = footer.map_or(source.size(), |footer| footer.start);
     Ok(facts(
         Container::Mxf,
         found.duration(),
-        essence_end.saturating_sub(essence_start),
+        essence_end.saturating_sub(header.metadata_end),
         found.frames,
     ))
 }
@@ -133,7 +145,6 @@ impl Klv {
 }
 
 struct Partition {
-    kind: u8,
     start: u64,
     /// Offset of the footer partition in the file; at or before the header when not known.
     footer: u64,
@@ -151,17 +162,16 @@ impl Partition {
         let Some(klv) = Klv::read(source, start)? else {
             return Ok(None);
         };
-        let Some(kind) = partition_kind(&klv.key) else {
+        if partition_kind(&klv.key).is_none() {
             return Ok(None);
-        };
+        }
         // Versions, grid, this, previous, footer, bytes of metadata, bytes of index.
         let Some(body) = source.array::<48>(klv.value)? else {
             return Ok(None);
         };
         let long = |at| u64::from_be_bytes(part(&body, at));
-        let start_of_metadata = klv.end();
+        let start_of_metadata = behind_fill(source, klv.end())?;
         Ok(Some(Partition {
-            kind,
             start,
             footer: long(24).saturating_add(run_in),
             metadata_start: start_of_metadata,
@@ -172,23 +182,45 @@ impl Partition {
     }
 }
 
-/// The footer partition, where the header or the random index pack says. None: there is none yet.
+/// Where something else than filling begins, from `at` on.
+fn behind_fill(source: &mut Source<'_>, at: u64) -> Result<u64, HeaderError> {
+    let mut at = at;
+    for _ in 0..FILL_COUNT_MAX {
+        match Klv::read(source, at) {
+            Ok(Some(klv)) if is_fill(&klv.key) => at = klv.end(),
+            // What is no KLV there is for its reader to name.
+            Ok(_) | Err(HeaderError::Broken { .. }) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(at)
+}
+
+fn is_fill(key: &[u8; 16]) -> bool {
+    key[..VERSION_BYTE] == FILL_KEY[..VERSION_BYTE]
+        && key[VERSION_BYTE + 1..] == FILL_KEY[VERSION_BYTE + 1..]
+}
+
+/// Where the footer partition is, as the header or the random index pack says, or where it will be in a file that
+/// is not whole yet. None: nobody says, or there is something else.
 fn find_footer(
     source: &mut Source<'_>,
     header: &Partition,
     run_in: u64,
-) -> Result<Option<Partition>, HeaderError> {
-    let mut places = vec![header.footer];
-    if header.footer <= run_in {
-        places = indexed_footer(source, run_in)?.into_iter().collect();
+) -> Result<Option<u64>, HeaderError> {
+    let place = match header.footer <= run_in {
+        true => indexed_footer(source, run_in)?,
+        false => Some(header.footer),
+    };
+    let Some(place) = place.filter(|&place| place > header.start) else {
+        return Ok(None);
+    };
+    if place.saturating_add(16) > source.size() {
+        return Ok(Some(place));
     }
-    for place in places {
-        if place > header.start && place < source.size() {
-            let partition = Partition::read(source, place, run_in)?;
-            return Ok(partition.filter(|p| p.kind == FOOTER_PARTITION));
-        }
-    }
-    Ok(None)
+    let key = source.array::<16>(place)?;
+    let is_footer = key.is_some_and(|key| partition_kind(&key) == Some(FOOTER_PARTITION));
+    Ok(is_footer.then_some(place))
 }
 
 /// The last entry of the random index pack, whose length are the last four bytes of the file.

@@ -13,12 +13,21 @@
 //! | `dmlh` | 0 | 4 | frames in all RIFFs (OpenDML) |
 //! | `fmt ` | 8 | 4 | bytes a second |
 //! | `ds64` | 8 | 8 | length of `data` (RF64, BW64) |
+//!
+//! A file may not be whole yet. A WAV has its rate in so many words. Of an AVI, bytes and frames are compared that
+//! belong together: those declared for its first RIFF, or all, once the last RIFF ends where the file does.
 
 use crate::source::{Source, broken, part};
 use crate::{Container, HeaderError, HeaderFacts, duration_of, facts, frames_per_kilosecond};
 
 /// Chunks looked at before giving up: `bext`, `iXML`, `junk` and their like come first.
 const CHUNK_COUNT_MAX: u32 = 256;
+
+/// RIFFs of one AVI that are stepped over to its end; of one with more, the first tells the rate.
+const RIFF_COUNT_MAX: u32 = 32;
+
+/// A first RIFF as long as this may be followed by others. Units: bytes.
+const RIFF_BYTES_LARGE: u32 = 500 << 20;
 
 /// A length that says "see `ds64`" or "not known yet".
 const LENGTH_UNKNOWN: u32 = u32::MAX;
@@ -110,6 +119,14 @@ struct AviHeader {
     frame_count_all: u32,
 }
 
+/// A list with media.
+#[derive(Clone, Copy)]
+struct Media {
+    start: u64,
+    /// As declared; None while it is being written. Units: bytes.
+    length: Option<u32>,
+}
+
 fn probe_avi(source: &mut Source<'_>) -> Result<Option<HeaderFacts>, HeaderError> {
     let mut header = AviHeader::default();
     let mut chunks = Chunks::new(Container::Avi, 12, source.size());
@@ -122,11 +139,30 @@ fn probe_avi(source: &mut Source<'_>) -> Result<Option<HeaderFacts>, HeaderError
         match &list {
             b"hdrl" => read_hdrl(source, &mut header, chunk.data + 4, end)?,
             // Everything from here on is media and its index.
-            b"movi" => return Ok(header.facts(source.size() - chunk.data)),
+            b"movi" => {
+                let media = Media {
+                    start: chunk.data,
+                    length: known(chunk.length),
+                };
+                return header.facts_of(source, media);
+            }
             _ => {}
         }
     }
     Ok(None)
+}
+
+/// A length that is one.
+fn known(length: u32) -> Option<u32> {
+    Some(length).filter(|&length| length > 4 && length != LENGTH_UNKNOWN)
+}
+
+/// Where the RIFF chunk at `at` ends, as declared. None: there is none, or it does not say.
+fn riff_end(source: &mut Source<'_>, at: u64) -> Result<Option<u64>, HeaderError> {
+    let head = source.array::<8>(at)?.unwrap_or_default();
+    let length = u32::from_le_bytes(part(&head, 4));
+    let length = known(length).filter(|_| &head[..4] == b"RIFF");
+    Ok(length.map(|length| at + 8 + u64::from(length) + u64::from(length % 2)))
 }
 
 /// Descends into the lists of the header: one per stream, and OpenDML's.
@@ -167,21 +203,65 @@ fn read_hdrl(
 }
 
 impl AviHeader {
-    fn facts(&self, media_bytes: u64) -> Option<HeaderFacts> {
-        let (scale, rate, length) = self.pictures.unwrap_or_default();
+    /// What was declared of the first RIFF, or of all of them where all are there.
+    fn facts_of(
+        &self,
+        source: &mut Source<'_>,
+        media: Media,
+    ) -> Result<Option<HeaderFacts>, HeaderError> {
+        let (Some(length), Some(first_end)) = (media.length, riff_end(source, 0)?) else {
+            // Nobody has come back to fill it in.
+            return Ok(None);
+        };
+        let all = self.frame_count_all.max(self.stream_length());
+        let (bytes, frame_count) = if first_end > source.size() {
+            // Of more RIFFs, if there will be any, nothing is known. The main header counts the frames of the first
+            // one, but some writers count all of them there.
+            if all > self.frame_count || (length < RIFF_BYTES_LARGE && self.frame_count > 0) {
+                (u64::from(length), self.frame_count)
+            } else {
+                return Ok(None);
+            }
+        } else if source.size() - first_end < 12 {
+            (u64::from(length), all.max(self.frame_count))
+        } else {
+            let mut end = first_end;
+            let mut count = 0;
+            while count < RIFF_COUNT_MAX
+                && let Some(next) = riff_end(source, end)?
+            {
+                end = next;
+                count += 1;
+            }
+            if count == 0 {
+                // Something that is none of its own.
+                (u64::from(length), all.max(self.frame_count))
+            } else if end <= source.size() && source.size() - end < 12 {
+                (end - media.start, all.max(self.frame_count))
+            } else if all > self.frame_count {
+                (u64::from(length), self.frame_count)
+            } else {
+                return Ok(None);
+            }
+        };
+        Ok(self.facts(bytes, frame_count))
+    }
+
+    fn stream_length(&self) -> u32 {
+        self.pictures.map_or(0, |(_, _, length)| length)
+    }
+
+    fn facts(&self, media_bytes: u64, frame_count: u32) -> Option<HeaderFacts> {
+        let (scale, rate, _) = self.pictures.unwrap_or_default();
         // The stream's own fraction is exact; microseconds a frame are not.
         let (rate, scale) = if rate > 0 && scale > 0 {
             (u64::from(rate), u64::from(scale))
         } else {
             (1_000_000, u64::from(self.frame_us))
         };
-        let frame_count = [self.frame_count_all, length, self.frame_count]
-            .into_iter()
-            .max()
-            .map_or(0, u64::from);
         facts(
             Container::Avi,
-            duration_of(frame_count.saturating_mul(scale), rate),
+            duration_of(u64::from(frame_count).saturating_mul(scale), rate),
             media_bytes,
             frames_per_kilosecond(rate, scale),
         )
@@ -212,9 +292,8 @@ fn probe_wave(source: &mut Source<'_>) -> Result<Option<HeaderFacts>, HeaderErro
                     (0 | LENGTH_UNKNOWN, None) => present,
                     (length, _) => u64::from(length),
                 };
-                let length = said.min(present);
-                let duration = duration_of(length, bytes_per_second);
-                return Ok(facts(Container::Wave, duration, length, None));
+                let duration = duration_of(said, bytes_per_second);
+                return Ok(facts(Container::Wave, duration, said, None));
             }
             _ => {}
         }

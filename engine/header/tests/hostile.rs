@@ -77,7 +77,7 @@ fn mvhd(timescale: u32, duration: u32) -> Vec<u8> {
     mp4_box(b"mvhd", &[&body])
 }
 
-fn video_track(timescale: u32, duration: u32, sample_count: u32) -> Vec<u8> {
+fn video_track(timescale: u32, duration: u32, sample_count: u32, last_chunk: u64) -> Vec<u8> {
     let mut mdhd = vec![0; 24];
     mdhd[12..16].copy_from_slice(&timescale.to_be_bytes());
     mdhd[16..20].copy_from_slice(&duration.to_be_bytes());
@@ -85,8 +85,10 @@ fn video_track(timescale: u32, duration: u32, sample_count: u32) -> Vec<u8> {
     let hdlr = mp4_box(b"hdlr", &[&[0; 8], b"vide", &[0; 12], b"\x0cVideoHandler"]);
     let sizes = vec![7; 4 * sample_count.min(100_000) as usize];
     let stsz = mp4_box(b"stsz", &[&[0; 8], &sample_count.to_be_bytes(), &sizes]);
-    let stco = mp4_box(b"stco", &[&vec![1; 300_000]]);
-    let stbl = mp4_box(b"stbl", &[&stco, &stsz]);
+    let mut chunks = vec![1; 8 * 40_000];
+    chunks[8 * 40_000 - 8..].copy_from_slice(&last_chunk.to_be_bytes());
+    let co64 = mp4_box(b"co64", &[&[0; 4], &40_000u32.to_be_bytes(), &chunks]);
+    let stbl = mp4_box(b"stbl", &[&co64, &stsz]);
     let minf = mp4_box(b"minf", &[&stbl]);
     mp4_box(b"trak", &[&mp4_box(b"mdia", &[&mdhd, &hdlr, &minf])])
 }
@@ -98,7 +100,7 @@ fn feature_film() -> Sparse {
     file.append_zeros((600 << 30) - 16);
     let movie = [
         mvhd(600, 600 * 7200),
-        video_track(24_000, 24_000 * 7200, 172_800),
+        video_track(24_000, 24_000 * 7200, 172_800, (600 << 30) - 100_000),
     ];
     file.append(mp4_box(b"moov", &[&movie.concat()]));
     file
@@ -113,11 +115,12 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// 25 frames a second, `first` frames in the first RIFF, `all` in all.
-fn avi(first: u32, all: u32, media_bytes: u64) -> Sparse {
-    let mut avih = words(&[40_000, 0, 0, 0, first]);
+/// 25 frames a second, `first` frames and bytes in the first RIFF, `others` in those behind it.
+fn avi(first: (u32, u32), others: &[(u32, u32)]) -> Sparse {
+    let all = first.0 + others.iter().map(|other| other.0).sum::<u32>();
+    let mut avih = words(&[40_000, 0, 0, 0, first.0]);
     avih.resize(56, 0);
-    let mut strh = [&b"vidsMJPG"[..], &words(&[0, 0, 0, 1, 25, 0, first])].concat();
+    let mut strh = [&b"vidsMJPG"[..], &words(&[0, 0, 0, 1, 25, 0, all])].concat();
     strh.resize(56, 0);
     let strl = [
         &b"strl"[..],
@@ -133,11 +136,18 @@ fn avi(first: u32, all: u32, media_bytes: u64) -> Sparse {
         &chunk(b"LIST", &odml),
     ]
     .concat();
+    let head = [&chunk(b"LIST", &hdrl)[..], &chunk(b"JUNK", &[0; 3001])].concat();
     let mut file = Sparse::default();
-    file.append([&b"RIFF\0\0\0\0AVI "[..], &chunk(b"LIST", &hdrl)].concat());
-    file.append(chunk(b"JUNK", &[0; 3001]));
-    file.append(b"LIST\xff\xff\xff\xffmovi".to_vec());
-    file.append_zeros(media_bytes);
+    let length = (4 + head.len() as u32 + 12 + first.1).to_le_bytes();
+    file.append([b"RIFF", &length[..], b"AVI ", &head].concat());
+    file.append([b"LIST", &(4 + first.1).to_le_bytes()[..], b"movi"].concat());
+    file.append_zeros(u64::from(first.1));
+    for (_, bytes) in others {
+        let length = (4 + 12 + bytes).to_le_bytes();
+        file.append([b"RIFF", &length[..], b"AVIX"].concat());
+        file.append([b"LIST", &(4 + bytes).to_le_bytes()[..], b"movi"].concat());
+        file.append_zeros(u64::from(*bytes));
+    }
     file
 }
 
@@ -237,7 +247,7 @@ fn check(mut file: Sparse, container: Container, seconds: f64, rate: u64, frames
 fn a_feature_film_of_600_gib_with_its_tables_behind_is_probed_in_a_few_reads() {
     let mut file = feature_film();
     file.probe().unwrap().unwrap();
-    assert!(file.read_count <= 8, "{} reads", file.read_count);
+    assert!(file.read_count <= 10, "{} reads", file.read_count);
     let rate = (600 << 30) / 7200;
     check(
         feature_film(),
@@ -248,22 +258,132 @@ fn a_feature_film_of_600_gib_with_its_tables_behind_is_probed_in_a_few_reads() {
     );
 }
 
+/// What is there of a file, as much of it as that.
+fn cut(mut file: Sparse, size: u64) -> Sparse {
+    file.pieces.retain(|piece| piece.0 < size);
+    if let Some((start, last)) = file.pieces.last_mut() {
+        last.truncate((size - *start) as usize);
+    }
+    file.size = size;
+    file
+}
+
 #[test]
 fn avi_beyond_its_first_riff() {
-    check(
-        avi(1000, 90_000, 90_000 * 800_000),
-        Container::Avi,
-        3600.0,
-        20_000_000,
-        Some(25_000),
+    let expect = |file, seconds, rate| check(file, Container::Avi, seconds, rate, Some(25_000));
+    let riff = (1250, 1_000_000_000);
+    expect(avi((1000, 800_000_000), &[]), 40.0, 20_000_000);
+    expect(avi(riff, &[riff; 3]), 200.0, 20_000_000);
+    // More than are stepped over; the second half is slower, and nobody looks there.
+    expect(avi(riff, &[riff; 60]), 50.0, 20_000_000);
+    // Being copied in.
+    expect(cut(avi(riff, &[riff; 3]), 700_000_000), 50.0, 20_000_000);
+    expect(cut(avi(riff, &[riff; 3]), 2_700_000_000), 50.0, 20_000_000);
+    expect(cut(avi((500, 400_000_000), &[]), 100_000), 20.0, 20_000_000);
+    // One that counts all of its frames in the main header would be taken for slow.
+    let mut other = avi(riff, &[riff; 3]);
+    let head = &mut other.pieces[0].1;
+    let avih = head.windows(4).position(|at| at == b"avih").unwrap();
+    head[avih + 24..avih + 28].copy_from_slice(&5000u32.to_le_bytes());
+    expect(other.clone(), 200.0, 20_000_000);
+    assert_eq!(cut(other, 700_000_000).probe().unwrap(), None);
+}
+
+#[test]
+fn a_movie_that_is_not_there_yet_has_the_rate_that_its_boxes_declare() {
+    let film = |parts: &[u64], last_chunk: u64| {
+        let mut file = Sparse::default();
+        let movie = [mvhd(600, 60_000), video_track(25, 2500, 2500, last_chunk)];
+        file.append(mp4_box(b"ftyp", &[b"qt  ", &[0; 4]]));
+        file.append(mp4_box(b"moov", &[&movie.concat()]));
+        for &bytes in parts {
+            file.append(long_box_head(b"mdat", bytes + 16));
+            file.append_zeros(bytes);
+        }
+        file
+    };
+    let expect = |file| check(file, Container::QuickTime, 100.0, 10_000_000, Some(25_000));
+    expect(film(&[1_000_000_000], 900_000_000));
+    expect(cut(film(&[1_000_000_000], 900_000_000), 50_000_000));
+    // Half of the media is in a box that nobody knows of yet.
+    let halves = film(&[500_000_000; 2], 900_000_000);
+    expect(halves.clone());
+    assert_eq!(cut(halves, 50_000_000).probe().unwrap(), None);
+    // The last box goes on to the end, wherever that will be.
+    let mut open = film(&[], 900_000_000);
+    open.append([&[0; 4], &b"mdat"[..]].concat());
+    let start = open.size;
+    open.append_zeros(500_000_000);
+    assert_eq!(open.probe().unwrap(), None);
+    open.size = start + 1_000_000_000;
+    open.read_count = 0;
+    open.byte_count = 0;
+    expect(open);
+}
+
+#[test]
+fn fragments_are_not_counted_by_the_movie_header() {
+    let mut file = Sparse::default();
+    file.append(mp4_box(b"ftyp", &[b"isom", &[0; 4]]));
+    file.append(mp4_box(b"mdat", &[&[1; 5000]]));
+    let trex = mp4_box(b"mvex", &[&mp4_box(b"trex", &[&[0; 24]])]);
+    let movie = [mvhd(600, 600), video_track(25, 25, 25, 100), trex];
+    file.append(mp4_box(b"moov", &[&movie.concat()]));
+    // Alone, with the first of the rest, and with more of it.
+    assert_eq!(file.probe().unwrap(), None);
+    file.append(mp4_box(b"mdat", &[&[1; 900_000]]));
+    assert_eq!(file.probe().unwrap(), None);
+    file.append(mp4_box(b"moof", &[&[0; 100]]));
+    assert_eq!(file.probe().unwrap(), None);
+}
+
+#[test]
+fn what_readers_step_over_is_stepped_over() {
+    let film = |between: &[u8], mvhd: Vec<u8>, mdhd_more: usize, behind: &[u8]| {
+        let mut track = video_track(25, 2500, 2500, 1_000_000);
+        let at = track.windows(4).position(|at| at == b"mdhd").unwrap();
+        track.splice(at + 28..at + 28, vec![0; mdhd_more]);
+        for kind in [b"trak", b"mdia", b"mdhd"] {
+            let at = track.windows(4).position(|at| at == kind).unwrap() - 4;
+            let size = u32::from_be_bytes(track[at..at + 4].try_into().unwrap());
+            let size = size + mdhd_more as u32;
+            track[at..at + 4].copy_from_slice(&size.to_be_bytes());
+        }
+        let mut file = Sparse::default();
+        file.append(mp4_box(b"ftyp", &[b"qt  ", &[0; 4]]));
+        file.append(long_box_head(b"mdat", 100_000_016));
+        file.append_zeros(100_000_000);
+        file.append(between.to_vec());
+        file.append(mp4_box(b"moov", &[&mvhd, &track]));
+        file.append(behind.to_vec());
+        check(file, Container::QuickTime, 100.0, 1_000_000, Some(25_000));
+    };
+    let padded = mp4_box(b"mvhd", &[&mvhd(600, 60_000)[8..], &[0; 8]]);
+    film(&[], mvhd(600, 60_000), 0, &[]);
+    film(&[], padded, 4, &[]);
+    film(&[], mvhd(600, 60_000), 0, &[0; 4096]);
+    film(&[], mvhd(600, 60_000), 0, &[0, 0, 0, 3, 7, 7, 7, 7, 7, 7]);
+    film(
+        &mp4_box(b"free", &[]).repeat(1000),
+        mvhd(600, 60_000),
+        0,
+        &[],
     );
-    check(
-        avi(1000, 0, 800_000_000),
-        Container::Avi,
-        40.0,
-        20_000_000,
-        Some(25_000),
-    );
+
+    let fill = |bytes| {
+        let key = [6, 14, 43, 52, 1, 1, 1, 2, 3, 1, 2, 16, 1, 0, 0, 0];
+        klv(&key, &vec![0; bytes])
+    };
+    for fills in [vec![], fill(300), [fill(400), fill(70_000)].concat()] {
+        let metadata = descriptor(2400);
+        let mut head = partition(2, 2_500_000_000, &metadata);
+        let at = head.len() - metadata.len();
+        head.splice(at..at, fills);
+        let mut file = Sparse::default();
+        file.append(head);
+        file.append_zeros(1_000_000_000);
+        check(file, Container::Mxf, 100.1, 24_975_000, Some(23_976));
+    }
 }
 
 #[test]
@@ -277,7 +397,7 @@ fn wav_of_every_length() {
     // A recorder that has not come back, and one that was cut off.
     expect(wave(b"RIFF", None, 0, minute), 60.0);
     expect(wave(b"RIFF", None, u32::MAX, minute), 60.0);
-    expect(wave(b"RIFF", None, minute as u32, minute / 2), 30.0);
+    expect(wave(b"RIFF", None, minute as u32, minute / 2), 60.0);
 }
 
 #[test]
@@ -292,6 +412,20 @@ fn mxf_however_its_recorder_left_it() {
 }
 
 #[test]
+fn mxf_that_is_not_whole_has_the_rate_that_its_header_declares() {
+    let rate = 1_000_000 * 24_000 / 1001;
+    for run_in in [0, 5000] {
+        let file = cut(mxf(run_in, true, true, 2400), 100_000_000);
+        check(file, Container::Mxf, 100.1, rate, Some(23_976));
+        // Nobody knows yet where its footer will be, or how long it will be.
+        for (in_header, footer_known) in [(true, false), (false, true), (false, false)] {
+            let mut file = cut(mxf(run_in, in_header, footer_known, 2400), 100_000_000);
+            assert_eq!(file.probe().unwrap(), None);
+        }
+    }
+}
+
+#[test]
 fn mxf_whose_length_only_its_tracks_know() {
     let uid = [7; 16];
     let rate = rational(25, 1);
@@ -301,7 +435,9 @@ fn mxf_whose_length_only_its_tracks_know() {
         set(0x28, &[(0x3001, &rate)]),
     ];
     let mut file = Sparse::default();
-    file.append(partition(2, 0, &metadata.concat()));
+    let metadata = metadata.concat();
+    let header_bytes = partition(2, 0, &metadata).len() as u64;
+    file.append(partition(2, header_bytes + 100_000_000, &metadata));
     file.append_zeros(100_000_000);
     check(file, Container::Mxf, 20.0, 5_000_000, Some(25_000));
 }
@@ -317,7 +453,19 @@ fn recording_that_has_not_ended_has_no_facts() {
     file.append(partition(2, 0, &descriptor(-1)));
     file.append_zeros(1 << 30);
     assert_eq!(file.probe().unwrap(), None);
-    assert_eq!(avi(0, 0, 1 << 30).probe().unwrap(), None);
+    let mut file = avi((0, 1 << 30), &[]);
+    assert_eq!(file.probe().unwrap(), None);
+    // With frames counted, but no length filled in: nobody knows whether they belong together.
+    let mut file = avi((1000, 1 << 30), &[]);
+    for kind in [b"RIFF", b"movi"] {
+        let piece = file.pieces.iter_mut();
+        let mut found = piece.filter_map(|(_, bytes)| {
+            let at = bytes.windows(4).position(|at| at == kind)?;
+            Some(&mut bytes[if at == 0 { 4..8 } else { at - 4..at }])
+        });
+        found.next().unwrap().fill(0xff);
+    }
+    assert_eq!(file.probe().unwrap(), None);
 }
 
 // ---- Liars ----
@@ -399,7 +547,7 @@ fn empty_and_tiny_files_are_nothing() {
 fn seed(number: usize) -> Sparse {
     match number {
         0 => feature_film(),
-        1 => avi(100, 200, 100_000),
+        1 => avi((100, 100_000), &[(100, 100_000)]),
         2 => wave(b"RF64", Some(100_000), u32::MAX, 100_000),
         3 => mxf(0, false, true, 3),
         _ => mxf(100, false, false, 3),

@@ -175,20 +175,181 @@ fn mp4_with_its_description_in_front_and_behind() {
     check("front.mp4", &sources, &front, Container::Mp4, Some(25_000));
 }
 
+/// As ffmpeg writes them: into fragments with and without an index, a description before and behind.
+const KINDS: [(&str, &[&str]); 13] = [
+    ("behind.mov", &["-c:v", "prores_ks"]),
+    ("behind.mp4", &["-c:v", "mpeg4", "-b:v", "8M"]),
+    (
+        "front.mp4",
+        &["-c:v", "mpeg4", "-b:v", "8M", "-movflags", "+faststart"],
+    ),
+    (
+        "front.mov",
+        &["-c:v", "prores_ks", "-movflags", "+faststart"],
+    ),
+    (
+        "fragments.mov",
+        &["-c:v", "mjpeg", "-g", "5", "-movflags", "frag_keyframe"],
+    ),
+    (
+        "fragments.mp4",
+        &[
+            "-c:v",
+            "mpeg4",
+            "-b:v",
+            "8M",
+            "-g",
+            "5",
+            "-movflags",
+            "frag_keyframe",
+        ],
+    ),
+    (
+        "empty.mp4",
+        &[
+            "-c:v",
+            "mpeg4",
+            "-b:v",
+            "8M",
+            "-g",
+            "5",
+            "-movflags",
+            "frag_keyframe+empty_moov",
+        ],
+    ),
+    (
+        "dash.mp4",
+        &[
+            "-c:v",
+            "mpeg4",
+            "-b:v",
+            "8M",
+            "-g",
+            "5",
+            "-movflags",
+            "frag_keyframe+dash",
+        ],
+    ),
+    (
+        "index.mp4",
+        &[
+            "-c:v",
+            "mpeg4",
+            "-b:v",
+            "8M",
+            "-g",
+            "5",
+            "-movflags",
+            "frag_keyframe+dash+global_sidx",
+        ],
+    ),
+    ("op1a.mxf", &["-c:v", "mpeg2video", "-b:v", "20M"]),
+    (
+        "atom.mxf",
+        &[
+            "-c:v",
+            "dnxhd",
+            "-b:v",
+            "120M",
+            "-s",
+            "1920x1080",
+            "-f",
+            "mxf_opatom",
+        ],
+    ),
+    ("plain.avi", &["-c:v", "mjpeg", "-q:v", "2"]),
+    ("plain.wav", &["-f", "wav"]),
+];
+
+/// Of these a part tells as much as the whole: what is needed stands in front.
+const TELL_FROM_THE_FRONT: [&str; 7] = [
+    "front.mp4",
+    "front.mov",
+    "index.mp4",
+    "op1a.mxf",
+    "atom.mxf",
+    "plain.avi",
+    "plain.wav",
+];
+
+fn kind_source(name: &str, seconds: u32) -> String {
+    match name {
+        "plain.wav" => format!("sine=frequency=440:sample_rate=48000:duration={seconds}"),
+        _ => format!("testsrc2=size=320x180:rate=25:duration={seconds}"),
+    }
+}
+
 #[test]
-fn fragmented_mp4_says_nothing_wrong() {
+fn a_file_that_is_not_whole_has_the_rate_that_it_will_have_or_none() {
     if !has_ffmpeg() {
         return;
     }
     let scratch = Scratch::new();
-    let file = scratch.0.join("fragments.mp4");
-    let flags = "frag_keyframe+empty_moov+default_base_moof";
-    let options = ["-c:v", "mpeg4", "-g", "5", "-movflags", flags];
-    make(&file, &[PICTURE], &options);
-    let (duration, _) = ask_ffprobe(&file);
-    if let Some(facts) = probed(&file) {
-        let seconds = facts.duration.0 as f64 / 1e9;
-        assert!((seconds - duration).abs() <= duration * 0.02, "{seconds}");
+    for (name, options) in KINDS {
+        let file = scratch.0.join(name);
+        let source = kind_source(name, 2);
+        make(&file, &[&source], options);
+        let (duration, size) = ask_ffprobe(&file);
+        let expect = size as f64 / duration;
+        let bytes = std::fs::read(&file).unwrap();
+        for eighths in 1..=8 {
+            let length = bytes.len() * eighths / 8;
+            let facts = probe(&mut &bytes[..length], length as u64).ok().flatten();
+            let of = format!("{name}, {eighths} eighths");
+            let must = TELL_FROM_THE_FRONT.contains(&name) || eighths == 8;
+            // A fragment's own index is not all of them's, and ffmpeg then writes no table at the end.
+            assert!(facts.is_some() || !must || name == "dash.mp4", "{of}: none");
+            if let Some(facts) = facts {
+                let rate = facts.bytes_per_second.0 as f64;
+                let seconds = facts.duration.0 as f64 / 1e9;
+                assert!(
+                    (rate - expect).abs() <= expect * 0.1,
+                    "{of}: {rate} for {expect} B/s"
+                );
+                assert!(
+                    (seconds - duration).abs() <= duration * 0.1,
+                    "{of}: {seconds} s"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_recording_that_was_left_alone_has_no_rate_or_the_right_one() {
+    if !has_ffmpeg() {
+        return;
+    }
+    let scratch = Scratch::new();
+    for (name, options) in KINDS.iter().filter(|(name, _)| !name.starts_with("front")) {
+        let whole = scratch.0.join(format!("whole-{name}"));
+        make(&whole, &[&kind_source(name, 2)], options);
+        let (duration, size) = ask_ffprobe(&whole);
+        let expect = size as f64 / duration;
+        let file = scratch.0.join(name);
+        let mut recorder = Command::new("timeout")
+            .args(["-k", "5", "60", "ffmpeg", "-v", "error", "-nostdin"])
+            .args(["-f", "lavfi", "-i", &kind_source(name, 3600)])
+            .args(*options)
+            .arg(&file)
+            .spawn()
+            .unwrap();
+        while file.metadata().map_or(0, |at| at.len()) < 300_000 {
+            assert!(
+                recorder.try_wait().unwrap().is_none(),
+                "{name}: ffmpeg ended"
+            );
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        // (Of `timeout` the child is not seen to end: what is read now is what was written by now.)
+        let bytes = std::fs::read(&file).unwrap();
+        let pid = recorder.id().to_string();
+        let _ = Command::new("pkill").args(["-KILL", "-P", &pid]).status();
+        recorder.wait().unwrap();
+        let facts = probe(&mut &bytes[..], bytes.len() as u64).ok().flatten();
+        let rate = facts.map(|facts| facts.bytes_per_second.0 as f64);
+        let right = |rate: f64| (rate - expect).abs() <= expect * 0.2;
+        assert!(rate.is_none_or(right), "{name}: {rate:?} for {expect} B/s");
     }
 }
 
