@@ -3,7 +3,8 @@
 //! suffix `.tif`.
 //!
 //! The number is the last run of digits before the extension, so that `.jp2` and `.dpx10` are no
-//! numbers. A name that ends in `.0001` has no extension but a number.
+//! numbers. A name that ends in `.0001` has no extension but a number. That is a guess: in `shot_1001_v002.exr`
+//! it is another one, and only several names together say which ([`FrameName::others`]).
 
 use alloc::string::String;
 use core::fmt::Write;
@@ -15,10 +16,14 @@ const NAME_BYTES_MAX: usize = 255;
 const DIGIT_COUNT_MAX: usize = 18;
 
 /// Extensions of files that hold a whole clip: neighbours of `clip_03.mov` are other clips.
-const CLIP_EXTENSIONS: [&str; 24] = [
-    "3gp", "aac", "aif", "aiff", "avi", "braw", "flac", "m2ts", "m4a", "m4v", "mkv", "mov", "mp3",
-    "mp4", "mpeg", "mpg", "mts", "mxf", "ogg", "qt", "r3d", "ts", "wav", "webm",
+const CLIP_EXTENSIONS: [&str; 36] = [
+    "3gp", "aac", "aif", "aiff", "asf", "avi", "braw", "bwf", "caf", "crm", "dv", "flac", "gxf",
+    "insv", "lxf", "m2ts", "m2v", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "mpeg", "mpg", "mts",
+    "mxf", "nev", "ogg", "qt", "r3d", "rf64", "ts", "wav", "webm", "wmv",
 ];
+
+/// Runs of digits that are looked at in one name.
+const RUN_COUNT_MAX: usize = 8;
 
 /// A file name with a frame number in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,16 +38,34 @@ pub struct FrameName<'a> {
 impl<'a> FrameName<'a> {
     /// Take a name apart. None: it has no number (or one of more than 18 digits).
     pub fn parse(name: &'a str) -> Option<FrameName<'a>> {
-        let stem_bytes = match name.rfind('.') {
-            Some(dot) if !all_digits(&name[dot + 1..]) => dot,
-            _ => name.len(),
+        let (start, end) = last_run(name, stem_bytes(name))?;
+        FrameName::with_run(name, start, end)
+    }
+
+    /// What it is if another run of digits is the number than [`FrameName::parse`] takes; the last of these first.
+    pub fn others(name: &'a str) -> impl Iterator<Item = FrameName<'a>> {
+        let mut run = last_run(name, stem_bytes(name));
+        let next = move || {
+            run = last_run(name, run?.0);
+            run
         };
-        let bytes = &name.as_bytes()[..stem_bytes];
-        let end = bytes.iter().rposition(u8::is_ascii_digit)? + 1;
-        let start = bytes[..end]
-            .iter()
-            .rposition(|byte| !byte.is_ascii_digit())
-            .map_or(0, |last| last + 1);
+        core::iter::from_fn(next)
+            .take(RUN_COUNT_MAX)
+            .filter_map(move |(start, end)| FrameName::with_run(name, start, end))
+    }
+
+    /// What it is if the number is what stands behind `prefix`. None: that does not, or it is no number.
+    pub fn behind(name: &'a str, prefix: &str) -> Option<FrameName<'a>> {
+        let rest = name.strip_prefix(prefix)?;
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        match digits {
+            0 => None,
+            _ => FrameName::with_run(name, prefix.len(), prefix.len() + digits),
+        }
+    }
+
+    /// None: more digits than a number has.
+    fn with_run(name: &'a str, start: usize, end: usize) -> Option<FrameName<'a>> {
         if end - start > DIGIT_COUNT_MAX {
             return None;
         }
@@ -128,6 +151,25 @@ pub(super) fn frame_file_name(
     (name.len() <= NAME_BYTES_MAX).then_some(name)
 }
 
+/// The length of a name without its extension.
+fn stem_bytes(name: &str) -> usize {
+    match name.rfind('.') {
+        Some(dot) if !all_digits(&name[dot + 1..]) => dot,
+        _ => name.len(),
+    }
+}
+
+/// Where the last run of digits in the first `bytes` bytes of a name starts and ends.
+fn last_run(name: &str, bytes: usize) -> Option<(usize, usize)> {
+    let bytes = &name.as_bytes()[..bytes];
+    let end = bytes.iter().rposition(u8::is_ascii_digit)? + 1;
+    let start = bytes[..end]
+        .iter()
+        .rposition(|byte| !byte.is_ascii_digit())
+        .map_or(0, |last| last + 1);
+    Some((start, end))
+}
+
 fn all_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
@@ -163,6 +205,26 @@ mod tests {
             Some(("x", 123_456_789_012_345_678, 18, ".dpx")),
         );
         check("٣.dpx", None);
+    }
+
+    #[test]
+    fn each_run_of_digits_may_be_the_number() {
+        let others = |name| {
+            let found = FrameName::others(name).map(|f| (f.prefix(), f.number(), f.suffix()));
+            found.collect::<alloc::vec::Vec<_>>()
+        };
+        assert_eq!(
+            others("A7_1001_v002.exr"),
+            [("A7_", 1001, "_v002.exr"), ("A", 7, "_1001_v002.exr")]
+        );
+        assert_eq!(others("scan_000001_4k.dpx"), [("scan_", 1, "_4k.dpx")]);
+        assert_eq!(others("x1234567890123456789_1.dpx"), []);
+        assert_eq!(others("f.0001.dpx"), []);
+        assert_eq!(others("readme"), []);
+        let behind = |prefix| FrameName::behind("s_1001_v002.exr", prefix).map(|f| f.number());
+        assert_eq!(behind("s_"), Some(1001));
+        assert_eq!(behind("s"), None);
+        assert_eq!(behind("t_"), None);
     }
 
     #[test]
@@ -206,6 +268,7 @@ mod tests {
         let clip = |name: &str| FrameName::parse(name).unwrap().is_clip();
         assert!(clip("A001_C003.MOV"));
         assert!(clip("take1.wav"));
+        assert!(clip("A001_0001.CRM") && clip("n0001.nev") && clip("tape7.dv"));
         assert!(!clip("shot.0001.dpx"));
         assert!(!clip("shot.0001"));
     }

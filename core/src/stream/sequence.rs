@@ -5,6 +5,10 @@
 //! suffix) and by reader (a place in a sequence), learns direction and step from the last numbers
 //! whatever their order, and names the frames that come next. That a file of such a name exists is
 //! not its business.
+//!
+//! Which digits of a name are the frame the name alone does not say: the last ones are where nothing speaks against
+//! them. A name that differs from one opened before in other digits and in these alone (`shot_1001_v002`,
+//! `shot_1002_v002`) is the beginning of a guess; a third one makes it a sequence.
 
 use super::frame_name::{FrameName, frame_file_name};
 use super::recogniser::Moved;
@@ -31,6 +35,8 @@ const STEP_MAX: u64 = 64;
 /// files than two frames, so that of such names more are asked for. A player that needs those is past them in a sixth of a second.
 const NUMBERS_LEAST: usize = 2;
 const NUMBERS_LEAST_OF_FEW_DIGITS: usize = 4;
+/// The same, where they are not the last digits of the name: two cameras side by side differ once in theirs.
+const NUMBERS_LEAST_OF_OTHERS: usize = 3;
 
 /// Fewer digits than this, without zeros in front, are few.
 const DIGITS_OF_FRAMES: u8 = 3;
@@ -53,6 +59,8 @@ pub struct SequenceObservation {
     pub step: Option<i64>,
     /// Number of the frame that was opened.
     pub frame: u64,
+    /// That it is a frame of this sequence may be an accident: see what comes next.
+    pub is_guess: bool,
 }
 
 /// Watches the opens of one folder.
@@ -86,6 +94,10 @@ struct Reader {
     last_open: Instant,
     left: bool,
     answered: bool,
+    /// Its name, as long as it is the only one.
+    only: String,
+    /// Its number are not the last digits. Whose only frame was its first, if their numbers are these.
+    other_than: Option<ReaderIndex>,
 }
 
 impl SequenceTracker {
@@ -116,16 +128,110 @@ impl SequenceTracker {
             return None;
         }
         self.open_count += 1;
+        if let Some(seen) = self.opened_by_others(now, name, size, true) {
+            return Some(seen);
+        }
         let (reader, moved) = match self.nearest(now, &frame) {
             Some(reader) => (reader, self.continue_at(now, reader, &frame, size)),
-            None => (self.begin(now, &frame, size), Moved::Began),
+            None => match self.opened_by_others(now, name, size, false) {
+                Some(seen) => {
+                    self.remember(now, name, &frame, size);
+                    return Some(seen);
+                }
+                None => (self.begin(now, name, &frame, size), Moved::Began),
+            },
         };
         Some(SequenceObservation {
             reader,
             moved,
             step: self.reader(reader)?.step,
             frame: frame.number(),
+            is_guess: false,
         })
+    }
+
+    /// The same, where other digits than the last of the name are the number. `known`: of a sequence that is one; else of
+    /// one that may become one.
+    fn opened_by_others(
+        &mut self,
+        now: Instant,
+        name: &str,
+        size: ByteCount,
+        known: bool,
+    ) -> Option<SequenceObservation> {
+        let readings = || FrameName::others(name).filter(|f| f.with_number(f.number()).is_some());
+        let begun = readings().find_map(|frame| {
+            let (index, _) = self
+                .occupied()
+                .filter(|(_, r)| r.other_than.is_some() && r.step.is_some() == known)
+                .filter(|(_, r)| r.is_of(&frame) && now.since(r.last_open) <= SILENCE)
+                .filter_map(|(index, r)| Some((index, r.distance(frame.number())?)))
+                .min_by_key(|&(_, distance)| distance)?;
+            Some((index, frame))
+        });
+        let (reader, frame, mut moved) = match begun {
+            Some((index, frame)) => {
+                let moved = self.continue_at(now, index, &frame, size);
+                (index, frame, moved)
+            }
+            None if known => return None,
+            None => {
+                let (from, first, frame) = readings().find_map(|frame| {
+                    let (from, first) = self.single_like(now, &frame)?;
+                    Some((from, first, frame))
+                })?;
+                let mut reader = Reader::begin(now, self.open_count, "", &frame, size, None);
+                reader.recent[0] = first;
+                reader.other_than = Some(from);
+                reader.take(now, self.open_count, &frame, size);
+                (self.enter(reader), frame, Moved::Began)
+            }
+        };
+        let entry = self.readers.get_mut(usize::from(reader.0))?;
+        let step = entry.step;
+        if step.is_some() && !known {
+            // Whoever was in the first frame is this one: his last digits were none of a frame.
+            entry.answered = true;
+            let from = entry.other_than.filter(|from| *from != reader);
+            if let Some(from) = from
+                && let Some(single) = self.readers.get_mut(usize::from(from.0))
+                && single.recent_count == 1
+                && !single.left
+            {
+                single.left = true;
+                moved = Moved::Jumped { from };
+            }
+        }
+        Some(SequenceObservation {
+            reader,
+            moved,
+            step,
+            frame: frame.number(),
+            is_guess: step.is_none(),
+        })
+    }
+
+    /// A reader of whom one frame alone is known, whose name differs in nothing but this number; and what it is there.
+    fn single_like(&self, now: Instant, frame: &FrameName<'_>) -> Option<(ReaderIndex, u64)> {
+        self.occupied()
+            .filter(|(_, r)| r.recent_count == 1 && !r.left && r.other_than.is_none())
+            .filter(|(_, r)| now.since(r.last_open) <= SILENCE)
+            .filter_map(|(index, r)| {
+                let first = FrameName::behind(&r.only, frame.prefix())?;
+                let distance = first.number().abs_diff(frame.number());
+                let near = (1..=STEP_MAX).contains(&distance) && first.same_sequence(frame);
+                near.then_some((index, first.number(), distance))
+            })
+            .min_by_key(|&(_, _, distance)| distance)
+            .map(|(index, first, _)| (index, first))
+    }
+
+    /// Know this name as that of a frame whose number are the last digits, if there is room: the guess may be wrong.
+    fn remember(&mut self, now: Instant, name: &str, frame: &FrameName<'_>, size: ByteCount) {
+        if self.readers.len() < self.reader_count_max {
+            let reader = Reader::begin(now, self.open_count, name, frame, size, None);
+            self.readers.push(reader);
+        }
     }
 
     /// The next `count` frames of a reader, in the order in which it will open them. None while its
@@ -163,6 +269,7 @@ impl SequenceTracker {
     /// The reader that may have come to this frame; the one that has the shortest way.
     fn nearest(&self, now: Instant, frame: &FrameName<'_>) -> Option<ReaderIndex> {
         self.occupied()
+            .filter(|(_, r)| r.other_than.is_none() || r.step.is_some())
             .filter(|(_, r)| r.is_of(frame) && now.since(r.last_open) <= SILENCE)
             .filter_map(|(index, r)| Some((index, r.distance(frame.number())?)))
             .min_by_key(|&(_, distance)| distance)
@@ -211,9 +318,20 @@ impl SequenceTracker {
         from
     }
 
-    fn begin(&mut self, now: Instant, frame: &FrameName<'_>, size: ByteCount) -> ReaderIndex {
+    fn begin(
+        &mut self,
+        now: Instant,
+        name: &str,
+        frame: &FrameName<'_>,
+        size: ByteCount,
+    ) -> ReaderIndex {
         let step = self.step_of_a_seek(now, frame);
-        let reader = Reader::begin(now, self.open_count, frame, size, step);
+        let reader = Reader::begin(now, self.open_count, name, frame, size, step);
+        self.enter(reader)
+    }
+
+    /// In the place of the one longest silent, if there is no other.
+    fn enter(&mut self, reader: Reader) -> ReaderIndex {
         if self.readers.len() < self.reader_count_max {
             self.readers.push(reader);
             return ReaderIndex((self.readers.len() - 1) as u8);
@@ -240,6 +358,7 @@ impl Reader {
     fn begin(
         now: Instant,
         open_count: u64,
+        name: &str,
         frame: &FrameName<'_>,
         size: ByteCount,
         step: Option<i64>,
@@ -260,6 +379,8 @@ impl Reader {
             last_open: now,
             left: false,
             answered: false,
+            only: name.into(),
+            other_than: None,
         }
     }
 
@@ -283,6 +404,9 @@ impl Reader {
             self.frame_bytes = size;
         }
         self.remember(frame.number());
+        if self.recent_count > 1 {
+            self.only = String::new();
+        }
         self.step = self.judge().or(self.step);
     }
 
@@ -309,6 +433,7 @@ impl Reader {
     fn numbers_least(&self) -> usize {
         match self.width < DIGITS_OF_FRAMES && !self.padded {
             true => NUMBERS_LEAST_OF_FEW_DIGITS,
+            false if self.other_than.is_some() => NUMBERS_LEAST_OF_OTHERS,
             false => NUMBERS_LEAST,
         }
     }
@@ -457,6 +582,65 @@ mod tests {
         let name = folder.tracker.name(second.reader, 10_000);
         assert_eq!(name.as_deref(), Some("shot.10000.dpx"));
         assert_eq!(folder.tracker.frame_bytes(second.reader), Some(BYTES));
+    }
+
+    #[test]
+    fn the_digits_that_change_from_file_to_file_are_the_frame() {
+        let names: [fn(u64) -> String; 3] = [
+            |n| format!("shot_{n}_v002.exr"),
+            |n| format!("scan_{n:06}_4k.dpx"),
+            |n| format!("{n:04}.left.2k.tif"),
+        ];
+        for name in names {
+            let mut folder = Folder::new();
+            let mut from = 1001;
+            let first = folder.open(&name(from)).unwrap();
+            assert_eq!((first.step, first.is_guess), (None, false));
+            let second = folder.open(&name(from + 1)).unwrap();
+            assert_eq!((second.step, second.is_guess), (None, true));
+            let third = folder.open(&name(from + 2)).unwrap();
+            assert_eq!((third.step, third.is_guess), (Some(1), false));
+            // He has one promise, and takes it along.
+            assert_eq!(third.moved, Moved::Jumped { from: first.reader });
+            from += 3;
+            for number in from..from + 200 {
+                let seen = folder.open(&name(number)).unwrap();
+                assert_eq!((seen.reader, seen.frame), (third.reader, number));
+                assert_eq!((seen.step, seen.moved), (Some(1), Moved::Continued));
+                let next = folder.tracker.name(seen.reader, number + 1);
+                assert_eq!(next, Some(name(number + 1)));
+            }
+        }
+    }
+
+    #[test]
+    fn cameras_side_by_side_are_sequences_of_their_own() {
+        for count in [2, 3] {
+            let mut folder = Folder::new();
+            for number in 1..100u64 {
+                for camera in 1..=count {
+                    let name = |number| format!("cam{camera:02}_{number:04}.dpx");
+                    let seen = folder.open(&name(number)).unwrap();
+                    if number > 4 {
+                        assert_eq!((seen.frame, seen.step), (number, Some(1)), "{camera}");
+                        let next = folder.tracker.name(seen.reader, number + 1);
+                        assert_eq!(next, Some(name(number + 1)));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn versions_of_one_frame_are_no_reason_to_leave_a_sequence() {
+        let mut folder = Folder::new();
+        for number in 1001..1010 {
+            folder.open(&format!("s_{number}_v002.exr"));
+        }
+        let other = folder.open("s_1009_v003.exr").unwrap();
+        assert!(other.step.is_none());
+        let seen = folder.open("s_1010_v002.exr").unwrap();
+        assert_eq!((seen.frame, seen.step), (1010, Some(1)));
     }
 
     #[test]

@@ -5,8 +5,10 @@
 use globset::{Candidate, GlobBuilder, GlobSet, GlobSetBuilder};
 use rushes_core::pool::Rule;
 use rushes_core::pool::rules::can_be_rules;
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
+use unicode_normalization::{UnicodeNormalization, is_nfc};
 
 /// The rules of a pool, in their order.
 #[derive(Clone, Debug, Default)]
@@ -48,16 +50,29 @@ impl Rules {
 
     /// The first that this path below the root of the tree falls under.
     pub(crate) fn first(&self, path: &Path) -> Option<&Rule> {
-        let candidate = Candidate::new(path);
+        if self.is_empty() {
+            return None;
+        }
+        let path = composed(path);
+        let candidate = Candidate::new(&path);
         let mut rules = self.0.iter();
         let found = rules.find(|compiled| compiled.names.is_match_candidate(&candidate));
         found.map(|compiled| &compiled.rule)
     }
 }
 
+/// The same letters in one way, as the daemon's rules have them. What is no UTF-8 stays as it is.
+fn composed(path: &Path) -> Cow<'_, Path> {
+    match path.to_str() {
+        Some(text) if !is_nfc(text) => Cow::Owned(text.nfc().collect::<String>().into()),
+        _ => Cow::Borrowed(path),
+    }
+}
+
 /// `*` stays within a folder, `**` crosses them. (A set of one: what becomes too large for the library it says, where a single matcher panics.)
 fn compile(pattern: &str) -> Result<GlobSet, String> {
-    let glob = GlobBuilder::new(pattern).literal_separator(true).build();
+    let letters: String = pattern.nfc().collect();
+    let glob = GlobBuilder::new(&letters).literal_separator(true).build();
     let set = glob.and_then(|glob| GlobSetBuilder::new().add(glob).build());
     set.map_err(|error| {
         format!(
@@ -101,6 +116,10 @@ mod tests {
         check("conform/**", b"conform/a/b", true);
         check("conform/**", b"conform", false);
         check("**", b"whatever/there is", true);
+        // An u with two dots in one sign and in two, either way round.
+        check("Grün/*", "Gru\u{308}n/a".as_bytes(), true);
+        check("Gru\u{308}n/*", "Grün/ü".as_bytes(), true);
+        check("Gr*n/\u{fc}", b"Gr\xff\xc3n/\xc3\xbc", true);
         check("take?.wav", b"take7.wav", true);
         check("take?.wav", b"take/.wav", false);
         check("take[0-9].wav", b"take7.wav", true);

@@ -15,10 +15,12 @@ use reader::{Found, Place, Reader, Section, nearest, thousandths};
 use rushes_core::format;
 use rushes_core::server::{Policy, RateHint, RateSource};
 use rushes_core::units::{BytesPerSecond, Duration};
+use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 use toml::de::{DeTable, DeValue};
+use unicode_normalization::{UnicodeNormalization, is_nfc};
 
 /// Where the configuration is unless said otherwise.
 pub const DEFAULT_CONFIG: &str = "/etc/rushes/rushes.toml";
@@ -106,7 +108,16 @@ impl RuleConfig {
         self.share
             .as_ref()
             .is_none_or(|wanted| wanted.eq_ignore_ascii_case(share))
-            && self.matcher.is_match(path)
+            && self.matcher.is_match(Path::new(&*composed(path)))
+    }
+}
+
+/// The same letters in one way: an `ü` of one sign and one of a `u` with two dots look the same, and which of them a name has
+/// is its client's habit (a Mac's Finder and cameras differ).
+fn composed(name: &str) -> Cow<'_, str> {
+    match is_nfc(name) {
+        true => Cow::Borrowed(name),
+        false => Cow::Owned(name.nfc().collect()),
     }
 }
 
@@ -698,7 +709,7 @@ fn read_rule(
     };
     for other in earlier {
         let covers = other.value.share.is_none() || other.value.share == rule.share;
-        if covers && other.value.pattern == rule.pattern {
+        if covers && composed(&other.value.pattern) == composed(&rule.pattern) {
             reader.wrong(
                 &pattern.place,
                 format!(
@@ -778,7 +789,7 @@ fn compile(reader: &mut Reader<'_>, pattern: &Found<String>) -> Option<GlobMatch
         );
         return None;
     }
-    match GlobBuilder::new(&pattern.value)
+    match GlobBuilder::new(&composed(&pattern.value))
         .literal_separator(true)
         .build()
     {

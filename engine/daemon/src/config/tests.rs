@@ -448,3 +448,24 @@ fn the_sample_that_is_installed_is_right() {
     assert_eq!(config.rules.len(), 2);
     assert!(config.metrics_listen.is_some());
 }
+
+#[test]
+fn a_rule_matches_a_name_however_its_letters_are_put_together() {
+    let one_sign = "Gr\u{fc}n/**/*.mov";
+    let two_signs = "Gru\u{308}n/**/*.mov";
+    for pattern in [one_sign, two_signs] {
+        let text = format!("{SHARE}[[rule]]\nmatch = \"{pattern}\"\nbitrate = \"100M\"\n");
+        let config = parse(&text).unwrap();
+        for name in ["Gr\u{fc}n/a\u{308}/x.mov", "Gru\u{308}n/\u{e4}/x.mov"] {
+            assert!(
+                config.rule_for("media", name).is_some(),
+                "{pattern:?} {name:?}"
+            );
+        }
+        assert!(config.rule_for("media", "Grun/x.mov").is_none());
+    }
+    let both = [one_sign, two_signs]
+        .map(|pattern| format!("[[rule]]\nmatch = \"{pattern}\"\nbitrate = \"100M\"\n"));
+    let said = problems(&format!("{SHARE}{}", both.concat()));
+    assert!(said[0].contains("never counts"), "{said:?}");
+}
