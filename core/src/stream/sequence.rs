@@ -37,6 +37,8 @@ const NUMBERS_LEAST: usize = 2;
 const NUMBERS_LEAST_OF_FEW_DIGITS: usize = 4;
 /// The same, where they are not the last digits of the name: two cameras side by side differ once in theirs.
 const NUMBERS_LEAST_OF_OTHERS: usize = 3;
+/// So many contradictions end that.
+const DOUBTS_LEAST: u32 = 2;
 
 /// Fewer digits than this, without zeros in front, are few.
 const DIGITS_OF_FRAMES: u8 = 3;
@@ -98,6 +100,8 @@ struct Reader {
     only: String,
     /// Its number are not the last digits. Whose only frame was its first, if their numbers are these.
     other_than: Option<ReaderIndex>,
+    /// How often that was contradicted.
+    doubt_count: u32,
 }
 
 impl SequenceTracker {
@@ -128,11 +132,23 @@ impl SequenceTracker {
             return None;
         }
         self.open_count += 1;
-        if let Some(seen) = self.opened_by_others(now, name, size, true) {
+        let usual = self.nearest(now, &frame);
+        let goes_on = usual
+            .and_then(|index| self.reader(index))
+            .is_some_and(|r| r.step.is_some() || !r.recent().contains(&frame.number()));
+        if !goes_on && let Some(seen) = self.opened_by_others(now, name, size, true) {
+            if usual.is_none() {
+                self.remember(now, name, &frame, size);
+            }
             return Some(seen);
         }
-        let (reader, moved) = match self.nearest(now, &frame) {
-            Some(reader) => (reader, self.continue_at(now, reader, &frame, size)),
+        let (reader, moved) = match usual {
+            Some(reader) => {
+                let doubted = self.doubt(reader, &frame);
+                let moved = self.continue_at(now, reader, &frame, size);
+                let moved = doubted.map_or(moved, |from| Moved::Jumped { from });
+                (reader, moved)
+            }
             None => match self.opened_by_others(now, name, size, false) {
                 Some(seen) => {
                     self.remember(now, name, &frame, size);
@@ -164,6 +180,7 @@ impl SequenceTracker {
             let (index, _) = self
                 .occupied()
                 .filter(|(_, r)| r.other_than.is_some() && r.step.is_some() == known)
+                .filter(|(_, r)| !r.left)
                 .filter(|(_, r)| r.is_of(&frame) && now.since(r.last_open) <= SILENCE)
                 .filter_map(|(index, r)| Some((index, r.distance(frame.number())?)))
                 .min_by_key(|&(_, distance)| distance)?;
@@ -209,6 +226,29 @@ impl SequenceTracker {
             frame: frame.number(),
             is_guess: step.is_none(),
         })
+    }
+
+    /// A name goes on with its last digits from the only one known of a reader, which had been taken for a frame by others: shots
+    /// that are read side by side look like that. The second time it is believed, and the guess is given up.
+    fn doubt(&mut self, usual: ReaderIndex, frame: &FrameName<'_>) -> Option<ReaderIndex> {
+        let reader = self.reader(usual)?;
+        if reader.recent_count > 1 || reader.recent().contains(&frame.number()) {
+            return None;
+        }
+        let only = reader.only.clone();
+        let taken = |r: &Reader| FrameName::others(&only).any(|f| r.is_of(&f));
+        let guesses = (0..).zip(self.readers.iter_mut());
+        for (index, guess) in guesses {
+            if guess.other_than.is_some() && !guess.left && taken(guess) {
+                guess.doubt_count += 1;
+                guess.left = guess.doubt_count >= DOUBTS_LEAST;
+                if guess.left {
+                    guess.step = None;
+                    return Some(ReaderIndex(index));
+                }
+            }
+        }
+        None
     }
 
     /// A reader of whom one frame alone is known, whose name differs in nothing but this number; and what it is there.
@@ -381,6 +421,7 @@ impl Reader {
             answered: false,
             only: name.into(),
             other_than: None,
+            doubt_count: 0,
         }
     }
 
@@ -615,7 +656,7 @@ mod tests {
 
     #[test]
     fn cameras_side_by_side_are_sequences_of_their_own() {
-        for count in [2, 3] {
+        for count in [2, 3, 6] {
             let mut folder = Folder::new();
             for number in 1..100u64 {
                 for camera in 1..=count {
