@@ -486,6 +486,13 @@ impl Checker {
                         self.wrong(now, || format!("stat of {file:?}, which is forgotten"));
                     }
                 }
+                Action::LookAgain { file, .. } => {
+                    if self.file_of(*file).is_none() {
+                        self.wrong(now, || {
+                            format!("the header of {file:?} is to be looked at, which is forgotten")
+                        });
+                    }
+                }
                 Action::Forget { file } => self.forget(now, *file),
                 Action::Wake { .. } => {}
                 // Clients of these worlds write on their own descriptors: none has a lane.

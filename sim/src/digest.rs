@@ -237,7 +237,7 @@ impl Digest {
             } => self.all([18, u64::from(device.0), *requests_per_kilosecond, rate.0]),
             Event::Hint { file, hint } => {
                 self.all([17, u64::from(file.0)]);
-                self.hint(Some(*hint));
+                self.hint(*hint);
             }
         }
     }
@@ -390,6 +390,9 @@ impl Digest {
                     self.text(path);
                 }
                 Action::Stat { file } => self.all([104, u64::from(file.0)]),
+                Action::LookAgain { file, size } => {
+                    self.all([127, u64::from(file.0), size.0]);
+                }
                 Action::Forget { file } => self.all([105, u64::from(file.0)]),
                 Action::Wake { at } => self.all([106, at.0]),
             }

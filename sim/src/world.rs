@@ -804,6 +804,8 @@ impl World {
             Action::Forget { file } => {
                 self.files.forget(*file);
             }
+            // Files of these worlds have no headers.
+            Action::LookAgain { .. } => {}
             Action::Wake { at } => {
                 let earliest = self.now + self.latency.timer;
                 self.wake_at = Some((*at).max(earliest));

@@ -389,8 +389,12 @@ pub enum Event {
         requests_per_kilosecond: u64,
         rate: BytesPerSecond,
     },
-    /// What a file should be read at became known after it was opened (its header was read).
-    Hint { file: FileId, hint: RateHint },
+    /// What a file should be read at became known after it was opened: its header was read, or read again
+    /// ([`Action::LookAgain`]). None: it does not say, or not any more.
+    Hint {
+        file: FileId,
+        hint: Option<RateHint>,
+    },
     /// A device request ended; Ok is how many bytes it gave (short at the end of the file).
     IoDone {
         io: IoId,
@@ -565,6 +569,9 @@ pub enum Action {
         request: RequestId,
         outcome: Outcome,
     },
+    /// The file is another than when its header was looked at, if it has one: answer with [`Event::Hint`]. `size`: as it was
+    /// acknowledged, whatever the file system has of it.
+    LookAgain { file: FileId, size: ByteCount },
     /// Read from a device.
     Submit(IoRead),
     /// Write to a device.

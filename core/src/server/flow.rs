@@ -10,7 +10,7 @@ use super::frames::Frames;
 use super::state::*;
 use super::*;
 use crate::sched::admission::{self, Player};
-use crate::stream::{CursorIndex, Moved, Observation, Pattern};
+use crate::stream::{CursorIndex, Lately, Moved, Observation, Pattern};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -26,6 +26,20 @@ const STRAYS: u32 = 2;
 /// How often a device is looked at for having become too slow, and how long it must have been.
 const CAPACITY_CHECK: Duration = Duration::from_ms(250);
 const OVERLOAD_PATIENCE: Duration = Duration::from_s(1);
+/// A reader who is ahead of the rate of his file by so much copies it, and does not play it: if he waits for us all the
+/// time, if he seldom waits for nothing, or if he goes on as fast as that, whatever he does meanwhile.
+const COPY_AHEAD: [(u64, i64); 3] = [
+    (50, NS_PER_S as i64),
+    (250, 3 * NS_PER_S as i64),
+    (1000, 10 * NS_PER_S as i64),
+];
+/// Units: ns.
+const AHEAD_OWED: i64 = 10 * NS_PER_S as i64;
+/// A player waits for nothing for so much of the time. Thousandths.
+const PLAYER_IDLE: u64 = 250;
+/// As often a reader is believed to play after all because he has fallen behind.
+const COPIED_MAX: u32 = 1;
+
 /// How often streams that were refused ask again.
 const ASK_AGAIN: Duration = Duration::from_ms(500);
 
@@ -44,6 +58,12 @@ impl Server {
             return (None, Instant::NEVER);
         };
         entry.cadence.read_arrived(self.now, range.length);
+        let lately = entry.cadence.lately();
+        let is_clip = entry.is_clip();
+        self.look_again((session, handle), file, actions);
+        let Some(entry) = self.handles.get_mut(&(session, handle)) else {
+            return (None, Instant::NEVER);
+        };
         if !self.policy.analyser {
             let id = self.stream_of(session, handle, file);
             return (id, Instant::NEVER);
@@ -54,7 +74,7 @@ impl Server {
             .recogniser
             .cursor(seen.cursor)
             .map_or(range.length.0, |cursor| cursor.run_bytes());
-        let Some(id) = self.stream_of(session, handle, file) else {
+        let Some(mut id) = self.stream_of(session, handle, file) else {
             return (None, Instant::NEVER);
         };
         if self
@@ -62,7 +82,14 @@ impl Server {
             .get(id.0)
             .is_some_and(|stream| stream.frames.is_some())
         {
-            return (Some(id), self.frame_read(id, file, range, arrived));
+            if !is_clip {
+                return (Some(id), self.frame_read(id, file, range, arrived));
+            }
+            self.is_no_sequence(id, actions);
+            match self.stream_of(session, handle, file) {
+                Some(own) => id = own,
+                None => return (None, Instant::NEVER),
+            }
         }
         self.move_promise(id);
         self.follow(id, &seen, run_bytes, (range, arrived), actions);
@@ -75,6 +102,7 @@ impl Server {
             return (Some(id), self.presumed_due(id, arrived));
         }
         let due = self.advance(id, range, arrived);
+        self.tell_copy(id, range.length, lately);
         (Some(id), due)
     }
 
@@ -319,7 +347,7 @@ impl Server {
         }
         if stream.rate.is_some() {
             // Who jumped about, and lost his contract by it, plays again.
-            if stream.standing == Standing::BestEffort {
+            if stream.standing == Standing::BestEffort && !stream.is_copy {
                 self.ask_admission(id);
             }
             return;
@@ -359,6 +387,114 @@ impl Server {
                 stream.reanchor(self.now);
             }
             self.ask_admission(id);
+        }
+    }
+
+    /// A header says another rate than the stream has, or none any more: at its next read it asks for that.
+    pub(super) fn rate_told(&mut self, id: StreamId, hint: Option<RateHint>) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        let told = match hint {
+            Some(RateHint::Rate(rate, source)) if rate.0 > 0 => Some((rate, source)),
+            _ => None,
+        };
+        let from_header = matches!(stream.rate, Some((_, RateSource::Header)));
+        let is_asked_for = told.is_some() && self.policy.contracts_from_header;
+        if stream.frames.is_some()
+            || stream.rate.is_none()
+            || told == stream.rate
+            || !(is_asked_for || from_header)
+        {
+            return;
+        }
+        self.ask_no_more(id);
+        if let Some(stream) = self.streams.get_mut(id.0) {
+            stream.rate = None;
+            stream.ahead_ns = 0;
+        }
+    }
+
+    /// It asks for no contract, and has none. Others may have what it had.
+    pub(super) fn ask_no_more(&mut self, id: StreamId) {
+        self.resign(id);
+        if let Some(stream) = self.streams.get_mut(id.0) {
+            stream.standing = Standing::BestEffort;
+        }
+        for at in 0.. {
+            let Some(device_id) = self.device_of(id, at) else {
+                break;
+            };
+            if let Some(device) = self.devices.get_mut(&device_id) {
+                device.refused.retain(|&other| other != id);
+                device.refused_asked = Instant::ZERO;
+            }
+            self.retry_refused(device_id);
+            self.touch(device_id);
+        }
+    }
+
+    /// A copy takes what it is given: it gets no contract, or loses it. What tells it is that it goes on getting ahead of the rate
+    /// at which its file is played, and does not stop to wait for anything. A player who fills his buffers looks the same until
+    /// they are full; then he waits for his clock, and gets his contract (again).
+    pub(super) fn tell_copy(&mut self, id: StreamId, length: ByteCount, lately: Option<Lately>) {
+        let now = self.now;
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        let before = core::mem::replace(&mut stream.ahead_at, now);
+        let Some((rate, _)) = stream.rate else {
+            return;
+        };
+        let signed = |duration: Duration| i64::try_from(duration.0).unwrap_or(i64::MAX);
+        // Who is kept waiting for long is owed that much, and not more.
+        let floor = -AHEAD_OWED;
+        stream.ahead_ns = stream
+            .ahead_ns
+            .saturating_sub(signed(now.since(before)))
+            .max(floor)
+            .saturating_add(signed(rate.time_for(length)));
+        let Some(lately) = lately else {
+            return;
+        };
+        let plays = lately.idle_permille >= PLAYER_IDLE
+            && lately.rate.0 <= rate.0.saturating_add(rate.0 / 2);
+        let ahead = stream.ahead_ns;
+        if plays {
+            stream.ahead_ns = 0;
+        }
+        let copies = !plays
+            && COPY_AHEAD
+                .iter()
+                .any(|&(idle, least)| lately.idle_permille <= idle && ahead >= least);
+        let starves = ahead <= -(NS_PER_S as i64) && stream.copied_count <= COPIED_MAX;
+        let is_copy = match stream.is_copy {
+            true => !plays && !starves,
+            false => copies,
+        };
+        if is_copy == stream.is_copy {
+            return;
+        }
+        // Of a striped file all parts are read alike.
+        let mut all = self.siblings(id);
+        all.push(id);
+        for &one in &all {
+            let Some(stream) = self.streams.get_mut(one.0) else {
+                continue;
+            };
+            stream.is_copy = is_copy;
+            stream.copied_count += u32::from(is_copy);
+            if is_copy {
+                self.ask_no_more(one);
+            } else {
+                stream.ahead_ns = 0;
+                stream.reanchor(now);
+            }
+        }
+        if !is_copy {
+            for one in all {
+                self.ask_admission(one);
+            }
         }
     }
 
@@ -1130,6 +1266,10 @@ impl Stream {
             standing: Standing::BestEffort,
             rate: None,
             refusal: None,
+            is_copy: false,
+            copied_count: 0,
+            ahead_ns: 0,
+            ahead_at: now,
             flow: Flow::Forward,
             frames: None,
             cursor: None,

@@ -55,7 +55,15 @@ pub(super) struct Folder {
     touched: Instant,
     /// By reader.
     streams: Vec<Option<StreamId>>,
+    /// Endings of names whose files were read as clips are: their numbers count clips.
+    clips: Vec<String>,
 }
+
+/// Such endings of one folder.
+const CLIP_COUNT_MAX: usize = 16;
+
+/// So many frames in a row that nobody could open ahead, though their reader then opened them: it is not fetched ahead.
+const MISSED_MAX: u32 = 8;
 
 /// Readers at once in one folder of a pool: all clients of a mount are one owner.
 const POOL_READER_COUNT_MAX: usize = 64;
@@ -113,6 +121,10 @@ pub(super) struct Frames {
     asked: VecDeque<(u64, Asked)>,
     /// The next one does not exist: ask again when the reader moves on.
     ended: bool,
+    /// Frames in a row that did not exist when they were asked for, and then were opened.
+    missed_count: u32,
+    /// They are not to be had ahead (links, or frames that are only just being written): a contract would promise nothing.
+    is_blind: bool,
     cadence: Cadence,
 }
 
@@ -218,6 +230,11 @@ impl Frames {
     }
 }
 
+/// What a name ends in, without the dot.
+fn ending(name: &str) -> &str {
+    name.rsplit_once('.').map_or("", |(_, ending)| ending)
+}
+
 fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or(("", path))
 }
@@ -263,8 +280,12 @@ impl Server {
             ..Folder::default()
         });
         folder.touched = now;
+        let is_of_clips = |clip: &String| clip.eq_ignore_ascii_case(ending(name));
+        if folder.clips.iter().any(is_of_clips) {
+            return;
+        }
         let Some(seen) = folder.tracker.opened(now, name, ByteCount(size)) else {
-            if folder.streams.iter().all(Option::is_none) {
+            if folder.streams.iter().all(Option::is_none) && folder.clips.is_empty() {
                 self.folders.remove(&key);
             }
             return;
@@ -273,7 +294,7 @@ impl Server {
         if folder.streams.len() <= reader {
             folder.streams.resize(reader + 1, None);
         }
-        let ruled = matches!(hint, Some(RateHint::FramesPerKilosecond(..)));
+        let ruled = matches!(hint, Some(RateHint::FramesPerKilosecond(..))) && !seen.is_guess;
         // A rule that speaks of frames makes the first one a start; else two in order do.
         let step = seen.step.or(ruled.then_some(1));
         if let Moved::Jumped { from } = seen.moved {
@@ -323,6 +344,23 @@ impl Server {
         );
         self.sequence_rate(id, hint, size);
         self.ask_neighbours(id, actions);
+    }
+
+    /// Files that were taken for frames are clips.
+    pub(super) fn is_no_sequence(&mut self, id: StreamId, actions: &mut Actions) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        if let Some(frames) = &stream.frames {
+            let key = (frames.owner, frames.folder.clone());
+            let ending = ending(split(&stream.path).1);
+            if let Some(folder) = self.folders.get_mut(&key)
+                && folder.clips.len() < CLIP_COUNT_MAX
+            {
+                folder.clips.push(ending.to_string());
+            }
+        }
+        self.end_stream(id, actions);
     }
 
     /// Of the folders in which nothing is played, the one longest not looked into makes way.
@@ -383,6 +421,8 @@ impl Server {
             open: VecDeque::new(),
             asked: VecDeque::new(),
             ended: false,
+            missed_count: 0,
+            is_blind: false,
             cadence: Cadence::new(),
         });
         let place = self.folders.get_mut(key)?.streams.get_mut(reader)?;
@@ -416,7 +456,7 @@ impl Server {
         let Some(frames) = &mut stream.frames else {
             return;
         };
-        frames.ended = false;
+        let was_ended = core::mem::take(&mut frames.ended);
         let turned = frames.step != step;
         frames.step = step;
         let mut passed: Vec<FileId> = Vec::new();
@@ -427,10 +467,16 @@ impl Server {
             .position(|frame| frame.number == number && frame.file == file);
         match known {
             Some(place) if !turned => {
+                if place > 0 {
+                    frames.missed_count = 0;
+                }
                 passed.extend(frames.open.drain(..place).map(|frame| frame.file))
             }
             _ => {
                 // Not foreseen: what was opened ahead lies elsewhere.
+                if was_ended && continued && !turned && !frames.open.is_empty() {
+                    frames.missed_count = frames.missed_count.saturating_add(1);
+                }
                 passed.extend(frames.files());
                 frames.asked.clear();
                 // The reader's schedule goes on with the frame after the one he was in, whatever was opened
@@ -471,6 +517,7 @@ impl Server {
             self.release(file, actions);
         }
         self.settle_devices(id);
+        self.settle_sight(id);
         if jumped
             || self
                 .streams
@@ -488,6 +535,30 @@ impl Server {
             }
         }
         self.touch_devices_of(id);
+    }
+
+    /// A sequence of which nothing can be fetched ahead has no contract, whatever is known of its rate.
+    fn settle_sight(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        let knows_rate = stream.rate.is_some();
+        let Some(frames) = &mut stream.frames else {
+            return;
+        };
+        let was_blind = frames.is_blind;
+        frames.is_blind = match frames.missed_count {
+            0 => false,
+            count => was_blind || count >= MISSED_MAX,
+        };
+        match (was_blind, frames.is_blind) {
+            (false, true) => self.ask_no_more(id),
+            (true, false) if knows_rate => {
+                stream.reanchor(self.now);
+                self.ask_admission(id);
+            }
+            _ => {}
+        }
     }
 
     /// The sequence is fetched from where frames of it lie.
@@ -594,11 +665,15 @@ impl Server {
             return;
         };
         let now = self.now;
+        let mut is_blind = false;
         if let Some(stream) = self.streams.get_mut(id.0) {
             stream.rate = Some(known);
             stream.reanchor(now);
+            is_blind = stream.frames.as_ref().is_some_and(|one| one.is_blind);
         }
-        self.ask_admission(id);
+        if !is_blind {
+            self.ask_admission(id);
+        }
     }
 
     /// Have the frames opened that the stream's buffers can take.
@@ -794,6 +869,7 @@ impl Server {
             return Instant::NEVER;
         };
         frames.cadence.read_arrived(now, range.length);
+        let (lately, is_blind) = (frames.cadence.lately(), frames.is_blind);
         let Some(frame) = frames
             .open
             .front()
@@ -806,6 +882,9 @@ impl Server {
             .consumed
             .max(frame.start + range.end().min(frame.size));
         let due = stream.due(frame.start, arrived, preroll);
+        if !is_blind {
+            self.tell_copy(id, range.length, lately);
+        }
         self.touch_devices_of(id);
         due
     }

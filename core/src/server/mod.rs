@@ -21,11 +21,13 @@ mod frames;
 mod ledger;
 #[cfg(test)]
 mod line_tests;
-mod loose;
 #[cfg(test)]
 mod look_tests;
+mod loose;
 #[cfg(test)]
 mod pool_tests;
+#[cfg(test)]
+mod promise_tests;
 mod reads;
 #[cfg(test)]
 mod reserve_tests;

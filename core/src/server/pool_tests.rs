@@ -441,7 +441,7 @@ fn rate_from_a_header_that_is_read_later_is_divided_too() {
         pool.open_part("a.mov", 1, FilePart::new(index, 2).expect("a part"), facts);
         pool.bench.step(Event::Hint {
             file: FileId(100 + index),
-            hint: RateHint::Rate(BytesPerSecond(RATE), RateSource::Header),
+            hint: Some(RateHint::Rate(BytesPerSecond(RATE), RateSource::Header)),
         });
         pool.read_part(1, index, 0, 65_536);
     }

@@ -78,6 +78,20 @@ pub(super) struct Handle {
 }
 
 impl Handle {
+    /// It goes on being read as no frame is, and nobody has said that it is one.
+    pub(super) fn is_clip(&self) -> bool {
+        let ruled = matches!(self.hint, Some(RateHint::FramesPerKilosecond(..)));
+        !ruled && (self.cadence.is_long() || self.cadence.rate().is_some())
+    }
+
+    /// Its header decides at what it is read: no rule does.
+    pub(super) fn is_unruled(&self) -> bool {
+        matches!(
+            self.hint,
+            None | Some(RateHint::Rate(_, RateSource::Header))
+        )
+    }
+
     /// What a hint that speaks of its file says of this part of it. None: a part is no frame.
     pub(super) fn part_of(&self, hint: RateHint) -> Option<RateHint> {
         match hint {
@@ -113,6 +127,7 @@ pub(super) struct File {
     pub way: WriteWay,
     /// Nobody but clients of ours writes to it, as far as anybody has said or shown.
     pub is_exclusive: bool,
+    pub header: Looked,
     pub writing: Writing,
 }
 
@@ -148,6 +163,16 @@ pub(super) struct Version {
     pub version: u64,
     /// See [`FileFacts::is_fresh`].
     pub is_fresh: bool,
+}
+
+/// When its header was last looked at, and what the file was then.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Looked {
+    pub at: Instant,
+    /// Not again before so long has passed.
+    pub wait: Duration,
+    /// As [`File::likeness`] has it.
+    pub likeness: (u64, u64, u64, bool),
 }
 
 /// What of a file is on its way from clients to its device.
@@ -460,6 +485,12 @@ impl File {
         !self.is_exclusive && arrived > self.looks.at && now.since(self.looks.at) >= age
     }
 
+    /// Of a file that has another one than before the header may say something else.
+    pub(super) fn likeness(&self) -> (u64, u64, u64, bool) {
+        let is_dirty = !self.writing.dirty.is_empty() || !self.writing.flights.is_empty();
+        (self.size, self.changed, self.version, is_dirty)
+    }
+
     /// Where a byte lies on its device, and how many follow it there without a gap; unknown
     /// extents count as one run from the start of the device.
     pub(super) fn place(&self, offset: u64) -> (u64, u64) {
@@ -592,6 +623,14 @@ pub(super) struct Stream {
     pub rate: Option<(BytesPerSecond, RateSource)>,
     /// Why it was refused a contract, when that last happened.
     pub refusal: Option<Refusal>,
+    /// Its reader copies: he takes what he is given, and needs no promise.
+    pub is_copy: bool,
+    /// How often he was taken for one.
+    pub copied_count: u32,
+    /// By how much of his rate he is ahead of a clock that runs with it. Units: ns.
+    pub ahead_ns: i64,
+    /// When that was reckoned.
+    pub ahead_at: Instant,
     pub flow: Flow,
     pub frames: Option<Frames>,
     pub cursor: Option<CursorIndex>,

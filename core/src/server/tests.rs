@@ -17,10 +17,12 @@ pub(super) struct Bench {
     replies: Vec<(u32, u64, Outcome)>,
     pub(super) flights: Vec<IoRead>,
     pub(super) stats: Vec<FileId>,
-    neighbours: Vec<(FileId, alloc::string::String)>,
+    pub(super) neighbours: Vec<(FileId, alloc::string::String)>,
     /// Files of a pool that its door was asked for.
     pub(super) asked: Vec<(PoolNumber, alloc::string::String)>,
     forgotten: Vec<FileId>,
+    /// Whose headers it was asked to look at, and how long they are.
+    pub(super) looked: Vec<(FileId, u64)>,
 }
 
 pub(super) fn disk() -> DeviceModel {
@@ -74,6 +76,7 @@ impl Bench {
             neighbours: vec![],
             asked: vec![],
             forgotten: vec![],
+            looked: vec![],
         };
         bench.step(Event::DeviceAdded {
             device: DISK,
@@ -97,6 +100,7 @@ impl Bench {
                 }
                 Action::Submit(io) => self.flights.push(*io),
                 Action::Stat { file } => self.stats.push(*file),
+                Action::LookAgain { file, size } => self.looked.push((*file, size.0)),
                 Action::OpenNeighbour { beside, name } => {
                     self.neighbours.push((*beside, name.clone()))
                 }
@@ -954,7 +958,7 @@ fn rate_that_is_known_only_after_large_first_reads_makes_a_contract() {
     let rate = BytesPerSecond::from_bits(39_300_000);
     bench.step(Event::Hint {
         file: FileId(1),
-        hint: RateHint::Rate(rate, RateSource::Header),
+        hint: Some(RateHint::Rate(rate, RateSource::Header)),
     });
     bench.run(8);
     bench.read(1, 1, 3, 16 * MIB, 8 * MIB);

@@ -548,7 +548,10 @@ impl World {
                     "forgotten while pieces of it are still told"
                 );
             }
-            Action::Known { .. } | Action::OpenNeighbour { .. } | Action::AskPool { .. } => {}
+            Action::Known { .. }
+            | Action::OpenNeighbour { .. }
+            | Action::AskPool { .. }
+            | Action::LookAgain { .. } => {}
         }
     }
 

@@ -35,6 +35,40 @@ const PAUSE_MIN: Duration = Duration::from_ms(4);
 /// A silence this long is a stopped player: what was before it says nothing of what comes after.
 const SILENCE: Duration = Duration::from_s(5);
 
+/// No frame is read for so long, and in pieces with pauses between them. The bytes keep small files out.
+const LONG_SPAN: Duration = Duration::from_s(3);
+const LONG_BYTES: u64 = 4 << 20;
+
+/// What a client did lately is looked at in spans of at least this; the last one and what came since count.
+const LATELY: Duration = Duration::from_s(1);
+
+/// What a client did lately.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lately {
+    /// In so many thousandths of the time it waited for nothing.
+    pub idle_permille: u64,
+    /// What it asked for, by the time that took.
+    pub rate: BytesPerSecond,
+}
+
+/// A part of the time.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    start: Instant,
+    idle: Duration,
+    bytes: u64,
+}
+
+impl Span {
+    const fn at(start: Instant) -> Span {
+        Span {
+            start,
+            idle: Duration::ZERO,
+            bytes: 0,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Burst {
     start: Instant,
@@ -65,6 +99,10 @@ pub struct Cadence {
     outstanding_count: u32,
     last_arrived: Instant,
     last_answered: Instant,
+    /// The time since the first read: all of it, the last span, and what came since that.
+    all: Span,
+    span: Span,
+    now: Span,
 }
 
 impl Default for Cadence {
@@ -84,6 +122,9 @@ impl Cadence {
             outstanding_count: 0,
             last_arrived: Instant::ZERO,
             last_answered: Instant::ZERO,
+            all: Span::at(Instant::ZERO),
+            span: Span::at(Instant::ZERO),
+            now: Span::at(Instant::ZERO),
         }
     }
 
@@ -93,6 +134,7 @@ impl Cadence {
             *self = Cadence::new();
         }
         let pause = self.pause_at(now);
+        self.remember(now, pause, bytes.0);
         if self.count == 0 || pause >= PAUSE_MIN {
             self.begin_burst(now, pause);
         }
@@ -108,6 +150,50 @@ impl Cadence {
     pub fn read_answered(&mut self, now: Instant) {
         self.outstanding_count = self.outstanding_count.saturating_sub(1);
         self.last_answered = now;
+    }
+
+    /// What the client did in the last second or two. None: it has not read for so long.
+    pub fn lately(&self) -> Option<Lately> {
+        let span = self.last_arrived.since(self.span.start);
+        if span < LATELY {
+            return None;
+        }
+        let of = |whole: u64, part: u64| u128::from(part) * 1000 / u128::from(whole.max(1));
+        let idle = self.span.idle + self.now.idle;
+        // What it has just asked for it has not had yet.
+        let bytes = u128::from(self.span.bytes.saturating_add(self.now.bytes));
+        let rate = bytes * u128::from(NS_PER_S) / u128::from(span.0);
+        Some(Lately {
+            idle_permille: of(span.0, idle.0.min(span.0)) as u64,
+            rate: BytesPerSecond(u64::try_from(rate).unwrap_or(u64::MAX)),
+        })
+    }
+
+    /// The client goes on reading this one file at its own leisure: megabytes, for seconds, and not because we are slow.
+    pub fn is_long(&self) -> bool {
+        let span = self.last_arrived.since(self.all.start);
+        span >= LONG_SPAN
+            && self.all.bytes >= LONG_BYTES
+            && self.all.idle.0.saturating_mul(4) >= span.0
+    }
+
+    fn remember(&mut self, now: Instant, pause: Duration, bytes: u64) {
+        if self.count == 0 {
+            self.all = Span::at(now);
+            self.span = Span::at(now);
+            self.now = Span::at(now);
+        }
+        if now.since(self.now.start) >= LATELY {
+            self.span = self.now;
+            self.now = Span::at(now);
+            // The pause that ends here belongs to what was before.
+            self.span.idle += idle(pause);
+        } else {
+            self.now.idle += idle(pause);
+        }
+        self.now.bytes = self.now.bytes.saturating_add(bytes);
+        self.all.bytes = self.all.bytes.saturating_add(bytes);
+        self.all.idle += idle(pause);
     }
 
     /// The rate that the client keeps of its own; None while it is unknown, irregular or ours.
@@ -184,6 +270,14 @@ impl Cadence {
     /// The `age`-th remembered burst, the oldest first.
     fn burst(&self, age: usize) -> &Burst {
         &self.bursts[(self.first + age) % BURST_COUNT_MAX]
+    }
+}
+
+/// A pause that counts as one.
+fn idle(pause: Duration) -> Duration {
+    match pause >= PAUSE_MIN {
+        true => pause,
+        false => Duration::ZERO,
     }
 }
 
@@ -436,6 +530,39 @@ mod tests {
             cadence.read_arrived(now + Duration::from_us(300), ByteCount(8 << 20));
             assert_eq!(cadence.rate(), None);
         }
+    }
+
+    #[test]
+    fn what_a_client_did_lately_tells_a_copy_from_a_player() {
+        let mut copy = Cadence::new();
+        let mut player = Cadence::new();
+        let mut now = Instant(1);
+        copy.read_arrived(now, ByteCount(8 << 20));
+        for n in 0..200u64 {
+            copy.read_arrived(now, ByteCount(8 << 20));
+            player.read_arrived(now, ByteCount(500_000));
+            player.read_answered(now + Duration::from_ms(6));
+            now = now + Duration::from_ms(40);
+            copy.read_answered(now);
+            if n < 24 {
+                assert_eq!((copy.lately(), player.lately()), (None, None));
+            }
+        }
+        let (copying, playing) = (copy.lately().unwrap(), player.lately().unwrap());
+        assert_eq!(copying.idle_permille, 0);
+        assert!(
+            copying.rate.0.abs_diff(25 * (8 << 20)) < 12 << 20,
+            "{copying:?}"
+        );
+        assert!((800..=860).contains(&playing.idle_permille), "{playing:?}");
+        assert!(
+            playing.rate.0.abs_diff(12_500_000) < 1_000_000,
+            "{playing:?}"
+        );
+        assert!(player.is_long() && !copy.is_long());
+        // He has stopped: what he did before says nothing any more.
+        player.read_arrived(now + Duration::from_s(30), ByteCount(500_000));
+        assert_eq!((player.lately(), player.is_long()), (None, false));
     }
 
     #[test]

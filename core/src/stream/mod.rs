@@ -6,7 +6,7 @@
 //! | type | watches | says |
 //! |---|---|---|
 //! | [`Recogniser`] | the reads of one open file | cursors, their [`Pattern`], the ranges that come next |
-//! | [`Cadence`] | when reads arrive and are answered | the rate a player keeps, or that there is none |
+//! | [`Cadence`] | when reads arrive and are answered | the rate a player keeps, or that there is none; how idle the client is |
 //! | [`FrameName`] | one file name | prefix, number, width, suffix |
 //! | [`SequenceTracker`] | the opens of one folder by one session | readers, direction, the frames that come next |
 //!
@@ -22,7 +22,7 @@ mod runs;
 mod sequence;
 
 pub use ahead::AheadIter;
-pub use cadence::Cadence;
+pub use cadence::{Cadence, Lately};
 pub use cursor::{Cursor, Pattern};
 pub use frame_name::FrameName;
 pub use recogniser::{CURSOR_COUNT_MAX, CursorIndex, Moved, Observation, Recogniser};

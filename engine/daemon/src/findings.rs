@@ -101,9 +101,7 @@ impl Daemon {
                     hint,
                 } => {
                     self.headers.put(key, version, hint);
-                    if let Some(hint) = hint
-                        && self.files.same_mut(file, generation).is_some()
-                    {
+                    if self.files.same_mut(file, generation).is_some() {
                         self.feed(Event::Hint { file, hint });
                     }
                 }
@@ -180,25 +178,45 @@ impl Daemon {
 
     /// Look into a file's header when there is time; its first read does not wait for that.
     pub(super) fn probe(&mut self, id: FileId, version: u64) {
-        let policy = &self.config.policy;
         let Some(file) = self.files.get(id) else {
             return;
         };
+        let (key, size) = (file.key, file.size);
+        // What is not looked at now will be at the next open.
+        if self.look(id, ByteCount(size)) {
+            self.headers.put(key, version, None);
+        }
+    }
+
+    /// The same, of a file that has changed since; what there is for others to know of it is not what its device has.
+    pub(super) fn look_again(&mut self, id: FileId, size: ByteCount) {
+        let is_container = self
+            .files
+            .get(id)
+            .is_some_and(|file| is_container(&file.path));
+        if is_container {
+            // What is not looked at now will be when it has changed again.
+            self.look(id, size);
+        }
+    }
+
+    /// True: a worker will.
+    fn look(&mut self, id: FileId, size: ByteCount) -> bool {
+        let policy = &self.config.policy;
+        let Some(file) = self.files.get(id) else {
+            return false;
+        };
         if !policy.analyser || !policy.contracts_from_header {
-            return;
+            return false;
         }
         let job = Job::Probe {
             file: id,
             generation: file.generation,
             key: file.key,
-            version,
             fd: file.fd.clone(),
-            size: file.size,
+            size: size.0,
         };
-        // What is not looked at now will be at the next open.
-        if self.workers.push(Urgency::Later, job).is_ok() {
-            self.headers.put(file.key, version, None);
-        }
+        self.workers.push(Urgency::Later, job).is_ok()
     }
 
     /// Know a file that was opened for us; what the core must know of it.

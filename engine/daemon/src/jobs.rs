@@ -117,8 +117,8 @@ pub(crate) enum Job {
         file: FileId,
         generation: u64,
         key: FileKey,
-        version: u64,
         fd: Arc<OwnedFd>,
+        /// As was acknowledged. The device may not have it all yet.
         size: u64,
     },
     /// Give back blocks that were left reserved.
@@ -361,16 +361,20 @@ pub(crate) fn work(job: Job) -> Done {
             file,
             generation,
             key,
-            version,
             fd,
             size,
-        } => Done::Probed {
-            file,
-            generation,
-            key,
-            version,
-            hint: probe_header(&fd, size),
-        },
+        } => {
+            // Before it is read: what changes meanwhile makes it another version.
+            let status = file::status(&*fd).ok();
+            let size = size.max(status.map_or(0, |status| status.size.0));
+            Done::Probed {
+                file,
+                generation,
+                key,
+                version: status.map_or(0, |status| status.version),
+                hint: probe_header(&fd, size),
+            }
+        }
         Job::GiveBack { shares, left } => Done::GaveBack(give_back(&shares, &left)),
         Job::Reload { file, known } => Done::Reloaded(reload(&file, &known).map(Box::new)),
     }

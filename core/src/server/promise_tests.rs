@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is promised, and to whom: files that grow under their readers, copies, clips that look like frames, frames that cannot
+//! be fetched ahead.
+
+use super::tests::{Bench, facts};
+use super::*;
+use alloc::format;
+use alloc::string::String;
+
+const MIB: u64 = 1 << 20;
+/// 100 Mb/s, and a frame of it.
+const RATE: u64 = 12_500_000;
+const FRAME: u64 = 500_000;
+const TICK: Duration = Duration::from_ms(40);
+
+fn headed(file: u32, size: u64, rate: u64) -> FileFacts {
+    let rate = RateHint::Rate(BytesPerSecond(rate), RateSource::Header);
+    FileFacts {
+        hint: Some(rate),
+        ..facts(file, size)
+    }
+}
+
+/// One client, and what the device has promised.
+struct Promise {
+    bench: Bench,
+    request: u64,
+}
+
+impl Promise {
+    fn new() -> Promise {
+        let mut bench = Bench::new(1024);
+        bench.session(1);
+        Promise { bench, request: 0 }
+    }
+
+    fn promised(&self) -> u64 {
+        self.bench.server.devices()[0].promised.0
+    }
+
+    fn contracts(&self) -> u32 {
+        self.bench.server.devices()[0].contract_count
+    }
+
+    /// Ask, and wait for the answer.
+    fn read(&mut self, handle: u32, start: u64, length: u64) {
+        self.request += 1;
+        self.bench.read(1, handle, self.request, start, length);
+        self.wait(self.request);
+    }
+
+    fn wait(&mut self, request: u64) {
+        for _ in 0..1000 {
+            if self.bench.outcome(request).is_some() {
+                break;
+            }
+            assert_eq!(self.bench.run(1), 1, "nobody works for request {request}");
+        }
+        self.bench.end(1, request);
+    }
+
+    /// A frame each 40 ms, from `first` on.
+    fn play(&mut self, handle: u32, first: u64, count: u64) {
+        for frame in first..first + count {
+            let next = self.bench.now + TICK;
+            self.read(handle, frame * FRAME, FRAME);
+            while self.bench.now + TICK < next && self.bench.run(1) == 1 {}
+            self.bench.now = self.bench.now.max(next);
+        }
+    }
+
+    /// Two reads of 8 MiB in flight, as smbclient copies.
+    fn copy(&mut self, handle: u32, first: u64, count: u64) {
+        let ask = |promise: &mut Promise, piece: u64| {
+            promise.request += 1;
+            let range = (piece * 8 * MIB, 8 * MIB);
+            promise
+                .bench
+                .read(1, handle, promise.request, range.0, range.1);
+        };
+        ask(self, first);
+        for piece in first + 1..first + count {
+            ask(self, piece);
+            self.wait(self.request - 1);
+        }
+        self.wait(self.request);
+    }
+}
+
+#[test]
+fn rate_that_a_header_says_later_is_promised_instead() {
+    let mut promise = Promise::new();
+    promise
+        .bench
+        .open(1, 1, "clip.mxf", headed(1, 100 * MIB, 2_000_000));
+    promise.play(1, 0, 10);
+    assert_eq!((promise.promised(), promise.contracts()), (2_000_000, 1));
+    assert_eq!(promise.bench.looked, [], "it is as it was");
+    promise.play(1, 10, 50);
+    assert_eq!(promise.bench.looked, []);
+    let key = facts(1, 0).key;
+    promise.bench.step(Event::Changed {
+        session: SessionId(1),
+        request: RequestId(1 << 40),
+        key,
+        range: ByteRange::new(100 * MIB, MIB),
+    });
+    promise.play(1, 60, 1);
+    assert_eq!(promise.bench.looked, [(FileId(1), 101 * MIB)]);
+    promise.play(1, 61, 50);
+    assert_eq!(promise.bench.looked.len(), 1, "it was looked at");
+    let said = |rate| Event::Hint {
+        file: FileId(1),
+        hint: Some(RateHint::Rate(BytesPerSecond(rate), RateSource::Header)),
+    };
+    promise.bench.step(said(15_000_000));
+    promise.play(1, 111, 10);
+    assert_eq!((promise.promised(), promise.contracts()), (15_000_000, 1));
+    // More than the device can do, and then what it can.
+    promise.bench.step(said(900_000_000));
+    promise.play(1, 121, 2);
+    assert_eq!((promise.promised(), promise.contracts()), (0, 0));
+    promise.bench.step(said(RATE));
+    promise.play(1, 123, 2);
+    assert_eq!((promise.promised(), promise.contracts()), (RATE, 1));
+    // It does not know any more: what is observed counts.
+    promise.bench.step(Event::Hint {
+        file: FileId(1),
+        hint: None,
+    });
+    assert_eq!((promise.promised(), promise.contracts()), (0, 0));
+    promise.play(1, 125, 60);
+    let observed = promise.promised();
+    assert!((RATE..RATE + RATE / 5).contains(&observed), "{observed}");
+}
+
+#[test]
+fn header_of_a_file_that_goes_on_growing_is_looked_at_less_and_less_often() {
+    let mut promise = Promise::new();
+    promise.bench.open(1, 1, "clip.mxf", facts(1, 100 * MIB));
+    for second in 0..40 {
+        promise.bench.step(Event::Changed {
+            session: SessionId(1),
+            request: RequestId((1 << 40) + second),
+            key: facts(1, 0).key,
+            range: ByteRange::new((100 + second) * MIB, MIB),
+        });
+        promise.play(1, second, 25);
+    }
+    let count = promise.bench.looked.len();
+    assert!((4..=9).contains(&count), "{count}");
+    // What a rule says no header changes.
+    let mut promise = Promise::new();
+    let rule = RateHint::Rate(BytesPerSecond(RATE), RateSource::Rule);
+    let ruled = FileFacts {
+        hint: Some(rule),
+        ..facts(1, 100 * MIB)
+    };
+    promise.bench.open(1, 1, "clip.mxf", ruled);
+    promise.bench.step(Event::Changed {
+        session: SessionId(1),
+        request: RequestId(1 << 40),
+        key: facts(1, 0).key,
+        range: ByteRange::new(100 * MIB, MIB),
+    });
+    promise.play(1, 0, 60);
+    assert_eq!(promise.bench.looked, []);
+    promise.bench.step(Event::Hint {
+        file: FileId(1),
+        hint: Some(RateHint::Rate(BytesPerSecond(1000), RateSource::Header)),
+    });
+    assert_eq!(promise.promised(), RATE);
+}
+
+#[test]
+fn copy_of_a_file_whose_rate_is_known_loses_its_contract_and_gets_no_other() {
+    let mut promise = Promise::new();
+    promise
+        .bench
+        .open(1, 1, "clip", headed(1, 9000 * MIB, RATE));
+    let began = promise.bench.now;
+    let mut first = 0;
+    while promise.contracts() > 0 || first == 0 {
+        promise.copy(1, first, 4);
+        first += 4;
+        let passed = promise.bench.now.since(began);
+        assert!(passed < Duration::from_s(3), "{passed:?}");
+    }
+    for _ in 0..100 {
+        promise.copy(1, first, 8);
+        first += 8;
+        assert_eq!(promise.contracts(), 0);
+    }
+}
+
+#[test]
+fn player_who_fills_his_buffers_first_is_no_copy_for_long() {
+    for preloaded in [25, 50, 250, 1000] {
+        let mut promise = Promise::new();
+        promise
+            .bench
+            .open(1, 1, "clip", headed(1, 9000 * MIB, RATE));
+        for frame in 0..preloaded {
+            promise.read(1, frame * FRAME, FRAME);
+        }
+        promise.play(1, preloaded, 75);
+        assert_eq!(promise.contracts(), 1, "{preloaded}");
+        // Nor when we have kept him waiting, and he catches up.
+        for stall in [1, 4, 8] {
+            promise.request += 1;
+            let (request, at) = (promise.request, preloaded + 75 + 500 * stall);
+            promise.bench.read(1, 1, request, at * FRAME, FRAME);
+            promise.bench.now = promise.bench.now + Duration::from_s(stall);
+            promise.wait(request);
+            for frame in at + 1..at + 25 * stall {
+                promise.read(1, frame * FRAME, FRAME);
+            }
+            promise.play(1, at + 25 * stall, 60);
+            assert_eq!(promise.contracts(), 1, "{preloaded} {stall}");
+        }
+    }
+}
+
+#[test]
+fn numbered_clips_of_an_unknown_kind_are_clips_once_they_are_played() {
+    let mut promise = Promise::new();
+    for (file, handle) in [(1, 1), (2, 2), (3, 3)] {
+        let name = format!("card/take_{file:04}.xyz");
+        promise.bench.open(1, handle, &name, facts(file, 900 * MIB));
+        promise.play(handle, 0, 150);
+        let streams = promise.bench.server.streams(promise.bench.now);
+        let own = streams.iter().find(|one| one.path == name && one.open);
+        let own = own.expect("its line");
+        assert_eq!(own.standing, Standing::Contract, "{name}");
+        assert!(!own.sequence, "{name}");
+        let closed = Event::Closed {
+            session: SessionId(1),
+            handle: HandleId(handle),
+        };
+        promise.bench.step(closed);
+    }
+    assert_eq!(promise.contracts(), 0);
+}
+
+/// 24 frames a second of `name`, from `first` on; neighbours are there if `visible`. Returns hits.
+fn play_frames(
+    promise: &mut Promise,
+    name: fn(u32) -> String,
+    numbers: core::ops::Range<u32>,
+    visible: bool,
+) -> u64 {
+    let frame = |number: u32| FileFacts {
+        hint: Some(RateHint::FramesPerKilosecond(24_000, RateSource::Rule)),
+        ..facts(100 + number, FRAME)
+    };
+    let before = promise.bench.server.cache().hit_count;
+    let all = numbers.clone();
+    for number in numbers {
+        let next = promise.bench.now + Duration::from_us(41_667);
+        let path = format!("shot/{}", name(number));
+        promise.bench.open(1, number, &path, frame(number));
+        promise.read(number, 0, FRAME);
+        for _ in 0..64 {
+            for (beside, asked) in core::mem::take(&mut promise.bench.neighbours) {
+                let there = (all.start..all.end + 100).find(|&n| visible && name(n) == asked);
+                let facts = there.map(frame).ok_or(Errno(40));
+                promise.bench.step(Event::NeighbourOpened {
+                    beside,
+                    name: asked,
+                    facts,
+                });
+            }
+            promise.bench.run(1);
+        }
+        let closed = Event::Closed {
+            session: SessionId(1),
+            handle: HandleId(number),
+        };
+        promise.bench.step(closed);
+        promise.bench.now = promise.bench.now.max(next);
+    }
+    promise.bench.server.cache().hit_count - before
+}
+
+#[test]
+fn frames_whose_number_is_not_the_last_are_one_sequence() {
+    for name in [
+        (|n| format!("shot_{n}_v002.exr")) as fn(u32) -> String,
+        |n| format!("scan_{n:06}_4k.dpx"),
+    ] {
+        let mut promise = Promise::new();
+        let hits = play_frames(&mut promise, name, 1001..1031, true);
+        assert!(hits >= 26, "{hits} of 30");
+        assert_eq!((promise.contracts(), promise.promised()), (1, 24 * FRAME));
+    }
+}
+
+#[test]
+fn frames_that_cannot_be_opened_ahead_are_promised_nothing() {
+    let name: fn(u32) -> String = |n| format!("shot.{n:04}.dpx");
+    let mut promise = Promise::new();
+    play_frames(&mut promise, name, 1..30, false);
+    assert_eq!(promise.contracts(), 0);
+    // From there on they are there.
+    play_frames(&mut promise, name, 30..60, true);
+    assert_eq!(promise.contracts(), 1);
+}
