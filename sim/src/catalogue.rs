@@ -29,6 +29,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "overload",
     "patterns",
     "pool_sequences",
+    "ruled_copies",
     "seeks_and_jumps",
     "shared_file",
     "silent_strangers",

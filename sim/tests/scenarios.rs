@@ -50,6 +50,7 @@ scenarios!(
     overload,
     patterns,
     pool_sequences,
+    ruled_copies,
     seeks_and_jumps,
     shared_file,
     silent_strangers,
