@@ -38,6 +38,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "stalls",
     "steady",
     "thousand_disks",
+    "timeline",
     "together",
     "worn_disk",
     "writers",

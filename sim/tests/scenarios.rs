@@ -58,6 +58,7 @@ scenarios!(
     ssd,
     stalls,
     steady,
+    timeline,
     together,
     worn_disk,
     writers,

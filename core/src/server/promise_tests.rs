@@ -54,7 +54,9 @@ impl Promise {
             if self.bench.outcome(request).is_some() {
                 break;
             }
-            assert_eq!(self.bench.run(1), 1, "nobody works for request {request}");
+            if self.bench.answer_looks() == 0 {
+                assert_eq!(self.bench.run(1), 1, "nobody works for request {request}");
+            }
         }
         self.bench.end(1, request);
     }
