@@ -28,6 +28,13 @@ pub(crate) fn text(status: &Status) -> String {
     out += &slowness(status);
     out += "\nshares\n";
     out += &shares(status).text();
+    for trouble in status
+        .shares
+        .iter()
+        .filter_map(|share| share.trouble.as_ref())
+    {
+        out += &format!("{trouble}\n");
+    }
     let open = status.streams.iter().filter(|stream| stream.open).count();
     out += &format!(
         "\nstreams: {open} open, {} in the ledger\n",
@@ -116,6 +123,9 @@ pub(crate) fn head(status: &Status) -> String {
     for note in &daemon.notes {
         out += &format!("note: {note}\n");
     }
+    if let Some(error) = &daemon.reload_error {
+        out += &format!("the last reload failed: {error}\n");
+    }
     out
 }
 
@@ -156,16 +166,24 @@ fn shares(status: &Status) -> Table {
         "share",
         "folder",
         "file system",
+        "mounted on",
         "device",
         "I/O",
         "writes by",
         "changes by others",
     ]);
     for share in &status.shares {
+        if share.is_absent {
+            let mut row = vec![share.name.clone(), share.path.clone()];
+            row.resize(8, String::from("-"));
+            table.row(row);
+            continue;
+        }
         table.row(vec![
             share.name.clone(),
             share.path.clone(),
             share.file_system.clone(),
+            share.mounted_on.clone(),
             share.device.clone(),
             String::from(if share.direct_io {
                 "direct"

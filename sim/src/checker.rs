@@ -380,6 +380,7 @@ impl Checker {
             | Event::Gone { .. }
             | Event::ForeignChange { .. }
             | Event::Unlinked { .. }
+            | Event::LetGo { .. }
             | Event::Stat { .. }
             | Event::Hint { .. }
             | Event::ForeignLoad { .. }

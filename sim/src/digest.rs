@@ -201,6 +201,7 @@ impl Digest {
             }
             Event::ForeignChange { key } => self.all([12, key.inode]),
             Event::Unlinked { key } => self.all([112, key.inode]),
+            Event::LetGo { key } => self.all([34, key.inode]),
             Event::Stat {
                 file,
                 size,

@@ -455,7 +455,7 @@ impl Machine for Naive {
                     }),
                 }
             }
-            Event::Unlinked { .. } => {}
+            Event::Unlinked { .. } | Event::LetGo { .. } => {}
             Event::ForeignChange { key } => {
                 self.changed(key);
                 for (file, facts) in &self.files {

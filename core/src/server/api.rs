@@ -362,6 +362,11 @@ pub enum Event {
         /// Which one.
         key: FileKey,
     },
+    /// What a file was opened on is to be closed: it goes with its last use, after its bytes, and is not kept for what is cached of it.
+    LetGo {
+        /// Which one.
+        key: FileKey,
+    },
     /// Answer to [`Action::Stat`].
     Stat {
         file: FileId,

@@ -402,6 +402,21 @@ impl Server {
         self.retry_waiting(id, actions);
     }
 
+    /// It has its name, and those who read it next.
+    pub(super) fn let_go_of(&mut self, key: FileKey, actions: &mut Actions) {
+        let Some(&id) = self.keys.get(&key) else {
+            return;
+        };
+        if let Some(file) = self.files.get_mut(&id) {
+            file.gone = true;
+            if file.use_count == 0 {
+                self.drop_blocks(id, 0, u64::MAX);
+                return self.forget_if_unused(id, actions);
+            }
+            self.hurry_loose(|_, other, _| other == id);
+        }
+    }
+
     pub(super) fn gone(&mut self, key: FileKey, actions: &mut Actions) {
         let Some(&id) = self.keys.get(&key) else {
             return;

@@ -93,6 +93,12 @@ impl Server {
             .is_some_and(|file| !file.writing.dirty.is_empty() || !file.writing.flights.is_empty())
     }
 
+    /// Bytes of it are to be written, or were and may still fail: what they are written on is also what tells of that.
+    pub fn is_unsettled(&self, id: FileId) -> bool {
+        let is_loose = |file: &File| file.writing.is_loose;
+        self.is_dirty(id) || self.files.get(&id).is_some_and(is_loose)
+    }
+
     /// What clients wrote.
     pub fn writes(&self) -> WriteRecord {
         WriteRecord {

@@ -165,6 +165,30 @@ fn it_is_found_out_at_once_when_the_device_fails_otherwise() {
 }
 
 #[test]
+fn a_file_that_is_let_go_of_goes_when_all_that_was_lost_is_on_the_device() {
+    let mut world = half_lost();
+    let key = world.server.files[&FILE].key;
+    world.step(Event::LetGo { key });
+    let sessions: Vec<SessionId> = world.clients.iter().map(|client| client.0).collect();
+    for session in sessions {
+        let handle = HANDLE;
+        world.step(Event::Closed { session, handle });
+    }
+    world.step(Event::LetGo { key });
+    world.step(Event::Timer);
+    world.end_sync();
+    assert_eq!(world.counts.syncs_failed, 1);
+    world.write_all_back();
+    // The driver says so until it is gone.
+    world.step(Event::LetGo { key });
+    world.wait(Duration::from_ms(500));
+    assert!(world.device == world.flat);
+    assert_eq!(world.held(), 0);
+    world.step(Event::LetGo { key });
+    assert!(!world.server.files.contains_key(&FILE));
+}
+
+#[test]
 fn newer_bytes_are_not_written_over_by_what_was_lost() {
     let mut world = half_lost();
     // In the middle of the head, and by direct I/O over all of the tail.

@@ -294,6 +294,7 @@ impl Server {
             }
             Event::ForeignChange { key } => self.foreign_change(key, actions),
             Event::Unlinked { key } => self.gone(key, actions),
+            Event::LetGo { key } => self.let_go_of(key, actions),
             Event::Stat {
                 file,
                 size,

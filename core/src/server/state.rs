@@ -121,7 +121,7 @@ pub(super) struct File {
     pub waiting: Vec<u32>,
     /// Handles, sequences and device requests that need it open.
     pub use_count: u32,
-    /// No name leads to it any more, or its key was taken over: forget it with its last use.
+    /// No name leads to it any more, its key was taken over, or it is let go of: forget it with its last use.
     pub gone: bool,
     /// How it may be written.
     pub way: WriteWay,

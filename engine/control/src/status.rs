@@ -60,6 +60,9 @@ pub struct DaemonStatus {
     pub expelled_session_count: u64,
     /// Files that a door named and that are not served (the door does its own I/O).
     pub plain_open_count: u64,
+    /// Why the last reload has changed nothing, a sentence; None: it has, or there was none.
+    #[serde(default)]
+    pub reload_error: Option<String>,
 }
 
 /// How long the event loop made others wait.
@@ -161,6 +164,15 @@ pub struct ShareStatus {
     pub device: String,
     /// Changes by others are noticed (fanotify).
     pub foreign_changes_noticed: bool,
+    /// The folder on which the file system that it lies on is mounted.
+    #[serde(default)]
+    pub mounted_on: String,
+    /// It is configured, and its folder is not there: nothing of it is served.
+    #[serde(default)]
+    pub is_absent: bool,
+    /// What is wrong with where it lies, a sentence: absent, or not on the disk that it should be on.
+    #[serde(default)]
+    pub trouble: Option<String>,
 }
 
 /// A device.

@@ -105,7 +105,7 @@ impl Daemon {
         paths.join(", ")
     }
 
-    fn device_name(&self, device: DeviceId) -> String {
+    pub(super) fn device_name(&self, device: DeviceId) -> String {
         self.devices.get(device).map_or_else(
             || format!("device {}", device.0),
             |known| known.name.clone(),
@@ -138,6 +138,7 @@ impl Daemon {
         if self.server.writes().unclaimed_count > 0 {
             notes.push(self.unclaimed_sentence());
         }
+        notes.extend(self.notes_of_left());
         if self.ring.facts().real_time_refused {
             notes.push(String::from(
                 "the kernel refused real-time I/O priority (CAP_SYS_NICE or CAP_SYS_ADMIN is missing): \
@@ -173,6 +174,7 @@ impl Daemon {
             refused_session_count: self.counts.refused,
             expelled_session_count: self.counts.expelled,
             plain_open_count: self.counts.plain,
+            reload_error: self.reload_error.clone(),
             // Memory and CPU time are the desk's to fill in.
             ..DaemonStatus::default()
         }
@@ -211,6 +213,13 @@ impl Daemon {
     }
 
     fn share_status(&self) -> Vec<ShareStatus> {
+        let absent = self.moves.absent().map(|(config, why)| ShareStatus {
+            name: config.name.clone(),
+            path: config.path.display().to_string(),
+            is_absent: true,
+            trouble: Some(why.to_owned()),
+            ..ShareStatus::default()
+        });
         self.shares
             .iter()
             .map(|served| {
@@ -225,8 +234,12 @@ impl Daemon {
                     device: self.device_name(served.device),
                     foreign_changes_noticed: self.changes.is_some()
                         && !served.share.unwatchable.load(Ordering::Relaxed),
+                    mounted_on: served.share.mount_point.display().to_string(),
+                    is_absent: false,
+                    trouble: served.trouble.clone(),
                 }
             })
+            .chain(absent)
             .collect()
     }
 
@@ -348,7 +361,7 @@ impl Daemon {
             known: self
                 .shares
                 .iter()
-                .map(|served| served.share.config.clone())
+                .map(|served| served.share.clone())
                 .collect(),
         };
         if self.workers.push(Urgency::Now, job).is_err() {
@@ -373,6 +386,7 @@ impl Daemon {
         tell_manager("READY=1");
         let answer = match outcome {
             Ok(notes) => {
+                self.reload_error = None;
                 for note in &notes {
                     tracing::info!("reload: {note}");
                 }
@@ -380,6 +394,7 @@ impl Daemon {
             }
             Err(error) => {
                 tracing::error!("reload: {error}");
+                self.reload_error = Some(error.clone());
                 Answer::Error { error }
             }
         };
@@ -396,20 +411,30 @@ impl Daemon {
         // Before the new shares, which are served as the new file says.
         let config = Arc::new(config);
         self.config = config.clone();
-        for opened in shares {
+        self.moves_only_of(&config);
+        for (share, opened) in shares {
             match opened {
-                Ok((share, calibration)) => {
+                Ok(opened) => {
+                    let now = self.share_is_at(*opened);
                     notes.push(format!(
-                        "share {:?} is served from now on",
-                        share.config.name
+                        "share {:?} is served from now on from {} ({})",
+                        now.config.name,
+                        now.mount_point.display(),
+                        now.file_system
                     ));
-                    let model = calibration.map(|calibration| calibration.model());
-                    self.add_share(share, model);
                 }
-                Err(error) => notes.push(error.to_string()),
+                Err(error) => {
+                    self.looked(share, Err(error));
+                }
             }
         }
         self.look_for_kept_soon();
+        notes.extend(self.moves.absent().map(|(_, why)| why.to_owned()));
+        let troubles = self
+            .shares
+            .iter()
+            .filter_map(|served| served.trouble.clone());
+        notes.extend(troubles);
         for served in &self.shares {
             let old = &served.share.config;
             match config.share(&old.name) {

@@ -65,16 +65,16 @@ impl Devices {
         share: &Share,
         calibrated: impl FnOnce(&DeviceFacts) -> Option<DeviceModel>,
     ) -> (DeviceId, bool) {
-        if let Some((id, _)) = self.by_st_dev.get(&share.st_dev) {
-            return (*id, false);
-        }
         let facts = facts_of(share);
         let name = match &facts {
             Some(facts) => facts.disk.clone(),
             None => format!("{}:{:x}", share.file_system, share.st_dev),
         };
         let offset = facts.as_ref().map_or(0, |facts| facts.partition_offset);
-        if let Some(known) = self.list.iter().find(|device| device.name == name) {
+        let size = |facts: &Option<DeviceFacts>| facts.as_ref().map(|facts| facts.disk_bytes);
+        let is_it = |known: &&Device| known.name == name && size(&known.facts) == size(&facts);
+        // (Of a disk that went and another that came in its place the name is the same, and st_dev.)
+        if let Some(known) = self.list.iter().find(is_it) {
             // Another partition of the same disk: one head, one queue.
             let id = known.id;
             self.by_st_dev.insert(share.st_dev, (id, offset));
@@ -114,7 +114,7 @@ impl Devices {
 }
 
 /// btrfs and the like have an `st_dev` of their own; their mount names the block device.
-fn facts_of(share: &Share) -> Option<DeviceFacts> {
+pub(crate) fn facts_of(share: &Share) -> Option<DeviceFacts> {
     if let Ok(facts) = device::facts(share.st_dev) {
         return Some(facts);
     }

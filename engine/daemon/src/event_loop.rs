@@ -18,6 +18,7 @@ use crate::jobs::{Done, Job};
 use crate::kept::KeptFile;
 use crate::lag::Lag;
 use crate::lanes::Lanes;
+use crate::moves::{Moves, trouble_of};
 use crate::reports::Reports;
 use crate::sessions::Sessions;
 use crate::share::{ServedShare, Share};
@@ -80,6 +81,7 @@ pub(crate) struct Daemon {
     pub(super) workers: Workers<Job, Done>,
     pub(super) changes: Option<ChangeWatch>,
     pub(super) shares: Vec<Arc<ServedShare>>,
+    pub(super) moves: Moves,
     pub(super) devices: Devices,
     pub(super) files: Files,
     pub(super) headers: Headers,
@@ -108,7 +110,7 @@ pub(crate) struct Daemon {
     pub(super) ring_look_at: Instant,
     /// What a former daemon left and cannot be written yet, by the number of the oldest write of each file.
     pub(super) kept: BTreeMap<u64, KeptFile>,
-    /// When it is looked for again.
+    /// When it is to be looked for again.
     pub(super) look_at: Instant,
     pub(super) is_looking: bool,
     pub(super) looks_at_end: bool,
@@ -144,6 +146,8 @@ pub(crate) struct Daemon {
     /// Who waits for the end of a reload.
     pub(super) reload_askers: Vec<SyncSender<Answer>>,
     pub(super) reloading: bool,
+    /// Why the last one has changed nothing.
+    pub(super) reload_error: Option<String>,
     pub(super) stopping: bool,
 }
 
@@ -188,6 +192,7 @@ impl Daemon {
             workers: parts.workers,
             changes: parts.changes,
             shares: Vec::new(),
+            moves: Moves::new(),
             devices: Devices::default(),
             files: Files::default(),
             headers: Headers::default(),
@@ -236,13 +241,14 @@ impl Daemon {
             said: HashSet::new(),
             reload_askers: Vec::new(),
             reloading: false,
+            reload_error: None,
             stopping: false,
         }
     }
 
-    /// Serve a share from now on.
-    pub(crate) fn add_share(&mut self, share: Share, model: Option<DeviceModel>) {
-        let (device, new) = self.devices.add(&share, |_| model);
+    /// The device of a share; one that is new is told the core and the log.
+    pub(super) fn device_of(&mut self, share: &Share, model: Option<DeviceModel>) -> DeviceId {
+        let (device, new) = self.devices.add(share, |_| model);
         if new && let Some(known) = self.devices.get(device) {
             tracing::info!(
                 "device {}: {}, positioning {}, {} MB/s",
@@ -264,6 +270,13 @@ impl Daemon {
             let model = known.model;
             self.feed(Event::DeviceAdded { device, model });
         }
+        device
+    }
+
+    /// Serve a share from now on.
+    pub(crate) fn add_share(&mut self, share: Share, model: Option<DeviceModel>) -> Arc<Share> {
+        let device = self.device_of(&share, model);
+        self.share_is_there(&share.config.name);
         if !share.direct_io {
             let note = format!(
                 "share {:?} ({}) lies on {}, which has no direct I/O: it is served buffered",
@@ -287,7 +300,27 @@ impl Daemon {
             share.config.name,
             way.name()
         );
+        let name = self.device_name(device);
+        let home = (share.mount_point.clone(), name.clone());
+        let (trouble, home) = trouble_of(&share, &name, &home);
+        if let Some(trouble) = &trouble {
+            tracing::warn!("{trouble}");
+        }
         let share = Arc::new(share);
+        self.warm(&share);
+        self.shares.push(Arc::new(ServedShare {
+            share: share.clone(),
+            device,
+            trouble,
+            is_nowhere: false,
+            home,
+        }));
+        self.look_for_kept_soon();
+        share
+    }
+
+    /// Get to know what is in it while nobody reads.
+    pub(super) fn warm(&self, share: &Arc<Share>) {
         if self.config.warm_metadata
             && let Err(error) = warm::start(
                 share.clone(),
@@ -300,7 +333,6 @@ impl Daemon {
                 share.config.name
             );
         }
-        self.shares.push(Arc::new(ServedShare { share, device }));
     }
 
     /// Let doors in from now on.
@@ -397,6 +429,7 @@ impl Daemon {
         if start >= self.sample_at {
             self.sample_at = start + foreign::SAMPLE;
             self.sample_foreign();
+            self.look_at_mounts(start);
         }
         self.look_for_ring(start);
         self.give_left_back(start);
@@ -746,7 +779,7 @@ impl Daemon {
             .min(self.wants.next())
             .min(self.ring_look_at)
             .min(self.give_back_at)
-            .min(self.look_at)
+            .min(self.next_look())
             .min(self.drain_end)
             .min(self.sessions.next_leave());
         self.due = at.max(now);

@@ -106,7 +106,8 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// The number of a file just opened: the one it has, or a new one. True when it is new.
+    /// The number of a file just opened: the one it has, or a new one. True when it had been opened through another mount: what
+    /// is done to it from now on goes through this one.
     pub(crate) fn adopt(
         &mut self,
         key: FileKey,
@@ -123,8 +124,12 @@ impl Files {
             if file.path != path {
                 file.path = path.to_string();
             }
+            let has_moved = file.share.mount != share.mount;
+            if has_moved {
+                file.fd = fd;
+            }
             file.share = share.clone();
-            return (*id, false);
+            return (*id, has_moved);
         }
         let id = self.unused();
         self.generation += 1;
@@ -140,7 +145,7 @@ impl Files {
         };
         self.by_id.insert(id, file);
         self.by_key.insert(key, id);
-        (id, true)
+        (id, false)
     }
 
     pub(crate) fn get(&self, id: FileId) -> Option<&File> {
@@ -223,15 +228,14 @@ mod tests {
             inode: 2,
         };
         let mut files = Files::default();
-        let (id, new) = files.adopt(key, fd(), 5, &share, "a");
-        assert!(new);
+        let (id, _) = files.adopt(key, fd(), 5, &share, "a");
         assert_eq!(files.adopt(key, fd(), 6, &share, "b"), (id, false));
         let file = files.get(id).unwrap();
         assert_eq!((file.size, file.path.as_str()), (6, "b"));
         let generation = file.generation;
         files.forget(id).unwrap();
-        let (other, new) = files.adopt(key, fd(), 7, &share, "a");
-        assert!(new && other != id);
+        let (other, _) = files.adopt(key, fd(), 7, &share, "a");
+        assert!(other != id);
         assert!(files.same_mut(id, generation).is_none());
         assert_eq!(files.keys(), [key]);
     }

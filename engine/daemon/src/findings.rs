@@ -30,8 +30,14 @@ impl Daemon {
                     handle,
                     opening,
                     path,
+                    moved,
                     result,
-                } => self.opened(session, handle, opening, &path, result),
+                } => {
+                    if let Some(moved) = moved {
+                        self.share_is_at(*moved);
+                    }
+                    self.opened(session, handle, opening, &path, result);
+                }
                 Done::Chore {
                     file,
                     generation,
@@ -78,8 +84,10 @@ impl Daemon {
                     pool,
                     path,
                     share,
+                    moved,
                     result,
                 } => {
+                    let share = moved.map_or(share, |moved| self.share_is_at(*moved));
                     let facts = result.map(|found| self.adopt(found, &share, &path, None));
                     self.feed(Event::PoolFileOpened { pool, path, facts });
                 }
@@ -106,6 +114,7 @@ impl Daemon {
                     }
                 }
                 Done::GaveBack(attempts) => self.given_back(attempts),
+                Done::Looked { share, result } => self.looked(share, result),
                 Done::Reloaded(result) => self.reloaded(result),
             }
         }
@@ -135,7 +144,8 @@ impl Daemon {
         };
         // Of a stripe no object has a header that could be read on from its start.
         let may_have_header = part.is_whole() && is_container(path);
-        let share = seat.share.share.clone();
+        let served = seat.share.clone();
+        let share = served.share.clone();
         let mut probe = None;
         let facts = match result {
             Ok(found) => {
@@ -152,6 +162,9 @@ impl Daemon {
                 Ok(facts)
             }
             Err(unserved) => {
+                if matches!(unserved, Unserved::OtherMount(_)) {
+                    self.look_after_stranger(&served, clock::now());
+                }
                 self.counts.plain += 1;
                 let what = format!(
                     "share {:?}: a file is not served, its client does plain I/O: {unserved}",
@@ -236,8 +249,8 @@ impl Daemon {
         }
         let (device, offset) = self.place(status.key.device, share);
         let fd = found.file.fd;
-        let (file, _) = self.files.adopt(status.key, fd, status.size.0, share, path);
-        let way = self.may_be_written(file, found.looked);
+        let (file, has_moved) = self.files.adopt(status.key, fd, status.size.0, share, path);
+        let way = self.may_be_written(file, found.looked, has_moved);
         self.watch(file);
         if status.link_count == 0 {
             // Nobody will tell of the loss of its last name any more. (Once the core knows it.)
@@ -265,7 +278,7 @@ impl Daemon {
     ///
     /// A file that has no place among the facts is left to its clients: what is acknowledged must be known to all doors. (What a former
     /// daemon left of a file has its place: that is never given away before its last byte is written.)
-    fn may_be_written(&mut self, id: FileId, looked: Looked) -> Option<WriteWay> {
+    fn may_be_written(&mut self, id: FileId, looked: Looked, has_moved: bool) -> Option<WriteWay> {
         let key = self.files.get(id)?.key;
         let is_written = matches!(looked, Looked::Writable(_));
         let keeps = |lanes: &mut Lanes| lanes.facts.keep(key.device, key.inode);
@@ -285,8 +298,14 @@ impl Daemon {
         match (&mut file.written, written) {
             (Some(known), (opened, durable)) => {
                 known.durable.writer = durable.writer;
-                if known.file.is_err() {
-                    known.file = opened;
+                match opened {
+                    opened if known.file.is_err() => known.file = opened,
+                    Ok(opened) if has_moved => {
+                        let generation = file.generation;
+                        self.write_through_other(id, generation, opened);
+                    }
+                    // (What can be written is not given up for what cannot.)
+                    Ok(_) | Err(_) => {}
                 }
             }
             (known @ None, (opened, durable)) => {

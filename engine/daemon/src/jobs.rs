@@ -6,14 +6,15 @@ use crate::config::{Config, ConfigError, ShareConfig};
 use crate::error::ServeError;
 use crate::files::{Chore, Durable, TIME_IS_SET};
 use crate::kept::{FoundAgain, Missed, Terms, find_again};
+use crate::mounts::{MountTable, same_file_system_elsewhere};
 use crate::reserved::{Attempts, give_back};
-use crate::share::{Share, same_file_system_elsewhere};
+use crate::share::{Place, Share, place_of};
 use rushes_core::format::lane::FileRecord;
 use rushes_core::server::{Errno, Extent, FileKey, PAGE_BYTES, RateHint, RateSource};
 use rushes_core::units::{DeviceId, FileId, HandleId, PoolNumber, SessionId};
 use rushes_shm::Writer;
 use rushes_sys::extents;
-use rushes_sys::file::{self, FileStatus, PrivateFile, Unserved};
+use rushes_sys::file::{self, FileStatus, MountId, PrivateFile, Unserved};
 use rushes_sys::space::{self, WriteFile};
 use rushes_sys::watch::handle_of;
 use std::collections::BTreeMap;
@@ -45,6 +46,8 @@ pub(crate) enum Job {
         /// Tells this opening from a later one under the same handle.
         opening: u64,
         share: Arc<Share>,
+        /// Where calibrations are kept, should the share lie elsewhere by now.
+        config: Arc<Config>,
         /// Below the share's root.
         path: String,
         fd: OwnedFd,
@@ -100,6 +103,7 @@ pub(crate) enum Job {
         path: String,
         /// The one that the door says it lies in.
         share: Arc<Share>,
+        config: Arc<Config>,
         fd: OwnedFd,
         /// Process of the door.
         pid: i32,
@@ -126,10 +130,17 @@ pub(crate) enum Job {
         shares: Vec<Arc<Share>>,
         left: Vec<(u32, FileRecord)>,
     },
-    /// Read the configuration again, and open shares that are new in it.
+    /// Does its path still lead there?
+    Look {
+        share: ShareConfig,
+        config: Arc<Config>,
+        /// None: it led nowhere.
+        known: Option<Place>,
+    },
+    /// Read the configuration again, and open shares that are new in it, or lie elsewhere by now.
     Reload {
         file: PathBuf,
-        known: Vec<ShareConfig>,
+        known: Vec<Arc<Share>>,
     },
 }
 
@@ -140,6 +151,8 @@ pub(crate) enum Done {
         handle: HandleId,
         opening: u64,
         path: String,
+        /// The share was found to lie elsewhere, where this file is.
+        moved: Option<OpenedShare>,
         result: Result<Found, Unserved>,
     },
     Chore {
@@ -181,6 +194,7 @@ pub(crate) enum Done {
         pool: PoolNumber,
         path: String,
         share: Arc<Share>,
+        moved: Option<OpenedShare>,
         result: Result<Found, Errno>,
     },
     Stat {
@@ -200,6 +214,11 @@ pub(crate) enum Done {
         hint: Option<RateHint>,
     },
     GaveBack(Attempts),
+    /// None: it leads where it did.
+    Looked {
+        share: ShareConfig,
+        result: Result<Option<OpenedShare>, ServeError>,
+    },
     Reloaded(Result<Box<Reloaded>, ConfigError>),
 }
 
@@ -222,11 +241,14 @@ pub(crate) struct Found {
     pub(crate) extents: Vec<Extent>,
 }
 
+/// A share just opened, and what is known of its device.
+pub(crate) type OpenedShare = Box<(Share, Option<Calibration>)>;
+
 /// A configuration read again.
 pub(crate) struct Reloaded {
     pub(crate) config: Config,
-    /// Shares that were not there before, opened.
-    pub(crate) shares: Vec<Result<(Share, Option<Calibration>), ServeError>>,
+    /// Shares that were not there before, or lie elsewhere by now, opened.
+    pub(crate) shares: Vec<(ShareConfig, Result<OpenedShare, ServeError>)>,
 }
 
 /// Do it. May wait for disks, as long as they like.
@@ -237,23 +259,28 @@ pub(crate) fn work(job: Job) -> Done {
             handle,
             opening,
             share,
+            config,
             path,
             fd,
             pid,
             writer,
-        } => Done::Opened {
-            session,
-            handle,
-            opening,
-            path,
-            result: reopen(&share, &fd, pid).and_then(|file| {
-                let looked = writer.map_or(Looked::Not, |writer| writable(&fd, &file, writer));
-                Ok(Found {
-                    looked,
-                    ..found(file)?
-                })
-            }),
-        },
+        } => {
+            let (result, moved) = reopen(&share, &config, &fd, pid);
+            Done::Opened {
+                session,
+                handle,
+                opening,
+                path,
+                moved,
+                result: result.and_then(|file| {
+                    let looked = writer.map_or(Looked::Not, |writer| writable(&fd, &file, writer));
+                    Ok(Found {
+                        looked,
+                        ..found(file)?
+                    })
+                }),
+            }
+        }
         Job::Chore {
             file,
             generation,
@@ -332,14 +359,17 @@ pub(crate) fn work(job: Job) -> Done {
             pool,
             path,
             share,
+            config,
             fd,
             pid,
         } => {
-            let result = reopen(&share, &fd, pid).and_then(found);
+            let (result, moved) = reopen(&share, &config, &fd, pid);
+            let result = result.and_then(found);
             Done::PoolFile {
                 pool,
                 path,
                 share,
+                moved,
                 result: result.map_err(|unserved| unserved.errno()),
             }
         }
@@ -376,11 +406,50 @@ pub(crate) fn work(job: Job) -> Done {
             }
         }
         Job::GiveBack { shares, left } => Done::GaveBack(give_back(&shares, &left)),
+        Job::Look {
+            share,
+            config,
+            known,
+        } => {
+            let result = look(&share, &config, known);
+            Done::Looked { share, result }
+        }
         Job::Reload { file, known } => Done::Reloaded(reload(&file, &known).map(Box::new)),
     }
 }
 
-fn reopen(share: &Share, fd: &OwnedFd, pid: i32) -> Result<PrivateFile, Unserved> {
+/// Vet a client's descriptor. Also the share as it is now, if that has come to lie on another mount, and the file is there.
+fn reopen(
+    share: &Share,
+    config: &Config,
+    fd: &OwnedFd,
+    pid: i32,
+) -> (Result<PrivateFile, Unserved>, Option<OpenedShare>) {
+    let vetted = if share.is_left() {
+        // Its mount's number may be another one's by now.
+        file::reopen_vetted(fd, &[])
+    } else {
+        reopen_in(share, fd, pid)
+    };
+    let Err(Unserved::OtherMount(theirs)) = vetted else {
+        return (vetted, None);
+    };
+    let refused = Err(Unserved::OtherMount(theirs));
+    // The table alone is looked at: what hangs there is not touched before the file is known to be of the share.
+    let now = MountTable::read()
+        .ok()
+        .and_then(|table| table.over(&share.real));
+    let is_there = |now: MountId| now == theirs || same_file_system_elsewhere(pid, theirs, now);
+    if !now.is_some_and(|now| (now != share.mount || share.is_left()) && is_there(now)) {
+        return (refused, None);
+    }
+    match open_share(&share.config, config) {
+        Ok(moved) => (reopen_in(&moved.0, fd, pid), Some(moved)),
+        Err(_) => (refused, None),
+    }
+}
+
+fn reopen_in(share: &Share, fd: &OwnedFd, pid: i32) -> Result<PrivateFile, Unserved> {
     match file::reopen_vetted(fd, &[share.mount]) {
         Err(Unserved::OtherMount(theirs))
             if same_file_system_elsewhere(pid, theirs, share.mount) =>
@@ -389,6 +458,23 @@ fn reopen(share: &Share, fd: &OwnedFd, pid: i32) -> Result<PrivateFile, Unserved
         }
         other => other,
     }
+}
+
+fn open_share(share: &ShareConfig, config: &Config) -> Result<OpenedShare, ServeError> {
+    let opened = Share::open(share)?;
+    Ok(Box::new((
+        opened,
+        calibration_for(&config.state_dir, share),
+    )))
+}
+
+fn look(
+    share: &ShareConfig,
+    config: &Config,
+    known: Option<Place>,
+) -> Result<Option<OpenedShare>, ServeError> {
+    let is_same = known.is_some() && place_of(&share.path).ok() == known;
+    (!is_same).then(|| open_share(share, config)).transpose()
 }
 
 /// Large reservations of one file system are made one by one: those made at once take turns at the same free space, and get a
@@ -531,20 +617,25 @@ pub(crate) fn calibration_for(state_dir: &Path, share: &ShareConfig) -> Option<C
     })
 }
 
-fn reload(file: &Path, known: &[ShareConfig]) -> Result<Reloaded, ConfigError> {
+fn reload(file: &Path, known: &[Arc<Share>]) -> Result<Reloaded, ConfigError> {
     let config = Config::load(file)?;
-    let shares = config
-        .shares
-        .iter()
-        .filter(|share| {
-            !known
-                .iter()
-                .any(|k| k.name.eq_ignore_ascii_case(&share.name))
-        })
-        .map(|share| {
-            let opened = Share::open(share)?;
-            Ok((opened, calibration_for(&config.state_dir, share)))
-        })
-        .collect();
+    let table = MountTable::read().ok();
+    // By the table alone: a share that hangs keeps nobody from reloading.
+    let is_as_it_was = |known: &Share| {
+        let now = table.as_ref().and_then(|table| table.over(&known.real));
+        now.is_none_or(|now| now == known.mount && !known.is_left())
+    };
+    let mut shares = Vec::new();
+    for share in &config.shares {
+        let mut all = known.iter();
+        let served = all.find(|k| k.config.name.eq_ignore_ascii_case(&share.name));
+        let result = match served {
+            Some(served) if is_as_it_was(served) => continue,
+            // (Another path is taken at the next start.)
+            Some(served) => open_share(&served.config, &config),
+            None => open_share(share, &config),
+        };
+        shares.push((share.clone(), result));
+    }
     Ok(Reloaded { config, shares })
 }

@@ -81,7 +81,7 @@ pub(crate) struct FoundAgain {
 
 /// How files are looked for.
 pub(crate) struct Terms {
-    /// One that cannot be opened for writing is none: there are no readers.
+    /// Nobody is served: one that cannot be opened for writing is none.
     needs_writing: bool,
     /// So many at most.
     most: u64,
@@ -174,12 +174,14 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
 struct FileSystems(Vec<([u8; 16], OwnedFd, Arc<Share>)>);
 
 impl FileSystems {
-    /// Those of shares as they were opened, and of what is mounted at their folders now. Waits for them.
-    fn of(shares: &[Arc<Share>]) -> FileSystems {
+    /// Those on which shares lie now. (Who only recovers does not look where they have come to lie, and goes by their paths, too.) Waits
+    /// for them.
+    fn of(shares: &[Arc<Share>], goes_by_path: bool) -> FileSystems {
         let mut known: Vec<([u8; 16], OwnedFd, Arc<Share>)> = Vec::new();
         for share in shares {
-            let now = std::fs::File::open(&share.config.path).map(OwnedFd::from);
-            for root in [share.readable_root(), now].into_iter().flatten() {
+            let by_path = || std::fs::File::open(&share.config.path).map(OwnedFd::from);
+            let root = [Some(share.readable_root()), goes_by_path.then(by_path)];
+            for root in root.into_iter().flatten().flatten() {
                 match space::file_system_id(&root) {
                     Ok(id) if known.iter().all(|(other, ..)| *other != id) => {
                         known.push((id, root, share.clone()));
@@ -271,7 +273,7 @@ pub(crate) fn find_again(
     wanted: &[(u64, FileRecord)],
     terms: &Terms,
 ) -> Vec<(u64, Result<FoundAgain, Missed>)> {
-    let systems = FileSystems::of(shares);
+    let systems = FileSystems::of(shares, terms.needs_writing);
     let mut left = terms.most;
     let mut look = |record: &FileRecord| {
         if left == 0 {
@@ -365,15 +367,25 @@ impl Daemon {
         }
     }
 
-    /// What kept us from something may be over.
+    /// What kept us from something may be over. (While it is looked for: once more, when that is done.)
     pub(super) fn look_for_kept_soon(&mut self) {
         self.look_at = Instant::ZERO;
     }
 
-    pub(super) fn found_again(&mut self, found: Vec<(u64, Result<FoundAgain, Missed>)>) {
+    /// When there is something to do about it.
+    pub(super) fn next_look(&self) -> Instant {
+        match self.is_looking {
+            true => Instant::NEVER,
+            false => self.look_at,
+        }
+    }
+
+    pub(super) fn found_again(&mut self, mut found: Vec<(u64, Result<FoundAgain, Missed>)>) {
         self.is_looking = false;
+        // Those of a share that has moved meanwhile are looked for where it lies now: nobody would let go of them.
+        found.retain(|(_, result)| !matches!(result, Ok(again) if again.share.is_left()));
         self.looks_at_end |= self.take_found(found);
-        self.look_at = clock::now() + LOOK_AGAIN;
+        self.look_at = self.look_at.min(clock::now() + LOOK_AGAIN);
     }
 
     /// Once more before we go, and again as long as that finds something. True: it goes on.

@@ -23,6 +23,8 @@ mod lag;
 mod lanes;
 pub mod lanes_left;
 mod metrics;
+mod mounts;
+mod moves;
 mod process;
 mod recovery;
 mod reports;

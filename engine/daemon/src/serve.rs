@@ -3,7 +3,7 @@
 
 use crate::answers::tell_manager;
 use crate::calibrate::Calibration;
-use crate::config::{Config, group_id};
+use crate::config::{Config, ShareConfig, group_id};
 use crate::desk::{Addresses, Desk};
 use crate::error::ServeError;
 use crate::event_loop::{Daemon, Parts};
@@ -84,7 +84,6 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
         .iter()
         .any(|warning| matches!(warning, SegmentWarning::NotLocked(_)));
     let mut notes: Vec<String> = warnings.iter().map(|w| w.to_string()).collect();
-    notes.extend(absent);
     let segment = Arc::new(segment);
     let workers = Workers::start(work).map_err(system("start the workers"))?;
     let signals = Signals::catch().map_err(system("catch signals"))?;
@@ -151,6 +150,9 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
     });
     for (share, calibration) in shares {
         daemon.add_share(share, calibration.map(|calibration| calibration.model()));
+    }
+    for (share, error) in absent {
+        daemon.share_is_absent(share, &error);
     }
     daemon.recover()?;
     if !only_recovers {
@@ -248,29 +250,24 @@ fn system(operation: &'static str) -> impl FnOnce(std::io::Error) -> ServeError 
 
 /// Shares with what is known of their disks.
 type Opened = Vec<(Share, Option<Calibration>)>;
+type Absent = Vec<(ShareConfig, ServeError)>;
 
-/// Those that are there, and a sentence on each of the others: a disk that may never come back is not waited for by those on the other disks, nor
+/// Those that are there, and the others, each with what was said: a disk that may never come back is not waited for by those on the other disks, nor
 /// by what a former daemon has left for them.
 ///
 /// Errors   none is there
-fn open_shares(config: &Config) -> Result<(Opened, Vec<String>), ServeError> {
+fn open_shares(config: &Config) -> Result<(Opened, Absent), ServeError> {
     let (mut opened, mut absent) = (Vec::new(), Vec::new());
-    let mut first = None;
     for share in &config.shares {
         match Share::open(share) {
             Ok(found) => opened.push((found, calibration_for(&config.state_dir, share))),
-            Err(error) => {
-                absent.push(format!(
-                    "{error}; then reload the daemon: until then it serves the other shares"
-                ));
-                first.get_or_insert(error);
-            }
+            Err(error) => absent.push((share.clone(), error)),
         }
     }
-    match first {
-        Some(error) if opened.is_empty() => Err(error),
-        _ => Ok((opened, absent)),
+    if opened.is_empty() && !absent.is_empty() {
+        return Err(absent.swap_remove(0).1);
     }
+    Ok((opened, absent))
 }
 
 #[cfg(test)]

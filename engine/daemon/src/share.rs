@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A share's folder, held open, and what lies below it.
 //!
-//! The folder is opened once, at start; everything below is then reached from this descriptor, so
-//! that renaming or mounting over the path later changes nothing unseen.
+//! The folder is opened once; everything below is then reached from this descriptor, so that renaming or mounting over
+//! the path later changes nothing unseen. When the path leads to another mount, the share is opened anew, as another
+//! [`Share`] (see moves.rs): nothing of the former one is used for it.
 
 use crate::config::ShareConfig;
 use crate::error::ServeError;
+use crate::mounts::{MountTable, lacks_mount};
 use rushes_core::server::FileKey;
 use rushes_core::units::DeviceId;
 use rushes_sys::file::{self, MountId};
@@ -14,8 +16,8 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, open, openat2, statat};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// File systems that answer O_DIRECT with the page cache, or not at all: their bytes are in memory.
 const MEMORY_FILE_SYSTEMS: &[&str] = &["tmpfs", "ramfs", "hugetlbfs"];
@@ -26,20 +28,55 @@ pub(crate) struct Share {
     pub(crate) config: ShareConfig,
     /// The same folder without symlinks.
     pub(crate) real: PathBuf,
-    /// O_PATH.
-    root: OwnedFd,
+    /// None: let go of.
+    held: Mutex<Option<Held>>,
     pub(crate) mount: MountId,
     /// `st_dev` of the folder.
     pub(crate) st_dev: u64,
+    inode: u64,
+    /// The folder on which that mount lies; empty when the kernel's table does not say.
+    pub(crate) mount_point: PathBuf,
+    /// The folder on which another file system is to be mounted, as /etc/fstab has it, and is not.
+    pub(crate) lacks: Option<PathBuf>,
     /// Kind, as the kernel calls it.
     pub(crate) file_system: String,
     pub(crate) direct_io: bool,
     /// As found by trying when it was opened.
     pub(crate) reserves: Reserves,
-    /// A file without a name and without bytes: to sync it is to have the drive bring what it has in its memory to the medium.
-    pub(crate) flush_with: Option<Arc<OwnedFd>>,
     /// Set when the file system turns out not to let its files be watched.
     pub(crate) unwatchable: AtomicBool,
+    /// The path leads elsewhere by now.
+    is_left: AtomicBool,
+}
+
+/// What keeps a share's mount in use beside its files.
+#[derive(Clone, Debug)]
+struct Held {
+    /// O_PATH.
+    root: Arc<OwnedFd>,
+    /// A file without a name and without bytes: to sync it is to have the drive bring what it has in its memory to the medium.
+    flush_with: Option<Arc<OwnedFd>>,
+}
+
+/// Which folder a path leads to, and by which mount.
+///
+/// Numbers of mounts and inodes are used again: it means the same folder only while that is held open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    mount: MountId,
+    st_dev: u64,
+    inode: u64,
+}
+
+/// Where a path leads now. Waits for its file system.
+pub(crate) fn place_of(path: &Path) -> io::Result<Place> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let status = file::status(open(path, flags, Mode::empty())?)?;
+    Ok(Place {
+        mount: status.mount,
+        st_dev: status.key.device,
+        inode: status.key.inode,
+    })
 }
 
 /// How what clients write to a share gets to its disk. Each file may still go the second way: see `space::NotOurs`.
@@ -65,10 +102,16 @@ impl Way {
 }
 
 /// A share and the device it lies on.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ServedShare {
-    pub(crate) share: std::sync::Arc<Share>,
+    pub(crate) share: Arc<Share>,
     pub(crate) device: DeviceId,
+    /// A sentence, when it does not lie where it should.
+    pub(crate) trouble: Option<String>,
+    /// Its path leads to no folder.
+    pub(crate) is_nowhere: bool,
+    /// Where it is at home: on the mount of the deepest folder, of those on which it has lain. And that one's device, by name.
+    pub(crate) home: (PathBuf, String),
 }
 
 impl Share {
@@ -82,31 +125,77 @@ impl Share {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = open(&config.path, flags, Mode::empty()).map_err(|e| fail(e.into()))?;
         let status = file::status(&root).map_err(fail)?;
-        let file_system = file_system_of(status.mount).unwrap_or_else(|| String::from("unknown"));
+        let table = MountTable::read().map_err(fail)?;
+        let file_system = table
+            .file_system(status.mount)
+            .unwrap_or_else(|| String::from("unknown"));
+        let mount_point = table.point(status.mount).unwrap_or_default();
+        let real = config
+            .path
+            .canonicalize()
+            .unwrap_or_else(|_| config.path.clone());
         let direct_io = !MEMORY_FILE_SYSTEMS.contains(&file_system.as_str()) && takes_direct(&root);
         let mut share = Share {
             config: config.clone(),
-            real: config
-                .path
-                .canonicalize()
-                .unwrap_or_else(|_| config.path.clone()),
-            root,
+            lacks: lacks_mount(&real, &mount_point),
+            real,
+            held: Mutex::new(Some(Held {
+                root: Arc::new(root),
+                flush_with: None,
+            })),
             mount: status.mount,
             st_dev: status.key.device,
+            inode: status.key.inode,
+            mount_point,
             file_system,
             direct_io,
             reserves: Reserves::Never("it has no direct I/O"),
-            flush_with: None,
             unwatchable: AtomicBool::new(false),
+            is_left: AtomicBool::new(false),
         };
         if direct_io {
             let root = share.readable_root().map_err(fail)?;
             share.reserves = Reserves::of(&root);
-            if share.reserves == Reserves::Extents {
-                share.flush_with = space::unnamed(&root).ok().map(Arc::new);
+            let is_to_flush = share.reserves == Reserves::Extents;
+            if let Some(held) = share.held().as_mut().filter(|_| is_to_flush) {
+                held.flush_with = space::unnamed(&root).ok().map(Arc::new);
             }
         }
         Ok(share)
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<Held>> {
+        // Nothing in it is changed in two steps.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Errors   ESTALE: it was let go of
+    fn root(&self) -> io::Result<Arc<OwnedFd>> {
+        let root = self.held().as_ref().map(|held| held.root.clone());
+        root.ok_or_else(|| rustix::io::Errno::STALE.into())
+    }
+
+    /// What to sync for the drive to write out what it has in its memory.
+    pub(crate) fn flush_with(&self) -> Option<Arc<OwnedFd>> {
+        self.held().as_ref()?.flush_with.clone()
+    }
+
+    /// Its path leads elsewhere: what is open of it is closed when it is not needed any more, and nothing is opened.
+    pub(crate) fn let_go(&self) {
+        self.is_left.store(true, Ordering::Relaxed);
+        *self.held() = None;
+    }
+
+    pub(crate) fn is_left(&self) -> bool {
+        self.is_left.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        Place {
+            mount: self.mount,
+            st_dev: self.st_dev,
+            inode: self.inode,
+        }
     }
 
     /// How what clients write gets to its disk, and why so.
@@ -119,14 +208,16 @@ impl Share {
                 format!("{file_system} reserves blocks before bytes (fallocate)"),
             ),
             Reserves::Never(why) => (Way::Through, format!("{file_system}: {why}")),
-            Reserves::Untried(why) => (Way::Unknown, format!("it could not be tried: {why}")),
+            Reserves::Full(why) | Reserves::Untried(why) => {
+                (Way::Unknown, format!("it could not be tried: {why}"))
+            }
         }
     }
 
     /// The folder itself, for reading its names.
     pub(crate) fn readable_root(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(rustix::fs::openat(&self.root, ".", flags, Mode::empty())?)
+        Ok(rustix::fs::openat(self.root()?, ".", flags, Mode::empty())?)
     }
 
     /// The folder of the file that was opened as `path`, if that is still the file `key`.
@@ -146,7 +237,7 @@ impl Share {
             | ResolveFlags::NO_MAGICLINKS
             | ResolveFlags::NO_XDEV;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = openat2(&self.root, parent, flags, Mode::empty(), resolve)?;
+        let folder = openat2(self.root()?, parent, flags, Mode::empty(), resolve)?;
         let found = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
         if found.st_dev != key.device || found.st_ino != key.inode {
             return Err(rustix::io::Errno::STALE.into());
@@ -167,63 +258,9 @@ fn takes_direct(root: &OwnedFd) -> bool {
     }
 }
 
-/// Kind of the file system behind a mount of our namespace.
-pub(crate) fn file_system_of(mount: MountId) -> Option<String> {
-    let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let line = mount_line(&table, mount)?;
-    let (_, tail) = line.split_once(" - ")?;
-    tail.split(' ').next().map(str::to_owned)
-}
-
-/// `major:minor` of a mount, from a mountinfo table.
-fn mount_device(table: &str, mount: MountId) -> Option<&str> {
-    mount_line(table, mount)?.split(' ').nth(2)
-}
-
-fn mount_line(table: &str, mount: MountId) -> Option<&str> {
-    table
-        .lines()
-        .find(|line| line.split(' ').next().and_then(|id| id.parse().ok()) == Some(mount.0))
-}
-
-/// Whether mount `theirs` of process `pid`, which lives in another mount namespace than we, is the
-/// same file system as our mount `ours`.
-///
-/// A service manager may give either side a mount namespace of its own, in which the same mounts
-/// have other numbers. Only the tables in /proc are read; the file system is not touched.
-pub(crate) fn same_file_system_elsewhere(pid: i32, theirs: MountId, ours: MountId) -> bool {
-    let namespace = |who: &str| std::fs::read_link(format!("/proc/{who}/ns/mnt")).ok();
-    let peer = pid.to_string();
-    let (Some(our_space), Some(their_space)) = (namespace("self"), namespace(&peer)) else {
-        return false;
-    };
-    if our_space == their_space {
-        return false;
-    }
-    let table = |who: &str| std::fs::read_to_string(format!("/proc/{who}/mountinfo")).ok();
-    let (Some(our_table), Some(their_table)) = (table("self"), table(&peer)) else {
-        return false;
-    };
-    match (
-        mount_device(&our_table, ours),
-        mount_device(&their_table, theirs),
-    ) {
-        (Some(ours), Some(theirs)) => ours == theirs,
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_mount_line_tells_kind_and_device() {
-        let table = "24 1 254:0 / / rw shared:1 - ext4 /dev/vda rw\n\
-                     240 24 0:45 / /m rw - tmpfs tmpfs rw\n";
-        assert_eq!(mount_device(table, MountId(240)), Some("0:45"));
-        assert_eq!(mount_device(table, MountId(4)), None);
-    }
 
     #[test]
     fn a_folder_is_found_only_while_the_file_keeps_its_name() {
@@ -251,62 +288,6 @@ mod tests {
         assert!(share.folder_of("a/b/1.dpx", key).is_err());
         assert!(share.folder_of("a/b/2.dpx", key).is_ok());
         std::fs::remove_dir_all(path).unwrap();
-    }
-
-    /// Say aloud that a test is skipped, and why; it then returns.
-    ///
-    /// Panics   when `RUSHES_TEST_ALL` is 1: under `make test` everything runs
-    fn skip(sentence: &str) {
-        assert!(
-            std::env::var_os("RUSHES_TEST_ALL").is_none_or(|value| value != "1"),
-            "{sentence}; it may not be skipped under RUSHES_TEST_ALL=1"
-        );
-        eprintln!("SKIPPED: {sentence}");
-    }
-
-    /// `unshare -m` gives a process the same mounts under other numbers.
-    #[test]
-    fn a_mount_is_known_again_in_another_namespace() {
-        let spawned = std::process::Command::new("unshare")
-            .args(["-m", "sleep", "20"])
-            .spawn();
-        let Ok(mut child) = spawned else {
-            skip("no unshare(1)");
-            return;
-        };
-        let pid = i32::try_from(child.id()).unwrap();
-        let ours = file::mount_of(Path::new("/")).unwrap();
-        let own = std::fs::read_link("/proc/self/ns/mnt").unwrap();
-        let mut table = String::new();
-        for _ in 0..500 {
-            let theirs = std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
-            if theirs.is_some_and(|theirs| theirs != own) {
-                table = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        let mount_at = |point: &str| {
-            let line = table.lines().find(|l| l.split(' ').nth(4) == Some(point))?;
-            Some(MountId(line.split(' ').next()?.parse().ok()?))
-        };
-        let found = mount_at("/").map(|theirs| {
-            let proc_mount = mount_at("/proc").unwrap();
-            (
-                theirs != ours,
-                same_file_system_elsewhere(pid, theirs, ours),
-                same_file_system_elsewhere(pid, proc_mount, ours),
-            )
-        });
-        let _ = child.kill();
-        let _ = child.wait();
-        match found {
-            None => skip("unshare -m is not allowed here"),
-            Some(found) => assert_eq!(found, (true, true, false)),
-        }
-        // In our own namespace another number is another mount.
-        let own_pid = i32::try_from(std::process::id()).unwrap();
-        assert!(!same_file_system_elsewhere(own_pid, MountId(0), ours));
     }
 
     #[test]

@@ -129,6 +129,11 @@ impl Daemon {
                 .eq_ignore_ascii_case(&connect.share)
         });
         let Some(share) = share.cloned() else {
+            if let Some(why) = self.moves.why_absent(&connect.share) {
+                let reason = why.to_owned();
+                self.refuse(newcomer, Errno(2), &reason);
+                return;
+            }
             let reason = format!(
                 "share {:?} is not in the daemon's configuration; expected one of: {}",
                 connect.share,
@@ -441,6 +446,7 @@ impl Daemon {
             handle,
             opening,
             share: seat.share.share.clone(),
+            config: self.config.clone(),
             path: path.to_string_lossy().into_owned(),
             fd,
             pid: seat.session.peer().pid,

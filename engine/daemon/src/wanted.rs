@@ -131,6 +131,7 @@ impl Daemon {
                     pool,
                     path: path.clone(),
                     share: seat.share.share.clone(),
+                    config: self.config.clone(),
                     fd,
                     pid: seat.session.peer().pid,
                 };

@@ -97,8 +97,8 @@ fn walk(share: &Share, idleness: &Idleness, finds_blocks: bool) -> Seen {
     let mut folders = VecDeque::from([root]);
     while let Some(folder) = folders.pop_front() {
         if finds_blocks && seen.folder_count < FOLDER_COUNT_MAX {
-            stand_still(idleness);
-            if idleness.stop.load(Ordering::Relaxed) {
+            stand_still(share, idleness);
+            if is_over(share, idleness) {
                 return seen;
             }
             // (A full disk, or one that cannot be written: the next folder would say the same.)
@@ -113,8 +113,8 @@ fn walk(share: &Share, idleness: &Idleness, finds_blocks: bool) -> Seen {
             if name == c"." || name == c".." {
                 continue;
             }
-            stand_still(idleness);
-            if idleness.stop.load(Ordering::Relaxed) || seen.entry_count >= ENTRY_COUNT_MAX {
+            stand_still(share, idleness);
+            if is_over(share, idleness) || seen.entry_count >= ENTRY_COUNT_MAX {
                 return seen;
             }
             seen.entry_count += 1;
@@ -142,10 +142,15 @@ fn walk(share: &Share, idleness: &Idleness, finds_blocks: bool) -> Seen {
 }
 
 /// While somebody reads.
-fn stand_still(idleness: &Idleness) {
-    while idleness.busy.load(Ordering::Relaxed) && !idleness.stop.load(Ordering::Relaxed) {
+fn stand_still(share: &Share, idleness: &Idleness) {
+    while idleness.busy.load(Ordering::Relaxed) && !is_over(share, idleness) {
         std::thread::sleep(STAND_STILL);
     }
+}
+
+/// Nobody needs it any more: the daemon ends, or the share lies elsewhere.
+fn is_over(share: &Share, idleness: &Idleness) -> bool {
+    idleness.stop.load(Ordering::Relaxed) || share.is_left()
 }
 
 /// Never through a symlink, never waiting for whoever holds a lease, never changing when it was last read.

@@ -407,11 +407,8 @@ impl Daemon {
 
     /// By syncing a file that never has anything to be written: that asks nothing else of the drive.
     pub(super) fn flush(&mut self, device: DeviceId) {
-        let share = self
-            .shares
-            .iter()
-            .find(|served| served.device == device && served.share.flush_with.is_some());
-        let fd = share.and_then(|served| served.share.flush_with.clone());
+        let share = self.shares.iter().filter(|served| served.device == device);
+        let fd = share.filter_map(|served| served.share.flush_with()).next();
         let outcome = match fd {
             None => Flushed::Never,
             Some(fd) => match self.workers.push(Urgency::Now, Job::Flush { device, fd }) {

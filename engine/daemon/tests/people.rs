@@ -5,7 +5,7 @@
 
 mod support;
 
-use rushes_control::{Answer, Ask};
+use rushes_control::{Answer, Ask, ShareStatus};
 use rushes_daemon::ServeError;
 use rushes_daemon::config::Config;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -70,16 +70,19 @@ fn a_share_that_is_not_there_is_served_when_it_comes_and_the_others_at_once() {
     let more = format!("[[share]]\nname = \"later\"\npath = {later:?}\n");
     let daemon = Daemon::start(&share.0, &more);
     let status = daemon.status();
-    assert_eq!(status.shares.len(), 1);
-    let notes_told = format!("{status:?}");
-    assert!(notes_told.contains("reload the daemon"), "{notes_told}");
+    assert!(!status.shares[0].is_absent && status.shares[1].is_absent);
+    let trouble = status.shares[1].trouble.clone().unwrap();
+    assert!(trouble.contains("as soon as it is there"), "{trouble}");
     std::fs::create_dir(&later).unwrap();
     let told = notes(daemon.ask(&Ask::Reload {}));
     assert!(
         told.contains("share \"later\" is served from now on"),
         "{told}"
     );
-    assert_eq!(daemon.status().shares.len(), 2);
+    let status = daemon.status();
+    assert_eq!(status.shares.len(), 2);
+    let is_well = |share: &ShareStatus| !share.is_absent && share.trouble.is_none();
+    assert!(status.shares.iter().all(is_well), "{:?}", status.shares);
 }
 
 #[test]

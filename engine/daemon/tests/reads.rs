@@ -8,8 +8,9 @@ mod support;
 use rushes_shm::client::ReadError;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
+use support::ext4::Ext4;
 use support::*;
 
 fn bytes_are_the_files(share: &Path) {
@@ -79,44 +80,6 @@ fn bytes_are_the_files_on_tmpfs_and_it_says_that_it_is_buffered() {
 fn bytes_are_the_files_in_the_temporary_folder() {
     let share = Folder::below(&std::env::temp_dir());
     bytes_are_the_files(&share.0);
-}
-
-/// A small ext4 on a loop device, unmounted and detached at the end.
-struct Ext4 {
-    folder: Folder,
-    device: String,
-}
-
-impl Ext4 {
-    fn new() -> Ext4 {
-        let folder = Folder::below(&std::env::temp_dir());
-        let image = folder.0.join("image");
-        File::create(&image).unwrap().set_len(128 << 20).unwrap();
-        let run = |command: &mut Command| {
-            let output = command.output().unwrap();
-            assert!(output.status.success(), "{command:?}: {output:?}");
-            String::from_utf8(output.stdout).unwrap().trim().to_string()
-        };
-        run(Command::new("mkfs.ext4").arg("-q").arg(&image));
-        let device = run(Command::new("losetup")
-            .args(["--find", "--show"])
-            .arg(&image));
-        std::fs::create_dir(folder.0.join("mnt")).unwrap();
-        let disk = Ext4 { folder, device };
-        run(Command::new("mount").arg(&disk.device).arg(disk.mount()));
-        disk
-    }
-
-    fn mount(&self) -> PathBuf {
-        self.folder.0.join("mnt")
-    }
-}
-
-impl Drop for Ext4 {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.mount()).status();
-        let _ = Command::new("losetup").arg("-d").arg(&self.device).status();
-    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writing for others: our own descriptors of a file that somebody may write, blocks for it on his account, its times.
 
+use crate::error::errno_of;
 use crate::extents;
 use crate::file::status;
 use crate::lease;
@@ -106,6 +107,8 @@ pub enum Reserves {
     Extents,
     /// It does not; why not.
     Never(&'static str),
+    /// It could not be tried, there is no room; what the kernel said.
+    Full(String),
     /// It could not be tried; why not.
     Untried(String),
 }
@@ -118,7 +121,15 @@ impl Reserves {
     pub fn of(folder: impl AsFd) -> Reserves {
         match unnamed(&folder) {
             Ok(file) => try_reserving(&file),
-            Err(error) => Reserves::Untried(error.to_string()),
+            Err(error) => Reserves::untried(&error),
+        }
+    }
+
+    fn untried(error: &io::Error) -> Reserves {
+        if errno_of(error).is_full() {
+            Reserves::Full(error.to_string())
+        } else {
+            Reserves::Untried(error.to_string())
         }
     }
 }
@@ -127,7 +138,7 @@ impl Reserves {
 const TRIAL_BYTES: u64 = 1 << 16;
 
 fn try_reserving(file: &OwnedFd) -> Reserves {
-    let untried = |error: io::Error| Reserves::Untried(error.to_string());
+    let untried = |error: io::Error| Reserves::untried(&error);
     let key = match status(file) {
         Ok(found) => found.key,
         Err(error) => return untried(error),
@@ -718,6 +729,8 @@ mod tests {
         std::fs::remove_dir(&path).unwrap();
         let nowhere = std::fs::File::open("/proc/self").unwrap();
         assert!(matches!(Reserves::of(&nowhere), Reserves::Untried(_)));
+        let full = io::Error::from_raw_os_error(libc::ENOSPC);
+        assert!(matches!(Reserves::untried(&full), Reserves::Full(_)));
     }
 
     #[test]

@@ -494,6 +494,7 @@ pub(crate) fn share_of<'a>(
     };
     let shares = status.shares.iter();
     shares
+        .filter(|share| !share.is_absent)
         .filter_map(|share| Some((share, below(share)?)))
         .min_by_key(|(_, below)| below.components().count())
 }

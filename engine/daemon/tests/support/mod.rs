@@ -3,6 +3,7 @@
 // Each test program uses a part of this.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub(crate) mod ext4;
 pub(crate) mod raw;
 
 use rushes_control::{Answer, Ask, Client as ControlClient, Status};

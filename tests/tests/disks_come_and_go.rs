@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Disks that are mounted late, go and come back, behind Samba and behind a pool: who opens a file there is served by the daemon again, and
+//! what was left for such a disk is written first.
+
+use rushes_tests::daemon::{Daemon, DaemonSpec};
+use rushes_tests::disk::{Disk, run};
+use rushes_tests::hand::Hand;
+use rushes_tests::needs::{Need, all_there};
+use rushes_tests::pattern;
+use rushes_tests::pool::{self, EXT4, PoolWorld};
+use rushes_tests::scratch::Scratch;
+use rushes_tests::smbd::{Smbd, SmbdSpec};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+const HAND: &str = env!("CARGO_BIN_EXE_smb-hand");
+const LENGTH: usize = 3_000_001;
+
+/// A disk, a daemon and Samba, started in any order.
+struct Late {
+    smbd: Option<Smbd>,
+    daemon: Daemon,
+    disk: Disk,
+    scratch: Scratch,
+}
+
+impl Late {
+    /// The daemon finds an empty folder where the disk is to be mounted.
+    fn build() -> Option<Late> {
+        let wanted = [
+            Need::Root,
+            Need::Program("smbd"),
+            Need::Program("pdbedit"),
+            Need::Program("mkfs.ext4"),
+            Need::Program("rushes"),
+            Need::Module,
+        ];
+        if !all_there(&wanted) {
+            return None;
+        }
+        let scratch = Scratch::new();
+        let disk = Disk::ext4(&scratch, 256 << 20);
+        fs::set_permissions(disk.path(), fs::Permissions::from_mode(0o777)).expect("ours");
+        run(Command::new("umount").arg(disk.path()));
+        let spec = DaemonSpec {
+            share: disk.path().to_path_buf(),
+            cache: String::from("64MiB"),
+            write_buffer: Some("64MiB"),
+            server: String::new(),
+            more: String::new(),
+        };
+        let daemon = Daemon::start(&scratch, &spec);
+        Some(Late {
+            smbd: None,
+            daemon,
+            disk,
+            scratch,
+        })
+    }
+
+    fn mount(&self) {
+        run(Command::new("mount")
+            .args(["-o", "loop"])
+            .arg(self.scratch.path().join("disk.img"))
+            .arg(self.disk.path()));
+    }
+
+    fn unmount(&self) {
+        run(Command::new("umount").arg("--lazy").arg(self.disk.path()));
+    }
+
+    /// Samba sees what is mounted by now, and keeps it.
+    fn start_samba(&mut self) -> Hand {
+        let share = vec![
+            String::from("vfs objects = rushes"),
+            format!(
+                "rushes:socket = {}",
+                Daemon::session_socket(&self.scratch).display()
+            ),
+            String::from("rushes:recover after = 600"),
+        ];
+        let spec = SmbdSpec {
+            path: self.disk.path().to_path_buf(),
+            share,
+            global: Vec::new(),
+        };
+        let smbd = self.smbd.insert(Smbd::start(&self.scratch, &spec));
+        Hand::connect(HAND, smbd.port())
+    }
+}
+
+fn is_on_disk(status: &Value) -> bool {
+    let share = &status["shares"][0];
+    let device = share["device"].as_str().unwrap_or_default();
+    device.starts_with("loop") && share["trouble"] == Value::Null
+}
+
+fn plain_count(daemon: &Daemon) -> u64 {
+    let count = &daemon.status()["daemon"]["plain_open_count"];
+    count.as_u64().expect("a number")
+}
+
+#[test]
+fn smb_clients_of_a_disk_that_came_late_and_came_again_are_served() {
+    let Some(mut world) = Late::build() else {
+        return;
+    };
+    assert!(!is_on_disk(&world.daemon.status()));
+    world.mount();
+    for (number, name) in [(1, "one.mov"), (2, "two.mov")] {
+        let bytes = pattern::bytes(number, 0, LENGTH);
+        fs::write(world.disk.path().join(name), bytes).expect("there is room");
+    }
+    let mut client = world.start_samba();
+    let held = client.open("one.mov");
+    pattern::check(1, 0, &client.read(held, 0, LENGTH), "one.mov");
+    assert_eq!(plain_count(&world.daemon), 0);
+    world.daemon.wait_for("it lies on the disk", is_on_disk);
+    world.unmount();
+    world
+        .daemon
+        .wait_for("it does not lie on the disk", |status| !is_on_disk(status));
+    world.mount();
+    world
+        .daemon
+        .wait_for("it lies on the disk again", is_on_disk);
+    let other = client.open("two.mov");
+    pattern::check(2, 0, &client.read(other, 0, LENGTH), "two.mov");
+    pattern::check(1, 0, &client.read(held, 0, LENGTH), "one.mov");
+    assert_eq!(plain_count(&world.daemon), 0);
+    let status = world.daemon.status();
+    let streams = status["streams"].as_array().expect("a list");
+    assert!(
+        streams.iter().any(|stream| stream["path"] == "two.mov"),
+        "{status:#}"
+    );
+}
+
+#[test]
+fn what_was_left_for_a_disk_that_is_not_there_is_written_when_it_comes() {
+    let Some(mut world) = Late::build() else {
+        return;
+    };
+    world.mount();
+    let mut client = world.start_samba();
+    world.daemon.wait_for("it lies on the disk", is_on_disk);
+    let held = client.create("take.mov");
+    let bytes = pattern::bytes(5, 0, LENGTH);
+    client.write(held, 0, &bytes);
+    // Acknowledged; and nobody is left who would write it.
+    world.daemon.kill();
+    client.kill();
+    world.smbd = None;
+    world.unmount();
+    world.daemon.start_again();
+    let status = world.daemon.status();
+    let notes = status["daemon"]["notes"].to_string();
+    assert!(notes.contains("is not mounted where a share is"), "{notes}");
+    world.mount();
+    let path = world.disk.path().join("take.mov");
+    world.daemon.wait_for("all of it is on the disk", |status| {
+        let is_written = status["write"]["used_bytes"] == 0;
+        is_on_disk(status) && is_written && fs::read(&path).is_ok_and(|found| found == bytes)
+    });
+    let notes = world.daemon.status()["daemon"]["notes"].to_string();
+    assert!(!notes.contains("a former daemon"), "{notes}");
+}
+
+#[test]
+fn a_member_that_was_lost_and_came_back_is_read_by_way_of_the_daemon_again() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 200), (EXT4, 200)]) else {
+        return;
+    };
+    let daemon = world.served(2, "");
+    let on_second = (0..8).map(|number| format!("clip{number}.mov"));
+    let mut names = Vec::new();
+    for (number, name) in on_second.enumerate() {
+        pool::put(&world.path(&name), number as u64, LENGTH).expect("there is room");
+        if world.members_of(&name) == [1] {
+            names.push((number as u64, name));
+        }
+    }
+    assert!(!names.is_empty(), "members of one size take turns");
+    run(Command::new("umount").arg("--lazy").arg(world.member(1)));
+    daemon.wait_for("the member is not there", |status| {
+        status["shares"][1]["trouble"] != Value::Null
+    });
+    world.plug(1, "loop");
+    daemon.wait_for("the member is there", |status| {
+        status["shares"][1]["trouble"] == Value::Null
+    });
+    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    let before = plain_count(&daemon);
+    let read_before = read_count(&daemon);
+    for (number, name) in &names {
+        pool::check(&world.path(name), *number, LENGTH);
+    }
+    assert_eq!(plain_count(&daemon), before);
+    assert!(read_count(&daemon) > read_before, "by way of the daemon");
+    drop(daemon);
+    world.end();
+}
+
+/// What was asked of the cache.
+fn read_count(daemon: &Daemon) -> u64 {
+    let cache = &daemon.status()["cache"];
+    let of = |name: &str| cache[name].as_u64().expect("a number");
+    of("hit_count") + of("miss_count")
+}
