@@ -69,8 +69,28 @@ fn running(config: &Config, status: &Status, findings: &mut Vec<Finding>) {
             format!("version {} is running (pid {})", daemon.version, daemon.pid),
         ));
     }
+    if let Some(error) = &daemon.reload_error {
+        findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            format!("the last reload failed: {error}"),
+            "correct rushes.toml, then systemctl reload rushes",
+        ));
+    }
     for share in &config.shares {
-        if !status.shares.iter().any(|served| served.name == share.name) {
+        let served = status
+            .shares
+            .iter()
+            .find(|served| served.name == share.name);
+        if let Some(trouble) = served.and_then(|served| served.trouble.as_ref()) {
+            findings.push(Finding::of(
+                Level::Warning,
+                AREA,
+                trouble.clone(),
+                "mount it; the daemon serves it from there within seconds (rushes status says so)",
+            ));
+        }
+        if served.is_none() {
             findings.push(Finding::of(
                 Level::Warning,
                 AREA,

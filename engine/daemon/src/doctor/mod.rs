@@ -8,6 +8,7 @@ mod daemon;
 mod exports;
 mod machine;
 mod pools;
+mod rules;
 mod samba;
 mod shares;
 
@@ -118,6 +119,7 @@ pub fn examine(places: &Places) -> Report {
         samba::examine(&shown, places.smb_conf.as_deref(), &mut findings);
     }
     if let Some(config) = &config {
+        rules::examine(config, &mut findings);
         daemon::examine(config, &mut findings);
     }
     let count = |level| findings.iter().filter(|f| f.level == level).count() as u32;
@@ -146,6 +148,18 @@ fn read_config(file: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
                     crate::config::amount::show_size(u64::from(config.buffer_bytes)),
                 ),
             ));
+            if config.write_buffer_bytes > 0 {
+                findings.push(Finding::of(
+                    Level::Note,
+                    AREA,
+                    format!(
+                        "what clients write is on the disk up to {} s after they have closed it: a program on the server that takes a file at its close \
+                         (a watch folder) finds a part of it",
+                        config.policy.write_age.ms().div_ceil(1000)
+                    ),
+                    "docs/guide/recording.md, \"Programs that take a file when its client closes it\"",
+                ));
+            }
             Some(config)
         }
         Err(ConfigError::Wrong { file, problems }) => {

@@ -80,7 +80,7 @@ pub(super) fn examine(shown: &Shown<'_>, smb_conf: Option<&Path>, findings: &mut
     };
     let inherited = inherited(&parse(&text));
     if let Some(config) = shown.config {
-        sections(config, &inherited, findings);
+        sections(config, &inherited, &has_daemon, findings);
     }
     for pool in shown.pools {
         super::pools::examine(pool, shown.exported, &inherited, findings);
@@ -228,7 +228,13 @@ fn named<'a>(share: &ShareConfig, sections: &'a [Section]) -> Option<&'a Section
     })
 }
 
-fn sections(config: &Config, inherited: &[Section], findings: &mut Vec<Finding>) {
+/// `has_daemon`: one answers in this folder.
+fn sections(
+    config: &Config,
+    inherited: &[Section],
+    has_daemon: &dyn Fn(&Path) -> bool,
+    findings: &mut Vec<Finding>,
+) {
     for share in &config.shares {
         let members = super::pools::members_in(&share.path);
         if !members.is_empty() {
@@ -244,7 +250,10 @@ fn sections(config: &Config, inherited: &[Section], findings: &mut Vec<Finding>)
     }
     for section in inherited.iter().filter(|section| section.has_module()) {
         let name = section.get("rushes:share").unwrap_or(&section.name);
-        if config.share(name).is_none() {
+        let socket = socket_of(section);
+        if socket != config.runtime_dir.join("session.sock") {
+            socket_elsewhere(config, section, &socket, has_daemon, findings);
+        } else if config.share(name).is_none() {
             findings.push(Finding::of(
                 Level::Warning,
                 AREA,
@@ -369,22 +378,22 @@ fn share_section(
             "name the same folder in both: paths of rules and frame sequences are below it",
         ));
     }
-    let ours = config.runtime_dir.join("session.sock");
-    let theirs = section.get("rushes:socket").map_or_else(
-        || Path::new(crate::config::DEFAULT_RUNTIME_DIR).join("session.sock"),
-        PathBuf::from,
-    );
-    if section.has_module() && theirs != ours {
+    what_closes(config, section, &area, findings);
+    let is_ours = socket_of(section) == config.runtime_dir.join("session.sock");
+    if section.has_module() && section.is("kerneloplocks", false) && config.warm_metadata {
         findings.push(Finding::of(
-            Level::Error,
+            Level::Warning,
             &area,
             format!(
-                "the module looks for the daemon at {}, it is at {}",
-                theirs.display(),
-                ours.display()
+                "[{}] has kernel oplocks = yes: an oplock is then a lease that every other open of the file takes away, and the daemon opens files, too",
+                section.name
             ),
-            format!("in [{}]: rushes:socket = {}", section.name, ours.display()),
+            "kernel oplocks = no (Samba's default), or warm_metadata = false in rushes.toml",
         ));
+    }
+    if section.has_module() && !is_ours {
+        // It is said below, with all others.
+        return;
     }
     if findings.len() == before {
         findings.push(Finding::ok(
@@ -394,15 +403,108 @@ fn share_section(
     }
 }
 
+/// Where the module of a section looks for the daemon.
+fn socket_of(section: &Section) -> PathBuf {
+    section.get("rushes:socket").map_or_else(
+        || Path::new(crate::config::DEFAULT_RUNTIME_DIR).join("session.sock"),
+        PathBuf::from,
+    )
+}
+
+/// Whoever has its sockets in this folder answers.
+fn has_daemon(folder: &Path) -> bool {
+    let socket = folder.join("control.sock");
+    rushes_control::Client::connect(&socket, std::time::Duration::from_secs(2)).is_ok()
+}
+
+/// A section with the module that looks for another daemon than the one of this configuration.
+fn socket_elsewhere(
+    config: &Config,
+    section: &Section,
+    socket: &Path,
+    has_daemon: &dyn Fn(&Path) -> bool,
+    findings: &mut Vec<Finding>,
+) {
+    let name = section.get("rushes:share").unwrap_or(&section.name);
+    let ours = config.runtime_dir.join("session.sock");
+    let is_there = has_daemon(socket.parent().unwrap_or(Path::new("/")));
+    let what = if is_there {
+        ""
+    } else {
+        ", where no daemon is: its clients do plain I/O"
+    };
+    if let Some(share) = config.share(name) {
+        findings.push(Finding::of(
+            Level::Error,
+            &format!("share {}", share.name),
+            format!(
+                "the module looks for the daemon at {}{what}; this one's is at {}",
+                socket.display(),
+                ours.display()
+            ),
+            format!("in [{}]: rushes:socket = {}", section.name, ours.display()),
+        ));
+    } else if !is_there {
+        findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            format!(
+                "[{}] names the module, which looks for the daemon at {}{what}",
+                section.name,
+                socket.display()
+            ),
+            format!(
+                "start that one, or in [{}]: rushes:socket = {}, and a [[share]] with name = {name:?} in rushes.toml",
+                section.name,
+                ours.display()
+            ),
+        ));
+    }
+}
+
+/// Modules of Samba that read a file, or put it on the disk, when its client closes it: what the daemon keeps is not in it then.
+fn what_closes(config: &Config, section: &Section, area: &str, findings: &mut Vec<Finding>) {
+    if config.write_buffer_bytes == 0 || !section.has_module() {
+        return;
+    }
+    let modules = section.modules();
+    let has = |name| modules.contains(&name);
+    let found = [
+        (
+            "syncops",
+            has("syncops") && section.is("syncops:onclose", true),
+        ),
+        ("commit", has("commit")),
+        (
+            "virusfilter",
+            has("virusfilter") && section.is("virusfilter:scanonclose", false),
+        ),
+    ];
+    for (name, _) in found.into_iter().filter(|(_, is_there)| *is_there) {
+        findings.push(Finding::of(
+            Level::Warning,
+            area,
+            format!(
+                "{name} is in vfs objects of [{}]: at a client's close it finds what is on the disk by then, and that may be nothing, since \
+                 what clients wrote is written up to write.age later",
+                section.name
+            ),
+            "take it out (a client's flush, and sync always = yes, are answered when all is on the disk), or write.buffer_bytes = 0",
+        ));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn check(smb_conf: &str, expect: &[(Level, &str)]) {
-        let text = "[[share]]\nname = \"media\"\npath = \"/srv/media\"\n";
+        let text = "[write]\nbuffer_bytes = \"64MiB\"\n[[share]]\nname = \"media\"\npath = \"/srv/media\"\n";
         let config = Config::parse(Path::new("x"), text, |_| true).unwrap();
         let mut findings = Vec::new();
-        sections(&config, &inherited(&parse(smb_conf)), &mut findings);
+        let has_daemon = |folder: &Path| folder == Path::new("/run/there");
+        let inherited = inherited(&parse(smb_conf));
+        sections(&config, &inherited, &has_daemon, &mut findings);
         assert_eq!(findings.len(), expect.len(), "{smb_conf}: {findings:#?}");
         for (finding, (level, word)) in findings.iter().zip(expect) {
             assert!(
@@ -431,7 +533,35 @@ mod tests {
         );
         check(
             "[media]\npath = /srv/media\nvfs objects = rushes\nrushes:socket = /run/x/session.sock\n",
-            &[(Level::Error, "looks for the daemon at /run/x")],
+            &[(Level::Error, "/run/x/session.sock, where no daemon is")],
+        );
+        // Any section with the module, also the second one of a share, and one of another daemon.
+        check(
+            "[media]\npath = /srv/media\nvfs objects = rushes\n\
+             [again]\npath = /srv/media\nvfs objects = rushes\nrushes:share = media\nrushes:socket = /run/there/session.sock\n\
+             [b]\npath = /b\nvfs objects = rushes\nrushes:socket = /run/there/session.sock\n\
+             [c]\npath = /c\nvfs objects = rushes\nrushes:socket = /run/gone/session.sock\n",
+            &[
+                (Level::Ok, "goes through"),
+                (Level::Error, "this one's is at"),
+                (Level::Warning, "[c] names the module"),
+            ],
+        );
+        check(
+            "[media]\npath = /srv/media\nvfs objects = rushes\nkernel oplocks = Yes\n",
+            &[(Level::Warning, "kernel oplocks = yes")],
+        );
+        check(
+            "[media]\npath = /srv/media\nvfs objects = virusfilter commit syncops rushes\nvirusfilter:scan on close = yes\n",
+            &[
+                (Level::Warning, "syncops"),
+                (Level::Warning, "commit"),
+                (Level::Warning, "virusfilter"),
+            ],
+        );
+        check(
+            "[media]\npath = /srv/media\nvfs objects = virusfilter syncops rushes\nsyncops:onclose = no\n",
+            &[(Level::Ok, "goes through")],
         );
         check(
             "[media]\npath = /srv/media\nvfs objects = rushes\n[all]\npath = /srv\nread only = No\n",
@@ -466,7 +596,8 @@ mod tests {
             assert!(!needs_module(&config));
             let said = |smb_conf: &str| {
                 let mut findings = Vec::new();
-                sections(&config, &inherited(&parse(smb_conf)), &mut findings);
+                let inherited = inherited(&parse(smb_conf));
+                sections(&config, &inherited, &|_| true, &mut findings);
                 findings.iter().map(|one| one.level).collect::<Vec<_>>()
             };
             assert_eq!(said("[global]\n"), [Level::Ok], "{share:?}");

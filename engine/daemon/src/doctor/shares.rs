@@ -4,8 +4,10 @@
 use super::{Finding, Level};
 use crate::calibrate::{Calibration, identity_of};
 use crate::config::{Config, ShareConfig};
+use crate::device;
 use crate::share::{Share, Way};
-use rushes_sys::device::{self, DeviceFacts};
+use rushes_sys::device::DeviceFacts;
+use rushes_sys::space::Reserves;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -31,12 +33,10 @@ pub(super) fn examine(
             return;
         }
     };
+    place(&area, &opened, findings);
     file_system(&area, &opened, findings);
     write_way(&area, &opened, config.write_buffer_bytes, findings);
-    let facts = device::facts(opened.st_dev).ok().or_else(|| {
-        let st_dev = device::st_dev_of_mount(opened.mount).ok()??;
-        device::facts(st_dev).ok()
-    });
+    let facts = device::facts_of(&opened);
     if let Some(facts) = &facts {
         scheduler(&area, facts, findings);
     }
@@ -44,6 +44,24 @@ pub(super) fn examine(
         calibration(&area, config, share, findings);
     }
     other_doors(&area, share, exported, findings);
+}
+
+/// A folder on which another file system should be mounted is a folder of the one above it.
+fn place(area: &str, share: &Share, findings: &mut Vec<Finding>) {
+    if let Some(lacks) = &share.lacks {
+        let lacks = lacks.display();
+        findings.push(Finding::of(
+            Level::Error,
+            area,
+            format!(
+                "{lacks} is not mounted, for which /etc/fstab has a file system: {} lies on {} ({}) until it is, and what clients write goes there",
+                share.config.path.display(),
+                share.mount_point.display(),
+                share.file_system
+            ),
+            format!("mount {lacks}"),
+        ));
+    }
 }
 
 fn file_system(area: &str, share: &Share, findings: &mut Vec<Finding>) {
@@ -70,7 +88,10 @@ fn file_system(area: &str, share: &Share, findings: &mut Vec<Finding>) {
         findings.push(Finding::ok(
             area,
             format!(
-                "{path} lies on {kind} with direct I/O, {}",
+                "{path} lies on {kind} (mounted on {}{}) with direct I/O, {}",
+                share.mount_point.display(),
+                device::facts_of(share)
+                    .map_or_else(String::new, |facts| format!(", device {}", facts.disk)),
                 uuid.map_or_else(
                     || String::from("without UUID"),
                     |uuid| format!("UUID {uuid}")
@@ -98,7 +119,12 @@ fn write_way(area: &str, share: &Share, write_buffer_bytes: u64, findings: &mut 
             Level::Note,
             area,
             sentence,
-            "let the daemon's user write to the folder; or leave it, if nobody is to write there",
+            match share.reserves {
+                Reserves::Full(_) => {
+                    "make room on the file system; which way its writes go is tried again when the daemon is restarted"
+                }
+                _ => "let the daemon's user write to the folder; or leave it, if nobody is to write there",
+            },
         ),
     });
 }
