@@ -110,6 +110,10 @@ test-smb: ## Samba-specific tests: every VFS entry accounted for, smbtorture as 
 test-mount: ## The mount of a pool: pjdfstest and fsx, beside the same on a bare ext4
 	tests/fuse/posix.sh
 
+.PHONY: test-trixie
+test-trixie: build ## The module for Debian 13's Samba, built and tested in a Debian 13 in build/trixie (a gigabyte of packages, once)
+	@tests/trixie/smb.sh
+
 .PHONY: mixed-kills
 mixed-kills: build ## The daemon killed under all kinds of load at once. RUSHES_TEST_KILLS=500 says how often
 	"$(BIN)/smb-mixed-kills"

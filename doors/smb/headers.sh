@@ -176,6 +176,13 @@ for idl in MISC SECURITY SERVER_ID FILE_ID SMB2_LEASE_STRUCT SMBXSRV SMB_ACL \
 	KRB5PAC XATTR QUOTA IOCTL NAMED_PIPE_AUTH DFSBLOBS; do
 	targets=$targets,PIDL_$idl
 done
+# What later releases have besides. waf refuses a target that it does not know.
+if grep -qs hresult_generated "$source/libcli/util/wscript_build"; then
+	targets=$targets,hresult_generated # 4.22
+fi
+if [ -e "$source/librpc/idl/smb3posix.idl" ]; then
+	targets=$targets,PIDL_SMB3POSIX,PIDL_NBT # 4.22
+fi
 say "generating its headers"
 generate() (
 	cd "$source" &&

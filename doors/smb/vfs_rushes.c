@@ -1343,7 +1343,7 @@ static int vfs_rushes_renameat(struct vfs_handle_struct *handle,
 
 	/* The file moved keeps its bytes; whose name it takes is lost. */
 	matters = rushes_name_matters(handle, dstfsp, smb_fname_dst, &st);
-	ret = SMB_VFS_NEXT_RENAMEAT(handle, srcfsp, smb_fname_src,
+	ret = smb_vfs_call_renameat(handle->next, srcfsp, smb_fname_src,
 				    dstfsp, smb_fname_dst RUSHES_RENAME_PASS);
 	if (ret == 0 && matters) {
 		rushes_gone_inode(handle, &st);

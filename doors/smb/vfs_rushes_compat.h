@@ -5,7 +5,9 @@
  *
  * The interface number moves with nearly every release and smbd refuses a
  * module of another number, so that this is checked here, in a sentence, and
- * not by a client who finds no share. 47 is Samba 4.17 (Debian 12).
+ * not by a client who finds no share. 47 is Samba 4.17 (Debian 12), 48 is 4.18,
+ * 49 is 4.19 to 4.21, 50 is 4.22 (Debian 13), 51 is 4.23, 52 is 4.24. Tried:
+ * 47 and 50.
  */
 #ifndef VFS_RUSHES_COMPAT_H
 #define VFS_RUSHES_COMPAT_H
@@ -15,9 +17,10 @@
 #endif
 
 /*
- * 4.22 gave renameat an argument for the manner of renaming. Spelled here once:
- * RUSHES_RENAME_ARGS follows the other parameters, RUSHES_RENAME_PASS hands it
- * on.
+ * 4.22 (50) gave renameat an argument for the manner of renaming. Spelled here
+ * once: RUSHES_RENAME_ARGS follows the other parameters, RUSHES_RENAME_PASS
+ * hands it on. SMB_VFS_NEXT_RENAMEAT is a macro that counts its arguments
+ * before RUSHES_RENAME_PASS is one, so that what it stands for is called.
  */
 #if SMB_VFS_INTERFACE_VERSION >= 50
 #define RUSHES_RENAME_ARGS , const struct vfs_rename_how *how
@@ -28,11 +31,11 @@
 #endif
 
 /*
- * Until 4.17 readdir could say what stat would have said: RUSHES_READDIR_ARGS
+ * Until 4.18 (48) readdir could say what stat would have said: RUSHES_READDIR_ARGS
  * follows the other parameters, RUSHES_READDIR_PASS hands it on, and
  * RUSHES_READDIR_STAT is it, or NULL.
  */
-#if SMB_VFS_INTERFACE_VERSION >= 48
+#if SMB_VFS_INTERFACE_VERSION >= 49
 #define RUSHES_READDIR_ARGS
 #define RUSHES_READDIR_PASS
 #define RUSHES_READDIR_STAT ((SMB_STRUCT_STAT *)NULL)

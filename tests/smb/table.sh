@@ -47,7 +47,7 @@ finds() { # WHAT HEADER TABLE CODE
 }
 sed 's/^\tssize_t (\*pread_fn)/\tint (*new_data_fn)(void);\n&/' "$header" >"$scratch/h"
 finds "an entry that a new Samba brings" "$scratch/h" "$table" "$code"
-sed '/^telldir_fn /d' "$table" >"$scratch/t"
+sed '/^rewind_dir_fn /d' "$table" >"$scratch/t"
 finds "a line that is missing" "$header" "$scratch/t" "$code"
 sed 's/^\(telldir_fn passes:\).*/\1/' "$table" >"$scratch/t"
 finds "a line without a reason" "$header" "$scratch/t" "$code"
