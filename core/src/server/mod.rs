@@ -39,6 +39,7 @@ mod seat_tests;
 mod seats;
 mod slab;
 mod state;
+mod syncs;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

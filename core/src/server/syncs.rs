@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Waiting for what was acknowledged: syncs, holds of clients that change a file by themselves, and what is done to a file
+//! when nothing of it is under way any more.
+
+use super::state::*;
+use super::*;
+use alloc::collections::VecDeque;
+
+impl Server {
+    pub(super) fn sync(
+        &mut self,
+        session: SessionId,
+        handle: HandleId,
+        request: RequestId,
+        actions: &mut Actions,
+    ) {
+        if !self.sessions.contains_key(&session) {
+            return;
+        }
+        let outcome = match self
+            .handles
+            .get(&(session, handle))
+            .map(|entry| &entry.state)
+        {
+            Some(HandleState::Ready(file)) => {
+                let id = *file;
+                let commit = self.commit_count;
+                if let Some(file) = self.files.get_mut(&id) {
+                    file.use_count += 1;
+                    file.writing.syncs.push_back(SyncWaiter {
+                        session,
+                        request,
+                        commit,
+                    });
+                    let device = file.device;
+                    self.touch(device);
+                }
+                return self.settle_waiters(id, actions);
+            }
+            // Nothing of it can be in a lane: a write would have waited for the same answer.
+            Some(HandleState::Opening(_) | HandleState::Plain) => Outcome::Plain,
+            None => Outcome::Failed(Errno::BAD_HANDLE),
+        };
+        actions.list.push(Action::Reply {
+            session,
+            request,
+            outcome,
+        });
+    }
+
+    pub(super) fn hold(
+        &mut self,
+        session: SessionId,
+        request: RequestId,
+        key: FileKey,
+        actions: &mut Actions,
+    ) {
+        if !self.sessions.contains_key(&session) {
+            return;
+        }
+        let Some(&id) = self.keys.get(&key) else {
+            actions.list.push(Action::Reply {
+                session,
+                request,
+                outcome: Outcome::Done,
+            });
+            return;
+        };
+        if let Some(file) = self.files.get_mut(&id) {
+            file.writing.holds.push((session, Some(request)));
+            let device = file.device;
+            self.touch(device);
+        }
+        self.settle_waiters(id, actions);
+    }
+
+    /// Who changed the file has told so: its hold ends.
+    pub(super) fn end_hold(&mut self, session: SessionId, key: FileKey, actions: &mut Actions) {
+        let Some(&id) = self.keys.get(&key) else {
+            return;
+        };
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let holds = &mut file.writing.holds;
+        // One `Changed` ends one hold that was answered.
+        if let Some(at) = holds
+            .iter()
+            .position(|(holder, request)| *holder == session && request.is_none())
+        {
+            holds.remove(at);
+            self.hold_released(id, actions);
+        }
+    }
+
+    pub(super) fn hold_released(&mut self, id: FileId, actions: &mut Actions) {
+        self.settle_waiters(id, actions);
+        self.advance_writes(id, actions);
+        self.forget_if_unused(id, actions);
+    }
+
+    /// Every write that waits for a file is looked at again.
+    pub(super) fn advance_writes(&mut self, id: FileId, actions: &mut Actions) {
+        let waiting = self
+            .files
+            .get(&id)
+            .map(|file| file.writing.waiting.clone())
+            .unwrap_or_default();
+        for key in waiting {
+            self.advance_write(key, actions);
+        }
+    }
+
+    /// Something of the file was written, or failed to be: who waits for that is looked at.
+    pub(super) fn settle_waiters(&mut self, id: FileId, actions: &mut Actions) {
+        let due = self.due_syncs(id);
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let writing = &mut file.writing;
+        if let Some(errno) = writing.failing {
+            // It will have its bytes when the device works again: nobody is to wait for that.
+            let outcome = Outcome::Failed(errno);
+            let holds = writing.holds.len();
+            writing.holds.retain(|&(holder, request)| {
+                if let Some(request) = request {
+                    actions.list.push(Action::Reply {
+                        session: holder,
+                        request,
+                        outcome,
+                    });
+                }
+                request.is_none()
+            });
+            let is_free = writing.holds.len() < holds;
+            let waiters = core::mem::take(&mut writing.syncs);
+            writing.syncing = 0;
+            self.answer_syncs(id, waiters, outcome, actions);
+            if is_free {
+                self.advance_writes(id, actions);
+                self.forget_if_unused(id, actions);
+            }
+            return;
+        }
+        if !writing.is_syncing && due > 0 {
+            writing.is_syncing = true;
+            writing.syncing = due;
+            writing.synced_loose = self.loose_count;
+            actions.list.push(Action::Sync { file: id });
+        }
+        if writing.is_clean() && !writing.is_unsettled && writing.settling == 0 && writing.is_loose
+        {
+            // Who changes it comes after what the kernel still has of it, or what would be written again could come over that.
+            if writing.holds.iter().any(|(_, request)| request.is_some()) {
+                self.write_out(id, actions);
+            }
+        } else if writing.is_clean() && !writing.is_unsettled && writing.settling == 0 {
+            for (holder, request) in &mut writing.holds {
+                if let Some(request) = request.take() {
+                    actions.list.push(Action::Reply {
+                        session: *holder,
+                        request,
+                        outcome: Outcome::Done,
+                    });
+                }
+            }
+        }
+    }
+
+    pub(super) fn answer_syncs(
+        &mut self,
+        id: FileId,
+        waiters: VecDeque<SyncWaiter>,
+        outcome: Outcome,
+        actions: &mut Actions,
+    ) {
+        for waiter in waiters {
+            actions.list.push(Action::Reply {
+                session: waiter.session,
+                request: waiter.request,
+                outcome,
+            });
+            self.release(id, actions);
+        }
+    }
+
+    pub(super) fn synced(&mut self, id: FileId, result: Result<(), Errno>, actions: &mut Actions) {
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        file.writing.is_syncing = false;
+        let is_written_out = core::mem::take(&mut file.writing.is_writing_out);
+        if is_written_out {
+            self.writing_out_count -= 1;
+        }
+        let count = core::mem::take(&mut file.writing.syncing).min(file.writing.syncs.len());
+        let waiters: VecDeque<SyncWaiter> = file.writing.syncs.drain(..count).collect();
+        let outcome = match result {
+            Ok(()) => Outcome::Done,
+            Err(errno) => Outcome::Failed(errno),
+        };
+        match result {
+            Ok(()) => self.loose_synced(id, actions),
+            // (Who holds it and waits for that waits on: asked at once it would be the same again.)
+            Err(Errno::AGAIN) if is_written_out => return self.try_loose_again(id),
+            Err(Errno::AGAIN) => self.try_loose_again(id),
+            Err(errno) => self.write_again(id, errno, actions),
+        }
+        self.answer_syncs(id, waiters, outcome, actions);
+        self.settle_waiters(id, actions);
+    }
+
+    /// How many of those who wait for stable storage, from the first on, wait for nothing but that: the device has been given all that was
+    /// committed before, or what was written over it.
+    pub(super) fn due_syncs(&mut self, id: FileId) -> usize {
+        let Some(file) = self.files.get_mut(&id) else {
+            return 0;
+        };
+        let pieces = &self.pieces;
+        let known = |&(commit, key): &(u64, PieceKey)| {
+            pieces.get(key.0).filter(|piece| piece.commit == commit)
+        };
+        let Writing { commits, syncs, .. } = &mut file.writing;
+        // Spent ones nobody asks for any more. (One that is hidden, but still under way to the device, stays.)
+        while let Some(first) = commits.front()
+            && known(first).is_none_or(Piece::is_spent)
+        {
+            commits.pop_front();
+        }
+        let mut due = syncs.len();
+        for entry in commits {
+            let Some(owed) = known(entry).and_then(Piece::owed) else {
+                continue;
+            };
+            due = syncs
+                .partition_point(|waiter| waiter.commit < owed)
+                .min(due);
+            if due == 0 {
+                break;
+            }
+        }
+        due
+    }
+
+    /// A handle is being closed: what was reserved past the end is given back when nobody writes any more.
+    pub(super) fn trim_if_left(&mut self, id: FileId, actions: &mut Actions) {
+        let others = self
+            .handles
+            .values()
+            .any(|handle| matches!(handle.state, HandleState::Ready(file) if file == id));
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let writing = &mut file.writing;
+        let done = writing.is_reserved
+            && (!others || writing.gives_room && writing.holds.is_empty() && !file.size_stale)
+            && writing.dirty.is_empty()
+            && writing.grant_count == 0
+            && writing.reserving.is_none()
+            && writing.waiting.is_empty();
+        if done && writing.is_open_elsewhere {
+            // Giving back is cutting: who writes to it beside us could lose bytes. The driver sees to it when nobody
+            // has it open, and that it has itself is our doing.
+            self.drop_blocks(id, 0, u64::MAX);
+            self.forget_if_unused(id, actions);
+        } else if done {
+            writing.is_reserved = false;
+            writing.is_short = others;
+            let size = ByteCount(file.size);
+            if others {
+                // Doors that have no session find a fact of it until it is cut.
+                actions.list.push(Action::Known { file: id, size });
+            }
+            actions.list.push(Action::Trim { file: id, size });
+            writing.settling += 1;
+            // Who goes on writing asks for blocks anew, which comes behind the cut; also for what is left of the last page, where a
+            // client has the file open.
+            let whole = if others {
+                file.size
+            } else {
+                file.size.next_multiple_of(PAGE_BYTES)
+            };
+            file.unmap_from(whole / PAGE_BYTES * PAGE_BYTES);
+        }
+    }
+}
