@@ -327,6 +327,9 @@ pub(crate) mod tests {
             write_way_reason: String::from("ext4 reserves blocks before bytes (fallocate)"),
             device: String::from("md0"),
             foreign_changes_noticed: true,
+            mounted_on: String::from("/srv"),
+            is_absent: false,
+            trouble: None,
         });
         status.sessions.push(SessionStatus {
             session: 7,
