@@ -120,7 +120,7 @@ fn files_of_a_class_are_on_its_members_and_the_next_hears_that_they_are_full() {
         count += 1;
         assert!(count < 40, "it never fills");
     };
-    assert!(matches!(end, PoolError::NoRoom), "{end}");
+    assert!(matches!(end, PoolError::ClassFull { .. }), "{end}");
     assert!(count >= 12, "only {count} of 15 MiB were taken");
     // Who wishes nothing has all the room there is.
     let change = PolicyChange {
