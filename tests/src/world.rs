@@ -141,7 +141,9 @@ impl World {
         }
         if let Some(bytes) = setup.runtime_bytes {
             // (It goes with the scratch folder.)
-            mount_tmpfs(&scratch.folder("run"), bytes);
+            let run = scratch.folder("run");
+            mount_tmpfs(&run, bytes);
+            fs::set_permissions(&run, fs::Permissions::from_mode(0o700)).expect("our own mount");
         }
         let daemon = setup.daemon.then(|| {
             Daemon::start(
