@@ -112,7 +112,11 @@ struct Look {
     missing: Vec<(MemberNumber, String)>,
 }
 
-/// Look through a pool that nobody serves, and mend if asked. Keeps some 300 bytes of memory for each file and object.
+/// Looks of one repair. What a deed leaves is seen by the next look: a file put together in `lost+found` may show bytes that are there twice.
+const LOOKS_MAX: usize = 4;
+
+/// Look through a pool that nobody serves, and mend if asked, until a look finds nothing more to mend. Keeps some 300 bytes of memory for each file
+/// and object.
 ///
 /// `pool`   opened by [`Pool::serve`]
 /// Errors   of the look; what cannot be mended is an [`Issue`]
@@ -121,9 +125,34 @@ pub fn fsck(
     repair: bool,
     mut progress: impl FnMut(Progress),
 ) -> Result<Fsck, PoolError> {
+    let was_mended = |issue: &Issue| matches!(issue.state, State::Mended(_));
+    let mut report = look_once(pool, repair, &mut progress)?;
+    let mut is_settled = !report.issues.iter().any(was_mended);
+    for _ in 1..LOOKS_MAX {
+        if is_settled {
+            break;
+        }
+        let next = look_once(pool, repair, &mut progress)?;
+        is_settled = !next.issues.iter().any(was_mended);
+        let mended = report.issues.into_iter().filter(was_mended);
+        report = Fsck {
+            issues: mended.chain(next.issues).collect(),
+            reserved_bytes: report.reserved_bytes + next.reserved_bytes,
+            ..next
+        };
+    }
+    Ok(report)
+}
+
+/// One look, and the deeds that follow from it.
+fn look_once(
+    pool: &Pool,
+    repair: bool,
+    progress: &mut impl FnMut(Progress),
+) -> Result<Fsck, PoolError> {
     let mut report = Fsck::default();
     let buried = removed(pool, repair, &mut report)?;
-    let look = look(pool, &mut progress)?;
+    let look = look(pool, progress)?;
     report.file_count = look.stubs.len() as u64;
     report.object_count = look.objects.len() as u64;
     report.missing = look.missing.clone();
