@@ -212,8 +212,19 @@ fn way_of(share: &ShareStatus) -> String {
 /// The ledger.
 pub(crate) fn streams(streams: &[StreamStatus]) -> Table {
     let mut table = Table::new(&[
-        ">#", "standing", ">rate", "from", ">reads", ">due", ">late", ">worst", "guilty", ">ahead",
-        "user", "file",
+        ">#",
+        "standing",
+        ">rate",
+        "from",
+        ">reads",
+        ">due",
+        ">late",
+        ">promised late",
+        ">worst",
+        "guilty",
+        ">ahead",
+        "user",
+        "file",
     ]);
     for stream in streams {
         table.row(vec![
@@ -226,6 +237,7 @@ pub(crate) fn streams(streams: &[StreamStatus]) -> Table {
             stream.read_count.to_string(),
             stream.due_count.to_string(),
             stream.late_count.to_string(),
+            stream.promised_late_count.to_string(),
             if stream.late_count > 0 {
                 format!("{:.0} ms", stream.worst_lateness_ms)
             } else {
@@ -261,6 +273,7 @@ fn standing(stream: &StreamStatus) -> &str {
 fn guilty(guilty: &GuiltyStatus) -> String {
     let mut stages = [
         (guilty.door, "door"),
+        (guilty.open, "open"),
         (guilty.cache, "cache"),
         (guilty.queue, "queue"),
         (guilty.device, "device"),

@@ -147,10 +147,11 @@ fn draw(frame: &mut Frame<'_>, before: &Status, now: &Status, trouble: Option<&s
 
 fn head_widget<'a>(now: &Status, trouble: Option<&str>) -> Paragraph<'a> {
     let daemon = &now.daemon;
-    let (mut due, mut late) = (0, 0);
+    let (mut due, mut late, mut promised_late) = (0, 0, 0);
     for stream in &now.streams {
         due += stream.due_count;
         late += stream.late_count;
+        promised_late += stream.promised_late_count;
     }
     let mut lines = vec![
         Line::from(format!(
@@ -162,7 +163,7 @@ fn head_widget<'a>(now: &Status, trouble: Option<&str>) -> Paragraph<'a> {
         )),
         Line::styled(
             format!(
-                "{} streams open · {} sessions · reads due {due}, late {late} · event loop p99 {} µs",
+                "{} streams open · {} sessions · reads due {due}, late {late} (promised: {promised_late}) · event loop p99 {} µs",
                 now.streams.iter().filter(|stream| stream.open).count(),
                 now.sessions.len(),
                 daemon.event_loop.lag_p99_us

@@ -11,7 +11,7 @@
 use crate::client::Kind;
 use crate::player::{Player, PlayerCount, Source};
 use crate::world::World;
-use rushes_core::server::{Standing, StreamRecord};
+use rushes_core::server::{RateSource, Standing, StreamRecord};
 use rushes_core::units::*;
 use serde::Serialize;
 
@@ -395,11 +395,20 @@ fn disagree(count: &PlayerCount, record: &StreamRecord, seen: &Seen) -> Option<S
         let (late, guilty) = (record.late_count, record.guilty);
         return Some(format!("{late} late, but {guilty:?} guilty"));
     }
-    let steady = seen.promised() && seen.shed_at.is_none() && count.jump_count == 0;
-    if !steady {
+    if record.promised_late_count > record.promised_count {
+        return Some(format!(
+            "{} late of {} promised",
+            record.promised_late_count, record.promised_count
+        ));
+    }
+    // Whoever jumps has lines that are closed.
+    if count.jump_count > 0 {
         return None;
     }
-    if count.clearly_late_count > 0 && record.late_count == 0 {
+    // Before the rate is known nothing is due; and what a copy is given is in time.
+    let known = matches!(record.rate, Some((_, source)) if source != RateSource::Cadence);
+    let steady = seen.promised() && seen.shed_at.is_none();
+    if (known || steady) && count.clearly_late_count > 0 && record.late_count == 0 {
         return Some(format!(
             "the player saw {} frames clearly late, the ledger none",
             count.clearly_late_count

@@ -696,12 +696,19 @@ pub enum Standing {
 pub enum Stage {
     /// Between the client's door and us.
     Door,
+    /// Its file was still being opened.
+    Open,
     /// No buffer was free.
     Cache,
     /// Waiting for its turn.
     Queue,
     /// The device took longer than its model.
     Device,
+}
+
+impl Stage {
+    /// So many there are.
+    pub const COUNT: usize = 5;
 }
 
 /// One line of the ledger.
@@ -725,20 +732,25 @@ pub struct StreamRecord {
     pub standing: Standing,
     /// Rate and where it comes from, when known.
     pub rate: Option<(BytesPerSecond, RateSource)>,
-    /// Why it was refused its contract when that last happened, also when it got one later; None: it never was.
+    /// Why it has no contract, if it was refused one; None: it was not, or has got one.
     pub refusal: Option<Refusal>,
-    /// Reads of it so far, and those answered after they were due (only counted under contract).
+    /// Reads of it so far.
     pub read_count: u64,
-    /// Of those, under contract.
+    /// Of those, reads that were due by the clock of their reader, promised or not: whoever plays at a known rate has one from the
+    /// first read of a run on.
     pub due_count: u64,
-    /// Answered in time.
+    /// Of those, answered in time.
     pub on_time_count: u64,
-    /// Answered late.
+    /// Of those, answered late.
     pub late_count: u64,
-    /// The worst of those.
+    /// Reads under contract.
+    pub promised_count: u64,
+    /// Of those, answered later than was promised.
+    pub promised_late_count: u64,
+    /// The worst of `late_count`.
     pub worst_lateness: Duration,
     /// Late reads by guilty stage, in the order of [`Stage`].
-    pub guilty: [u64; 4],
+    pub guilty: [u64; Stage::COUNT],
     /// Bytes answered.
     pub bytes: ByteCount,
     /// Reads answered without waiting for a device.

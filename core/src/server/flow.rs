@@ -6,6 +6,7 @@
 //! is due a preroll later. What the reader does besides only ever moves the anchor: a pause or a jump
 //! starts a new schedule, a late answer of ours does not.
 
+use super::clock::Due;
 use super::frames::Frames;
 use super::state::*;
 use super::*;
@@ -53,20 +54,20 @@ impl Server {
         range: ByteRange,
         arrived: Instant,
         actions: &mut Actions,
-    ) -> (Option<StreamId>, Instant) {
+    ) -> (Option<StreamId>, Due) {
         let Some(entry) = self.handles.get_mut(&(session, handle)) else {
-            return (None, Instant::NEVER);
+            return (None, Due::NEVER);
         };
         entry.cadence.read_arrived(self.now, range.length);
         let lately = entry.cadence.lately();
         let is_clip = entry.is_clip();
         self.look_again((session, handle), file, actions);
         let Some(entry) = self.handles.get_mut(&(session, handle)) else {
-            return (None, Instant::NEVER);
+            return (None, Due::NEVER);
         };
         if !self.policy.analyser {
             let id = self.stream_of(session, handle, file);
-            return (id, Instant::NEVER);
+            return (id, Due::NEVER);
         }
         let seen = entry.recogniser.observe(self.now, range);
         // A frame that is stepped to may be read in several pieces.
@@ -75,7 +76,7 @@ impl Server {
             .cursor(seen.cursor)
             .map_or(range.length.0, |cursor| cursor.run_bytes());
         let Some(mut id) = self.stream_of(session, handle, file) else {
-            return (None, Instant::NEVER);
+            return (None, Due::NEVER);
         };
         if self
             .streams
@@ -88,18 +89,29 @@ impl Server {
             self.is_no_sequence(id, actions);
             match self.stream_of(session, handle, file) {
                 Some(own) => id = own,
-                None => return (None, Instant::NEVER),
+                None => return (None, Due::NEVER),
             }
         }
+        self.begin_clock(id, &seen, range, arrived);
         self.move_promise(id);
         self.follow(id, &seen, run_bytes, (range, arrived), actions);
         self.settle_rate(id);
         let Some(stream) = self.streams.get_mut(id.0) else {
-            return (None, Instant::NEVER);
+            return (None, Due::NEVER);
         };
         stream.last_read = self.now;
         if stream.cursor != Some(seen.cursor) {
-            return (Some(id), self.presumed_due(id, arrived));
+            let wanted = self.presumed_due(id, arrived);
+            let played = self.begun_due(id, &seen, range, arrived);
+            let is_promised = false;
+            return (
+                Some(id),
+                Due {
+                    wanted,
+                    is_promised,
+                    played,
+                },
+            );
         }
         let due = self.advance(id, range, arrived);
         self.tell_copy(id, range.length, lately);
@@ -211,6 +223,7 @@ impl Server {
         stream.consumed = 0;
         stream.fetched = 0;
         stream.anchor = arrived;
+        stream.take_clock(cursor, range, arrived);
         let (file, device) = (stream.file, stream.device);
         let was_contract = stream.standing == Standing::Contract;
         stream.was_cut_to = was_contract;
@@ -248,10 +261,10 @@ impl Server {
     }
 
     /// Count a read of the followed cursor; when it is due.
-    fn advance(&mut self, id: StreamId, range: ByteRange, arrived: Instant) -> Instant {
+    fn advance(&mut self, id: StreamId, range: ByteRange, arrived: Instant) -> Due {
         let preroll = self.policy.preroll;
         let Some(stream) = self.streams.get_mut(id.0) else {
-            return Instant::NEVER;
+            return Due::NEVER;
         };
         let (start, end) = match stream.flow {
             Flow::Forward | Flow::Frames => (
@@ -269,7 +282,8 @@ impl Server {
             }
         };
         stream.consumed = stream.consumed.max(end);
-        let due = stream.due(start, arrived, preroll);
+        let played = stream.played(start, arrived, preroll);
+        let due = Due::of_stream(stream.due(start, arrived, preroll), played);
         let (device, passed) = (
             stream.device,
             stream.consumed.saturating_sub(stream.read_bytes),
@@ -664,6 +678,7 @@ impl Server {
         let had_contract = stream.standing == Standing::Contract;
         if verdict.is_ok() {
             stream.standing = Standing::Contract;
+            stream.refusal = None;
         }
         for at in 0.. {
             let Some(device_id) = self.device_of(id, at) else {
@@ -1287,10 +1302,14 @@ impl Stream {
             read_count: 0,
             due_count: 0,
             late_count: 0,
+            promised_count: 0,
+            promised_late_count: 0,
+            clock: None,
+            begun: None,
             late_before: false,
             waiting_count: 0,
             worst_lateness: Duration::ZERO,
-            guilty: [0; 4],
+            guilty: [0; Stage::COUNT],
             bytes: 0,
             hit_count: 0,
         }

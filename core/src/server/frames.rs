@@ -11,6 +11,7 @@
 //! asked for its own frames by itself, in the order of `v`, so that one that is slow keeps nobody from fetching from the others. Each
 //! is charged the part of the rate that the frames have which lie there (docs/decisions/0034).
 
+use super::clock::Due;
 use super::state::*;
 use super::*;
 use crate::stream::{Cadence, Moved, SequenceTracker};
@@ -528,6 +529,7 @@ impl Server {
                 return;
             };
             stream.origin = start;
+            stream.clock = None;
             stream.reanchor(now);
             if stream.standing == Standing::Contract {
                 self.resign(id);
@@ -858,15 +860,15 @@ impl Server {
         file: FileId,
         range: ByteRange,
         arrived: Instant,
-    ) -> Instant {
+    ) -> Due {
         let preroll = self.policy.preroll;
         let now = self.now;
         let Some(stream) = self.streams.get_mut(id.0) else {
-            return Instant::NEVER;
+            return Due::NEVER;
         };
         stream.last_read = now;
         let Some(frames) = &mut stream.frames else {
-            return Instant::NEVER;
+            return Due::NEVER;
         };
         frames.cadence.read_arrived(now, range.length);
         let (lately, is_blind) = (frames.cadence.lately(), frames.is_blind);
@@ -876,12 +878,13 @@ impl Server {
             .copied()
             .filter(|frame| frame.file == file)
         else {
-            return Instant::NEVER;
+            return Due::NEVER;
         };
         stream.consumed = stream
             .consumed
             .max(frame.start + range.end().min(frame.size));
-        let due = stream.due(frame.start, arrived, preroll);
+        let played = stream.played(frame.start, arrived, preroll);
+        let due = Due::of_stream(stream.due(frame.start, arrived, preroll), played);
         if !is_blind {
             self.tell_copy(id, range.length, lately);
         }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the server tells about itself: who was late, by how much, and through whose fault.
 
+use super::clock::PlayClock;
 use super::state::*;
 use super::*;
+use crate::stream::{CursorIndex, Moved, Observation};
 use alloc::vec::Vec;
 
 impl Server {
@@ -24,30 +26,106 @@ impl Server {
             stream.bytes += length.0;
             stream.hit_count += u64::from(hit);
         }
+        if read.due != Instant::NEVER {
+            stream.late_before = now > read.due;
+        }
         // What was promised when it arrived stays promised, also when the contract was withdrawn meanwhile.
-        if read.due == Instant::NEVER {
+        if read.is_promised {
+            stream.promised_count += 1;
+            stream.promised_late_count += u64::from(now > read.due);
+        }
+        if read.played == Instant::NEVER {
             return;
         }
         stream.due_count += 1;
-        stream.late_before = now > read.due;
-        if now <= read.due {
+        for clock in [&mut stream.clock, &mut stream.begun].into_iter().flatten() {
+            clock.answered(now, read.played);
+        }
+        if now <= read.played {
             return;
         }
         stream.late_count += 1;
-        stream.worst_lateness = stream.worst_lateness.max(now.since(read.due));
+        stream.worst_lateness = stream.worst_lateness.max(now.since(read.played));
         stream.guilty[guilty_stage(read, now) as usize] += 1;
+    }
+
+    /// A run that begins, or goes on where nobody followed it, has a clock of its own from its first read on.
+    pub(super) fn begin_clock(
+        &mut self,
+        id: StreamId,
+        seen: &Observation,
+        range: ByteRange,
+        arrived: Instant,
+    ) {
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        if seen.moved == Moved::Began {
+            let cursor = Some(seen.cursor);
+            stream.begun = Some(PlayClock::new(cursor, range.start.0, arrived));
+        }
+    }
+
+    /// When a read is due that is of a run nobody follows yet.
+    pub(super) fn begun_due(
+        &mut self,
+        id: StreamId,
+        seen: &Observation,
+        range: ByteRange,
+        arrived: Instant,
+    ) -> Instant {
+        let (from_header, preroll) = (self.policy.contracts_from_header, self.policy.preroll);
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return Instant::NEVER;
+        };
+        let hint = stream
+            .handle
+            .and_then(|handle| self.handles.get(&(stream.session, handle))?.hint);
+        let told = match hint {
+            Some(RateHint::Rate(_, RateSource::Header)) if !from_header => None,
+            Some(RateHint::Rate(rate, _)) => Some(rate),
+            _ => None,
+        };
+        let rate = stream.rate.map(|(rate, _)| rate).or(told);
+        let (Some(rate), false) = (rate.filter(|rate| rate.0 > 0), stream.is_copy) else {
+            return Instant::NEVER;
+        };
+        let is_alone = stream.waiting_count == 0;
+        let cursor = Some(seen.cursor);
+        let Some(clock) = stream.begun.as_mut().filter(|begun| begun.cursor == cursor) else {
+            return Instant::NEVER;
+        };
+        let at = range.start.0.abs_diff(clock.origin);
+        clock.due(at, rate, arrived, is_alone, preroll)
     }
 
     /// The ledger: open streams, then the most recent closed ones.
     pub fn streams(&self, now: Instant) -> Vec<StreamRecord> {
-        let _ = now;
         let mut records: Vec<StreamRecord> = self
             .streams
             .iter()
             .filter_map(|(key, _)| self.record_of(StreamId(key), true))
             .collect();
+        self.add_overdue(now, &mut records);
         records.extend(self.closed.iter().rev().cloned());
         records
+    }
+
+    /// Reads that are due and still wait are late, whenever they are answered.
+    fn add_overdue(&self, now: Instant, records: &mut [StreamRecord]) {
+        let overdue = self.reads.iter().filter(|(_, read)| read.played < now);
+        for (_, read) in overdue {
+            let record = records
+                .iter_mut()
+                .find(|record| Some(record.stream) == read.stream);
+            let Some(record) = record else {
+                continue;
+            };
+            record.due_count += 1;
+            record.late_count += 1;
+            record.worst_lateness = record.worst_lateness.max(now.since(read.played));
+            record.guilty[guilty_stage(read, now) as usize] += 1;
+        }
     }
 
     pub(super) fn record_of(&self, id: StreamId, open: bool) -> Option<StreamRecord> {
@@ -77,6 +155,8 @@ impl Server {
             due_count: stream.due_count,
             on_time_count: stream.due_count - stream.late_count,
             late_count: stream.late_count,
+            promised_count: stream.promised_count,
+            promised_late_count: stream.promised_late_count,
             worst_lateness: stream.worst_lateness,
             guilty: stream.guilty,
             bytes: ByteCount(stream.bytes),
@@ -166,13 +246,50 @@ impl Server {
     }
 }
 
+impl Stream {
+    /// It follows a cursor from here on: the clock of that run goes on, if it is known.
+    pub(super) fn take_clock(&mut self, cursor: CursorIndex, range: ByteRange, arrived: Instant) {
+        let is_its = |clock: &PlayClock| clock.cursor == Some(cursor);
+        let counts_bytes = matches!(self.flow, Flow::Forward | Flow::Reverse);
+        let known = self.begun.take_if(|clock| is_its(clock));
+        let known = known.or(self.clock.filter(is_its)).filter(|_| counts_bytes);
+        let mut clock = known.unwrap_or(PlayClock::new(Some(cursor), range.start.0, arrived));
+        clock.before = range.start.0.abs_diff(clock.origin);
+        self.clock = Some(clock);
+    }
+
+    /// When a read of what it follows is due by its reader's clock.
+    ///
+    /// `at`  the stream's `v` where the read starts
+    pub(super) fn played(&mut self, at: u64, arrived: Instant, preroll: Duration) -> Instant {
+        let rate = match self.rate {
+            // (A twentieth was put on top.)
+            Some((rate, RateSource::Cadence)) => BytesPerSecond(rate.0 - rate.0 / 21),
+            Some((rate, _)) => rate,
+            None => BytesPerSecond(0),
+        };
+        if rate.0 == 0 || self.is_copy {
+            return Instant::NEVER;
+        }
+        let is_alone = self.waiting_count == 0;
+        let clock = self.clock.get_or_insert_with(|| {
+            PlayClock::new(None, 0, arrived.before(rate.time_for(ByteCount(at))))
+        });
+        clock.due(clock.before + at, rate, arrived, is_alone, preroll)
+    }
+}
+
 /// Where a late read spent most of its time.
 fn guilty_stage(read: &Read, now: Instant) -> Stage {
     let door = read.arrived.since(read.sent);
-    let queue = read.asked.min(now).since(read.arrived);
-    let device = now.since(read.asked.max(read.arrived));
-    if door >= queue && door >= device {
+    let begun = read.begun.min(now);
+    let open = begun.since(read.arrived);
+    let queue = read.asked.min(now).since(begun);
+    let device = now.since(read.asked.max(begun));
+    if door >= open && door >= queue && door >= device {
         Stage::Door
+    } else if open >= queue && open >= device {
+        Stage::Open
     } else if queue >= device {
         if read.starved {
             Stage::Cache

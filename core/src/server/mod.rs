@@ -14,6 +14,7 @@ mod api;
 mod bridge;
 #[cfg(test)]
 mod bridge_tests;
+mod clock;
 mod fetch;
 mod files;
 mod flow;

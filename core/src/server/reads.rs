@@ -68,6 +68,9 @@ impl Server {
             stream: None,
             file: None,
             due: Instant::NEVER,
+            is_promised: false,
+            played: Instant::NEVER,
+            begun: Instant::NEVER,
             asked: Instant::NEVER,
             starved: false,
             size_checked: false,
@@ -104,7 +107,10 @@ impl Server {
         }
         if let Some(read) = self.reads.get_mut(key) {
             read.stream = stream;
-            read.due = due;
+            read.due = due.wanted;
+            read.is_promised = due.is_promised;
+            read.played = due.played;
+            read.begun = self.now;
             read.file = Some(file);
         }
         if let Some(file) = self.files.get_mut(&file) {

@@ -38,7 +38,8 @@ impl Server {
     fn left_place(&self, id: StreamId, is_first: bool) -> Option<StreamId> {
         let stream = self.streams.get(id.0)?;
         let is_seat = self.sessions.get(&stream.session)?.pool.is_none();
-        if !is_seat || stream.frames.is_some() || !stream.part.is_whole() {
+        // What is copied takes what it is given, and leaves the promise with whoever plays.
+        if !is_seat || stream.is_copy || stream.frames.is_some() || !stream.part.is_whole() {
             return None;
         }
         let device = self.devices.get(&stream.device)?;
@@ -111,10 +112,6 @@ impl Server {
         let Some(stream) = self.streams.get(id.0) else {
             return Instant::NEVER;
         };
-        // Whoever waits for several places at once does not begin to play.
-        let elsewhere = self.reads.iter().any(|(_, read)| {
-            read.session == stream.session && read.stream.is_some_and(|other| other != id)
-        });
         let hint = stream
             .handle
             .and_then(|handle| self.handles.get(&(stream.session, handle))?.hint);
@@ -122,8 +119,14 @@ impl Server {
         let Some(session) = self.sessions.get_mut(&stream.session) else {
             return Instant::NEVER;
         };
-        if !is_clip || elsewhere || stream.cursor.is_some() || now < session.presumed_wrongly_until
-        {
+        if !is_clip || stream.cursor.is_some() || now < session.presumed_wrongly_until {
+            return Instant::NEVER;
+        }
+        // Whoever waits for several places at once does not begin to play.
+        let elsewhere = self.reads.iter().any(|(_, read)| {
+            read.session == stream.session && read.stream.is_some_and(|other| other != id)
+        });
+        if elsewhere {
             return Instant::NEVER;
         }
         if session.look_count >= LOOKS {

@@ -3,6 +3,7 @@
 //! in the files beside this one.
 
 use super::api::*;
+use super::clock::PlayClock;
 use super::frames::Frames;
 use crate::sched::{RefinedModel, admission};
 use crate::stream::{Cadence, CursorIndex, Recogniser};
@@ -526,8 +527,14 @@ pub(super) struct Read {
     pub stream: Option<StreamId>,
     /// Set once its handle is ready.
     pub file: Option<FileId>,
-    /// When it is due; NEVER for best effort.
+    /// When it is wanted of the device; NEVER for best effort.
     pub due: Instant,
+    /// It was promised when it arrived, for then.
+    pub is_promised: bool,
+    /// When it is due by its reader's clock; NEVER: he has none.
+    pub played: Instant,
+    /// When its handle was ready for it.
+    pub begun: Instant,
     /// When its bytes were first asked of the device; NEVER: not yet.
     pub asked: Instant,
     /// It waited because no buffer was free.
@@ -652,16 +659,21 @@ pub(super) struct Stream {
     pub read_bytes: u64,
     pub held: VecDeque<Held>,
     pub last_read: Instant,
+    /// The clock of the run that it follows, and of one that has begun elsewhere.
+    pub clock: Option<PlayClock>,
+    pub begun: Option<PlayClock>,
     // The ledger.
     pub read_count: u64,
     pub due_count: u64,
     pub late_count: u64,
+    pub promised_count: u64,
+    pub promised_late_count: u64,
     /// Its last read was answered late: by us, so the schedule stands.
     pub late_before: bool,
     /// Reads of it that are not answered yet.
     pub waiting_count: u32,
     pub worst_lateness: Duration,
-    pub guilty: [u64; 4],
+    pub guilty: [u64; Stage::COUNT],
     pub bytes: u64,
     pub hit_count: u64,
 }

@@ -270,17 +270,23 @@ pub struct StreamStatus {
     pub rate_bytes_per_s: Option<u64>,
     /// `rule`, `header` or `cadence`.
     pub rate_source: Option<String>,
-    /// Why it was refused a contract, when that last happened (it may have got one since): a sentence.
+    /// Why it has no contract, if it was refused one: a sentence.
     pub refusal: Option<String>,
     /// Reads so far.
     pub read_count: u64,
-    /// Of those, under contract.
+    /// Of those, due by the clock of whoever plays, promised or not.
     pub due_count: u64,
-    /// Answered in time.
+    /// Of those, answered in time.
     pub on_time_count: u64,
-    /// Answered late.
+    /// Of those, answered late.
     pub late_count: u64,
-    /// The worst of them.
+    /// Reads under contract.
+    #[serde(default)]
+    pub promised_count: u64,
+    /// Of those, answered later than was promised.
+    #[serde(default)]
+    pub promised_late_count: u64,
+    /// The worst of `late_count`.
     pub worst_lateness_ms: f64,
     /// Late reads by guilty stage.
     pub guilty: GuiltyStatus,
@@ -299,6 +305,9 @@ pub struct StreamStatus {
 pub struct GuiltyStatus {
     /// Between the client's door and the daemon.
     pub door: u64,
+    /// Its file was still being opened.
+    #[serde(default)]
+    pub open: u64,
     /// No buffer was free.
     pub cache: u64,
     /// Waiting for its turn.

@@ -332,9 +332,12 @@ impl Daemon {
             due_count: record.due_count,
             on_time_count: record.on_time_count,
             late_count: record.late_count,
+            promised_count: record.promised_count,
+            promised_late_count: record.promised_late_count,
             worst_lateness_ms: ms(record.worst_lateness),
             guilty: GuiltyStatus {
                 door: record.guilty[Stage::Door as usize],
+                open: record.guilty[Stage::Open as usize],
                 cache: record.guilty[Stage::Cache as usize],
                 queue: record.guilty[Stage::Queue as usize],
                 device: record.guilty[Stage::Device as usize],

@@ -29,8 +29,10 @@ struct Sums {
     read: u64,
     due: u64,
     on_time: u64,
-    late: [u64; 4],
+    late: [u64; 5],
     late_all: u64,
+    promised: u64,
+    promised_late: u64,
     bytes: u64,
 }
 
@@ -45,11 +47,14 @@ impl Totals {
                 on_time: stream.on_time_count,
                 late: [
                     stream.guilty.door,
+                    stream.guilty.open,
                     stream.guilty.cache,
                     stream.guilty.queue,
                     stream.guilty.device,
                 ],
                 late_all: stream.late_count,
+                promised: stream.promised_count,
+                promised_late: stream.promised_late_count,
                 bytes: stream.bytes,
             };
             // A number used again by a new stream starts below what the old one had.
@@ -70,6 +75,8 @@ impl Sums {
         self.due += now.due.saturating_sub(before.due);
         self.on_time += now.on_time.saturating_sub(before.on_time);
         self.late_all += now.late_all.saturating_sub(before.late_all);
+        self.promised += now.promised.saturating_sub(before.promised);
+        self.promised_late += now.promised_late.saturating_sub(before.promised_late);
         self.bytes += now.bytes.saturating_sub(before.bytes);
         for (sum, (before, now)) in self.late.iter_mut().zip(before.late.iter().zip(&now.late)) {
             *sum += now.saturating_sub(*before);
@@ -195,31 +202,46 @@ impl Snapshot {
         counters(
             encoder,
             "stream_reads_due",
-            "Reads that had a deadline under a contract",
+            "Reads that were due by the clock of whoever plays, promised or not",
             None,
             one(sums.due as f64),
         )?;
         counters(
             encoder,
             "stream_reads_on_time",
-            "Reads under a contract answered in time",
+            "Of those, reads answered in time",
             None,
             one(sums.on_time as f64),
         )?;
         counters(
             encoder,
             "stream_reads_late",
-            "Reads under a contract answered late, by guilty stage",
+            "Of those, reads answered late, by guilty stage",
             None,
             by(
                 "stage",
                 &[
                     ("door", sums.late[0] as f64),
-                    ("cache", sums.late[1] as f64),
-                    ("queue", sums.late[2] as f64),
-                    ("device", sums.late[3] as f64),
+                    ("open", sums.late[1] as f64),
+                    ("cache", sums.late[2] as f64),
+                    ("queue", sums.late[3] as f64),
+                    ("device", sums.late[4] as f64),
                 ],
             ),
+        )?;
+        counters(
+            encoder,
+            "stream_reads_promised",
+            "Reads under a contract",
+            None,
+            one(sums.promised as f64),
+        )?;
+        counters(
+            encoder,
+            "stream_reads_promised_late",
+            "Reads under a contract answered later than was promised",
+            None,
+            one(sums.promised_late as f64),
         )?;
         counters(
             encoder,

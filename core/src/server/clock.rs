@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The clock of whoever plays: what the ledger measures lateness by, promised or not.
+//!
+//! A run begins with its first read, and from then on each byte is due a preroll after the reader's clock comes to it.
+//! A schedule that was promised is another thing (see `flow.rs`): it begins when the promise is given, and begins again
+//! when that is taken away and given once more. Here only the reader moves the clock, by a pause; our own lateness
+//! never does.
+
+use crate::stream::CursorIndex;
+use crate::units::{ByteCount, BytesPerSecond, Duration, Instant};
+
+/// A run as its reader's clock has it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlayClock {
+    /// Of whose reads it tells; None: of a sequence.
+    pub cursor: Option<CursorIndex>,
+    /// Where its first read began. Units: bytes of the file.
+    pub origin: u64,
+    /// Bytes of the run before the place from which the stream counts.
+    pub before: u64,
+    /// When its first byte was asked for, or would have been if the reader had not paused.
+    anchor: Instant,
+    /// The last answer was late, and when that was.
+    was_late: bool,
+    answered: Instant,
+}
+
+impl PlayClock {
+    pub(super) fn new(cursor: Option<CursorIndex>, origin: u64, arrived: Instant) -> PlayClock {
+        PlayClock {
+            cursor,
+            origin,
+            before: 0,
+            anchor: arrived,
+            was_late: false,
+            answered: arrived,
+        }
+    }
+
+    /// When a read is due.
+    ///
+    /// `at`        bytes of the run before it
+    /// `is_alone`  its reader waits for nothing else
+    ///
+    /// A reader who comes later than his clock says is behind through us, as far as he has waited for us, and through himself, as far as he has let
+    /// time go by before he asked: so much his clock moves. (His rate is a mean, and he may pause.) Behind through us he asks at once, or nearly: then
+    /// it stands, whatever his own machine takes. Only who takes a preroll's time to ask has paused, and begins anew.
+    pub(super) fn due(
+        &mut self,
+        at: u64,
+        rate: BytesPerSecond,
+        arrived: Instant,
+        is_alone: bool,
+        preroll: Duration,
+    ) -> Instant {
+        let scheduled = self.anchor + rate.time_for(ByteCount(at));
+        let behind = arrived.since(scheduled);
+        let idle = match is_alone {
+            true => arrived.since(self.answered),
+            false => Duration::ZERO,
+        };
+        let own = match (idle > preroll, self.was_late) {
+            (true, _) => behind,
+            (false, true) => Duration::ZERO,
+            (false, false) => behind.min(idle),
+        };
+        self.anchor = self.anchor + own;
+        scheduled + own + preroll
+    }
+
+    /// A read that was due then is answered.
+    pub(super) fn answered(&mut self, now: Instant, due: Instant) {
+        self.was_late = now > due;
+        self.answered = now;
+    }
+}
+
+/// When a read is wanted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Due {
+    /// For the device: by a promise, or because it is presumed to be the beginning of one. NEVER: best effort.
+    pub wanted: Instant,
+    /// It is promised.
+    pub is_promised: bool,
+    /// By its reader's clock. NEVER: nothing says that it is played, or at what rate.
+    pub played: Instant,
+}
+
+impl Due {
+    pub(super) const NEVER: Due = Due {
+        wanted: Instant::NEVER,
+        is_promised: false,
+        played: Instant::NEVER,
+    };
+
+    /// By a contract's schedule (NEVER: without one) and its reader's clock.
+    pub(super) fn of_stream(promised: Instant, played: Instant) -> Due {
+        Due {
+            wanted: promised,
+            is_promised: promised != Instant::NEVER,
+            played,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RATE: BytesPerSecond = BytesPerSecond(10_000_000);
+    const PREROLL: Duration = Duration::from_ms(500);
+    const SECOND: u64 = 10_000_000;
+
+    fn at(ms: u64) -> Instant {
+        Instant::ZERO + Duration::from_ms(ms)
+    }
+
+    fn due(clock: &mut PlayClock, seconds: u64, arrived: u64) -> Instant {
+        clock.due(seconds * SECOND, RATE, at(arrived), true, PREROLL)
+    }
+
+    #[test]
+    fn reader_who_is_served_late_keeps_his_clock() {
+        let mut clock = PlayClock::new(None, 0, at(1000));
+        assert_eq!(due(&mut clock, 0, 1000), at(1500));
+        // Two seconds late, and he asks for the next at once, and again.
+        clock.answered(at(3500), at(1500));
+        assert_eq!(due(&mut clock, 1, 3500), at(2500));
+        clock.answered(at(4000), at(2500));
+        assert_eq!(due(&mut clock, 2, 4000), at(3500));
+        // He has caught up.
+        clock.answered(at(3600), at(4500));
+        assert_eq!(due(&mut clock, 3, 3900), at(4500));
+    }
+
+    #[test]
+    fn reader_who_pauses_begins_anew() {
+        let mut clock = PlayClock::new(None, 0, at(0));
+        clock.answered(at(100), at(500));
+        assert_eq!(due(&mut clock, 1, 9000), at(9500));
+        assert_eq!(due(&mut clock, 2, 10_000), at(10_500));
+        // Late, and then he thinks for a while.
+        clock.answered(at(11_000), at(10_500));
+        assert_eq!(due(&mut clock, 3, 20_000), at(20_500));
+    }
+
+    #[test]
+    fn reader_who_comes_a_little_later_has_his_preroll() {
+        let mut clock = PlayClock::new(None, 0, at(0));
+        clock.answered(at(100), at(500));
+        assert_eq!(due(&mut clock, 1, 1400), at(1900));
+        clock.answered(at(1500), at(1900));
+        assert_eq!(due(&mut clock, 2, 2000), at(2900));
+    }
+
+    #[test]
+    fn reader_whom_each_answer_keeps_a_little_longer_is_late_in_the_end() {
+        let mut clock = PlayClock::new(None, 0, at(0));
+        // 1.2 s for what is played in one, and 100 ms of his own.
+        let mut now = 0;
+        for second in 0..10 {
+            let due = due(&mut clock, second, now);
+            now += 1200;
+            clock.answered(at(now), due);
+            assert!(due < at(now), "{second}");
+            now += 100;
+        }
+    }
+
+    #[test]
+    fn reader_who_still_waits_has_not_paused() {
+        let mut clock = PlayClock::new(None, 0, at(0));
+        clock.answered(at(600), at(500));
+        let second = clock.due(SECOND, RATE, at(9000), false, PREROLL);
+        assert_eq!(second, at(1500));
+    }
+}
