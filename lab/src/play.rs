@@ -24,6 +24,8 @@ use std::time::Duration;
 pub const REELS_PER_COPIER: u64 = 2;
 /// How much larger than the cache a copier's file is. Units: bytes.
 const REEL_BYTES_OVER_CACHE: u64 = 128 << 20;
+/// So many reads may come before it can be known that somebody plays.
+const LOOKS: u64 = 2;
 /// Copiers run for so long before the first player starts: nobody joins a quiet server.
 const COPIES_LEAD: Duration = Duration::from_millis(1500);
 /// A pool tidies itself for so long before the first player starts: he comes to disks that are at work.
@@ -543,13 +545,14 @@ impl Ledger {
                 Some(part) => format!("{path} {part}"),
                 None => String::from(path),
             };
-            if let (Some(reads), Some(due)) =
-                (stream["read_count"].as_u64(), stream["due_count"].as_u64())
-                && reads > 0
+            if let (Some(reads), Some(promised)) = (
+                stream["read_count"].as_u64(),
+                stream["promised_count"].as_u64(),
+            ) && reads > 0
             {
                 // Once admitted it counts as such: a promise withdrawn later was a promise all the same.
                 *self.admitted.entry(name.clone()).or_default() |=
-                    standing == "contract" && due == reads;
+                    standing == "contract" && promised > 0 && promised + LOOKS >= reads;
             }
             // A file may have several rows (positions); one contract among them is what counts.
             let entry = now.entry(name).or_default();
@@ -589,7 +592,7 @@ mod tests {
         let status = |standing: &str, reads: u64, due: u64| {
             json!({"streams": [{
                 "path": "footage/stream00/clip.mov", "standing": standing, "sequence": false,
-                "read_count": reads, "due_count": due,
+                "read_count": reads, "promised_count": due,
             }]})
         };
         ledger.note(status("contract", 10, 10));
@@ -604,7 +607,7 @@ mod tests {
     #[test]
     fn a_striped_stream_is_admitted_where_all_its_parts_are() {
         let mut ledger = Ledger::default();
-        let part = |name: &str, part: &str, standing: &str| json!({"path": name, "part": part, "standing": standing, "sequence": false, "read_count": 4, "due_count": 4});
+        let part = |name: &str, part: &str, standing: &str| json!({"path": name, "part": part, "standing": standing, "sequence": false, "read_count": 4, "promised_count": 4});
         ledger
             .note(json!({"streams": [part("a", "1/2", "contract"), part("a", "2/2", "contract")]}));
         ledger

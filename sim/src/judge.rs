@@ -410,8 +410,11 @@ fn disagree(count: &PlayerCount, record: &StreamRecord, seen: &Seen) -> Option<S
     let steady = seen.promised() && seen.shed_at.is_none();
     if (known || steady) && count.clearly_late_count > 0 && record.late_count == 0 {
         return Some(format!(
-            "the player saw {} frames clearly late, the ledger none",
-            count.clearly_late_count
+            "the player saw {} frames clearly late, the worst by {} ms, the ledger none of {} reads due ({:?})",
+            count.clearly_late_count,
+            ms(count.worst_late_ns),
+            record.due_count,
+            record.standing,
         ));
     }
     if record.late_count > 0 && count.nearly_late_count == 0 {

@@ -436,7 +436,8 @@ impl Player {
                 self.note_late(frame.due, known, frame.after_jump);
             }
         }
-        // Those it never came to ask for, since earlier ones were missing.
+        // Those it never came to ask for, since earlier ones were missing: of these nobody else can know.
+        let clearly_late_count = self.count.clearly_late_count;
         while self.ordinal < self.plan.frame_count {
             let due = self.earliest(self.ordinal) + self.plan.preroll;
             if due >= stopped {
@@ -445,6 +446,7 @@ impl Player {
             self.note_late(due, stopped, self.after_jump);
             self.ordinal += 1;
         }
+        self.count.clearly_late_count = clearly_late_count;
     }
 
     fn note_frame(&mut self, frame: &Frame, now: Instant) {

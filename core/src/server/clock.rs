@@ -40,14 +40,16 @@ impl PlayClock {
     /// When a read is due.
     ///
     /// `at`        bytes of the run before it
+    /// `length`    of the read. Units: bytes
     /// `is_alone`  its reader waits for nothing else
     ///
     /// A reader who comes later than his clock says is behind through us, as far as he has waited for us, and through himself, as far as he has let
-    /// time go by before he asked: so much his clock moves. (His rate is a mean, and he may pause.) Behind through us he asks at once, or nearly: then
-    /// it stands, whatever his own machine takes. Only who takes a preroll's time to ask has paused, and begins anew.
+    /// time go by before he asked: so much his clock moves. (His rate is a mean, and he may pause.) Behind through us he asks at once, or nearly, and
+    /// then it stands: what the wire and his own machine take is less than a quarter of what he plays in a read. Once we were late, only who takes a
+    /// preroll's time to ask has paused, and begins anew.
     pub(super) fn due(
         &mut self,
-        at: u64,
+        (at, length): (u64, u64),
         rate: BytesPerSecond,
         arrived: Instant,
         is_alone: bool,
@@ -61,8 +63,8 @@ impl PlayClock {
         };
         let own = match (idle > preroll, self.was_late) {
             (true, _) => behind,
-            (false, true) => Duration::ZERO,
-            (false, false) => behind.min(idle),
+            (false, false) if idle > rate.time_for(ByteCount(length / 4)) => behind.min(idle),
+            (false, _) => Duration::ZERO,
         };
         self.anchor = self.anchor + own;
         scheduled + own + preroll
@@ -116,7 +118,7 @@ mod tests {
     }
 
     fn due(clock: &mut PlayClock, seconds: u64, arrived: u64) -> Instant {
-        clock.due(seconds * SECOND, RATE, at(arrived), true, PREROLL)
+        clock.due((seconds * SECOND, SECOND), RATE, at(arrived), true, PREROLL)
     }
 
     #[test]
@@ -171,7 +173,7 @@ mod tests {
     fn reader_who_still_waits_has_not_paused() {
         let mut clock = PlayClock::new(None, 0, at(0));
         clock.answered(at(600), at(500));
-        let second = clock.due(SECOND, RATE, at(9000), false, PREROLL);
+        let second = clock.due((SECOND, SECOND), RATE, at(9000), false, PREROLL);
         assert_eq!(second, at(1500));
     }
 }

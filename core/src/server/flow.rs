@@ -282,7 +282,7 @@ impl Server {
             }
         };
         stream.consumed = stream.consumed.max(end);
-        let played = stream.played(start, arrived, preroll);
+        let played = stream.played((start, range.length.0), arrived, preroll);
         let due = Due::of_stream(stream.due(start, arrived, preroll), played);
         let (device, passed) = (
             stream.device,
@@ -1007,7 +1007,8 @@ impl Server {
 
     /// Remove a stream; its line stays among the closed ones.
     pub(super) fn end_stream(&mut self, id: StreamId, actions: &mut Actions) {
-        let record = self.record_of(id, false);
+        let mut record = self.record_of(id, false);
+        self.add_overdue(self.now, record.as_mut_slice());
         self.release_held(id, u64::MAX);
         self.resign(id);
         let Some(stream) = self.streams.remove(id.0) else {

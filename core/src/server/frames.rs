@@ -883,7 +883,7 @@ impl Server {
         stream.consumed = stream
             .consumed
             .max(frame.start + range.end().min(frame.size));
-        let played = stream.played(frame.start, arrived, preroll);
+        let played = stream.played((frame.start, range.length.0), arrived, preroll);
         let due = Due::of_stream(stream.due(frame.start, arrived, preroll), played);
         if !is_blind {
             self.tell_copy(id, range.length, lately);

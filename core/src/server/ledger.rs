@@ -96,7 +96,7 @@ impl Server {
             return Instant::NEVER;
         };
         let at = range.start.0.abs_diff(clock.origin);
-        clock.due(at, rate, arrived, is_alone, preroll)
+        clock.due((at, range.length.0), rate, arrived, is_alone, preroll)
     }
 
     /// The ledger: open streams, then the most recent closed ones.
@@ -112,7 +112,7 @@ impl Server {
     }
 
     /// Reads that are due and still wait are late, whenever they are answered.
-    fn add_overdue(&self, now: Instant, records: &mut [StreamRecord]) {
+    pub(super) fn add_overdue(&self, now: Instant, records: &mut [StreamRecord]) {
         let overdue = self.reads.iter().filter(|(_, read)| read.played < now);
         for (_, read) in overdue {
             let record = records
@@ -260,8 +260,14 @@ impl Stream {
 
     /// When a read of what it follows is due by its reader's clock.
     ///
-    /// `at`  the stream's `v` where the read starts
-    pub(super) fn played(&mut self, at: u64, arrived: Instant, preroll: Duration) -> Instant {
+    /// `at`      the stream's `v` where the read starts
+    /// `length`  of the read. Units: bytes
+    pub(super) fn played(
+        &mut self,
+        (at, length): (u64, u64),
+        arrived: Instant,
+        preroll: Duration,
+    ) -> Instant {
         let rate = match self.rate {
             // (A twentieth was put on top.)
             Some((rate, RateSource::Cadence)) => BytesPerSecond(rate.0 - rate.0 / 21),
@@ -275,7 +281,8 @@ impl Stream {
         let clock = self.clock.get_or_insert_with(|| {
             PlayClock::new(None, 0, arrived.before(rate.time_for(ByteCount(at))))
         });
-        clock.due(clock.before + at, rate, arrived, is_alone, preroll)
+        let place = (clock.before + at, length);
+        clock.due(place, rate, arrived, is_alone, preroll)
     }
 }
 

@@ -21,6 +21,8 @@ mod flow;
 mod frames;
 mod ledger;
 #[cfg(test)]
+mod ledger_tests;
+#[cfg(test)]
 mod line_tests;
 #[cfg(test)]
 mod look_tests;

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The ledger counts as the editor sees it: by the clock of whoever plays, promised or not.
+
+use super::tests::{Bench, facts, ruled};
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const FRAME: u64 = 500_000;
+const TICK: Duration = Duration::from_ms(40);
+const RATE: u64 = 12_500_000;
+
+/// A client of session `1` with a clip of 100 Mb/s under handle `1`, on a device with room for it or without.
+fn editor(is_full: bool) -> Bench {
+    let mut bench = Bench::new(1024);
+    bench.session(1);
+    let rate = if is_full { 100 * RATE } else { RATE };
+    let facts = FileFacts {
+        hint: Some(RateHint::Rate(BytesPerSecond(rate), RateSource::Header)),
+        ..facts(1, 2000 * MIB)
+    };
+    bench.open(1, 1, "clip", facts);
+    bench
+}
+
+/// Read a frame, which is answered after so long: nothing of it is in the cache.
+fn frame(bench: &mut Bench, frame: u64, bytes: u64, takes: Duration) {
+    bench.server.drop_blocks(FileId(1), 0, 4000 * MIB);
+    bench.read(1, 1, frame + 1, frame * bytes, bytes);
+    bench.now = bench.now + takes;
+    bench.answer_looks();
+    bench.serve_all();
+    bench.end(1, frame + 1);
+}
+
+fn line(bench: &Bench) -> StreamRecord {
+    let mut lines = bench.server.streams(bench.now);
+    assert_eq!(lines.len(), 1);
+    lines.remove(0)
+}
+
+#[test]
+fn reads_of_somebody_who_was_refused_are_due_and_late_and_break_no_promise() {
+    let mut bench = editor(true);
+    // 40 ms of 1.25 GB/s.
+    let bytes = 5 * MIB;
+    for at in 0..10 {
+        frame(&mut bench, at, bytes, TICK);
+    }
+    let refused = line(&bench);
+    assert_eq!(refused.standing, Standing::Refused);
+    assert!(refused.refusal.is_some());
+    assert_eq!((refused.due_count, refused.late_count), (10, 0));
+    frame(&mut bench, 10, bytes, Duration::from_ms(700));
+    // He asks at once, is behind, and stays so until he has caught up.
+    for at in 11..14 {
+        frame(&mut bench, at, bytes, TICK);
+    }
+    let record = line(&bench);
+    assert_eq!((record.due_count, record.late_count), (14, 4));
+    assert_eq!((record.promised_count, record.promised_late_count), (0, 0));
+    assert_eq!(record.guilty.iter().sum::<u64>(), 4);
+    assert!(record.worst_lateness > Duration::from_ms(150), "{record:?}");
+}
+
+#[test]
+fn read_that_waits_still_is_late_as_soon_as_it_is_due() {
+    let mut bench = editor(false);
+    for at in 0..10 {
+        frame(&mut bench, at, FRAME, TICK);
+    }
+    assert_eq!(line(&bench).late_count, 0);
+    // Far away, where nothing was fetched.
+    bench.read(1, 1, 100, 1500 * MIB, FRAME);
+    bench.now = bench.now + Duration::from_s(2);
+    let record = line(&bench);
+    assert_eq!(record.late_count, 1, "{record:?}");
+    assert!(record.worst_lateness > Duration::from_s(1));
+    bench.serve_all();
+    let record = line(&bench);
+    assert_eq!((record.due_count, record.late_count), (11, 1));
+}
+
+#[test]
+fn promise_that_is_given_later_forgives_nothing() {
+    let mut bench = editor(true);
+    let bytes = 5 * MIB;
+    frame(&mut bench, 0, bytes, TICK);
+    frame(&mut bench, 1, bytes, Duration::from_s(1));
+    frame(&mut bench, 2, bytes, TICK);
+    assert_eq!(line(&bench).standing, Standing::Refused);
+    let late = line(&bench).late_count;
+    assert_eq!(late, 2, "what he asks for at once is late as well");
+    // Its header says less after all.
+    bench.step(Event::Hint {
+        file: FileId(1),
+        hint: Some(RateHint::Rate(BytesPerSecond(RATE), RateSource::Header)),
+    });
+    frame(&mut bench, 3, bytes, TICK);
+    frame(&mut bench, 4, bytes, TICK);
+    let record = line(&bench);
+    assert_eq!(record.standing, Standing::Contract, "{record:?}");
+    assert_eq!(record.refusal, None);
+    assert!(record.promised_count > 0);
+    assert_eq!(record.promised_late_count, 0);
+    assert!(record.late_count >= late);
+}
+
+#[test]
+fn read_that_waits_for_its_file_to_be_opened_is_late_by_the_open() {
+    let mut bench = Bench::new(64);
+    bench.session(1);
+    let (session, handle) = (SessionId(1), HandleId(1));
+    bench.step(Event::Opening {
+        session,
+        handle,
+        path: alloc::string::String::from("clip"),
+        part: FilePart::WHOLE,
+    });
+    bench.read(1, 1, 1, 0, FRAME);
+    bench.now = bench.now + Duration::from_s(2);
+    bench.step(Event::Opened {
+        session,
+        handle,
+        facts: Ok(ruled(1, 100 * MIB, RATE * 8)),
+    });
+    bench.serve_all();
+    let record = line(&bench);
+    assert_eq!((record.due_count, record.late_count), (1, 1), "{record:?}");
+    assert_eq!(record.guilty[Stage::Open as usize], 1);
+}
