@@ -281,7 +281,7 @@ fn create_refuses_what_it_must_not_take_and_changes_nothing_then() {
         &create(&[&other[0], catalogue]),
         "the catalogue of the pool",
     );
-    refused(&pool(&["ls"], &[a]), "in no pool");
+    refused(&pool(&["ls"], &[a]), "expected its catalogue");
     // A member of a newer Rushes is missing for this one, and said so.
     fs::write(a.join("rushes-pool"), newer).expect("our own disk");
     let shown = json(&pool(&["ls", "--json"], &[catalogue]), 1);
