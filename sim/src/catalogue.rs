@@ -39,6 +39,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "steady",
     "thousand_disks",
     "timeline",
+    "timeline_full",
     "together",
     "worn_disk",
     "writers",

@@ -59,6 +59,7 @@ scenarios!(
     stalls,
     steady,
     timeline,
+    timeline_full,
     together,
     worn_disk,
     writers,

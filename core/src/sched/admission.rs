@@ -40,6 +40,8 @@ pub struct Player {
     pub lead: Duration,
     /// Bytes that do not move the deadline: a read is due as a whole, and so much of its first one is not fetched yet.
     pub first_read: ByteCount,
+    /// Its reader cuts away after so much, and what was fetched ahead is lost then; None: nothing says that it does.
+    pub run: Option<ByteCount>,
 }
 
 /// What the dry run needs to know of the device.
@@ -64,7 +66,8 @@ const BEST_EFFORT_PERMILLE: u64 = 20;
 /// How far the dry run looks.
 const HORIZON: Duration = Duration::from_s(12);
 
-/// The long run, in thousandths of the device's time that `players` need.
+/// The long run, in thousandths of the device's time that `players` need: transfer, positioning, and what cuts cost. At a cut half of what is read
+/// ahead is lost in the mean, and the device positions once more.
 pub fn needed_permille(model: &RefinedModel, players: &[Player]) -> u64 {
     let mut needed_ns: u64 = 0;
     let mut visits_milli: u64 = 0;
@@ -73,11 +76,13 @@ pub fn needed_permille(model: &RefinedModel, players: &[Player]) -> u64 {
     let mut positioning = Duration::ZERO;
     for player in players {
         let rate = player.claim.rate;
-        needed_ns = needed_ns.saturating_add(model.transfer_of(player.claim.writes, rate.0).0);
+        let (lost, cuts_per_s_milli) = cuts(player);
+        let transfer = rate.0.saturating_add(lost);
+        needed_ns = needed_ns.saturating_add(model.transfer_of(player.claim.writes, transfer).0);
         positioning = positioning.max(model.step_of(player.claim.writes, players.len()));
         // A visit can be what the buffers hold less what must stay in them while the others are visited.
         let visit = (player.claim.cap * 7 / 10).max(1);
-        let visits_per_s_milli = rate.0.saturating_mul(1000) / visit;
+        let visits_per_s_milli = transfer.saturating_mul(1000) / visit + cuts_per_s_milli;
         visits_milli = visits_milli.saturating_add(visits_per_s_milli);
         most_visits_milli = most_visits_milli.max(visits_per_s_milli);
     }
@@ -89,6 +94,18 @@ pub fn needed_permille(model: &RefinedModel, players: &[Player]) -> u64 {
     needed_ns / (NS_PER_S / 1000)
 }
 
+/// What is read and lost at cuts, in bytes a second, and cuts in 1,000 seconds.
+fn cuts(player: &Player) -> (u64, u64) {
+    let Some(run) = player.run else {
+        return (0, 0);
+    };
+    let (rate, run) = (player.claim.rate.0, run.0.max(1));
+    let lost = u128::from(rate) * u128::from(player.claim.cap / 2) / u128::from(run);
+    // No more than twice what is played: what was there before is found in part.
+    let lost = u64::try_from(lost).unwrap_or(u64::MAX).min(2 * rate);
+    (lost, rate.saturating_mul(1000) / run)
+}
+
 /// Play the scheduler forward. Ok: nobody is late.
 pub fn dry_run(
     device: &Device<'_>,
@@ -97,7 +114,15 @@ pub fn dry_run(
     order: &mut Order,
 ) -> Result<(), Refusal> {
     let needed_permille = needed_permille(device.model, players);
-    let kept = u64::from(device.margin_permille) + BEST_EFFORT_PERMILLE;
+    let linear: Vec<Player> = (players.iter())
+        .map(|player| Player {
+            run: None,
+            ..*player
+        })
+        .collect();
+    let of_cuts = needed_permille.saturating_sub(self::needed_permille(device.model, &linear));
+    // Cuts do not come in turn: for those that come together half of what they cost is kept free.
+    let kept = u64::from(device.margin_permille) + BEST_EFFORT_PERMILLE + of_cuts / 2;
     if needed_permille + kept > 1000 {
         return Err(Refusal::Capacity { needed_permille });
     }

@@ -82,8 +82,8 @@ impl PlayClock {
 pub(super) struct Due {
     /// For the device: by a promise, or because it is presumed to be the beginning of one. NEVER: best effort.
     pub wanted: Instant,
-    /// It is promised.
-    pub is_promised: bool,
+    /// As it is promised. NEVER: it is not.
+    pub promised: Instant,
     /// By its reader's clock. NEVER: nothing says that it is played, or at what rate.
     pub played: Instant,
 }
@@ -91,7 +91,7 @@ pub(super) struct Due {
 impl Due {
     pub(super) const NEVER: Due = Due {
         wanted: Instant::NEVER,
-        is_promised: false,
+        promised: Instant::NEVER,
         played: Instant::NEVER,
     };
 
@@ -99,7 +99,7 @@ impl Due {
     pub(super) fn of_stream(promised: Instant, played: Instant) -> Due {
         Due {
             wanted: promised,
-            is_promised: promised != Instant::NEVER,
+            promised,
             played,
         }
     }

@@ -8,6 +8,7 @@
 
 use super::clock::Due;
 use super::frames::Frames;
+use super::seats::FIRST_FRAME;
 use super::state::*;
 use super::*;
 use crate::sched::admission::{self, Player};
@@ -101,14 +102,17 @@ impl Server {
         };
         stream.last_read = self.now;
         if stream.cursor != Some(seen.cursor) {
-            let wanted = self.presumed_due(id, arrived);
+            let promised = self.look_away_due(id, arrived);
+            let wanted = match promised {
+                Instant::NEVER => self.presumed_due(id, arrived),
+                promised => promised.min(arrived + FIRST_FRAME),
+            };
             let played = self.begun_due(id, &seen, range, arrived);
-            let is_promised = false;
             return (
                 Some(id),
                 Due {
                     wanted,
-                    is_promised,
+                    promised,
                     played,
                 },
             );
@@ -846,6 +850,7 @@ impl Server {
         Some(Player {
             lead: claim.deadline.since(asked),
             first_read: ByteCount(stream.read_bytes.saturating_sub(fetched)),
+            run: self.run_bytes(stream).map(ByteCount),
             claim,
         })
     }
@@ -1162,6 +1167,7 @@ impl Server {
                 lead,
                 // A frame.
                 first_read: rate.bytes_in(Duration::from_ms(40)),
+                run: None,
             });
         }
         self.dry_run(now, device, promised, &players)
@@ -1308,6 +1314,7 @@ impl Stream {
             clock: None,
             begun: None,
             late_before: false,
+            looked_away: Instant::ZERO,
             waiting_count: 0,
             worst_lateness: Duration::ZERO,
             guilty: [0; Stage::COUNT],

@@ -30,9 +30,9 @@ impl Server {
             stream.late_before = now > read.due;
         }
         // What was promised when it arrived stays promised, also when the contract was withdrawn meanwhile.
-        if read.is_promised {
+        if read.promised != Instant::NEVER {
             stream.promised_count += 1;
-            stream.promised_late_count += u64::from(now > read.due);
+            stream.promised_late_count += u64::from(now > read.promised);
         }
         if read.played == Instant::NEVER {
             return;

@@ -68,7 +68,7 @@ impl Server {
             stream: None,
             file: None,
             due: Instant::NEVER,
-            is_promised: false,
+            promised: Instant::NEVER,
             played: Instant::NEVER,
             begun: Instant::NEVER,
             asked: Instant::NEVER,
@@ -108,7 +108,7 @@ impl Server {
         if let Some(read) = self.reads.get_mut(key) {
             read.stream = stream;
             read.due = due.wanted;
-            read.is_promised = due.is_promised;
+            read.promised = due.promised;
             read.played = due.played;
             read.begun = self.now;
             read.file = Some(file);

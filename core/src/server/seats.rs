@@ -25,7 +25,9 @@ const WINDOW_MIN: Duration = Duration::from_ms(750);
 /// Nobody who was presumed to play, and did not, is presumed to play again before that.
 const PRESUMED_AGAIN: Duration = Duration::from_s(10);
 /// A cut's first frame is looked for in this time.
-const FIRST_FRAME: Duration = Duration::from_ms(100);
+pub(super) const FIRST_FRAME: Duration = Duration::from_ms(100);
+/// A reader with a promise looks elsewhere at most so often at the promise's cost.
+const LOOK_AWAY: Duration = Duration::from_ms(500);
 /// So many reads of a place show whether it is played.
 const LOOKS: u8 = 2;
 
@@ -84,6 +86,8 @@ impl Server {
         stream.rate = own;
         stream.standing = Standing::Contract;
         stream.was_cut_to = true;
+        // Its run begins with this read, also where it goes on behind what was read before.
+        stream.cursor = None;
         stream.refusal = None;
         stream.late_before = false;
         // Nobody held what was fetched ahead of the last visit; what is still there is passed over.
@@ -105,8 +109,25 @@ impl Server {
         self.touch(device);
     }
 
+    /// When a read is due that somebody with a promise makes elsewhere in what he plays: it may be the first after a cut, of which only the next shows
+    /// that it is read on from there. Whoever looks about more often than people cut is served by best effort in between: each such read costs the
+    /// device positioning of which admission does not know.
+    pub(super) fn look_away_due(&mut self, id: StreamId, arrived: Instant) -> Instant {
+        let (now, preroll) = (self.now, self.policy.preroll);
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return Instant::NEVER;
+        };
+        let is_promised = stream.standing == Standing::Contract && stream.frames.is_none();
+        if !is_promised || stream.looked_away + LOOK_AWAY > now {
+            return Instant::NEVER;
+        }
+        stream.looked_away = now;
+        arrived + preroll
+    }
+
     /// When a read is due that no stream is followed for: the first reads of a clip whose rate is known are taken for
-    /// the beginning of playing it, wherever in it that is. Not of a client of which that was wrong lately.
+    /// the beginning of playing it, wherever in it that is. Not of a client of which that was wrong lately, nor where somebody was refused:
+    /// there is no room for another, and who has a promise would be late.
     pub(super) fn presumed_due(&mut self, id: StreamId, arrived: Instant) -> Instant {
         let (now, preroll) = (self.now, self.policy.preroll);
         let Some(stream) = self.streams.get(id.0) else {
@@ -116,6 +137,10 @@ impl Server {
             .handle
             .and_then(|handle| self.handles.get(&(stream.session, handle))?.hint);
         let is_clip = matches!(hint, Some(RateHint::Rate(rate, _)) if rate.0 > 0);
+        let is_full = |device: &Device| !device.refused.is_empty();
+        if self.devices.get(&stream.device).is_none_or(is_full) {
+            return Instant::NEVER;
+        }
         let Some(session) = self.sessions.get_mut(&stream.session) else {
             return Instant::NEVER;
         };

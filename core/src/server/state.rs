@@ -529,8 +529,8 @@ pub(super) struct Read {
     pub file: Option<FileId>,
     /// When it is wanted of the device; NEVER for best effort.
     pub due: Instant,
-    /// It was promised when it arrived, for then.
-    pub is_promised: bool,
+    /// When it was promised, as things were when it arrived; NEVER: it was not.
+    pub promised: Instant,
     /// When it is due by its reader's clock; NEVER: he has none.
     pub played: Instant,
     /// When its handle was ready for it.
@@ -670,6 +670,8 @@ pub(super) struct Stream {
     pub promised_late_count: u64,
     /// Its last read was answered late: by us, so the schedule stands.
     pub late_before: bool,
+    /// The last read elsewhere that was served as part of what it is promised.
+    pub looked_away: Instant,
     /// Reads of it that are not answered yet.
     pub waiting_count: u32,
     pub worst_lateness: Duration,

@@ -476,6 +476,7 @@ impl Server {
                 claim,
                 lead: Duration::ZERO,
                 first_read: ByteCount(0),
+                run: None,
             })
         };
         device.writers.iter().filter_map(player).collect()
