@@ -206,6 +206,25 @@ fn parts_of(layout: &Layout, range: ByteRange) -> BTreeMap<Object, Vec<ByteRange
     parts
 }
 
+/// A part of an object with the rest of the blocks that it begins and ends in, where no other byte of the file is in them: a place may begin inside a
+/// block, as where a member was full.
+fn with_whole_blocks(part: ByteRange, others: &[ByteRange], block: u64) -> ByteRange {
+    let is_free = |start: u64, end: u64| {
+        let rest = ByteRange::new(start, end - start);
+        start == end || !others.iter().any(|other| other.overlaps(rest))
+    };
+    let (mut start, mut end) = (part.start.0, part.end());
+    let first = start / block * block;
+    if is_free(first, start) {
+        start = first;
+    }
+    let last = end.checked_next_multiple_of(block).unwrap_or(end);
+    if is_free(end, last) {
+        end = last;
+    }
+    ByteRange::new(start, end - start)
+}
+
 /// What objects of a file had of a range before somebody takes room for it, who may have to give that back.
 #[derive(Debug)]
 pub struct RoomBefore {
@@ -272,16 +291,27 @@ impl Pool {
         is_used_beside: bool,
     ) -> Result<(), PoolError> {
         let failed = |error| PoolError::system("give back blocks of an object", "", error);
+        let places = parts_of(layout, ByteRange::new(0, u64::MAX));
         for (object, parts) in parts_of(layout, before.range) {
             let had = match before.had.get(&object) {
                 None => &[],
                 Some(Some(had)) => had.as_slice(),
                 Some(None) => continue,
             };
+            let others: Vec<ByteRange> = places
+                .get(&object)
+                .into_iter()
+                .flatten()
+                .flat_map(|place| outside(*place, &parts))
+                .collect();
             let Ok(fd) = self.open_object(layout, object, Access::Write) else {
                 continue;
             };
-            let taken: Vec<ByteRange> = parts.iter().flat_map(|part| gaps(*part, had)).collect();
+            let block = fstat(&fd).map_err(failed)?.st_blksize.max(1) as u64;
+            let taken: Vec<ByteRange> = parts
+                .iter()
+                .flat_map(|part| gaps(with_whole_blocks(*part, &others, block), had))
+                .collect();
             let kept = gaps(ByteRange::new(0, u64::MAX), &taken);
             let Some(mut reserved) = Reserved::outside_of(&fd, &kept).map_err(failed)? else {
                 continue;
@@ -401,6 +431,26 @@ fn near(ranges: &[ByteRange], range: ByteRange) -> &[ByteRange] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_that_a_part_begins_or_ends_in_are_its_own_where_nothing_else_is_in_them() {
+        let part = ByteRange::new(5000, 5000);
+        let whole = |others: &[(u64, u64)]| {
+            let others = others.iter().map(|one| ByteRange::new(one.0, one.1));
+            let found = with_whole_blocks(part, &others.collect::<Vec<_>>(), 4096);
+            (found.start.0, found.end())
+        };
+        assert_eq!(whole(&[]), (4096, 12_288));
+        assert_eq!(whole(&[(0, 4096), (12_288, 1)]), (4096, 12_288));
+        assert_eq!(whole(&[(0, 5000)]), (5000, 12_288));
+        assert_eq!(whole(&[(10_000, 1)]), (4096, 10_000));
+        assert_eq!(
+            whole(&[(0, 5000), (10_000, u64::MAX - 10_000)]),
+            (5000, 10_000)
+        );
+        let end = ByteRange::new(5000, u64::MAX - 5000);
+        assert_eq!(with_whole_blocks(end, &[], 4096).end(), u64::MAX);
+    }
 
     #[test]
     fn gaps_are_what_is_outside() {
