@@ -331,6 +331,89 @@ def figure_stock(runs):
     return verdict(None, "stock Samba, as above")
 
 
+# ---- editing ----
+
+
+def edited(runs, label, *words):
+    """One `rushes lab edit`; the report, after its rows."""
+    report = runs.lab(label, "edit", *words)
+    for row in report["medians"]:
+        low, median, high = row["late_frames"]
+        frames = f"{median:.0f} ({low:.0f}–{high:.0f}) of {row['frames']} late, worst {ms(row['worst_lateness_ms'])}"
+        print(
+            f"   {row['mix']}, {row['server']}, {row['kind']}: {frames if row['frames'] else 'no clock'};"
+            f" first frame p50 {ms(row['first_frame_ms_p50'])}, p95 {ms(row['first_frame_ms_p95'])},"
+            f" worst {ms(row['first_frame_ms_max'])}; {row['frames_per_s_each'][1]:.1f} frames/s each,"
+            f" {row['mb_per_s'][1]:.1f} MB/s; {row['bytes_wrong']} bytes wrong",
+            flush=True,
+        )
+    return report
+
+
+def ms(value):
+    """A time for people; there may be none."""
+    return "—" if value is None else f"{value:.0f} ms"
+
+
+def rows_of(report, mix):
+    """Server → row of a mix of one kind."""
+    return {row["server"]: row for row in report["medians"] if row["mix"] == mix}
+
+
+def figure_timeline(runs):
+    """8, 9, 10 editors with a cut every 3 s, beside stock: of 8 no frame late in five runs, first frame p95 ≤ 150 ms, worst < 500 ms."""
+    words = ["--server", "rushes,stock", "--clients", "8,9,10", "--seconds", 25, "--runs", 5]
+    report = edited(runs, "editors", *words, "--keep", runs.keep)
+    ours, stock = (rows_of(report, "timeline=8")[server] for server in ("rushes", "stock"))
+    kept = (
+        ours["late_frames"][2] == 0
+        and ours["first_frame_ms_p95"] <= 150
+        and ours["first_frame_ms_max"] < 500
+        and report["bytes_wrong"] == 0
+    )
+    return verdict(
+        kept,
+        f"8 editors: {ours['late_frames'][1]:.0f} frames late (stock {stock['late_frames'][1]:.0f}), first frame"
+        f" p95 {ms(ours['first_frame_ms_p95'])}, worst {ms(ours['first_frame_ms_max'])}",
+    )
+
+
+# Beyond what runs of one server differ by among themselves. Late frames are counted; a frame a client is no difference.
+NOISE = 0.05
+WORKLOADS = ("timeline", "op-atom", "scrub", "shuttle", "loop", "bin", "conform", "render", "grow")
+DISKS = ("table5", "ssd", "memory")
+
+
+def figure_matrix(runs):
+    """Every way of working × 2 to 12 clients × three disks: nowhere more late frames or less throughput than the better of stock and stock-tuned."""
+    short, cells = [], 0
+    for disk in DISKS:
+        for workload in WORKLOADS:
+            words = ["--disk", disk, "--workload", workload, "--clients", "2,4,6,8,10,12"]
+            words += ["--server", "rushes,stock,stock-tuned", "--seconds", 12, "--runs", 3, "--file-bytes", "500M"]
+            report = edited(runs, f"{disk}-{workload}", *words)
+            for mix in dict.fromkeys(row["mix"] for row in report["medians"]):
+                for kind in dict.fromkeys(row["kind"] for row in report["medians"] if row["mix"] == mix):
+                    cells += 1
+                    rows = {row["server"]: row for row in report["medians"] if (row["mix"], row["kind"]) == (mix, kind)}
+                    if harm := harm_of(rows):
+                        short.append(f"{disk} {mix} {kind}: {harm}")
+    for cell in short:
+        print(f"   HARM {cell}", flush=True)
+    return verdict(not short, f"{cells} cells, {len(short)} of them worse than the better of stock and stock-tuned")
+
+
+def harm_of(rows):
+    """In words, or nothing: medians of ours beside the better of theirs."""
+    ours, theirs = rows["rushes"], [rows["stock"], rows["stock-tuned"]]
+    if ours["frames"]:
+        late, best = ours["late_frames"][1], min(row["late_frames"][1] for row in theirs)
+        clients = int(ours["mix"].split("=")[1])
+        return f"{late:.0f} frames late, theirs {best:.0f}" if late > best + clients else ""
+    rate, best = ours["mb_per_s"][1], max(row["mb_per_s"][1] for row in theirs)
+    return f"{rate:.1f} MB/s, theirs {best:.1f}" if rate < best * (1 - NOISE) else ""
+
+
 # ---- recording ----
 
 

@@ -116,8 +116,8 @@ impl Array {
                 .copied()
                 .unwrap_or(disk_bytes);
             let disk = match place {
-                Place::Table5(part) => Disk::Slow(SlowDisk::create(
-                    &ground.disk_spec(ByteCount(disk_bytes), *part),
+                Place::Table5(_) | Place::Ssd => Disk::Slow(SlowDisk::create(
+                    &ground.disk_spec(ByteCount(disk_bytes), place),
                 )?),
                 Place::Memory => {
                     Disk::Memory(memory_disk(&array.room, &format!("d{number}"), disk_bytes)?)

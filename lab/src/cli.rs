@@ -4,6 +4,7 @@
 use crate::compare::Contender;
 use crate::disk::FileSystem;
 use crate::disk::cli::DiskCommand;
+use crate::edit::args::EditArgs;
 use crate::fill::Fill;
 use crate::footage::PAGE_BYTES;
 use crate::ground::{Ground, Layout, Place};
@@ -35,6 +36,8 @@ pub struct Cli {
 pub enum Command {
     /// Play N streams against one server and say who was late
     Play(Box<PlayArgs>),
+    /// People at work: timelines with cuts, multicam, scrubbing, conforming and mixes, against several servers in turn
+    Edit(Box<EditArgs>),
     /// Record N streams through one server: acknowledged in time, on the disk in time, in one piece, right
     Record(Box<RecordArgs>),
     /// Players, writers and copiers at once
@@ -77,6 +80,9 @@ pub enum Command {
     /// A player (started by the lab itself)
     #[command(hide = true)]
     Player,
+    /// An editor (started by the lab itself)
+    #[command(hide = true)]
+    Editor,
     /// A writer (started by the lab itself)
     #[command(hide = true)]
     Writer,
@@ -152,8 +158,8 @@ pub struct ArrayArgs {
 /// Which disk, and what lies on it.
 #[derive(Clone, Debug, Args)]
 pub struct StageArgs {
-    /// `table5` (a modelled disk array), `table5-half`, `table5-quarter`, `table5-eighth` (the same with so much of its rates), `memory`
-    /// (a device that takes no time) or a folder on a disk of yours
+    /// `table5` (a modelled disk array), `table5-half`, `table5-quarter`, `table5-eighth` (the same with so much of its rates), `ssd`
+    /// (a modelled drive without moving parts), `memory` (a device that takes no time) or a folder on a disk of yours
     #[arg(long, default_value = "table5")]
     pub disk: Place,
     #[command(flatten)]
@@ -299,8 +305,8 @@ pub struct PlayArgs {
 /// The disk of a run that writes. It is made for the run and never kept.
 #[derive(Clone, Debug, Args)]
 pub struct GroundArgs {
-    /// `table5` (a modelled disk array), `table5-half`, `table5-quarter`, `table5-eighth` (the same with so much of its rates), `memory`
-    /// (a device that takes no time) or a folder on a disk of yours
+    /// `table5` (a modelled disk array), `table5-half`, `table5-quarter`, `table5-eighth` (the same with so much of its rates), `ssd`
+    /// (a modelled drive without moving parts), `memory` (a device that takes no time) or a folder on a disk of yours
     #[arg(long, default_value = "table5")]
     pub disk: Place,
     #[command(flatten)]
@@ -700,7 +706,7 @@ pub struct MostArgs {
 /// `lab compare`.
 #[derive(Clone, Debug, Args)]
 pub struct CompareArgs {
-    /// Which: rushes, rushes-no-analyser, stock, stock-tuned, stock-strict, stock-uring, absent
+    /// Which: rushes, rushes-no-analyser, stock, stock-tuned, stock-strict, stock-uring, io_uring, absent
     #[arg(
         long,
         value_delimiter = ',',
@@ -959,7 +965,7 @@ pub enum Rate {
 
 impl GroundArgs {
     /// What the server is given for writers.
-    fn buffer(&self, server: &mut server::Spec) {
+    pub fn buffer(&self, server: &mut server::Spec) {
         server.write_buffer_bytes = self.write_buffer;
         server.write_options.clone_from(&self.write_option);
     }
@@ -1293,7 +1299,8 @@ pub fn parse_span(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("`{text}` is no span of time; expected for instance 500ms or 2s"))
 }
 
-fn parse_seconds(text: &str) -> Result<f64, String> {
+/// A span of time that is longer than none. Units: s.
+pub fn parse_seconds(text: &str) -> Result<f64, String> {
     let seconds = parse_span(text)?.as_secs_f64();
     if seconds == 0.0 {
         return Err("a run of no length shows nothing".to_owned());

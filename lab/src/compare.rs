@@ -5,7 +5,7 @@
 //! What is printed are medians with the lowest and the highest value; percentiles are never averaged.
 
 use crate::play::Play;
-use crate::plot::{Line, Plot};
+use crate::plot::{Line, Marks, Plot};
 use crate::report::Report;
 use crate::room::Room;
 use crate::server::Kind;
@@ -41,10 +41,11 @@ impl FromStr for Contender {
             "stock-tuned" => (Kind::StockTuned, true),
             "stock-strict" => (Kind::StockStrict, true),
             "stock-uring" => (Kind::StockUring, true),
+            "io_uring" => (Kind::IoUring, true),
             "absent" => (Kind::Absent, true),
             _ => {
                 return Err(format!(
-                    "`{text}` is no server; expected rushes, rushes-no-analyser, stock, stock-tuned, stock-strict, stock-uring or absent"
+                    "`{text}` is no server; expected rushes, rushes-no-analyser, stock, stock-tuned, stock-strict, stock-uring, io_uring or absent"
                 ));
             }
         };
@@ -209,7 +210,7 @@ pub fn draw(results: &Results, out: &Path) -> Result<()> {
         y_label: "late frames, percent".to_owned(),
         y_max: None,
         level: None,
-        spread: true,
+        marks: Marks::Spread,
         lines: contenders.iter().map(line).collect(),
     }
     .draw(out, "late-frames")?;
@@ -250,7 +251,7 @@ pub fn draw_timeline(
         y_label: "lateness, ms (below 0: in time)".to_owned(),
         y_max: None,
         level: Some((0.0, "deadline".to_owned())),
-        spread: false,
+        marks: Marks::Lines,
         lines,
     }
     .draw(out, name)
@@ -315,6 +316,7 @@ mod tests {
             "rushes-no-analyser",
             "stock",
             "stock-tuned",
+            "io_uring",
             "absent",
         ] {
             assert_eq!(name.parse::<Contender>().unwrap().to_string(), name);

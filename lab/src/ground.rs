@@ -13,6 +13,8 @@ use std::path::PathBuf;
 pub enum Place {
     /// The disk array of rt-Samba's Table 5, as a device, its transfer rates divided by so much.
     Table5(u32),
+    /// A modelled drive without moving parts.
+    Ssd,
     /// A device in memory that takes no time but the processor's.
     Memory,
     /// A folder on a disk of the user's.
@@ -26,6 +28,7 @@ const PARTS: [(u32, &str); 4] = [
     (4, "table5-quarter"),
     (8, "table5-eighth"),
 ];
+const SSD: &str = "ssd";
 const MEMORY: &str = "memory";
 
 impl std::str::FromStr for Place {
@@ -34,15 +37,17 @@ impl std::str::FromStr for Place {
         if let Some((part, _)) = PARTS.iter().find(|(_, name)| *name == text) {
             return Ok(Place::Table5(*part));
         }
-        if text == MEMORY {
-            return Ok(Place::Memory);
+        match text {
+            SSD => return Ok(Place::Ssd),
+            MEMORY => return Ok(Place::Memory),
+            _ => {}
         }
         let path = PathBuf::from(text);
         if path.is_dir() {
             return Ok(Place::Folder(path));
         }
         Err(format!(
-            "`{text}` is neither table5, table5-half, table5-quarter, table5-eighth, memory, nor a folder on the disk to be tried"
+            "`{text}` is neither table5, table5-half, table5-quarter, table5-eighth, ssd, memory, nor a folder on the disk to be tried"
         ))
     }
 }
@@ -54,6 +59,7 @@ impl std::fmt::Display for Place {
                 Some((_, name)) => f.write_str(name),
                 None => write!(f, "table5/{part}"),
             },
+            Place::Ssd => f.write_str(SSD),
             Place::Memory => f.write_str(MEMORY),
             Place::Folder(path) => path.display().fmt(f),
         }
@@ -149,13 +155,18 @@ impl Default for Ground {
 
 impl Ground {
     /// A modelled disk of this size.
-    pub fn disk_spec(&self, bytes: ByteCount, part: u32) -> DiskSpec {
-        let timing = match self.write_back {
+    pub fn disk_spec(&self, bytes: ByteCount, place: &Place) -> DiskSpec {
+        let table5 = match self.write_back {
             true => DiskTiming::TABLE5_WRITE_BACK,
             false => DiskTiming::TABLE5,
         };
         let mut spec = DiskSpec {
-            timing: timing.with_rates_times(1.0 / f64::from(part.max(1))),
+            timing: match place {
+                Place::Ssd => DiskTiming::SSD,
+                Place::Table5(part) => table5.with_rates_times(1.0 / f64::from((*part).max(1))),
+                // They are no modelled disks, and nobody asks for one in their place.
+                Place::Memory | Place::Folder(_) => table5,
+            },
             ..DiskSpec::table5(bytes)
         };
         if let Some(folder) = &self.folder {
@@ -175,6 +186,7 @@ mod tests {
             ("table5", Place::Table5(1)),
             ("table5-half", Place::Table5(2)),
             ("table5-eighth", Place::Table5(8)),
+            ("ssd", Place::Ssd),
             ("memory", Place::Memory),
         ] {
             assert_eq!(text.parse(), Ok(place.clone()));
@@ -185,10 +197,12 @@ mod tests {
 
     #[test]
     fn half_a_disk_has_half_the_rates_and_positions_as_long() {
-        let spec = Ground::default().disk_spec(ByteCount(1 << 30), 2);
+        let spec = Ground::default().disk_spec(ByteCount(1 << 30), &Place::Table5(2));
         assert_eq!(spec.timing.read.bytes_per_second, 86_000_000);
         assert_eq!(spec.timing.write.bytes_per_second, 72_500_000);
         let whole = DiskTiming::TABLE5.read.positioning_ms;
         assert_eq!(spec.timing.read.positioning_ms, whole);
+        let ssd = Ground::default().disk_spec(ByteCount(1 << 30), &Place::Ssd);
+        assert_eq!(ssd.timing, DiskTiming::SSD);
     }
 }

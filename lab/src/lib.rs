@@ -16,6 +16,7 @@ pub mod daemon;
 pub mod demo;
 pub mod disk;
 pub mod door;
+pub mod edit;
 pub mod export;
 pub mod fill;
 pub mod footage;

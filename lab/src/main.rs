@@ -8,6 +8,7 @@ use rushes_lab::cli::{
     OthersArgs, PlayArgs, PowerArgs, PrerollArgs, RecordArgs, ScatterArgs, StageArgs,
     ThroughputArgs, TrialArgs, default_players, no_others, plan_of, play_of,
 };
+use rushes_lab::edit::args::EditArgs;
 use rushes_lab::ground::Ground;
 use rushes_lab::play::Play;
 use rushes_lab::record::Record;
@@ -17,7 +18,7 @@ use rushes_lab::stage::Stage;
 use rushes_lab::trials::{self, Trial};
 use rushes_lab::written::WriteReport;
 use rushes_lab::{
-    compare, demo, disk, fill, most, player, power, preroll, stage, storm, work, writer,
+    compare, demo, disk, edit, fill, most, player, power, preroll, stage, storm, work, writer,
 };
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -47,6 +48,7 @@ fn dispatch(command: Command) -> Result<()> {
     match command {
         // Clients answer to the lab that started them, not to the keyboard.
         Command::Player => player::main(),
+        Command::Editor => edit::editor::main(),
         Command::Writer => writer::main(),
         Command::Filler => fill::main(),
         Command::Storm => storm::main(),
@@ -63,6 +65,7 @@ fn dispatch(command: Command) -> Result<()> {
 fn experiment(command: Command) -> Result<()> {
     match command {
         Command::Play(args) => play(&args),
+        Command::Edit(args) => edit(&args),
         Command::Record(args) => record(&args),
         Command::Mixed(args) => play_and_record(&args),
         Command::Fill(args) => fill_up(&args),
@@ -80,6 +83,7 @@ fn experiment(command: Command) -> Result<()> {
         Command::PowerCuts(args) => cut_power(&args),
         Command::Clean { kept } => clean(kept.as_deref()),
         Command::Player
+        | Command::Editor
         | Command::Writer
         | Command::Filler
         | Command::Storm
@@ -101,6 +105,27 @@ fn play(args: &PlayArgs) -> Result<()> {
     let room = Room::create()?;
     let mut stage = prepare(&room, &play, &args.stage, args.json)?;
     let report = play.run(&room, &mut stage, args.json)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    report.check()
+}
+
+fn edit(args: &EditArgs) -> Result<()> {
+    let edit = args.edit()?;
+    let room = Room::create()?;
+    let ground = args.ground.ground(edit.room_bytes());
+    let mut stage = Stage::prepare(
+        &room,
+        &args.ground.disk,
+        &edit.plan(),
+        ground,
+        args.keep.as_deref(),
+        args.json,
+    )?;
+    let report = edit.run(&room, &mut stage)?;
     if args.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {

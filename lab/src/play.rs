@@ -23,11 +23,11 @@ use std::time::Duration;
 /// Files that each copier has to itself; both larger than the cache, so the first is cold again after the second.
 pub const REELS_PER_COPIER: u64 = 2;
 /// How much larger than the cache a copier's file is. Units: bytes.
-const REEL_BYTES_OVER_CACHE: u64 = 128 << 20;
+pub const REEL_BYTES_OVER_CACHE: u64 = 128 << 20;
 /// So many reads may come before it can be known that somebody plays.
 const LOOKS: u64 = 2;
 /// Copiers run for so long before the first player starts: nobody joins a quiet server.
-const COPIES_LEAD: Duration = Duration::from_millis(1500);
+pub const COPIES_LEAD: Duration = Duration::from_millis(1500);
 /// A pool tidies itself for so long before the first player starts: he comes to disks that are at work.
 const TIDY_LEAD: Duration = Duration::from_secs(3);
 /// Storms rage for so long before the first player starts: what they take from the disk can be known.
@@ -459,7 +459,8 @@ impl Play {
     }
 }
 
-fn reels(stage: &Stage, copier_count: u64) -> Vec<Vec<Reel>> {
+/// What each of so many copiers copies.
+pub fn reels(stage: &Stage, copier_count: u64) -> Vec<Vec<Reel>> {
     let plan = stage.plan();
     (0..copier_count)
         .map(|copier| {

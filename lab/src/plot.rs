@@ -17,6 +17,27 @@ pub struct Line {
     pub points: Vec<(f64, f64, f64, f64)>,
 }
 
+/// How points are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marks {
+    /// As a line.
+    Lines,
+    /// As a line with the spread of each point.
+    Spread,
+    /// Each by itself.
+    Dots,
+}
+
+impl Marks {
+    fn style(self) -> &'static str {
+        match self {
+            Marks::Lines => "lines lw 2",
+            Marks::Spread => "linespoints pt 7 lw 2",
+            Marks::Dots => "points pt 7 ps 0.5",
+        }
+    }
+}
+
 /// A plot.
 #[derive(Clone, Debug)]
 pub struct Plot {
@@ -30,8 +51,8 @@ pub struct Plot {
     pub y_max: Option<f64>,
     /// A level to mark, with its name.
     pub level: Option<(f64, String)>,
-    /// Show the spread of each point.
-    pub spread: bool,
+    /// How.
+    pub marks: Marks,
     /// What is drawn.
     pub lines: Vec<Line>,
 }
@@ -40,33 +61,19 @@ const COLOURS: [&str; 6] = [
     "#1b7837", "#b2182b", "#e08214", "#2166ac", "#762a83", "#666666",
 ];
 
+/// Units: pixels.
+const PANEL_HEIGHT: usize = 540;
+
 impl Plot {
     /// Draw it into `folder/name.svg` and `folder/name.png`.
     ///
     /// Errors   gnuplot is missing (package gnuplot-nox) or refuses
     pub fn draw(&self, folder: &Path, name: &str) -> Result<()> {
-        let data = folder.join(format!("{name}.dat"));
-        fs::write(&data, self.data()).with_context(|| format!("{}", data.display()))?;
-        let script = folder.join(format!("{name}.gnuplot"));
-        fs::write(&script, self.script(name)?)?;
-        // gnuplot finds its data by relative names, so the folder can be moved and drawn again.
-        let file = script.file_name().context("the script has no name")?;
-        run(Command::new("gnuplot").arg(file).current_dir(folder))
+        draw_panels(std::slice::from_ref(self), folder, name)
     }
 
-    fn data(&self) -> String {
-        let mut text = String::new();
-        for line in &self.lines {
-            let _ = writeln!(text, "# {}", line.name);
-            for (x, y, low, high) in &line.points {
-                let _ = writeln!(text, "{x} {y} {low} {high}");
-            }
-            text.push_str("\n\n");
-        }
-        text
-    }
-
-    fn script(&self, name: &str) -> Result<String> {
+    /// `first`: number of its first line in the data.
+    fn script(&self, name: &str, first: usize) -> Result<String> {
         let mut text = String::new();
         writeln!(text, "set title \"{}\"", self.title)?;
         writeln!(text, "set xlabel \"{}\"", self.x_label)?;
@@ -75,18 +82,19 @@ impl Plot {
             text,
             "set key outside center bottom horizontal\nset grid ytics lc rgb '#dddddd'"
         )?;
-        if let Some(max) = self.y_max {
-            writeln!(text, "set yrange [*:{max}]")?;
+        match self.y_max {
+            Some(max) => writeln!(text, "set yrange [*:{max}]")?,
+            None => writeln!(text, "set yrange [*:*]")?,
         }
         let mut parts = Vec::new();
-        for (index, line) in self.lines.iter().enumerate() {
-            let colour = COLOURS[index % COLOURS.len()];
+        for (number, line) in self.lines.iter().enumerate() {
+            let colour = COLOURS[number % COLOURS.len()];
+            let (index, style) = (first + number, self.marks.style());
             let legend = line.name.replace('_', "-");
             parts.push(format!(
-                "'{name}.dat' index {index} using 1:2 with {} lw 2 lc rgb '{colour}' title '{legend}'",
-                if self.spread { "linespoints pt 7" } else { "lines" }
+                "'{name}.dat' index {index} using 1:2 with {style} lc rgb '{colour}' title '{legend}'"
             ));
-            if self.spread {
+            if self.marks == Marks::Spread {
                 parts.push(format!(
                     "'{name}.dat' index {index} using 1:2:3:4 with yerrorbars pt 0 lc rgb '{colour}' notitle"
                 ));
@@ -97,18 +105,61 @@ impl Plot {
                 "{level} with lines dt 2 lc rgb 'black' title '{legend}'"
             ));
         }
-        for (terminal, suffix) in [
-            ("svg size 900,540 background 'white'", "svg"),
-            ("pngcairo size 900,540", "png"),
-        ] {
-            writeln!(
-                text,
-                "set terminal {terminal}\nset output '{name}.{suffix}'"
-            )?;
-            writeln!(text, "plot {}", parts.join(", \\\n     "))?;
-        }
+        writeln!(text, "plot {}", parts.join(", \\\n     "))?;
         Ok(text)
     }
+}
+
+/// Draw plots below one another into `folder/name.svg` and `folder/name.png`.
+///
+/// Errors   gnuplot is missing (package gnuplot-nox) or refuses
+pub fn draw_panels(panels: &[Plot], folder: &Path, name: &str) -> Result<()> {
+    let data = folder.join(format!("{name}.dat"));
+    fs::write(&data, data_of(panels)).with_context(|| format!("{}", data.display()))?;
+    let script = folder.join(format!("{name}.gnuplot"));
+    fs::write(&script, script_of(panels, name)?)?;
+    // gnuplot finds its data by relative names, so the folder can be moved and drawn again.
+    let file = script.file_name().context("the script has no name")?;
+    run(Command::new("gnuplot").arg(file).current_dir(folder))
+}
+
+fn data_of(panels: &[Plot]) -> String {
+    let mut text = String::new();
+    for line in panels.iter().flat_map(|panel| &panel.lines) {
+        let _ = writeln!(text, "# {}", line.name);
+        // gnuplot does not count a block without points.
+        if line.points.is_empty() {
+            text.push_str("NaN NaN NaN NaN\n");
+        }
+        for (x, y, low, high) in &line.points {
+            let _ = writeln!(text, "{x} {y} {low} {high}");
+        }
+        text.push_str("\n\n");
+    }
+    text
+}
+
+fn script_of(panels: &[Plot], name: &str) -> Result<String> {
+    let mut text = String::new();
+    let height = PANEL_HEIGHT * panels.len().max(1);
+    for (terminal, suffix) in [("svg", "svg"), ("pngcairo", "png")] {
+        writeln!(
+            text,
+            "set terminal {terminal} size 900,{height} background 'white'\nset output '{name}.{suffix}'"
+        )?;
+        if panels.len() > 1 {
+            writeln!(text, "set multiplot layout {},1", panels.len())?;
+        }
+        let mut first = 0;
+        for panel in panels {
+            text.push_str(&panel.script(name, first)?);
+            first += panel.lines.len();
+        }
+        if panels.len() > 1 {
+            writeln!(text, "unset multiplot")?;
+        }
+    }
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -132,7 +183,7 @@ mod tests {
             y_label: "late frames".to_owned(),
             y_max: None,
             level: Some((0.5, "limit".to_owned())),
-            spread: true,
+            marks: Marks::Spread,
             lines: vec![Line {
                 name: "stock_tuned".to_owned(),
                 points: vec![(1.0, 0.0, 0.0, 0.0), (2.0, 5.0, 4.0, 6.0)],

@@ -17,11 +17,11 @@ use std::fmt::Write as _;
 pub struct Report {
     /// Version of these names.
     pub report_version: u32,
-    /// `rushes`, `stock`, `stock-tuned`, `stock-strict`, `stock-uring`, `absent`.
+    /// `rushes`, `stock`, `stock-tuned`, `stock-strict`, `stock-uring`, `io_uring`, `absent`.
     pub server: String,
     /// `smb`, `nfs`, `local`.
     pub door: String,
-    /// `table5`, `table5-half`, `table5-quarter`, `table5-eighth`, `memory`, or the folder.
+    /// `table5`, `table5-half`, `table5-quarter`, `table5-eighth`, `ssd`, `memory`, or the folder.
     pub disk: String,
     /// How many disks.
     #[serde(default)]

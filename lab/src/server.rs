@@ -45,6 +45,9 @@ pub enum Kind {
     StockStrict,
     /// The same through io_uring.
     StockUring,
+    /// smbd that reads and writes through io_uring, and nothing else changed.
+    #[value(name = "io_uring")]
+    IoUring,
     /// smbd with our module, and no daemon.
     Absent,
 }
@@ -58,6 +61,7 @@ impl Kind {
             Kind::StockTuned => "stock-tuned",
             Kind::StockStrict => "stock-strict",
             Kind::StockUring => "stock-uring",
+            Kind::IoUring => "io_uring",
             Kind::Absent => "absent",
         }
     }
@@ -396,13 +400,14 @@ fn smb_spec(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<smbd:
     if matches!(spec.kind, Kind::StockStrict | Kind::StockUring) {
         share.push(option("strict allocate", "yes"));
     }
-    if spec.kind == Kind::StockUring {
+    if matches!(spec.kind, Kind::StockUring | Kind::IoUring) {
         let module = smbd::module_folder()?.join("io_uring.so");
         ensure!(
             module.exists(),
             "this Samba has no module io_uring ({} is not there); install it \
-             (Debian: apt-get install samba-vfs-modules) or leave stock-uring out",
-            module.display()
+             (Debian: apt-get install samba-vfs-modules) or leave {} out",
+            module.display(),
+            spec.kind
         );
         share.push(option("vfs objects", "io_uring"));
     }

@@ -36,6 +36,8 @@ const MEMORY_BESIDE_BYTES: u64 = 3 << 30;
 /// Free space smaller than this is left: no frame of a sequence is tempted by it. Units: bytes.
 const PLUG_BYTES_MIN: u64 = 64 << 10;
 const WRITE_BYTES: usize = 4 << 20;
+/// Files beside footage and copies, below the share: not laid out evenly, and no rule says anything of them.
+pub const MATERIAL: &str = "material";
 /// Files that are looked up in a copied or listed folder, not played.
 const COPY_CLIP_BASE: u64 = 1 << 20;
 const DIRECT_ALIGN: usize = 4096;
@@ -212,7 +214,7 @@ impl Stage {
             Place::Table5(1) if !needs_array(place, &ground) => {
                 Stage::on_slow_disk(room, plan, ground, keep, None, quiet)
             }
-            Place::Table5(_) | Place::Memory => {
+            Place::Table5(_) | Place::Ssd | Place::Memory => {
                 bail!("--keep is for one disk, `--disk table5`; leave it out")
             }
         }
@@ -233,7 +235,7 @@ impl Stage {
             }
             _ if needs_array(place, &ground) => Stage::on_array(place, plan, ground, quiet),
             Place::Folder(folder) => Stage::in_folder(folder, plan, None, quiet),
-            Place::Table5(_) | Place::Memory => {
+            Place::Table5(_) | Place::Ssd | Place::Memory => {
                 Stage::on_slow_disk(room, plan, ground, None, None, quiet)
             }
         }
@@ -251,7 +253,7 @@ impl Stage {
             Place::Table5(1) => {
                 Stage::on_slow_disk(room, plan, Ground::default(), None, Some(author), false)
             }
-            Place::Table5(_) | Place::Memory => {
+            Place::Table5(_) | Place::Ssd | Place::Memory => {
                 bail!("real footage goes to `table5` or a folder; not to `{place}`")
             }
         }
@@ -301,7 +303,10 @@ impl Stage {
                     Some(folder) => ensure_space(folder, plan, ground.room_bytes)?,
                     None => ensure_memory(plan, ground.room_bytes)?,
                 }
-                (SlowDisk::create(&ground.disk_spec(DISK_BYTES, 1))?, None)
+                (
+                    SlowDisk::create(&ground.disk_spec(DISK_BYTES, &Place::Table5(1)))?,
+                    None,
+                )
             }
         };
         disk.timing(false)?;
@@ -569,6 +574,16 @@ impl Stage {
         chown_to_user(&path)
     }
 
+    /// Write made-up content into a file below the share, where the file system puts it.
+    pub fn write_material(&self, path: &str, clip: Clip, bytes: u64) -> Result<()> {
+        let path = self.root.join(path);
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)
+                .with_context(|| format!("{} cannot be made", folder.display()))?;
+        }
+        write_file(self.layout(), &path, clip, 0, bytes, &ProgressBar::hidden())
+    }
+
     /// A file is written in a folder and taken away, as on a disk that is in use: the file system knows then where blocks are
     /// free there, for whichever server.
     pub fn use_folder(&self, path: &str) -> Result<()> {
@@ -603,7 +618,7 @@ impl Stage {
             }
             return Ok(());
         }
-        for folder in ["footage", "copies"] {
+        for folder in ["footage", "copies", MATERIAL] {
             let path = self.root.join(folder);
             if path.is_dir() {
                 look_through(&path)?;
@@ -702,7 +717,7 @@ impl Stage {
     }
 
     /// Plain users read and write it.
-    fn own_everything(&self) -> Result<()> {
+    pub fn own_everything(&self) -> Result<()> {
         chown_to_user(&self.root)
     }
 

@@ -17,7 +17,7 @@ pub struct WriteReport {
     pub server: String,
     /// `smb`, `local`.
     pub door: String,
-    /// `table5`, `table5-half`, `table5-quarter`, `table5-eighth`, `memory`, or the folder.
+    /// `table5`, `table5-half`, `table5-quarter`, `table5-eighth`, `ssd`, `memory`, or the folder.
     pub disk: String,
     /// How many disks.
     pub disks: u64,

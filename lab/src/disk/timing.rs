@@ -56,6 +56,13 @@ impl Seek {
         power: 0.5,
         most: 1.53,
     };
+    /// No arm.
+    const NONE: Seek = Seek {
+        shortest: 1.0,
+        span: 0.0,
+        power: 1.0,
+        most: 1.0,
+    };
 }
 
 /// The parameters of a slow disk.
@@ -106,6 +113,21 @@ impl DiskTiming {
             },
         },
         write_cache_bytes: 256_000_000,
+        ..DiskTiming::TABLE5
+    };
+
+    /// A drive without moving parts behind a serial link: any place costs as much as any other, and little.
+    pub const SSD: DiskTiming = DiskTiming {
+        read: DirectionTiming {
+            positioning_ms: 0.1,
+            bytes_per_second: 520_000_000,
+            seek: Seek::NONE,
+        },
+        write: DirectionTiming {
+            positioning_ms: 0.05,
+            bytes_per_second: 450_000_000,
+            seek: Seek::NONE,
+        },
         ..DiskTiming::TABLE5
     };
 

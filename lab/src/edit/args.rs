@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command line of `rushes lab edit`.
+
+use super::Edit;
+use super::workload::{Mix, Workload, events_of};
+use crate::cli::{
+    GroundArgs, ServerArgs, default_players, no_others, parse_amount, parse_seconds, parse_span,
+    play_of,
+};
+use crate::compare::Contender;
+use anyhow::{Result, ensure};
+use clap::Args;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// `lab edit`.
+#[derive(Clone, Debug, Args)]
+pub struct EditArgs {
+    /// How each client works: timeline, op-atom, scrub, shuttle, loop, bin, conform, render, grow, copy, or a file that describes it
+    #[arg(
+        long,
+        value_name = "NAME|FILE",
+        default_value = "timeline",
+        conflicts_with = "mix"
+    )]
+    pub workload: String,
+    /// How many clients, in turn
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "8", conflicts_with = "mix",
+          value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub clients: Vec<u64>,
+    /// Clients of several kinds at once, such as "timeline=6,scrub=1,copy=2"; may be repeated, then in turn
+    #[arg(long, value_name = "NAME=N,…")]
+    pub mix: Vec<String>,
+    /// Against which servers, in turn: rushes, rushes-no-analyser, stock, stock-tuned, stock-strict, stock-uring, io_uring, absent
+    #[arg(long, value_delimiter = ',', default_value = "rushes")]
+    pub server: Vec<Contender>,
+    /// How often each, interleaved; each time with other cuts
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100))]
+    pub runs: u64,
+    /// Layers of a timeline, all cut at once
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=8))]
+    pub layers: Option<u64>,
+    /// Cuts of a timeline as in this CMX 3600 list; files of the lab stand in for its clips
+    #[arg(long, value_name = "FILE")]
+    pub edl: Option<PathBuf>,
+    /// Files that are cut from
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub files: u64,
+    /// Size of each
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_amount)]
+    pub file_bytes: u64,
+    /// Bits a second of each
+    #[arg(long, default_value = "100M", value_parser = parse_amount)]
+    pub bitrate: u64,
+    /// Frames a second
+    #[arg(long, default_value_t = 25.0)]
+    pub fps: f64,
+    /// How long each client works
+    #[arg(long, default_value = "30", value_parser = parse_seconds)]
+    pub seconds: f64,
+    /// A frame that comes so long after its time is late
+    #[arg(long, value_name = "SPAN", default_value = "500ms", value_parser = parse_span)]
+    pub late: Duration,
+    /// Between two starts
+    #[arg(long, default_value = "250ms", value_parser = parse_span)]
+    pub stagger: Duration,
+    /// How long a run that collapsed goes on
+    #[arg(long, default_value = "10s", value_parser = parse_span)]
+    pub grace: Duration,
+    /// Names, inodes and extents are cold too, as after a restart of the machine
+    #[arg(long)]
+    pub cold_metadata: bool,
+    /// Keep the modelled disk with its footage in this folder, and use it again when it fits; only where nobody writes
+    #[arg(long, value_name = "DIR")]
+    pub keep: Option<PathBuf>,
+    /// Where the report of each run, the table and pictures go
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: ServerArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub ground: GroundArgs,
+    /// Print one JSON object and nothing else
+    #[arg(long)]
+    pub json: bool,
+    /// Put the lateness of every frame into the JSON
+    #[arg(long)]
+    pub timeline: bool,
+}
+
+impl EditArgs {
+    /// What they ask for.
+    ///
+    /// Errors   no such workload or list, or one that is none
+    pub fn edit(&self) -> Result<Edit> {
+        let frames_per_kilosecond = (self.fps * 1000.0).round().max(1.0) as u64;
+        let mixes = self.mixes(frames_per_kilosecond)?;
+        let mut players = default_players();
+        players.bitrate = self.bitrate;
+        players.preroll = self.late;
+        let kind = self.server[0].kind;
+        let play = play_of(
+            kind,
+            0,
+            &players,
+            &no_others(),
+            &self.setup,
+            self.ground.seed,
+        );
+        let mut edit = Edit {
+            server: play.server,
+            contenders: self.server.clone(),
+            mixes,
+            rounds: self.runs,
+            file_count: self.files,
+            file_bytes: self.file_bytes,
+            bitrate: self.bitrate,
+            frames_per_kilosecond,
+            seconds: self.seconds,
+            late: self.late,
+            stagger: self.stagger,
+            grace: self.grace,
+            cold_metadata: self.cold_metadata,
+            timeline: self.timeline,
+            seed: self.ground.seed,
+            out: self.out.clone(),
+        };
+        if edit.writes() {
+            self.ground.buffer(&mut edit.server);
+        }
+        ensure!(
+            self.keep.is_none() || edit.room_bytes() == 0,
+            "--keep is for footage alone, and this run makes or writes other files; leave it out"
+        );
+        Ok(edit)
+    }
+
+    fn mixes(&self, frames_per_kilosecond: u64) -> Result<Vec<Mix>> {
+        let mut mixes: Vec<Mix> = if self.mix.is_empty() {
+            let workload = Workload::find(&self.workload)?;
+            let one = |count: &u64| Mix(vec![(workload.clone(), *count)]);
+            self.clients.iter().map(one).collect()
+        } else {
+            let parsed = self.mix.iter().map(|text| Mix::parse(text));
+            parsed.collect::<Result<_>>()?
+        };
+        let events = match &self.edl {
+            Some(path) => Some(events_of(path, frames_per_kilosecond)?),
+            None => None,
+        };
+        // In a mix they are of its timelines.
+        let is_mix = !self.mix.is_empty();
+        let all = mixes.iter_mut().flat_map(|mix| &mut mix.0);
+        for (workload, _) in all.filter(|(workload, _)| !is_mix || workload.is_timeline()) {
+            if let Some(layers) = self.layers {
+                workload.set_layers(layers)?;
+            }
+            if let Some(events) = &events {
+                workload.set_events(events.clone())?;
+            }
+        }
+        Ok(mixes)
+    }
+}

@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: Apache-2.0
+//! People at work: timelines, scrubbing, shuttling, conforming, and mixes of them, against several servers in turn.
+//!
+//! A way of working is data ([`workload`]), drawn from a seed into a list of what one client reads and writes ([`script`]); a process for each client
+//! works through its list ([`editor`]). All servers of a round get the same lists, one server after the other, each over a cold stage; the next
+//! round draws others. What is not done here: saying what is admitted. Who edits sees frames.
+
+pub mod args;
+pub mod editor;
+pub mod edl;
+pub mod picture;
+pub mod report;
+pub mod script;
+pub mod workload;
+
+use crate::client::{Client, Crowd};
+use crate::compare::Contender;
+use crate::copies::{Copies, Tally};
+use crate::play::{COPIES_LEAD, REEL_BYTES_OVER_CACHE, REELS_PER_COPIER, reels};
+use crate::player::{now_ns, sleep_until_ns};
+use crate::report::{Processors, environment};
+use crate::room::{Room, go_on, interrupted, pause};
+use crate::server::{self, Kind, Server, Way};
+use crate::stage::{MATERIAL, Plan, Stage};
+use anyhow::{Context, Result, ensure};
+use editor::{Edited, Job};
+use report::{ClientRow, EditReport, EditRun, KindRow};
+use serde_json::Value;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use workload::{Mix, OUTPUT, Part, Scene};
+
+const STATUS_EVERY: Duration = Duration::from_millis(1000);
+/// From the last word to the clients until the first begins.
+const LEAD: Duration = Duration::from_millis(300);
+const COPY: &str = "copy";
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub struct Edit {
+    /// How servers are set up; which is said by `contenders`.
+    pub server: server::Spec,
+    /// In turn.
+    pub contenders: Vec<Contender>,
+    /// Who works, in turn.
+    pub mixes: Vec<Mix>,
+    /// How often all of it.
+    pub rounds: u64,
+    /// Files that are cut from.
+    pub file_count: u64,
+    /// Of each, as far as whole frames fill it. Units: bytes.
+    pub file_bytes: u64,
+    /// Units: bits a second.
+    pub bitrate: u64,
+    /// In thousandths.
+    pub frames_per_kilosecond: u64,
+    /// How long each client works.
+    pub seconds: f64,
+    /// How long after its time a frame is late.
+    pub late: Duration,
+    /// Between two starts.
+    pub stagger: Duration,
+    /// How long a run that collapsed goes on.
+    pub grace: Duration,
+    /// Metadata of the footage is as cold as the footage.
+    pub cold_metadata: bool,
+    /// Tell the lateness of every frame.
+    pub timeline: bool,
+    /// Of content and cut lists.
+    pub seed: u64,
+    /// Where raw reports, the table and pictures go.
+    pub out: Option<PathBuf>,
+}
+
+impl Edit {
+    /// The least that must be on the stage.
+    pub fn plan(&self) -> Plan {
+        let copies = self.mixes.iter().map(Mix::copy_count).max().unwrap_or(0);
+        let plan = Plan {
+            seed: self.seed,
+            stream_count: self.file_count,
+            bitrate: self.bitrate,
+            frames_per_kilosecond: self.frames_per_kilosecond,
+            frame_count: 0,
+            sequence: false,
+            copy_count: copies * REELS_PER_COPIER,
+            copy_bytes: self.server.data_bytes() + REEL_BYTES_OVER_CACHE,
+            entry_count: 0,
+        };
+        Plan {
+            frame_count: (self.file_bytes / plan.frame_bytes().max(1)).max(1),
+            ..plan
+        }
+    }
+
+    /// Room for what is made and written beside the footage. Units: bytes.
+    pub fn room_bytes(&self) -> u64 {
+        let plan = self.plan();
+        let scene = self.scene(&plan);
+        let material: u64 = self.material(&scene).iter().map(|file| file.bytes).sum();
+        let written = |mix: &Mix| match mix.writes() {
+            true => mix.client_count() * self.file_bytes,
+            false => 0,
+        };
+        material + self.mixes.iter().map(written).max().unwrap_or(0)
+    }
+
+    fn scene<'a>(&self, plan: &'a Plan) -> Scene<'a> {
+        Scene {
+            plan,
+            seconds: self.seconds,
+        }
+    }
+
+    fn material(&self, scene: &Scene<'_>) -> Vec<script::Source> {
+        let all = self.mixes.iter().flat_map(|mix| mix.material(scene));
+        let mut all: Vec<script::Source> = all.collect();
+        all.sort_by(|a, b| a.path.cmp(&b.path));
+        all.dedup_by(|a, b| a.path == b.path);
+        all
+    }
+
+    /// Somebody writes, in one of the mixes.
+    pub fn writes(&self) -> bool {
+        self.mixes.iter().any(Mix::writes)
+    }
+
+    fn check(&self) -> Result<()> {
+        let copies = self.mixes.iter().any(|mix| mix.copy_count() > 0);
+        ensure!(
+            !copies || matches!(self.server.way, Way::Smb | Way::Nfs),
+            "copies go over SMB or NFS; leave `copy` out of the mix, or use --door smb or nfs"
+        );
+        let rushes = self.contenders.iter().any(|one| one.kind == Kind::Rushes);
+        ensure!(
+            !(self.writes() && self.server.way == Way::Local && rushes),
+            "over `--door local` the lab only reads through the daemon; leave out what writes (render, grow), or use --door smb"
+        );
+        Ok(())
+    }
+
+    /// All rounds. The stage must cover [`Edit::plan`].
+    ///
+    /// Errors   something could not be set up; what a server does badly is no error but a figure
+    pub fn run(&self, room: &Room, stage: &mut Stage) -> Result<EditReport> {
+        self.check()?;
+        ensure!(
+            stage.plan().covers(&self.plan()),
+            "the stage does not hold what this run needs"
+        );
+        if let Some(out) = &self.out {
+            std::fs::create_dir_all(out)
+                .with_context(|| format!("{} cannot be made", out.display()))?;
+        }
+        self.make_material(stage)?;
+        let mut runs = Vec::new();
+        for round in 1..=self.rounds {
+            for mix in &self.mixes {
+                for contender in &self.contenders {
+                    go_on()?;
+                    let run = self.run_once(room, stage, (*contender, mix, round))?;
+                    eprintln!("{}", run.line());
+                    self.keep(&run, runs.len() + 1)?;
+                    runs.push(run);
+                }
+            }
+        }
+        let mut report = self.describe(stage, runs);
+        if let Some(out) = &self.out {
+            std::fs::write(out.join("table.md"), report.table())?;
+            picture::draw(&report.runs, report.late_ms, out)?;
+        }
+        if !self.timeline {
+            let rows = report.runs.iter_mut().flat_map(|run| &mut run.per_client);
+            rows.for_each(|row| row.lateness_ms = None);
+        }
+        Ok(report)
+    }
+
+    fn keep(&self, run: &EditRun, serial: usize) -> Result<()> {
+        let Some(out) = &self.out else {
+            return Ok(());
+        };
+        let mix = run.mix.replace(['=', ','], "-").replace('/', "_");
+        let file = out.join(format!(
+            "{serial:03}-{}-{mix}-{}.json",
+            run.server, run.round
+        ));
+        std::fs::write(&file, serde_json::to_vec(run)?)
+            .with_context(|| format!("{} cannot be written", file.display()))
+    }
+
+    /// Files beside the footage, once for all runs.
+    fn make_material(&self, stage: &Stage) -> Result<()> {
+        let material = self.material(&self.scene(stage.plan()));
+        if material.is_empty() {
+            return Ok(());
+        }
+        stage.timing(false)?;
+        stage.make_folder_anew(MATERIAL)?;
+        for file in &material {
+            stage.write_material(&file.path, file.clip(stage.plan().seed), file.bytes)?;
+        }
+        stage.own_everything()
+    }
+
+    fn run_once(
+        &self,
+        room: &Room,
+        stage: &mut Stage,
+        (contender, mix, round): (Contender, &Mix, u64),
+    ) -> Result<EditRun> {
+        let scene = self.scene(stage.plan());
+        // Rounds differ, servers of one round do not.
+        let parts = mix.draw(&scene, self.seed.wrapping_add((round - 1) << 32));
+        stage.timing(false)?;
+        if mix.writes() {
+            stage.make_folder_anew(OUTPUT)?;
+        }
+        stage.cool()?;
+        if !self.cold_metadata {
+            stage.look_through()?;
+        }
+        let spec = server::Spec {
+            kind: contender.kind,
+            analyser: contender.analyser,
+            client_count: parts.len() as u64 + mix.copy_count(),
+            ..self.server.clone()
+        };
+        let server = Server::start(room, "server", stage, &spec)?;
+        let performed = self
+            .perform(room, stage, &server, &parts, mix)
+            .map_err(|error| match interrupted() {
+                true => error,
+                false => error.context(format!(
+                    "{} said at last:\n{}",
+                    contender.kind,
+                    server.log_tail()
+                )),
+            });
+        stage.timing(false)?;
+        server.stop(stage)?;
+        let (mut run, mut edited, t0, tally) = performed?;
+        if mix.writes() {
+            stage.cool()?;
+            check_written(stage, &parts, &mut edited)?;
+        }
+        run.server = contender.to_string();
+        run.mix = mix.to_string();
+        run.round = round;
+        run.clients = parts.len() as u64 + mix.copy_count();
+        add_clients(&mut run, &parts, &edited, t0);
+        if let Some(tally) = tally {
+            add_copies(&mut run, mix.copy_count(), tally);
+        }
+        Ok(run)
+    }
+
+    fn perform(
+        &self,
+        room: &Room,
+        stage: &Stage,
+        server: &Server,
+        parts: &[Part],
+        mix: &Mix,
+    ) -> Result<(EditRun, Vec<Edited>, u64, Option<Tally>)> {
+        let mut clients = self.start_clients(server, parts, stage.plan().seed)?;
+        stage.timing(true)?;
+        stage.reset_statistics()?;
+        let copies = match mix.copy_count() {
+            0 => None,
+            count => Some(Copies::start(room, server.address(), reels(stage, count))?),
+        };
+        let lead = if copies.is_some() { COPIES_LEAD } else { LEAD };
+        let t0 = now_ns() + lead.as_nanos() as u64;
+        for (client, part) in clients.iter_mut().zip(parts) {
+            client.begin(t0 + part.client * self.stagger.as_nanos() as u64)?;
+        }
+        sleep_until_ns(t0);
+        let cpu_before = server.cpu()?;
+        let machine_before = Processors::now();
+        let copied_before = copies.as_ref().map_or(0, Copies::bytes);
+        let crowd = Crowd::<Edited>::gather(clients);
+        let mut status = Value::Null;
+        let mut errors = Vec::new();
+        let copies_end = t0 + (self.seconds * 1e9) as u64;
+        while !crowd.is_done() || (parts.is_empty() && now_ns() < copies_end) {
+            pause(STATUS_EVERY)?;
+            if let Some(daemon) = server.daemon() {
+                // A daemon that cannot answer now is asked again; that it died shows in the figures.
+                match daemon.status() {
+                    Ok(said) => status = said,
+                    Err(error) => errors = vec![format!("{error:#}")],
+                }
+            }
+        }
+        let wall_s = (now_ns() - t0) as f64 / 1e9;
+        let machine = Processors::now().since(machine_before);
+        let server_cpu_s = (server.cpu()? - cpu_before).as_secs_f64();
+        let tally = copies.map(Copies::stop).map(|tally| Tally {
+            bytes: tally.bytes - copied_before,
+            ..tally
+        });
+        let disk_statistics = stage.statistics()?;
+        let edited = crowd.results()?;
+        let run = EditRun {
+            wall_s,
+            server_cpu_s,
+            clients_cpu_s: edited.iter().map(|one| one.cpu_s).sum(),
+            machine_cpu_s: machine.busy_s,
+            stolen_cpu_s: machine.stolen_s,
+            server_memory_bytes_peak: server.memory_bytes_peak()?,
+            errors,
+            settings: server.settings().clone(),
+            disk_statistics,
+            device_model: server
+                .daemon()
+                .map_or(Value::Null, |daemon| daemon.model().clone()),
+            status,
+            ..EditRun::default()
+        };
+        Ok((run, edited, t0, tally))
+    }
+
+    fn start_clients(&self, server: &Server, parts: &[Part], seed: u64) -> Result<Vec<Client>> {
+        let mut clients = Vec::new();
+        for part in parts {
+            let job = Job {
+                address: server.address().clone(),
+                script: part.script.clone(),
+                seed,
+                late_ns: self.late.as_nanos() as u64,
+                length_ns: (self.seconds * 1e9) as u64,
+                grace_ns: self.grace.as_nanos() as u64,
+            };
+            clients.push(Client::start("editor", server, &job)?);
+        }
+        for client in &mut clients {
+            client.wait_ready()?;
+        }
+        Ok(clients)
+    }
+
+    fn describe(&self, stage: &Stage, runs: Vec<EditRun>) -> EditReport {
+        let plan = stage.plan();
+        EditReport {
+            report_version: 1,
+            experiment: "edit".to_owned(),
+            door: self.server.way.name().to_owned(),
+            disk: stage.place().to_string(),
+            disks: stage.disk_count(),
+            layout: stage.layout().name().to_owned(),
+            file_system: stage.file_system_name(),
+            files: plan.stream_count,
+            file_bytes: plan.frame_offset(plan.frame_count),
+            bitrate: self.bitrate,
+            frames_per_s: self.frames_per_kilosecond as f64 / 1e3,
+            seconds: self.seconds,
+            late_ms: self.late.as_secs_f64() * 1e3,
+            stagger_ms: self.stagger.as_secs_f64() * 1e3,
+            seed: self.seed,
+            cache_bytes_max: self.server.data_bytes(),
+            bytes_wrong: runs.iter().map(|run| run.bytes_wrong).sum(),
+            stolen_cpu_s: runs.iter().map(|run| run.stolen_cpu_s).sum(),
+            machine_cpu_s: runs.iter().map(|run| run.machine_cpu_s).sum(),
+            medians: report::medians(&runs),
+            runs,
+            environment: environment(),
+        }
+    }
+}
+
+/// Rows of clients and of kinds, and what follows from them.
+fn add_clients(run: &mut EditRun, parts: &[Part], edited: &[Edited], t0: u64) {
+    for (part, edited) in parts.iter().zip(edited) {
+        let row = ClientRow::new(part.client, &part.kind, &part.script, edited, t0);
+        if let Some(error) = &row.error {
+            let said = format!("client {} ({}): {error}", row.client, row.kind);
+            run.errors.push(said);
+        }
+        run.per_client.push(row);
+    }
+    let mut kinds: Vec<&str> = parts.iter().map(|part| part.kind.as_str()).collect();
+    kinds.dedup();
+    kinds.sort_unstable();
+    kinds.dedup();
+    for kind in kinds {
+        let all = run.per_client.iter().zip(edited);
+        let mine: Vec<(&ClientRow, &Edited)> = all.filter(|(row, _)| row.kind == kind).collect();
+        run.kinds.push(KindRow::new(kind, &mine));
+    }
+    run.frames = run.kinds.iter().map(|row| row.frames).sum();
+    run.late_frames = run.kinds.iter().map(|row| row.late_frames).sum();
+    run.bytes_wrong = run.kinds.iter().map(|row| row.bytes_wrong).sum();
+}
+
+fn add_copies(run: &mut EditRun, clients: u64, tally: Tally) {
+    run.bytes_wrong += tally.bytes_wrong;
+    run.errors.extend(tally.failures);
+    run.kinds.push(KindRow {
+        kind: COPY.to_owned(),
+        clients,
+        mb_per_s: tally.bytes as f64 / 1e6 / run.wall_s.max(1e-9),
+        bytes_read: tally.bytes,
+        bytes_wrong: tally.bytes_wrong,
+        ..KindRow::default()
+    });
+}
+
+/// Read what clients wrote from the stage itself; what is not as it should be counts as the client's wrong bytes.
+fn check_written(stage: &Stage, parts: &[Part], edited: &mut [Edited]) -> Result<()> {
+    let seed = stage.plan().seed;
+    for (part, edited) in parts.iter().zip(edited) {
+        edited.written.sort_unstable();
+        edited.written.dedup();
+        for (file, source) in part.script.files.iter().enumerate() {
+            let pieces = edited.written.iter().filter(|piece| piece.0 == file);
+            let mut pieces = pieces.peekable();
+            if pieces.peek().is_none() {
+                continue;
+            }
+            let path = stage.root().join(&source.path);
+            let mut wrong = 0;
+            let opened = File::open(&path).with_context(|| path.display().to_string())?;
+            for (_, place, length) in pieces {
+                wrong += wrong_bytes(&opened, source.clip(seed), *place, *length, &path)?;
+            }
+            edited.bytes_wrong += wrong;
+        }
+    }
+    Ok(())
+}
+
+fn wrong_bytes(
+    file: &File,
+    clip: crate::footage::Clip,
+    place: u64,
+    length: u64,
+    path: &Path,
+) -> Result<u64> {
+    let mut buffer = vec![0; length as usize];
+    let mut got = 0;
+    while got < buffer.len() {
+        let more = file
+            .read_at(&mut buffer[got..], place + got as u64)
+            .with_context(|| path.display().to_string())?;
+        if more == 0 {
+            break;
+        }
+        got += more;
+    }
+    Ok((buffer.len() - got) as u64 + clip.wrong_bytes(place, &buffer[..got]))
+}

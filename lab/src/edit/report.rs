@@ -1,0 +1,553 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an edit says: one JSON object of all runs whose field names are promised, and a table for people.
+//!
+//! Of several runs counts are told as medians with the lowest and the highest; waits of all runs are thrown together before a percentile is taken of
+//! them. Percentiles are never averaged.
+
+use super::editor::Edited;
+use super::script::{Pace, Script};
+use crate::compare::spread;
+use anyhow::{Result, ensure};
+use serde::Serialize;
+use serde_json::Value;
+use std::fmt::Write as _;
+
+/// The object. Fields may be added, never renamed or given another unit.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct EditReport {
+    /// Version of these names.
+    pub report_version: u32,
+    /// `edit`.
+    pub experiment: String,
+    /// `smb`, `nfs`, `local`.
+    pub door: String,
+    /// As in a report of `play`.
+    pub disk: String,
+    /// How many disks.
+    pub disks: u64,
+    /// What makes one place of them.
+    pub layout: String,
+    /// `ext4`, for instance.
+    pub file_system: String,
+    /// Files that are cut from.
+    pub files: u64,
+    /// Of each. Units: bytes.
+    pub file_bytes: u64,
+    /// Units: bits a second.
+    pub bitrate: u64,
+    /// Frames a second.
+    pub frames_per_s: f64,
+    /// How long each client works. Units: s.
+    pub seconds: f64,
+    /// A frame that comes so long after its time is late.
+    pub late_ms: f64,
+    /// Between two starts. Units: ms.
+    pub stagger_ms: f64,
+    /// Of content and cut lists.
+    pub seed: u64,
+    /// Memory that the server may use for cached data.
+    pub cache_bytes_max: u64,
+    /// Wrong or missing bytes of all runs.
+    pub bytes_wrong: u64,
+    /// CPU time that the machine's host gave to others, of all runs.
+    pub stolen_cpu_s: f64,
+    /// CPU time of the whole machine, of all runs.
+    pub machine_cpu_s: f64,
+    /// Of all runs of a server with as many clients.
+    pub medians: Vec<MedianRow>,
+    /// In the order in which they were made.
+    pub runs: Vec<EditRun>,
+    /// Machine and revision.
+    pub environment: Value,
+}
+
+/// One run against one server.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct EditRun {
+    /// As on the command line.
+    pub server: String,
+    /// Who worked: `timeline=8`.
+    pub mix: String,
+    /// Which repetition, from 1 on.
+    pub round: u64,
+    /// Clients, those that copy included.
+    pub clients: u64,
+    /// Frames with a time, of all clients; those that never came are late.
+    pub frames: u64,
+    /// Of those.
+    pub late_frames: u64,
+    /// Bytes that differ from what was written, or are missing.
+    pub bytes_wrong: u64,
+    /// Each kind of client by itself.
+    pub kinds: Vec<KindRow>,
+    /// Each client by itself.
+    pub per_client: Vec<ClientRow>,
+    /// From the first start to the last end. Units: s.
+    pub wall_s: f64,
+    /// CPU time of smbd and daemon meanwhile.
+    pub server_cpu_s: f64,
+    /// CPU time of the clients: must be small, or the lab measures itself.
+    pub clients_cpu_s: f64,
+    /// CPU time of the whole machine meanwhile.
+    pub machine_cpu_s: f64,
+    /// CPU time that its host gave to others meanwhile.
+    pub stolen_cpu_s: f64,
+    /// The most memory that the server held, cache included. Units: bytes.
+    pub server_memory_bytes_peak: u64,
+    /// What went wrong.
+    pub errors: Vec<String>,
+    /// Settings that distinguish the server.
+    pub settings: Value,
+    /// What the slow disk counted.
+    pub disk_statistics: Value,
+    /// What Rushes knew of the device.
+    pub device_model: Value,
+    /// What `rushes status` said last while clients worked.
+    pub status: Value,
+}
+
+/// All clients of one kind in one run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct KindRow {
+    /// The workload, with its role where it has several; `copy`: whole files by smbclient.
+    pub kind: String,
+    /// How many.
+    pub clients: u64,
+    /// Frames with a time; 0: they have none.
+    pub frames: u64,
+    /// Past their deadline, or never there.
+    pub late_frames: u64,
+    /// Frames that came.
+    pub frames_done: u64,
+    /// Clients with a late frame.
+    pub late_clients: u64,
+    /// Of all frames with a time, after the deadline; negative when each was early. Units: ms. Null: none has one.
+    pub worst_lateness_ms: Option<f64>,
+    /// First frames that came, of runs from one cut to the next.
+    pub cuts: u64,
+    /// From asking for the first frame of a run to its being there, an open included: half of them. Units: ms. Null: there was none.
+    pub first_frame_ms_p50: Option<f64>,
+    /// The same, 95 of 100.
+    pub first_frame_ms_p95: Option<f64>,
+    /// The same, all.
+    pub first_frame_ms_max: Option<f64>,
+    /// Frames that came, a second and client.
+    pub frames_per_s_each: f64,
+    /// Read and written, a second, all together. Units: 10⁶ bytes.
+    pub mb_per_s: f64,
+    /// Received.
+    pub bytes_read: u64,
+    /// Acknowledged.
+    pub bytes_written: u64,
+    /// Longest open. Units: ms.
+    pub open_ms_max: f64,
+    /// Bytes that differ from what was written, or are missing.
+    pub bytes_wrong: u64,
+}
+
+/// One client in one run.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ClientRow {
+    /// Its number.
+    pub client: u64,
+    /// As in the row of its kind.
+    pub kind: String,
+    /// After the first. Units: s.
+    pub start_s: f64,
+    /// Frames with a time.
+    pub frames: u64,
+    /// Of those.
+    pub late_frames: u64,
+    /// Frames that came.
+    pub frames_done: u64,
+    /// As in the row of its kind. Units: ms.
+    pub worst_lateness_ms: Option<f64>,
+    /// Of each run from cut to cut: when after the client's start, and how long until its first frame. Units: ms, ms.
+    pub first_frame_ms: Vec<(f32, f32)>,
+    /// With `--timeline`, of each frame: its time after the client's start, and how long after its deadline it came. Units: ms, ms.
+    pub lateness_ms: Option<Vec<(f32, f32)>>,
+    /// Bytes that differ, or are missing.
+    pub bytes_wrong: u64,
+    /// What went wrong.
+    pub error: Option<String>,
+}
+
+/// All runs of one server with one mix, one kind of client.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct MedianRow {
+    /// As on the command line.
+    pub server: String,
+    /// Who worked.
+    pub mix: String,
+    /// Of whom this row tells.
+    pub kind: String,
+    /// How many runs.
+    pub runs: u64,
+    /// Frames with a time, of one run.
+    pub frames: u64,
+    /// Lowest, median, highest.
+    pub late_frames: (f64, f64, f64),
+    /// Of all runs. Units: ms.
+    pub worst_lateness_ms: Option<f64>,
+    /// Of the cuts of all runs. Units: ms.
+    pub first_frame_ms_p50: Option<f64>,
+    /// The same, 95 of 100.
+    pub first_frame_ms_p95: Option<f64>,
+    /// The same, all.
+    pub first_frame_ms_max: Option<f64>,
+    /// Lowest, median, highest.
+    pub frames_per_s_each: (f64, f64, f64),
+    /// Lowest, median, highest. Units: 10⁶ bytes a second.
+    pub mb_per_s: (f64, f64, f64),
+    /// Of all runs.
+    pub bytes_wrong: u64,
+}
+
+/// The least value that so many hundredths of all do not exceed; `None` of nothing.
+pub fn percentile(values: impl IntoIterator<Item = f64>, hundredths: u64) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    let rank = (values.len() as u64 * hundredths).div_ceil(100).max(1);
+    values.get(rank as usize - 1).copied()
+}
+
+impl ClientRow {
+    /// What one client got of what it asked for.
+    pub fn new(client: u64, kind: &str, script: &Script, edited: &Edited, t0: u64) -> ClientRow {
+        let frames = match script.pace {
+            Pace::Clock => script.frame_count(),
+            Pace::Hand | Pace::Free => 0,
+        };
+        let came_late = edited.lateness_ms.iter().filter(|(_, late)| *late > 0.0);
+        let never_came = frames - (edited.lateness_ms.len() as u64).min(frames);
+        let worst = edited.lateness_ms.iter().map(|(_, late)| f64::from(*late));
+        ClientRow {
+            client,
+            kind: kind.to_owned(),
+            start_s: edited.begin_ns.saturating_sub(t0) as f64 / 1e9,
+            frames,
+            late_frames: came_late.count() as u64 + never_came,
+            frames_done: edited.frame_count,
+            worst_lateness_ms: worst.reduce(f64::max),
+            first_frame_ms: edited.first_frame_ms.clone(),
+            lateness_ms: Some(edited.lateness_ms.clone()),
+            bytes_wrong: edited.bytes_wrong,
+            error: edited.error.clone(),
+        }
+    }
+}
+
+/// Waits for first frames. Units: ms.
+fn waits(rows: &[&ClientRow]) -> impl Iterator<Item = f64> + Clone {
+    rows.iter()
+        .flat_map(|row| row.first_frame_ms.iter())
+        .map(|(_, wait)| f64::from(*wait))
+        .collect::<Vec<_>>()
+        .into_iter()
+}
+
+impl KindRow {
+    /// Clients of one kind, each with what it did.
+    pub fn new(kind: &str, clients: &[(&ClientRow, &Edited)]) -> KindRow {
+        let rows: Vec<&ClientRow> = clients.iter().map(|(row, _)| *row).collect();
+        let sum = |of: fn(&ClientRow) -> u64| rows.iter().map(|row| of(row)).sum::<u64>();
+        let done = |of: fn(&Edited) -> u64| clients.iter().map(|(_, done)| of(done)).sum::<u64>();
+        let seconds = |edited: &Edited| edited.end_ns.saturating_sub(edited.begin_ns) as f64 / 1e9;
+        let rates = clients
+            .iter()
+            .map(|(_, edited)| edited.frame_count as f64 / seconds(edited).max(1e-9));
+        let bytes = clients.iter().map(|(_, edited)| {
+            (edited.bytes_read + edited.bytes_written) as f64 / seconds(edited).max(1e-9)
+        });
+        let waits = waits(&rows);
+        KindRow {
+            kind: kind.to_owned(),
+            clients: clients.len() as u64,
+            frames: sum(|row| row.frames),
+            late_frames: sum(|row| row.late_frames),
+            frames_done: sum(|row| row.frames_done),
+            late_clients: rows.iter().filter(|row| row.late_frames > 0).count() as u64,
+            worst_lateness_ms: rows
+                .iter()
+                .filter_map(|row| row.worst_lateness_ms)
+                .reduce(f64::max),
+            cuts: waits.clone().count() as u64,
+            first_frame_ms_p50: percentile(waits.clone(), 50),
+            first_frame_ms_p95: percentile(waits.clone(), 95),
+            first_frame_ms_max: percentile(waits, 100),
+            frames_per_s_each: rates.sum::<f64>() / (clients.len() as f64).max(1.0),
+            mb_per_s: bytes.sum::<f64>() / 1e6,
+            bytes_read: done(|edited| edited.bytes_read),
+            bytes_written: done(|edited| edited.bytes_written),
+            open_ms_max: clients
+                .iter()
+                .map(|(_, edited)| edited.open_ms_max)
+                .fold(0.0, f64::max),
+            bytes_wrong: sum(|row| row.bytes_wrong),
+        }
+    }
+}
+
+impl EditRun {
+    /// In one line.
+    pub fn line(&self) -> String {
+        let kinds: Vec<String> = self.kinds.iter().map(KindRow::words).collect();
+        format!(
+            "{:>11}, {}, run {}: {}; CPU {:.1} s, wrong bytes {}{}",
+            self.server,
+            self.mix,
+            self.round,
+            kinds.join("; "),
+            self.server_cpu_s,
+            self.bytes_wrong,
+            match self.errors.first() {
+                Some(error) => format!(", {} ERRORS: {error}", self.errors.len()),
+                None => String::new(),
+            }
+        )
+    }
+}
+
+impl KindRow {
+    fn words(&self) -> String {
+        let mut words = format!("{} {}", self.clients, self.kind);
+        if self.frames > 0 {
+            let worst = self.worst_lateness_ms.unwrap_or(f64::NAN);
+            let _ = write!(
+                words,
+                ": {} of {} frames late (worst {worst:.0} ms)",
+                self.late_frames, self.frames
+            );
+        } else {
+            let _ = write!(
+                words,
+                ": {:.1} frames/s each, {:.1} MB/s",
+                self.frames_per_s_each, self.mb_per_s
+            );
+        }
+        if let (Some(p50), Some(p95), Some(max)) = (
+            self.first_frame_ms_p50,
+            self.first_frame_ms_p95,
+            self.first_frame_ms_max,
+        ) {
+            let _ = write!(words, ", first frame {p50:.0}/{p95:.0}/{max:.0} ms");
+        }
+        words
+    }
+}
+
+/// Rows of the same server, mix and kind, in the order in which they first came.
+pub fn medians(runs: &[EditRun]) -> Vec<MedianRow> {
+    let mut keys: Vec<(&str, &str, &str)> = Vec::new();
+    for run in runs {
+        for row in &run.kinds {
+            let key = (run.server.as_str(), run.mix.as_str(), row.kind.as_str());
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+    }
+    // Servers beside each other, mix after mix.
+    let mixes: Vec<&str> = runs.iter().map(|run| run.mix.as_str()).collect();
+    let order = |mix: &str| mixes.iter().position(|known| *known == mix);
+    keys.sort_by_key(|(_, mix, _)| order(mix));
+    keys.into_iter()
+        .map(|(server, mix, kind)| median_of(runs, server, mix, kind))
+        .collect()
+}
+
+fn median_of(runs: &[EditRun], server: &str, mix: &str, kind: &str) -> MedianRow {
+    let mine = runs
+        .iter()
+        .filter(|run| run.server == server && run.mix == mix);
+    let clients: Vec<&ClientRow> = mine
+        .clone()
+        .flat_map(|run| &run.per_client)
+        .filter(|row| row.kind == kind)
+        .collect();
+    let rows: Vec<&KindRow> = mine
+        .flat_map(|run| &run.kinds)
+        .filter(|row| row.kind == kind)
+        .collect();
+    let waits = waits(&clients);
+    MedianRow {
+        server: server.to_owned(),
+        mix: mix.to_owned(),
+        kind: kind.to_owned(),
+        runs: rows.len() as u64,
+        frames: rows.first().map_or(0, |row| row.frames),
+        late_frames: spread(rows.iter().map(|row| row.late_frames as f64)),
+        worst_lateness_ms: rows
+            .iter()
+            .filter_map(|row| row.worst_lateness_ms)
+            .reduce(f64::max),
+        first_frame_ms_p50: percentile(waits.clone(), 50),
+        first_frame_ms_p95: percentile(waits.clone(), 95),
+        first_frame_ms_max: percentile(waits, 100),
+        frames_per_s_each: spread(rows.iter().map(|row| row.frames_per_s_each)),
+        mb_per_s: spread(rows.iter().map(|row| row.mb_per_s)),
+        bytes_wrong: rows.iter().map(|row| row.bytes_wrong).sum(),
+    }
+}
+
+impl EditReport {
+    /// Wrong bytes and clients that broke off are failures, however early frames come; late ones are figures.
+    ///
+    /// Errors   there were some
+    pub fn check(&self) -> Result<()> {
+        let errors: usize = self.runs.iter().map(|run| run.errors.len()).sum();
+        ensure!(
+            self.bytes_wrong == 0 && errors == 0,
+            "{} wrong bytes and {errors} errors of clients, expected none; the report above has them",
+            self.bytes_wrong
+        );
+        Ok(())
+    }
+
+    /// For people, and good Markdown.
+    pub fn table(&self) -> String {
+        let mut out = format!(
+            "{} of {} MB over {} on {} × {} ({}); {:.0} Mb/s, {} frames/s, {:.0} s, late past {:.0} ms, starts {:.0} ms apart\n\n",
+            match self.files {
+                1 => "1 file".to_owned(),
+                count => format!("{count} files"),
+            },
+            self.file_bytes / 1_000_000,
+            self.door,
+            self.disks,
+            self.disk,
+            self.file_system,
+            self.bitrate as f64 / 1e6,
+            self.frames_per_s,
+            self.seconds,
+            self.late_ms,
+            self.stagger_ms,
+        );
+        out += "| mix | server | kind | runs | late frames | of | worst ms | first frame p50 | p95 | worst ms | frames/s each | MB/s | wrong bytes |\n";
+        out += "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n";
+        for row in &self.medians {
+            let number = |value: Option<f64>| value.map_or("—".to_owned(), |v| format!("{v:.0}"));
+            let _ = writeln!(
+                out,
+                "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+                row.mix,
+                row.server,
+                row.kind,
+                row.runs,
+                match row.frames {
+                    0 => "—".to_owned(),
+                    _ => shown(row.late_frames, 0),
+                },
+                match row.frames {
+                    0 => "—".to_owned(),
+                    frames => frames.to_string(),
+                },
+                number(row.worst_lateness_ms),
+                number(row.first_frame_ms_p50),
+                number(row.first_frame_ms_p95),
+                number(row.first_frame_ms_max),
+                shown(row.frames_per_s_each, 1),
+                shown(row.mb_per_s, 1),
+                row.bytes_wrong
+            );
+        }
+        out
+    }
+}
+
+fn shown((low, median, high): (f64, f64, f64), digits: usize) -> String {
+    match low == high {
+        true => format!("{median:.digits$}"),
+        false => format!("{median:.digits$} ({low:.digits$}–{high:.digits$})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::script::{Head, Run};
+    use super::*;
+
+    #[test]
+    fn a_percentile_is_a_value_that_was_there() {
+        let values = || (1..=20).map(f64::from);
+        assert_eq!(percentile(values(), 50), Some(10.0));
+        assert_eq!(percentile(values(), 95), Some(19.0));
+        assert_eq!(percentile(values(), 100), Some(20.0));
+        assert_eq!(percentile([7.0], 1), Some(7.0));
+        assert_eq!(percentile([], 50), None);
+    }
+
+    fn script(pace: Pace, frame_count: u64) -> Script {
+        let head = Head {
+            file: 0,
+            from: 0,
+            stride: 1,
+            bytes: 1,
+            every: 1,
+            writes: false,
+        };
+        Script {
+            pace,
+            runs: vec![Run {
+                heads: vec![head],
+                frame_count,
+                period_ns: 1,
+            }],
+            ..Script::default()
+        }
+    }
+
+    fn edited(lateness: &[f32], waits: &[f32]) -> Edited {
+        Edited {
+            begin_ns: 5_000_000_000,
+            end_ns: 7_000_000_000,
+            frame_count: lateness.len() as u64,
+            lateness_ms: lateness.iter().map(|late| (0.0, *late)).collect(),
+            first_frame_ms: waits.iter().map(|wait| (0.0, *wait)).collect(),
+            bytes_read: 4_000_000,
+            ..Edited::default()
+        }
+    }
+
+    #[test]
+    fn frames_that_never_came_are_late_where_there_is_a_clock() {
+        let seen = edited(&[-400.0, 3.0, -1.0], &[20.0]);
+        let row = ClientRow::new(0, "timeline", &script(Pace::Clock, 5), &seen, 4_000_000_000);
+        assert_eq!((row.frames, row.late_frames, row.frames_done), (5, 3, 3));
+        assert_eq!(row.worst_lateness_ms, Some(3.0));
+        assert_eq!(row.start_s, 1.0);
+        let hand = ClientRow::new(0, "scrub", &script(Pace::Hand, 5), &edited(&[], &[1.0]), 0);
+        assert_eq!((hand.frames, hand.late_frames), (0, 0));
+        assert_eq!(hand.worst_lateness_ms, None);
+    }
+
+    #[test]
+    fn kinds_are_told_apart_and_percentiles_are_of_all_runs() {
+        let run = |round, waits: &[f32], lateness: &[f32]| {
+            let seen = edited(lateness, waits);
+            let row = ClientRow::new(0, "timeline", &script(Pace::Clock, 2), &seen, 0);
+            let kinds = vec![KindRow::new("timeline", &[(&row, &seen)])];
+            assert_eq!(kinds[0].frames_per_s_each, 1.0);
+            assert_eq!(kinds[0].mb_per_s, 2.0);
+            EditRun {
+                server: "stock".to_owned(),
+                mix: "timeline=1".to_owned(),
+                round,
+                kinds,
+                per_client: vec![row],
+                ..EditRun::default()
+            }
+        };
+        let runs = [
+            run(1, &[10.0, 20.0], &[-1.0, -2.0]),
+            run(2, &[30.0, 900.0], &[1.0, 2.0]),
+        ];
+        let rows = medians(&runs);
+        assert_eq!(rows.len(), 1);
+        assert_eq!(rows[0].late_frames, (0.0, 1.0, 2.0));
+        assert_eq!(rows[0].first_frame_ms_p50, Some(20.0));
+        assert_eq!(rows[0].first_frame_ms_max, Some(900.0));
+        assert_eq!(rows[0].worst_lateness_ms, Some(2.0));
+        assert_eq!((rows[0].runs, rows[0].frames), (2, 2));
+    }
+}

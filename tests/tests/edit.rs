@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `rushes lab edit` from end to end, small: people work, every byte is compared, and nothing is left behind. How late frames are is measured
+//! elsewhere; machines that test are busy.
+
+use rushes_tests::disk::Disk;
+use rushes_tests::needs::{self, Need, all_there};
+use rushes_tests::scratch::Scratch;
+use serde_json::Value;
+use std::fs;
+use std::process::{Command, Output};
+
+const SECONDS: u64 = 3;
+
+fn edit(scratch: &Scratch, disk: &Disk, flags: &[&str]) -> Output {
+    let module = needs::module().expect("checked before");
+    Command::new(needs::path_of("rushes"))
+        .args(["lab", "edit", "--json", "--bitrate", "20M"])
+        .args(["--files", "4", "--file-bytes", "20M", "--cache", "64MiB"])
+        .args(["--write-buffer", "64MiB"])
+        .args(["--seconds", &SECONDS.to_string()])
+        .arg("--disk")
+        .arg(disk.path())
+        .arg("--module")
+        .arg(module)
+        .args(flags)
+        .env("TMPDIR", scratch.folder("rooms"))
+        .current_dir(scratch.path())
+        .output()
+        .expect("rushes starts")
+}
+
+fn report_of(output: &Output) -> Value {
+    assert!(
+        output.status.success(),
+        "{}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
+}
+
+fn count(value: &Value, name: &str) -> u64 {
+    value[name]
+        .as_u64()
+        .unwrap_or_else(|| panic!("{name} is {} in {value:#}", value[name]))
+}
+
+/// The row of one kind of client in a run.
+fn kind<'a>(run: &'a Value, name: &str) -> &'a Value {
+    let mut rows = run["kinds"].as_array().expect("kinds").iter();
+    rows.find(|row| row["kind"] == name)
+        .unwrap_or_else(|| panic!("no {name} in {run:#}"))
+}
+
+fn possible() -> bool {
+    let programs = ["rushes", "rushes-lab", "smbd", "pdbedit", "mkfs.ext4"];
+    let needed: Vec<Need<'_>> = [Need::Root, Need::Module]
+        .into_iter()
+        .chain(programs.map(Need::Program))
+        .collect();
+    all_there(&needed)
+}
+
+#[test]
+fn two_editors_and_a_scrubber_get_their_own_bytes_from_rushes_and_from_stock() {
+    if !possible() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = Disk::ext4(&scratch, 512 << 20);
+    let flags = ["--server", "rushes,stock", "--mix", "timeline=2,scrub=1"];
+    let report = report_of(&edit(&scratch, &disk, &flags));
+    assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
+    let runs = report["runs"].as_array().expect("runs");
+    let servers: Vec<&Value> = runs.iter().map(|run| &run["server"]).collect();
+    assert_eq!(servers, ["rushes", "stock"]);
+    for run in runs {
+        let editors = kind(run, "timeline");
+        assert_eq!(count(editors, "frames"), 2 * SECONDS * 25);
+        assert_eq!(count(editors, "frames_done"), 2 * SECONDS * 25);
+        assert_eq!(count(editors, "bytes_read"), 2 * SECONDS * 25 * 100_000);
+        assert!(count(editors, "cuts") >= 2, "{editors:#}");
+        let scrubber = kind(run, "scrub");
+        assert_eq!(count(scrubber, "frames"), 0, "a hand has no clock");
+        assert!(count(scrubber, "frames_done") > 0);
+        assert_eq!(run["errors"], Value::Array(Vec::new()));
+    }
+    let cuts = |run: &Value| -> Vec<usize> {
+        let rows = run["per_client"].as_array().expect("per_client").iter();
+        rows.filter(|row| row["kind"] == "timeline")
+            .map(|row| row["first_frame_ms"].as_array().map_or(0, Vec::len))
+            .collect()
+    };
+    assert_eq!(cuts(&runs[0]), cuts(&runs[1]), "both play the same cuts");
+}
+
+#[test]
+fn what_is_recorded_and_rendered_meanwhile_is_right_too() {
+    if !possible() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = Disk::ext4(&scratch, 512 << 20);
+    let flags = ["--server", "rushes", "--mix", "grow=1,render=1,op-atom=1"];
+    let report = report_of(&edit(&scratch, &disk, &flags));
+    assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
+    let run = &report["runs"][0];
+    let frames = SECONDS * 25;
+    assert_eq!(count(kind(run, "grow"), "frames_done"), frames);
+    let recorded = count(kind(run, "grow-recorder"), "bytes_written");
+    assert_eq!(recorded, frames * 100_000);
+    let render = kind(run, "render");
+    assert!(count(render, "bytes_written") > 0);
+    assert_eq!(
+        count(render, "bytes_read"),
+        3 * count(render, "bytes_written")
+    );
+    assert!(count(kind(run, "op-atom"), "bytes_read") > frames * 100_000);
+}
+
+#[test]
+fn a_list_of_cuts_that_is_none_is_refused_before_anything_is_set_up() {
+    if !possible() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = Disk::ext4(&scratch, 64 << 20);
+    let list = scratch.path().join("trailer.edl");
+    fs::write(
+        &list,
+        "TITLE: TRAILER\n001 A001 V C 01:00:00:00 01:00:02:25 00:00:00:00 00:00:02:00\n",
+    )
+    .expect("the list is written");
+    let path = list.to_str().expect("a name of text");
+    let output = edit(&scratch, &disk, &["--edl", path]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    for part in ["trailer.edl", "line 2", "`01:00:02:25`", "--fps"] {
+        assert!(said.contains(part), "{part} is not in: {said}");
+    }
+    assert!(output.stdout.is_empty());
+}
