@@ -363,7 +363,7 @@ def rows_of(report, mix):
 def figure_timeline(runs):
     """8, 9, 10 editors with a cut every 3 s, beside stock: of 8 no frame late in five runs, first frame p95 ≤ 150 ms, worst < 500 ms."""
     words = ["--server", "rushes,stock", "--clients", "8,9,10", "--seconds", 25, "--runs", 5]
-    report = edited(runs, "editors", *words, "--keep", runs.keep)
+    report = edited(runs, "editors", *words)
     ours, stock = (rows_of(report, "timeline=8")[server] for server in ("rushes", "stock"))
     kept = (
         ours["late_frames"][2] == 0

@@ -115,16 +115,18 @@ fn play(args: &PlayArgs) -> Result<()> {
 
 fn edit(args: &EditArgs) -> Result<()> {
     let edit = args.edit()?;
+    // A kept disk belongs to runs that come later, too.
+    if args.keep.is_none() {
+        with_own_mounts()?;
+    }
     let room = Room::create()?;
+    let (disk, plan) = (&args.ground.disk, edit.plan());
     let ground = args.ground.ground(edit.room_bytes());
-    let mut stage = Stage::prepare(
-        &room,
-        &args.ground.disk,
-        &edit.plan(),
-        ground,
-        args.keep.as_deref(),
-        args.json,
-    )?;
+    let keep = args.keep.as_deref();
+    let mut stage = match edit.originals.is_empty() {
+        true => Stage::prepare(&room, disk, &plan, ground, keep, args.json)?,
+        false => edit::media::prepare(&room, disk, &plan, &edit.originals)?,
+    };
     let report = edit.run(&room, &mut stage)?;
     if args.json {
         println!("{}", serde_json::to_string(&report)?);
@@ -404,7 +406,8 @@ fn show(args: &DemoArgs) -> Result<()> {
 const OWN_MOUNTS: &str = "RUSHES_LAB_OWN_MOUNTS";
 
 /// Go on as a process whose mounts nobody else sees: who copies the machine's (a container that starts, an smbd of a test) would keep a
-/// device mounted for as long as he lives, and it could not be written anew for the next recording.
+/// device mounted for as long as it lives. It could not be written anew for the next recording, and its page cache would outlive each unmount
+/// that is to make it cold.
 fn with_own_mounts() -> Result<()> {
     if std::env::var_os(OWN_MOUNTS).is_some() {
         return Ok(());

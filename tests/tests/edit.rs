@@ -10,13 +10,16 @@ use std::fs;
 use std::process::{Command, Output};
 
 const SECONDS: u64 = 3;
+/// Footage that is made up.
+const FILES: [&str; 4] = ["--files", "4", "--file-bytes", "20M"];
+/// Of 20 Mb/s at 25 frames a second. Units: bytes.
+const FRAME_BYTES: usize = 100_000;
 
 fn edit(scratch: &Scratch, disk: &Disk, flags: &[&str]) -> Output {
     let module = needs::module().expect("checked before");
     Command::new(needs::path_of("rushes"))
         .args(["lab", "edit", "--json", "--bitrate", "20M"])
-        .args(["--files", "4", "--file-bytes", "20M", "--cache", "64MiB"])
-        .args(["--write-buffer", "64MiB"])
+        .args(["--cache", "64MiB", "--write-buffer", "64MiB"])
         .args(["--seconds", &SECONDS.to_string()])
         .arg("--disk")
         .arg(disk.path())
@@ -70,6 +73,7 @@ fn two_editors_and_a_scrubber_get_their_own_bytes_from_rushes_and_from_stock() {
     let scratch = Scratch::new();
     let disk = Disk::ext4(&scratch, 512 << 20);
     let flags = ["--server", "rushes,stock", "--mix", "timeline=2,scrub=1"];
+    let flags = [&FILES[..], &flags[..]].concat();
     let report = report_of(&edit(&scratch, &disk, &flags));
     assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
     let runs = report["runs"].as_array().expect("runs");
@@ -79,7 +83,10 @@ fn two_editors_and_a_scrubber_get_their_own_bytes_from_rushes_and_from_stock() {
         let editors = kind(run, "timeline");
         assert_eq!(count(editors, "frames"), 2 * SECONDS * 25);
         assert_eq!(count(editors, "frames_done"), 2 * SECONDS * 25);
-        assert_eq!(count(editors, "bytes_read"), 2 * SECONDS * 25 * 100_000);
+        assert_eq!(
+            count(editors, "bytes_read"),
+            2 * SECONDS * 25 * FRAME_BYTES as u64
+        );
         assert!(count(editors, "cuts") >= 2, "{editors:#}");
         let scrubber = kind(run, "scrub");
         assert_eq!(count(scrubber, "frames"), 0, "a hand has no clock");
@@ -103,20 +110,21 @@ fn what_is_recorded_and_rendered_meanwhile_is_right_too() {
     let scratch = Scratch::new();
     let disk = Disk::ext4(&scratch, 512 << 20);
     let flags = ["--server", "rushes", "--mix", "grow=1,render=1,op-atom=1"];
+    let flags = [&FILES[..], &flags[..]].concat();
     let report = report_of(&edit(&scratch, &disk, &flags));
     assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
     let run = &report["runs"][0];
     let frames = SECONDS * 25;
     assert_eq!(count(kind(run, "grow"), "frames_done"), frames);
     let recorded = count(kind(run, "grow-recorder"), "bytes_written");
-    assert_eq!(recorded, frames * 100_000);
+    assert_eq!(recorded, frames * FRAME_BYTES as u64);
     let render = kind(run, "render");
     assert!(count(render, "bytes_written") > 0);
     assert_eq!(
         count(render, "bytes_read"),
         3 * count(render, "bytes_written")
     );
-    assert!(count(kind(run, "op-atom"), "bytes_read") > frames * 100_000);
+    assert!(count(kind(run, "op-atom"), "bytes_read") > frames * FRAME_BYTES as u64);
 }
 
 #[test]
@@ -140,4 +148,46 @@ fn a_list_of_cuts_that_is_none_is_refused_before_anything_is_set_up() {
         assert!(said.contains(part), "{part} is not in: {said}");
     }
     assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn the_clips_of_a_list_are_real_files_and_one_that_is_missing_is_named() {
+    if !possible() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = Disk::ext4(&scratch, 128 << 20);
+    let media = scratch.folder("media");
+    let file = |name: &str, first: u8| {
+        let bytes: Vec<u8> = (0..60 * FRAME_BYTES)
+            .map(|at| first.wrapping_add((at / 7) as u8))
+            .collect();
+        fs::write(media.join(name), bytes).expect("a clip is written");
+    };
+    file("a001c003.mxf", 1);
+    let list = scratch.path().join("trailer.edl");
+    let text = "TITLE: TRAILER\n\
+        001 R1 V C 01:00:00:00 01:00:01:00 00:00:00:00 00:00:01:00\n\
+        * FROM CLIP NAME: A001C003.MXF\n\
+        002 A002 V C 02:00:10:00 02:00:11:00 00:00:01:00 00:00:02:00\n\
+        003 A002 V C 02:00:11:00 02:00:12:00 00:00:02:00 00:00:03:00\n";
+    fs::write(&list, text).expect("the list is written");
+    let names = [&list, &media].map(|path| path.to_str().expect("a name of text"));
+    let flags = ["--clients", "2", "--edl", names[0], "--media", names[1]];
+
+    let output = edit(&scratch, &disk, &flags);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    for part in ["trailer.edl", "line 4", "`A002`", "leave --media out"] {
+        assert!(said.contains(part), "{part} is not in: {said}");
+    }
+
+    file("A002.mov", 99);
+    let report = report_of(&edit(&scratch, &disk, &flags));
+    assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
+    assert_eq!(count(&report, "files"), 2);
+    let editors = kind(&report["runs"][0], "timeline");
+    let frames = 2 * SECONDS * 25;
+    assert_eq!(count(editors, "frames_done"), frames);
+    assert_eq!(count(editors, "bytes_read"), frames * FRAME_BYTES as u64);
 }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line of `rushes lab edit`.
 
-use super::Edit;
+use super::edl::Event;
 use super::workload::{Mix, Workload, events_of};
+use super::{Edit, media};
 use crate::cli::{
     GroundArgs, ServerArgs, default_players, no_others, parse_amount, parse_seconds, parse_span,
     play_of,
 };
 use crate::compare::Contender;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,6 +44,9 @@ pub struct EditArgs {
     /// Cuts of a timeline as in this CMX 3600 list; files of the lab stand in for its clips
     #[arg(long, value_name = "FILE")]
     pub edl: Option<PathBuf>,
+    /// Files of this folder are the clips of --edl, by clip name or reel, with any extension; copied onto the disk and played from there
+    #[arg(long, value_name = "DIR", requires = "edl", conflicts_with_all = ["mix", "files", "file_bytes", "keep", "layers"])]
+    pub media: Option<PathBuf>,
     /// Files that are cut from
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=256))]
     pub files: u64,
@@ -96,7 +100,11 @@ impl EditArgs {
     /// Errors   no such workload or list, or one that is none
     pub fn edit(&self) -> Result<Edit> {
         let frames_per_kilosecond = (self.fps * 1000.0).round().max(1.0) as u64;
-        let mixes = self.mixes(frames_per_kilosecond)?;
+        let events = match &self.edl {
+            Some(path) => Some(events_of(path, frames_per_kilosecond)?),
+            None => None,
+        };
+        let mixes = self.mixes(events.as_deref())?;
         let mut players = default_players();
         players.bitrate = self.bitrate;
         players.preroll = self.late;
@@ -125,8 +133,17 @@ impl EditArgs {
             cold_metadata: self.cold_metadata,
             timeline: self.timeline,
             seed: self.ground.seed,
+            originals: Vec::new(),
             out: self.out.clone(),
         };
+        if let (Some(folder), Some(events)) = (&self.media, &events) {
+            let list = self.edl.as_deref().unwrap_or(folder);
+            edit.originals = media::find(events, folder, edit.plan().frame_bytes())
+                .with_context(|| list.display().to_string())?;
+            edit.file_count = edit.originals.len() as u64;
+            let largest = edit.originals.iter().map(|original| original.bytes).max();
+            edit.file_bytes = largest.unwrap_or(0);
+        }
         if edit.writes() {
             self.ground.buffer(&mut edit.server);
         }
@@ -137,7 +154,7 @@ impl EditArgs {
         Ok(edit)
     }
 
-    fn mixes(&self, frames_per_kilosecond: u64) -> Result<Vec<Mix>> {
+    fn mixes(&self, events: Option<&[Event]>) -> Result<Vec<Mix>> {
         let mut mixes: Vec<Mix> = if self.mix.is_empty() {
             let workload = Workload::find(&self.workload)?;
             let one = |count: &u64| Mix(vec![(workload.clone(), *count)]);
@@ -146,10 +163,6 @@ impl EditArgs {
             let parsed = self.mix.iter().map(|text| Mix::parse(text));
             parsed.collect::<Result<_>>()?
         };
-        let events = match &self.edl {
-            Some(path) => Some(events_of(path, frames_per_kilosecond)?),
-            None => None,
-        };
         // In a mix they are of its timelines.
         let is_mix = !self.mix.is_empty();
         let all = mixes.iter_mut().flat_map(|mix| &mut mix.0);
@@ -157,8 +170,8 @@ impl EditArgs {
             if let Some(layers) = self.layers {
                 workload.set_layers(layers)?;
             }
-            if let Some(events) = &events {
-                workload.set_events(events.clone())?;
+            if let Some(events) = events {
+                workload.set_events(events.to_vec())?;
             }
         }
         Ok(mixes)

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Between two looks at a file that does not have the frame yet.
 const GROWING_STEP: Duration = Duration::from_millis(10);
@@ -58,10 +59,25 @@ pub struct Edited {
     pub bytes_wrong: u64,
     /// Of what it wrote: file, place and length of each piece that was acknowledged.
     pub written: Vec<(usize, u64, u64)>,
+    /// Of real files.
+    pub hashed: Vec<Hashed>,
     /// What went wrong, first of its kind.
     pub error: Option<String>,
     /// CPU time of this process.
     pub cpu_s: f64,
+}
+
+/// A piece of a real file, to be compared by somebody who has that.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Hashed {
+    /// Index of the file.
+    pub file: usize,
+    /// Where it begins. Units: bytes.
+    pub place: u64,
+    /// How much came. Units: bytes.
+    pub bytes: u64,
+    /// The xxh3 of that.
+    pub hash: u64,
 }
 
 /// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin at, works.
@@ -271,10 +287,19 @@ impl Editor<'_> {
                 }
                 continue;
             }
-            let clip = files[piece.file].clip(self.job.seed);
+            let (source, came) = (&files[piece.file], &piece.bytes[..piece.got]);
             edited.bytes_read += piece.got as u64;
             edited.bytes_wrong += (piece.bytes.len() - piece.got) as u64;
-            edited.bytes_wrong += clip.wrong_bytes(piece.place, &piece.bytes[..piece.got]);
+            if source.is_real {
+                edited.hashed.push(Hashed {
+                    file: piece.file,
+                    place: piece.place,
+                    bytes: piece.got as u64,
+                    hash: xxh3_64(came),
+                });
+                continue;
+            }
+            edited.bytes_wrong += source.clip(self.job.seed).wrong_bytes(piece.place, came);
         }
     }
 

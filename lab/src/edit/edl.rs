@@ -14,6 +14,8 @@ pub struct Event {
     pub clip: Option<usize>,
     /// What that is called.
     pub name: String,
+    /// What it was on.
+    pub reel: String,
     /// Line of the list.
     pub line: usize,
     /// Its first frame in the clip, counted from the first that the list shows of it.
@@ -139,7 +141,7 @@ fn name_clips(raws: Vec<Raw>) -> Vec<Event> {
     let mut events = Vec::new();
     for raw in raws {
         let is_black = raw.reel.eq_ignore_ascii_case(BLACK);
-        let name = raw.clip_name.unwrap_or(raw.reel);
+        let name = raw.clip_name.unwrap_or_else(|| raw.reel.clone());
         let clip =
             (!is_black).then(
                 || match clips.iter_mut().position(|(known, _)| *known == name) {
@@ -156,6 +158,7 @@ fn name_clips(raws: Vec<Raw>) -> Vec<Event> {
         events.push(Event {
             clip,
             name,
+            reel: raw.reel,
             line: raw.line,
             from: raw.source_in,
             frame_count: raw.frame_count,

@@ -8,6 +8,7 @@
 pub mod args;
 pub mod editor;
 pub mod edl;
+pub mod media;
 pub mod picture;
 pub mod report;
 pub mod script;
@@ -24,6 +25,7 @@ use crate::server::{self, Kind, Server, Way};
 use crate::stage::{MATERIAL, Plan, Stage};
 use anyhow::{Context, Result, ensure};
 use editor::{Edited, Job};
+use media::Original;
 use report::{ClientRow, EditReport, EditRun, KindRow};
 use serde_json::Value;
 use std::fs::File;
@@ -70,6 +72,8 @@ pub struct Edit {
     pub timeline: bool,
     /// Of content and cut lists.
     pub seed: u64,
+    /// Real files in place of made-up footage, as many as `file_count`; none: it is made up.
+    pub originals: Vec<Original>,
     /// Where raw reports, the table and pictures go.
     pub out: Option<PathBuf>,
 }
@@ -107,9 +111,10 @@ impl Edit {
         material + self.mixes.iter().map(written).max().unwrap_or(0)
     }
 
-    fn scene<'a>(&self, plan: &'a Plan) -> Scene<'a> {
+    fn scene<'a>(&'a self, plan: &'a Plan) -> Scene<'a> {
         Scene {
             plan,
+            originals: &self.originals,
             seconds: self.seconds,
         }
     }
@@ -247,6 +252,7 @@ impl Edit {
             stage.cool()?;
             check_written(stage, &parts, &mut edited)?;
         }
+        self.check_real(&mut edited)?;
         run.server = contender.to_string();
         run.mix = mix.to_string();
         run.round = round;
@@ -341,6 +347,18 @@ impl Edit {
             client.wait_ready()?;
         }
         Ok(clients)
+    }
+
+    /// Compare what came of real files with these.
+    fn check_real(&self, edited: &mut [Edited]) -> Result<()> {
+        for edited in edited {
+            for (file, original) in self.originals.iter().enumerate() {
+                let pieces = edited.hashed.iter().filter(|piece| piece.file == file);
+                let pieces: Vec<&editor::Hashed> = pieces.collect();
+                edited.bytes_wrong += media::wrong_bytes(original, &pieces)?;
+            }
+        }
+        Ok(())
     }
 
     fn describe(&self, stage: &Stage, runs: Vec<EditRun>) -> EditReport {

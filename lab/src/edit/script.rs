@@ -31,6 +31,8 @@ pub struct Source {
     pub bytes: u64,
     /// It stays open once it was opened.
     pub keep_open: bool,
+    /// Its bytes are a real file's, which the client does not know.
+    pub is_real: bool,
     /// Somebody else writes it meanwhile: what is not there yet will be.
     pub grows: bool,
 }

@@ -5,6 +5,7 @@
 //! that the mean is what the file says. Nothing here knows of servers, doors or processes.
 
 use super::edl::{self, Event};
+use super::media::Original;
 use super::script::{Head, Pace, Run, Script, Source};
 use crate::footage::Dice;
 use crate::stage::{MATERIAL, Plan};
@@ -173,6 +174,8 @@ struct Copy {}
 pub struct Scene<'a> {
     /// What lies on the stage.
     pub plan: &'a Plan,
+    /// Real files in place of made-up footage; none: it is made up.
+    pub originals: &'a [Original],
     /// Units: s.
     pub seconds: f64,
 }
@@ -458,11 +461,22 @@ impl Scene<'_> {
             .map(|stream| Source {
                 path: self.plan.stream_path(stream),
                 number: stream,
-                bytes: self.plan.frame_offset(self.plan.frame_count),
+                bytes: match self.originals.get(stream as usize) {
+                    Some(original) => original.bytes,
+                    None => self.plan.frame_offset(self.plan.frame_count),
+                },
                 keep_open: true,
+                is_real: !self.originals.is_empty(),
                 grows: false,
             })
             .collect()
+    }
+
+    fn frames_of(&self, file: u64) -> u64 {
+        match self.originals.get(file as usize) {
+            Some(original) => original.bytes / self.plan.frame_bytes().max(1),
+            None => self.plan.frame_count,
+        }
     }
 
     /// Plays a file of the footage from a frame on.
@@ -518,8 +532,9 @@ impl Timeline {
                 Some(event) => event
                     .clip
                     .map(|clip| {
-                        let room = scene.plan.frame_count - frame_count + 1;
-                        scene.head(clip as u64 % files, event.from % room)
+                        let file = clip as u64 % files;
+                        let room = scene.frames_of(file).saturating_sub(frame_count) + 1;
+                        scene.head(file, event.from % room)
                     })
                     .into_iter()
                     .collect(),
@@ -562,6 +577,7 @@ impl OpAtom {
             number: SOUND_BASE + clip * 64 + sound,
             bytes: bytes.next_multiple_of(piece) + piece,
             keep_open: true,
+            is_real: false,
             grows: false,
         }
     }
@@ -729,6 +745,7 @@ impl Bin {
             number: BIN_BASE + clip,
             bytes: self.clip_bytes,
             keep_open: false,
+            is_real: false,
             grows: false,
         }
     }
@@ -779,6 +796,7 @@ impl Conform {
                 number: DPX_BASE + frame,
                 bytes: self.frame_bytes,
                 keep_open: false,
+                is_real: false,
                 grows: false,
             })
             .collect()
@@ -824,6 +842,7 @@ fn output(scene: &Scene<'_>, client: u64, grows: bool) -> Source {
         number: OUTPUT_BASE + client,
         bytes: scene.plan.frame_offset(scene.plan.frame_count),
         keep_open: true,
+        is_real: false,
         grows,
     }
 }
@@ -999,6 +1018,7 @@ mod tests {
         let plan = plan();
         let scene = Scene {
             plan: &plan,
+            originals: &[],
             seconds,
         };
         Mix::parse(mix).unwrap().draw(&scene, 1)
@@ -1067,6 +1087,7 @@ mod tests {
         let plan = plan();
         let scene = Scene {
             plan: &plan,
+            originals: &[],
             seconds: 30.0,
         };
         for run in &mix.draw(&scene, 1)[0].script.runs {
@@ -1143,6 +1164,7 @@ mod tests {
         let plan = plan();
         let scene = Scene {
             plan: &plan,
+            originals: &[],
             seconds: 7.0,
         };
         let parts = mix.draw(&scene, 1);
