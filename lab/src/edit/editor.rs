@@ -6,7 +6,7 @@
 //! `begin`, through every cut. What a cut costs is counted from asking for its first frame, an open that it needs included. Bytes are checked after the
 //! clock was read. The process ends at a hard limit whatever the server does; frames that did not come by then are late.
 
-use super::script::{Pace, Script};
+use super::script::{Pace, Script, Source};
 use crate::door::{Address, Door, Opened};
 use crate::player::{cpu_s, now_ns, sleep_until_ns};
 use anyhow::{Context, Result};
@@ -160,7 +160,7 @@ struct Piece {
     got: usize,
 }
 
-impl Editor<'_> {
+impl<'a> Editor<'a> {
     fn work(&mut self) -> Result<()> {
         let script = &self.job.script;
         let mut due = self.begin + script.delay_ns;
@@ -228,11 +228,7 @@ impl Editor<'_> {
         let describe = || format!("{} at {}", source.path, piece.place);
         if self.opened[piece.file].is_none() {
             let asked = now_ns();
-            let file = match piece.writes {
-                true => self.door.open_new(&source.path)?,
-                false => self.door.open(&source.path, false)?,
-            };
-            self.opened[piece.file] = Some(file);
+            self.opened[piece.file] = Some(self.open(source, piece.writes)?);
             let took = (now_ns() - asked) as f64 / 1e6;
             let mut edited = lock(self.shared);
             edited.open_ms_max = edited.open_ms_max.max(took);
@@ -253,6 +249,20 @@ impl Editor<'_> {
                 .with_context(describe)?;
             if piece.got == piece.bytes.len() || !source.grows {
                 return Ok(());
+            }
+            std::thread::sleep(GROWING_STEP);
+        }
+    }
+
+    /// A file that somebody else is to make may not be there yet.
+    fn open(&self, source: &Source, writes: bool) -> Result<Opened<'a>> {
+        loop {
+            let opened = match writes {
+                true => self.door.open_new(&source.path),
+                false => self.door.open(&source.path, false),
+            };
+            if opened.is_ok() || !source.grows {
+                return opened;
             }
             std::thread::sleep(GROWING_STEP);
         }
@@ -320,5 +330,163 @@ impl Editor<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::script::{Head, Run};
+    use super::*;
+    use crate::room::Room;
+    use std::fs;
+
+    const FRAME: u64 = 1000;
+    const FRAMES: u64 = 20;
+
+    fn source(number: u64, is_real: bool) -> Source {
+        Source {
+            path: format!("clip{number}.mov"),
+            number,
+            bytes: FRAME * FRAMES,
+            keep_open: true,
+            is_real,
+            grows: false,
+        }
+    }
+
+    fn head(file: usize, frame: u64, stride: i64) -> Head {
+        Head {
+            file,
+            from: frame * FRAME,
+            stride: stride * FRAME as i64,
+            bytes: FRAME,
+            every: 1,
+            writes: false,
+        }
+    }
+
+    fn run(heads: Vec<Head>, frame_count: u64) -> Run {
+        Run {
+            heads,
+            frame_count,
+            period_ns: 1_000_000,
+        }
+    }
+
+    /// What becomes of a script in a folder that has two clips, the first of them with one wrong byte in its frame 3.
+    fn work(pace: Pace, files: Vec<Source>, runs: Vec<Run>, length_ns: u64) -> (Room, Edited) {
+        let room = Room::create().unwrap();
+        for number in 0..2 {
+            let source = source(number, false);
+            let mut content = vec![0; source.bytes as usize];
+            source.clip(7).fill(0, &mut content);
+            if number == 0 {
+                content[3 * FRAME as usize] ^= 1;
+            }
+            fs::write(room.path().join(&source.path), content).unwrap();
+        }
+        let job = Job {
+            address: Address::Local(room.path().to_owned()),
+            script: Script {
+                pace,
+                files,
+                runs,
+                delay_ns: 0,
+            },
+            seed: 7,
+            late_ns: 1_000_000_000,
+            length_ns,
+            grace_ns: 0,
+        };
+        let door = Door::connect(&job.address).unwrap();
+        let shared = Mutex::new(Edited::default());
+        let mut editor = Editor {
+            door: &door,
+            job: &job,
+            shared: &shared,
+            begin: now_ns(),
+            opened: job.script.files.iter().map(|_| None).collect(),
+        };
+        if let Err(error) = editor.work() {
+            lock(&shared).error.get_or_insert(format!("{error:#}"));
+        }
+        drop(editor);
+        (room, shared.into_inner().unwrap())
+    }
+
+    #[test]
+    fn layers_are_one_frame_and_each_run_has_a_first_one() {
+        let files = vec![source(0, false), source(1, false)];
+        let runs = vec![
+            run(vec![head(0, 4, 1), head(1, 0, 1)], 5),
+            run(Vec::new(), 3),
+            run(vec![head(1, 19, -2)], 4),
+        ];
+        let (_room, edited) = work(Pace::Clock, files, runs, 0);
+        assert_eq!((edited.error, edited.bytes_wrong), (None, 0));
+        assert_eq!(edited.frame_count, 9);
+        assert_eq!(edited.bytes_read, (5 * 2 + 4) * FRAME);
+        assert_eq!(edited.first_frame_ms.len(), 2);
+        let due: Vec<f32> = edited.lateness_ms.iter().map(|(due, _)| *due).collect();
+        assert_eq!(due, [0.0, 1.0, 2.0, 3.0, 4.0, 8.0, 9.0, 10.0, 11.0]);
+        assert!(edited.lateness_ms.iter().all(|(_, late)| *late > -1000.1));
+    }
+
+    #[test]
+    fn a_wrong_byte_and_a_missing_one_are_found() {
+        let runs = vec![run(vec![head(0, 0, 1)], FRAMES + 1)];
+        let (_room, edited) = work(Pace::Clock, vec![source(0, false)], runs, 0);
+        assert_eq!(edited.bytes_wrong, 1 + FRAME);
+        assert_eq!(edited.frame_count, FRAMES + 1);
+    }
+
+    #[test]
+    fn a_hand_begins_again_until_the_time_is_up_and_a_clock_does_not() {
+        let runs = || vec![run(vec![head(1, 0, 1)], 2)];
+        let files = || vec![source(0, false), source(1, false)];
+        let (_room, edited) = work(Pace::Hand, files(), runs(), 300_000_000);
+        assert!((3..=300).contains(&edited.frame_count), "{edited:?}");
+        assert!(edited.lateness_ms.is_empty());
+        let (_room, edited) = work(Pace::Clock, files(), runs(), 20_000_000);
+        assert_eq!(edited.frame_count, 2);
+    }
+
+    #[test]
+    fn what_is_written_is_told_piece_by_piece() {
+        let writes = Head {
+            writes: true,
+            ..head(0, 0, 1)
+        };
+        let new = source(9, false);
+        let (room, edited) = work(
+            Pace::Clock,
+            vec![new.clone()],
+            vec![run(vec![writes], 3)],
+            0,
+        );
+        assert_eq!(edited.bytes_written, 3 * FRAME);
+        assert_eq!(edited.written[2], (0, 2 * FRAME, FRAME));
+        let content = fs::read(room.path().join(&new.path)).unwrap();
+        assert_eq!(new.clip(7).wrong_bytes(0, &content), 0);
+    }
+
+    #[test]
+    fn of_a_real_file_hashes_are_told_and_nothing_is_judged() {
+        let runs = vec![run(vec![head(0, 3, 1)], 1)];
+        let (room, edited) = work(Pace::Clock, vec![source(0, true)], runs, 0);
+        let content = fs::read(room.path().join("clip0.mov")).unwrap();
+        let frame = &content[3 * FRAME as usize..4 * FRAME as usize];
+        assert_eq!(edited.hashed[0].hash, xxh3_64(frame));
+        assert_eq!(edited.bytes_wrong, 0);
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_an_error_and_its_frames_still_count() {
+        let runs = vec![run(vec![head(0, 0, 1)], 2)];
+        let (_room, edited) = work(Pace::Clock, vec![source(5, false)], runs, 0);
+        let error = edited.error.unwrap();
+        assert!(error.contains("clip5.mov"), "{error}");
+        assert_eq!(edited.bytes_wrong, 2 * FRAME);
+        assert_eq!(edited.frame_count, 2);
     }
 }

@@ -401,7 +401,6 @@ fn add_clients(run: &mut EditRun, parts: &[Part], edited: &[Edited], t0: u64) {
         run.per_client.push(row);
     }
     let mut kinds: Vec<&str> = parts.iter().map(|part| part.kind.as_str()).collect();
-    kinds.dedup();
     kinds.sort_unstable();
     kinds.dedup();
     for kind in kinds {
