@@ -17,7 +17,7 @@ use std::time::Duration;
 /// `lab edit`.
 #[derive(Clone, Debug, Args)]
 pub struct EditArgs {
-    /// How each client works: timeline, op-atom, scrub, shuttle, loop, bin, conform, render, grow, copy, or a file that describes it
+    /// How clients work: timeline, op-atom, scrub, shuttle, loop, bin, conform, render, grow, copy, or a file that describes it
     #[arg(
         long,
         value_name = "NAME|FILE",

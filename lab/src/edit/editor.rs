@@ -3,7 +3,7 @@
 //!
 //! By the clock it asks for frame *k* not before `begin + k · period`, one piece at a time, all layers of a frame one after the other (libsmbclient has
 //! one request of a program under way), and the frame is there when the last of them is. Its own lateness moves nothing: the clock goes on from
-//! `begin`, through every cut. What a cut costs is counted from asking for its first frame, an open that it needs included. Bytes are checked after the
+//! `begin`, through every cut. The cost of a cut is counted from asking for its first frame, an open that it needs included. Bytes are checked after the
 //! clock was read. The process ends at a hard limit whatever the server does; frames that did not come by then are late.
 
 use super::script::{Pace, Script, Source};
@@ -30,7 +30,7 @@ pub struct Job {
     pub seed: u64,
     /// A frame that comes so long after its time is late. Units: ns.
     pub late_ns: u64,
-    /// Who has no clock ends so long after its beginning. Units: ns.
+    /// A client without a clock ends so long after its beginning. Units: ns.
     pub length_ns: u64,
     /// How long past that, or past the last frame's deadline, the process may go on. Units: ns.
     pub grace_ns: u64,
@@ -67,7 +67,7 @@ pub struct Edited {
     pub cpu_s: f64,
 }
 
-/// A piece of a real file, to be compared by somebody who has that.
+/// A piece of a real file, to be compared by the lab, which has that file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hashed {
     /// Index of the file.
@@ -200,7 +200,7 @@ impl<'a> Editor<'a> {
         }
     }
 
-    /// What this frame needs; what is to be written is made before its time.
+    /// The pieces of this frame; content that is to be written is made before its time.
     fn pieces_of(&self, run: &super::script::Run, frame: u64) -> Vec<Piece> {
         let mut pieces = Vec::with_capacity(run.heads.len());
         for head in &run.heads {
@@ -322,7 +322,7 @@ impl<'a> Editor<'a> {
         }
     }
 
-    /// What was written is on stable storage where the door says so.
+    /// Written files are on stable storage where the door says so.
     fn close(&mut self) -> Result<()> {
         for opened in &mut self.opened {
             if let Some(file) = opened.take() {
@@ -373,7 +373,7 @@ mod tests {
         }
     }
 
-    /// What becomes of a script in a folder that has two clips, the first of them with one wrong byte in its frame 3.
+    /// The outcome of a script in a folder that has two clips, the first of them with one wrong byte in its frame 3.
     fn work(pace: Pace, files: Vec<Source>, runs: Vec<Run>, length_ns: u64) -> (Room, Edited) {
         let room = Room::create().unwrap();
         for number in 0..2 {

@@ -2,7 +2,7 @@
 //! CMX 3600 edit decision lists: which stretch of which clip a timeline shows, one after the other.
 //!
 //! Read are events with picture (`V`, `B`, `AA/V` …), their reels and the comment `FROM CLIP NAME`, which goes before the reel where there is
-//! one. Not read are sound, effects (a dissolve or wipe is played as the cut to its new clip) and speed (`M2`): what a disk sees of them is
+//! one. Not read are sound, effects (a dissolve or wipe is played as the cut to its new clip) and speed (`M2`): their load on a disk is
 //! little or unknown. Drop-frame time code is counted as if it dropped none; that moves places, not lengths worth speaking of.
 
 use anyhow::{Context, Result, bail, ensure};
@@ -102,7 +102,7 @@ fn event(words: &[&str], line: usize, rate: u64) -> Result<Option<Raw>> {
     );
     let track = words[2].to_ascii_uppercase();
     let has_picture = track == "B" || track.contains('V');
-    // With a speed the two lengths differ, and the timeline's is what is watched.
+    // With a speed the two lengths differ, and the timeline's is the one that is watched.
     let frame_count = record_out - record_in;
     if !has_picture || frame_count == 0 {
         return Ok(None);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! People at work: timelines, scrubbing, shuttling, conforming, and mixes of them, against several servers in turn.
 //!
-//! A way of working is data ([`workload`]), drawn from a seed into a list of what one client reads and writes ([`script`]); a process for each client
+//! A way of working is data ([`workload`]), drawn from a seed into a list of one client's reads and writes ([`script`]); a process for each client
 //! works through its list ([`editor`]). All servers of a round get the same lists, one server after the other, each over a cold stage; the next
-//! round draws others. What is not done here: saying what is admitted. Who edits sees frames.
+//! round draws others. Not done here: saying which seats are admitted. An editor sees frames.
 
 pub mod args;
 pub mod editor;
@@ -39,14 +39,14 @@ const STATUS_EVERY: Duration = Duration::from_millis(1000);
 const LEAD: Duration = Duration::from_millis(300);
 const COPY: &str = "copy";
 
-/// What is to be done.
+/// One comparison.
 #[derive(Clone, Debug)]
 pub struct Edit {
     /// How servers are set up; which is said by `contenders`.
     pub server: server::Spec,
     /// In turn.
     pub contenders: Vec<Contender>,
-    /// Who works, in turn.
+    /// Clients of a run, in turn.
     pub mixes: Vec<Mix>,
     /// How often all of it.
     pub rounds: u64,
@@ -99,7 +99,7 @@ impl Edit {
         }
     }
 
-    /// Room for what is made and written beside the footage. Units: bytes.
+    /// Room for files that are made and written beside the footage. Units: bytes.
     pub fn room_bytes(&self) -> u64 {
         let plan = self.plan();
         let scene = self.scene(&plan);
@@ -148,7 +148,7 @@ impl Edit {
 
     /// All rounds. The stage must cover [`Edit::plan`].
     ///
-    /// Errors   something could not be set up; what a server does badly is no error but a figure
+    /// Errors   something could not be set up; a late frame is no error but a figure
     pub fn run(&self, room: &Room, stage: &mut Stage) -> Result<EditReport> {
         self.check()?;
         ensure!(
@@ -349,7 +349,7 @@ impl Edit {
         Ok(clients)
     }
 
-    /// Compare what came of real files with these.
+    /// Compare the pieces of real files with these files.
     fn check_real(&self, edited: &mut [Edited]) -> Result<()> {
         for edited in edited {
             for (file, original) in self.originals.iter().enumerate() {
@@ -426,7 +426,7 @@ fn add_copies(run: &mut EditRun, clients: u64, tally: Tally) {
     });
 }
 
-/// Read what clients wrote from the stage itself; what is not as it should be counts as the client's wrong bytes.
+/// Read the files that clients wrote from the stage itself; differences count as the client's wrong bytes.
 fn check_written(stage: &Stage, parts: &[Part], edited: &mut [Edited]) -> Result<()> {
     let seed = stage.plan().seed;
     for (part, edited) in parts.iter().zip(edited) {

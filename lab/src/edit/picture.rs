@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Length of a step. Units: s.
 const STEP_S: f64 = 0.25;
-/// What takes longer, or is later, is drawn here. Units: ms.
+/// Longer waits and later frames are drawn here. Units: ms.
 const SHOWN_MAX_MS: f64 = 4000.0;
 /// Room above the highest point.
 const HEADROOM: f64 = 1.05;

@@ -66,7 +66,7 @@ pub struct EditReport {
 pub struct EditRun {
     /// As on the command line.
     pub server: String,
-    /// Who worked: `timeline=8`.
+    /// The clients, such as `timeline=8`.
     pub mix: String,
     /// Which repetition, from 1 on.
     pub round: u64,
@@ -177,9 +177,9 @@ pub struct ClientRow {
 pub struct MedianRow {
     /// As on the command line.
     pub server: String,
-    /// Who worked.
+    /// The clients, as on the command line.
     pub mix: String,
-    /// Of whom this row tells.
+    /// The kind of client that this row is about.
     pub kind: String,
     /// How many runs.
     pub runs: u64,
@@ -212,7 +212,7 @@ pub fn percentile(values: impl IntoIterator<Item = f64>, hundredths: u64) -> Opt
 }
 
 impl ClientRow {
-    /// What one client got of what it asked for.
+    /// The frames that one client asked for, beside those that came.
     pub fn new(client: u64, kind: &str, script: &Script, edited: &Edited, t0: u64) -> ClientRow {
         let frames = match script.pace {
             Pace::Clock => script.frame_count(),

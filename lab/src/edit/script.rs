@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What one client does, as a list: which bytes of which files, how many frames long, by which clock.
+//! The work of one client, as a list: which bytes of which files, how many frames long, by which clock.
 //!
 //! Every way of working comes down to this list ([`super::workload`] draws it), so that the client process ([`super::editor`]) knows
 //! nothing of timelines or thumbnails. A list is drawn from a seed: all servers of a comparison are asked for the same bytes.
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pace {
-    /// Frame *k* not before its time, and late when it comes long after that: who plays.
+    /// Frame *k* not before its time, and late when it comes long after that: a player.
     #[default]
     Clock,
     /// The next so long after the last was asked for, or when that has come: a hand on the mouse waits for the picture.
@@ -33,7 +33,7 @@ pub struct Source {
     pub keep_open: bool,
     /// Its bytes are a real file's, which the client does not know.
     pub is_real: bool,
-    /// Somebody else writes it meanwhile: what is not there yet will be.
+    /// Another client writes it meanwhile: bytes that are missing will come.
     pub grows: bool,
 }
 
@@ -75,7 +75,7 @@ impl Head {
     }
 }
 
-/// What is played from one cut to the next.
+/// A stretch from one cut to the next.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
     /// All at once; none: nothing is played meanwhile.

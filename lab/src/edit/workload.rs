@@ -169,7 +169,7 @@ struct Grow {
 #[serde(deny_unknown_fields)]
 struct Copy {}
 
-/// What a client finds: the footage, and for how long it works.
+/// The footage that a client finds, and for how long it works.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene<'a> {
     /// What lies on the stage.
@@ -279,7 +279,7 @@ impl Workload {
         matches!(self.kind, Kind::Timeline(_))
     }
 
-    /// Somebody who copies whole files, by programs of Samba's.
+    /// Its clients copy whole files, by programs of Samba's.
     pub fn is_copy(&self) -> bool {
         self.kind == Kind::Copy
     }
@@ -904,7 +904,7 @@ impl Grow {
     }
 }
 
-/// Who works, and how many of each: `timeline=6,scrub=1`.
+/// Kinds of clients, and how many of each: `timeline=6,scrub=1`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mix(pub Vec<(Workload, u64)>);
 
@@ -935,7 +935,7 @@ impl Mix {
         self.0.iter().map(|(_, count)| count).sum()
     }
 
-    /// Those who copy whole files.
+    /// Clients that copy whole files.
     pub fn copy_count(&self) -> u64 {
         let copies = self.0.iter().filter(|(workload, _)| workload.is_copy());
         copies.map(|(_, count)| count).sum()
@@ -1141,7 +1141,7 @@ mod tests {
     }
 
     #[test]
-    fn who_plays_what_grows_comes_behind_who_records_it() {
+    fn the_player_of_a_growing_file_comes_behind_its_recorder() {
         let parts = drawn("grow=1", 10.0);
         assert_eq!(parts.len(), 2);
         let (recorder, player) = (&parts[0], &parts[1]);
