@@ -126,6 +126,10 @@ same-file-kills: build ## Daemons and smbds killed while clients write over one 
 pool-kills: build ## The same under a pool in use by SMB, NFS, iSCSI and programs on its mount
 	"$(BIN)/pool-kills"
 
+.PHONY: torture
+torture: build ## Clients of every kind, programs that are killed, disks that fail, hang and fill, beside a model. TORTURE="--seed 7 --seconds 7200 --stand plain|pool|any --only 12" says it otherwise
+	"$(BIN)/torture" $(TORTURE)
+
 .PHONY: fsx
 fsx: build ## A million random operations over SMB, beside a model. FSX="--seed 7 --operations 5000" says it otherwise
 	"$(BIN)/smb-fsx" $(FSX)

@@ -81,17 +81,24 @@ impl Disk {
 
     /// An ext4 on the lab's slow disk, its timing off: as fast as memory until it is told otherwise.
     pub fn slow(scratch: &Scratch, bytes: u64) -> Disk {
-        let disk = Disk::modelled(scratch, bytes, &[]);
+        let disk = Disk::modelled(scratch, "ext4", bytes, &[]);
+        disk.tell("timing off");
+        disk
+    }
+
+    /// An XFS on such a disk.
+    pub fn slow_xfs(scratch: &Scratch, bytes: u64) -> Disk {
+        let disk = Disk::modelled(scratch, "xfs", bytes, &[]);
         disk.tell("timing off");
         disk
     }
 
     /// The same with a volatile write cache and its timing on: what is not flushed may be gone after [`Disk::lose_power`].
     pub fn volatile(scratch: &Scratch, bytes: u64) -> Disk {
-        Disk::modelled(scratch, bytes, &["--write-back"])
+        Disk::modelled(scratch, "ext4", bytes, &["--write-back"])
     }
 
-    fn modelled(scratch: &Scratch, bytes: u64, more: &[&str]) -> Disk {
+    fn modelled(scratch: &Scratch, kind: &str, bytes: u64, more: &[&str]) -> Disk {
         let mount = scratch.folder("disk");
         let name = scratch
             .path()
@@ -99,7 +106,7 @@ impl Disk {
             .map(|name| name.to_string_lossy().replace('.', "-"))
             .expect("a scratch folder has a name");
         run(Command::new(needs::path_of("rushes-lab"))
-            .args(["disk", "up", &name, "--fs", "ext4", "--size"])
+            .args(["disk", "up", &name, "--fs", kind, "--size"])
             .arg(bytes.to_string())
             .arg("--mount")
             .arg(&mount)
@@ -132,6 +139,11 @@ impl Disk {
             .arg(&image)
             .arg(&mount));
         mount
+    }
+
+    /// Whether it can be told anything.
+    pub fn obeys(&self) -> bool {
+        self.slow.is_some()
     }
 
     /// `rushes-lab disk tell`: `fail read START LENGTH`, `stall MS`, `slow FACTOR`, `clear`.

@@ -25,6 +25,8 @@ pub mod scratch;
 pub mod smb2;
 pub mod smbd;
 pub mod stale;
+pub mod stand;
+pub mod torture;
 pub mod tree;
 pub mod ways;
 pub mod wire;

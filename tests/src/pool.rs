@@ -119,6 +119,11 @@ impl PoolWorld {
         self.scratch.path().join("catalogue/pool")
     }
 
+    /// How many members it was made of.
+    pub fn member_count(&self) -> usize {
+        self.members.len()
+    }
+
     /// Where the file system of a member is mounted.
     pub fn member(&self, number: usize) -> PathBuf {
         self.scratch.path().join(format!("m{number}"))

@@ -5,19 +5,12 @@
 //! write at once have no order. A write whose connection broke was over when the client saw that: it is there by then, or never.
 //! A model that takes the order of answers for the order of writes finds a few blocks wrong in most rounds; these are printed as well.
 
-use crate::daemon::{Daemon, DaemonSpec};
-use crate::needs::{self, Need};
-use crate::pool::{EXT4, PoolWorld, XFS};
 use crate::random::Random;
-use crate::smb2::{self, Connection, Disposition, Handle};
-use crate::smbd::{SHARE, Smbd, SmbdSpec};
-use crate::world::{Backing, Setup, World};
-use std::collections::BTreeSet;
+use crate::smb2::{Connection, Disposition, Handle};
+use crate::smbd::SHARE;
+use crate::stand::{Servants, Stand};
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::panic::catch_unwind;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -49,122 +42,12 @@ fn bytes_of(version: u64, start: u64, end: u64) -> Vec<u8> {
     (start..end).map(|at| byte_of(version, at)).collect()
 }
 
-/// The pool or the plain share, and its daemon and smbd. They end in this order.
-#[derive(Debug)]
-pub enum Stand {
-    /// On a pool's mount.
-    Pool(Smbd, Daemon, PoolWorld),
-    /// On a share with our module.
-    Plain(World),
-}
-
-impl Stand {
-    /// With our module between smbd and the disk: a lane a client.
-    pub fn plain() -> Option<Stand> {
-        let mut share = smb2::SHARE_LINES.map(String::from).to_vec();
-        share.push(String::from("oplocks = no"));
-        World::build(&Setup {
-            backing: Backing::Ext4,
-            share,
-            global: vec![String::from(smb2::GLOBAL)],
-            write_buffer: Some("64MiB"),
-            ..Setup::default()
-        })
-        .map(Stand::Plain)
-    }
-
-    /// On a pool's mount: a lane a member.
-    pub fn pool() -> Option<Stand> {
-        if !needs::all_there(&[Need::Program("smbd"), Need::Program("pdbedit")]) {
-            return None;
-        }
-        let world = PoolWorld::build(&[(EXT4, 200), (XFS, 300)])?;
-        let member = |number| world.member(number).join("pool");
-        let daemon = Daemon::start(
-            &world.scratch,
-            &DaemonSpec {
-                share: member(0),
-                cache: String::from("64MiB"),
-                write_buffer: Some("64MiB"),
-                server: String::new(),
-                more: format!("[[share]]\nname = \"m1\"\npath = {:?}\n", member(1)),
-            },
-        );
-        let everybody = fs::Permissions::from_mode(0o777);
-        fs::set_permissions(world.path(""), everybody).expect("our own mount");
-        let mut share = smb2::SHARE_LINES.map(String::from).to_vec();
-        share.push(String::from("oplocks = no"));
-        let spec = SmbdSpec {
-            path: world.path(""),
-            share,
-            global: vec![String::from(smb2::GLOBAL)],
-        };
-        let smbd = Smbd::start(&world.scratch, &spec);
-        Some(Stand::Pool(smbd, daemon, world))
-    }
-
-    fn smbd(&self) -> &Smbd {
-        match self {
-            Stand::Pool(smbd, ..) => smbd,
-            Stand::Plain(world) => &world.smbd,
-        }
-    }
-
-    fn daemon(&mut self) -> &mut Daemon {
-        match self {
-            Stand::Pool(_, daemon, _) => daemon,
-            Stand::Plain(world) => world.daemon.as_mut().expect("there is one"),
-        }
-    }
-
-    fn scratch(&self) -> &Path {
-        match self {
-            Stand::Pool(.., world) => world.scratch.path(),
-            Stand::Plain(world) => world.scratch.path(),
-        }
-    }
-
-    /// Where its bytes lie, whoever is there.
-    fn place(&self) -> PathBuf {
-        match self {
-            Stand::Pool(.., world) => {
-                let report = world.where_is(NAME);
-                let path = report["segments"][0]["objects"][0]["path"].as_str();
-                PathBuf::from(path.expect("text"))
-            }
-            Stand::Plain(world) => world.path(NAME),
-        }
-    }
-
-    fn seen(&self) -> PathBuf {
-        match self {
-            Stand::Pool(.., world) => world.path(NAME),
-            Stand::Plain(world) => world.path(NAME),
-        }
-    }
-}
-
-fn children(parent: u32) -> Vec<u32> {
-    let all = fs::read_dir("/proc").expect("it is there").flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind);
-        behind.split_whitespace().nth(1) == Some(&parent.to_string())
-    })
-    .collect()
-}
-
 fn connect(port: u16, done: &AtomicBool) -> Option<(Connection, Handle)> {
     while !done.load(Ordering::Relaxed) {
-        // (One whose smbd is killed meanwhile panics.)
-        let connected = catch_unwind(|| {
-            let client = Connection::connect(port, SHARE).ok()?;
-            let (file, _) = client.open(NAME, Disposition::OpenIf).ok()?;
-            Some((client, file))
-        });
-        if let Ok(Some(connected)) = connected {
-            return Some(connected);
+        if let Ok(client) = Connection::connect_mortal(port, SHARE)
+            && let Ok((file, _)) = client.open(NAME, Disposition::OpenIf)
+        {
+            return Some((client, file));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -294,9 +177,8 @@ pub fn round(stand: &mut Stand, seed: u64) -> u64 {
     let done = AtomicBool::new(false);
     let next = AtomicU64::new(1);
     let port = stand.smbd().port();
-    let smbd = stand.smbd().pid();
-    let helpers: BTreeSet<u32> = children(smbd).into_iter().collect();
-    let base = fs::read(stand.seen()).unwrap_or_default();
+    let servants = Servants::of(stand.smbd());
+    let base = fs::read(stand.seen(NAME)).unwrap_or_default();
     let writes = Mutex::new(Vec::new());
     let mut log = Vec::new();
     std::thread::scope(|scope| {
@@ -314,7 +196,7 @@ pub fn round(stand: &mut Stand, seed: u64) -> u64 {
                 4 => {
                     log.push("daemon and smbd killed");
                     stand.daemon().kill();
-                    kill_one(smbd, &helpers, &mut random);
+                    servants.kill_one(&mut random);
                     std::thread::sleep(Duration::from_millis(random.below(300)));
                     stand.daemon().start_again();
                 }
@@ -326,7 +208,7 @@ pub fn round(stand: &mut Stand, seed: u64) -> u64 {
                 1 => {
                     log.push("daemon killed, recovered");
                     stand.daemon().kill();
-                    recover(stand);
+                    recover_now(stand);
                     std::thread::sleep(Duration::from_millis(random.below(400)));
                     stand.daemon().start_again();
                 }
@@ -338,7 +220,7 @@ pub fn round(stand: &mut Stand, seed: u64) -> u64 {
                 }
                 _ => {
                     log.push("smbd killed");
-                    kill_one(smbd, &helpers, &mut random);
+                    servants.kill_one(&mut random);
                 }
             }
         }
@@ -346,17 +228,17 @@ pub fn round(stand: &mut Stand, seed: u64) -> u64 {
         if random.below(2) == 0 {
             log.push("daemon killed at the end, recovered");
             stand.daemon().kill();
-            recover(stand);
+            recover_now(stand);
         } else {
             log.push("daemon stopped at the end");
             stand.daemon().end();
         }
     });
     let writes = writes.into_inner().expect("nobody panics with it");
-    let place = stand.place();
+    let place = stand.place(NAME);
     let found = fs::read(&place).expect("it is there");
     let mut wrong = check(&found, &base, &writes, block, &format!("seed {seed}: disk"));
-    let seen = File::open(stand.seen()).expect("it is there");
+    let seen = File::open(stand.seen(NAME)).expect("it is there");
     let mut by_mount = vec![0; found.len()];
     seen.read_exact_at(&mut by_mount, 0).expect("read");
     wrong += check(
@@ -376,22 +258,8 @@ pub fn round(stand: &mut Stand, seed: u64) -> u64 {
     wrong
 }
 
-/// One of those that serve clients.
-fn kill_one(smbd: u32, helpers: &BTreeSet<u32>, random: &mut Random) {
-    let mut clients = children(smbd);
-    clients.retain(|pid| !helpers.contains(pid));
-    if !clients.is_empty() {
-        let pid = clients[random.below(clients.len() as u64) as usize];
-        let _ = Command::new("kill").arg("-9").arg(pid.to_string()).status();
-    }
-}
-
-fn recover(stand: &Stand) {
-    let output = Command::new(needs::path_of("rushes"))
-        .args(["recover", "--config"])
-        .arg(stand.scratch().join("rushes.toml"))
-        .output()
-        .expect("rushes starts");
+fn recover_now(stand: &Stand) {
+    let output = stand.recover(&[]).output().expect("rushes starts");
     if !output.status.success() {
         println!("recover: {output:?}");
     }

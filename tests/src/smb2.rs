@@ -62,6 +62,10 @@ pub const DELETE_PENDING: u32 = 0xC000_0056;
 
 /// Somebody else has it.
 pub const LOCK_NOT_GRANTED: u32 = 0xC000_0055;
+/// What a client of [`Connection::connect_mortal`] says when its server has ended the connection.
+pub const GONE: Status = Status(0xC000_020C);
+/// What it says when nobody has answered for a minute.
+pub const HANGS: Status = Status(0xC000_00B5);
 /// "disk full"
 pub const DISK_FULL: u32 = 0xC000_007F;
 /// A limit of a user or a folder.
@@ -153,6 +157,8 @@ pub struct Connection {
     unasked: Mutex<Receiver<Vec<u8>>>,
     session: u64,
     tree: u32,
+    /// Its server may end meanwhile.
+    is_mortal: bool,
 }
 
 impl Connection {
@@ -161,12 +167,32 @@ impl Connection {
         Connection::speaking(OLDEST, port, share)
     }
 
+    /// The same to a server that may end meanwhile: what nobody answers fails with [`GONE`] or [`HANGS`].
+    pub fn connect_mortal(port: u16, share: &str) -> io::Result<Connection> {
+        let mut connection = Connection::new(port)?;
+        connection.is_mortal = true;
+        connection.introduce(OLDEST, share)?;
+        Ok(connection)
+    }
+
     /// The same in a dialect that has leases.
     pub fn connect_with_leases(port: u16, share: &str) -> io::Result<Connection> {
         Connection::speaking(WITH_LEASES, port, share)
     }
 
     fn speaking(dialect: u16, port: u16, share: &str) -> io::Result<Connection> {
+        let mut connection = Connection::new(port)?;
+        connection.introduce(dialect, share)?;
+        Ok(connection)
+    }
+
+    fn introduce(&mut self, dialect: u16, share: &str) -> io::Result<()> {
+        self.negotiate(dialect)?;
+        self.log_on()?;
+        self.connect_tree(share)
+    }
+
+    fn new(port: u16) -> io::Result<Connection> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
         let waiting = Waiting::default();
@@ -180,17 +206,14 @@ impl Connection {
             let _ = incoming.shutdown(std::net::Shutdown::Both);
             lock(&told).clear();
         });
-        let mut connection = Connection {
+        Ok(Connection {
             out: Mutex::new((stream, 0)),
             waiting,
             unasked: Mutex::new(unasked),
             session: 0,
             tree: 0,
-        };
-        connection.negotiate(dialect)?;
-        connection.log_on()?;
-        connection.connect_tree(share)?;
-        Ok(connection)
+            is_mortal: false,
+        })
     }
 
     fn negotiate(&self, dialect: u16) -> io::Result<()> {
@@ -620,9 +643,12 @@ impl Connection {
 
     /// A request and its answer; a failure is a status.
     fn ask(&self, command: u16, body: &[u8]) -> Result<Vec<u8>, Status> {
-        let answer = self
-            .exchange(command, body)
-            .unwrap_or_else(|error| panic!("SMB2 command {command}: {error}"));
+        let answer = match self.exchange(command, body) {
+            Ok(answer) => answer,
+            Err(error) if !self.is_mortal => panic!("SMB2 command {command}: {error}"),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(HANGS),
+            Err(_) => return Err(GONE),
+        };
         match status_of(&answer) {
             0 | BUFFER_OVERFLOW => Ok(answer),
             status => Err(Status(status)),
@@ -639,11 +665,12 @@ impl Connection {
             let message = self.message(command, id, body);
             out.0.write_all(&message)?;
         }
-        answer.recv_timeout(ANSWER_MAX).map_err(|why| {
-            io::Error::other(match why {
-                RecvTimeoutError::Timeout => "no answer within a minute: something hangs",
-                RecvTimeoutError::Disconnected => "the server ended the connection",
-            })
+        answer.recv_timeout(ANSWER_MAX).map_err(|why| match why {
+            RecvTimeoutError::Timeout => io::Error::new(
+                io::ErrorKind::TimedOut,
+                "no answer within a minute: something hangs",
+            ),
+            RecvTimeoutError::Disconnected => io::Error::other("the server ended the connection"),
         })
     }
 

@@ -23,12 +23,21 @@ pub enum Backing {
     Small(&'static [&'static str]),
     /// ext4 on the lab's slow disk, which fails and stalls when it is told.
     Slow,
-    /// The same with a volatile write cache and its timing on: it can lose its power.
+    /// XFS on the same.
+    SlowXfs,
+    /// ext4 on it, with a volatile write cache and its timing on: it can lose its power.
     Volatile,
     /// XFS on a disk of blocks that are larger than our pages.
     LargeBlocks,
     /// No direct I/O.
     Tmpfs,
+}
+
+impl Backing {
+    /// Whether it does what it is told ([`Disk::tell`]).
+    pub fn is_lab_disk(self) -> bool {
+        matches!(self, Backing::Slow | Backing::SlowXfs | Backing::Volatile)
+    }
 }
 
 /// What differs between tests; start from [`Setup::default`].
@@ -110,10 +119,10 @@ impl World {
         if let Backing::Small(mkfs) = setup.backing {
             needs.push(Need::Program(mkfs[0]));
         }
-        if setup.backing == Backing::LargeBlocks {
+        if matches!(setup.backing, Backing::LargeBlocks | Backing::SlowXfs) {
             needs.push(Need::Program("mkfs.xfs"));
         }
-        if matches!(setup.backing, Backing::Slow | Backing::Volatile) {
+        if setup.backing.is_lab_disk() {
             needs.push(Need::Program("rushes-lab"));
             needs.push(Need::Program("filefrag"));
         }
@@ -125,6 +134,7 @@ impl World {
             Backing::Ext4 => Disk::ext4(&scratch, 1 << 30),
             Backing::Small(mkfs) => Disk::made(&scratch, mkfs, 320 << 20),
             Backing::Slow => Disk::slow(&scratch, 1 << 30),
+            Backing::SlowXfs => Disk::slow_xfs(&scratch, 1 << 30),
             Backing::Volatile => Disk::volatile(&scratch, 512 << 20),
             Backing::LargeBlocks => match Disk::large_blocks(&scratch, 400 << 20) {
                 Some(disk) => disk,

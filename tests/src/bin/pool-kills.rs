@@ -6,18 +6,19 @@
 //! Waits are measured and printed, not judged ([`rushes_tests::kills`]). The mount itself lives on: what clients see of its death is in
 //! pool_nfs.rs and pool_iscsi.rs. `RUSHES_TEST_KILLS` says how often.
 
-use rushes_tests::daemon::{Daemon, DaemonSpec};
+use rushes_tests::daemon::Daemon;
 use rushes_tests::export::{Export, ISCSI, NFS};
 use rushes_tests::fsx::{self, Plan};
 use rushes_tests::initiator::{Blocks, Disk};
 use rushes_tests::kills::{self, Finally, OnPanic, Stage};
-use rushes_tests::needs::{self, Need};
+use rushes_tests::needs;
 use rushes_tests::nfs4::{Handle as NfsHandle, Nfs4, Open};
 use rushes_tests::pattern;
-use rushes_tests::pool::{self, EXT4, PoolWorld, XFS};
+use rushes_tests::pool::{self, PoolWorld};
 use rushes_tests::random::Random;
 use rushes_tests::smb2::{self, Connection, Disposition, Handle};
-use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
+use rushes_tests::smbd::{SHARE, Smbd};
+use rushes_tests::stand::Stand;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -431,34 +432,12 @@ struct Doors {
 
 impl Doors {
     fn open() -> Option<Doors> {
-        let samba = [Need::Program("smbd"), Need::Program("pdbedit")];
-        if ![&samba[..], NFS, ISCSI].into_iter().all(needs::all_there) {
+        if ![NFS, ISCSI].into_iter().all(needs::all_there) {
             return None;
         }
-        let world = PoolWorld::build(&[(EXT4, 200), (XFS, 300)])?;
-        let member = |number| world.member(number).join("pool");
-        let daemon = Daemon::start(
-            &world.scratch,
-            &DaemonSpec {
-                share: member(0),
-                cache: String::from("64MiB"),
-                write_buffer: Some("64MiB"),
-                server: String::new(),
-                more: format!("[[share]]\nname = \"m1\"\npath = {:?}\n", member(1)),
-            },
-        );
-        let everybody = fs::Permissions::from_mode(0o777);
-        fs::set_permissions(world.path(""), everybody).expect("our own mount");
-        let mut share = smb2::SHARE_LINES.map(String::from).to_vec();
-        share.extend(["oplocks = no", "allocation roundup size = 0"].map(String::from));
-        let smbd = Smbd::start(
-            &world.scratch,
-            &SmbdSpec {
-                path: world.path(""),
-                share,
-                global: vec![String::from(smb2::GLOBAL)],
-            },
-        );
+        let Stand::Pool(smbd, daemon, world) = Stand::pool()? else {
+            return None;
+        };
         let disk = Export::iscsi(&world, "edit.disk", &["--size", "64MiB"]);
         // Clients of NFS that say nothing for half of this are gone; ours may have to wait.
         let nfs = Export::nfs_with(&world, &["--grace", "120"]);

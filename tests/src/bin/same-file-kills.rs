@@ -4,7 +4,8 @@
 //! `RUSHES_TEST_KILLS` says how many rounds, `RUSHES_TEST_SEED` with which to begin, `RUSHES_TEST_SHARE=plain` without a pool.
 
 use rushes_tests::kills;
-use rushes_tests::same_file::{Stand, round};
+use rushes_tests::same_file::round;
+use rushes_tests::stand::Stand;
 
 fn main() {
     let plain = std::env::var("RUSHES_TEST_SHARE").as_deref() == Ok("plain");

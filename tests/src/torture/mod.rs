@@ -1,0 +1,659 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The torture: clients of every kind write, read and rename while programs are killed and disks fail, hang and fill, round after round, for as long as
+//! one likes; and a model says of each byte what who reads it may see.
+//!
+//! A seed and the number of a round decide what the program decides: the stand (a plain share on a disk that obeys, or a pool, each built for this round),
+//! who is there ([`actors`]), what is done to them when ([`troubles`]), and how it ends. What happens first among those that do things at once is the
+//! machine's. A round is played again by its number alone.
+//!
+//! The promises, as the [`model`] has them:
+//! - what was acknowledged is seen by each who reads later, and stays through kills of any of our programs and of smbd;
+//! - requests of several clients at once have no order; what was refused, or never answered, may be there or not;
+//! - what a flush covers stays also through a disk that failed meanwhile; so does all else, unless a client wrote past a daemon that was away;
+//! - nobody hears of an error without a reason: his smbd was killed, a disk has failed, disks are full, the mount has died;
+//! - a name that files are renamed to has one of them, whole;
+//! - programs on the server and clients see each other's bytes within [`LAG`] on a plain share, at once on a pool;
+//! - in the end everything is on the disks, nothing is left in a lane, `rushes recover` says so, and fsck of a pool finds nothing.
+//!
+//! After a round all files are read over SMB and once more from the disk (of a pool: from a mount without a daemon).
+
+pub mod actors;
+pub mod model;
+pub mod troubles;
+
+use crate::pool::{EXT4, XFS};
+use crate::random::Random;
+use crate::smb2::{Connection, DISK_FULL, Disposition, GONE, HANGS, REQUEST_MAX, Status};
+use crate::smbd::SHARE;
+use crate::stand::{Servants, Stand};
+use crate::world::Backing;
+use actors::{Actor, MIXED, Role, SHARED, SHARED_BYTES, SOURCE, renamed, source};
+use model::{FileModel, NameModel};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use troubles::{Possible, Trouble, Troublemaker};
+
+/// Clients see what programs on the server did to a plain share by then; a second is promised where no client writes, three elsewhere.
+pub const LAG: Duration = Duration::from_secs(5);
+/// A connection is hit by a kill that was told of so long before it was made, at most.
+const JUST_BEFORE: Duration = Duration::from_secs(2);
+/// Disks that are sound again take everything by then.
+const FLUSHED_BY: Duration = Duration::from_secs(60);
+/// Of one round, so many faults are told.
+const TOLD_MAX: usize = 6;
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What follows from it is always the same.
+    pub seed: u64,
+    /// No round begins later.
+    pub time: Duration,
+    /// Only stands of this kind.
+    pub stand: Option<Kind>,
+    /// Only this round.
+    pub only: Option<u64>,
+    /// Each round lasts so long; None: as its seed says.
+    pub round: Option<Duration>,
+    /// A byte of a file is changed on its disk behind everybody's back, at the end of each round: the model must find that.
+    pub flips: bool,
+}
+
+/// What clients write to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A share with our module.
+    Plain,
+    /// A pool's mount.
+    Pool,
+}
+
+/// What was done, and found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Rounds.
+    pub rounds: u64,
+    /// Requests of all clients that were answered well.
+    pub steps: u64,
+    /// What was wrong.
+    pub faults: Vec<String>,
+}
+
+/// Do it. None: the machine lacks something, which was said.
+pub fn run(plan: &Plan) -> Option<Report> {
+    let begun = Instant::now();
+    let mut report = Report::default();
+    let first = plan.only.unwrap_or(0);
+    for number in first.. {
+        let is_over = begun.elapsed() >= plan.time || plan.only.is_some_and(|only| only != number);
+        if is_over {
+            break;
+        }
+        let draw = Draw::of(plan, number);
+        let Some((steps, faults)) = play(plan, &draw) else {
+            return (report.rounds > 0).then_some(report);
+        };
+        println!(
+            "torture: {:>5} s, seed {} round {number}: {steps} steps, {} faults; {}",
+            begun.elapsed().as_secs(),
+            plan.seed,
+            faults.len(),
+            draw.told()
+        );
+        report.rounds += 1;
+        report.steps += steps;
+        report.faults.extend(faults);
+    }
+    Some(report)
+}
+
+/// What the seed says of one round.
+#[derive(Clone, Debug)]
+struct Draw {
+    number: u64,
+    stand: Drawn,
+    roles: Vec<Role>,
+    troubles: Vec<(Duration, Trouble)>,
+    time: Duration,
+    /// How it ends.
+    way: u64,
+    /// Everything is flushed before.
+    is_flushed: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Drawn {
+    Plain(Backing),
+    Pool { member_count: usize, is_kept: bool },
+}
+
+impl Draw {
+    fn of(plan: &Plan, number: u64) -> Draw {
+        let mut random = Random::of(&[plan.seed, number]);
+        let kind = match (plan.stand, random.below(2)) {
+            (Some(kind), _) => kind,
+            (None, 0) => Kind::Plain,
+            (None, _) => Kind::Pool,
+        };
+        let stand = match kind {
+            Kind::Plain => {
+                let all = [
+                    Backing::Ext4,
+                    Backing::Slow,
+                    Backing::Slow,
+                    Backing::SlowXfs,
+                ];
+                Drawn::Plain(random.one_of(&all))
+            }
+            Kind::Pool => Drawn::Pool {
+                member_count: 2 + random.below(3) as usize,
+                is_kept: !random.once_in(3),
+            },
+        };
+        let time = Duration::from_millis(10_000 + random.below(25_000));
+        let time = plan.round.unwrap_or(time);
+        let possible = match stand {
+            Drawn::Plain(backing) => Possible {
+                disk_obeys: backing.is_lab_disk(),
+                is_pool: false,
+                is_kept: false,
+            },
+            Drawn::Pool { is_kept, .. } => Possible {
+                disk_obeys: false,
+                is_pool: true,
+                is_kept,
+            },
+        };
+        let roles = roles(&mut random, possible);
+        Draw {
+            number,
+            stand,
+            roles,
+            troubles: troubles::draw(&mut random, possible, time),
+            time,
+            way: random.below(3),
+            is_flushed: random.once_in(2),
+        }
+    }
+
+    fn build(&self) -> Option<Stand> {
+        match self.stand {
+            Drawn::Plain(backing) => Stand::plain_on(backing),
+            Drawn::Pool {
+                member_count,
+                is_kept,
+            } => {
+                let all = [(EXT4, 200), (XFS, 300), (EXT4, 200), (XFS, 300)];
+                Stand::pool_of(&all[..member_count], is_kept)
+            }
+        }
+    }
+
+    /// In half a line.
+    fn told(&self) -> String {
+        let mut words = BTreeMap::<String, u64>::new();
+        for role in &self.roles {
+            *words.entry(format!("{role:?}")).or_default() += 1;
+        }
+        for (_, trouble) in &self.troubles {
+            let word = format!("{trouble:?}");
+            let word = word.split('(').next().unwrap_or_default();
+            *words
+                .entry(format!("{}!", word.to_lowercase()))
+                .or_default() += 1;
+        }
+        let words: Vec<String> = words
+            .iter()
+            .map(|(word, n)| format!("{n} {word}"))
+            .collect();
+        format!(
+            "{:?} {} s: {}",
+            self.stand,
+            self.time.as_secs(),
+            words.join(", ")
+        )
+    }
+}
+
+/// Who is there. Somebody always writes over others, and somebody reads.
+fn roles(random: &mut Random, possible: Possible) -> Vec<Role> {
+    let mut kinds = vec![
+        Role::Overlap,
+        Role::Tiny,
+        Role::Append,
+        Role::Rename,
+        Role::SetEnd,
+        Role::Copy,
+        Role::Sparse,
+        Role::Flush,
+        Role::Local,
+    ];
+    if possible.is_pool {
+        kinds.push(Role::LocalOverlap);
+    }
+    let mut all = vec![Role::Overlap, Role::Overlap, Role::Read];
+    let count = 3 + random.below(6);
+    all.extend((0..count).map(|_| random.one_of(&kinds)));
+    all
+}
+
+/// What all of one round share.
+pub struct Stage {
+    /// Of the torture.
+    pub seed: u64,
+    /// Its number.
+    pub round: u64,
+    /// What clients write to, as programs on the server see it.
+    pub folder: PathBuf,
+    /// Files.
+    files: Vec<Arc<FileModel>>,
+    /// Names that files are renamed to.
+    pub names: Vec<NameModel>,
+    port: AtomicU16,
+    done: AtomicBool,
+    steps: AtomicU64,
+    begun: Instant,
+    excuses: Mutex<Excuses>,
+    story: Mutex<Vec<String>>,
+    faults: Mutex<Vec<String>>,
+    /// What goes past the daemon may be lost with a disk.
+    daemon_goes: bool,
+}
+
+/// Why a request may fail.
+#[derive(Clone, Copy, Debug, Default)]
+struct Excuses {
+    /// When an smbd, or all of them, was killed last.
+    connections: Option<Instant>,
+    disk: bool,
+    full: bool,
+    mount: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Stage {
+    /// Clients are to go on.
+    pub fn goes_on(&self) -> bool {
+        !self.done.load(Ordering::Relaxed)
+    }
+
+    /// Something was done.
+    pub fn step(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Where smbd is.
+    pub fn port(&self) -> u16 {
+        self.port.load(Ordering::Relaxed)
+    }
+
+    /// It is elsewhere now.
+    pub fn come_to(&self, port: u16) {
+        self.port.store(port, Ordering::Relaxed);
+    }
+
+    /// What is known of a file.
+    pub fn file(&self, name: &str) -> Arc<FileModel> {
+        let found = self.files.iter().find(|file| file.name == name);
+        Arc::clone(found.expect("it was made"))
+    }
+
+    /// One of them.
+    pub fn any_file(&self, random: &mut Random) -> Arc<FileModel> {
+        let number = random.below(self.files.len() as u64);
+        Arc::clone(&self.files[number as usize])
+    }
+
+    /// One of the names that files are renamed to.
+    pub fn any_name(&self, random: &mut Random) -> Option<usize> {
+        let count = self.names.len() as u64;
+        (count > 0).then(|| random.below(count) as usize)
+    }
+
+    /// Something is done to the server.
+    pub fn tell(&self, what: &str) {
+        let at = self.begun.elapsed().as_secs_f64();
+        lock(&self.story).push(format!("{at:.3} {what}"));
+    }
+
+    /// Something is wrong.
+    pub fn fault(&self, what: &str) {
+        let at = self.begun.elapsed().as_secs_f64();
+        lock(&self.faults).push(format!("{at:.3} {what}"));
+    }
+
+    /// Connections break.
+    pub fn excuse_connections(&self) {
+        lock(&self.excuses).connections = Some(Instant::now());
+    }
+
+    /// A disk fails from now on.
+    pub fn excuse_disk(&self) {
+        lock(&self.excuses).disk = true;
+    }
+
+    /// Disks are full from now on.
+    pub fn excuse_full(&self) {
+        lock(&self.excuses).full = true;
+    }
+
+    /// The mount dies.
+    pub fn excuse_mount(&self) {
+        lock(&self.excuses).mount = true;
+    }
+
+    /// Disks fail, or are full.
+    pub fn disk_is_excused(&self) -> bool {
+        let excuses = lock(&self.excuses);
+        excuses.disk || excuses.full
+    }
+
+    /// Nobody is excused by disks any more.
+    pub fn disks_are_over(&self) {
+        let mut excuses = lock(&self.excuses);
+        (excuses.disk, excuses.full) = (false, false);
+    }
+
+    /// A disk does not fail any more.
+    pub fn disk_is_sound(&self) {
+        if lock(&self.excuses).disk && self.daemon_goes {
+            self.file(SHARED).lose_what_is_not_durable();
+        }
+    }
+
+    /// Why a status may not be; None: it has an excuse. `connected`: when its client came.
+    pub fn wrong(&self, status: Status, connected: Option<Instant>) -> Option<&'static str> {
+        let excuses = *lock(&self.excuses);
+        match status {
+            HANGS => Some("nobody has answered for a minute"),
+            GONE => {
+                let is_hit = |at: Instant| connected.is_none_or(|came| at + JUST_BEFORE > came);
+                let excused = excuses.connections.is_some_and(is_hit);
+                (!excused).then_some("its smbd ended by itself")
+            }
+            Status(DISK_FULL) if excuses.full => None,
+            _ if excuses.disk || excuses.mount => None,
+            _ => Some("there is no reason for it"),
+        }
+    }
+
+    /// Whether a program on the server may hear of this.
+    pub fn excuses_local(&self, error: &std::io::Error) -> bool {
+        let excuses = *lock(&self.excuses);
+        error.kind() == std::io::ErrorKind::StorageFull && excuses.full || excuses.mount
+    }
+}
+
+/// Ends all others, whatever happens.
+struct Finally<'a>(&'a Stage);
+
+impl Drop for Finally<'_> {
+    fn drop(&mut self) {
+        self.0.done.store(true, Ordering::Relaxed);
+    }
+}
+
+/// One round: how many requests were answered well, and what was wrong. None: the machine lacks something.
+fn play(plan: &Plan, draw: &Draw) -> Option<(u64, Vec<String>)> {
+    let mut stand = draw.build()?;
+    let stage = set_up(plan, draw, &mut stand);
+    // (What ends in a panic is a fault as any other, and the stand is put away.)
+    let played = catch_unwind(AssertUnwindSafe(|| play_on(plan, draw, &stage, stand)));
+    if let Err(panic) = played {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        stage.fault(&text.unwrap_or_else(|| String::from("a panic without words")));
+    }
+    let steps = stage.steps.load(Ordering::Relaxed);
+    let faults = std::mem::take(&mut *lock(&stage.faults));
+    if !faults.is_empty() {
+        println!("{}", tell(plan, draw, &stage, &faults));
+    }
+    Some((steps, faults))
+}
+
+fn tell(plan: &Plan, draw: &Draw, stage: &Stage, faults: &[String]) -> String {
+    let story = lock(&stage.story).join("; ");
+    let told = faults[..faults.len().min(TOLD_MAX)].join("\n");
+    let stand = match plan.stand {
+        None => "any",
+        Some(Kind::Plain) => "plain",
+        Some(Kind::Pool) => "pool",
+    };
+    format!(
+        "FAULT: seed {} round {}, {} faults:\n{told}\n{story}\n\
+         again: make torture TORTURE=\"--seed {} --stand {stand} --only {}\"",
+        plan.seed,
+        draw.number,
+        faults.len(),
+        plan.seed,
+        draw.number
+    )
+}
+
+fn set_up(plan: &Plan, draw: &Draw, stand: &mut Stand) -> Stage {
+    let is_plain = matches!(draw.stand, Drawn::Plain(_));
+    let daemon_goes = troubles::daemon_goes(&draw.troubles);
+    let fails = draw.troubles.iter().any(|(_, one)| *one == Trouble::Fail);
+    let mut files = Vec::new();
+    for name in [SHARED, MIXED, SOURCE] {
+        let model = FileModel::new(name, source());
+        let loses = name == SHARED && fails && daemon_goes;
+        files.push(if loses { model.losing() } else { model });
+    }
+    for (number, role) in (0..).zip(&draw.roles) {
+        let Some(name) = role.own_file(number) else {
+            continue;
+        };
+        let model = FileModel::new(&name, Vec::new());
+        let is_behind = *role == Role::Local && is_plain;
+        files.push(if is_behind { model.behind(LAG) } else { model });
+    }
+    for file in &files {
+        let path = stand.seen(&file.name);
+        let bytes = if file.length().0 == SHARED_BYTES {
+            source()
+        } else {
+            Vec::new()
+        };
+        fs::write(&path, bytes).expect("our own disk");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("our own disk");
+    }
+    if let Some(disk) = stand.disk() {
+        disk.make_cold();
+    }
+    let renames = (0..)
+        .zip(&draw.roles)
+        .filter(|(_, role)| **role == Role::Rename);
+    Stage {
+        seed: plan.seed,
+        round: draw.number,
+        folder: stand.seen(""),
+        files: files.into_iter().map(Arc::new).collect(),
+        names: renames
+            .map(|(number, _)| NameModel::new(&renamed(number)))
+            .collect(),
+        port: AtomicU16::new(stand.smbd().port()),
+        done: AtomicBool::new(false),
+        steps: AtomicU64::new(0),
+        begun: Instant::now(),
+        excuses: Mutex::default(),
+        story: Mutex::default(),
+        faults: Mutex::default(),
+        daemon_goes,
+    }
+}
+
+fn play_on(plan: &Plan, draw: &Draw, stage: &Stage, mut stand: Stand) {
+    let servants = Servants::of(stand.smbd());
+    let mut maker = Troublemaker {
+        stand: &mut stand,
+        stage,
+        servants,
+        random: Random::of(&[plan.seed, draw.number, u64::MAX]),
+    };
+    std::thread::scope(|scope| {
+        let _all = Finally(stage);
+        let running: Vec<_> = (0..)
+            .zip(&draw.roles)
+            .map(|(number, role)| {
+                let actor = Actor::new(stage, *role, number);
+                scope.spawn(move || actor.work())
+            })
+            .collect();
+        maker.make(&draw.troubles, draw.time);
+        // Before clients end: some wait for a disk.
+        maker.end_all();
+        stage.done.store(true, Ordering::Relaxed);
+        for (actor, role) in running.into_iter().zip(&draw.roles) {
+            if actor.join().is_err() {
+                stage.fault(&format!("{role:?} panicked"));
+            }
+        }
+    });
+    if draw.is_flushed {
+        flush_all(stage);
+    }
+    maker.settle(draw.way);
+    let mut random = maker.random.clone();
+    read_all(stage, "over SMB in the end", |name| by_smb(stage, name));
+    let mut flip = |path: PathBuf| {
+        let file = fs::File::options().read(true).write(true).open(path);
+        let file = file.expect("our own disk");
+        let at = random.below(SHARED_BYTES);
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).expect("our own disk");
+        file.write_all_at(&[!byte[0]], at).expect("our own disk");
+    };
+    match &mut stand {
+        Stand::Plain(world) => {
+            if plan.flips {
+                flip(world.path(SHARED));
+            }
+            world.disk.make_cold();
+            read_all(stage, "on the disk in the end", |name| {
+                local(world.path(name))
+            });
+            logs(stage, &world.daemon().log(), &world.smbd.log());
+        }
+        Stand::Pool(smbd, daemon, world) => {
+            logs(stage, &daemon.log(), &smbd.log());
+            smbd.end();
+            world.end();
+            daemon.end();
+            world.start();
+            if plan.flips {
+                flip(world.path(SHARED));
+            }
+            read_all(stage, "on the mount in the end", |name| {
+                local(world.path(name))
+            });
+            world.end();
+            let (report, code) = world.json(&["fsck"], &[]);
+            if code != Some(0) {
+                stage.fault(&format!("fsck: {code:?}: {report:#}"));
+            }
+        }
+    }
+}
+
+/// All disks are sound: each flush is answered well, if not at once.
+fn flush_all(stage: &Stage) {
+    let end = Instant::now() + FLUSHED_BY;
+    let Ok(client) = Connection::connect_mortal(stage.port(), SHARE) else {
+        return stage.fault("nobody lets a client in");
+    };
+    for model in &stage.files {
+        let Ok((file, _)) = client.open(&model.name, Disposition::Open) else {
+            stage.fault(&format!("{} cannot be opened to be flushed", model.name));
+            continue;
+        };
+        loop {
+            let begun = Instant::now();
+            match client.flush(file) {
+                Ok(()) => break model.flushed(begun),
+                Err(status) if Instant::now() > end || status == GONE => {
+                    break stage.fault(&format!("flush {}: {:#010x}", model.name, status.0));
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(200)),
+            }
+        }
+        let _ = client.close(file);
+    }
+}
+
+/// Whoever still reads something else, all is over.
+fn read_all(stage: &Stage, how: &str, read: impl Fn(&str) -> Result<Option<Vec<u8>>, String>) {
+    for model in &stage.files {
+        let wrong = match read(&model.name) {
+            Ok(Some(bytes)) => model.is_whole(&bytes).err(),
+            Ok(None) => Some(format!("{}: it is gone", model.name)),
+            Err(error) => Some(format!("{}: {error}", model.name)),
+        };
+        if let Some(wrong) = wrong {
+            stage.fault(&format!("{how}: {wrong}"));
+        }
+    }
+    for model in &stage.names {
+        let found =
+            read(&model.name).and_then(|bytes| model.found(Instant::now(), bytes.as_deref()));
+        if let Err(wrong) = found {
+            stage.fault(&format!("{how}: {wrong}"));
+        }
+    }
+}
+
+/// All of a file; None: there is none.
+fn by_smb(stage: &Stage, name: &str) -> Result<Option<Vec<u8>>, String> {
+    let said = |status: Status| format!("{:#010x}", status.0);
+    let client = Connection::connect_mortal(stage.port(), SHARE);
+    let client = client.map_err(|error| error.to_string())?;
+    let (file, info) = match client.open_to_read(name) {
+        Err(Status(crate::smb2::NOT_FOUND)) => return Ok(None),
+        other => other.map_err(said)?,
+    };
+    let mut all = Vec::new();
+    loop {
+        let part = client
+            .read(file, all.len() as u64, REQUEST_MAX)
+            .map_err(said)?;
+        all.extend_from_slice(&part);
+        if part.len() < REQUEST_MAX {
+            break;
+        }
+    }
+    if info.size != all.len() as u64 {
+        return Err(format!("{} bytes of {} were read", all.len(), info.size));
+    }
+    Ok(Some(all))
+}
+
+fn local(path: PathBuf) -> Result<Option<Vec<u8>>, String> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Nobody has ended in a way that is a fault by itself.
+fn logs(stage: &Stage, daemon: &str, smbd: &str) {
+    for (whose, log, word) in [
+        ("the daemon", daemon, "panicked"),
+        ("smbd", smbd, "PANIC"),
+        ("smbd", smbd, "INTERNAL ERROR"),
+    ] {
+        if let Some(line) = log.lines().find(|line| line.contains(word)) {
+            stage.fault(&format!("{whose} says: {line}"));
+        }
+    }
+}
