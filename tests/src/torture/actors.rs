@@ -311,7 +311,7 @@ impl<'a> Actor<'a> {
         }
         let model = self.stage.file(&own);
         // A program that writes byte by byte, and one that jumps about.
-        let (at, length) = if self.step / 500 % 2 == 0 {
+        let (at, length) = if (self.step / 500).is_multiple_of(2) {
             self.next = (self.next + 1) % OWN_MAX;
             (self.next, 1)
         } else {

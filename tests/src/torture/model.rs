@@ -567,7 +567,7 @@ impl NameModel {
         };
         let may: Vec<&Take> = takes
             .iter()
-            .filter(|take| !last.is_some_and(|last| take.over.is_some_and(|over| over < last)))
+            .filter(|take| last.is_none_or(|last| take.over.is_none_or(|over| over >= last)))
             .collect();
         let is = |take: &&&Take| {
             bytes.len() as u64 == take.length

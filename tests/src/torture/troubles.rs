@@ -215,12 +215,12 @@ impl Troublemaker<'_> {
     }
 
     fn clear(&self) {
-        if let Some(disk) = self.stand.disk() {
-            if disk.obeys() {
-                disk.tell("clear");
-                disk.tell("timing off");
-                self.stage.disk_is_sound();
-            }
+        if let Some(disk) = self.stand.disk()
+            && disk.obeys()
+        {
+            disk.tell("clear");
+            disk.tell("timing off");
+            self.stage.disk_is_sound();
         }
     }
 
