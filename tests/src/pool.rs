@@ -66,6 +66,18 @@ impl PoolWorld {
         assert_eq!(code, Some(0), "{report}");
     }
 
+    /// Where the file systems of all members are mounted, a slow disk's behind the others.
+    pub fn file_systems(&self) -> Vec<PathBuf> {
+        let slow = self.slow.iter().map(|disk| disk.path().to_path_buf());
+        let made = (0..self.members.len()).map(|number| self.member(number));
+        made.chain(slow).collect()
+    }
+
+    /// What [`PoolWorld::add_slow_disk`] has put up, if it has.
+    pub fn obedient_disk(&self) -> Option<&Disk> {
+        self.slow.as_ref()
+    }
+
     /// What [`PoolWorld::add_slow_disk`] has put up.
     pub fn slow_disk(&self) -> &Disk {
         self.slow.as_ref().expect("one was added")
@@ -117,11 +129,6 @@ impl PoolWorld {
     /// Its catalogue.
     pub fn catalogue(&self) -> PathBuf {
         self.scratch.path().join("catalogue/pool")
-    }
-
-    /// How many members it was made of.
-    pub fn member_count(&self) -> usize {
-        self.members.len()
     }
 
     /// Where the file system of a member is mounted.

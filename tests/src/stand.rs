@@ -19,6 +19,8 @@ use std::process::{Command, Stdio};
 
 /// What may be written and not on disks yet.
 const BUFFER: &str = "64MiB";
+/// Of a disk that does what it is told, as a member of a pool.
+const SLOW_DISK_BYTES: u64 = 1 << 30;
 
 /// The pool or the plain share, and its daemon and smbd. They end in this order.
 #[derive(Debug)]
@@ -56,20 +58,27 @@ impl Stand {
 
     /// On a pool's mount: a lane a member.
     pub fn pool() -> Option<Stand> {
-        Stand::pool_of(&[(EXT4, 200), (XFS, 300)], false)
+        Stand::pool_of(&[(EXT4, 200), (XFS, 300)], false, false)
     }
 
-    /// The same of these members, and perhaps with a keeper of the mount.
-    pub fn pool_of(members: &[Made], is_kept: bool) -> Option<Stand> {
+    /// The same of these members, perhaps with a keeper of the mount, perhaps with one more member on a disk that does what it is told and has most room.
+    pub fn pool_of(members: &[Made], is_kept: bool, has_slow_disk: bool) -> Option<Stand> {
         if !needs::all_there(&[Need::Program("smbd"), Need::Program("pdbedit")]) {
             return None;
         }
-        let world = if is_kept {
+        if has_slow_disk && !needs::all_there(&[Need::Program("rushes-lab")]) {
+            return None;
+        }
+        let mut world = if is_kept {
             PoolWorld::kept(members)?
         } else {
             PoolWorld::build(members)?
         };
-        let member = |number| world.member(number).join("pool");
+        if has_slow_disk {
+            world.add_slow_disk(SLOW_DISK_BYTES);
+        }
+        let members = world.file_systems();
+        let member = |number: usize| members[number].join("pool");
         let daemon = Daemon::start(
             &world.scratch,
             &DaemonSpec {
@@ -133,10 +142,10 @@ impl Stand {
         }
     }
 
-    /// The disk below a plain share.
+    /// The disk below a plain share, or the one of a pool that does what it is told.
     pub fn disk(&self) -> Option<&Disk> {
         match self {
-            Stand::Pool(..) => None,
+            Stand::Pool(.., world) => world.obedient_disk(),
             Stand::Plain(world) => Some(&world.disk),
         }
     }

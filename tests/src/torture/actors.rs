@@ -149,6 +149,11 @@ impl<'a> Actor<'a> {
         self.client.as_ref().map(|(client, _)| client)
     }
 
+    /// The connection that its handles are of. None: it broke.
+    fn same_client(&self) -> Option<&Connection> {
+        self.client.as_ref().map(|(client, _)| client)
+    }
+
     /// An open handle of a file.
     fn handle(&mut self, name: &str) -> Option<Handle> {
         if let Some(handle) = self.handles.get(name) {
@@ -539,26 +544,26 @@ impl<'a> Actor<'a> {
         for at in (0..length).step_by(REQUEST_MAX) {
             let end = length.min(at + REQUEST_MAX as u64);
             let bytes = Content::Version(version).bytes(at, end);
-            let written = self.client()?.write(handle, at, &bytes);
+            let written = self.same_client()?.write(handle, at, &bytes);
             if self.done("write", &passing, written).is_none() {
                 // What it has is unknown: it does not get the name.
-                let closed = self.client()?.close(handle);
+                let closed = self.same_client()?.close(handle);
                 return self.done("close", &passing, closed);
             }
         }
         if self.random.once_in(3) {
-            let flushed = self.client()?.flush(handle);
+            let flushed = self.same_client()?.flush(handle);
             // (A disk that has failed has it later.)
             let _ = self.done("flush", &passing, flushed);
         }
         let ticket = model.begin(version, length);
-        let given = match self.client() {
+        let given = match self.same_client() {
             Some(client) => client.rename(handle, &model.name),
             None => Err(GONE),
         };
         let outcome = self.outcome("rename to", &model.name, given);
         model.end(ticket, outcome);
-        let closed = self.client()?.close(handle);
+        let closed = self.same_client()?.close(handle);
         self.done("close", &model.name, closed)
     }
 

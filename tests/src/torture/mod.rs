@@ -130,7 +130,11 @@ struct Draw {
 #[derive(Clone, Copy, Debug)]
 enum Drawn {
     Plain(Backing),
-    Pool { member_count: usize, is_kept: bool },
+    Pool {
+        member_count: usize,
+        is_kept: bool,
+        disk_obeys: bool,
+    },
 }
 
 impl Draw {
@@ -152,8 +156,9 @@ impl Draw {
                 Drawn::Plain(random.one_of(&all))
             }
             Kind::Pool => Drawn::Pool {
-                member_count: 2 + random.below(3) as usize,
+                member_count: 1 + random.below(4) as usize,
                 is_kept: !random.once_in(3),
+                disk_obeys: random.once_in(2),
             },
         };
         let time = Duration::from_millis(10_000 + random.below(25_000));
@@ -164,8 +169,12 @@ impl Draw {
                 is_pool: false,
                 is_kept: false,
             },
-            Drawn::Pool { is_kept, .. } => Possible {
-                disk_obeys: false,
+            Drawn::Pool {
+                is_kept,
+                disk_obeys,
+                ..
+            } => Possible {
+                disk_obeys,
                 is_pool: true,
                 is_kept,
             },
@@ -188,9 +197,10 @@ impl Draw {
             Drawn::Pool {
                 member_count,
                 is_kept,
+                disk_obeys,
             } => {
                 let all = [(EXT4, 200), (XFS, 300), (EXT4, 200), (XFS, 300)];
-                Stand::pool_of(&all[..member_count], is_kept)
+                Stand::pool_of(&all[..member_count], is_kept, disk_obeys)
             }
         }
     }

@@ -64,8 +64,9 @@ pub fn draw(random: &mut Random, possible: Possible, time: Duration) -> Vec<(Dur
         kinds.extend(["fail", "fail", "stall"]);
     }
     if possible.is_kept {
-        kinds.extend(["serving", "serving", "serving"]);
-    } else if possible.is_pool {
+        kinds.extend(["serving", "serving"]);
+    }
+    if possible.is_pool {
         kinds.push("mount");
     }
     // Rare meetings are found by leaving the rest out.
@@ -193,8 +194,10 @@ impl Troublemaker<'_> {
             Trouble::Fail => {
                 self.stage.excuse_disk();
                 let at = self.random.below(SHARED_BYTES - FAILS_BYTES) & !4095;
-                let path = self.stand.seen(SHARED);
-                if let Some(disk) = self.stand.disk() {
+                let path = self.stand.place(SHARED);
+                if let Some(disk) = self.stand.disk()
+                    && path.starts_with(disk.path())
+                {
                     let place = disk.physical(&path, at) & !4095;
                     disk.tell(&format!("fail write {place} {FAILS_BYTES}"));
                 }
@@ -235,9 +238,7 @@ impl Troublemaker<'_> {
     /// Where the file systems are mounted.
     fn folders(&self) -> Vec<PathBuf> {
         match &self.stand {
-            Stand::Pool(.., world) => (0..world.member_count())
-                .map(|number| world.member(number))
-                .collect(),
+            Stand::Pool(.., world) => world.file_systems(),
             Stand::Plain(world) => vec![world.disk.path().to_path_buf()],
         }
     }
