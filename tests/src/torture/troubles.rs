@@ -186,6 +186,7 @@ impl Troublemaker<'_> {
                 self.servants.kill_one(&mut self.random);
             }
             Trouble::Serving => {
+                self.stage.excuse_left_over();
                 if let Stand::Pool(_, _, world) = &self.stand {
                     world.kill_serving();
                 }
@@ -246,6 +247,7 @@ impl Troublemaker<'_> {
     fn mount_anew(&mut self) {
         self.stage.excuse_connections();
         self.stage.excuse_mount();
+        self.stage.excuse_left_over();
         if let Stand::Pool(smbd, _, world) = &mut *self.stand {
             world.kill();
             world.start();
