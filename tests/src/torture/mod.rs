@@ -727,3 +727,33 @@ fn logs(stage: &Stage, daemon: &str, smbd: &str) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn everybody_and_every_trouble_comes_on_each_kind_of_stand_where_it_can() {
+        for (kind, trouble_count) in [(Kind::Plain, 10), (Kind::Pool, 12)] {
+            let plan = Plan {
+                seed: 1,
+                time: Duration::ZERO,
+                stand: Some(kind),
+                only: None,
+                round: None,
+                flips: false,
+            };
+            let mut seen = BTreeSet::new();
+            let mut troubles = BTreeSet::new();
+            for draw in (0..200).map(|number| Draw::of(&plan, number)) {
+                seen.extend(draw.roles.iter().map(|role| format!("{role:?}")));
+                let words = draw.troubles.iter().map(|(_, one)| format!("{one:?}"));
+                troubles.extend(words.map(|word| word.split('(').next().map(String::from)));
+            }
+            let role_count = if kind == Kind::Pool { 11 } else { 10 };
+            assert_eq!(seen.len(), role_count, "{seen:?}");
+            assert_eq!(troubles.len(), trouble_count, "{troubles:?}");
+        }
+    }
+}

@@ -30,7 +30,8 @@ pub enum Trouble {
     Smbd,
     /// SIGKILL to the process that serves a mount that has a keeper.
     Serving,
-    /// SIGKILL to a mount, keeper and all; then it is mounted anew, and its smbd is another one.
+    /// SIGKILL to a mount's keeper, with which the process that serves it ends, or to the one process that it has; then it is mounted anew, and its smbd is
+    /// another one.
     Mount,
     /// A part of a file cannot be written.
     Fail,
