@@ -12,6 +12,8 @@ mod pages;
 pub use pages::{PAGES_MAX, PageSet};
 
 use crate::units::{FileId, SlotIndex};
+use alloc::format;
+use alloc::string::String;
 use alloc::vec::Vec;
 
 const NONE: u32 = u32::MAX;
@@ -23,6 +25,17 @@ pub struct Block {
     pub file: FileId,
     /// Which block of it.
     pub number: u64,
+}
+
+/// By whom a slot is used, as those who use it have it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Users {
+    /// Clients and writes that copy from it.
+    pub pins: u32,
+    /// Streams that will want it.
+    pub holds: u32,
+    /// Device requests that fill it.
+    pub fills: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -96,6 +109,71 @@ impl Cache {
     /// Slots pinned by clients.
     pub fn pinned_count(&self) -> u32 {
         self.pinned_count
+    }
+
+    /// Whose bytes it has.
+    pub fn owner(&self, index: SlotIndex) -> Option<Block> {
+        self.slots.get(index.0 as usize)?.owner
+    }
+
+    /// Slots that are a block's.
+    pub fn owned_count(&self) -> u32 {
+        self.slots
+            .iter()
+            .filter(|slot| slot.owner.is_some())
+            .count() as u32
+    }
+
+    /// Appends a sentence for each slot that is not used as `users` says or not listed as its condition wants, and for each count
+    /// that is wrong. `users`: one for each slot. Takes time that grows with the slots.
+    pub fn check(&self, users: &[Users], odd: &mut Vec<String>) {
+        let (mut pinned, mut held, mut idle, mut free) = (0, 0, 0, 0);
+        for (index, (slot, &wanted)) in self.slots.iter().zip(users).enumerate() {
+            let counted = Users {
+                pins: slot.pin_count,
+                holds: slot.hold_count,
+                fills: slot.fill_count,
+            };
+            if counted != wanted {
+                odd.push(format!(
+                    "buffer {index} counts {counted:?}, but has {wanted:?}"
+                ));
+            }
+            let is_idle = counted == Users::default() && slot.owner.is_some();
+            if slot.listed != is_idle {
+                odd.push(format!(
+                    "buffer {index} is idle: {is_idle}, but listed: {}",
+                    slot.listed
+                ));
+            }
+            if (slot.fill_count == 0) != slot.filling.is_empty() {
+                odd.push(format!(
+                    "buffer {index} is filled by {} requests, with {:?}",
+                    slot.fill_count, slot.filling
+                ));
+            }
+            if !slot.valid.and(slot.filling).is_empty() {
+                odd.push(format!(
+                    "buffer {index} is filled over bytes that are there"
+                ));
+            }
+            pinned += u32::from(slot.pin_count > 0);
+            held += u32::from(slot.hold_count > 0);
+            idle += u32::from(is_idle);
+            free += u32::from(counted == Users::default() && slot.owner.is_none());
+        }
+        let said = (
+            self.pinned_count,
+            self.held_count,
+            self.idle_count,
+            self.free_count(),
+        );
+        let found = (pinned, held, idle, free);
+        if said != found {
+            odd.push(format!(
+                "buffers pinned, held, idle and free are counted {said:?}, but are {found:?}"
+            ));
+        }
     }
 
     /// Take a slot for `block`: a free one, or the least recently used idle one, whose former block is

@@ -8,12 +8,16 @@
 //! Where to look: [`api`] is the seam; `state` what is remembered; `files` opening, closing, change;
 //! `reads` a client's read from arrival to answer; `flow` how streams follow their reader;
 //! `frames` sequences of one file a frame; `fetch` what goes to the devices; `writes` a client's write until it is
-//! acknowledged, `writeback` what becomes of it then, `loose` what went through the kernel's cache; `ledger` what is told.
+//! acknowledged, `writeback` what becomes of it then, `loose` what went through the kernel's cache; `ledger` what is told,
+//! `check` whether all of it agrees.
 
 mod api;
 mod bridge;
 #[cfg(test)]
 mod bridge_tests;
+mod check;
+#[cfg(test)]
+mod check_tests;
 mod clock;
 mod fetch;
 mod files;

@@ -89,6 +89,11 @@ impl Bench {
         let mut actions = core::mem::take(&mut self.actions);
         actions.clear();
         self.server.step(self.now, event, &mut actions);
+        let odd = self.server.check();
+        assert!(
+            odd.is_empty(),
+            "the server's state contradicts itself: {odd:#?}"
+        );
         for action in &actions.list {
             match action {
                 Action::Reply {

@@ -379,6 +379,11 @@ impl World {
     fn step_to(&mut self, event: Event, dies_after: usize) -> bool {
         let mut actions = Actions::default();
         self.server.step(self.now, event, &mut actions);
+        let odd = self.server.check();
+        assert!(
+            odd.is_empty(),
+            "the server's state contradicts itself: {odd:#?}"
+        );
         let list = core::mem::take(&mut actions.list);
         for (index, action) in list.into_iter().enumerate() {
             if index >= dies_after {
