@@ -8,7 +8,7 @@ const TRUSTED_PERMILLE: core::ops::RangeInclusive<u64> = 900..=1050;
 
 /// How long a device takes: `t(n, d) = fixed + span·√d + n / rate`, where *d* is the distance from the end
 /// of the previous request as a fraction of the device, and positioning is nothing when d is 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceModel {
     /// Positioning at the shortest distance.
     pub fixed: Duration,
@@ -19,7 +19,7 @@ pub struct ServiceModel {
 }
 
 /// What the server knows of a device before it has served anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceModel {
     /// Reads.
     pub read: ServiceModel,

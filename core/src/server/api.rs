@@ -58,7 +58,7 @@ impl Default for Limits {
 }
 
 /// What an operator may change while the server runs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub struct Policy {
     /// Start-up time that a contract assumes of a player: byte *x* is due at first read + this + x / rate.
     pub preroll: Duration,
@@ -97,7 +97,7 @@ impl Default for Policy {
 }
 
 /// A run of a file that is contiguous on its device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// Offset in the file.
     pub logical: ByteOffset,
@@ -117,7 +117,7 @@ pub struct FileKey {
 }
 
 /// Where a rate comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RateSource {
     /// A rule of the configuration matched the path.
     Rule,
@@ -128,7 +128,7 @@ pub enum RateSource {
 }
 
 /// What a file should be read at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RateHint {
     /// Bytes a second through the file.
     Rate(BytesPerSecond, RateSource),
@@ -137,7 +137,7 @@ pub enum RateHint {
 }
 
 /// How a file may be written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WriteWay {
     /// By the client on its own descriptor; the server is told afterwards ([`Event::Changed`]).
     #[default]
@@ -147,7 +147,7 @@ pub enum WriteWay {
 }
 
 /// What the driver found out about a file when it was opened.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub struct FileFacts {
     /// The driver's name for it: the same as long as the file is not forgotten ([`Action::Forget`]).
     pub file: FileId,
@@ -172,7 +172,7 @@ pub struct FileFacts {
 }
 
 /// Who is behind a session, for the ledger.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SessionLabel {
     /// Share.
     pub share: String,
@@ -183,7 +183,7 @@ pub struct SessionLabel {
 }
 
 /// An errno, as Linux numbers them; never 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Errno(pub u32);
 
 impl Errno {
@@ -218,7 +218,7 @@ impl Errno {
     missing_docs,
     reason = "each variant says what its fields are; their types name them"
 )]
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub enum Event {
     /// A device exists; before any file on it.
     DeviceAdded {
@@ -410,7 +410,7 @@ pub enum Event {
 }
 
 /// A run of slots in [`Actions::slots`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SlotRun {
     /// Index of the first in [`Actions::slots`].
     pub start: u32,
@@ -419,7 +419,7 @@ pub struct SlotRun {
 }
 
 /// How a request is to be treated below us (the I/O priority).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IoClass {
     /// Belongs to a contract.
     RealTime,
@@ -430,7 +430,7 @@ pub enum IoClass {
 }
 
 /// Bytes of a file to be read into slots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IoRead {
     /// Comes back in [`Event::IoDone`].
     pub io: IoId,
@@ -452,7 +452,7 @@ pub struct IoRead {
 pub const NO_RECORD: u32 = u32::MAX;
 
 /// Bytes of a lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LanePart {
     /// Which lane.
     pub lane: LaneId,
@@ -466,7 +466,7 @@ pub struct LanePart {
 }
 
 /// Bytes of a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WritePart {
     /// What the device does not have yet.
     Lane(LanePart),
@@ -492,7 +492,7 @@ impl WritePart {
 }
 
 /// A run of parts in [`Actions::parts`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PartRun {
     /// Index of the first in [`Actions::parts`].
     pub start: u32,
@@ -501,7 +501,7 @@ pub struct PartRun {
 }
 
 /// Bytes of a file to be written to its device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IoWrite {
     /// Comes back in [`Event::IoDone`].
     pub io: IoId,
@@ -526,7 +526,7 @@ pub struct IoWrite {
     missing_docs,
     reason = "each variant says what its fields are; their types name them"
 )]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// Bytes of the cache, pinned until ReadEnd; short only at the end of the file. Zero slots: end of file.
     Data {
@@ -551,7 +551,7 @@ pub enum Outcome {
 }
 
 /// What became of a flush.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flushed {
     /// All that was in the drive's memory is on its medium.
     Done,
@@ -566,7 +566,7 @@ pub enum Flushed {
     missing_docs,
     reason = "each variant says what its fields are; their types name them"
 )]
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub enum Action {
     /// Answer a client.
     Reply {
@@ -643,7 +643,7 @@ pub enum Action {
 }
 
 /// Where [`super::Server::step`] puts what is to be done, in order. Reused from step to step.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Hash)]
 pub struct Actions {
     /// In order.
     pub list: Vec<Action>,

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 pub const RUNS_MAX: usize = 8;
 
 /// Pages `first .. first + count` of a lane.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PageRun {
     /// The first.
     pub first: u32,
@@ -17,7 +17,7 @@ pub struct PageRun {
 }
 
 /// Where a write lies: its bytes go through these runs in order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Runs {
     list: [PageRun; RUNS_MAX],
     used: u8,
