@@ -18,6 +18,8 @@ pub trait Machine {
     fn devices(&self) -> Vec<DeviceRecord>;
     /// As [`Server::cache`].
     fn cache(&self) -> CacheRecord;
+    /// As [`Server::check`].
+    fn check(&self) -> Vec<String>;
     /// As [`Server::could_admit`].
     fn could_admit(
         &self,
@@ -40,6 +42,9 @@ impl Machine for Server {
     }
     fn cache(&self) -> CacheRecord {
         Server::cache(self)
+    }
+    fn check(&self) -> Vec<String> {
+        Server::check(self)
     }
     fn could_admit(
         &self,
@@ -73,6 +78,8 @@ pub enum Mistake {
     AnswersTheDead,
     /// Says it has a contract with everybody.
     PromisesAll,
+    /// Has books that contradict themselves.
+    ContradictsItself,
 }
 
 #[derive(Clone, Copy)]
@@ -530,6 +537,13 @@ impl Machine for Naive {
             slot_count: self.limits.slot_count,
             free_count: self.free.len() as u32,
             ..CacheRecord::default()
+        }
+    }
+
+    fn check(&self) -> Vec<String> {
+        match self.mistake {
+            Mistake::ContradictsItself => vec!["it counts more than there is".to_owned()],
+            _ => Vec::new(),
         }
     }
 

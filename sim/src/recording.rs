@@ -9,6 +9,7 @@
 use crate::disk;
 use crate::prng::Prng;
 use crate::queue::Queue;
+use crate::world::{CHECKED_EVERY, CHECKED_STEPS};
 use clap::Args;
 use rushes_core::server::*;
 use rushes_core::units::*;
@@ -328,6 +329,7 @@ struct World {
     now: Instant,
     queue: Queue<What>,
     server: Server,
+    steps: u64,
     random: Prng,
     scattered: u64,
     scatter_begins: Instant,
@@ -425,6 +427,7 @@ impl Recording {
                     ..Policy::default()
                 },
             ),
+            steps: 0,
             random: Prng::new(1),
             scattered: 0,
             scatter_begins: Instant::NEVER,
@@ -582,6 +585,14 @@ impl World {
     fn step(&mut self, event: Event) {
         let mut actions = Actions::default();
         self.server.step(self.now, event, &mut actions);
+        self.steps += 1;
+        if self.steps <= CHECKED_STEPS || self.steps.is_multiple_of(CHECKED_EVERY) {
+            let odd = self.server.check();
+            assert!(
+                odd.is_empty(),
+                "the server's state contradicts itself: {odd:#?}"
+            );
+        }
         let list = std::mem::take(&mut actions.list);
         for action in list {
             self.act(action);

@@ -889,6 +889,7 @@ impl Scenario {
             client.close_books(now);
         }
         world.checker.audit(now, &world.files);
+        world.check_server();
         world.checker.finish(now);
         let mut report = report(world, &watch, self.seconds as f64);
         report.scenario = name.to_owned();

@@ -156,6 +156,11 @@ pub struct World {
     prng: Prng,
 }
 
+/// So many steps the server's own state is looked at after each, then after one in so many: a look takes as long as all that the server
+/// remembers, a step much less. (The number is a prime, so that no rhythm of clients hides behind it.)
+pub(crate) const CHECKED_STEPS: u64 = 2_000;
+pub(crate) const CHECKED_EVERY: u64 = 499;
+
 impl World {
     /// An empty world.
     pub fn new(seed: u64, server: Box<dyn Machine>, limits: Limits, latency: Latency) -> World {
@@ -752,6 +757,19 @@ impl World {
             self.perform(action);
         }
         self.actions = actions;
+        if self.count.step_count <= CHECKED_STEPS
+            || self.count.step_count.is_multiple_of(CHECKED_EVERY)
+        {
+            self.check_server();
+        }
+    }
+
+    /// The server's books agree with themselves.
+    pub fn check_server(&mut self) {
+        for odd in self.server.check() {
+            let what = || format!("the server's state contradicts itself: {odd}");
+            self.checker.wrong(self.now, what);
+        }
     }
 
     fn perform(&mut self, action: &Action) {

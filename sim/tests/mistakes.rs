@@ -97,6 +97,14 @@ fn an_answer_to_the_dead_is_found() {
 }
 
 #[test]
+fn books_that_contradict_themselves_are_found() {
+    check(
+        Mistake::ContradictsItself,
+        "contradicts itself: it counts more",
+    );
+}
+
+#[test]
 fn a_promise_to_everybody_is_found_as_late() {
     let text = "seconds = 10\n[[disk]]\n[[player]]\ncount = 8\n";
     let scenario = Scenario::parse(text).expect("a scenario");
