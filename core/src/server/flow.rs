@@ -94,7 +94,7 @@ impl Server {
             }
         }
         self.begin_clock(id, &seen, range, arrived);
-        self.move_promise(id);
+        self.move_promise(id, &seen, range.length.0);
         self.follow(id, &seen, run_bytes, (range, arrived), actions);
         self.settle_rate(id);
         let Some(stream) = self.streams.get_mut(id.0) else {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A promise goes where its reader goes. (How many editors a device keeps: `sim/scenarios/timeline.toml`.)
 
-use super::tests::{Bench, ruled};
+use super::tests::{Bench, facts, ruled};
 use super::*;
 use alloc::vec::Vec;
 
@@ -105,6 +105,23 @@ fn layers_that_are_read_together_are_promised_each() {
     assert_eq!(editor.promised(&bench), [4, 5, 6]);
     editor.play(&mut bench, &[1, 2], 600 * MIB, 150);
     assert_eq!(editor.promised(&bench), [1, 2]);
+}
+
+#[test]
+fn promise_stays_where_somebody_plays_while_he_looks_something_up() {
+    let mut bench = Bench::new(1024);
+    let mut editor = Editor::new(&mut bench, 1, 2);
+    bench.open(1, 9, "project.db", facts(900, 900 * MIB));
+    editor.play(&mut bench, &[1], 0, 50);
+    for look in 0..40 {
+        let request = 5_000_000 + look;
+        bench.read(1, 9, request, look * 7919 % 899 * MIB, 8192);
+        bench.serve_all();
+        bench.end(1, request);
+        assert_eq!(editor.promised(&bench), [1], "look {look}");
+        bench.now = bench.now + Duration::from_ms(1500);
+        editor.play(&mut bench, &[1], (50 + look) * FRAME, 1);
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@
 
 use super::state::*;
 use super::*;
-use crate::stream::Observation;
+use crate::stream::{Observation, Pattern};
 
 /// A place that was not read for so long is one that a reader can come back to.
 const AWAY: Duration = Duration::from_s(1);
@@ -28,6 +28,8 @@ const PRESUMED_AGAIN: Duration = Duration::from_s(10);
 pub(super) const FIRST_FRAME: Duration = Duration::from_ms(100);
 /// A reader with a promise looks elsewhere at most so often at the promise's cost.
 const LOOK_AWAY: Duration = Duration::from_ms(500);
+/// Smaller pieces of a file of unknown rate are played only when their rate is known. Units: bytes.
+const PLAYED_MIN: u64 = 128 << 10;
 /// So many reads of a place show whether it is played.
 const LOOKS: u8 = 2;
 
@@ -59,11 +61,24 @@ impl Server {
         (is_enough && (was_away || place.last_read <= stream.last_read)).then_some(left)
     }
 
+    /// Whether a read may be the first of playing something: of a clip whose rate is known it is, of another file if it is large. A promise does not go
+    /// to a project's database because somebody looks something up there.
+    fn may_play(&self, stream: &Stream, seen: &Observation, length: u64) -> bool {
+        let hint = stream
+            .handle
+            .and_then(|handle| self.handles.get(&(stream.session, handle))?.hint);
+        let is_known = stream.rate.is_some() || matches!(hint, Some(RateHint::Rate(..)));
+        seen.pattern != Pattern::Random && (is_known || length >= PLAYED_MIN)
+    }
+
     /// The seat's promise goes where its reader has gone, if that is here.
-    pub(super) fn move_promise(&mut self, id: StreamId) {
+    pub(super) fn move_promise(&mut self, id: StreamId, seen: &Observation, length: u64) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
         };
+        if !self.may_play(stream, seen, length) {
+            return;
+        }
         let is_first = stream.read_count == 0 && stream.waiting_count == 0;
         if stream.standing == Standing::Contract {
             return;
@@ -204,7 +219,8 @@ impl Server {
             return;
         };
         let (session, run) = (stream.session, stream.consumed);
-        let is_look = run < stream.rate_or_none().bytes_in(RUN_MIN).0.max(1);
+        // (What has no rate is not played.)
+        let is_look = stream.rate.is_none() || run < stream.rate_or_none().bytes_in(RUN_MIN).0;
         if let Some(session) = self.sessions.get_mut(&session) {
             session.looks_about = is_look && run > 0;
             if is_look {
