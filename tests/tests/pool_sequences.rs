@@ -101,6 +101,8 @@ fn sequences_over_members_are_one_stream_each_and_fetched_ahead() {
         assert!(differ, "round robin: {members:?}");
     }
     forget();
+    // What was changed just now is fetched again once that is over (decision 0038).
+    std::thread::sleep(Duration::from_millis(2500));
     std::thread::scope(|scope| {
         for shot in 0..SHOTS {
             let world = &world;
