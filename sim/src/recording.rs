@@ -1159,8 +1159,9 @@ impl World {
                     let label = format!("client{index}");
                     let admitted = records.iter().any(|record| {
                         record.label.client == label
-                            && record.due_count > 0
-                            && record.refusal.is_none()
+                            && record.promised_count > 0
+                            // (Two reads may come before it can be known that somebody plays.)
+                            && record.promised_count + 2 >= record.read_count
                     });
                     self.out.readers_admitted += u64::from(admitted);
                     self.out.late_reads += client.late + missing;
