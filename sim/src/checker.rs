@@ -364,6 +364,7 @@ impl Checker {
             | Event::Hold { .. }
             | Event::Reserved { .. }
             | Event::HasReserve { .. }
+            | Event::Unfilled { .. }
             | Event::RecoveryEnded
             | Event::RecoveryBegun
             | Event::WriteAbort { .. }

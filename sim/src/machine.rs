@@ -506,6 +506,7 @@ impl Machine for Naive {
             | Event::Hold { .. }
             | Event::Reserved { .. }
             | Event::HasReserve { .. }
+            | Event::Unfilled { .. }
             | Event::RecoveryEnded
             | Event::RecoveryBegun
             | Event::WriteAbort { .. }

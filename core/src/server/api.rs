@@ -332,6 +332,9 @@ pub enum Event {
     /// Blocks were reserved for this file by a former server, or when it was known before, and not given back; somebody who is not
     /// known may have it open. After its [`Event::Opened`].
     HasReserve { file: FileId },
+    /// An [`Action::Fill`] of this slot failed: what is in it is nobody's bytes. Right after the step that asked for it; the driver
+    /// has failed whatever that step made of the slot.
+    Unfilled { slot: SlotIndex },
     /// Answer to [`Action::Clean`] and to [`Action::Trim`]: the file's times are right, and what we ourselves did to it has made it this version.
     Settled { file: FileId, version: u64 },
     /// Answer to [`Action::Sync`] and [`Action::WriteOut`]; [`Errno::AGAIN`]: it was not tried.
@@ -581,7 +584,7 @@ pub enum Action {
     Submit(IoRead),
     /// Write to a device.
     SubmitWrite(IoWrite),
-    /// Copy bytes of a lane into a slot, at once.
+    /// Copy bytes of a lane into a slot, at once; [`Event::Unfilled`] if they cannot be read.
     Fill {
         slot: SlotIndex,
         offset: u32,

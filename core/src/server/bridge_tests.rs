@@ -24,6 +24,8 @@ struct Bench {
     next: u64,
     reads: Vec<IoRead>,
     writes: Vec<(IoWrite, Vec<WritePart>)>,
+    /// Buffers that were to get bytes of a lane.
+    filled: Vec<SlotIndex>,
     extents: Vec<Extent>,
 }
 
@@ -66,6 +68,7 @@ impl Bench {
             next: 1,
             reads: Vec::new(),
             writes: Vec::new(),
+            filled: Vec::new(),
             extents: vec![half(0, FIRST_HALF), half(FILE_BYTES / 2, terms.second_half)],
         };
         bench.step(Event::DeviceAdded {
@@ -139,6 +142,7 @@ impl Bench {
                     let parts = actions.parts_of(io.parts).to_vec();
                     self.writes.push((io, parts));
                 }
+                Action::Fill { slot, .. } => self.filled.push(slot),
                 _ => {}
             }
         }
@@ -423,4 +427,43 @@ fn buffers_under_way_are_given_to_nobody() {
     bench.end(io.io, Ok(io.range.length));
     assert_eq!(bench.sent(), [(32, 4, 0)]);
     assert_eq!(bench.server.cache().pinned_count, 0);
+}
+
+#[test]
+fn buffer_that_did_not_get_its_bytes_is_put_together_anew_for_the_next() {
+    let mut bench = Bench::new(&USUAL);
+    bench.write(0, 8 * KIB);
+    let read = |bench: &mut Bench| {
+        let request = bench.request();
+        bench.step(Event::Read {
+            session: SESSION,
+            handle: HANDLE,
+            request,
+            range: ByteRange::new(0, 8 * KIB),
+            sent: bench.now,
+        });
+        let filled = core::mem::take(&mut bench.filled);
+        // (As if it had been told of in the same step, before anything else.)
+        (request, filled)
+    };
+    let (request, filled) = read(&mut bench);
+    assert!(!filled.is_empty());
+    let slot = filled[0];
+    bench.step(Event::Unfilled { slot });
+    bench.step(Event::ReadEnd {
+        session: SESSION,
+        request,
+    });
+    assert_eq!(bench.server.cache().pinned_count, 0);
+    let (request, filled) = read(&mut bench);
+    assert!(
+        !filled.is_empty(),
+        "what is in no buffer is read as if it were"
+    );
+    bench.step(Event::ReadEnd {
+        session: SESSION,
+        request,
+    });
+    // One that has its bytes is not filled twice.
+    assert_eq!(read(&mut bench).1, []);
 }

@@ -267,6 +267,8 @@ impl Server {
             } => self.hold(session, request, key, actions),
             Event::Reserved { file, result } => self.reserved(file, result, actions),
             Event::HasReserve { file } => self.has_reserve(file),
+            // And no more in this step: what would be fetched again fails again, without an end.
+            Event::Unfilled { slot } => return self.unfilled(slot),
             Event::RecoveryEnded => self.recovery_ended(actions),
             Event::RecoveryBegun => self.is_recovering = true,
             Event::WriteAbort { session, request } => self.write_abort(session, request, actions),

@@ -160,6 +160,17 @@ impl Server {
         }
     }
 
+    /// Forget a block whose buffer did not get its bytes; whoever asks for it next has it put together anew.
+    pub(super) fn unfilled(&mut self, slot: SlotIndex) {
+        let Some(block) = self.cache.owner(slot) else {
+            return;
+        };
+        if let Some(file) = self.files.get_mut(&block.file) {
+            file.blocks.remove(&block.number);
+        }
+        self.cache.orphan(slot);
+    }
+
     // ---- Writing ----
 
     /// Find out what the device would write next: writers that have a rate of their own get claims, like readers; of all

@@ -149,6 +149,8 @@ pub(crate) struct Daemon {
     /// Why the last one has changed nothing.
     pub(super) reload_error: Option<String>,
     pub(super) stopping: bool,
+    /// Buffers that did not get their bytes in the step that is being carried out.
+    pub(super) unfilled: Vec<SlotIndex>,
 }
 
 /// Counted since the start.
@@ -243,6 +245,7 @@ impl Daemon {
             reloading: false,
             reload_error: None,
             stopping: false,
+            unfilled: Vec::new(),
         }
     }
 
@@ -501,6 +504,9 @@ impl Daemon {
             for action in &actions.list {
                 self.carry_out(action, &actions);
             }
+            for slot in self.unfilled.drain(..) {
+                self.pending.push_front(Event::Unfilled { slot });
+            }
         }
         self.actions = actions;
     }
@@ -576,11 +582,24 @@ impl Daemon {
         }
     }
 
+    /// Some of these did not get their bytes in the step that is being carried out.
+    fn has_unfilled(&self, slots: &[SlotIndex]) -> bool {
+        slots.iter().any(|slot| self.unfilled.contains(slot))
+    }
+
     fn reply(&mut self, id: SessionId, request: RequestId, outcome: Outcome, actions: &Actions) {
         if !self.sessions.seats.contains_key(&id) {
             return;
         }
         let body = match outcome {
+            Outcome::Data { slots, .. } if self.has_unfilled(actions.slots_of(slots)) => {
+                // They are pinned for a client who does not get them.
+                self.pending.push_back(Event::ReadEnd {
+                    session: id,
+                    request,
+                });
+                ReplyBody::Failed(Errno::IO)
+            }
             Outcome::Data {
                 slots,
                 first_offset,

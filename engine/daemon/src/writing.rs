@@ -455,7 +455,6 @@ impl Daemon {
     /// Bytes of a lane that the device does not have yet, for readers.
     pub(super) fn fill(&mut self, slot: SlotIndex, offset: u32, from: &LanePart) {
         let lane = self.lanes.as_ref().and_then(|lanes| lanes.file(from.lane));
-        // (What was in the buffer before may be another client's.)
         let lane = lane.expect("bytes to be read lie in a lane that is there");
         let length = u32::try_from(from.length).unwrap_or(u32::MAX);
         let read = self
@@ -465,8 +464,12 @@ impl Daemon {
             Ok(count) if count as u64 == from.length => {}
             // Its session has cut its own memory short; what it wrote there is gone.
             other => {
-                tracing::error!("bytes of a lane are gone: {other:?}");
+                tracing::error!(
+                    "bytes of a lane that its device does not have yet cannot be read: {other:?}, expected {length} bytes; whoever reads them is told so. Look at the disk of the runtime folder"
+                );
+                // (What was in the buffer before may be another client's.)
                 self.zero(slot, offset, length);
+                self.unfilled.push(slot);
             }
         }
     }
@@ -486,6 +489,16 @@ impl Daemon {
     }
 
     pub(super) fn submit_write(&mut self, write: IoWrite, parts: &[WritePart]) {
+        let is_unfilled = |part: &WritePart| matches!(part, WritePart::Slot { slot, .. } if self.unfilled.contains(slot));
+        if parts.iter().any(is_unfilled) {
+            self.say_why(
+                write.file,
+                write.range,
+                Errno::IO,
+                "bytes between could not be read from their lane",
+            );
+            return self.fail_io(write.io, Errno::IO);
+        }
         let waits = self.ring_lock.is_some() || !self.write_backlog.is_empty();
         if waits || !self.try_write(&write, parts) {
             self.write_backlog.push_back((write, parts.to_vec()));
