@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writing for others: our own descriptors of a file that somebody may write, blocks for it on his account, its times.
 
+mod xfs;
+
 use crate::error::errno_of;
 use crate::extents;
 use crate::file::status;
@@ -223,14 +225,18 @@ pub fn open_writing_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io:
     })
 }
 
+/// Of statfs(2).
+const XFS_MAGIC: u64 = 0x5846_5342;
+
 /// Whether a file whose handle is stale on this file system is gone. `root`: a folder of it, open for reading.
 ///
 /// The kernel says ESTALE as well when it could not read the inode (exportfs turns each error but ENOMEM into that), so it is believed
 /// only where a file can be made, and where ext4 has not found faults in itself since it was checked: one that cannot read an
-/// inode counts that.
+/// inode counts that. XFS counts nothing, and is asked for the inode by its number, which tells one that is free from one
+/// that cannot be read.
 ///
 /// Errors   it does not tell; why not.
-pub fn tells_what_is_gone(root: impl AsFd) -> io::Result<()> {
+pub fn tells_what_is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<()> {
     let found = rustix::fs::fstatvfs(&root)?;
     if found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
         return Err(rustix::io::Errno::ROFS.into());
@@ -240,6 +246,9 @@ pub fn tells_what_is_gone(root: impl AsFd) -> io::Result<()> {
         // It works, and has no room.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => {}
         Err(error) => return Err(error),
+    }
+    if rustix::fs::fstatfs(&root)?.f_type as u64 == XFS_MAGIC {
+        return xfs::is_gone(root, kind, handle);
     }
     match faults_counted(&root) {
         0 => Ok(()),
@@ -625,7 +634,7 @@ mod tests {
         std::fs::remove_file(other).unwrap();
         let gone = open_by_handle(&folder, kind, bytes).unwrap_err();
         assert_eq!(gone.raw_os_error(), Some(libc::ESTALE));
-        tells_what_is_gone(&folder).unwrap();
+        tells_what_is_gone(&folder, kind, bytes).unwrap();
         assert!(name_by_handle(&folder, kind, bytes).is_err());
     }
 
