@@ -12,6 +12,7 @@ use crate::smbd::{SHARE, Smbd, SmbdSpec};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Which file system is served.
@@ -230,6 +231,18 @@ impl World {
     /// The running daemon.
     pub fn daemon(&mut self) -> &mut Daemon {
         self.daemon.as_mut().expect("this test runs with a daemon")
+    }
+
+    /// `rushes` with these arguments, of this world's configuration.
+    pub fn rushes(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(path_of("rushes"));
+        command
+            .args(args)
+            .arg("--config")
+            .arg(self.scratch.path().join("rushes.toml"))
+            .current_dir(self.scratch.path())
+            .stdin(Stdio::null());
+        command
     }
 
     /// Path of a file of the share, seen from the server.

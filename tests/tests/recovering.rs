@@ -3,14 +3,13 @@
 //! and clients see a pause.
 
 use rushes_tests::fsx::{self, client};
-use rushes_tests::needs;
 use rushes_tests::pattern;
 use rushes_tests::random::Random;
 use rushes_tests::smb2::{Connection, Disposition, Handle};
 use rushes_tests::world::{Backing, Setup, World};
 use serde_json::Value;
 use std::fs::{self, File};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
 const FILES: usize = 3;
@@ -32,19 +31,8 @@ fn setup(backing: Backing) -> Setup {
     setup
 }
 
-fn command(world: &World, args: &[&str]) -> Command {
-    let mut command = Command::new(needs::path_of("rushes"));
-    command
-        .args(args)
-        .arg("--config")
-        .arg(world.scratch.path().join("rushes.toml"))
-        .current_dir(world.scratch.path())
-        .stdin(Stdio::null());
-    command
-}
-
 fn rushes(world: &World, args: &[&str]) -> Output {
-    command(world, args).output().expect("rushes was built")
+    world.rushes(args).output().expect("rushes was built")
 }
 
 /// `rushes recover` or `rushes serve`, which writes what is left; its words go to the daemon's log.
@@ -54,7 +42,8 @@ fn start(world: &World, what: &str) -> Child {
         .create(true)
         .open(world.scratch.path().join("daemon.log"))
         .expect("scratch is writable");
-    command(world, &[what])
+    world
+        .rushes(&[what])
         .stdout(Stdio::null())
         .stderr(log)
         .spawn()

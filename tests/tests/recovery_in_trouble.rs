@@ -11,7 +11,7 @@ use rushes_tests::world::{Backing, World};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 const FILES: u64 = 60;
@@ -48,17 +48,6 @@ fn left(count: u64) -> Option<(World, Connection)> {
     Some((world, client))
 }
 
-fn command(world: &World, args: &[&str]) -> Command {
-    let mut command = Command::new(needs::path_of("rushes"));
-    command
-        .args(args)
-        .arg("--config")
-        .arg(world.scratch.path().join("rushes.toml"))
-        .current_dir(world.scratch.path())
-        .stdin(Stdio::null());
-    command
-}
-
 fn said(output: &Output) -> String {
     [&output.stdout, &output.stderr]
         .map(|bytes| String::from_utf8_lossy(bytes))
@@ -67,7 +56,7 @@ fn said(output: &Output) -> String {
 
 /// What `rushes recover --list` says is left. Units: writes.
 fn left_count(world: &World) -> u64 {
-    let output = command(world, &["recover", "--list", "--json"]).output();
+    let output = world.rushes(&["recover", "--list", "--json"]).output();
     let text = output.expect("rushes was built").stdout;
     let lanes: Vec<Value> = serde_json::from_slice(&text).expect("JSON");
     lanes
@@ -78,7 +67,7 @@ fn left_count(world: &World) -> u64 {
 
 /// `rushes recover`, which must say these words and fail.
 fn recover_fails(world: &World, words: &[&str]) {
-    let output = command(world, &["recover"]).output();
+    let output = world.rushes(&["recover"]).output();
     let output = output.expect("rushes was built");
     let text = said(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
@@ -88,7 +77,7 @@ fn recover_fails(world: &World, words: &[&str]) {
 }
 
 fn recover_works(world: &World) {
-    let output = command(world, &["recover"]).output();
+    let output = world.rushes(&["recover"]).output();
     let output = output.expect("rushes was built");
     assert!(output.status.success(), "{}", said(&output));
     assert_eq!(left_count(world), 0);
