@@ -31,8 +31,13 @@ if [ ! -e "$dest/etc/rushes/rushes.toml" ]; then
 fi
 
 "$bin/rushes" man --out "$dest/usr/share/man/man1"
-mkdir -p "$dest/usr/share/bash-completion/completions"
-"$bin/rushes" completions bash >"$dest/usr/share/bash-completion/completions/rushes"
+completions() { # SHELL FILE
+	mkdir -p "$(dirname "$dest/usr/share/$2")"
+	"$bin/rushes" completions "$1" >"$dest/usr/share/$2"
+}
+completions bash bash-completion/completions/rushes
+completions zsh zsh/vendor-completions/_rushes
+completions fish fish/vendor_completions.d/rushes.fish
 
 if [ -f "${RUSHES_BUILD_DIR:-$root/build}/rushes.so" ]; then
 	"$root/doors/smb/install.sh"

@@ -50,13 +50,12 @@ fn text(admission: &Admission) -> String {
         let word = if verdict.admitted { "yes" } else { "no" };
         out += &format!("{}: {word}, {asked}: {}\n", verdict.device, verdict.reason);
         out += &format!(
-            "    room for {} {} of this rate, {}\n",
+            "    room for {} {} of {} each{}: {} in such streams; of another rate there may be more room\n",
             verdict.more_count,
             if verdict.admitted { "more" } else { "now" },
-            match verdict.admitted {
-                true => format!("{} with these", show::byte_rate(verdict.left_bytes_per_s)),
-                false => show::byte_rate(verdict.left_bytes_per_s),
-            }
+            show::bitrate(admission.bitrate),
+            if verdict.admitted { " with these" } else { "" },
+            show::byte_rate(verdict.left_bytes_per_s),
         );
         if verdict.guessed_model {
             out += "    the device was never measured, this rests on a cautious guess: rushes \
@@ -92,7 +91,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("room for 1 now of this rate, 14.0 MB/s"),
+            text.contains("room for 1 now of 100 Mb/s each: 14.0 MB/s in such streams"),
             "{text}"
         );
         assert!(text.contains("rushes calibrate"), "{text}");

@@ -384,12 +384,12 @@ pub(crate) struct PoolMountArgs {
     /// Shell command that writes what a daemon left that died, when none comes back
     #[arg(long, value_name = "COMMAND", default_value = "rushes recover", value_hint = ValueHint::CommandString)]
     pub(crate) recover: String,
-    /// So long after its death. Units: seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
-    pub(crate) recover_after: u64,
-    /// The pool is idle, and may tidy itself where `rushes pool policy --tidy` says so, when nobody has asked for bytes for so long. Units: seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
-    pub(crate) tidy_after: u64,
+    /// So long after its death; a bare number is seconds
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_time)]
+    pub(crate) recover_after: std::time::Duration,
+    /// The pool is idle, and may tidy itself where `rushes pool policy --tidy` says so, when nobody has asked for bytes for so long; a bare number is seconds
+    #[arg(long, value_name = "TIME", default_value = "1min", value_parser = parse_time)]
+    pub(crate) tidy_after: std::time::Duration,
     /// Serve it by a process of its own, and start another one when that dies: who works on the mount waits meanwhile. Not with it: the kernel reading files
     /// by itself
     #[arg(long)]
@@ -481,7 +481,7 @@ pub(crate) struct RecoverArgs {
     #[arg(long, requires = "list")]
     pub(crate) json: bool,
     /// End a daemon that holds everything and has given no answer for so long
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_time)]
     pub(crate) hung_after: std::time::Duration,
     /// What to log: error, warn, info, debug, trace, or a filter such as `info,rushes_daemon=debug`
     #[arg(
@@ -536,7 +536,7 @@ pub(crate) struct TopArgs {
     #[command(flatten)]
     pub(crate) daemon: DaemonArg,
     /// Time between two pictures
-    #[arg(long, default_value = "1s", value_parser = parse_duration, value_name = "TIME")]
+    #[arg(long, default_value = "1s", value_parser = parse_period, value_name = "TIME")]
     pub(crate) interval: std::time::Duration,
     /// Print one picture and end
     #[arg(long)]
@@ -599,12 +599,25 @@ fn parse_bitrate(text: &str) -> Result<u64, String> {
     }
 }
 
-fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
-    match amount::parse_duration(text) {
-        Some(ns) if ns >= 50_000_000 => Ok(std::time::Duration::from_nanos(ns)),
-        Some(_) => Err(String::from("expected at least 50ms")),
-        None => Err(format!("expected {}", amount::DURATION_EXPECTED)),
+/// A time with its unit; a bare number is seconds.
+fn parse_time(text: &str) -> Result<std::time::Duration, String> {
+    let in_seconds = format!("{text}s");
+    let ns = amount::parse_duration(text).or_else(|| amount::parse_duration(&in_seconds));
+    ns.map(std::time::Duration::from_nanos).ok_or_else(|| {
+        format!(
+            "expected {}, or seconds without one",
+            amount::DURATION_EXPECTED
+        )
+    })
+}
+
+/// The same, of what is done again and again.
+fn parse_period(text: &str) -> Result<std::time::Duration, String> {
+    let period = parse_time(text)?;
+    if period.as_millis() < 50 {
+        return Err(String::from("expected at least 50ms"));
     }
+    Ok(period)
 }
 
 #[cfg(test)]
@@ -615,6 +628,37 @@ mod tests {
     #[test]
     fn the_table_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_time_takes_a_unit_or_is_seconds() {
+        let mount = |after: &str| {
+            let words = [
+                "rushes",
+                "pool",
+                "mount",
+                "/c",
+                "/m",
+                "--recover-after",
+                after,
+            ];
+            match Cli::try_parse_from(words)?.command {
+                Command::Pool {
+                    command: PoolCommand::Mount(args),
+                } => Ok::<_, clap::Error>((
+                    args.recover_after.as_millis(),
+                    args.tidy_after.as_secs(),
+                )),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(mount("7").unwrap(), (7_000, 60));
+        assert_eq!(mount("7s").unwrap(), (7_000, 60));
+        assert_eq!(mount("1500ms").unwrap(), (1_500, 60));
+        let refused = mount("soon").unwrap_err().to_string();
+        assert!(refused.contains("seconds without one"), "{refused}");
+        assert_eq!(parse_period("2").unwrap().as_secs(), 2);
+        assert_eq!(parse_period("10ms").unwrap_err(), "expected at least 50ms");
     }
 
     #[test]

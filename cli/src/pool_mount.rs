@@ -57,12 +57,8 @@ fn daemon(args: &PoolMountArgs) -> DaemonPlace {
     DaemonPlace {
         runtime_dir: runtime_dir(&args.daemon),
         recover: args.recover.clone(),
-        recover_after: Duration::from_secs(args.recover_after),
+        recover_after: args.recover_after,
     }
-}
-
-fn tidy_after(args: &PoolMountArgs) -> Duration {
-    Duration::from_secs(args.tidy_after)
 }
 
 /// What is heard, and by whom.
@@ -139,7 +135,7 @@ fn serve_alone(args: &PoolMountArgs) -> Result<ExitCode, String> {
     let pool = crate::pool::serve(&args.catalogue).map_err(told)?;
     protect(args);
     let stop = hear(args, Ear::Server)?;
-    let mounted = rushes_fuse::mount(pool, Some(&daemon(args)), tidy_after(args), &args.folder);
+    let mounted = rushes_fuse::mount(pool, Some(&daemon(args)), args.tidy_after, &args.folder);
     let mounted = mounted.map_err(|error| failed(&args.folder, &error))?;
     stop.serves(&mounted);
     report(args, false)?;
@@ -213,7 +209,7 @@ fn serve_kept(args: &PoolMountArgs) -> Result<ExitCode, String> {
     let goes_on = kept.goes_on();
     let pool = Pool::serve_on(&args.catalogue, lock).map_err(told)?;
     let stop = hear(args, Ear::Server)?;
-    let mounted = kept.mount(pool, Some(&daemon(args)), tidy_after(args), &args.folder);
+    let mounted = kept.mount(pool, Some(&daemon(args)), args.tidy_after, &args.folder);
     let mounted = mounted.map_err(|error| failed(&error))?;
     stop.serves(&mounted);
     if goes_on {

@@ -262,8 +262,18 @@ fn man_pages_and_completions_come_from_the_same_table() {
         let text = std::fs::read_to_string(out.join(page)).unwrap();
         assert!(text.contains(".TH"), "{page}");
     }
-    let shell = rushes().args(["completions", "bash"]).output().unwrap();
-    assert!(String::from_utf8_lossy(&shell.stdout).contains("calibrate"));
+    let printed = rushes().arg("man").output().unwrap().stdout;
+    let written = std::fs::read(out.join("rushes.1")).unwrap();
+    for page in [printed, written] {
+        let page = String::from_utf8(page).unwrap();
+        for section in [".SH \"EXIT STATUS\"", ".SH FILES", ".SH EXAMPLES"] {
+            assert_eq!(page.matches(section).count(), 1, "{section}");
+        }
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        let script = rushes().args(["completions", shell]).output().unwrap();
+        assert!(String::from_utf8_lossy(&script.stdout).contains("calibrate"));
+    }
 }
 
 /// Names under "Commands:" of a help text.
