@@ -139,6 +139,6 @@ mod tests {
             ],
             ..Actions::default()
         });
-        assert_eq!(format!("{:016x}", digest.0), "8bebd6b575001b97");
+        assert_eq!(format!("{:016x}", digest.0), "96d90ba27804d172");
     }
 }
