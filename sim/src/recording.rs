@@ -9,7 +9,7 @@
 use crate::disk;
 use crate::prng::Prng;
 use crate::queue::Queue;
-use crate::world::{CHECKED_EVERY, CHECKED_STEPS};
+use crate::world::is_checked;
 use clap::Args;
 use rushes_core::server::*;
 use rushes_core::units::*;
@@ -586,7 +586,7 @@ impl World {
         let mut actions = Actions::default();
         self.server.step(self.now, event, &mut actions);
         self.steps += 1;
-        if self.steps <= CHECKED_STEPS || self.steps.is_multiple_of(CHECKED_EVERY) {
+        if is_checked(self.steps) {
             let odd = self.server.check();
             assert!(
                 odd.is_empty(),

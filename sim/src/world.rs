@@ -156,10 +156,16 @@ pub struct World {
     prng: Prng,
 }
 
-/// So many steps the server's own state is looked at after each, then after one in so many: a look takes as long as all that the server
-/// remembers, a step much less. (The number is a prime, so that no rhythm of clients hides behind it.)
-pub(crate) const CHECKED_STEPS: u64 = 2_000;
-pub(crate) const CHECKED_EVERY: u64 = 499;
+/// Whether the server's own state is looked at after this step: after each at first, then after one in so many, and in worlds of millions of steps
+/// seldom: a look takes as long as all that the server remembers, a step much less. (The numbers are primes, so that no rhythm of clients hides
+/// behind them.)
+pub(crate) fn is_checked(step: u64) -> bool {
+    match step {
+        0..=2_000 => true,
+        2_001..=500_000 => step.is_multiple_of(499),
+        _ => step.is_multiple_of(50_021),
+    }
+}
 
 impl World {
     /// An empty world.
@@ -757,9 +763,7 @@ impl World {
             self.perform(action);
         }
         self.actions = actions;
-        if self.count.step_count <= CHECKED_STEPS
-            || self.count.step_count.is_multiple_of(CHECKED_EVERY)
-        {
+        if is_checked(self.count.step_count) {
             self.check_server();
         }
     }
