@@ -24,13 +24,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Read ahead by the kernel; its default of 128 KiB is little for media. Units: KiB.
 const READ_AHEAD_KIB: u32 = 4096;
 
 /// How far the members' log of names may be behind.
 const NAMES_LAG: Duration = Duration::from_secs(1);
+/// Under load the log of names is behind for seconds, and catches up: nobody has to know.
+const TOLD_AFTER: Duration = Duration::from_secs(60);
 
 /// Serves one pool.
 pub(crate) struct Door {
@@ -210,15 +212,15 @@ impl Door {
 
     /// Until the door closes: members know the catalogue as it was a second ago.
     pub(crate) fn log_names_now_and_then(&self) {
-        let mut was_well = true;
+        let mut lag = Lag::default();
         while !self.closing.load(Ordering::Acquire) {
             let is_well = self.names.write(&self.pool, || self.take_changed());
-            if was_well && !is_well {
+            if lag.is_to_be_told(Instant::now(), is_well) {
                 tracing::warn!(
-                    "the log of names is behind, or on fewer members than it should be; without it a lost catalogue is not made anew"
+                    "the log of names is behind, or on fewer members than it should be, for {} s now; without it a lost catalogue is not made anew",
+                    TOLD_AFTER.as_secs()
                 );
             }
-            was_well = is_well;
             std::thread::park_timeout(NAMES_LAG);
         }
     }
@@ -246,6 +248,25 @@ impl Door {
     }
 }
 
+/// How long something has not been as it should be.
+#[derive(Debug, Default)]
+struct Lag {
+    since: Option<Instant>,
+    is_told: bool,
+}
+
+impl Lag {
+    /// True once for each time that it lasts.
+    fn is_to_be_told(&mut self, now: Instant, is_well: bool) -> bool {
+        if is_well {
+            *self = Lag::default();
+            return false;
+        }
+        let lasts = now.duration_since(*self.since.get_or_insert(now)) >= TOLD_AFTER;
+        lasts && !std::mem::replace(&mut self.is_told, lasts)
+    }
+}
+
 /// Let the kernel read further ahead on this mount.
 pub(crate) fn raise_read_ahead(folder: &Path) -> io::Result<()> {
     let found = rustix::fs::stat(folder)?;
@@ -257,4 +278,26 @@ pub(crate) fn raise_read_ahead(folder: &Path) -> io::Result<()> {
         format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"),
         READ_AHEAD_KIB.to_string(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lag_is_told_once_it_lasts_and_once_each_time() {
+        let begin = Instant::now();
+        let mut lag = Lag::default();
+        let mut told = |second: u64, is_well: bool| {
+            lag.is_to_be_told(begin + Duration::from_secs(second), is_well)
+        };
+        // Ordinary load: behind for a while, again and again.
+        let ordinary = (0..600).filter(|second| told(*second, second % 40 == 0));
+        assert_eq!(ordinary.count(), 0);
+        let first = (600..800).filter(|second| told(*second, false));
+        assert_eq!(first.collect::<Vec<_>>(), [621], "well at 560");
+        assert!(!told(800, true));
+        let second = (801..1000).filter(|second| told(*second, false));
+        assert_eq!(second.collect::<Vec<_>>(), [861]);
+    }
 }
