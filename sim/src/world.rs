@@ -161,8 +161,8 @@ pub struct World {
 /// behind them.)
 pub(crate) fn is_checked(step: u64) -> bool {
     match step {
-        0..=2_000 => true,
-        2_001..=500_000 => step.is_multiple_of(499),
+        0..=300 => true,
+        301..=500_000 => step.is_multiple_of(499),
         _ => step.is_multiple_of(50_021),
     }
 }
