@@ -69,6 +69,11 @@ const HORIZON: Duration = Duration::from_s(12);
 /// The long run, in thousandths of the device's time that `players` need: transfer, positioning, and what cuts cost. At a cut half of what is read
 /// ahead is lost in the mean, and the device positions once more.
 pub fn needed_permille(model: &RefinedModel, players: &[Player]) -> u64 {
+    needed(model, players, cuts)
+}
+
+/// The same, with cuts at this price.
+fn needed(model: &RefinedModel, players: &[Player], cuts: fn(&Player) -> (u64, u64)) -> u64 {
     let mut needed_ns: u64 = 0;
     let mut visits_milli: u64 = 0;
     let mut most_visits_milli: u64 = 0;
@@ -114,13 +119,8 @@ pub fn dry_run(
     order: &mut Order,
 ) -> Result<(), Refusal> {
     let needed_permille = needed_permille(device.model, players);
-    let linear: Vec<Player> = (players.iter())
-        .map(|player| Player {
-            run: None,
-            ..*player
-        })
-        .collect();
-    let of_cuts = needed_permille.saturating_sub(self::needed_permille(device.model, &linear));
+    let without_cuts = needed(device.model, players, |_| (0, 0));
+    let of_cuts = needed_permille.saturating_sub(without_cuts);
     // Cuts do not come in turn: for those that come together half of what they cost is kept free.
     let kept = u64::from(device.margin_permille) + BEST_EFFORT_PERMILLE + of_cuts / 2;
     if needed_permille + kept > 1000 {

@@ -75,12 +75,10 @@ impl Server {
         arrived: Instant,
     ) -> Instant {
         let (from_header, preroll) = (self.policy.contracts_from_header, self.policy.preroll);
+        let hint = (self.streams.get(id.0)).and_then(|stream| self.hint_of(stream));
         let Some(stream) = self.streams.get_mut(id.0) else {
             return Instant::NEVER;
         };
-        let hint = stream
-            .handle
-            .and_then(|handle| self.handles.get(&(stream.session, handle))?.hint);
         let told = match hint {
             Some(RateHint::Rate(_, RateSource::Header)) if !from_header => None,
             Some(RateHint::Rate(rate, _)) => Some(rate),

@@ -61,12 +61,16 @@ impl Server {
         (is_enough && (was_away || place.last_read <= stream.last_read)).then_some(left)
     }
 
+    /// What a rule or header says of the file that a stream reads.
+    pub(super) fn hint_of(&self, stream: &Stream) -> Option<RateHint> {
+        let handle = (stream.session, stream.handle?);
+        self.handles.get(&handle)?.hint
+    }
+
     /// Whether a read may be the first of playing something: of a clip whose rate is known it is, of another file if it is large. A promise does not go
     /// to a project's database because somebody looks something up there.
     fn may_play(&self, stream: &Stream, seen: &Observation, length: u64) -> bool {
-        let hint = stream
-            .handle
-            .and_then(|handle| self.handles.get(&(stream.session, handle))?.hint);
+        let hint = self.hint_of(stream);
         let is_known = stream.rate.is_some() || matches!(hint, Some(RateHint::Rate(..)));
         seen.pattern != Pattern::Random && (is_known || length >= PLAYED_MIN)
     }
@@ -148,9 +152,7 @@ impl Server {
         let Some(stream) = self.streams.get(id.0) else {
             return Instant::NEVER;
         };
-        let hint = stream
-            .handle
-            .and_then(|handle| self.handles.get(&(stream.session, handle))?.hint);
+        let hint = self.hint_of(stream);
         let is_clip = matches!(hint, Some(RateHint::Rate(rate, _)) if rate.0 > 0);
         let is_full = |device: &Device| !device.refused.is_empty();
         if self.devices.get(&stream.device).is_none_or(is_full) {
