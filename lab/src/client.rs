@@ -4,7 +4,7 @@
 //! They are this program again with a hidden subcommand. libsmbclient keeps state per process, and a real
 //! client is a process (and an smbd child) of its own.
 
-use crate::door::Address;
+use crate::door::{Address, Door};
 use crate::server::Server;
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
@@ -15,6 +15,26 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
+
+/// What each hidden subcommand begins with: read a job, connect, say `ready`, hear when to begin.
+///
+/// Returns  job, connection, and the instant. Units: ns, CLOCK_MONOTONIC
+/// Errors   no such job, a server that refuses us, or no instant
+pub fn take_job<J: DeserializeOwned>(address: impl Fn(&J) -> &Address) -> Result<(J, Door, u64)> {
+    let mut lines = std::io::stdin().lock().lines();
+    let job: J = serde_json::from_str(&lines.next().context("no job was given")??)
+        .context("the job is not understood")?;
+    let door = Door::connect(address(&job))?;
+    println!("ready");
+    std::io::stdout().flush()?;
+    let begin = lines
+        .next()
+        .context("nobody said when to begin")??
+        .trim()
+        .parse()
+        .context("the instant to begin at is no number")?;
+    Ok((job, door, begin))
+}
 
 /// A client process; killed when dropped.
 #[derive(Debug)]

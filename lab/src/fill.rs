@@ -4,7 +4,7 @@
 //! Each writes file after file as fast as it goes and ends with the first write or open that is refused for want of room. What is written after
 //! the first refusal of all says how much room there was still. Afterwards every byte that was acknowledged is read back, past all caches.
 
-use crate::client::Client;
+use crate::client::{self, Client};
 use crate::door::{Address, Door};
 use crate::footage::mix;
 use crate::player::{now_ns, sleep_until_ns};
@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{BufRead, Read, Write};
+use std::io::Read;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -229,18 +229,7 @@ fn folder(filler: u64) -> String {
 
 /// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin at, fills.
 pub fn main() -> Result<()> {
-    let mut lines = std::io::stdin().lock().lines();
-    let job: Job = serde_json::from_str(&lines.next().context("no job was given")??)
-        .context("the job is not understood")?;
-    let door = Door::connect(&job.address)?;
-    println!("ready");
-    std::io::stdout().flush()?;
-    let begin: u64 = lines
-        .next()
-        .context("nobody said when to begin")??
-        .trim()
-        .parse()
-        .context("the instant to begin at is no number")?;
+    let (job, door, begin) = client::take_job(|job: &Job| &job.address)?;
     sleep_until_ns(begin);
     let mut done = Done::default();
     match fill(&door, &job, begin, &mut done) {

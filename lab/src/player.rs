@@ -6,12 +6,13 @@
 //! the clock was read, so checking makes nothing late. The process ends at a hard limit whatever the
 //! server does: frames that did not come by then are late.
 
+use crate::client;
 use crate::door::{Address, Door, Opened};
 use crate::footage::Clip;
 use anyhow::{Context, Result};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, Write};
+use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
@@ -98,18 +99,7 @@ pub fn sleep_until_ns(then: u64) {
 
 /// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin at, plays.
 pub fn main() -> Result<()> {
-    let mut lines = std::io::stdin().lock().lines();
-    let job: Job = serde_json::from_str(&lines.next().context("no job was given")??)
-        .context("the job is not understood")?;
-    let door = Door::connect(&job.address)?;
-    println!("ready");
-    std::io::stdout().flush()?;
-    let begin: u64 = lines
-        .next()
-        .context("nobody said when to begin")??
-        .trim()
-        .parse()
-        .context("the instant to begin at is no number")?;
+    let (job, door, begin) = client::take_job(|job: &Job| &job.address)?;
     let shared = Arc::new(Mutex::new(Playback {
         stream: job.stream,
         ..Playback::default()

@@ -8,13 +8,14 @@
 //! libsmbclient has no flush. A writer closes its file, and bringing the bytes to the disk is the affair of whoever started it; a writer that
 //! is to flush does so over a connection of its own ([`crate::wire`]).
 
+use crate::client;
 use crate::door::{Address, Door, Opened};
 use crate::player::{cpu_s, now_ns, sleep_until_ns};
 use crate::take::Take;
 use crate::wire;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, Write};
+use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a writer is to do; handed to it as one line of JSON on its standard input.
@@ -107,18 +108,7 @@ pub struct Recorded {
 
 /// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin at, writes.
 pub fn main() -> Result<()> {
-    let mut lines = std::io::stdin().lock().lines();
-    let job: Job = serde_json::from_str(&lines.next().context("no job was given")??)
-        .context("the job is not understood")?;
-    let door = Door::connect(&job.address)?;
-    println!("ready");
-    std::io::stdout().flush()?;
-    let begin: u64 = lines
-        .next()
-        .context("nobody said when to begin")??
-        .trim()
-        .parse()
-        .context("the instant to begin at is no number")?;
+    let (job, door, begin) = client::take_job(|job: &Job| &job.address)?;
     let shared = Arc::new(Mutex::new(Done::default()));
     let mut buffer = vec![0; job.frame_bytes as usize];
     sleep_until_ns(begin);
