@@ -15,6 +15,7 @@ macro_rules! named {
 pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "client_deaths",
     "cold_opens",
+    "conform",
     "copies_alone",
     "copy_storm",
     "failing_reads",
@@ -30,6 +31,8 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "patterns",
     "pool_sequences",
     "ruled_copies",
+    "scrub",
+    "scrub_beside",
     "seeks_and_jumps",
     "shared_file",
     "silent_strangers",

@@ -9,6 +9,7 @@ use crate::others::{Copy, Foreign, Rambler, Writer};
 use crate::player::{Player, SlackLog};
 use crate::prng::Prng;
 use crate::queue::Queue;
+use crate::scrubber::Scrubber;
 use crate::world::What;
 use rushes_core::server::{Errno, Outcome};
 use rushes_core::units::*;
@@ -137,6 +138,8 @@ pub enum Kind {
     Copy(Copy),
     /// Reads here and there.
     Ramble(Rambler),
+    /// Looks at single frames.
+    Scrub(Scrubber),
     /// Writes beside the cache.
     Write(Writer),
     /// Writes, and tells nobody; no session.
@@ -239,7 +242,7 @@ impl Client {
         match &mut self.kind {
             Kind::Play(player) => player.begin(hand, scene),
             Kind::Copy(copy) => copy.begin(hand, scene),
-            Kind::Ramble(_) | Kind::Write(_) | Kind::Foreign(_) => {}
+            Kind::Ramble(_) | Kind::Scrub(_) | Kind::Write(_) | Kind::Foreign(_) => {}
         }
         self.act(scene);
     }
@@ -262,6 +265,7 @@ impl Client {
             Kind::Play(player) => player.arrived(hand, scene, &waiting, answer),
             Kind::Copy(copy) => copy.arrived(answer, scene.now),
             Kind::Ramble(rambler) => rambler.arrived(answer),
+            Kind::Scrub(scrubber) => scrubber.arrived(scene.now, &waiting, answer),
             Kind::Write(writer) => writer.count += 1,
             Kind::Foreign(_) => {}
         }
@@ -273,7 +277,7 @@ impl Client {
         match &mut self.kind {
             Kind::Play(player) => player.close_books(&self.hand, now),
             Kind::Copy(copy) => copy.close_books(&self.hand, now),
-            Kind::Ramble(_) | Kind::Write(_) | Kind::Foreign(_) => {}
+            Kind::Ramble(_) | Kind::Scrub(_) | Kind::Write(_) | Kind::Foreign(_) => {}
         }
     }
 
@@ -298,6 +302,7 @@ impl Client {
             Kind::Play(player) => player.act(hand, scene),
             Kind::Copy(copy) => copy.act(hand, scene),
             Kind::Ramble(rambler) => rambler.act(hand, scene),
+            Kind::Scrub(scrubber) => scrubber.act(hand, scene),
             Kind::Write(writer) => writer.act(hand, scene),
             Kind::Foreign(foreign) => foreign.act(hand, scene),
         }

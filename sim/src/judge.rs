@@ -209,6 +209,12 @@ pub struct Report {
     pub copy_wait_ms_max: f64,
     /// Requests of copies that failed.
     pub copy_failed: u64,
+    /// Single frames that were looked at, and from asking for one until it came, for 19 of 20. Units: ms.
+    pub scrub_frames: u64,
+    /// See there.
+    pub scrub_ms_p95: f64,
+    /// What disks read for the server, for each hundred bytes that clients got.
+    pub read_percent: f64,
     /// Answered reads of ramblers.
     pub ramble_count: u64,
     /// Acknowledged changes.
@@ -252,15 +258,28 @@ pub fn report(world: &World, watch: &Watch, seconds: f64) -> Report {
         digest: format!("{:016x}", world.digest.0),
         ..Report::default()
     };
+    let mut given = 0;
     for (client, seen) in world.clients.iter().zip(&watch.seen) {
         match &client.kind {
-            Kind::Play(player) => report.player(player, seen),
+            Kind::Play(player) => {
+                report.player(player, seen);
+                given += player.count.bytes;
+            }
             Kind::Copy(copy) => {
+                given += copy.bytes;
                 report.copy_mb_per_second += copy.bytes as f64 / 1e6 / seconds;
                 report.copy_wait_ms_max = report.copy_wait_ms_max.max(ms(copy.longest_wait.0));
                 report.copy_failed += copy.failed_count;
             }
-            Kind::Ramble(rambler) => report.ramble_count += rambler.data_count,
+            Kind::Ramble(rambler) => {
+                report.ramble_count += rambler.data_count;
+                given += rambler.bytes;
+            }
+            Kind::Scrub(scrubber) => {
+                report.scrub_frames += scrubber.frame_count;
+                report.failed += scrubber.failed_count;
+                given += scrubber.bytes;
+            }
             Kind::Write(writer) => report.change_count += writer.count,
             Kind::Foreign(_) => {}
         }
@@ -272,6 +291,7 @@ pub fn report(world: &World, watch: &Watch, seconds: f64) -> Report {
         bytes += disk.count.request_bytes;
         report.busy += disk.count.request_ns as f64 / 1e9 / seconds / world.disks.len() as f64;
     }
+    report.read_percent = bytes as f64 * 100.0 / given.max(1) as f64;
     report.request_mb_mean = bytes as f64 / 1e6 / report.requests.max(1) as f64;
     ledger(world, watch, &mut report);
     report
@@ -279,22 +299,26 @@ pub fn report(world: &World, watch: &Watch, seconds: f64) -> Report {
 
 impl Report {
     fn cuts(&mut self, world: &World) {
-        let mut all: Vec<u64> = Vec::new();
+        let (mut cuts, mut scrubs): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
         for client in &world.clients {
-            if let Kind::Play(player) = &client.kind {
-                all.extend(&player.count.cut_ns);
+            match &client.kind {
+                Kind::Play(player) => cuts.extend(&player.count.cut_ns),
+                Kind::Scrub(scrubber) => scrubs.extend(&scrubber.frame_ns),
+                _ => {}
             }
         }
-        all.sort_unstable();
-        let at = |permille: usize| {
+        cuts.sort_unstable();
+        scrubs.sort_unstable();
+        let at = |all: &[u64], permille: usize| {
             all.get(all.len() * permille / 1000)
                 .copied()
                 .map_or(0.0, ms)
         };
-        self.cuts = all.len() as u64;
-        self.cut_ms_p50 = at(500);
-        self.cut_ms_p95 = at(950);
-        self.cut_ms_max = all.last().copied().map_or(0.0, ms);
+        self.cuts = cuts.len() as u64;
+        self.cut_ms_p50 = at(&cuts, 500);
+        self.cut_ms_p95 = at(&cuts, 950);
+        self.cut_ms_max = cuts.last().copied().map_or(0.0, ms);
+        self.scrub_ms_p95 = at(&scrubs, 950);
     }
 
     fn player(&mut self, player: &Player, seen: &Seen) {

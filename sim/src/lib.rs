@@ -22,6 +22,7 @@ pub mod queue;
 pub mod recording;
 pub mod run;
 pub mod scenario;
+pub mod scrubber;
 pub mod swarm;
 pub mod table5;
 pub mod world;

@@ -12,6 +12,7 @@ use crate::machine::Machine;
 use crate::others::{Copy, Foreign, Rambler, Writer};
 use crate::player::{Pattern, Player, PlayerPlan, Shot, Source};
 use crate::prng::Prng;
+use crate::scrubber::{ScrubPlan, Scrubber};
 use crate::world::World;
 use rushes_core::server::{
     DeviceModel, Extent, Limits, Policy, RateHint, RateSource, Server, ServiceModel,
@@ -41,6 +42,8 @@ pub struct Scenario {
     pub copy: Vec<CopyGroup>,
     /// Readers here and there.
     pub ramble: Vec<RambleGroup>,
+    /// Those who look at single frames.
+    pub scrub: Vec<ScrubGroup>,
     /// Writers.
     pub writer: Vec<WriterGroup>,
     /// Strangers that write.
@@ -290,6 +293,49 @@ impl Default for RambleGroup {
     }
 }
 
+/// Some who look at single frames: a hand on the mouse, a conform.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ScrubGroup {
+    /// How many.
+    pub count: u64,
+    /// They start then. Units: ms.
+    pub start_ms: u64,
+    /// No frame sooner after the last; 0: as soon as that has come. Units: ms.
+    pub every_ms: u64,
+    /// From one frame to the next, at most.
+    pub step_frames_max: u64,
+    /// So many steps in a thousand change direction.
+    pub turn_permille: u64,
+    /// So many go to another clip and place.
+    pub elsewhere_permille: u64,
+    /// Rate of the clips, in frames of 40 ms. Units: Mb/s.
+    pub megabits: f64,
+    /// No rule tells the rate.
+    pub unruled: bool,
+    /// Longest request; 0: a frame, at most 8 MiB. Units: KiB.
+    pub request_kib: u64,
+    /// Clips that all of them look at.
+    pub clips: u64,
+}
+
+impl Default for ScrubGroup {
+    fn default() -> ScrubGroup {
+        ScrubGroup {
+            count: 1,
+            start_ms: 0,
+            every_ms: 40,
+            step_frames_max: 25,
+            turn_permille: 100,
+            elsewhere_permille: 20,
+            megabits: 100.0,
+            unruled: false,
+            request_kib: 0,
+            clips: 16,
+        }
+    }
+}
+
 /// Some writers, on the ramblers' and copies' files and, if wanted, the players'.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -365,6 +411,12 @@ pub struct Expect {
     pub first_frame_ms_max: Option<f64>,
     /// From a cut to its first frame, of all players: 19 of 20 come within. Units: ms.
     pub cut_ms_p95_max: Option<f64>,
+    /// Of 20 single frames 19 come sooner. Units: ms.
+    pub scrub_ms_p95_max: Option<f64>,
+    /// Single frames that come, at least.
+    pub scrub_frames_min: u64,
+    /// What disks read for each hundred bytes that clients got, at most.
+    pub read_percent_max: Option<f64>,
     /// The slowest. Units: ms.
     pub cut_ms_max: Option<f64>,
     /// All copies together. Units: MB/s.
@@ -397,6 +449,9 @@ impl Default for Expect {
             late_after_jump_max: None,
             first_frame_ms_max: None,
             cut_ms_p95_max: None,
+            scrub_ms_p95_max: None,
+            scrub_frames_min: 0,
+            read_percent_max: None,
             cut_ms_max: None,
             copy_mb_min: None,
             copy_wait_ms_max: None,
@@ -610,7 +665,8 @@ impl Scenario {
         }
         let files: u64 = self.player.iter().map(PlayerGroup::file_count).sum::<u64>()
             + self.copy.iter().map(|g| g.count).sum::<u64>()
-            + self.ramble.iter().map(|g| g.files).sum::<u64>();
+            + self.ramble.iter().map(|g| g.files).sum::<u64>()
+            + self.scrub.iter().map(|g| g.clips).sum::<u64>();
         let disk_count = sizes.len() as u64;
         let mut layout = Layout {
             disk_count,
@@ -657,6 +713,9 @@ impl Scenario {
         }
         for (number, group) in self.ramble.iter().enumerate() {
             self.add_ramblers(world, layout, (number, group), &played, &mut others);
+        }
+        for (number, group) in self.scrub.iter().enumerate() {
+            self.add_scrubbers(world, layout, number, group);
         }
         let targets = |with_played: bool| -> Vec<FileIndex> {
             let played = played.iter().filter(|_| with_played);
@@ -723,6 +782,41 @@ impl Scenario {
         }
     }
 
+    fn add_scrubbers(
+        &self,
+        world: &mut World,
+        layout: &mut Layout,
+        number: usize,
+        group: &ScrubGroup,
+    ) {
+        let clips = PlayerGroup {
+            megabits: group.megabits,
+            unruled: group.unruled,
+            clips: group.clips,
+            ..PlayerGroup::default()
+        };
+        let rate = BytesPerSecond::from_bits((group.megabits * 1e6) as u64);
+        let frame_bytes = rate.bytes_in(Duration::from_ms(40)).0.max(1);
+        let folder = format!("scrub{number}");
+        let files = self.clips(world, layout, &folder, &clips, frame_bytes);
+        let files: Vec<FileIndex> = files.into_iter().map(|(file, _)| file).collect();
+        let plan = ScrubPlan {
+            files,
+            frame_bytes,
+            request_bytes: or(group.request_kib << 10, 8 << 20)
+                .min(self.server.limits().read_bytes_max),
+            every: Duration::from_ms(group.every_ms),
+            step_frames_max: group.step_frames_max,
+            turn_permille: group.turn_permille,
+            elsewhere_permille: group.elsewhere_permille,
+        };
+        for _ in 0..group.count {
+            let kind = Kind::Scrub(Scrubber::new(plan.clone()));
+            let begin = Instant::ZERO + Duration::from_ms(group.start_ms);
+            world.add_client(kind, begin, self.end());
+        }
+    }
+
     fn add_players(
         &self,
         world: &mut World,
@@ -738,7 +832,7 @@ impl Scenario {
         let frame_count = (NS_PER_S * seconds / period.0.max(1)).max(1);
         let mut shared = None;
         let clips = match group.has_cuts() {
-            true => self.clips(world, layout, number, group, frame_bytes),
+            true => self.clips(world, layout, &format!("play{number}"), group, frame_bytes),
             false => Vec::new(),
         };
         played.extend(clips.iter().map(|&(file, _)| file));
@@ -793,7 +887,7 @@ impl Scenario {
         &self,
         world: &mut World,
         layout: &mut Layout,
-        number: usize,
+        folder: &str,
         group: &PlayerGroup,
         frame_bytes: u64,
     ) -> Vec<(FileIndex, u64)> {
@@ -803,8 +897,8 @@ impl Scenario {
             let (device, at, room) = layout.next();
             let wanted = or(group.clip_mb * 1_000_000, 1_000_000_000);
             let frames = (wanted.min(room.saturating_sub(4096)) / frame_bytes).max(1);
-            let (folder, name) = (format!("play{number}"), format!("clip{index}.mov"));
-            let mut file = contiguous(&folder, &name, device, at, frames * frame_bytes, hint);
+            let name = format!("clip{index}.mov");
+            let mut file = contiguous(folder, &name, device, at, frames * frame_bytes, hint);
             if group.extent_mb > 0 {
                 scatter(&mut file, group.extent_mb << 20, room, &mut layout.prng);
             }
@@ -962,6 +1056,16 @@ impl Expect {
             ("cut, p95 (ms)", r.cut_ms_p95, self.cut_ms_p95_max),
             ("cut (ms)", r.cut_ms_max, self.cut_ms_max),
             (
+                "single frame, p95 (ms)",
+                r.scrub_ms_p95,
+                self.scrub_ms_p95_max,
+            ),
+            (
+                "read of disks for 100 bytes that clients got",
+                r.read_percent,
+                self.read_percent_max,
+            ),
+            (
                 "standstill of a copy (ms)",
                 r.copy_wait_ms_max,
                 self.copy_wait_ms_max,
@@ -989,6 +1093,11 @@ impl Expect {
                 self.failed_min as f64,
             ),
             ("frames", r.frames as f64, self.frames_min as f64),
+            (
+                "single frames",
+                r.scrub_frames as f64,
+                self.scrub_frames_min as f64,
+            ),
         ];
         for (what, got, limit) in least {
             if got < limit {

@@ -36,6 +36,7 @@ macro_rules! scenarios {
 scenarios!(
     client_deaths,
     cold_opens,
+    conform,
     copies_alone,
     copy_storm,
     failing_reads,
@@ -51,6 +52,8 @@ scenarios!(
     patterns,
     pool_sequences,
     ruled_copies,
+    scrub,
+    scrub_beside,
     seeks_and_jumps,
     shared_file,
     silent_strangers,

@@ -219,7 +219,11 @@ impl Server {
                     && let Some(claim) = self.claim(stream, id, self.promised)
                     && claim.left > 0
                 {
-                    let deadline = claim.deadline.min(stream.first_frame_wanted());
+                    let first = match self.glances_about(stream) {
+                        true => Instant::NEVER,
+                        false => stream.first_frame_wanted(),
+                    };
+                    let deadline = claim.deadline.min(first);
                     claims.push(Claim { deadline, ..claim });
                     claimants.push(Claimant::Reader(stream_id));
                 }
@@ -265,8 +269,15 @@ impl Server {
             None => return false,
         };
         let deadline = stream.deadline(stream.fetched_on(device_id), self.now, preroll);
+        // The first frame comes sooner without what is behind it.
+        let asked = stream.consumed.saturating_sub(stream.fetched);
+        let is_cut = stream.was_cut_to && stream.fetched == 0;
+        let bytes = match is_cut && asked > 0 && stream.waiting_count > 0 {
+            true => asked.min(chunk),
+            false => chunk,
+        };
         let Some((file, range, pieces_end)) =
-            self.next_piece(stream, device_id, chunk.min(room.max(1)))
+            self.next_piece(stream, device_id, bytes.min(room.max(1)))
         else {
             return false;
         };
@@ -318,8 +329,9 @@ impl Server {
                 let start = stream.origin.saturating_add(stream.fetched);
                 // Requests end where slots do, so that the next one starts a slot; never longer than asked.
                 let asked = start.saturating_add(bytes);
+                let wanted = stream.origin.saturating_add(stream.consumed);
                 let end = match asked / slot_bytes * slot_bytes {
-                    whole if whole > start => whole,
+                    whole if whole > start && asked > wanted => whole,
                     _ => asked,
                 };
                 let end = end
@@ -611,6 +623,10 @@ impl Server {
         let window = share
             .min((stream.consumed.saturating_mul(2)).max(*AHEAD_BYTES.start()))
             .clamp(*AHEAD_BYTES.start(), *AHEAD_BYTES.end());
+        let window = match self.glance_ahead(stream) {
+            Some(ahead) => window.min(ahead),
+            None => window,
+        };
         let level = stream.fetched_on(device_id).saturating_sub(stream.consumed);
         // In the middle of a visit up to the window's end; a new visit once half of it is used up.
         let wanted = if device.background.front() == Some(&id) && device.background_given > 0 {

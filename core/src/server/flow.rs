@@ -93,9 +93,10 @@ impl Server {
                 None => return (None, Due::NEVER),
             }
         }
+        let hops = self.note_place(id, &seen, range);
         self.begin_clock(id, &seen, range, arrived);
         self.move_promise(id, &seen, range.length.0);
-        self.follow(id, &seen, run_bytes, (range, arrived), actions);
+        self.follow(id, &seen, (run_bytes, hops), (range, arrived), actions);
         self.settle_rate(id);
         let Some(stream) = self.streams.get_mut(id.0) else {
             return (None, Due::NEVER);
@@ -148,7 +149,7 @@ impl Server {
         &mut self,
         id: StreamId,
         seen: &Observation,
-        run_bytes: u64,
+        (run_bytes, hops): (u64, bool),
         (range, arrived): (ByteRange, Instant),
         actions: &mut Actions,
     ) {
@@ -173,10 +174,16 @@ impl Server {
             Some(own) if own == cursor => {
                 stream.stray_count = 0;
                 match flow {
-                    Some(flow) if moved != Moved::Continued || !stream.flow.same_kind(flow) => {
+                    Some(flow)
+                        if hops || moved != Moved::Continued || !stream.flow.same_kind(flow) =>
+                    {
                         self.restart(id, cursor, flow, (range, arrived), actions);
                     }
                     None if pattern == Pattern::Random => self.leave_cursor(id, actions),
+                    None if hops => {
+                        stream.is_presumed = true;
+                        self.restart(id, cursor, Flow::Forward, (range, arrived), actions);
+                    }
                     _ => {}
                 }
             }
@@ -361,6 +368,10 @@ impl Server {
             return;
         };
         if stream.cursor.is_none() {
+            return;
+        }
+        // It asks when it plays.
+        if self.glances_about(stream) && stream.standing != Standing::Contract {
             return;
         }
         if stream.rate.is_some() {
@@ -1192,7 +1203,12 @@ impl Server {
             Some(frames) => frames
                 .lacking_before(device, stream.consumed.saturating_add(cap))
                 .min(cap),
-            None => cap.saturating_sub(stream.fetched.saturating_sub(stream.consumed)),
+            None => match self.glance_ahead(stream) {
+                Some(ahead) => {
+                    (stream.consumed.saturating_add(ahead.min(cap))).saturating_sub(stream.fetched)
+                }
+                None => cap.saturating_sub(stream.fetched.saturating_sub(stream.consumed)),
+            },
         };
         Some(Claim {
             writes: false,
@@ -1297,6 +1313,8 @@ impl Stream {
             cursor: None,
             scattered: false,
             stray_count: 0,
+            row: Default::default(),
+            glances: Default::default(),
             was_cut_to: false,
             is_presumed: false,
             origin: 0,

@@ -23,6 +23,9 @@ mod fetch;
 mod files;
 mod flow;
 mod frames;
+#[cfg(test)]
+mod glance_tests;
+mod glances;
 mod ledger;
 #[cfg(test)]
 mod ledger_tests;

@@ -10,6 +10,7 @@
 //! A seat is a session here: smbd has one for each connection to a share. Sessions of a pool's door are left
 //! out, since all clients of a mount are one session: there each stream is a seat of its own.
 
+use super::glances::RUN_MIN;
 use super::state::*;
 use super::*;
 use crate::stream::{Observation, Pattern};
@@ -18,8 +19,6 @@ use crate::stream::{Observation, Pattern};
 const AWAY: Duration = Duration::from_s(1);
 /// A promise that its reader has left, for another place, is given back after so long.
 const LEFT: Duration = Duration::from_s(3);
-/// What is played for less than that says nothing of how long a seat's runs are: a look at a header.
-const RUN_MIN: Duration = Duration::from_ms(500);
 /// Read-ahead never falls below what is played in this time.
 const WINDOW_MIN: Duration = Duration::from_ms(750);
 /// Nobody who was presumed to play, and did not, is presumed to play again before that.
@@ -29,7 +28,7 @@ pub(super) const FIRST_FRAME: Duration = Duration::from_ms(100);
 /// A reader with a promise looks elsewhere at most so often at the promise's cost.
 const LOOK_AWAY: Duration = Duration::from_ms(500);
 /// Smaller pieces of a file of unknown rate are played only when their rate is known. Units: bytes.
-const PLAYED_MIN: u64 = 128 << 10;
+pub(super) const PLAYED_MIN: u64 = 128 << 10;
 /// So many reads of a place show whether it is played.
 const LOOKS: u8 = 2;
 
@@ -80,7 +79,7 @@ impl Server {
         let Some(stream) = self.streams.get(id.0) else {
             return;
         };
-        if !self.may_play(stream, seen, length) {
+        if !self.may_play(stream, seen, length) || self.is_glanced_at(stream) {
             return;
         }
         let is_first = stream.read_count == 0 && stream.waiting_count == 0;
@@ -154,6 +153,9 @@ impl Server {
         };
         let hint = self.hint_of(stream);
         let is_clip = matches!(hint, Some(RateHint::Rate(rate, _)) if rate.0 > 0);
+        if self.glances_about(stream) {
+            return Instant::NEVER;
+        }
         let is_full = |device: &Device| !device.refused.is_empty();
         if self.devices.get(&stream.device).is_none_or(is_full) {
             return Instant::NEVER;
@@ -224,7 +226,6 @@ impl Server {
         // (What has no rate is not played.)
         let is_look = stream.rate.is_none() || run < stream.rate_or_none().bytes_in(RUN_MIN).0;
         if let Some(session) = self.sessions.get_mut(&session) {
-            session.looks_about = is_look && run > 0;
             if is_look {
                 return;
             }
@@ -247,11 +248,11 @@ impl Server {
     /// `p·r/w + w/2`: least at `w = √(2·p·r)`.
     pub(super) fn window(&self, stream: &Stream, device: DeviceId, cap: u64) -> u64 {
         let chunk = self.limits.chunk_bytes_max;
-        let looks_about = || {
+        let is_new = || {
             let session = self.sessions.get(&stream.session);
-            session.is_some_and(|session| session.looks_about || session.run_bytes.is_none())
+            session.is_some_and(|session| session.run_bytes.is_none())
         };
-        if stream.is_presumed && looks_about() {
+        if stream.is_presumed && is_new() {
             // It may be a single look. One request brings its bytes and shows whether it is read on.
             return cap.min(chunk.max(stream.read_bytes));
         }

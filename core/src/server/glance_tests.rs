@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Single frames here and there: what is read for them, what is promised, and when somebody plays again.
+
+use super::tests::{Bench, ruled};
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+const FRAME: u64 = 500_000;
+
+/// Somebody who has looked at `count` frames, far apart in one clip of 100 Mb/s.
+fn glancer(count: u64) -> Bench {
+    let mut bench = Bench::new(256);
+    bench.session(1);
+    bench.open(1, 1, "a", ruled(1, 900 * MIB, 100_000_000));
+    for nth in 0..count {
+        glance(&mut bench, nth + 1, (nth * 37 % 61 + 1) * 14 * MIB);
+    }
+    bench
+}
+
+/// Read a frame and wait 40 ms. What the device read for it. Units: bytes.
+fn glance(bench: &mut Bench, request: u64, at: u64) -> u64 {
+    bench.read(1, 1, request, at, FRAME);
+    let mut bytes = 0;
+    for _ in 0..64 {
+        bytes += bench
+            .flights
+            .iter()
+            .map(|io| io.range.length.0)
+            .sum::<u64>();
+        if bench.flights.is_empty() && bench.outcome(request).is_some() {
+            break;
+        }
+        bench.now = bench.now + Duration::from_ms(1);
+        bench.step(Event::Timer);
+        for file in core::mem::take(&mut bench.stats) {
+            let facts = ruled(file.0, 900 * MIB, 100_000_000);
+            bench.step(Event::Stat {
+                file,
+                size: facts.size,
+                version: facts.version,
+                is_fresh: false,
+            });
+        }
+        let many = bench.flights.len();
+        bench.run(many);
+    }
+    bench.end(1, request);
+    bench.now = bench.now + Duration::from_ms(40);
+    bytes
+}
+
+fn standing(bench: &Bench) -> Standing {
+    bench.server.streams(bench.now)[0].standing
+}
+
+#[test]
+fn nothing_is_read_behind_a_frame_of_somebody_who_glances_about() {
+    let mut bench = glancer(5);
+    for nth in 0..20 {
+        let bytes = glance(&mut bench, 100 + nth, (nth * 29 % 60) * 14 * MIB + 5 * MIB);
+        // Rounded out to pages, or to what costs nothing to speak of.
+        assert!(bytes <= FRAME + (128 << 10), "{bytes} bytes for a frame");
+    }
+    assert_eq!(standing(&bench), Standing::BestEffort);
+}
+
+#[test]
+fn a_frame_beside_the_one_before_is_no_play_yet() {
+    let mut bench = glancer(5);
+    // Two frames that touch, one before the other: a conform meets them by chance.
+    glance(&mut bench, 100, 400 * MIB + FRAME);
+    glance(&mut bench, 101, 400 * MIB);
+    assert_eq!(standing(&bench), Standing::BestEffort);
+}
+
+#[test]
+fn whoever_glanced_about_plays_again_after_half_a_second() {
+    let mut bench = glancer(5);
+    let mut bytes = 0;
+    for frame in 0..14 {
+        bytes += glance(&mut bench, 100 + frame, 500 * MIB + frame * FRAME);
+    }
+    assert_eq!(standing(&bench), Standing::Contract);
+    assert!(bytes > 20 * FRAME, "it is read ahead: {bytes}");
+}
+
+#[test]
+fn a_player_that_leaves_frames_out_does_not_glance() {
+    let mut bench = glancer(0);
+    // At four times its speed: each fourth frame.
+    for frame in 0..20 {
+        glance(&mut bench, 1 + frame, 100 * MIB + frame * 4 * FRAME);
+    }
+    let stream = bench.server.streams.iter().next().expect("it reads").1;
+    assert!(!bench.server.glances_about(stream));
+}
+
+#[test]
+fn a_hop_within_what_is_played_begins_a_schedule_of_its_own() {
+    let mut bench = glancer(0);
+    for frame in 0..30 {
+        glance(&mut bench, 1 + frame, frame * FRAME);
+    }
+    assert_eq!(standing(&bench), Standing::Contract);
+    // Twelve frames are left out: what comes next is due a preroll after it was asked for, not when those had been played.
+    let at = bench.now;
+    bench.read(1, 1, 900, 42 * FRAME, FRAME);
+    let stream = bench.server.streams.iter().next().expect("it plays").1;
+    assert_eq!((stream.origin, stream.anchor), (42 * FRAME, at));
+}

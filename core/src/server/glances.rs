@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Glances: single reads here and there, from which nothing is read on.
+//!
+//! A hand on the mouse, a conform, thumbnails: each wants one frame, and then one elsewhere. What lies behind such a frame is
+//! not wanted, and fetching it costs the reader the next one. So what a seat does is watched: a place that is left before half a
+//! second of it was played was glanced at. After two such places in a row the seat looks about, until it plays again. Then
+//!
+//! - nothing is fetched ahead of a first read, and twice what was read on from there of the others;
+//! - a first read elsewhere neither begins to play nor takes the promise along: the second one does;
+//! - no contract is asked for before half a second was played.
+//!
+//! All of that is per session. Of a pool's door, by which all clients of a mount come, it is per stream.
+
+use super::seats::PLAYED_MIN;
+use super::state::*;
+use super::*;
+use crate::stream::{Observation, Pattern};
+
+/// So many places that were left at once.
+const GLANCES_ABOUT: u8 = 2;
+/// Of somebody who has not looked about for so long nothing is known any more.
+const FORGOTTEN: Duration = Duration::from_s(10);
+/// What is played for less than that is glanced at.
+pub(super) const RUN_MIN: Duration = Duration::from_ms(500);
+/// The same where nobody knows the rate. Units: bytes.
+const RUN_MIN_BYTES: u64 = 4 << 20;
+/// Reads of one run may be so far apart, by the rate of the file: a player at eight times its speed leaves seven frames of eight out.
+const APART: Duration = Duration::from_ms(320);
+/// And so many reads, and twice as many as their reader has waited for at once, since requests overtake each other.
+const APART_READS: u64 = 2;
+
+/// Places that a seat has left at once.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Glances {
+    count: u8,
+    last: Instant,
+}
+
+/// The reads of a stream that go on from each other.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Row {
+    last: ByteRange,
+    /// Units: bytes.
+    bytes: u64,
+    is_longer: bool,
+    /// Most reads that waited at once.
+    deepest: u32,
+}
+
+impl Row {
+    /// True when a read goes on from the last one, forwards or backwards.
+    fn goes_on(&self, range: ByteRange, apart_bytes: u64) -> bool {
+        let last = self.last;
+        let reads = APART_READS + 2 * u64::from(self.deepest);
+        let longest = range.length.0.max(last.length.0);
+        let apart = apart_bytes.max(reads.saturating_mul(longest));
+        range.start.0.abs_diff(last.end()) <= apart || range.end().abs_diff(last.start.0) <= apart
+    }
+
+    /// How far ahead of its reader it is worth to read while that looks about. Units: bytes.
+    fn ahead(&self) -> u64 {
+        match self.is_longer {
+            true => self.bytes.saturating_mul(2),
+            false => 0,
+        }
+    }
+}
+
+impl Glances {
+    fn add(&mut self, now: Instant) {
+        if now.since(self.last) > FORGOTTEN {
+            self.count = 0;
+        }
+        self.count = self.count.saturating_add(1);
+        self.last = now;
+    }
+
+    fn is_about(&self, now: Instant) -> bool {
+        self.count >= GLANCES_ABOUT && now.since(self.last) <= FORGOTTEN
+    }
+}
+
+impl Server {
+    /// A read of a stream: whether it goes on from the last one, and what that says of its seat. True: it was a hop to somewhere else.
+    pub(super) fn note_place(
+        &mut self,
+        id: StreamId,
+        seen: &Observation,
+        range: ByteRange,
+    ) -> bool {
+        let now = self.now;
+        let Some(stream) = self.streams.get(id.0) else {
+            return false;
+        };
+        let rate = match (stream.rate, self.hint_of(stream)) {
+            (Some((rate, _)), _) | (None, Some(RateHint::Rate(rate, _))) => Some(rate),
+            _ => None,
+        };
+        let played = rate.map_or(RUN_MIN_BYTES, |rate| rate.bytes_in(RUN_MIN).0);
+        let apart_bytes = rate.map_or(0, |rate| rate.bytes_in(APART).0);
+        let is_small = rate.is_none() && range.length.0 < PLAYED_MIN;
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return false;
+        };
+        if stream.frames.is_some() || range.length.0 == 0 || is_small {
+            return false;
+        }
+        let steps = matches!(seen.pattern, Pattern::Reverse | Pattern::Strided { .. });
+        let row = &mut stream.row;
+        // (This one will wait as well.)
+        row.deepest = row.deepest.max(stream.waiting_count.saturating_add(1));
+        let (is_first, before) = (row.bytes == 0, row.bytes);
+        let goes_on = !is_first && (steps || row.goes_on(range, apart_bytes));
+        row.last = range;
+        row.is_longer = goes_on;
+        row.bytes = match goes_on {
+            true => before.saturating_add(range.length.0),
+            false => range.length.0,
+        };
+        let (plays, session) = (row.bytes >= played, stream.session);
+        let glances = match self.sessions.get_mut(&session) {
+            Some(session) if session.pool.is_none() => &mut session.glances,
+            _ => &mut stream.glances,
+        };
+        let hops = !is_first && !goes_on;
+        if plays {
+            *glances = Glances::default();
+        } else if hops && before < played {
+            glances.add(now);
+        }
+        hops
+    }
+
+    /// Whether the seat of a stream looks here and there instead of playing.
+    pub(super) fn glances_about(&self, stream: &Stream) -> bool {
+        let glances = match self.sessions.get(&stream.session) {
+            Some(session) if session.pool.is_none() => session.glances,
+            _ => stream.glances,
+        };
+        glances.is_about(self.now)
+    }
+
+    /// How far ahead of a reader that looks about is read; None: it plays. Units: bytes.
+    pub(super) fn glance_ahead(&self, stream: &Stream) -> Option<u64> {
+        self.glances_about(stream).then(|| stream.row.ahead())
+    }
+
+    /// Whether somebody who glances about has not read on yet where a stream is.
+    pub(super) fn is_glanced_at(&self, stream: &Stream) -> bool {
+        self.glances_about(stream) && !stream.row.is_longer
+    }
+}
