@@ -335,6 +335,7 @@ impl Naive {
     fn note_stream(&mut self, session: SessionId, path: String, part: FilePart) {
         self.streams.push(StreamRecord {
             stream: StreamId(self.streams.len() as u32),
+            number: self.streams.len() as u32,
             session,
             label: self.labels.get(&session).cloned().unwrap_or_default(),
             path,

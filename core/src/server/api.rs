@@ -182,6 +182,15 @@ pub struct SessionLabel {
     pub client: String,
 }
 
+/// Who is at the other end of one handle, where the session itself does not say it: a pool's mount has one session for everybody.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Station {
+    /// User.
+    pub user: String,
+    /// Address, or the program.
+    pub client: String,
+}
+
 /// An errno, as Linux numbers them; never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Errno(pub u32);
@@ -410,6 +419,12 @@ pub enum Event {
     },
     /// The instant asked for by [`Action::Wake`] has come (or any other: it does no harm).
     Timer,
+    /// Whose handle it is became known, or is somebody else's by now; for the ledger alone.
+    Stationed {
+        session: SessionId,
+        handle: HandleId,
+        station: Station,
+    },
 }
 
 /// A run of slots in [`Actions::slots`].
@@ -717,8 +732,10 @@ impl Stage {
 /// One line of the ledger.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamRecord {
-    /// Which stream.
+    /// Which stream. When it has ended another one gets this number.
     pub stream: StreamId,
+    /// How many lines the ledger had with this one: no two have the same.
+    pub number: u32,
     /// Whose.
     pub session: SessionId,
     /// Share, user, client.

@@ -112,9 +112,21 @@ impl Server {
             recogniser: Recogniser::new(),
             cadence: Cadence::new(),
             stream: None,
+            station: None,
             hint: None,
         };
         self.handles.insert((session, handle), entry);
+    }
+
+    /// It may come after the handle's first read, and again when others have the file open.
+    pub(super) fn stationed(&mut self, session: SessionId, handle: HandleId, station: Station) {
+        let Some(entry) = self.handles.get_mut(&(session, handle)) else {
+            return;
+        };
+        if let Some(stream) = entry.stream.and_then(|id| self.streams.get_mut(id.0)) {
+            stream.station = Some(station.clone());
+        }
+        entry.station = Some(station);
     }
 
     pub(super) fn opened(

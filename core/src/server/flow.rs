@@ -136,12 +136,19 @@ impl Server {
         }
         let path = (entry.path.clone(), entry.part);
         let device = self.files.get(&file)?.device;
-        let id = StreamId(
-            self.streams
-                .insert(Stream::new(session, handle, file, device, path, self.now)),
-        );
+        let station = entry.station.clone();
+        let mut stream = Stream::new(session, handle, file, device, path, self.now);
+        stream.station = station;
+        let id = self.add_stream(stream);
         self.handles.get_mut(&(session, handle))?.stream = Some(id);
         Some(id)
+    }
+
+    /// A new line in the ledger.
+    pub(super) fn add_stream(&mut self, mut stream: Stream) -> StreamId {
+        self.stream_count = self.stream_count.wrapping_add(1);
+        stream.number = self.stream_count;
+        StreamId(self.streams.insert(stream))
     }
 
     /// Let the stream follow the cursor that the reader moved.
@@ -1295,7 +1302,9 @@ impl Stream {
         now: Instant,
     ) -> Stream {
         Stream {
+            number: 0,
             session,
+            station: None,
             handle: Some(handle),
             file,
             device,

@@ -327,12 +327,16 @@ impl Server {
                 None => return,
             },
         };
+        let mut station = None;
         if let Some(entry) = self.handles.get_mut(&(session, handle)) {
             entry.stream = Some(id);
+            station.clone_from(&entry.station);
         }
         if let Some(stream) = self.streams.get_mut(id.0) {
             stream.session = session;
             stream.handle = Some(handle);
+            // (That of the frame before stays until this one's is known.)
+            stream.station = station.or(stream.station.take());
         }
         self.enter_frame(
             id,
@@ -426,9 +430,9 @@ impl Server {
             is_blind: false,
             cadence: Cadence::new(),
         });
-        let place = self.folders.get_mut(key)?.streams.get_mut(reader)?;
-        let id = StreamId(self.streams.insert(stream));
-        *place = Some(id);
+        self.folders.get(key)?.streams.get(reader)?;
+        let id = self.add_stream(stream);
+        *self.folders.get_mut(key)?.streams.get_mut(reader)? = Some(id);
         self.sequences.insert(id.0);
         self.enlist_background(id);
         self.block(device);

@@ -136,12 +136,9 @@ impl Server {
         };
         Some(StreamRecord {
             stream: id,
+            number: stream.number,
             session: stream.session,
-            label: self
-                .sessions
-                .get(&stream.session)
-                .map(|session| session.label.clone())
-                .unwrap_or_default(),
+            label: self.label_of(stream),
             path: stream.path.clone(),
             part: stream.part,
             sequence: stream.frames.is_some(),
@@ -162,6 +159,16 @@ impl Server {
             ahead,
             open,
         })
+    }
+
+    fn label_of(&self, stream: &Stream) -> SessionLabel {
+        let session = self.sessions.get(&stream.session);
+        let mut label = session.map_or_else(SessionLabel::default, |session| session.label.clone());
+        if let Some(station) = &stream.station {
+            label.user.clone_from(&station.user);
+            label.client.clone_from(&station.client);
+        }
+        label
     }
 
     /// True when a file has bytes that its device does not have.

@@ -128,3 +128,66 @@ fn read_that_waits_for_its_file_to_be_opened_is_late_by_the_open() {
     assert_eq!((record.due_count, record.late_count), (1, 1), "{record:?}");
     assert_eq!(record.guilty[Stage::Open as usize], 1);
 }
+
+#[test]
+fn no_two_lines_of_the_ledger_have_the_same_number() {
+    let mut bench = Bench::new(1024);
+    bench.session(1);
+    for round in 0..4 {
+        let handle = round + 1;
+        bench.open(1, handle, "clip", facts(1, 2000 * MIB));
+        bench.read(1, handle, u64::from(handle), 0, FRAME);
+        bench.serve_all();
+        bench.end(1, u64::from(handle));
+        if round < 3 {
+            bench.step(Event::Closed {
+                session: SessionId(1),
+                handle: HandleId(handle),
+            });
+        }
+    }
+    let lines = bench.server.streams(bench.now);
+    let mut numbers: Vec<u32> = lines.iter().map(|line| line.number).collect();
+    let slots: Vec<u32> = lines.iter().map(|line| line.stream.0).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, [1, 2, 3, 4]);
+    assert!(
+        slots.iter().all(|slot| *slot == slots[0]),
+        "it is used again: {slots:?}"
+    );
+}
+
+fn stationed(bench: &mut Bench, handle: u32, user: &str, client: &str) {
+    bench.step(Event::Stationed {
+        session: SessionId(1),
+        handle: HandleId(handle),
+        station: Station {
+            user: user.into(),
+            client: client.into(),
+        },
+    });
+}
+
+#[test]
+fn line_has_the_station_of_its_handle_whenever_that_becomes_known() {
+    let mut bench = editor(false);
+    frame(&mut bench, 0, FRAME, TICK);
+    assert_eq!(line(&bench).label, SessionLabel::default());
+    stationed(&mut bench, 1, "anna", "10.0.0.5");
+    assert_eq!(line(&bench).label.user, "anna");
+    // Another file, known before its first read; and a handle that is closed already.
+    stationed(&mut bench, 9, "nobody", "nowhere");
+    bench.open(1, 2, "other", facts(2, 2000 * MIB));
+    stationed(&mut bench, 2, "ben", "10.0.0.6");
+    bench.read(1, 2, 100, 0, FRAME);
+    bench.serve_all();
+    let close = |handle| Event::Closed {
+        session: SessionId(1),
+        handle: HandleId(handle),
+    };
+    bench.step(close(1));
+    let lines = bench.server.streams(bench.now).into_iter();
+    let mut users: Vec<(String, bool)> = lines.map(|line| (line.label.user, line.open)).collect();
+    users.sort();
+    assert_eq!(users, [("anna".into(), false), ("ben".into(), true)]);
+}

@@ -129,6 +129,8 @@ pub struct Server {
     writing_out_count: u32,
     /// Streams that ended, newest last.
     closed: VecDeque<StreamRecord>,
+    /// Streams so far.
+    stream_count: u32,
     /// What all contracts together were promised.
     promised: Promised,
     hit_count: u64,
@@ -188,6 +190,7 @@ impl Server {
             loose_count: 0,
             writing_out_count: 0,
             closed: VecDeque::new(),
+            stream_count: 0,
             promised: Promised::default(),
             hit_count: 0,
             miss_count: 0,
@@ -227,6 +230,11 @@ impl Server {
                 facts,
             } => self.opened(session, handle, facts, actions),
             Event::Closed { session, handle } => self.handle_closed(session, handle, actions),
+            Event::Stationed {
+                session,
+                handle,
+                station,
+            } => self.stationed(session, handle, station),
             Event::Read {
                 session,
                 handle,

@@ -74,6 +74,8 @@ pub(super) struct Handle {
     pub cadence: Cadence,
     /// The ledger's line for this handle.
     pub stream: Option<StreamId>,
+    /// Whose it is, where its session does not say.
+    pub station: Option<Station>,
     /// Rate it should be read at, once known.
     pub hint: Option<RateHint>,
 }
@@ -616,7 +618,11 @@ pub(super) struct Held {
 /// A run of related reads, and its line in the ledger.
 #[derive(Clone, Debug)]
 pub(super) struct Stream {
+    /// As in [`StreamRecord::number`].
+    pub number: u32,
     pub session: SessionId,
+    /// Of the handle that it was last read by.
+    pub station: Option<Station>,
     /// None once the handle is closed (a sequence lives between handles).
     pub handle: Option<HandleId>,
     /// File that is being fetched (of a sequence: the one the player is in).

@@ -300,7 +300,7 @@ impl Daemon {
     fn stream_status(&self, record: StreamRecord) -> StreamStatus {
         let ms = |span: Duration| span.0 as f64 / 1e6;
         StreamStatus {
-            stream: record.stream.0,
+            stream: record.number,
             session: record.session.0,
             share: record.label.share,
             user: record.label.user,
