@@ -372,6 +372,7 @@ impl Checker {
             | Event::Synced { .. }
             | Event::Flushed { .. }
             | Event::DeviceAdded { .. }
+            | Event::Stationed { .. }
             | Event::PolicyChanged(_)
             | Event::Opened { .. }
             | Event::NeighbourOpened { .. }

@@ -515,6 +515,7 @@ impl Machine for Naive {
             | Event::Synced { .. }
             | Event::Flushed { .. }
             | Event::DeviceAdded { .. }
+            | Event::Stationed { .. }
             | Event::PolicyChanged(_)
             | Event::NeighbourOpened { .. }
             | Event::SessionOfPool { .. }

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// A running daemon; ended when dropped.
@@ -35,7 +35,33 @@ pub struct DaemonSpec {
     pub more: String,
 }
 
+impl DaemonSpec {
+    /// Members of a pool, by their folders: each is a share. With a write buffer.
+    pub fn of_members(members: impl IntoIterator<Item = PathBuf>) -> DaemonSpec {
+        let mut members = members.into_iter();
+        let first = members.next().expect("a pool has a member");
+        let others = (1..)
+            .zip(members)
+            .map(|(number, path)| format!("[[share]]\nname = \"m{number}\"\npath = {path:?}\n"));
+        DaemonSpec {
+            share: first,
+            cache: String::from("64MiB"),
+            write_buffer: Some("64MiB"),
+            server: String::new(),
+            more: others.collect(),
+        }
+    }
+}
+
 impl Daemon {
+    /// Until the mount of a pool has a session for each of so many members.
+    pub fn wait_for_members(&self, count: usize) {
+        self.wait_for("a session for each member", |status| {
+            let sessions = status["sessions"].as_array();
+            sessions.is_some_and(|all| all.len() == count)
+        });
+    }
+
     /// Start it and wait until it answers questions.
     pub fn start(scratch: &Scratch, spec: &DaemonSpec) -> Daemon {
         let runtime = scratch.folder("run");
@@ -84,10 +110,10 @@ impl Daemon {
     }
 
     /// End it (SIGTERM), as its service manager would, and wait until it is gone.
-    pub fn end(&mut self) {
+    pub fn end(&mut self) -> ExitStatus {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is our child");
-        self.child.wait().expect("it is our child");
+        self.child.wait().expect("it is our child")
     }
 
     /// Stop it (SIGSTOP): it is there and does nothing.

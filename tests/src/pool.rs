@@ -209,25 +209,12 @@ impl PoolWorld {
 
     /// A daemon that serves its members, so many, with a session of the mount for each. `rules`: more of its configuration.
     pub fn served(&self, member_count: usize, rules: &str) -> Daemon {
-        let member = |number: usize| self.member(number).join("pool");
-        let spec = DaemonSpec {
-            share: member(0),
-            cache: String::from("128MiB"),
-            write_buffer: Some("64MiB"),
-            server: String::new(),
-            more: (1..member_count)
-                .map(|number| {
-                    let path = member(number);
-                    format!("[[share]]\nname = \"m{number}\"\npath = {path:?}\n")
-                })
-                .chain([rules.to_owned()])
-                .collect(),
-        };
+        let members = (0..member_count).map(|number| self.member(number).join("pool"));
+        let mut spec = DaemonSpec::of_members(members);
+        spec.cache = String::from("128MiB");
+        spec.more += rules;
         let daemon = Daemon::start(&self.scratch, &spec);
-        daemon.wait_for("a session for each member", |status| {
-            let sessions = status["sessions"].as_array();
-            sessions.is_some_and(|all| all.len() == member_count)
-        });
+        daemon.wait_for_members(member_count);
         daemon
     }
 

@@ -23,29 +23,13 @@ fn shared(
     write_buffer: Option<&'static str>,
 ) -> Option<(PoolWorld, Daemon, Smbd)> {
     let world = PoolWorld::build(&[(EXT4, 200), (XFS, 300), (BTRFS, 200)])?;
-    let member = |number: usize| world.member(number).join("pool");
-    let spec = DaemonSpec {
-        share: member(0),
-        cache: String::from("128MiB"),
-        write_buffer,
-        server: String::new(),
-        more: (1..3)
-            .map(|number| {
-                let path = member(number);
-                format!("[[share]]\nname = \"m{number}\"\npath = {path:?}\n")
-            })
-            // By its path in the pool, which is nowhere below a share.
-            .chain([String::from(
-                "[[rule]]\nmatch = \"reels/*.mov\"\nbitrate = \"100M\"\n",
-            )])
-            .collect(),
-    };
+    let members = (0..3).map(|number| world.member(number).join("pool"));
+    let mut spec = DaemonSpec::of_members(members);
+    spec.write_buffer = write_buffer;
+    // By its path in the pool, which is nowhere below a share.
+    spec.more += "[[rule]]\nmatch = \"reels/*.mov\"\nbitrate = \"100M\"\n";
     let daemon = Daemon::start(&world.scratch, &spec);
-    daemon.wait_for("a session for each member", |status| {
-        status["sessions"]
-            .as_array()
-            .is_some_and(|all| all.len() == 3)
-    });
+    daemon.wait_for_members(3);
     let mut share: Vec<String> = smb2::SHARE_LINES
         .into_iter()
         .chain(["allocation roundup size = 0"])
@@ -191,4 +175,58 @@ fn a_player_of_a_pool_gets_a_contract_and_every_byte() {
     for name in ["objects", "rushes-pool", "..\\m0\\pool\\rushes-pool"] {
         assert!(client.open(name, Disposition::Open).is_err(), "{name}");
     }
+}
+
+#[test]
+fn whoever_has_a_file_of_a_pool_open_is_in_the_ledger() {
+    let Some((world, daemon, smbd)) = shared(None, None) else {
+        return;
+    };
+    let reels = world.path("reels");
+    fs::create_dir(&reels).expect("made");
+    for name in ["clip.mov", "other.mov"] {
+        fs::write(reels.join(name), pattern::bytes(9, 0, 64 * BLOCK)).expect("written");
+        fs::set_permissions(reels.join(name), fs::Permissions::from_mode(0o666)).expect("our own");
+    }
+    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    // Who has it open, by its line.
+    let stands = |what: &str, path: &str, user: &str, client: &str| {
+        daemon.wait_for(what, |status| {
+            status["streams"].as_array().is_some_and(|streams| {
+                streams.iter().any(|stream| {
+                    (&stream["path"], &stream["user"], &stream["client"])
+                        == (&path.into(), &user.into(), &client.into())
+                })
+            })
+        })
+    };
+    let own = fs::read_to_string("/proc/self/comm").expect("it is there");
+    let own = own.trim_end();
+
+    let client = Connection::connect(smbd.port(), SHARE).expect("smbd lets guests in");
+    let clip = ("reels\\clip.mov", "reels/clip.mov");
+    let (file, _) = client.open(clip.0, Disposition::Open).expect("opened");
+    let found = client.read(file, 0, BLOCK).expect("read");
+    pattern::check(9, 0, &found, "clip.mov");
+    stands("the client's address", clip.1, "daemon", "127.0.0.1");
+
+    let other = fs::read(reels.join("other.mov")).expect("read");
+    pattern::check(9, 0, &other, "other.mov");
+    stands("a local program", "reels/other.mov", "root", own);
+
+    // Both at one file, then the one that is left.
+    let mine = fs::File::open(reels.join("clip.mov")).expect("opened");
+    let both = format!("127.0.0.1, {own}");
+    stands("both of them", clip.1, "daemon, root", &both);
+    client.close(file).expect("closed");
+    let status = stands("who is left", clip.1, "root", own);
+    drop(mine);
+    let lines = status["streams"].as_array().expect("a list");
+    let mut numbers: Vec<u64> = lines
+        .iter()
+        .filter_map(|line| line["stream"].as_u64())
+        .collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), lines.len(), "{:#}", status["streams"]);
 }

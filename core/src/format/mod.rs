@@ -6,14 +6,14 @@
 //! handshake and a mismatch means plain I/O, never a guess.
 //!
 //! History: 1 first layout; 2 writes: lanes, facts, WRITE_BEGIN to HOLD, the user's ids in OPEN; 3 TIMED; 4 pools: their number in
-//! CONNECT, WANTED and FOUND; 5 the part of a striped file in OPEN; 6 a key in the facts.
+//! CONNECT, WANTED and FOUND; 5 the part of a striped file in OPEN; 6 a key in the facts; 7 STATION.
 
 pub mod facts;
 pub mod lane;
 pub mod reserved;
 
 /// Version of every layout in this file.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// First four bytes of every message on the session socket: "RSH1".
 pub const MAGIC: u32 = 0x3148_5352;
@@ -50,6 +50,8 @@ pub mod message {
     pub const WANTED: u32 = 5;
     /// Client → daemon: [`super::FoundMessage`], with a descriptor of the file if there is one.
     pub const FOUND: u32 = 6;
+    /// Client → daemon: [`super::StationMessage`], no descriptor. At any time after OPEN, and again; not answered.
+    pub const STATION: u32 = 7;
 }
 
 /// Offset · size · meaning: 0·4 magic, 4·4 version, 8·4 message, 12·4 zero.
@@ -188,6 +190,22 @@ pub struct FoundMessage {
     pub reserved: u32,
 }
 
+/// 0·16 head, 16·4 handle, 20·4 zero, 24·64 user, 88·64 client; names end at the first NUL.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct StationMessage {
+    /// [`message::STATION`].
+    pub head: MessageHead,
+    /// As in [`OpenMessage`]. One that is closed by now is no fault: the two come by different ways.
+    pub handle: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Whose it is, in place of what CONNECT says.
+    pub user: [u8; NAME_BYTES_MAX],
+    /// From where, or which program.
+    pub client: [u8; NAME_BYTES_MAX],
+}
+
 // ---- Rings: single producer, single consumer, in one sealed memory file a session ----
 
 /// Byte offsets in the ring segment. Head and tail are free-running u32 counters, each on its own
@@ -316,6 +334,7 @@ const _: () = {
     assert!(size_of::<ConnectMessage>() == 224);
     assert!(size_of::<WantedMessage>() == 32);
     assert!(size_of::<FoundMessage>() == 32);
+    assert!(size_of::<StationMessage>() == 152);
     assert!(size_of::<WelcomeMessage>() == 64);
     assert!(size_of::<RefusedMessage>() == 256);
     assert!(size_of::<OpenMessage>() == 40);

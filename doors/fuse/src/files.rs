@@ -328,7 +328,9 @@ impl Door {
         let node = self.nodes.get(number)?;
         let share = || self.descriptors.take_for(opener);
         let open = || self.open_file_with(&node, share);
-        self.open_for_kernel(&node, flags, (asked, register), open)
+        let (handle, opened) = self.open_for_kernel(&node, flags, (asked, register), open)?;
+        self.engine.opened_by(number, handle, opener);
+        Ok((handle, opened))
     }
 
     /// `open` makes it one more open, which gets a file handle.
@@ -494,6 +496,7 @@ impl Door {
         let Some((way, place)) = known else {
             return Ok(());
         };
+        self.engine.left(number, handle);
         if let (Some(table), Some(place)) = (&self.table, place) {
             table.free(place);
         }
@@ -583,7 +586,6 @@ impl Door {
         object: Object,
         access: Access,
     ) -> Result<Arc<OwnedFd>, PoolError> {
-        let _ = node;
         if let Some(open) = locked(&state.objects).get(&object)
             && !self.pool.is_lost(object.member)
             && (open.access == Access::Write || access == Access::Read)
@@ -594,7 +596,7 @@ impl Door {
         let fd = self.with_descriptors(|| self.pool.open_object(layout, object, access))?;
         let fd = Arc::new(fd);
         // Before others find it: who asks for it first has the daemon hear its name.
-        self.engine.opened(object, || {
+        self.engine.opened(node.number, object, || {
             let part = part_of(layout, object)?;
             let path = self.path_of(&state.stub)?;
             // Of a frame that lies in pieces the daemon would see a frame in each of them; but not in a part.

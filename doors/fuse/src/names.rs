@@ -302,6 +302,7 @@ impl Door {
                 let open = || self.open_new_file(&entry.node, made, share);
                 let (handle, opened) =
                     self.open_for_kernel(&entry.node, flags, (asked, register), open)?;
+                self.engine.opened_by(entry.node.number, handle, opener);
                 Ok((entry, handle, opened))
             }
         }

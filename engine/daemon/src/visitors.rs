@@ -284,6 +284,15 @@ impl Daemon {
                 writer,
             } => self.open(session, handle, (path, part), (file, writer)),
             ClientEvent::Found { number, file } => self.pool_found(session, number, file),
+            ClientEvent::Station {
+                handle,
+                user,
+                client,
+            } => self.feed(Event::Stationed {
+                session,
+                handle,
+                station: Station { user, client },
+            }),
             ClientEvent::Read {
                 request, handle, ..
             } if !self.allows(session, handle).read => self.plain(session, request),

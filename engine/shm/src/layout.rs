@@ -6,8 +6,8 @@
 
 use rushes_core::format::{
     ConnectMessage, FoundMessage, MAGIC, MessageHead, NAME_BYTES_MAX, OpenMessage, PATH_BYTES_MAX,
-    REPLY_SLOTS_MAX, RefusedMessage, Reply, Request, VERSION, WantedMessage, WelcomeMessage,
-    message,
+    REPLY_SLOTS_MAX, RefusedMessage, Reply, Request, StationMessage, VERSION, WantedMessage,
+    WelcomeMessage, message,
 };
 use rushes_core::units::FilePart;
 use std::fmt;
@@ -410,6 +410,38 @@ pub(crate) fn read_found(bytes: &[u8]) -> Result<(u64, u32), PeerError> {
     Ok((number, errno))
 }
 
+/// Who has a handle. What is no name (anybody may call his program what he likes) is made one.
+pub(crate) fn write_station(handle: u32, user: &str, client: &str) -> Vec<u8> {
+    let mut bytes = head(message::STATION);
+    bytes.extend(handle.to_le_bytes());
+    bytes.extend(0u32.to_le_bytes());
+    for name in [user, client] {
+        let name: String = name
+            .chars()
+            .map(|c| if c.is_control() { '?' } else { c })
+            .collect();
+        bytes.extend(name_field(&name));
+    }
+    bytes
+}
+
+/// Handle, user and client of a STATION.
+pub(crate) fn read_station(bytes: &[u8]) -> Result<(u32, String, String), PeerError> {
+    let size = size_of::<StationMessage>();
+    let mut reader = body(bytes, message::STATION, "STATION", size)?;
+    let handle = whole(reader.u32())?;
+    if whole(reader.u32())? != 0 {
+        return Err(broken("read a STATION whose reserved word is not zero"));
+    }
+    let user: [u8; NAME_BYTES_MAX] = whole(reader.take())?;
+    let client: [u8; NAME_BYTES_MAX] = whole(reader.take())?;
+    Ok((
+        handle,
+        name_of(&user, "user name")?,
+        name_of(&client, "client name")?,
+    ))
+}
+
 pub(crate) fn path_is_plain(path: &[u8]) -> bool {
     !path.is_empty()
         && !path.contains(&0)
@@ -606,6 +638,13 @@ mod tests {
         let found = write_found(1 << 41, 2);
         assert_eq!(found.len(), size_of::<FoundMessage>());
         assert_eq!(read_found(&found).unwrap(), (1 << 41, 2));
+        let station = write_station(9, "anna", &"ü".repeat(40));
+        assert_eq!(station.len(), size_of::<StationMessage>());
+        let read = read_station(&station).unwrap();
+        assert_eq!(read, (9, "anna".into(), "ü".repeat(32)));
+        // A program may be called anything.
+        let read = read_station(&write_station(9, "", "a\n\u{1b}[2Jb")).unwrap();
+        assert_eq!(read.2, "a??[2Jb");
     }
 
     #[test]

@@ -19,7 +19,7 @@
 
 use crate::layout::{
     self, Connect, PACKET_BYTES_MAX, PeerError, Writer, broken, path_is_plain, read_connect,
-    read_found, read_head, read_open, write_refused, write_wanted, write_welcome,
+    read_found, read_head, read_open, read_station, write_refused, write_wanted, write_welcome,
 };
 use crate::rings::{RingMemory, Which};
 use rushes_core::format::lane::Head;
@@ -243,6 +243,15 @@ pub enum ClientEvent {
         number: u64,
         /// Its descriptor, not vetted in any way; or why there is none.
         file: Result<OwnedFd, Errno>,
+    },
+    /// Whose a handle is. Nobody has checked it, and the handle may be closed by now.
+    Station {
+        /// As in [`ClientEvent::Open`].
+        handle: HandleId,
+        /// User.
+        user: String,
+        /// Address, or the program.
+        client: String,
     },
     /// It wants bytes. To be answered.
     Read {
@@ -627,6 +636,15 @@ impl ServerSession {
                 }
                 let file = packet.fds.pop().ok_or(Errno(errno));
                 return Ok(Some(ClientEvent::Found { number, file }));
+            }
+            if read_head(bytes)? == message::STATION {
+                let (handle, user, client) = read_station(bytes)?;
+                let handle = HandleId(handle);
+                return Ok(Some(ClientEvent::Station {
+                    handle,
+                    user,
+                    client,
+                }));
             }
             let (handle, writer, part, path) = read_open(bytes)?;
             if packet.fds.len() != 1 || packet.fds_cut {

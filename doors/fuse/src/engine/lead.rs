@@ -3,7 +3,8 @@
 
 use super::finder::Finder;
 use super::queue::{Names, Queue};
-use super::session::Session;
+use super::session::{Session, Told};
+use super::stations::Stations;
 use super::{LOOK_EVERY, STATUS_PATIENCE, share_of};
 use crate::nodes::locked;
 use rushes_control::{Answer, Ask, Status};
@@ -44,6 +45,7 @@ pub(super) struct Daemons {
     /// By which the daemon knows that sessions are those of one door. Drawn when that starts; never 0.
     pub(super) pool: u64,
     pub(super) finder: Finder,
+    pub(super) stations: Arc<Stations>,
 }
 
 /// How long there has been none although one is needed.
@@ -197,8 +199,12 @@ impl Lead {
                 ", which takes no writes"
             }
         );
-        let names = Arc::clone(&self.daemons.names);
-        Ok(Some(Session::new(client, who, socket, below, names)))
+        let told = Told {
+            below,
+            names: Arc::clone(&self.daemons.names),
+            stations: Arc::clone(&self.daemons.stations),
+        };
+        Ok(Some(Session::new(client, who, socket, told)))
     }
 
     /// Until the session or the door ends.

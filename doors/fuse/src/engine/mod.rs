@@ -12,11 +12,13 @@ mod finder;
 mod lead;
 mod queue;
 mod session;
+mod stations;
 
 pub(crate) use finder::only_object;
 pub(crate) use queue::{Done, Served, Waiter};
 
 use crate::answer::Answer;
+use crate::descriptors::Opener;
 use crate::nodes::locked;
 use finder::{Finder, Queues};
 use lead::{Daemons, Lead};
@@ -26,6 +28,7 @@ use rushes_core::units::FilePart;
 use rushes_pool::{MemberNumber, Object, Pool};
 use rushes_shm::facts::FactsView;
 use rustix::io::Errno;
+use stations::Stations;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -75,6 +78,7 @@ impl Engine {
                 names: Arc::default(),
                 pool: random()?.max(1),
                 finder: Finder::start(pool, &members)?,
+                stations: Stations::start(&members)?,
             };
             daemons.look_at_facts();
             Ok::<_, io::Error>(Arc::new(daemons))
@@ -398,17 +402,33 @@ impl Engine {
         }
     }
 
-    /// The door has opened the object. `name`: of its file in the tree, and which part of it that is, for the ledger and for rules. None: it
+    /// The door has opened the object, of the file of node `number`. `name`: of its file in the tree, and which part of it that is, for the ledger and for rules. None: it
     /// has none that the daemon can make something of.
     pub(crate) fn opened(
         &self,
+        number: u64,
         object: Object,
         name: impl FnOnce() -> Option<(PathBuf, FilePart)>,
     ) {
-        if let Some(daemons) = &self.daemons
-            && let Some(name) = name()
-        {
-            daemons.names.set(object.id, name);
+        if let Some(daemons) = &self.daemons {
+            daemons.stations.has(number, object);
+            if let Some(name) = name() {
+                daemons.names.set(object.id, name);
+            }
+        }
+    }
+
+    /// Somebody has the file of this node open from now on, by this file handle.
+    pub(crate) fn opened_by(&self, number: u64, handle: u64, opener: Opener) {
+        if let Some(daemons) = &self.daemons {
+            daemons.stations.opened(number, handle, opener);
+        }
+    }
+
+    /// Not any more.
+    pub(crate) fn left(&self, number: u64, handle: u64) {
+        if let Some(daemons) = &self.daemons {
+            daemons.stations.left(number, handle);
         }
     }
 
@@ -424,6 +444,7 @@ impl Engine {
     pub(crate) fn closed(&self, object: Object) {
         if let Some(daemons) = &self.daemons {
             daemons.names.forget(object.id);
+            daemons.stations.forget(object);
         }
         if let Some(queue) = self.serving(object.member) {
             queue.push(Job::Closed(object.id));
@@ -447,6 +468,7 @@ impl Drop for Engine {
         }
         if let Some(daemons) = &self.daemons {
             daemons.finder.end();
+            daemons.stations.end();
         }
     }
 }

@@ -113,6 +113,8 @@ pub(super) enum Job {
         fd: Arc<OwnedFd>,
     },
     Closed(ObjectId),
+    /// Whose it is became known, or is another one by now.
+    Stationed(ObjectId),
     /// What has become of a file that the daemon has asked for.
     Found {
         number: u64,

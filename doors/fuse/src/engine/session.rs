@@ -3,6 +3,7 @@
 
 use super::finder::{Finder, Wanted};
 use super::queue::{Done, Grip, Hold, Job, Names, Queue, Served, Waiter};
+use super::stations::Stations;
 use rushes_core::units::{self, FilePart};
 use rushes_pool::{ObjectId, ObjectName};
 use rushes_shm::Connect;
@@ -61,13 +62,19 @@ enum Asked {
     Hold(SyncSender<Hold>, Arc<OwnedFd>),
 }
 
+/// What the daemon is told of objects.
+pub(super) struct Told {
+    /// Where the member lies below the share.
+    pub(super) below: PathBuf,
+    pub(super) names: Arc<Names>,
+    pub(super) stations: Arc<Stations>,
+}
+
 pub(super) struct Session {
     client: OwnedClient,
     who: Connect,
     socket: PathBuf,
-    /// Where the member lies below the share.
-    below: PathBuf,
-    names: Arc<Names>,
+    told: Told,
     /// Whether a write needs it: a descriptor for reading is granted nothing.
     named: HashMap<(ObjectId, bool), Named>,
     waiting: HashMap<usize, (ObjectId, Asked)>,
@@ -81,20 +88,13 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(
-        client: Client,
-        who: Connect,
-        socket: PathBuf,
-        below: PathBuf,
-        names: Arc<Names>,
-    ) -> Session {
+    pub(super) fn new(client: Client, who: Connect, socket: PathBuf, told: Told) -> Session {
         let beat = (client.heartbeat(), Instant::now());
         Session {
             client: OwnedClient::new(client),
             who,
             socket,
-            below,
-            names,
+            told,
             named: HashMap::new(),
             waiting: HashMap::new(),
             reads: HashMap::new(),
@@ -157,6 +157,11 @@ impl Session {
             // Those that it could not be told of get another name when they are used.
             let client = self.client.client();
             self.named.retain(|_, named| client.is_open(named.handle));
+            // And what it is told of those is the first that it hears.
+            let objects: Vec<ObjectId> = self.named.keys().map(|(object, _)| *object).collect();
+            for object in objects {
+                self.stationed(object);
+            }
         }
         done
     }
@@ -203,8 +208,8 @@ impl Session {
         writes: bool,
     ) -> Option<FileHandle> {
         let inode = inode_of(fd)?;
-        let (path, part) = self.names.of(object).unwrap_or_else(|| {
-            let path = self.below.join(ObjectName::of(object).as_str());
+        let (path, part) = self.told.names.of(object).unwrap_or_else(|| {
+            let path = self.told.below.join(ObjectName::of(object).as_str());
             (path, FilePart::WHOLE)
         });
         let path = path.as_os_str().as_encoded_bytes();
@@ -215,7 +220,21 @@ impl Session {
             inode,
         };
         self.named.insert((object, writes), named);
+        self.stationed(object);
         Some(handle)
+    }
+
+    /// The daemon hears whose it is, if that is known.
+    fn stationed(&mut self, object: ObjectId) {
+        let Some(station) = self.told.stations.of(object) else {
+            return;
+        };
+        for writes in [false, true] {
+            if let Some(named) = self.named.get(&(object, writes)) {
+                self.client
+                    .station(named.handle, &station.user, &station.client);
+            }
+        }
     }
 
     /// Device and inode of an object.
@@ -287,6 +306,7 @@ impl Session {
             }
             Job::Opened { object, fd } => self.is_read(object, &fd),
             Job::Closed(object) => self.closing.push(object),
+            Job::Stationed(object) => self.stationed(object),
             Job::Found { number, file } => {
                 let file = file.as_ref().map(AsFd::as_fd);
                 self.client

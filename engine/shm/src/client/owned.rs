@@ -180,6 +180,11 @@ impl OwnedClient {
         self.client.found(number, file);
     }
 
+    /// As [`Client::station`].
+    pub fn station(&mut self, file: FileHandle, user: &str, client: &str) {
+        self.client.station(file, user, client);
+    }
+
     /// As [`Client::event_fds`].
     pub fn event_fds(&self) -> [BorrowedFd<'_>; 2] {
         self.client.event_fds()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the daemon asks of a pool's door, and what the door has found.
+//! What a pool's door and the daemon tell each other beside reads and writes: files that will be read soon, and who has files open.
 
 use super::*;
-use crate::layout::{read_wanted, write_found};
+use crate::layout::{read_wanted, write_found, write_station};
 
 /// A file of its tree that the daemon asks a pool's door for: one that will be read next, as far as can be seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +38,18 @@ impl Client {
         };
         match socket::send(&self.socket, &[&write_found(number, errno)], fds) {
             // The daemon is busy, and does not wait for it.
+            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => self.die(error.into()),
+            Ok(()) | Err(_) => {}
+        }
+    }
+
+    /// Tell the daemon whose a file is, in place of what the session said; again, when somebody else has it. Never waits: a daemon that is busy does not hear it.
+    pub fn station(&mut self, file: FileHandle, user: &str, client: &str) {
+        if !self.usable() || !self.is_open(file) {
+            return;
+        }
+        let said = write_station(file.0, user, client);
+        match socket::send(&self.socket, &[&said], &[]) {
             Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => self.die(error.into()),
             Ok(()) | Err(_) => {}
         }

@@ -254,7 +254,7 @@ impl Echo {
                 ClientEvent::Close { handle } => {
                     state.files.remove(&handle);
                 }
-                ClientEvent::Found { .. } => {}
+                ClientEvent::Station { .. } | ClientEvent::Found { .. } => {}
                 ClientEvent::Read {
                     request,
                     handle,
