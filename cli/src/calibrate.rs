@@ -37,6 +37,11 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, String> {
             calibration.identity.disk
         );
     }
+    if let Some(why) = &calibration.writes_missing {
+        eprintln!(
+            "warning: writes were not measured: {why}. What the daemon goes by is concluded from the reads"
+        );
+    }
     let saved = if args.save {
         let dir = state_dir(args);
         Some(calibration.save(&dir).map_err(|error| error.to_string())?)
@@ -52,7 +57,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, String> {
         .map_err(|error| format!("the table cannot be printed: {error}"))?;
     match saved {
         Some(file) => println!(
-            "\nkept in {}; the daemon uses it from its next start on",
+            "\nkept in {}; the daemon uses it from its next start or reload on (`systemctl reload rushes`)",
             file.display()
         ),
         None => println!("\nnot kept; with --save the daemon will use it"),

@@ -129,6 +129,41 @@ fn a_file_that_is_made_immutable_is_kept_until_it_is_not() {
     assert!(said < 4, "said {said} times");
 }
 
+#[test]
+fn a_stop_does_not_wait_for_long_for_a_file_that_cannot_be_written() {
+    let Some(mut world) = world(Backing::Ext4) else {
+        return;
+    };
+    let client = client(&world);
+    let bytes = pattern::bytes(1, 0, 100_000);
+    for name in ["a.mov", "b.mov"] {
+        let (file, _) = client.open(name, Disposition::OpenIf).expect("made");
+        client
+            .write(file, 0, &bytes[..60_000])
+            .expect("acknowledged");
+        client
+            .write(file, 60_000, &bytes[60_000..])
+            .expect("acknowledged");
+    }
+    let path = world.path("a.mov");
+    let chattr = |how: &str| run(Command::new("chattr").arg(how).arg(&path));
+    chattr("+i");
+    let begun = Instant::now();
+    let ended = world.daemon().end();
+    let took = begun.elapsed();
+    assert_eq!(ended.code(), Some(1), "{}", world.daemon().log());
+    let waits = Duration::from_secs(15)..Duration::from_secs(60);
+    assert!(waits.contains(&took), "{took:?}: {}", world.daemon().log());
+    let log = world.daemon().log();
+    let said = log.lines().last().unwrap_or_default();
+    assert!(said.contains("a.mov") && !said.contains("b.mov"), "{said}");
+    assert!(fs::read(world.path("b.mov")).expect("there") == bytes);
+    chattr("-i");
+    world.daemon().start_again();
+    world.everything_is_written();
+    assert!(fs::read(world.path("a.mov")).expect("there") == bytes);
+}
+
 /// A file system whose blocks are larger than our pages (Linux 6.12) takes no request of a page past the kernel's cache. Its files are left to
 /// their clients; were one taken, it would go through that cache.
 #[test]

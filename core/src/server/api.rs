@@ -229,7 +229,7 @@ impl Errno {
 )]
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub enum Event {
-    /// A device exists; before any file on it.
+    /// A device exists; before any file on it. Once more: it was measured anew, and what was learned of it is void.
     DeviceAdded {
         device: DeviceId,
         model: DeviceModel,

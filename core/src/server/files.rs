@@ -4,6 +4,7 @@
 use super::state::*;
 use super::*;
 use crate::cache::PageSet;
+use crate::sched::RefinedModel;
 use crate::stream::{Cadence, Recogniser};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -18,6 +19,18 @@ const HEADER_BYTES: u64 = 1 << 20;
 const VOIDED_MAX: u8 = 4;
 
 impl Server {
+    pub(super) fn device_added(&mut self, id: DeviceId, model: DeviceModel) {
+        let Some(device) = self.devices.get_mut(&id) else {
+            self.devices.insert(id, Device::new(model));
+            return;
+        };
+        device.model = RefinedModel::new(model);
+        // What is promised stays: who cannot be kept by this model is found by what the device does. There may be room for others.
+        device.refused_asked = Instant::ZERO;
+        self.retry_refused(id);
+        self.touch(id);
+    }
+
     pub(super) fn session_opened(
         &mut self,
         session: SessionId,

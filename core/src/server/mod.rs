@@ -211,9 +211,7 @@ impl Server {
     pub fn step(&mut self, now: Instant, event: Event, actions: &mut Actions) {
         self.now = self.now.max(now);
         match event {
-            Event::DeviceAdded { device, model } => {
-                self.devices.insert(device, Device::new(model));
-            }
+            Event::DeviceAdded { device, model } => self.device_added(device, model),
             Event::PolicyChanged(policy) => self.policy = policy,
             Event::SessionOpened { session, label } => self.session_opened(session, label, actions),
             Event::SessionOfPool { session, pool } => self.session_of_pool(session, pool),

@@ -1242,3 +1242,41 @@ fn what_is_fetched_behind_an_eager_reader_is_not_held_for_him() {
         assert_eq!(bench.length(request), Some(MIB), "request {request}");
     }
 }
+
+#[test]
+fn device_that_was_measured_anew_keeps_its_promises_and_has_room_by_the_new_model() {
+    let mut bench = Bench::new(1024);
+    bench.session(1);
+    for handle in 1..=2 {
+        bench.open(1, handle, "a", ruled(handle, 500 * MIB, 90_000_000));
+        for read in 0..4 {
+            let request = u64::from(handle) * 100 + read;
+            bench.read(1, handle, request, read * 500_000, 500_000);
+            bench.serve_all();
+            bench.end(1, request);
+        }
+    }
+    let standing = |bench: &Bench, of: usize| bench.server.streams(bench.now)[of].standing;
+    assert_eq!(standing(&bench, 0), Standing::Contract);
+    assert_eq!(standing(&bench, 1), Standing::Refused);
+    let promised = bench.server.devices()[0].promised;
+    let quick = ServiceModel {
+        fixed: Duration::from_us(100),
+        span: Duration::ZERO,
+        rate: BytesPerSecond(2_000_000_000),
+    };
+    bench.now = bench.now + Duration::from_s(1);
+    bench.step(Event::DeviceAdded {
+        device: DISK,
+        model: DeviceModel {
+            read: quick,
+            write: quick,
+            ..disk()
+        },
+    });
+    let device = &bench.server.devices()[0];
+    assert_eq!(device.model.read, quick);
+    assert!(device.promised >= promised);
+    assert_eq!(standing(&bench, 0), Standing::Contract);
+    assert_eq!(standing(&bench, 1), Standing::Contract);
+}

@@ -408,7 +408,11 @@ impl Daemon {
 
     /// Take over what can change while running; say what cannot.
     fn apply(&mut self, reloaded: Reloaded) -> Vec<String> {
-        let Reloaded { mut config, shares } = reloaded;
+        let Reloaded {
+            mut config,
+            shares,
+            measured,
+        } = reloaded;
         let mut notes = keep_fixed(&self.config, &mut config);
         let policy_changed = config.policy != self.config.policy;
         // Before the new shares, which are served as the new file says.
@@ -431,6 +435,7 @@ impl Daemon {
                 }
             }
         }
+        notes.extend(self.devices_measured(measured));
         self.look_for_kept_soon();
         notes.extend(self.moves.absent().map(|(_, why)| why.to_owned()));
         let troubles = self

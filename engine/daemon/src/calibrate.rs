@@ -130,6 +130,9 @@ pub struct Calibration {
     pub quick: bool,
     /// What was read.
     pub source: Source,
+    /// Why writes were not measured although they were to be, a sentence. None: they were, or nobody wanted it.
+    #[serde(default)]
+    pub writes_missing: Option<String>,
     /// The file that the device is, if it is a loop device without direct I/O: this machine's memory was measured with it. None: not so.
     #[serde(default)]
     pub buffered_file: Option<String>,
@@ -150,6 +153,13 @@ pub enum CalibrateError {
     NoDevice {
         /// The path that was asked for.
         path: PathBuf,
+    },
+    /// A program serves what lies there.
+    Program {
+        /// The path that was asked for.
+        path: PathBuf,
+        /// The kind of mount, as the kernel calls it.
+        kind: String,
     },
     /// Neither the block device nor a scratch file could be used.
     NoGround {
@@ -211,6 +221,12 @@ impl fmt::Display for CalibrateError {
                 "{} is on a file system in memory: it has no device to measure. Give a folder on a disk.",
                 path.display()
             ),
+            CalibrateError::Program { path, kind } => write!(
+                f,
+                "{} is on a mount of kind {kind:?}, which a program serves (FUSE): that program and this machine's memory would be measured, and no disk. \
+                 Give a folder on each of the disks below; of a pool each of its members (`rushes pool ls CATALOGUE` says where they are).",
+                path.display()
+            ),
             CalibrateError::NoGround { path, source } => write!(
                 f,
                 "the device under {} cannot be measured: its block device cannot be read (that takes root, \
@@ -261,6 +277,9 @@ impl std::error::Error for CalibrateError {
 /// `f_type` of tmpfs and ramfs (linux/magic.h).
 const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
+/// `f_type` of FUSE (linux/magic.h).
+const FUSE: u64 = 0x6573_5546;
+
 /// Measures the device under `options.path`. Takes at most about 8 s when quick, a minute otherwise, more
 /// only on a device that needs longer for two requests of each size.
 ///
@@ -277,6 +296,11 @@ pub fn calibrate(
         return Err(CalibrateError::NoDevice { path: folder });
     }
     let under = store::under(&folder)?;
+    // (Behind `fuseblk` there is a disk, and it is that one.)
+    if status.f_type as u64 == FUSE && under.facts.is_none() {
+        let kind = store::file_system_of(&folder).unwrap_or_else(|| String::from("fuse"));
+        return Err(CalibrateError::Program { path: folder, kind });
+    }
     let budget = options.budget();
     let mut random = Random::new(seed());
     let mut ground = Ground::device(&folder, &under);
@@ -328,12 +352,21 @@ pub fn calibrate(
         _ => Terms::All,
     };
     let read = fit_of(&reads, distances).ok_or_else(|| meter.too_few(reads.len()))?;
-    let (write, writes) = match scratch.ok().filter(|_| options.writes) {
-        Some(scratch) => {
+    let (write, writes, writes_missing) = match scratch {
+        Ok(scratch) if options.writes => {
             let writes = meter.writes(&scratch, &budget, progress);
-            (write_fit(&writes, &ground, &scratch, &read), writes)
+            let write = write_fit(&writes, &ground, &scratch, &read);
+            let missing = (write.is_none()).then(|| meter.too_few(writes.len()).to_string());
+            (write, writes, missing)
         }
-        None => (None, Vec::new()),
+        Err(error) if options.writes => {
+            let why = format!(
+                "no scratch file can be made in {}: {error}",
+                folder.display()
+            );
+            (None, Vec::new(), Some(why))
+        }
+        Ok(_) | Err(_) => (None, Vec::new(), None),
     };
     let mut read = read;
     read.span_estimated = distances == Terms::NoSpan;
@@ -343,6 +376,7 @@ pub fn calibrate(
         measured_at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         quick: options.quick,
         source: ground.source,
+        writes_missing,
         buffered_file: under
             .facts
             .as_ref()
@@ -383,7 +417,11 @@ fn scratch_bytes(folder: &Path, wanted: u64) -> io::Result<u64> {
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     let bytes = wanted.min(free / 10) / BLOCK_BYTES * BLOCK_BYTES;
     if bytes < 2 * SIZES[SIZES.len() - 1] {
-        let reason = format!("{free} bytes are free, a scratch file needs ten times 32 MiB");
+        let needed = (20 * SIZES[SIZES.len() - 1]) >> 20;
+        let reason = format!(
+            "{} MiB are free, and a tenth of that is used at most; expected {needed} MiB. Make room and measure again",
+            free >> 20
+        );
         return Err(io::Error::new(io::ErrorKind::StorageFull, reason));
     }
     Ok(bytes)
@@ -701,6 +739,9 @@ impl Calibration {
                 },
             )?;
         }
+        if let Some(why) = &self.writes_missing {
+            writeln!(out, "\nWrites were not measured: {why}.")?;
+        }
         if self.is_doubtful() {
             writeln!(
                 out,
@@ -789,6 +830,7 @@ mod tests {
             measured_at: "2026-11-21T10:00:00Z".into(),
             quick: true,
             source: Source::WholeDevice,
+            writes_missing: None,
             buffered_file: None,
             read: fit,
             write: Fit {
@@ -833,6 +875,18 @@ mod tests {
         ] {
             assert!(text.contains(expect), "{expect} is not in:\n{text}");
         }
+    }
+
+    #[test]
+    fn writes_that_are_missing_are_said_with_the_reason() {
+        let error = scratch_bytes(Path::new("/proc"), 64 << 20).unwrap_err();
+        let mut calibration = example();
+        calibration.writes_missing = Some(error.to_string());
+        let mut out = Vec::new();
+        calibration.print_table(&mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let expect = "Writes were not measured: 0 MiB are free, and a tenth of that is used at most; expected 320 MiB.";
+        assert!(text.contains(expect), "{text}");
     }
 
     #[test]

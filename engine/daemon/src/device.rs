@@ -99,6 +99,21 @@ impl Devices {
         (id, true)
     }
 
+    /// It was measured, or measured again.
+    ///
+    /// Returns  false: the model is the one that it has
+    pub(crate) fn measured(&mut self, id: DeviceId, model: DeviceModel) -> bool {
+        let known = self.list.get_mut(usize::from(id.0));
+        // (Where there is no block device no measurement is taken at the start either.)
+        let Some(known) = known.filter(|known| known.facts.is_some() && known.model != model)
+        else {
+            return false;
+        };
+        known.model = model;
+        known.source = ModelSource::Calibrated;
+        true
+    }
+
     /// Where files of a file system lie. None: of a share's other subvolume, say; the share knows.
     pub(crate) fn place(&self, st_dev: u64) -> Option<(DeviceId, u64)> {
         self.by_st_dev.get(&st_dev).copied()

@@ -19,6 +19,7 @@ use crate::kept::KeptFile;
 use crate::lag::Lag;
 use crate::lanes::Lanes;
 use crate::moves::{Moves, trouble_of};
+use crate::recovery::VAIN_MAX;
 use crate::reports::Reports;
 use crate::sessions::Sessions;
 use crate::share::{ServedShare, Share};
@@ -116,6 +117,8 @@ pub(crate) struct Daemon {
     pub(super) looks_at_end: bool,
     /// When a stop no longer waits for what is to be written.
     pub(super) drain_end: Instant,
+    /// Since then, while it waits, writes have failed and none has not; NEVER: none has failed.
+    pub(super) fails_since: Instant,
     /// It is here to write what was left, and then to end.
     pub(super) only_recovers: bool,
     /// When blocks that were left reserved are given back, if they can be.
@@ -179,6 +182,11 @@ pub(crate) struct Parts {
     pub(crate) only_recovers: bool,
 }
 
+/// How a note begins that says so.
+fn unmeasured(device: &str) -> String {
+    format!("{device} was never measured, its model is a cautious guess; measure it with: rushes")
+}
+
 impl Daemon {
     pub(crate) fn new(parts: Parts) -> Daemon {
         let has_ring_lock = parts.ring_lock.is_some();
@@ -227,6 +235,7 @@ impl Daemon {
             is_looking: false,
             looks_at_end: true,
             drain_end: Instant::NEVER,
+            fails_since: Instant::NEVER,
             only_recovers: parts.only_recovers,
             to_expel: Vec::new(),
             to_flush: Vec::new(),
@@ -262,9 +271,8 @@ impl Daemon {
             );
             if known.source.is_guess() {
                 let note = format!(
-                    "{} was never measured, its model is a cautious guess; measure it with: rushes \
-                     calibrate {} --save",
-                    known.name,
+                    "{} calibrate {} --save",
+                    unmeasured(&known.name),
                     share.config.path.display()
                 );
                 tracing::warn!("{note}");
@@ -274,6 +282,40 @@ impl Daemon {
             self.feed(Event::DeviceAdded { device, model });
         }
         device
+    }
+
+    /// What `rushes calibrate` has found out since a device was taken in.
+    pub(super) fn devices_measured(
+        &mut self,
+        measured: Vec<(Arc<Share>, DeviceModel)>,
+    ) -> Vec<String> {
+        let mut notes = Vec::new();
+        // Of several file systems on one disk the first share's counts, as at the start.
+        let mut done = Vec::new();
+        for (share, model) in measured {
+            let served = self.shares.iter();
+            let mut served = served.filter(|served| Arc::ptr_eq(&served.share, &share));
+            let Some(device) = served.next().map(|served| served.device) else {
+                continue;
+            };
+            if done.contains(&device) {
+                continue;
+            }
+            done.push(device);
+            if !self.devices.measured(device, model) {
+                continue;
+            }
+            let name = self.device_name(device);
+            let of_it = unmeasured(&name);
+            self.notes.retain(|note| !note.starts_with(&of_it));
+            notes.push(format!(
+                "device {name} was measured: positioning {}, {} MB/s; promises go by that from now on",
+                model.read.fixed,
+                model.read.rate.0 / 1_000_000
+            ));
+            self.feed(Event::DeviceAdded { device, model });
+        }
+        notes
     }
 
     /// Serve a share from now on.
@@ -389,7 +431,10 @@ impl Daemon {
         if self.is_drained() && !self.look_at_end() && !self.give_back_at_end() {
             return true;
         }
-        let late = clock::now() >= self.drain_end;
+        let now = clock::now();
+        // (A request that a disk keeps may still end well.)
+        let is_vain = self.in_flight.is_empty() && now >= self.fails_since + VAIN_MAX;
+        let late = now >= self.drain_end || is_vain;
         if late {
             tracing::error!(
                 "what clients wrote could not all be written; it is left for the next daemon"
@@ -681,6 +726,7 @@ impl Daemon {
     }
 
     pub(super) fn fail_io(&mut self, io: IoId, errno: Errno) {
+        self.fails_since = self.fails_since.min(clock::now());
         self.pending.push_back(Event::IoDone {
             io,
             result: Err(errno),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the workers do for the loop: everything that may wait for a disk.
 
-use crate::calibrate::{Calibration, identity_of};
+use crate::calibrate::Calibration;
 use crate::config::{Config, ConfigError, ShareConfig};
 use crate::error::ServeError;
 use crate::files::{Chore, Durable, TIME_IS_SET};
@@ -10,7 +10,7 @@ use crate::mounts::{MountTable, same_file_system_elsewhere};
 use crate::reserved::{Attempts, give_back};
 use crate::share::{Place, Share, place_of};
 use rushes_core::format::lane::FileRecord;
-use rushes_core::server::{Errno, Extent, FileKey, PAGE_BYTES, RateHint, RateSource};
+use rushes_core::server::{DeviceModel, Errno, Extent, FileKey, PAGE_BYTES, RateHint, RateSource};
 use rushes_core::units::{DeviceId, FileId, HandleId, PoolNumber, SessionId};
 use rushes_shm::Writer;
 use rushes_sys::extents;
@@ -249,6 +249,8 @@ pub(crate) struct Reloaded {
     pub(crate) config: Config,
     /// Shares that were not there before, or lie elsewhere by now, opened.
     pub(crate) shares: Vec<(ShareConfig, Result<OpenedShare, ServeError>)>,
+    /// What is known by now of the devices of shares that are where they were.
+    pub(crate) measured: Vec<(Arc<Share>, DeviceModel)>,
 }
 
 /// Do it. May wait for disks, as long as they like.
@@ -462,10 +464,8 @@ fn reopen_in(share: &Share, fd: &OwnedFd, pid: i32) -> Result<PrivateFile, Unser
 
 fn open_share(share: &ShareConfig, config: &Config) -> Result<OpenedShare, ServeError> {
     let opened = Share::open(share)?;
-    Ok(Box::new((
-        opened,
-        calibration_for(&config.state_dir, share),
-    )))
+    let calibration = calibration_for(&config.state_dir, &opened);
+    Ok(Box::new((opened, calibration)))
 }
 
 fn look(
@@ -604,14 +604,13 @@ pub(crate) fn is_container(path: &str) -> bool {
         })
 }
 
-/// The calibration of a share's device, if there is one. One that makes no sense is said and ignored.
-pub(crate) fn calibration_for(state_dir: &Path, share: &ShareConfig) -> Option<Calibration> {
-    let loaded =
-        identity_of(&share.path).and_then(|identity| Calibration::load_for(state_dir, &identity));
+/// The calibration of a share's device, if there is one. One that makes no sense is said and ignored. Does not wait for the share.
+pub(crate) fn calibration_for(state_dir: &Path, share: &Share) -> Option<Calibration> {
+    let loaded = Calibration::load_for(state_dir, share.identity.as_ref()?);
     loaded.unwrap_or_else(|error| {
         tracing::warn!(
             "the calibration for share {:?} is not used: {error}",
-            share.name
+            share.config.name
         );
         None
     })
@@ -637,5 +636,14 @@ fn reload(file: &Path, known: &[Arc<Share>]) -> Result<Reloaded, ConfigError> {
         };
         shares.push((share.clone(), result));
     }
-    Ok(Reloaded { config, shares })
+    let measured = known.iter().filter_map(|share| {
+        let calibration = calibration_for(&config.state_dir, share)?;
+        Some((share.clone(), calibration.model()))
+    });
+    let measured = measured.collect();
+    Ok(Reloaded {
+        config,
+        shares,
+        measured,
+    })
 }

@@ -25,6 +25,9 @@ pub(super) const RING_LOOK: Duration = Duration::from_ms(10);
 /// A daemon that is told to stop writes for so long at most what it has; the rest is left for the next.
 pub(super) const DRAIN_MAX: Duration = Duration::from_s(80);
 
+/// The same, where nothing that it tries is taken: somebody has to do something about those files, or their disk.
+pub(super) const VAIN_MAX: Duration = Duration::from_s(20);
+
 /// A sentence about a lane that cannot be used, with the ways out.
 pub(crate) fn lane_error(folder: &Path, lane: LaneId, fault: LaneFault) -> ServeError {
     let what = match fault {
@@ -134,6 +137,7 @@ impl Daemon {
     /// Put everybody out and write what there is.
     pub(super) fn start_draining(&mut self) {
         self.drain_end = clock::now() + DRAIN_MAX;
+        self.fails_since = Instant::NEVER;
         // Who comes now is told that nobody is here, and not kept waiting.
         self.listener = None;
         if self.is_drained() {

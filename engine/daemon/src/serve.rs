@@ -260,7 +260,10 @@ fn open_shares(config: &Config) -> Result<(Opened, Absent), ServeError> {
     let (mut opened, mut absent) = (Vec::new(), Vec::new());
     for share in &config.shares {
         match Share::open(share) {
-            Ok(found) => opened.push((found, calibration_for(&config.state_dir, share))),
+            Ok(found) => {
+                let calibration = calibration_for(&config.state_dir, &found);
+                opened.push((found, calibration));
+            }
             Err(error) => absent.push((share.clone(), error)),
         }
     }

@@ -5,6 +5,7 @@
 //! the path later changes nothing unseen. When the path leads to another mount, the share is opened anew, as another
 //! [`Share`] (see moves.rs): nothing of the former one is used for it.
 
+use crate::calibrate::{Identity, identity_of};
 use crate::config::ShareConfig;
 use crate::error::ServeError;
 use crate::mounts::{MountTable, lacks_mount};
@@ -31,6 +32,8 @@ pub(crate) struct Share {
     /// None: let go of.
     held: Mutex<Option<Held>>,
     pub(crate) mount: MountId,
+    /// By which a calibration is known to be of its device. None: it could not be found out.
+    pub(crate) identity: Option<Identity>,
     /// `st_dev` of the folder.
     pub(crate) st_dev: u64,
     inode: u64,
@@ -144,6 +147,7 @@ impl Share {
                 flush_with: None,
             })),
             mount: status.mount,
+            identity: identity_of(&config.path).ok(),
             st_dev: status.key.device,
             inode: status.key.inode,
             mount_point,

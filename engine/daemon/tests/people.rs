@@ -7,6 +7,7 @@ mod support;
 
 use rushes_control::{Answer, Ask, ShareStatus};
 use rushes_daemon::ServeError;
+use rushes_daemon::calibrate::{Calibration, Fit, Source, identity_of};
 use rushes_daemon::config::Config;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -211,6 +212,74 @@ fn reload_takes_over_what_it_can_and_says_what_it_cannot() {
     );
     let (_file, handle) = open(&mut client, &second.0, "y.bin");
     assert_eq!(read(&mut client, handle, 0, 10).len(), 10);
+}
+
+#[test]
+fn what_was_measured_meanwhile_counts_from_a_reload_on() {
+    let share = Folder::below(&std::env::temp_dir());
+    let daemon = Daemon::start(&share.0, "");
+    let before = daemon.status();
+    if before.devices[0].model_source == "default (no block device)" {
+        eprintln!("skipped: {} lies on no block device", share.0.display());
+        return;
+    }
+    let noted = |status: &rushes_control::Status| {
+        let mut notes = status.daemon.notes.iter();
+        notes.any(|note| note.contains("was never measured"))
+    };
+    assert!(noted(&before), "{:?}", before.daemon.notes);
+    let fit = Fit {
+        fixed_ns: 5_000_000,
+        span_ns: 7_000_000,
+        bytes_per_second: 321_000_000,
+        sample_count: 91,
+        residual_percent_median: 0.4,
+        residual_percent_p95: 2.1,
+        estimated: false,
+        span_estimated: false,
+    };
+    let measured = Calibration {
+        version: 1,
+        identity: identity_of(&share.0).unwrap(),
+        measured_at: String::from("2026-11-21T10:00:00Z"),
+        quick: false,
+        source: Source::WholeDevice,
+        writes_missing: None,
+        buffered_file: None,
+        read: fit,
+        write: fit,
+        read_table: Vec::new(),
+        write_table: Vec::new(),
+    };
+    measured.save(&daemon.folder.0.join("state")).unwrap();
+    let told = notes(daemon.ask(&Ask::Reload {}));
+    assert!(
+        told.contains("was measured: positioning 5") && told.contains("321 MB/s"),
+        "{told}"
+    );
+    let after = daemon.status();
+    let device = &after.devices[0];
+    assert_eq!(device.model_source, "calibrated");
+    assert_eq!(device.read_bytes_per_s, 321_000_000);
+    assert!(!noted(&after), "{:?}", after.daemon.notes);
+    // Once: the next reload has nothing to say of it.
+    let told = notes(daemon.ask(&Ask::Reload {}));
+    assert!(!told.contains("was measured"), "{told}");
+}
+
+#[test]
+fn a_reload_that_failed_stands_in_the_status_until_one_succeeds() {
+    let share = Folder::below(&std::env::temp_dir());
+    let daemon = Daemon::start(&share.0, "");
+    let base = configuration(&daemon.folder.0, &share.0, "");
+    let rewrite = |text: &str| std::fs::write(daemon.config_file(), text).unwrap();
+    assert_eq!(daemon.status().daemon.reload_error, None);
+    rewrite(&format!("{base}[[rule]]\nmatch = \"*\"\nbitrate = 0\n"));
+    let wrong = error(daemon.ask(&Ask::Reload {}));
+    assert_eq!(daemon.status().daemon.reload_error, Some(wrong));
+    rewrite(&base);
+    notes(daemon.ask(&Ask::Reload {}));
+    assert_eq!(daemon.status().daemon.reload_error, None);
 }
 
 #[test]

@@ -114,6 +114,13 @@ pub(super) fn under(path: &Path) -> Result<Under, CalibrateError> {
     })
 }
 
+/// Its kind, as the kernel calls it.
+pub(super) fn file_system_of(path: &Path) -> Option<String> {
+    let folder = File::open(path).ok()?;
+    let mount = file::status(&folder).ok()?.mount;
+    crate::mounts::MountTable::read().ok()?.file_system(mount)
+}
+
 /// The device node that the kernel names for a number.
 pub(super) fn node_of(major: u32, minor: u32) -> Option<PathBuf> {
     let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/uevent")).ok()?;
