@@ -27,7 +27,8 @@ pub use cursor::{Cursor, Pattern};
 pub use frame_name::FrameName;
 pub use recogniser::{CURSOR_COUNT_MAX, CursorIndex, Moved, Observation, Recogniser};
 pub use sequence::{
-    AheadFrames, READER_COUNT_MAX, ReaderIndex, SequenceObservation, SequenceTracker,
+    AheadFrames, NUMBERS_LEAST_OF_OTHERS, READER_COUNT_MAX, ReaderIndex, SequenceObservation,
+    SequenceTracker,
 };
 
 #[cfg(test)]

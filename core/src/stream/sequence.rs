@@ -36,7 +36,7 @@ const STEP_MAX: u64 = 64;
 const NUMBERS_LEAST: usize = 2;
 const NUMBERS_LEAST_OF_FEW_DIGITS: usize = 4;
 /// The same, where they are not the last digits of the name: two cameras side by side differ once in theirs.
-const NUMBERS_LEAST_OF_OTHERS: usize = 3;
+pub const NUMBERS_LEAST_OF_OTHERS: usize = 3;
 /// So many contradictions end that.
 const DOUBTS_LEAST: u32 = 2;
 

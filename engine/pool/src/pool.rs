@@ -11,7 +11,7 @@ use crate::hole::vacate;
 use crate::member::{Access, Member, MemberState, mark_of};
 use crate::refused::Refused;
 use crate::rules::Rules;
-use crate::sequences::{Sequence, Sequences};
+use crate::sequences::{Frame, Sequences};
 use crate::wishes::Loads;
 use crate::xattr::{self, LAYOUT_ATTRIBUTE};
 use rushes_core::pool::check::Mark;
@@ -389,8 +389,8 @@ impl Pool {
             return Ok(located);
         }
         let _placing = self.placing.read();
-        let sequence = Sequence::of(stub);
-        let follows = sequence.as_ref().and_then(|it| self.sequences.last(it));
+        let frame = Frame::of(stub);
+        let follows = frame.as_ref().and_then(|it| self.sequences.last(it));
         let mut candidates = self.candidates(stub, None, wanted.length);
         if let Some(member) = follows {
             let (wish, rooms, asked) = &mut candidates;
@@ -403,8 +403,8 @@ impl Pool {
         let located = layout
             .locate(wanted.start)
             .expect("a placed file covers every byte");
-        if let Some(sequence) = sequence {
-            self.sequences.went_to(sequence, located.object.member);
+        if let Some(frame) = frame {
+            self.sequences.went_to(frame, located.object.member);
         }
         Ok(located)
     }

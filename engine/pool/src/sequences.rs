@@ -4,48 +4,66 @@
 //! In memory alone. A door that starts anew begins each sequence anew, wherever the pool's policy says; nothing is lost by it but evenness.
 
 use rushes_core::pool::MemberNumber;
-use rushes_core::stream::FrameName;
+use rushes_core::stream::{FrameName, NUMBERS_LEAST_OF_OTHERS};
 use rustix::fs::readlink;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Sequences that are remembered; of more those that were longest not written to are forgotten.
-const COUNT_MAX: usize = 1024;
+/// Names of sequences that are remembered; of more those that were longest not written to are forgotten.
+const COUNT_MAX: usize = 4096;
 
 /// Fewer digits than this, without zeros in front, are more often those of single files: `take1`, `take2`.
 const DIGITS_LEAST: u8 = 3;
 
 /// A sequence: its folder, and what stands before and behind its numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Sequence {
+struct Key {
     folder: PathBuf,
     prefix: String,
     suffix: String,
 }
 
-impl Sequence {
-    /// The one that a file is a frame of, by its name. None: it is none, or has no name.
-    pub(crate) fn of(stub: BorrowedFd<'_>) -> Option<Sequence> {
+/// What a file may be a frame of, and its number there.
+///
+/// Which digits of its name are the number the name alone does not say: those that change from file to file are (as in
+/// `rushes_core::stream::SequenceTracker`, which follows readers). So there is a reading for each run of digits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    /// By the last digits.
+    usual: Option<(Key, u64)>,
+    others: Vec<(Key, u64)>,
+}
+
+impl Frame {
+    /// By its name. None: it is none, or has no name.
+    pub(crate) fn of(stub: BorrowedFd<'_>) -> Option<Frame> {
         let own = format!("/proc/self/fd/{}", stub.as_raw_fd());
         let path = readlink(own, Vec::new()).ok()?;
-        Sequence::of_path(PathBuf::from(OsString::from_vec(path.into_bytes())))
+        Frame::of_path(&PathBuf::from(OsString::from_vec(path.into_bytes())))
     }
 
-    fn of_path(path: PathBuf) -> Option<Sequence> {
+    fn of_path(path: &Path) -> Option<Frame> {
         let name = path.file_name()?.to_str()?;
-        let frame = FrameName::parse(name).filter(|frame| !frame.is_clip())?;
-        if frame.width() < DIGITS_LEAST && !frame.padded() {
-            return None;
-        }
-        Some(Sequence {
-            folder: path.parent()?.to_path_buf(),
-            prefix: frame.prefix().to_owned(),
-            suffix: frame.suffix().to_owned(),
-        })
+        let folder = path.parent()?;
+        let key = |frame: FrameName<'_>| {
+            let counts = frame.width() >= DIGITS_LEAST || frame.padded();
+            let key = Key {
+                folder: folder.to_path_buf(),
+                prefix: frame.prefix().to_owned(),
+                suffix: frame.suffix().to_owned(),
+            };
+            (counts && !frame.is_clip()).then_some((key, frame.number()))
+        };
+        let frame = Frame {
+            usual: FrameName::parse(name).and_then(key),
+            others: FrameName::others(name).filter_map(key).collect(),
+        };
+        let is_none = frame.usual.is_none() && frame.others.is_empty();
+        (!is_none).then_some(frame)
     }
 }
 
@@ -55,8 +73,18 @@ pub(crate) struct Sequences(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Where the last frame went, and which it was of all.
-    last: HashMap<Sequence, (MemberNumber, u64)>,
+    last: HashMap<Key, Last>,
+    count: u64,
+}
+
+/// The last frame of a sequence.
+#[derive(Debug)]
+struct Last {
+    member: MemberNumber,
+    number: u64,
+    /// Different numbers, one after the other, that frames of it had.
+    number_count: usize,
+    /// Which it was of all frames.
     count: u64,
 }
 
@@ -66,21 +94,54 @@ impl Sequences {
     }
 
     /// Where its frame before went.
-    pub(crate) fn last(&self, sequence: &Sequence) -> Option<MemberNumber> {
-        self.known().last.get(sequence).map(|(member, _)| *member)
+    pub(crate) fn last(&self, frame: &Frame) -> Option<MemberNumber> {
+        let known = self.known();
+        if let Some((key, _)) = &frame.usual
+            && let Some(last) = known.last.get(key)
+        {
+            return Some(last.member);
+        }
+        // With this one there are enough.
+        let is_one = |last: &&Last, number: u64| {
+            last.number != number && last.number_count + 1 >= NUMBERS_LEAST_OF_OTHERS
+        };
+        let mut others = frame.others.iter();
+        others
+            .find_map(|(key, number)| {
+                let last = known.last.get(key)?;
+                Some(last).filter(|last| is_one(last, *number))
+            })
+            .map(|last| last.member)
     }
 
-    /// A frame of it went there.
-    pub(crate) fn went_to(&self, sequence: Sequence, member: MemberNumber) {
+    /// It went there.
+    pub(crate) fn went_to(&self, frame: Frame, member: MemberNumber) {
         let known = &mut *self.known();
         known.count += 1;
-        known.last.insert(sequence, (member, known.count));
+        let of_usual = frame
+            .usual
+            .as_ref()
+            .and_then(|(key, _)| known.last.get(key));
+        // Then the last digits are the ones, and all other readings would be new ones with each frame.
+        let is_usual = of_usual.is_some_and(|last| last.number_count > 1);
+        let others = frame.others.into_iter().filter(|_| !is_usual);
+        for (key, number) in frame.usual.into_iter().chain(others) {
+            let count = known.count;
+            let last = known.last.entry(key).or_insert(Last {
+                member,
+                number,
+                number_count: 1,
+                count,
+            });
+            last.number_count += usize::from(last.number != number);
+            (last.member, last.number, last.count) = (member, number, count);
+        }
         if known.last.len() > COUNT_MAX {
             // Half of them at once, so that it is seldom looked for.
-            let mut counts: Vec<u64> = known.last.values().map(|(_, count)| *count).collect();
+            let mut counts: Vec<u64> = known.last.values().map(|last| last.count).collect();
             counts.sort_unstable();
             let middle = counts[COUNT_MAX / 2];
-            known.last.retain(|_, (_, count)| *count > middle);
+            known.last.retain(|_, last| last.count > middle);
         }
     }
 }
@@ -89,43 +150,78 @@ impl Sequences {
 mod tests {
     use super::*;
 
-    fn sequence(path: &str) -> Option<Sequence> {
-        Sequence::of_path(PathBuf::from(path))
+    fn frame(path: &str) -> Option<Frame> {
+        Frame::of_path(Path::new(path))
+    }
+
+    /// Frames that go one after the other to the members with these numbers, unless they follow one.
+    fn members(paths: &[&str]) -> Vec<u16> {
+        let known = Sequences::default();
+        let go = |(at, path): (usize, &&str)| {
+            let frame = frame(path).unwrap_or_else(|| panic!("{path} is no frame"));
+            let member = known.last(&frame).unwrap_or(MemberNumber(at as u16));
+            known.went_to(frame, member);
+            member.0
+        };
+        paths.iter().enumerate().map(go).collect()
     }
 
     #[test]
-    fn frames_of_one_folder_and_name_are_one_sequence() {
-        let one = sequence("/c/tree/shot/f.0001.dpx");
-        assert!(one.is_some());
-        assert_eq!(one, sequence("/c/tree/shot/f.0999.dpx"));
-        assert!(sequence("/c/tree/shot/f01.exr").is_some());
+    fn frames_of_one_folder_and_name_follow_each_other_and_no_others() {
+        let paths = ["/t/shot/f.0001.dpx", "/t/shot/f.0999.dpx"];
+        assert_eq!(members(&paths), [0, 0]);
         for other in [
-            "/c/tree/other/f.0002.dpx",
-            "/c/tree/shot/g.0002.dpx",
-            "/c/tree/shot/f.0002.exr",
+            "/t/other/f.0002.dpx",
+            "/t/shot/g.0002.dpx",
+            "/t/shot/f.0002.exr",
         ] {
-            assert_ne!(one, sequence(other), "{other}");
+            assert_eq!(members(&[paths[0], other]), [0, 1], "{other}");
         }
-        for none in [
-            "/c/tree/shot/A001_C002.mov",
-            "/c/tree/readme",
-            "/c/tree/take7",
-            "/",
-        ] {
-            assert_eq!(sequence(none), None, "{none}");
+        assert_eq!(members(&["/t/f01.exr", "/t/f02.exr"]), [0, 0]);
+        for none in ["/t/shot/A001_C002.mov", "/t/readme", "/t/take7", "/"] {
+            assert_eq!(frame(none), None, "{none}");
         }
+    }
+
+    #[test]
+    fn digits_that_change_are_the_number_wherever_they_stand() {
+        let versions = [
+            "/t/shot_1001_v002.exr",
+            "/t/shot_1002_v002.exr",
+            "/t/shot_1003_v002.exr",
+            "/t/shot_1004_v002.exr",
+        ];
+        // The third one shows which.
+        assert_eq!(members(&versions), [0, 1, 1, 1]);
+        let scans = [
+            "/t/scan_000001_4k.dpx",
+            "/t/scan_000002_4k.dpx",
+            "/t/scan_000003_4k.dpx",
+        ];
+        assert_eq!(members(&scans), [0, 1, 1]);
+        // Two cameras side by side are no sequence of two frames.
+        let cameras = [
+            "/t/cam01_f0001.dpx",
+            "/t/cam02_f0001.dpx",
+            "/t/cam01_f0002.dpx",
+            "/t/cam02_f0002.dpx",
+        ];
+        assert_eq!(members(&cameras), [0, 1, 0, 1]);
     }
 
     #[test]
     fn those_longest_not_written_to_are_forgotten() {
         let known = Sequences::default();
-        let one = |n: usize| sequence(&format!("/c/tree/{n}/f.0001.dpx")).expect("a frame");
+        let one = |folder: usize, n: usize| {
+            let path = format!("/t/{folder}/f.{n:06}.dpx");
+            frame(&path).expect("a frame")
+        };
         for n in 0..5 * COUNT_MAX {
-            known.went_to(one(0), MemberNumber(7));
-            known.went_to(one(n + 1), MemberNumber(1));
+            known.went_to(one(0, n), MemberNumber(7));
+            known.went_to(one(n + 1, 1), MemberNumber(1));
         }
-        assert_eq!(known.last(&one(0)), Some(MemberNumber(7)));
-        assert_eq!(known.last(&one(1)), None);
+        assert_eq!(known.last(&one(0, 9)), Some(MemberNumber(7)));
+        assert_eq!(known.last(&one(1, 2)), None);
         assert!(known.known().last.len() <= COUNT_MAX);
     }
 }
