@@ -173,6 +173,9 @@ pub(crate) struct PoolRescueArgs {
     /// The folder of each member that is left
     #[arg(value_name = "MEMBER", required = true, value_hint = ValueHint::DirPath)]
     pub(crate) members: Vec<PathBuf>,
+    /// Of the daemon that the pool went by: what it has in memory has to be written first
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArg,
     /// Print JSON; the names of its fields are promised
     #[arg(long)]
     pub(crate) json: bool,

@@ -153,7 +153,7 @@ pub(crate) fn outlast_the_machine<'a>(
 }
 
 /// A daemon that goes on writing after a mount has ended needs some seconds.
-const WRITTEN_PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const WRITTEN_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A pool that nobody has mounted, with all that was acknowledged in its objects.
 pub(crate) fn settled(pool: Pool) -> Result<Pool, String> {

@@ -2,8 +2,8 @@
 //! `rushes pool fsck` and `rushes pool rescue`: mending a pool that is not mounted. No daemon is asked.
 
 use crate::args::{PoolFsckArgs, PoolRescueArgs};
-use crate::ask::{print_json, say};
-use crate::pool::{settled, shown, told};
+use crate::ask::{print_json, runtime_dir, say};
+use crate::pool::{WRITTEN_PATIENCE, settled, shown, told};
 use crate::show;
 use indicatif::{ProgressBar, ProgressStyle};
 use rushes_pool::{Fsck, ObjectName, Progress, State};
@@ -84,7 +84,20 @@ pub(crate) struct RescueReport {
     pub(crate) fsck: FsckReport,
 }
 
+/// What the lost catalogue said of the pool's daemon is lost with it: the one of this machine's configuration is looked at.
+fn members_have_all(args: &PoolRescueArgs) -> Result<(), String> {
+    let runtime_dir = runtime_dir(&args.daemon);
+    let waited =
+        rushes_fuse::wait_until_members_have_all(&args.members, &runtime_dir, WRITTEN_PATIENCE);
+    waited.map_err(|unwritten| {
+        format!(
+            "{unwritten}; expected all of them in their objects: start that daemon, or write them with `rushes recover`, then repeat this"
+        )
+    })
+}
+
 pub(crate) fn rescue(args: &PoolRescueArgs) -> Result<ExitCode, String> {
+    members_have_all(args)?;
     let bar = counter("{msg}");
     let done = rushes_pool::rescue(&args.catalogue, &args.members, |progress| {
         bar.set_message(message(progress));

@@ -39,7 +39,7 @@ pub use engine::DaemonPlace;
 pub use keeper::{Ended, HURRIED, Kept, Replacing, keep};
 pub use session::Mounted;
 pub use stopping::Stop;
-pub use unwritten::{Unwritten, wait_until_written};
+pub use unwritten::{Unwritten, wait_until_members_have_all, wait_until_written};
 
 use rushes_pool::Pool;
 use std::io;

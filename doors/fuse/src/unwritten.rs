@@ -11,6 +11,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -85,7 +86,6 @@ fn place(catalogue: &Path) -> io::Result<Option<PathBuf>> {
 /// Assumes  nobody has the pool mounted
 /// Errors   what is still missing
 pub fn wait_until_written(pool: &Pool, patience: Duration) -> Result<(), Unwritten> {
-    let end = Instant::now() + patience;
     let catalogue = pool.catalogue().path();
     let runtime_dir = match place(catalogue) {
         Ok(Some(runtime_dir)) => runtime_dir,
@@ -102,10 +102,27 @@ pub fn wait_until_written(pool: &Pool, patience: Duration) -> Result<(), Unwritt
         .iter()
         .filter_map(|member| member.status().device)
         .collect();
+    wait_for(&devices, runtime_dir, patience)
+}
+
+/// The same of a pool whose catalogue is lost, and with it what that said of the daemon: of the one that has its sockets there. Folders that cannot be looked at
+/// count for nothing.
+pub fn wait_until_members_have_all(
+    members: &[PathBuf],
+    runtime_dir: &Path,
+    patience: Duration,
+) -> Result<(), Unwritten> {
+    let device = |member: &PathBuf| Some(fs::metadata(member).ok()?.dev());
+    let devices: Vec<u64> = members.iter().filter_map(device).collect();
+    wait_for(&devices, runtime_dir.to_path_buf(), patience)
+}
+
+fn wait_for(devices: &[u64], runtime_dir: PathBuf, patience: Duration) -> Result<(), Unwritten> {
+    let end = Instant::now() + patience;
     loop {
         // Each time anew: a daemon that ended well takes them with it.
         let facts = FactsView::find(&runtime_dir);
-        let object_count = facts.map(|facts| facts.map_or(0, |facts| facts.count_on(&devices)));
+        let object_count = facts.map(|facts| facts.map_or(0, |facts| facts.count_on(devices)));
         if matches!(object_count, Ok(0)) {
             return Ok(());
         }
@@ -116,5 +133,26 @@ pub fn wait_until_written(pool: &Pool, patience: Duration) -> Result<(), Unwritt
             });
         }
         std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_whose_catalogue_is_lost_are_looked_for_in_the_facts_all_the_same() {
+        let folder = std::env::temp_dir().join(format!("rushes-unwritten-{}", std::process::id()));
+        let lanes = folder.join("lanes");
+        fs::create_dir_all(&lanes).expect("a folder for the test");
+        let look = || {
+            let members = [folder.clone(), folder.join("nowhere")];
+            wait_until_members_have_all(&members, &folder, Duration::ZERO)
+        };
+        look().expect("there never was a daemon");
+        std::os::unix::fs::symlink("nowhere", lanes.join("facts")).expect("it is made");
+        let unwritten = look().expect_err("nobody knows what it has").to_string();
+        assert!(unwritten.contains("cannot be read"), "{unwritten}");
+        fs::remove_dir_all(folder).expect("it goes");
     }
 }
