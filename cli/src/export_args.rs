@@ -51,7 +51,7 @@ pub(crate) struct ExportNfsArgs {
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     pub(crate) listen: IpAddr,
     /// TCP port
-    #[arg(long, default_value_t = 2049, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, default_value_t = 2049, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
     /// What clients mount; otherwise the folder's own name
     #[arg(long, value_name = "/NAME")]
@@ -112,7 +112,7 @@ pub(crate) struct ExportIscsiArgs {
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     pub(crate) listen: IpAddr,
     /// TCP port
-    #[arg(long, default_value_t = 3260, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, default_value_t = 3260, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
     /// Name of the target; otherwise iqn.2026-01.local.rushes: and the file's name. Two disks need two
     #[arg(long, value_name = "IQN")]

@@ -9,6 +9,7 @@ mod check;
 mod export;
 mod export_args;
 mod lab;
+mod lab_words;
 mod man;
 mod pool;
 mod pool_care;

@@ -2,6 +2,7 @@
 //! Man pages and completions, made from the table of arguments.
 
 use crate::args::Cli;
+use crate::lab;
 use clap::CommandFactory;
 use std::fs::File;
 use std::io::{self, Write};
@@ -73,8 +74,13 @@ pub(crate) fn man(out: Option<&Path>) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Completions on standard output.
+/// Completions on standard output, those of the lab among them if it is installed.
 pub(crate) fn completions(shell: clap_complete::Shell) -> ExitCode {
-    clap_complete::generate(shell, &mut Cli::command(), "rushes", &mut io::stdout());
+    let mut command = Cli::command();
+    match lab::words() {
+        Ok(words) => command = command.mut_subcommand("lab", |_| words.command()),
+        Err(error) => eprintln!("rushes: behind `rushes lab` nothing is completed: {error}"),
+    }
+    clap_complete::generate(shell, &mut command, "rushes", &mut io::stdout());
     ExitCode::SUCCESS
 }

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // The helpers are tests, too.
 
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -332,6 +333,37 @@ fn each_command_of_a_pool_has_its_man_page_and_is_completed() {
             // And its own options behind it.
             let options = offered(&script, &[&["rushes"][..], words, &[&command]].concat());
             assert!(options.contains(&String::from("--help")), "{command}");
+        }
+    }
+}
+
+#[test]
+fn commands_and_options_of_the_lab_are_completed() {
+    let folder = Folder::new();
+    // Where the lab was built it is beside the program, and asked itself; else this stands in for it.
+    let lab = folder.0.join("rushes-lab");
+    let words = r#"{"name":"lab","about":"","options":[],"commands":[{"name":"play","about":"","commands":[],"options":[
+        {"long":"streams","short":null,"name":"streams","help":"","takes_value":true,"values":[],"is_path":false,"may_repeat":false},
+        {"long":"server","short":null,"name":"server","help":"","takes_value":true,"values":["rushes","stock"],"is_path":false,"may_repeat":false}]}]}"#;
+    std::fs::write(&lab, format!("#!/bin/sh\ncat <<'END'\n{words}\nEND\n")).unwrap();
+    std::fs::set_permissions(&lab, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.0.display(), std::env::var("PATH").unwrap());
+    for shell in ["bash", "zsh", "fish"] {
+        let mut command = rushes();
+        let made = command
+            .args(["completions", shell])
+            .env("PATH", &path)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(made.stdout).unwrap();
+        assert!(text.contains("streams"), "{shell}");
+        if shell == "bash" {
+            let script = folder.0.join("completions");
+            std::fs::write(&script, text).unwrap();
+            assert!(offered(&script, &["rushes", "lab"]).contains(&String::from("play")));
+            let options = offered(&script, &["rushes", "lab", "play"]);
+            assert!(options.contains(&String::from("--streams")), "{options:?}");
+            assert!(options.contains(&String::from("--server")), "{options:?}");
         }
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line: every flag of every experiment, in one place.
 
+pub use crate::amounts::{parse_amount, parse_bitrate, parse_seconds, parse_span};
 use crate::compare::Contender;
 use crate::disk::FileSystem;
 use crate::disk::cli::DiskCommand;
@@ -77,6 +78,9 @@ pub enum Command {
         #[arg(long, value_name = "DIR")]
         kept: Option<PathBuf>,
     },
+    /// All its words, as JSON (asked for by `rushes completions`)
+    #[command(hide = true)]
+    Words,
     /// A player (started by the lab itself)
     #[command(hide = true)]
     Player,
@@ -189,7 +193,7 @@ pub struct StageArgs {
 #[derive(Clone, Debug, Args)]
 pub struct PlayersArgs {
     /// Bits a second of each stream
-    #[arg(long, default_value = "100M", value_parser = parse_amount)]
+    #[arg(long, default_value = "100M", value_parser = parse_bitrate)]
     pub bitrate: u64,
     /// How long each plays
     #[arg(long, default_value = "60", value_parser = parse_seconds)]
@@ -1235,7 +1239,7 @@ fn parse_rate(text: &str) -> Result<Rate, String> {
     if text == "max" {
         return Ok(Rate::Max);
     }
-    match parse_amount(text)? {
+    match parse_bitrate(text)? {
         0..8 => Err(format!(
             "`{text}` is no rate; expected for instance 100M, or max"
         )),
@@ -1258,56 +1262,6 @@ fn parse_pages(text: &str) -> Result<u64, String> {
     }
 }
 
-/// `100M`, `1GiB`, `750000000`.
-pub fn parse_amount(text: &str) -> Result<u64, String> {
-    let units: [(&str, u64); 9] = [
-        ("KiB", 1 << 10),
-        ("MiB", 1 << 20),
-        ("GiB", 1 << 30),
-        ("TiB", 1 << 40),
-        ("k", 1_000),
-        ("K", 1_000),
-        ("M", 1_000_000),
-        ("G", 1_000_000_000),
-        ("T", 1_000_000_000_000),
-    ];
-    let (number, factor) = units
-        .iter()
-        .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)))
-        .unwrap_or((text, 1));
-    let number: f64 = number.trim().parse().map_err(|_| {
-        format!("`{text}` is no amount; expected a number with k, M, G, KiB, MiB or GiB behind it")
-    })?;
-    if !number.is_finite() || number < 0.0 {
-        return Err(format!("`{text}` is no amount; it must not be negative"));
-    }
-    Ok((number * factor as f64).round() as u64)
-}
-
-/// `500ms`, `2s`, `1.5`.
-pub fn parse_span(text: &str) -> Result<Duration, String> {
-    let units = [("ms", 1e-3), ("us", 1e-6), ("s", 1.0), ("m", 60.0)];
-    let (number, factor) = units
-        .iter()
-        .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)))
-        .unwrap_or((text, 1.0));
-    number
-        .trim()
-        .parse::<f64>()
-        .ok()
-        .and_then(|number| Duration::try_from_secs_f64(number * factor).ok())
-        .ok_or_else(|| format!("`{text}` is no span of time; expected for instance 500ms or 2s"))
-}
-
-/// A span of time that is longer than none. Units: s.
-pub fn parse_seconds(text: &str) -> Result<f64, String> {
-    let seconds = parse_span(text)?.as_secs_f64();
-    if seconds == 0.0 {
-        return Err("a run of no length shows nothing".to_owned());
-    }
-    Ok(seconds)
-}
-
 fn parse_pair(text: &str) -> Result<(String, String), String> {
     let (key, value) = text
         .split_once('=')
@@ -1323,18 +1277,6 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn amounts_and_spans_are_read_as_people_write_them() {
-        assert_eq!(parse_amount("100M"), Ok(100_000_000));
-        assert_eq!(parse_amount("1GiB"), Ok(1 << 30));
-        assert_eq!(parse_amount("1.5k"), Ok(1500));
-        assert!(parse_amount("fast").is_err());
-        assert!(parse_amount("-1").is_err());
-        assert_eq!(parse_span("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(parse_span("2"), Ok(Duration::from_secs(2)));
-        assert!(parse_span("-1s").is_err());
     }
 
     fn record_args(line: &str) -> RecordArgs {

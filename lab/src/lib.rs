@@ -4,6 +4,7 @@
 //! Nothing here is imported by the server. `rushes lab …` executes the binary of this crate, so the
 //! server links neither FUSE nor libsmbclient.
 
+pub mod amounts;
 pub mod array;
 pub mod arrival;
 pub mod blocks;
@@ -42,6 +43,7 @@ pub mod throughput;
 pub mod tidy;
 pub mod trials;
 pub mod wire;
+pub mod words;
 pub mod work;
 pub mod writer;
 pub mod written;

@@ -2,7 +2,7 @@
 //! `rushes-lab`: what `rushes lab …` executes.
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use rushes_lab::cli::{
     Cli, Command, CompareArgs, CopyInArgs, DemoArgs, FillArgs, MetadataArgs, MixedArgs, MostArgs,
     OthersArgs, PlayArgs, PowerArgs, PrerollArgs, RecordArgs, ScatterArgs, StageArgs,
@@ -18,7 +18,8 @@ use rushes_lab::stage::Stage;
 use rushes_lab::trials::{self, Trial};
 use rushes_lab::written::WriteReport;
 use rushes_lab::{
-    compare, demo, disk, edit, fill, most, player, power, preroll, stage, storm, work, writer,
+    compare, demo, disk, edit, fill, most, player, power, preroll, stage, storm, words, work,
+    writer,
 };
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -47,6 +48,12 @@ fn main() -> ExitCode {
 fn dispatch(command: Command) -> Result<()> {
     match command {
         // Clients answer to the lab that started them, not to the keyboard.
+        Command::Words => {
+            let mut command = Cli::command();
+            command.build();
+            println!("{}", serde_json::to_string(&words::of(&command))?);
+            Ok(())
+        }
         Command::Player => player::main(),
         Command::Editor => edit::editor::main(),
         Command::Writer => writer::main(),
@@ -83,6 +90,7 @@ fn experiment(command: Command) -> Result<()> {
         Command::PowerCuts(args) => cut_power(&args),
         Command::Clean { kept } => clean(kept.as_deref()),
         Command::Player
+        | Command::Words
         | Command::Editor
         | Command::Writer
         | Command::Filler

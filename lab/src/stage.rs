@@ -210,7 +210,7 @@ impl Stage {
             return Stage::prepare_to_write(room, place, plan, ground, quiet);
         }
         match place {
-            Place::Folder(folder) => Stage::in_folder(folder, plan, None, quiet),
+            Place::Folder(folder) => Stage::in_folder(folder, plan, ground.room_bytes, None, quiet),
             Place::Table5(1) if !needs_array(place, &ground) => {
                 Stage::on_slow_disk(room, plan, ground, keep, None, quiet)
             }
@@ -234,7 +234,7 @@ impl Stage {
                 bail!("--disk-folder is for the modelled disk's bytes; leave out it or --disk")
             }
             _ if needs_array(place, &ground) => Stage::on_array(place, plan, ground, quiet),
-            Place::Folder(folder) => Stage::in_folder(folder, plan, None, quiet),
+            Place::Folder(folder) => Stage::in_folder(folder, plan, ground.room_bytes, None, quiet),
             Place::Table5(_) | Place::Ssd | Place::Memory => {
                 Stage::on_slow_disk(room, plan, ground, None, None, quiet)
             }
@@ -249,7 +249,7 @@ impl Stage {
         author: Author<'_>,
     ) -> Result<Stage> {
         match place {
-            Place::Folder(folder) => Stage::in_folder(folder, plan, Some(author), false),
+            Place::Folder(folder) => Stage::in_folder(folder, plan, 0, Some(author), false),
             Place::Table5(1) => {
                 Stage::on_slow_disk(room, plan, Ground::default(), None, Some(author), false)
             }
@@ -262,9 +262,11 @@ impl Stage {
     fn in_folder(
         folder: &Path,
         plan: &Plan,
+        room_bytes: u64,
         mut author: Option<Author<'_>>,
         quiet: bool,
     ) -> Result<Stage> {
+        ensure_space(folder, plan, room_bytes, "--disk")?;
         let root = folder.join("rushes-lab-stage");
         let stage = Stage {
             plan: plan.clone(),
@@ -300,7 +302,7 @@ impl Stage {
             Some(shelf) => shelf.disk(plan)?,
             None => {
                 match &ground.folder {
-                    Some(folder) => ensure_space(folder, plan, ground.room_bytes)?,
+                    Some(folder) => ensure_space(folder, plan, ground.room_bytes, "--disk-folder")?,
                     None => ensure_memory(plan, ground.room_bytes)?,
                 }
                 (
@@ -354,11 +356,11 @@ impl Stage {
             (folder, _) if !ground.sizes.is_empty() => {
                 let more = all_bytes.saturating_sub(footage_bytes(plan));
                 match folder {
-                    Some(folder) => ensure_space(folder, plan, more)?,
+                    Some(folder) => ensure_space(folder, plan, more, "--disk-folder")?,
                     None => ensure_memory(plan, more)?,
                 }
             }
-            (Some(folder), _) => ensure_space(folder, plan, ground.room_bytes)?,
+            (Some(folder), _) => ensure_space(folder, plan, ground.room_bytes, "--disk-folder")?,
             // A disk in memory has all of it from the beginning.
             (None, Place::Memory) => {
                 let more = (bytes * ground.disk_count).saturating_sub(footage_bytes(plan));
@@ -959,8 +961,11 @@ fn footage_bytes(plan: &Plan) -> u64 {
     plan.pieces().iter().map(|piece| plan.bytes(*piece)).sum()
 }
 
-/// The same where its bytes lie on a real disk.
-fn ensure_space(folder: &Path, plan: &Plan, room_bytes: u64) -> Result<()> {
+/// A file system of somebody's is not filled further than to this. Units: bytes.
+const LEFT_BYTES: u64 = 64 << 20;
+
+/// The same where its bytes lie on a real disk, which `option` names.
+fn ensure_space(folder: &Path, plan: &Plan, room_bytes: u64, option: &str) -> Result<()> {
     let found = rustix::fs::statvfs(folder)
         .with_context(|| format!("{} cannot be looked at", folder.display()))?;
     let (footage, free) = (
@@ -968,10 +973,11 @@ fn ensure_space(folder: &Path, plan: &Plan, room_bytes: u64) -> Result<()> {
         found.f_bavail * found.f_frsize,
     );
     ensure!(
-        footage <= free,
-        "the footage of this run takes {} MiB, and {} has {} MiB free; write fewer streams or seconds, or name another \
-         folder with --disk-folder",
+        footage + LEFT_BYTES <= free,
+        "the files of this run take {} MiB, {} MiB are to stay free, and {} has {} MiB; take fewer streams, seconds or copies, or name another \
+         folder with {option}",
         footage >> 20,
+        LEFT_BYTES >> 20,
         folder.display(),
         free >> 20
     );
@@ -1320,6 +1326,34 @@ mod tests {
             copy_bytes: 1 << 30,
             entry_count: 0,
         }
+    }
+
+    #[test]
+    fn disk_that_is_too_small_is_told_before_anything_is_written() {
+        let folder = std::env::temp_dir().join(format!("rushes-lab-full-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder for the test");
+        let found = rustix::fs::statvfs(&folder).expect("it can be looked at");
+        let free = found.f_bavail * found.f_frsize;
+        let plan = |bytes| Plan {
+            stream_count: 0,
+            copy_count: 1,
+            copy_bytes: bytes,
+            ..plan()
+        };
+        // A file that fits, with nothing left.
+        let Err(told) = Stage::in_folder(&folder, &plan(free - (32 << 20)), 0, None, true) else {
+            panic!("it does not fit");
+        };
+        let told = format!("{told:#}");
+        for expect in ["64 MiB are to stay free", "name another folder with --disk"] {
+            assert!(told.contains(expect), "{told}");
+        }
+        assert_eq!(fs::read_dir(&folder).expect("it is there").count(), 0);
+        // What runs write counts as well.
+        let room = ensure_space(&folder, &plan(1 << 20), free, "--disk");
+        assert!(room.is_err());
+        assert!(ensure_space(&folder, &plan(1 << 20), 0, "--disk").is_ok() || free < 70 << 20);
+        fs::remove_dir(folder).expect("it is empty");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::control::Command;
 use super::measure::{self, Plan};
 use super::setup::{self, DiskError, DiskSpec, FileSystem, Room, SlowDisk};
 use super::timing::DiskTiming;
+use crate::amounts::{self, parse_amount};
 
 /// What can be done with slow disks.
 #[derive(Debug, Subcommand)]
@@ -125,43 +126,18 @@ impl Kind {
     }
 }
 
-/// Reads `4096`, `40GB`, `8GiB`, `1.5TB`.
 fn parse_bytes(text: &str) -> Result<ByteCount, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "" | "B" => 1.0,
-        "kB" | "KB" => 1e3,
-        "MB" => 1e6,
-        "GB" => 1e9,
-        "TB" => 1e12,
-        "KiB" | "K" => (1u64 << 10) as f64,
-        "MiB" | "M" => (1u64 << 20) as f64,
-        "GiB" | "G" => (1u64 << 30) as f64,
-        "TiB" | "T" => (1u64 << 40) as f64,
-        unit => {
-            return Err(format!(
-                "read the unit \"{unit}\": expected GB, GiB, MB, MiB …"
-            ));
-        }
-    };
-    let number: f64 = digits
-        .trim()
-        .parse()
-        .map_err(|_| format!("read \"{digits}\": expected a number of bytes, for instance 40GB"))?;
-    let bytes = number * unit;
-    if !(1.0..9e18).contains(&bytes) {
-        return Err(format!("read \"{text}\": expected between 1 byte and 9 EB"));
+    match parse_amount(text)? {
+        0 => Err(String::from("a disk of no bytes has no room for anything")),
+        // Whole pages, as the disk wants them.
+        bytes => Ok(ByteCount(bytes.next_multiple_of(4096))),
     }
-    // Whole pages, as the disk wants them.
-    Ok(ByteCount((bytes as u64).next_multiple_of(4096)))
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (0.01..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err(format!(
-            "read \"{text}\": expected seconds from 0.01 to 3600"
-        )),
+    match amounts::parse_seconds(text)? {
+        seconds if (0.01..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("read \"{text}\": expected 0.01 s to 3600 s")),
     }
 }
 

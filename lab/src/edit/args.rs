@@ -5,8 +5,8 @@ use super::edl::Event;
 use super::workload::{Mix, Workload, events_of};
 use super::{Edit, media};
 use crate::cli::{
-    GroundArgs, ServerArgs, default_players, no_others, parse_amount, parse_seconds, parse_span,
-    play_of,
+    GroundArgs, ServerArgs, default_players, no_others, parse_amount, parse_bitrate, parse_seconds,
+    parse_span, play_of,
 };
 use crate::compare::Contender;
 use anyhow::{Context, Result, ensure};
@@ -54,7 +54,7 @@ pub struct EditArgs {
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_amount)]
     pub file_bytes: u64,
     /// Bits a second of each
-    #[arg(long, default_value = "100M", value_parser = parse_amount)]
+    #[arg(long, default_value = "100M", value_parser = parse_bitrate)]
     pub bitrate: u64,
     /// Frames a second
     #[arg(long, default_value_t = 25.0)]
