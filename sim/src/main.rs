@@ -30,7 +30,24 @@ enum What {
     Record(Recording),
 }
 
+/// Whoever reads it may stop when they have seen enough (`| head`): then nothing is left to be done, and nothing is wrong.
+fn end_with_the_reader() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let said = panic.payload().downcast_ref::<String>();
+        // As println! says it.
+        let is_it = |said: &String| {
+            said.starts_with("failed printing to stdout") && said.contains("Broken pipe")
+        };
+        if said.is_some_and(is_it) {
+            std::process::exit(0);
+        }
+        usual(panic);
+    }));
+}
+
 fn main() -> ExitCode {
+    end_with_the_reader();
     let result = match Command::parse().what {
         What::Run(run) => run.run(),
         What::Replay(replay) => replay.run(),

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whoever reads what the simulator prints may stop when they have seen enough.
+
+use std::process::{Command, Stdio};
+
+#[test]
+fn a_reader_who_leaves_ends_it_without_a_word() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = Command::new(env!("CARGO_BIN_EXE_rushes-sim"))
+        .args(["run", "all", "--print"])
+        .stdout(Stdio::from(writer))
+        .stderr(Stdio::piped())
+        .output()
+        .expect("it starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said, "");
+}
