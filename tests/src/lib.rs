@@ -30,4 +30,5 @@ pub mod torture;
 pub mod tree;
 pub mod ways;
 pub mod wire;
+pub mod words;
 pub mod world;

@@ -77,23 +77,9 @@ impl Stand {
         if has_slow_disk {
             world.add_slow_disk(SLOW_DISK_BYTES);
         }
-        let members = world.file_systems();
-        let member = |number: usize| members[number].join("pool");
-        let daemon = Daemon::start(
-            &world.scratch,
-            &DaemonSpec {
-                share: member(0),
-                cache: String::from("64MiB"),
-                write_buffer: Some(BUFFER),
-                server: String::new(),
-                more: (1..members.len())
-                    .map(|number| {
-                        let path = member(number);
-                        format!("[[share]]\nname = \"m{number}\"\npath = {path:?}\n")
-                    })
-                    .collect(),
-            },
-        );
+        let members = world.file_systems().into_iter();
+        let spec = DaemonSpec::of_members(members.map(|member| member.join("pool")));
+        let daemon = Daemon::start(&world.scratch, &spec);
         let smbd = smbd_of(&world);
         Some(Stand::Pool(smbd, daemon, world))
     }

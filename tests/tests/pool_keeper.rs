@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The process that serves a mount is killed, again and again, and whoever works on the mount waits for the next one: no error, no byte that is another.
 
-use rushes_tests::daemon::{Daemon, DaemonSpec};
+use rushes_tests::daemon::Daemon;
 use rushes_tests::disk::run;
 use rushes_tests::export::{Export, NFS};
 use rushes_tests::local::Model;
@@ -336,25 +336,7 @@ fn programs_do_not_notice_that_the_process_behind_the_mount_is_killed() {
 /// A pool of these members, and a daemon that takes what is written to them.
 fn served(members: &[Made]) -> Option<(PoolWorld, Daemon)> {
     let world = PoolWorld::kept(members)?;
-    let member = |number: usize| world.member(number).join("pool");
-    let spec = DaemonSpec {
-        share: member(0),
-        cache: String::from("64MiB"),
-        write_buffer: Some("64MiB"),
-        server: String::new(),
-        more: (1..members.len())
-            .map(|number| {
-                let path = member(number);
-                format!("[[share]]\nname = \"m{number}\"\npath = {path:?}\n")
-            })
-            .collect(),
-    };
-    let daemon = Daemon::start(&world.scratch, &spec);
-    let is_each_served = |status: &serde_json::Value| {
-        let sessions = status["sessions"].as_array();
-        sessions.is_some_and(|all| all.len() == members.len())
-    };
-    daemon.wait_for("a session for each member", is_each_served);
+    let daemon = world.served(members.len(), "");
     Some((world, daemon))
 }
 

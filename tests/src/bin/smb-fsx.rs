@@ -7,6 +7,7 @@
 //! `--modules ""` is Samba alone: whether the model or our module is to blame.
 
 use rushes_tests::fsx::{self, Plan};
+use rushes_tests::words::pairs;
 use rushes_tests::world::{Setup, World};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,7 +71,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn read(mut words: impl Iterator<Item = String>) -> Result<Asked, String> {
+fn read(words: impl Iterator<Item = String>) -> Result<Asked, String> {
     let mut asked = Asked {
         plan: Plan {
             seed: 1,
@@ -85,24 +86,20 @@ fn read(mut words: impl Iterator<Item = String>) -> Result<Asked, String> {
         setup: fsx::setup("64MiB"),
         kill: None,
     };
-    while let Some(word) = words.next() {
-        let value = words.next().ok_or(format!("{word} lacks a value"))?;
-        let number = || {
-            let wrong = |error| format!("{word} {value}: {error}");
-            value.parse::<u64>().map_err(wrong)
-        };
-        match word.as_str() {
-            "--operations" => asked.plan.operations = number()?,
-            "--seed" => asked.plan.seed = number()?,
-            "--workers" => asked.plan.workers = number()?.max(1),
-            "--only" => asked.plan.only = Some(number()?),
-            "--clients" => asked.plan.clients = number()?.max(1) as usize,
-            "--buffer" => asked.setup.write_buffer = Some(value.leak()),
-            "--share" => asked.setup.share.push(value),
-            "--global" => asked.setup.global.push(value),
-            "--modules" => asked.setup.modules = value,
-            "--kill" => asked.kill = Some(Duration::from_millis(number()?)),
-            _ => return Err(format!("unknown option {word}")),
+    for pair in pairs(words) {
+        let pair = pair?;
+        match pair.word.as_str() {
+            "--operations" => asked.plan.operations = pair.number()?,
+            "--seed" => asked.plan.seed = pair.number()?,
+            "--workers" => asked.plan.workers = pair.number()?.max(1),
+            "--only" => asked.plan.only = Some(pair.number()?),
+            "--clients" => asked.plan.clients = pair.number()?.max(1) as usize,
+            "--buffer" => asked.setup.write_buffer = Some(pair.value.leak()),
+            "--share" => asked.setup.share.push(pair.value),
+            "--global" => asked.setup.global.push(pair.value),
+            "--modules" => asked.setup.modules = pair.value,
+            "--kill" => asked.kill = Some(Duration::from_millis(pair.number()?)),
+            _ => return Err(pair.unknown()),
         }
     }
     Ok(asked)

@@ -7,6 +7,7 @@
 //! `--modules ""` is Samba alone: whether the model or our module is to blame.
 
 use rushes_tests::stale::{self, Plan, XFS};
+use rushes_tests::words::pairs;
 use rushes_tests::world::{Backing, World};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -40,9 +41,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn read(
-    mut words: impl Iterator<Item = String>,
-) -> Result<(Plan, rushes_tests::world::Setup), String> {
+fn read(words: impl Iterator<Item = String>) -> Result<(Plan, rushes_tests::world::Setup), String> {
     let mut plan = Plan {
         seed: 1,
         time: Duration::from_secs(600),
@@ -53,25 +52,21 @@ fn read(
         go_on: true,
     };
     let (mut backing, mut buffer, mut modules, mut analyser) = (Backing::Ext4, None, None, false);
-    while let Some(word) = words.next() {
-        let value = words.next().ok_or(format!("{word} lacks a value"))?;
-        let number = || {
-            let wrong = |error| format!("{word} {value}: {error}");
-            value.parse::<u64>().map_err(wrong)
-        };
-        match word.as_str() {
-            "--seconds" => plan.time = Duration::from_secs(number()?),
-            "--seed" => plan.seed = number()?,
-            "--workers" => plan.workers = number()?.max(1),
-            "--only" => plan.only = Some(number()?),
-            "--way" => plan.ways.push(value),
-            "--first-fault" => plan.go_on = number()? == 0,
-            "--buffer" => buffer = Some(&*value.leak()),
-            "--modules" => modules = Some(value),
-            "--analyser" => analyser = number()? != 0,
-            "--fs" if value == "ext4" => backing = Backing::Ext4,
-            "--fs" if value == "xfs" => backing = XFS,
-            _ => return Err(format!("unknown option {word} {value}")),
+    for pair in pairs(words) {
+        let pair = pair?;
+        match pair.word.as_str() {
+            "--seconds" => plan.time = Duration::from_secs(pair.number()?),
+            "--seed" => plan.seed = pair.number()?,
+            "--workers" => plan.workers = pair.number()?.max(1),
+            "--only" => plan.only = Some(pair.number()?),
+            "--way" => plan.ways.push(pair.value),
+            "--first-fault" => plan.go_on = pair.number()? == 0,
+            "--buffer" => buffer = Some(&*pair.value.leak()),
+            "--modules" => modules = Some(pair.value),
+            "--analyser" => analyser = pair.number()? != 0,
+            "--fs" if pair.value == "ext4" => backing = Backing::Ext4,
+            "--fs" if pair.value == "xfs" => backing = XFS,
+            _ => return Err(pair.unknown()),
         }
     }
     let mut setup = stale::setup(backing, buffer, analyser);

@@ -4,6 +4,7 @@
 //! `torture [--seed N] [--seconds N] [--stand plain|pool|any] [--only ROUND] [--round SECONDS]`
 
 use rushes_tests::torture::{self, Kind, Plan};
+use rushes_tests::words::pairs;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn read(mut words: impl Iterator<Item = String>) -> Result<Plan, String> {
+fn read(words: impl Iterator<Item = String>) -> Result<Plan, String> {
     let mut plan = Plan {
         seed: 1,
         time: Duration::from_secs(3600),
@@ -41,26 +42,27 @@ fn read(mut words: impl Iterator<Item = String>) -> Result<Plan, String> {
         round: None,
         flips: false,
     };
-    while let Some(word) = words.next() {
-        let value = words.next().ok_or(format!("{word} lacks a value"))?;
-        let number = || {
-            let wrong = |error| format!("{word} {value}: {error}");
-            value.parse::<u64>().map_err(wrong)
-        };
-        match word.as_str() {
-            "--seed" => plan.seed = number()?,
-            "--seconds" => plan.time = Duration::from_secs(number()?),
-            "--only" => plan.only = Some(number()?),
-            "--round" => plan.round = Some(Duration::from_secs(number()?)),
+    for pair in pairs(words) {
+        let pair = pair?;
+        match pair.word.as_str() {
+            "--seed" => plan.seed = pair.number()?,
+            "--seconds" => plan.time = Duration::from_secs(pair.number()?),
+            "--only" => plan.only = Some(pair.number()?),
+            "--round" => plan.round = Some(Duration::from_secs(pair.number()?)),
             "--stand" => {
-                plan.stand = match value.as_str() {
+                plan.stand = match pair.value.as_str() {
                     "plain" => Some(Kind::Plain),
                     "pool" => Some(Kind::Pool),
                     "any" => None,
-                    _ => return Err(format!("{word} {value}: expected plain, pool or any")),
+                    _ => {
+                        return Err(format!(
+                            "{} {}: expected plain, pool or any",
+                            pair.word, pair.value
+                        ));
+                    }
                 }
             }
-            _ => return Err(format!("unknown option {word}")),
+            _ => return Err(pair.unknown()),
         }
     }
     Ok(plan)
