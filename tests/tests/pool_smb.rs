@@ -10,6 +10,7 @@ use rushes_tests::random::Random;
 use rushes_tests::smb2::{self, Connection, Disposition};
 use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
 use std::fs;
+use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
@@ -184,7 +185,8 @@ fn whoever_has_a_file_of_a_pool_open_is_in_the_ledger() {
     };
     let reels = world.path("reels");
     fs::create_dir(&reels).expect("made");
-    for name in ["clip.mov", "other.mov"] {
+    fs::set_permissions(&reels, fs::Permissions::from_mode(0o777)).expect("our own");
+    for name in ["clip.mov", "other.mov", "third.mov"] {
         fs::write(reels.join(name), pattern::bytes(9, 0, 64 * BLOCK)).expect("written");
         fs::set_permissions(reels.join(name), fs::Permissions::from_mode(0o666)).expect("our own");
     }
@@ -210,9 +212,15 @@ fn whoever_has_a_file_of_a_pool_open_is_in_the_ledger() {
     pattern::check(9, 0, &found, "clip.mov");
     stands("the client's address", clip.1, "daemon", "127.0.0.1");
 
-    let other = fs::read(reels.join("other.mov")).expect("read");
+    let mut mine = fs::File::open(reels.join("other.mov")).expect("opened");
+    let mut other = Vec::new();
+    mine.read_to_end(&mut other).expect("read");
     pattern::check(9, 0, &other, "other.mov");
     stands("a local program", "reels/other.mov", "root", own);
+    drop(mine);
+    // Who is known by now is named although he does not stay.
+    fs::read(reels.join("third.mov")).expect("read");
+    stands("the same, in haste", "reels/third.mov", "root", own);
 
     // Both at one file, then the one that is left.
     let mine = fs::File::open(reels.join("clip.mov")).expect("opened");

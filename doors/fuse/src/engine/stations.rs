@@ -29,8 +29,8 @@ use std::thread::JoinHandle;
 
 /// In which /proc counts times. The same on all machines we run on (USER_HZ of the kernel's interface). Units: ns.
 const TICK_NS: u64 = 10_000_000;
-/// Users whose names are remembered.
-const USER_COUNT_MAX: usize = 1024;
+/// Users whose names are remembered; the same of processes.
+const COUNT_MAX: usize = 1024;
 /// Names that are told of one file; of more how many there are.
 const NAME_COUNT_MAX: usize = 2;
 /// What stands for a client that is not known, as in the session.
@@ -53,6 +53,43 @@ struct Known {
     /// Files to be looked at.
     asked: VecDeque<u64>,
     is_closing: bool,
+    /// What was found out before: who opens, reads and closes at once is gone when he is looked at.
+    before: Before,
+}
+
+/// Users by name, and processes: when each began, and what it is.
+#[derive(Default)]
+struct Before {
+    users: HashMap<u32, String>,
+    processes: HashMap<u32, (u64, String)>,
+}
+
+impl Before {
+    /// Without waiting for anybody.
+    fn station(&self, open: &Open) -> Option<Station> {
+        let user = self.users.get(&open.opener.user)?;
+        let (began, client) = self.processes.get(&open.opener.process)?;
+        let folder = Path::new("/proc").join(open.opener.process.to_string());
+        let (_, begins) = stat_of(&fs::read_to_string(folder.join("stat")).ok()?)?;
+        (begins == *began && begins <= open.at).then(|| Station {
+            user: user.clone(),
+            client: client.clone(),
+        })
+    }
+
+    fn learn(&mut self, open: &Open, (station, began): (&Station, Option<u64>)) {
+        if self.users.len() >= COUNT_MAX {
+            self.users.clear();
+        }
+        if self.processes.len() >= COUNT_MAX {
+            self.processes.clear();
+        }
+        self.users.insert(open.opener.user, station.user.clone());
+        if let Some(began) = began {
+            let what = (began, station.client.clone());
+            self.processes.insert(open.opener.process, what);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -71,6 +108,18 @@ struct Open {
     /// Since the machine started. Units: ns.
     at: u64,
     station: Option<Station>,
+}
+
+impl File {
+    /// All who have it open and are known, in few words.
+    fn named(&self) -> Option<Station> {
+        let stations = self.opens.values().filter_map(|open| open.station.as_ref());
+        stations.clone().next()?;
+        Some(Station {
+            user: listed(stations.clone().map(|station| station.user.as_str())),
+            client: listed(stations.map(|station| station.client.as_str())),
+        })
+    }
 }
 
 impl Known {
@@ -171,9 +220,22 @@ impl Stations {
 
     /// Whose it is. None: it is found out, and told by [`Job::Stationed`].
     pub(super) fn of(&self, object: ObjectId) -> Option<Station> {
-        let mut known = locked(&self.known);
+        let known = &mut *locked(&self.known);
         let number = *known.of.get(&object)?;
-        let label = known.files.get(&number)?.label.clone();
+        let file = known.files.get_mut(&number)?;
+        if file.label.is_none() {
+            for open in file
+                .opens
+                .values_mut()
+                .filter(|open| open.station.is_none())
+            {
+                open.station = known.before.station(open);
+            }
+            if file.opens.values().all(|open| open.station.is_some()) {
+                file.label = file.named();
+            }
+        }
+        let label = file.label.clone();
         if label.is_none() && known.ask(number) {
             self.asked.notify_all();
         }
@@ -181,15 +243,16 @@ impl Stations {
     }
 
     fn run(&self, queues: &Queues) {
-        let mut users = HashMap::new();
         while let Some((number, mut opens)) = self.next() {
             // With no lock held: names of users may come from afar.
             for open in opens.values_mut().filter(|open| open.station.is_none()) {
-                open.station = Some(Station {
-                    user: name_of(open.opener.user, &mut users),
-                    client: client_of(Path::new("/proc"), open.opener.process, open.at)
-                        .unwrap_or_else(|| String::from(UNKNOWN)),
-                });
+                let client = client_of(Path::new("/proc"), open.opener.process, open.at);
+                let began = client.as_ref().map(|(_, began)| *began);
+                let client = client.map_or_else(|| String::from(UNKNOWN), |(client, _)| client);
+                let user = name_of(open.opener.user);
+                let station = Station { user, client };
+                locked(&self.known).before.learn(open, (&station, began));
+                open.station = Some(station);
             }
             for object in self.found(number, &opens) {
                 let queues = queues.read().unwrap_or_else(PoisonError::into_inner);
@@ -232,7 +295,7 @@ impl Stations {
                 open.station = looked.get(handle).and_then(|open| open.station.clone());
             }
         }
-        let label = label_of(file.opens.values().filter_map(|open| open.station.as_ref()));
+        let label = file.named();
         if label.is_none() || label == file.label {
             return Vec::new();
         }
@@ -244,15 +307,6 @@ impl Stations {
 fn since_start() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// All who have it open, in few words.
-fn label_of<'a>(stations: impl Iterator<Item = &'a Station> + Clone) -> Option<Station> {
-    stations.clone().next()?;
-    Some(Station {
-        user: listed(stations.clone().map(|station| station.user.as_str())),
-        client: listed(stations.map(|station| station.client.as_str())),
-    })
 }
 
 /// `anna`, `anna, ben`, `anna, ben and 3 more`
@@ -271,33 +325,35 @@ fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
-fn name_of(user: u32, known: &mut HashMap<u32, String>) -> String {
-    if let Some(name) = known.get(&user) {
-        return name.clone();
-    }
+fn name_of(user: u32) -> String {
     let found = User::from_uid(Uid::from_raw(user)).ok().flatten();
-    let name = found.map_or_else(|| user.to_string(), |user| user.name);
-    if known.len() >= USER_COUNT_MAX {
-        known.clear();
-    }
-    known.insert(user, name.clone());
-    name
+    found.map_or_else(|| user.to_string(), |user| user.name)
 }
 
-/// From where this process works, or what it is. None: it is gone, or another one has its number.
+/// From where this process works, or what it is; and when it began. None: it is gone, or another one has its number.
 ///
 /// `opened`  when it opened the file, since the machine started. Units: ns
-fn client_of(proc: &Path, process: u32, opened: u64) -> Option<String> {
+fn client_of(proc: &Path, process: u32, opened: u64) -> Option<(String, u64)> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let held = open(proc.join(process.to_string()), flags, Mode::empty()).ok()?;
     // What is read by this belongs to that process, or cannot be read.
     let folder = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));
-    let (name, began) = stat_of(&fs::read_to_string(folder.join("stat")).ok()?)?;
+    let (own, began) = stat_of(&fs::read_to_string(folder.join("stat")).ok()?)?;
     if began > opened {
         return None;
     }
+    // A thread has a name of its own; people know the program's.
+    let name = leader_of(&folder, proc).unwrap_or(own);
     let peer = name.starts_with("smbd").then(|| peer_of(&folder)).flatten();
-    Some(peer.map_or(name, |peer| peer.to_string()))
+    Some((peer.map_or(name, |peer| peer.to_string()), began))
+}
+
+/// The name of the process that a thread is one of.
+fn leader_of(folder: &Path, proc: &Path) -> Option<String> {
+    let status = fs::read_to_string(folder.join("status")).ok()?;
+    let leader = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+    let stat = fs::read_to_string(proc.join(leader.trim()).join("stat")).ok()?;
+    Some(stat_of(&stat)?.0)
 }
 
 /// Name and start of a process, from its `stat`.
@@ -412,9 +468,38 @@ mod tests {
     #[test]
     fn a_process_is_told_by_its_name_and_one_that_came_later_is_not() {
         let own = std::process::id();
-        let name = client_of(Path::new("/proc"), own, since_start());
+        let found = client_of(Path::new("/proc"), own, since_start());
+        let (name, began) = found.expect("it is we");
         let comm = fs::read_to_string("/proc/self/comm").expect("it is there");
-        assert_eq!(name.as_deref(), Some(comm.trim_end()));
+        assert_eq!(name, comm.trim_end());
+        // Its threads, whatever they are called.
+        let of_thread = std::thread::spawn(|| {
+            let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+            client_of(Path::new("/proc"), thread, since_start()).map(|(name, _)| name)
+        });
+        assert_eq!(of_thread.join().expect("no panic").as_ref(), Some(&name));
+        // Known from then on, without another look at who it is.
+        let mut before = Before::default();
+        let mut open = Open {
+            opener: Opener {
+                user: 0,
+                process: own,
+            },
+            at: since_start(),
+            station: None,
+        };
+        assert_eq!(before.station(&open), None);
+        let station = Station {
+            user: String::from("anna"),
+            client: name,
+        };
+        before.learn(&open, (&station, Some(began)));
+        assert_eq!(before.station(&open).as_ref(), Some(&station));
+        open.at = 1;
+        assert_eq!(before.station(&open), None);
+        before.learn(&open, (&station, Some(began + TICK_NS)));
+        open.at = since_start();
+        assert_eq!(before.station(&open), None);
         assert_eq!(client_of(Path::new("/proc"), own, 1), None);
         assert_eq!(client_of(Path::new("/proc"), 0, u64::MAX), None);
         let stat = "77 (a) (b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 555 20 21";
