@@ -37,11 +37,6 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, String> {
             calibration.identity.disk
         );
     }
-    if let Some(why) = &calibration.writes_missing {
-        eprintln!(
-            "warning: writes were not measured: {why}. What the daemon goes by is concluded from the reads"
-        );
-    }
     let saved = if args.save {
         let dir = state_dir(args);
         Some(calibration.save(&dir).map_err(|error| error.to_string())?)
