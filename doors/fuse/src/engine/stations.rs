@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Who has the mount's files open: the daemon's ledger is to name people and their machines, and the mount has one session for everybody.
-//! Decision: docs/decisions/0046.
+//! Decision: docs/decisions/0047.
 //!
 //! With each open the kernel tells on whose account it is, and which thread asks. The account is the user: smbd and Ganesha ask on their
 //! client's. smbd has a process for each client, so that the client is whoever is at the other end of the connection that this process has to
