@@ -1246,14 +1246,15 @@ fn what_is_fetched_behind_an_eager_reader_is_not_held_for_him() {
 #[test]
 fn device_that_was_measured_anew_keeps_its_promises_and_has_room_by_the_new_model() {
     let mut bench = Bench::new(1024);
-    bench.session(1);
-    for handle in 1..=2 {
-        bench.open(1, handle, "a", ruled(handle, 500 * MIB, 90_000_000));
+    // The second wants more than the disk has.
+    for (session, rate) in [(1, 100_000_000), (2, 2_000_000_000)] {
+        bench.session(session);
+        bench.open(session, 1, "a", ruled(session, 500 * MIB, rate));
         for read in 0..4 {
-            let request = u64::from(handle) * 100 + read;
-            bench.read(1, handle, request, read * 500_000, 500_000);
+            bench.read(session, 1, read + 1, read * 500_000, 500_000);
             bench.serve_all();
-            bench.end(1, request);
+            bench.end(session, read + 1);
+            bench.now = bench.now + Duration::from_ms(40);
         }
     }
     let standing = |bench: &Bench, of: usize| bench.server.streams(bench.now)[of].standing;
