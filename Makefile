@@ -61,7 +61,7 @@ test: ## Everything: setup, build, checks, all tests. Needs root (mounts, smbd)
 	done; \
 	echo "make test: all $(words setup build $(PHASES)) phases passed in $$((SECONDS - start)) s"
 
-.PHONY: test sim-swarm sim-admission sim-thousand $(PHASES)
+.PHONY: test sim-swarm sim-admission sim-thousand sim-torture $(PHASES)
 check-format: ## Is the source formatted?
 	$(CARGO) fmt --all --check
 
@@ -87,17 +87,23 @@ test-crates: ## Unit and crate tests
 	$(CARGO) test --locked --no-fail-fast --workspace --exclude rushes-tests --exclude rushes-lab
 	$(CARGO) test --locked -p rushes-lab -- --test-threads=1
 
-test-sim: ## The simulator: every scenario, kept seeds, a thousand disks, ten thousand questions of admission
+test-sim: ## The simulator: every scenario, kept seeds, a thousand disks, ten thousand questions of admission, a sample of its torture
 	"$(BIN)/rushes-sim" run all
 	@for seed in sim/seeds/*.toml; do [ -e "$$seed" ] || continue; \
 		echo "rushes-sim replay $$seed"; "$(BIN)/rushes-sim" replay "$$seed"; done
 	@$(MAKE) sim-thousand sim-admission
+	"$(BIN)/rushes-sim" torture --hours 0.2
 
 sim-swarm: ## Random worlds; what they still find is open work (sim/open-seeds), so no part of make test
 	"$(BIN)/rushes-sim" run swarm --count 100
 
 sim-admission: ## 10,000 admission questions beside an oracle: nobody late, nine tenths of what can be kept
 	"$(BIN)/rushes-sim" admission --count 10000
+
+HOURS ?= 24
+SEED ?= 1
+sim-torture: ## 24 virtual hours (HOURS=) of everything at once that may go wrong, with every byte followed, from SEED=
+	"$(BIN)/rushes-sim" torture --hours $(HOURS) --seed $(SEED)
 
 sim-thousand: ## A thousand disks, ten thousand streams, ten virtual minutes
 	"$(BIN)/rushes-sim" run thousand_disks

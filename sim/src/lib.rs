@@ -25,4 +25,5 @@ pub mod scenario;
 pub mod scrubber;
 pub mod swarm;
 pub mod table5;
+pub mod torture;
 pub mod world;

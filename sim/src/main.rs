@@ -7,6 +7,7 @@ use rushes_sim::admission::Admission;
 use rushes_sim::recording::Recording;
 use rushes_sim::run::{Replay, Run};
 use rushes_sim::table5::Table5;
+use rushes_sim::torture::Torture;
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -28,6 +29,8 @@ enum What {
     Table5(Table5),
     /// Recordings on the same disk.
     Record(Recording),
+    /// Everything at once that may go wrong, for hours, with every byte followed.
+    Torture(Torture),
 }
 
 /// Whoever reads it may stop when they have seen enough (`| head`): then nothing is left to be done, and nothing is wrong.
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         What::Run(run) => run.run(),
         What::Replay(replay) => replay.run(),
         What::Admission(admission) => Ok(admission.print()),
+        What::Torture(torture) => torture.run(),
         What::Record(recording) => {
             recording.print();
             Ok(true)

@@ -1,0 +1,551 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One file: what a kernel, a drive and its medium have of it, and what clients were told is in it.
+//!
+//! A byte of the simulated world is a [`Cell`]: it knows which change of which file put it where. So a byte that is old, misplaced or another
+//! file's is told from the right one each time, and "this or newer" is a comparison of two numbers.
+//!
+//! Three copies: `native` is what the kernel shows, `disk` what the drive was given, `medium` what survives a power cut. What clients were
+//! told is `flat`; what they were told is safe from power cuts is `floor`.
+
+use rushes_core::server::*;
+use rushes_core::units::*;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// A byte: change in the upper 32 bits, then 8 bits of file, then 24 of place. 0: nothing was ever written there.
+pub(super) type Cell = u64;
+
+/// What no file ever has.
+pub(super) const GARBAGE: Cell = u64::MAX;
+
+pub(super) fn change_of(cell: Cell) -> u64 {
+    cell >> 32
+}
+
+/// Something that happened to what clients were told: for those who asked before it.
+pub(super) struct Change {
+    pub(super) start: u64,
+    pub(super) cells: Vec<Cell>,
+    /// What was there; kept where it may be seen for a while after.
+    old: Vec<Cell>,
+    pub(super) length: u64,
+    old_length: u64,
+}
+
+/// What a worker does to a file, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Chore {
+    Reserve { needed: ByteRange, wished_end: u64 },
+    Trim,
+    Settle,
+}
+
+/// When an error was last given for a reason of the world's.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Reasons {
+    pub(super) read: Instant,
+    pub(super) write: Instant,
+    pub(super) full: Instant,
+}
+
+pub(super) struct OneFile {
+    pub(super) index: usize,
+    pub(super) device: usize,
+    pub(super) key: FileKey,
+    pub(super) path: String,
+    /// As the daemon calls it while it knows it.
+    pub(super) id: Option<FileId>,
+    pub(super) way: WriteWay,
+    pub(super) is_exclusive: bool,
+    pub(super) refuses_direct: bool,
+    pub(super) hint: Option<RateHint>,
+    pub(super) native: Vec<Cell>,
+    pub(super) disk: Vec<Cell>,
+    pub(super) medium: Vec<Cell>,
+    /// Pages of the kernel's cache that the drive has not been given.
+    pub(super) dirty: BTreeSet<u64>,
+    /// Those that it could not be given, and that the kernel takes for written.
+    pub(super) lost: BTreeSet<u64>,
+    /// Nobody was told of that.
+    pub(super) has_error: bool,
+    /// Pages that went through its cache since the last good sync; until that is answered.
+    pub(super) loose: BTreeSet<u64>,
+    pub(super) covered: BTreeSet<u64>,
+    /// Pages that the drive has in its memory alone.
+    pub(super) volatile: BTreeSet<u64>,
+    /// Pages that have a block.
+    pub(super) mapped: BTreeSet<u64>,
+    pub(super) flat: Vec<Cell>,
+    pub(super) floor: Vec<Cell>,
+    /// When each change came among the others, by its number; 0: it did not.
+    pub(super) order: Vec<u64>,
+    last: u64,
+    pub(super) log: VecDeque<Change>,
+    /// Number of the first entry of the log.
+    pub(super) log_base: u64,
+    /// Changes by strangers, and by clients themselves, that the daemon has not been told of, by number in the log.
+    pub(super) untold: Vec<u64>,
+    pub(super) version: u64,
+    pub(super) changed_at: Instant,
+    pub(super) chores: VecDeque<Chore>,
+    pub(super) is_busy: bool,
+    /// Looks at its length that are under way.
+    pub(super) looks: u32,
+    pub(super) syncs: u32,
+    pub(super) reasons: Reasons,
+    /// Its length was changed by a stranger, and nobody has looked.
+    pub(super) is_length_unsure: bool,
+    /// A former daemon reserved blocks behind its end.
+    pub(super) is_left_reserved: bool,
+    /// What a former daemon left of it has not been told yet.
+    pub(super) is_kept: bool,
+}
+
+impl OneFile {
+    /// A file with so many bytes, of its first change.
+    pub(super) fn new(index: usize, device: usize, length: u64) -> OneFile {
+        let mut file = OneFile {
+            index,
+            device,
+            key: FileKey {
+                device: device as u64 + 1,
+                inode: index as u64 + 100,
+            },
+            path: format!("take{}.mov", (b'a' + index as u8) as char),
+            id: None,
+            way: WriteWay::Cached,
+            is_exclusive: true,
+            refuses_direct: false,
+            hint: None,
+            native: Vec::new(),
+            disk: Vec::new(),
+            medium: Vec::new(),
+            dirty: BTreeSet::new(),
+            lost: BTreeSet::new(),
+            has_error: false,
+            loose: BTreeSet::new(),
+            covered: BTreeSet::new(),
+            volatile: BTreeSet::new(),
+            mapped: BTreeSet::new(),
+            flat: Vec::new(),
+            floor: Vec::new(),
+            order: vec![0],
+            last: 0,
+            log: VecDeque::new(),
+            log_base: 0,
+            untold: Vec::new(),
+            version: 1,
+            changed_at: Instant::ZERO,
+            chores: VecDeque::new(),
+            is_busy: false,
+            looks: 0,
+            syncs: 0,
+            reasons: Reasons::default(),
+            is_length_unsure: false,
+            is_left_reserved: false,
+            is_kept: false,
+        };
+        let change = file.change();
+        file.happens(change);
+        file.flat = file.cells(change, ByteRange::new(0, length));
+        file.native.clone_from(&file.flat);
+        file.disk.clone_from(&file.flat);
+        file.medium.clone_from(&file.flat);
+        file.floor.clone_from(&file.flat);
+        file
+    }
+
+    /// A change is about to be made; its number.
+    pub(super) fn change(&mut self) -> u64 {
+        self.order.push(0);
+        self.order.len() as u64 - 1
+    }
+
+    /// It comes after all that came before.
+    pub(super) fn happens(&mut self, change: u64) {
+        self.last += 1;
+        self.order[change as usize] = self.last;
+    }
+
+    /// When that byte came; 0: it never did.
+    fn rank(&self, cell: Cell) -> u64 {
+        let order = self.order.get(change_of(cell) as usize);
+        order.copied().unwrap_or(0)
+    }
+
+    pub(super) fn cell(&self, change: u64, at: u64) -> Cell {
+        change << 32 | (self.index as u64 & 0xFF) << 24 | (at & 0xFF_FFFF)
+    }
+
+    /// A change's bytes.
+    pub(super) fn cells(&self, change: u64, range: ByteRange) -> Vec<Cell> {
+        (range.start.0..range.end())
+            .map(|at| self.cell(change, at))
+            .collect()
+    }
+
+    pub(super) fn pages(range: ByteRange) -> std::ops::Range<u64> {
+        range.start.0 / PAGE_BYTES..range.end().div_ceil(PAGE_BYTES)
+    }
+
+    pub(super) fn extents(&self) -> Vec<Extent> {
+        let base = (self.index as u64 + 1) << 30;
+        let mut extents: Vec<Extent> = Vec::new();
+        for &page in &self.mapped {
+            let start = page * PAGE_BYTES;
+            match extents.last_mut() {
+                Some(last) if last.logical.0 + last.length.0 == start => {
+                    last.length.0 += PAGE_BYTES
+                }
+                _ => extents.push(Extent {
+                    logical: ByteOffset(start),
+                    physical: ByteOffset(base + start),
+                    length: ByteCount(PAGE_BYTES),
+                }),
+            }
+        }
+        extents
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.native.len() as u64
+    }
+
+    pub(super) fn touched(&mut self, now: Instant) {
+        self.version += 1;
+        self.changed_at = now;
+    }
+
+    pub(super) fn is_fresh(&self, now: Instant) -> bool {
+        now.since(self.changed_at) < Duration::from_s(2)
+    }
+
+    // ---- The kernel and the drive ----
+
+    fn grow(&mut self, length: u64) {
+        if self.size() < length {
+            self.native.resize(length as usize, 0);
+        }
+        self.disk.resize(self.native.len(), 0);
+    }
+
+    /// Bytes through the kernel's cache.
+    pub(super) fn write_buffered(&mut self, start: u64, cells: &[Cell], now: Instant) {
+        let end = start + cells.len() as u64;
+        self.grow(end);
+        self.native[start as usize..end as usize].copy_from_slice(cells);
+        let pages = Self::pages(ByteRange::new(start, cells.len() as u64));
+        for page in pages {
+            self.dirty.insert(page);
+            self.loose.insert(page);
+            // (The whole page is written then.)
+            self.lost.remove(&page);
+        }
+        self.touched(now);
+    }
+
+    /// Bytes past it, or a stranger's who sees to it himself that his are written.
+    pub(super) fn write_direct(&mut self, start: u64, cells: &[Cell], now: Instant) {
+        let end = start + cells.len() as u64;
+        self.grow(end);
+        let place = start as usize..end as usize;
+        self.native[place.clone()].copy_from_slice(cells);
+        self.disk[place].copy_from_slice(cells);
+        let range = ByteRange::new(start, cells.len() as u64);
+        for page in Self::pages(range) {
+            self.volatile.insert(page);
+            if page * PAGE_BYTES >= start && (page + 1) * PAGE_BYTES <= end {
+                self.dirty.remove(&page);
+                self.lost.remove(&page);
+            }
+        }
+        self.touched(now);
+    }
+
+    pub(super) fn truncate(&mut self, length: u64, now: Instant) {
+        let former = self.size();
+        self.native.resize(length as usize, 0);
+        self.disk.resize(length as usize, 0);
+        self.medium.truncate(length as usize);
+        self.medium.resize(length as usize, 0);
+        self.floor.truncate(length as usize);
+        if length < former {
+            let pages = length.div_ceil(PAGE_BYTES);
+            let beyond = |page: &u64| *page < pages;
+            self.dirty.retain(beyond);
+            self.lost.retain(beyond);
+            self.volatile.retain(beyond);
+        }
+        self.touched(now);
+    }
+
+    /// The kernel gives the drive a page of its cache, or fails to.
+    pub(super) fn write_page_out(&mut self, page: u64, fails: bool) {
+        if !self.dirty.remove(&page) {
+            return;
+        }
+        if fails {
+            self.lost.insert(page);
+            self.has_error = true;
+            return;
+        }
+        let end = ((page + 1) * PAGE_BYTES).min(self.size()) as usize;
+        let start = ((page * PAGE_BYTES) as usize).min(end);
+        self.disk[start..end].copy_from_slice(&self.native[start..end]);
+        self.volatile.insert(page);
+    }
+
+    /// The drive brings what it has to its medium, and the file system its length.
+    pub(super) fn flush(&mut self) {
+        self.medium.resize(self.disk.len(), 0);
+        for page in std::mem::take(&mut self.volatile) {
+            let end = ((page + 1) * PAGE_BYTES).min(self.disk.len() as u64) as usize;
+            let start = ((page * PAGE_BYTES) as usize).min(end);
+            self.medium[start..end].copy_from_slice(&self.disk[start..end]);
+        }
+    }
+
+    /// One thing goes wrong at a time: what a daemon that dies had a copy of is not lost as well.
+    pub(super) fn keep_what_is_lost(&mut self) {
+        self.loose.clear();
+        self.covered.clear();
+        let pages: Vec<u64> = self.dirty.iter().chain(&self.lost).copied().collect();
+        self.lost.clear();
+        self.has_error = false;
+        for page in pages {
+            self.dirty.insert(page);
+            self.write_page_out(page, false);
+        }
+    }
+
+    // ---- What clients were told ----
+
+    pub(super) fn log_end(&self) -> u64 {
+        self.log_base + self.log.len() as u64
+    }
+
+    /// From where on somebody who asks now may be answered.
+    pub(super) fn since(&self) -> u64 {
+        self.untold.first().copied().unwrap_or(self.log_end())
+    }
+
+    pub(super) fn slice(&self, range: ByteRange) -> Vec<Cell> {
+        let length = self.flat.len() as u64;
+        let end = range.end().min(length) as usize;
+        let start = (range.start.0 as usize).min(end);
+        self.flat[start..end].to_vec()
+    }
+
+    /// Forget what nobody who asks, or has asked since that entry, may see any more.
+    pub(super) fn prune(&mut self, since: u64) {
+        let end = since.min(self.since());
+        let count = end.saturating_sub(self.log_base) as usize;
+        self.log.drain(..count.min(self.log.len()));
+        self.log_base = self.log_base.max(end);
+    }
+
+    /// What was told last was not.
+    pub(super) fn untell(&mut self, change: u64, flat: Vec<Cell>) {
+        self.order[change as usize] = 0;
+        self.flat = flat;
+        self.log.pop_back();
+    }
+
+    /// These bytes are the file's. `is_news`: the daemon does not know of it yet.
+    pub(super) fn told(&mut self, start: u64, cells: Vec<Cell>, is_news: bool) {
+        let end = start + cells.len() as u64;
+        let old_length = self.flat.len() as u64;
+        let old = match is_news {
+            true => self.slice(ByteRange::new(start, cells.len() as u64)),
+            false => Vec::new(),
+        };
+        if old_length < end {
+            self.flat.resize(end as usize, 0);
+        }
+        self.flat[start as usize..end as usize].copy_from_slice(&cells);
+        self.log.push_back(Change {
+            start,
+            cells,
+            old,
+            length: self.flat.len() as u64,
+            old_length,
+        });
+    }
+
+    /// It has another length.
+    pub(super) fn told_cut(&mut self, length: u64) {
+        let old_length = self.flat.len() as u64;
+        let start = length.min(old_length);
+        let old = self.flat[start as usize..].to_vec();
+        self.flat.resize(length as usize, 0);
+        self.log.push_back(Change {
+            start,
+            cells: vec![0; (old_length.max(length) - start) as usize],
+            old,
+            length,
+            old_length,
+        });
+    }
+
+    fn changes_since(&self, since: u64) -> impl Iterator<Item = &Change> {
+        let skip = since.saturating_sub(self.log_base) as usize;
+        self.log.iter().skip(skip)
+    }
+
+    /// Why these bytes are no answer to a read of `range` that saw `then` when it was asked for; None: they are one.
+    pub(super) fn wrong_read(
+        &self,
+        range: ByteRange,
+        got: &[Cell],
+        (then, then_length, since): (&[Cell], u64, u64),
+    ) -> Option<String> {
+        let full = |length: u64| length.min(range.end()).saturating_sub(range.start.0);
+        let is_length = |length: u64| full(length) == got.len() as u64;
+        let mut lengths = self
+            .changes_since(since)
+            .flat_map(|change| [change.length, change.old_length]);
+        if !is_length(then_length) && !lengths.any(is_length) {
+            return Some(format!(
+                "{} bytes of {range:?} of a file of {then_length}",
+                got.len()
+            ));
+        }
+        let over: Vec<&Change> = self
+            .changes_since(since)
+            .filter(|change| {
+                let length = change.cells.len().max(change.old.len()) as u64;
+                ByteRange::new(change.start, length).overlaps(range)
+            })
+            .collect();
+        for (step, &cell) in got.iter().enumerate() {
+            if then.get(step).copied().unwrap_or(0) == cell {
+                continue;
+            }
+            let at = range.start.0 + step as u64;
+            let is_of = |change: &&Change| {
+                let into = at.checked_sub(change.start);
+                into.is_some_and(|into| {
+                    change.cells.get(into as usize) == Some(&cell)
+                        || change.old.get(into as usize) == Some(&cell)
+                })
+            };
+            if !over.iter().any(is_of) {
+                return Some(format!(
+                    "byte {at} of {range:?} reads {}; expected {}",
+                    self.name(cell),
+                    self.name(then.get(step).copied().unwrap_or(0))
+                ));
+            }
+        }
+        None
+    }
+
+    /// What a cell is, for people.
+    pub(super) fn name(&self, cell: Cell) -> String {
+        match cell {
+            0 => "zero".into(),
+            GARBAGE => "what nobody wrote".into(),
+            _ => format!(
+                "change {} of file {} byte {}",
+                change_of(cell),
+                cell >> 24 & 0xFF,
+                cell & 0xFF_FFFF
+            ),
+        }
+    }
+
+    /// A sync of what was told by then was answered well.
+    pub(super) fn synced(&mut self, then: &[Cell], since: u64) {
+        let shortest = self.changes_since(since).map(|change| change.length).min();
+        let kept = shortest.map_or(then.len(), |length| then.len().min(length as usize));
+        if self.floor.len() < kept {
+            self.floor.resize(kept, 0);
+        }
+        // (A stranger's bytes over ours are his business; ours came before.)
+        for (at, &cell) in then[..kept].iter().enumerate() {
+            if self.rank(self.floor[at]) < self.rank(cell) {
+                self.floor[at] = cell;
+            }
+        }
+    }
+
+    /// What of the floor the medium does not have.
+    pub(super) fn not_durable(&self, medium: &[Cell]) -> Option<String> {
+        if medium.len() < self.floor.len() {
+            return Some(format!(
+                "{} of {} bytes that were synced are there",
+                medium.len(),
+                self.floor.len()
+            ));
+        }
+        let is_lost = |(floor, found): (&Cell, &Cell)| {
+            floor != found && (self.rank(*found) < self.rank(*floor) || *found == GARBAGE)
+        };
+        let wrong = self.floor.iter().zip(medium).position(is_lost)?;
+        Some(format!(
+            "byte {wrong} was synced as {} and is {}",
+            self.name(self.floor[wrong]),
+            self.name(medium[wrong])
+        ))
+    }
+
+    /// The first byte of `have` that is not as clients were told.
+    pub(super) fn differs(&self, have: &[Cell]) -> Option<String> {
+        if have == self.flat.as_slice() {
+            return None;
+        }
+        let at = self
+            .flat
+            .iter()
+            .zip(have)
+            .position(|(told, found)| told != found);
+        Some(match at {
+            Some(at) => format!(
+                "byte {at} is {}; told was {} (of {} bytes, {} told)",
+                self.name(have[at]),
+                self.name(self.flat[at]),
+                have.len(),
+                self.flat.len()
+            ),
+            None => format!("it has {} bytes; told were {}", have.len(), self.flat.len()),
+        })
+    }
+
+    /// The power goes: pages that were on their way are there or not, whole or in part.
+    pub(super) fn power_cut(&mut self, mut coin: impl FnMut() -> bool) {
+        const SECTOR: usize = 512;
+        if coin() {
+            // Its length had come with the journal.
+            self.medium.resize(self.disk.len(), 0);
+        }
+        let mut unsure: BTreeMap<u64, bool> = BTreeMap::new();
+        unsure.extend(self.volatile.iter().map(|&page| (page, false)));
+        unsure.extend(self.dirty.iter().map(|&page| (page, true)));
+        for (page, from_cache) in unsure {
+            let end = ((page + 1) * PAGE_BYTES).min(self.medium.len() as u64) as usize;
+            let start = ((page * PAGE_BYTES) as usize).min(end);
+            let source = match from_cache && coin() {
+                true => &self.native,
+                false => &self.disk,
+            };
+            for sector in (start..end).step_by(SECTOR) {
+                if coin() {
+                    let stop = (sector + SECTOR).min(end).min(source.len());
+                    let sector = sector.min(stop);
+                    self.medium[sector..stop].copy_from_slice(&source[sector..stop]);
+                }
+            }
+        }
+        self.native = self.medium.clone();
+        self.disk = self.medium.clone();
+        self.flat = self.medium.clone();
+        self.dirty.clear();
+        self.lost.clear();
+        self.loose.clear();
+        self.covered.clear();
+        self.volatile.clear();
+        self.has_error = false;
+        self.log_base += self.log.len() as u64;
+        self.log.clear();
+        self.untold.clear();
+    }
+}
