@@ -659,16 +659,34 @@ class Mounts:
         self.mounted.append(place)
         return place
 
-    def pool(self, catalogue, members):
-        """A pool over these folders, mounted by a process of its own."""
-        place = self.folder / "pool"
+    def daemon(self, member):
+        """A daemon with a share that is this member's folder of a pool; its runtime folder."""
+        runtime = self.folder / "daemon"
+        config = self.folder / "rushes.toml"
+        config.write_text(
+            f'[cache]\nbytes = "256MiB"\n[write]\nbuffer_bytes = "512MiB"\n[server]\nruntime_dir = "{runtime}"\n'
+            f'state_dir = "{self.folder / "state"}"\nwarm_metadata = false\n[[share]]\nname = "member"\npath = "{member / "pool"}"\n'
+        )
+        for folder in (runtime, self.folder / "state", member / "pool"):
+            folder.mkdir(exist_ok=True)
+        program = subprocess.Popen([RUSHES, "serve", "--config", config], stderr=subprocess.DEVNULL)
+        self.programs.append(program)
+        for _ in range(100):
+            if (runtime / "control.sock").exists():
+                return runtime
+            time.sleep(0.1)
+        sys.exit("figures: the daemon did not start")
+
+    def pool(self, catalogue, members, name="pool", runtime=None):
+        """A pool over these folders, mounted by a process of its own; `runtime`: of the daemon that it goes by."""
+        place = self.folder / name
         place.mkdir()
         folders = [folder / "pool" for folder in (catalogue, *members)]
         for folder in folders:
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
         subprocess.run([RUSHES, "pool", "create", *folders], check=True, stdout=subprocess.DEVNULL)
         program = subprocess.Popen(
-            [RUSHES, "pool", "mount", folders[0], place, "--runtime-dir", self.folder / "run"],
+            [RUSHES, "pool", "mount", folders[0], place, "--runtime-dir", runtime or self.folder / "run"],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -725,6 +743,30 @@ def figure_pool_metadata(runs):
         if ratio < 1:
             slower.append(f"{operation} by {clients} ({ratio:.2f} ×)")
     return verdict(not slower, f"slower than mergerfs: {', '.join(slower) or 'nothing'}")
+
+
+def figure_microseconds(runs):
+    """2K frames and small writes of one program, µs each: ext4 in memory, a pool on the same without a daemon, and with one; reported. docs/decisions/0048 says where they go."""
+    with Mounts() as mounts:
+        bare = mounts.ext4("bare", 2)
+        places = {"ext4": bare}
+        for name in ("alone", "served"):
+            catalogue, member = mounts.ext4(f"catalogue-{name}", 1), mounts.ext4(f"member-{name}", 2)
+            runtime = mounts.daemon(member) if name == "served" else None
+            places[name] = mounts.pool(catalogue, [member], name, runtime)
+        # The mount looks for its daemon when it begins.
+        time.sleep(3)
+        touch_memory()
+        words = [f"{label}={place}" for label, place in places.items()]
+        report = runs.run("run", "strokes", *words, "--rounds", 9)
+    took = {(row["way"], row["label"]): row["median_us"] for row in report["rows"]}
+    for way in dict.fromkeys(way for way, _ in took):
+        bare = took[way, "ext4"]
+        print(
+            f"   {way:14} "
+            + "; ".join(f"{label} {took[way, label]:9.1f} µs, {took[way, label] / bare:6.1f} ×" for label in places)
+        )
+    return verdict(None, "microseconds of a frame and of a small write, and × plain ext4's")
 
 
 def figure_pool_million(runs):

@@ -16,6 +16,7 @@ use crate::power::cut::Lie;
 use crate::record::{Pace, Record};
 use crate::scatter::{Scatter, Writers};
 use crate::server::{self, Kind, Way};
+use crate::strokes::Strokes;
 use crate::throughput::Throughput;
 use crate::tidy::{Tidy, Untidy};
 use crate::writer::Extend;
@@ -51,6 +52,8 @@ pub enum Command {
     Scatter(Box<ScatterArgs>),
     /// Names: how many files a second are made, looked at, listed, renamed and removed in some folders
     Metadata(MetadataArgs),
+    /// What one call costs: frames and small writes of one program in some folders, microseconds each
+    Strokes(StrokesArgs),
     /// Clients that read and write files of their own as fast as it goes
     Throughput(Box<ThroughputArgs>),
     /// How many streams a server keeps without a late frame
@@ -141,6 +144,42 @@ impl MetadataArgs {
             folder_count: self.folders,
             bytes_every: self.bytes_every,
             renames: !self.no_rename,
+        }
+    }
+}
+
+/// Folders, and how many strokes.
+#[derive(Clone, Debug, Args)]
+pub struct StrokesArgs {
+    /// Folders to measure in turn, each with a name for the report; on file systems with direct I/O
+    #[arg(value_name = "LABEL=FOLDER", required = true)]
+    pub places: Vec<LabelledFolder>,
+    /// Frames of each round
+    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub frames: u64,
+    /// Pages of 4 KiB in a frame; as it is, 2K film: 2,048 by 1,556 of four bytes, and a header
+    #[arg(long, value_name = "N", default_value_t = 3113, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    pub frame_pages: u64,
+    /// Small writes of each round
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub small: u64,
+    /// How often all of it is done
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100))]
+    pub rounds: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl StrokesArgs {
+    /// What they ask for.
+    pub fn strokes(&self) -> Strokes {
+        Strokes {
+            places: self.places.clone(),
+            frame_count: self.frames,
+            frame_bytes: self.frame_pages * 4096,
+            small_count: self.small,
+            round_count: self.rounds,
         }
     }
 }

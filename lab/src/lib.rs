@@ -38,6 +38,7 @@ pub mod server;
 pub mod smbd;
 pub mod stage;
 pub mod storm;
+pub mod strokes;
 pub mod take;
 pub mod throughput;
 pub mod tidy;

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
 use rushes_lab::cli::{
     Cli, Command, CompareArgs, CopyInArgs, DemoArgs, FillArgs, MetadataArgs, MixedArgs, MostArgs,
-    OthersArgs, PlayArgs, PowerArgs, PrerollArgs, RecordArgs, ScatterArgs, StageArgs,
+    OthersArgs, PlayArgs, PowerArgs, PrerollArgs, RecordArgs, ScatterArgs, StageArgs, StrokesArgs,
     ThroughputArgs, TrialArgs, default_players, no_others, plan_of, play_of,
 };
 use rushes_lab::edit::args::EditArgs;
@@ -79,6 +79,7 @@ fn experiment(command: Command) -> Result<()> {
         Command::CopyIn(args) => copy_in(&args),
         Command::Scatter(args) => scatter(&args),
         Command::Metadata(args) => metadata(&args),
+        Command::Strokes(args) => strokes(&args),
         Command::Throughput(args) => throughput(&args),
         Command::Most(args) => find_most(&args),
         Command::Compare(args) => compare_servers(&args),
@@ -228,6 +229,16 @@ fn scatter(args: &ScatterArgs) -> Result<()> {
 
 fn metadata(args: &MetadataArgs) -> Result<()> {
     let report = args.metadata().run()?;
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(())
+}
+
+fn strokes(args: &StrokesArgs) -> Result<()> {
+    let report = args.strokes().run()?;
     if args.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {

@@ -59,6 +59,8 @@ fn every_field_of_a_lab_report_is_described() {
         ("lab/src/most.rs", "MostReport"),
         ("lab/src/metadata.rs", "MetadataReport"),
         ("lab/src/metadata.rs", "RateRow"),
+        ("lab/src/strokes.rs", "StrokesReport"),
+        ("lab/src/strokes.rs", "StrokeRow"),
         ("lab/src/power/report.rs", "PowerReport"),
         ("lab/src/power/report.rs", "Violation"),
         ("lab/src/power/check.rs", "Finding"),
