@@ -185,6 +185,7 @@ impl Server {
             piece.loose -= span.range.length.0;
             piece.live += span.range.length.0;
             let entry = (piece.commit, span.piece);
+            file.writing.reach_for(piece.range);
             let commits = &mut file.writing.commits;
             if !commits.contains(&entry) {
                 let place = commits.partition_point(|(commit, _)| *commit <= entry.0);

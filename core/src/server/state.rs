@@ -186,6 +186,8 @@ pub(super) struct Writing {
     pub dirty: DirtyMap,
     /// Commits in order, with those that nobody needs any more between them: the first that is alive is the oldest.
     pub commits: VecDeque<(u64, PieceKey)>,
+    /// From where to where those reach at most: who writes on behind them hides none, and need not look at each. Start, end.
+    pub reach: (u64, u64),
     /// Writes that wait for a grant, oldest first.
     pub waiting: Vec<u32>,
     /// Ranges granted and not committed.

@@ -870,6 +870,7 @@ impl Server {
         );
         note_hidden(&mut self.pieces, &self.write_flights, &file.writing, piece);
         file.writing.dirty.commit(range, piece, &mut released);
+        file.writing.reach_for(range);
         file.writing.commits.push_back((commit, piece));
         file.writing.pace.committed(self.now, range);
         self.change_count += 1;
@@ -1187,6 +1188,10 @@ fn note_hidden(
     else {
         return;
     };
+    let (reach_start, reach_end) = writing.reach;
+    if range.start.0 >= reach_end || range.end() <= reach_start {
+        return;
+    }
     let mut hides = 0;
     for (commit, key) in &writing.commits {
         if let Some(older) = pieces.get_mut(key.0)
@@ -1217,6 +1222,17 @@ fn note_hidden(
     if let Some(piece) = pieces.get_mut(newer.0) {
         piece.hides = hides;
         piece.since = since;
+    }
+}
+
+impl Writing {
+    /// A piece with these bytes is about to be among the commits.
+    pub(super) fn reach_for(&mut self, range: ByteRange) {
+        let (start, end) = match self.commits.is_empty() {
+            true => (u64::MAX, 0),
+            false => self.reach,
+        };
+        self.reach = (start.min(range.start.0), end.max(range.end()));
     }
 }
 

@@ -41,6 +41,9 @@ struct Stored {
 pub struct DirtyMap {
     /// By start.
     spans: BTreeMap<u64, Stored>,
+    /// The same bytes without gaps, start to end: one that writes a byte at a time makes many spans of one run, and who looks for what can go to the device
+    /// looks at each write.
+    runs: BTreeMap<u64, u64>,
     bytes: u64,
 }
 
@@ -82,6 +85,36 @@ impl DirtyMap {
                 at: span.at,
             },
         );
+        self.join(range.start.0, range.end());
+    }
+
+    /// These bytes are dirty, and none of them was.
+    fn join(&mut self, mut start: u64, mut end: u64) {
+        if let Some((&before, &its_end)) = self.runs.range(..start).next_back()
+            && its_end == start
+        {
+            start = before;
+        }
+        if let Some(its_end) = self.runs.remove(&end) {
+            end = its_end;
+        }
+        self.runs.insert(start, end);
+    }
+
+    /// None of these bytes is dirty any more.
+    fn cut(&mut self, start: u64, end: u64) {
+        while let Some((&run_start, &run_end)) = self.runs.range(..end).next_back()
+            && run_end > start
+        {
+            self.runs.remove(&run_start);
+            if run_end > end {
+                self.runs.insert(end, run_end);
+            }
+            if run_start < start {
+                self.runs.insert(run_start, start);
+                return;
+            }
+        }
     }
 
     /// Bytes of `range` are of no more interest (cut off, or written otherwise).
@@ -91,6 +124,9 @@ impl DirtyMap {
             return;
         }
         let touched: Vec<u64> = self.touching(start, end).map(|(at, _)| at).collect();
+        if !touched.is_empty() {
+            self.cut(start, end);
+        }
         for at in touched {
             let Some(stored) = self.spans.remove(&at) else {
                 continue;
@@ -153,22 +189,11 @@ impl DirtyMap {
 
     /// The first run of dirty bytes without a gap that ends after `offset`.
     pub fn next_run(&self, offset: u64) -> Option<ByteRange> {
-        let mut spans = self.touching(offset, u64::MAX);
-        let (start, first) = spans.next()?;
-        let mut end = first.end;
-        for (at, stored) in spans {
-            if at != end {
-                break;
-            }
-            end = stored.end;
-        }
         // What comes before `offset` in the same run belongs to it.
-        let mut start = start;
-        while let Some((&at, stored)) = self.spans.range(..start).next_back()
-            && stored.end == start
-        {
-            start = at;
-        }
+        let before = self.runs.range(..offset).next_back();
+        let (&start, &end) = before
+            .filter(|(_, end)| **end > offset)
+            .or_else(|| self.runs.range(offset..).next())?;
         Some(ByteRange::new(start, end - start))
     }
 
@@ -276,6 +301,17 @@ mod tests {
         assert_eq!(all(&map), [span(0, 2, A, 0), span(6, 4, A, 6)]);
     }
 
+    /// The first run that ends after `offset`, byte by byte.
+    fn run_of(flat: &[Option<(u32, u64)>], offset: u64) -> Option<ByteRange> {
+        let is_dirty = |byte: &usize| flat[*byte].is_some();
+        let first = (offset as usize..flat.len()).find(is_dirty)?;
+        let start = (0..first).rev().find(|byte| !is_dirty(byte));
+        let start = start.map_or(0, |byte| byte + 1);
+        let end = (first..flat.len()).find(|byte| !is_dirty(byte));
+        let end = end.unwrap_or(flat.len());
+        Some(ByteRange::new(start as u64, (end - start) as u64))
+    }
+
     #[test]
     fn random_commits_agree_with_a_flat_file() {
         let mut state = 3u64;
@@ -327,6 +363,8 @@ mod tests {
                 }
             }
             assert_eq!(seen, flat, "step {number}");
+            let offset = random(400);
+            assert_eq!(map.next_run(offset), run_of(&flat, offset), "step {number}");
             let dirty = flat.iter().flatten().count();
             assert_eq!(map.bytes(), dirty as u64);
             assert_eq!(live.values().sum::<i64>(), dirty as i64);
