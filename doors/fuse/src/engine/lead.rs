@@ -220,7 +220,9 @@ impl Lead {
             session.collect(&self.queue);
             session.find(&self.daemons.finder, &self.queue);
             session.close();
-            self.pause(&session);
+            if !session.linger(|| self.queue.has_jobs()) {
+                self.pause(&session);
+            }
         }
         self.queue.takes_writes.store(false, Ordering::Release);
         session.collect(&self.queue);

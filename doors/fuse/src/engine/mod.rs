@@ -26,6 +26,7 @@ use queue::{Hold, Job, Plain, Queue, TRY_EVERY};
 use rushes_control::{ShareStatus, Status};
 use rushes_core::units::FilePart;
 use rushes_pool::{MemberNumber, Object, Pool};
+use rushes_shm::client::lend;
 use rushes_shm::facts::FactsView;
 use rustix::io::Errno;
 use stations::Stations;
@@ -253,15 +254,17 @@ impl Engine {
         let Some(queue) = queue else {
             return Done::Plain;
         };
-        let (answer, answered) = sync_channel(1);
-        queue.push(Job::Write {
-            object: object.id,
-            fd: Arc::clone(fd),
-            bytes: bytes.to_vec(),
-            offset,
-            answer,
-        });
-        answered.recv().unwrap_or(Done::Plain)
+        lend(bytes, |bytes| {
+            let (answer, answered) = sync_channel(1);
+            queue.push(Job::Write {
+                object: object.id,
+                fd: Arc::clone(fd),
+                bytes,
+                offset,
+                answer,
+            });
+            answered.recv().unwrap_or(Done::Plain)
+        })
     }
 
     /// What the daemon has acknowledged of the object is on stable storage, or its device has failed. Plain: the object has it all, sync that.

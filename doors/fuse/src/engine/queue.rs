@@ -4,6 +4,7 @@
 use crate::nodes::locked;
 use rushes_core::units::FilePart;
 use rushes_pool::ObjectId;
+use rushes_shm::client::Lent;
 use rushes_sys::bell;
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -81,7 +82,8 @@ pub(super) enum Job {
         object: ObjectId,
         /// Open for writing.
         fd: Arc<OwnedFd>,
-        bytes: Vec<u8>,
+        /// The caller's own: he waits for the answer.
+        bytes: Lent,
         offset: u64,
         answer: SyncSender<Done>,
     },
@@ -170,6 +172,11 @@ impl Queue {
 
     pub(super) fn take(&self) -> Vec<Job> {
         std::mem::take(&mut locked(&self.jobs))
+    }
+
+    /// Something is to be taken.
+    pub(super) fn has_jobs(&self) -> bool {
+        !locked(&self.jobs).is_empty()
     }
 
     /// Its thread ends.
@@ -275,8 +282,12 @@ pub(super) struct Plain(Arc<Gate>);
 
 impl Drop for Plain {
     fn drop(&mut self) {
-        self.0.locked().plain_count -= 1;
-        self.0.left.notify_all();
+        let mut state = self.0.locked();
+        state.plain_count -= 1;
+        // (It is a call of the kernel, whoever waits, and nobody does but who shuts it.)
+        if state.plain_count == 0 && state.is_shut {
+            self.0.left.notify_all();
+        }
     }
 }
 

@@ -109,6 +109,11 @@ impl Session {
         self.client.client().takes_writes()
     }
 
+    /// Before its thread sleeps: look for answers a moment longer, as long as that pays. True: one came, or `else_` is.
+    pub(super) fn linger(&mut self, else_: impl FnMut() -> bool) -> bool {
+        self.client.linger(else_)
+    }
+
     pub(super) fn event_fds(&self) -> [BorrowedFd<'_>; 2] {
         self.client.event_fds()
     }
@@ -273,11 +278,11 @@ impl Session {
             } => {
                 let sent = self
                     .name(object, &fd, true)
-                    .map(|handle| self.client.write_send(handle, bytes, offset));
+                    .and_then(|handle| self.client.write_send(handle, bytes, offset));
                 match sent {
-                    Some(Ok(number)) => self.wait(number, object, Asked::Write(answer)),
+                    Some(number) => self.wait(number, object, Asked::Write(answer)),
                     // Who does it on the object asks for a hold before.
-                    Some(Err(_)) | None => answered(&answer, Done::Plain),
+                    None => answered(&answer, Done::Plain),
                 }
             }
             Job::Sync { object, fd, answer } => {

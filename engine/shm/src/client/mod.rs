@@ -18,15 +18,19 @@
 //! so a child that lives long should exec (all descriptors are close-on-exec) or disconnect.
 
 mod connect;
+mod lent;
 mod lost;
 mod owned;
+mod spin;
 #[cfg(test)]
 mod tests;
 mod wanted;
 mod write;
 
 pub use connect::{CONNECT_PATIENCE, ConnectError};
+pub use lent::{Lent, lend};
 pub use owned::{OwnedClient, OwnedDone};
+use spin::Spin;
 pub use wanted::WantedFile;
 
 use crate::facts::FileFact;
@@ -55,9 +59,6 @@ pub const LOST_PATIENCE: Duration = Duration(120 * NS_PER_S);
 
 /// How often a waiting call looks whether the daemon lives.
 const LOOK_FOR_BEAT: Duration = Duration(5 * NS_PER_S);
-
-/// Longest look at the ring before sleeping: about what a sleep and a wake-up cost together.
-const SPIN: Duration = Duration::from_us(20);
 
 /// Why a read gave no bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -1310,14 +1311,6 @@ impl Client {
         }
     }
 
-    fn spin_for_reply(&mut self) -> bool {
-        let memory = &self.memory;
-        let head = self.reply_head;
-        // An error is found again, and answered, by whoever takes the replies.
-        self.spin
-            .until(|| !matches!(memory.waiting(Which::Replies, head), Ok(0)))
-    }
-
     /// The caller goes back to his event loop: see that he will be woken, and that the daemon is.
     fn rest(&mut self) {
         self.found = false;
@@ -1453,47 +1446,4 @@ fn check_reply(
          most {REPLY_SLOTS_MAX} of {slot_count} buffers of {slot_bytes}",
         reply.length, reply.first_offset, reply.slot_count, reply.errno
     )))
-}
-
-/// Looks for a reply before sleeping, as long as that pays.
-struct Spin {
-    possible: bool,
-    /// Above zero while recent spins found something.
-    worth: i32,
-}
-
-impl Spin {
-    fn new() -> Spin {
-        // The C library's word for "processors this process may run on".
-        let processors = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
-        Spin {
-            possible: processors > 1,
-            worth: 1,
-        }
-    }
-
-    fn until(&mut self, mut found: impl FnMut() -> bool) -> bool {
-        if !self.possible {
-            return false;
-        }
-        // A reader of cold files pays for a look in sixteen, not for each.
-        self.worth += 1;
-        if self.worth <= 0 {
-            return false;
-        }
-        let deadline = clock::now() + SPIN;
-        loop {
-            for _ in 0..16 {
-                if found() {
-                    self.worth = 1;
-                    return true;
-                }
-                std::hint::spin_loop();
-            }
-            if clock::now() >= deadline {
-                self.worth = -16;
-                return false;
-            }
-        }
-    }
 }

@@ -3,14 +3,14 @@
 
 use super::*;
 
-/// A session with the daemon. Each read makes a buffer and gives it away when it is filled; each write takes its bytes.
+/// A session with the daemon. Each read makes a buffer and gives it away when it is filled; each write reads bytes that are lent to it.
 pub struct OwnedClient {
     /// Goes before the buffers that it may use.
     client: Client,
     /// What reads are filled into.
     buffers: HashMap<usize, Vec<u8>>,
     /// What is written; a sync or a hold has none.
-    sources: HashMap<usize, Vec<u8>>,
+    sources: HashMap<usize, Option<Lent>>,
     number_last: usize,
 }
 
@@ -55,33 +55,25 @@ impl OwnedClient {
 
     /// Start a write; [`OwnedClient::poll`] reports its end: all of it was acknowledged, or nothing.
     ///
-    /// Errors   the bytes, back: not taken, write plainly
-    pub fn write_send(
-        &mut self,
-        file: FileHandle,
-        bytes: Vec<u8>,
-        offset: u64,
-    ) -> Result<usize, Vec<u8>> {
+    /// Returns  its number. None: not taken, write plainly
+    pub fn write_send(&mut self, file: FileHandle, lent: Lent, offset: u64) -> Option<usize> {
         let number = self.next_number();
-        // SAFETY: as in `read_send`, in `sources`; nobody changes them there.
-        let sent = unsafe {
+        let bytes = lent.bytes();
+        // SAFETY: they are lent as long as what lies in `sources` from here on, until the write is reported (`poll`); what is left then
+        // goes after the client. One that is not sent is not looked at.
+        unsafe {
             self.client
                 .write_send(file, bytes.as_ptr(), bytes.len(), offset, number)
-        };
-        match sent {
-            Some(_) => {
-                self.sources.insert(number, bytes);
-                Ok(number)
-            }
-            None => Err(bytes),
-        }
+        }?;
+        self.sources.insert(number, Some(lent));
+        Some(number)
     }
 
     /// As [`Client::sync_send`].
     pub fn sync_send(&mut self, file: FileHandle) -> Option<usize> {
         let number = self.next_number();
         self.client.sync_send(file, number)?;
-        self.sources.insert(number, Vec::new());
+        self.sources.insert(number, None);
         Some(number)
     }
 
@@ -89,7 +81,7 @@ impl OwnedClient {
     pub fn hold_send(&mut self, file: FileHandle) -> Option<usize> {
         let number = self.next_number();
         self.client.hold_send(file, number)?;
-        self.sources.insert(number, Vec::new());
+        self.sources.insert(number, None);
         Some(number)
     }
 
@@ -113,6 +105,11 @@ impl OwnedClient {
             });
             return Some(OwnedDone { number, result });
         }
+    }
+
+    /// As [`Client::linger`].
+    pub fn linger(&mut self, else_: impl FnMut() -> bool) -> bool {
+        self.client.linger(else_)
     }
 
     /// What the session is like, and what it knows.
