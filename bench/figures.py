@@ -630,12 +630,17 @@ class Mounts:
         self.folder = Path(tempfile.mkdtemp(prefix="rushes-figures.", dir="/dev/shm"))
         self.mounted = []
         self.programs = []
+        # By the file system that each has open.
+        self.daemons = {}
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         for path in reversed(self.mounted):
+            if path in self.daemons:
+                self.daemons[path].terminate()
+                self.daemons[path].wait()
             # What was mounted over it ends a moment after its own unmount.
             for _ in range(50):
                 if subprocess.run(["umount", path], check=False, stderr=subprocess.DEVNULL).returncode == 0:
@@ -669,8 +674,7 @@ class Mounts:
         )
         for folder in (runtime, self.folder / "state", member / "pool"):
             folder.mkdir(exist_ok=True)
-        program = subprocess.Popen([RUSHES, "serve", "--config", config], stderr=subprocess.DEVNULL)
-        self.programs.append(program)
+        self.daemons[member] = subprocess.Popen([RUSHES, "serve", "--config", config], stderr=subprocess.DEVNULL)
         for _ in range(100):
             if (runtime / "control.sock").exists():
                 return runtime
