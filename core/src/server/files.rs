@@ -497,6 +497,11 @@ impl Server {
         // Changes that were answered for since it was asked count as much as what the driver saw, and so does what was
         // acknowledged and is not written yet.
         let asked = file.stat.take().unwrap_or_default();
+        let was_doubted =
+            !asked.is_void && self.drop_what_was_cut(id, size_told.max(asked.length), actions);
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
         let size = size.max(asked.length).max(file.writing.dirty.end());
         file.writing.native_size = size_told.max(asked.length);
         file.size_stale = asked.is_void;
@@ -505,6 +510,7 @@ impl Server {
             self.drop_blocks(id, 0, u64::MAX);
         }
         if asked.is_void {
+            self.make_known(id, actions);
             self.retry_waiting(id, actions);
             self.advance_writes(id, actions);
             return self.forget_if_unused(id, actions);
@@ -530,6 +536,10 @@ impl Server {
             }
         }
         self.make_known(id, actions);
+        if was_doubted {
+            self.settle_clean(id, actions);
+            self.settle_waiters(id, actions);
+        }
         self.advance_writes(id, actions);
         self.retry_waiting(id, actions);
         self.forget_if_unused(id, actions);

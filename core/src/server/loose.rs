@@ -9,6 +9,10 @@
 //!
 //! When nobody syncs we look ourselves, after the kernel has written by itself: that costs the device nothing. Bytes of direct I/O
 //! are never loose: their errors are those of their own requests. What is lost with a daemon that dies is the copy, not the bytes.
+//!
+//! Who changes the file beside us may have done so where bytes are loose. What he cut off is not written again: its length is looked at
+//! first. Over what he wrote to the very bytes that are written again ours come back: the kernel does not say which it lost, so that nobody can
+//! tell his from what a disk has had there all along, and without ours a client would lose what it was told is there.
 
 use super::state::*;
 use super::*;
@@ -204,6 +208,7 @@ impl Server {
                 device.writers.push_back(id);
             }
         }
+        file.writing.is_cut_doubted |= file.size_stale;
         file.writing.failed_to_write(errno, self.now);
         self.change_count += 1;
         file.changed = self.change_count;
@@ -215,6 +220,38 @@ impl Server {
         self.touch(device);
         self.tight_if_none(id, actions);
         self.retry_waiting(id, actions);
+    }
+
+    /// It ends there, and somebody may have cut it: what is to be written again past that is nobody's any more. (What was committed since
+    /// lengthens it, as it would have done then.) True: that was in doubt.
+    pub(super) fn drop_what_was_cut(
+        &mut self,
+        id: FileId,
+        end: u64,
+        actions: &mut Actions,
+    ) -> bool {
+        let Some(file) = self.files.get_mut(&id) else {
+            return false;
+        };
+        if !core::mem::take(&mut file.writing.is_cut_doubted) {
+            return false;
+        }
+        let pieces = &self.pieces;
+        let is_again = |span: &Span| {
+            let piece = pieces.get(span.piece.0);
+            piece.is_some_and(|piece| piece.record == NO_RECORD)
+        };
+        let beyond = ByteRange::new(end, u64::MAX - end);
+        let spans = file.writing.dirty.spans(beyond).filter(is_again);
+        let cut: Vec<ByteRange> = spans.map(|span| span.range).collect();
+        let mut released = Vec::new();
+        for range in cut {
+            file.writing.dirty.discard(range, &mut released);
+        }
+        let device = file.device;
+        self.settle_released(&mut released, actions);
+        self.touch(device);
+        true
     }
 
     /// Have the kernel write what is loose, and say whether it could. (Not more than that: who wants stable storage asks for it.)

@@ -206,6 +206,71 @@ fn newer_bytes_are_not_written_over_by_what_was_lost() {
     assert!(world.device == world.flat);
 }
 
+/// A stranger does something to the file as the file system has it, and it is told.
+fn strange(world: &mut World, change: impl Fn(&mut Vec<u8>)) {
+    change(&mut world.native);
+    change(&mut world.device);
+    world.settle_medium();
+    world.version += 1;
+    world.step(Event::ForeignChange { key: KEY });
+}
+
+#[test]
+fn what_a_stranger_cut_off_is_not_written_again() {
+    let mut world = half_lost();
+    strange(&mut world, |copy| copy.truncate(9000));
+    // The kernel says that it has lost something before anybody has looked where the file ends.
+    world.end_sync();
+    assert_eq!(world.counts.syncs_failed, 1);
+    world.flat.truncate(9000);
+    world.from.truncate(9000);
+    world.settle();
+    assert_eq!(world.device.len(), 9000);
+}
+
+/// Two at once: the end that was looked for before may be another.
+#[test]
+fn what_is_cut_twice_is_not_written_again() {
+    let mut world = half_lost();
+    strange(&mut world, |copy| copy.truncate(10_000));
+    world.end_sync();
+    strange(&mut world, |copy| copy.truncate(4096));
+    assert_eq!(world.stats, 1);
+    world.stats = 0;
+    world.step(Event::Stat {
+        file: FILE,
+        size: ByteCount(10_000),
+        version: world.version - 1,
+        is_fresh: false,
+    });
+    assert_eq!(world.stats, 1, "it is asked again");
+    world.flat.truncate(4096);
+    world.from.truncate(4096);
+    world.settle();
+    assert_eq!(world.device.len(), 4096);
+}
+
+#[test]
+fn what_a_stranger_wrote_elsewhere_stays_when_what_was_lost_is_written_again() {
+    let mut world = half_lost();
+    world.flat[5000..5010].fill(77);
+    strange(&mut world, |copy| copy[5000..5010].fill(77));
+    world.end_sync();
+    assert_eq!(world.counts.syncs_failed, 1);
+    world.settle();
+    assert!(world.device == world.flat);
+}
+
+/// Nobody can tell his from what a disk has had there all along.
+#[test]
+fn over_what_a_stranger_wrote_to_the_very_bytes_that_were_lost_ours_come_back() {
+    let mut world = half_lost();
+    strange(&mut world, |copy| copy[9000..9010].fill(77));
+    world.end_sync();
+    world.settle();
+    assert_eq!(world.device[9000..9010], world.flat[9000..9010]);
+}
+
 #[test]
 fn who_would_change_the_file_itself_comes_after_what_was_lost() {
     let mut world = half_lost();

@@ -200,6 +200,8 @@ pub(super) struct Writing {
     pub synced_loose: u64,
     /// Syncs that ended with an error. What was on its way into the kernel's cache meanwhile is written again.
     pub failed_syncs: u64,
+    /// Bytes are to be written again that somebody may have cut off: none is before its length was looked at.
+    pub is_cut_doubted: bool,
     /// What is with the driver as a sync is one for nobody but us.
     pub is_writing_out: bool,
     /// Ranges on their way to the device.

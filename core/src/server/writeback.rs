@@ -316,6 +316,9 @@ impl Server {
     ) -> Option<Weighed> {
         let now = self.now;
         let file = self.files.get(&id)?;
+        if file.writing.is_cut_doubted {
+            return None;
+        }
         let asked = file.writing.is_wanted() || file.way == WriteWay::Through;
         // Who waits for all of it waits for bytes that announce, too: what will hide them may itself be waiting for him.
         let oldest = match asked {
