@@ -140,14 +140,15 @@ impl Daemon {
         self.fails_since = Instant::NEVER;
         // Who comes now is told that nobody is here, and not kept waiting.
         self.listener = None;
-        if self.is_drained() {
-            return;
+        for (_, guest) in self.sessions.guests.drain() {
+            self.ring.poll_remove(guest.poll);
         }
         let policy = Policy {
             write_age: Duration::ZERO,
             ..self.config.policy.clone()
         };
         self.feed(Event::PolicyChanged(policy));
+        // Also if nothing is to be written: a session that stays would write on while others, who are told that nobody is here, read its files plainly.
         let sessions: Vec<SessionId> = self.sessions.seats.keys().copied().collect();
         for session in sessions {
             self.end_session(session, &rushes_shm::PeerError::Closed);
