@@ -227,13 +227,15 @@ pub fn open_writing_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io:
 
 /// Of statfs(2).
 const XFS_MAGIC: u64 = 0x5846_5342;
+/// Of ext2 and ext3 as well, which the same driver serves; one that does not has no count where it is looked for.
+const EXT4_MAGIC: u64 = 0xef53;
 
 /// Whether a file whose handle is stale on this file system is gone. `root`: a folder of it, open for reading.
 ///
 /// The kernel says ESTALE as well when it could not read the inode (exportfs turns each error but ENOMEM into that), so it is believed
 /// only where a file can be made, and where ext4 has not found faults in itself since it was checked: one that cannot read an
 /// inode counts that. XFS counts nothing, and is asked for the inode by its number, which tells one that is free from one
-/// that cannot be read.
+/// that cannot be read. Another file system, and an ext4 whose count cannot be read, prove nothing.
 ///
 /// Errors   it does not tell; why not.
 pub fn tells_what_is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<()> {
@@ -247,28 +249,39 @@ pub fn tells_what_is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Resu
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => {}
         Err(error) => return Err(error),
     }
-    if rustix::fs::fstatfs(&root)?.f_type as u64 == XFS_MAGIC {
-        return xfs::is_gone(root, kind, handle);
+    match rustix::fs::fstatfs(&root)?.f_type as u64 {
+        XFS_MAGIC => xfs::is_gone(root, kind, handle),
+        EXT4_MAGIC => has_no_faults(faults_counted(&root)),
+        _ => Err(io::Error::other(
+            "this file system does not tell a file that is gone from one that it cannot read; ext4 and XFS do",
+        )),
     }
-    match faults_counted(&root) {
-        0 => Ok(()),
-        count => Err(io::Error::other(format!(
+}
+
+/// What ext4's count of its faults says. One that nobody could read is no count of 0.
+fn has_no_faults(counted: io::Result<u64>) -> io::Result<()> {
+    match counted {
+        Ok(0) => Ok(()),
+        Ok(count) => Err(io::Error::other(format!(
             "the file system has found {count} faults in itself since it was checked last"
+        ))),
+        Err(error) => Err(io::Error::other(format!(
+            "the file system's count of its own faults could not be read below /sys/fs/ext4: {error}"
         ))),
     }
 }
 
-/// What ext4 has counted in its superblock; 0 of others, which do not say.
-fn faults_counted(root: impl AsFd) -> u64 {
-    let count = || {
-        let device = fstat(root).ok()?.st_dev;
-        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-        let disk = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
-        let counted = PathBuf::from("/sys/fs/ext4").join(disk.file_name()?);
-        let text = std::fs::read_to_string(counted.join("errors_count")).ok()?;
-        text.trim().parse().ok()
-    };
-    count().unwrap_or(0)
+/// What ext4 has counted in its superblock.
+fn faults_counted(root: impl AsFd) -> io::Result<u64> {
+    let device = fstat(root)?.st_dev;
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let disk = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}"))?;
+    let name = disk.file_name().ok_or(io::ErrorKind::NotFound)?;
+    let counted = PathBuf::from("/sys/fs/ext4").join(name);
+    let text = std::fs::read_to_string(counted.join("errors_count"))?;
+    text.trim()
+        .parse()
+        .map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 /// The name of a file, by its kernel handle; of several names one. `mount`: any open descriptor of its file system.
@@ -634,8 +647,36 @@ mod tests {
         std::fs::remove_file(other).unwrap();
         let gone = open_by_handle(&folder, kind, bytes).unwrap_err();
         assert_eq!(gone.raw_os_error(), Some(libc::ESTALE));
-        tells_what_is_gone(&folder, kind, bytes).unwrap();
+        let told = tells_what_is_gone(&folder, kind, bytes);
+        let found = rustix::fs::fstatfs(&folder).unwrap().f_type as u64;
+        assert_eq!(
+            told.is_ok(),
+            [XFS_MAGIC, EXT4_MAGIC].contains(&found),
+            "{told:?}"
+        );
         assert!(name_by_handle(&folder, kind, bytes).is_err());
+    }
+
+    #[test]
+    fn nothing_is_gone_where_faults_are_not_counted_or_cannot_be_read() {
+        has_no_faults(Ok(0)).unwrap();
+        let told = has_no_faults(Ok(3)).unwrap_err();
+        assert!(told.to_string().contains("3 faults"), "{told}");
+        let told = has_no_faults(Err(io::ErrorKind::PermissionDenied.into())).unwrap_err();
+        assert!(told.to_string().contains("could not be read"), "{told}");
+        // A tmpfs has no device, and so no count; and is neither of the two that prove anything.
+        let Ok(root) = std::fs::File::open("/dev/shm") else {
+            crate::skip("there is no /dev/shm");
+            return;
+        };
+        let found = rustix::fs::fstatfs(&root).unwrap().f_type as u64;
+        if [XFS_MAGIC, EXT4_MAGIC].contains(&found) {
+            crate::skip("/dev/shm is no tmpfs");
+            return;
+        }
+        faults_counted(&root).unwrap_err();
+        let told = tells_what_is_gone(&root, 1, &[0; 8]).unwrap_err();
+        assert!(told.to_string().contains("does not tell"), "{told}");
     }
 
     #[test]
