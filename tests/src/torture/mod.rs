@@ -419,7 +419,10 @@ impl Stage {
     /// Whether a program on the server may hear of this.
     pub fn excuses_local(&self, error: &std::io::Error) -> bool {
         let excuses = *lock(&self.excuses);
-        error.kind() == std::io::ErrorKind::StorageFull && excuses.full || excuses.mount
+        let is_full = error.kind() == std::io::ErrorKind::StorageFull && excuses.full;
+        // EIO, of a disk that fails.
+        let is_failing = error.raw_os_error() == Some(5) && excuses.disk;
+        is_full || is_failing || excuses.mount
     }
 }
 

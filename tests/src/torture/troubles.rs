@@ -189,6 +189,10 @@ impl Troublemaker<'_> {
             Trouble::Serving => {
                 self.stage.excuse_left_over();
                 if let Stand::Pool(_, _, world) = &self.stand {
+                    // One that is killed before it serves is taken for one that cannot, and after ten of them in a row the keeper gives up.
+                    if self.random.once_in(2) {
+                        let _ = fs::metadata(world.path("."));
+                    }
                     world.kill_serving();
                 }
             }
