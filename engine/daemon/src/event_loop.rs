@@ -117,8 +117,11 @@ pub(crate) struct Daemon {
     pub(super) looks_at_end: bool,
     /// When a stop no longer waits for what is to be written.
     pub(super) drain_end: Instant,
-    /// Since then, while it waits, writes have failed and none has not; NEVER: none has failed.
-    pub(super) fails_since: Instant,
+    /// While it stops: the least that was left to be written, and since when. Units: bytes and files.
+    pub(super) drain_left: u64,
+    pub(super) drain_moved: Instant,
+    /// When a request last failed.
+    pub(super) failed_at: Instant,
     /// It is here to write what was left, and then to end.
     pub(super) only_recovers: bool,
     /// When blocks that were left reserved are given back, if they can be.
@@ -235,7 +238,9 @@ impl Daemon {
             is_looking: false,
             looks_at_end: true,
             drain_end: Instant::NEVER,
-            fails_since: Instant::NEVER,
+            drain_left: u64::MAX,
+            drain_moved: Instant::ZERO,
+            failed_at: Instant::ZERO,
             only_recovers: parts.only_recovers,
             to_expel: Vec::new(),
             to_flush: Vec::new(),
@@ -433,7 +438,13 @@ impl Daemon {
         }
         let now = clock::now();
         // (A request that a disk keeps may still end well.)
-        let is_vain = self.in_flight.is_empty() && now >= self.fails_since + VAIN_MAX;
+        let writes = self.server.writes();
+        let left = writes.used_bytes.0 + u64::from(writes.dirty_file_count);
+        if left < self.drain_left {
+            (self.drain_left, self.drain_moved) = (left, now);
+        }
+        let has_failed = self.failed_at > self.drain_moved;
+        let is_vain = has_failed && self.in_flight.is_empty() && now >= self.drain_moved + VAIN_MAX;
         let late = now >= self.drain_end || is_vain;
         if late {
             tracing::error!(
@@ -726,7 +737,7 @@ impl Daemon {
     }
 
     pub(super) fn fail_io(&mut self, io: IoId, errno: Errno) {
-        self.fails_since = self.fails_since.min(clock::now());
+        self.failed_at = clock::now();
         self.pending.push_back(Event::IoDone {
             io,
             result: Err(errno),

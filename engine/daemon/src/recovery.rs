@@ -137,7 +137,7 @@ impl Daemon {
     /// Put everybody out and write what there is.
     pub(super) fn start_draining(&mut self) {
         self.drain_end = clock::now() + DRAIN_MAX;
-        self.fails_since = Instant::NEVER;
+        self.drain_moved = clock::now();
         // Who comes now is told that nobody is here, and not kept waiting.
         self.listener = None;
         for (_, guest) in self.sessions.guests.drain() {

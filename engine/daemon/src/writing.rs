@@ -574,10 +574,9 @@ impl Daemon {
     }
 
     pub(super) fn write_done(&mut self, io: IoId, result: Result<ByteCount, Errno>) {
-        self.fails_since = match result {
-            Ok(_) => Instant::NEVER,
-            Err(_) => self.fails_since.min(clock::now()),
-        };
+        if result.is_err() {
+            self.failed_at = clock::now();
+        }
         if let (Err(errno), Some((file, range))) = (result, self.in_flight.remove(&io)) {
             let error = std::io::Error::from_raw_os_error(errno.0 as i32);
             let why = match remedy(errno) {
