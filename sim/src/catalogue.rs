@@ -42,7 +42,6 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "steady",
     "thousand_disks",
     "timeline",
-    "timeline_closes_first",
     "timeline_full",
     "together",
     "worn_disk",

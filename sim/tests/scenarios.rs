@@ -62,7 +62,6 @@ scenarios!(
     stalls,
     steady,
     timeline,
-    timeline_closes_first,
     timeline_full,
     together,
     worn_disk,
