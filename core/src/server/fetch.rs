@@ -219,11 +219,7 @@ impl Server {
                     && let Some(claim) = self.claim(stream, id, self.promised)
                     && claim.left > 0
                 {
-                    let first = match self.glances_about(stream) {
-                        true => Instant::NEVER,
-                        false => stream.first_frame_wanted(),
-                    };
-                    let deadline = claim.deadline.min(first);
+                    let deadline = claim.deadline.min(self.first_frame_wanted(stream));
                     claims.push(Claim { deadline, ..claim });
                     claimants.push(Claimant::Reader(stream_id));
                 }
@@ -271,8 +267,7 @@ impl Server {
         let deadline = stream.deadline(stream.fetched_on(device_id), self.now, preroll);
         // The first frame comes sooner without what is behind it.
         let asked = stream.consumed.saturating_sub(stream.fetched);
-        let is_cut = stream.was_cut_to && stream.fetched == 0;
-        let bytes = match is_cut && asked > 0 && stream.waiting_count > 0 {
+        let bytes = match stream.awaits_first_frame() && asked > 0 {
             true => asked.min(chunk),
             false => chunk,
         };

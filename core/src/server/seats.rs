@@ -225,10 +225,10 @@ impl Server {
         let (session, run) = (stream.session, stream.consumed);
         // (What has no rate is not played.)
         let is_look = stream.rate.is_none() || run < stream.rate_or_none().bytes_in(RUN_MIN).0;
+        if is_look {
+            return;
+        }
         if let Some(session) = self.sessions.get_mut(&session) {
-            if is_look {
-                return;
-            }
             let mean = session.run_bytes.unwrap_or(run);
             session.run_bytes = Some(mean - mean / 4 + run / 4);
         }
@@ -248,11 +248,9 @@ impl Server {
     /// `p·r/w + w/2`: least at `w = √(2·p·r)`.
     pub(super) fn window(&self, stream: &Stream, device: DeviceId, cap: u64) -> u64 {
         let chunk = self.limits.chunk_bytes_max;
-        let is_new = || {
-            let session = self.sessions.get(&stream.session);
-            session.is_some_and(|session| session.run_bytes.is_none())
-        };
-        if stream.is_presumed && is_new() {
+        let session = self.sessions.get(&stream.session);
+        let is_new = session.is_some_and(|session| session.run_bytes.is_none());
+        if stream.is_presumed && is_new {
             // It may be a single look. One request brings its bytes and shows whether it is read on.
             return cap.min(chunk.max(stream.read_bytes));
         }
@@ -265,6 +263,15 @@ impl Server {
         let least = stream.rate_or_none().bytes_in(WINDOW_MIN).0;
         let least = least.max(2 * chunk);
         (best.isqrt() as u64).max(least).min(cap)
+    }
+
+    /// The first frame behind a cut is wanted long before it is due: the editor looks at the old one until then. Not of somebody who
+    /// glances about.
+    pub(super) fn first_frame_wanted(&self, stream: &Stream) -> Instant {
+        match stream.awaits_first_frame() && !self.glances_about(stream) {
+            true => stream.anchor + FIRST_FRAME,
+            false => Instant::NEVER,
+        }
     }
 
     /// Promises on a device that their readers have left, for another place that was promised as well, are given back.
@@ -305,12 +312,9 @@ impl Server {
 }
 
 impl Stream {
-    /// The first frame behind a cut is wanted long before it is due: the editor looks at the old one until then.
-    /// (Admission does not count on it, so a start, which it has looked at, is left as it is.)
-    pub(super) fn first_frame_wanted(&self) -> Instant {
-        match self.was_cut_to && self.fetched == 0 && self.waiting_count > 0 {
-            true => self.anchor + FIRST_FRAME,
-            false => Instant::NEVER,
-        }
+    /// Its reader has cut to where it is, has had nothing yet, and waits. (Admission does not count on what is done for it then, so a
+    /// start, which admission has looked at, is left as it is.)
+    pub(super) fn awaits_first_frame(&self) -> bool {
+        self.was_cut_to && self.fetched == 0 && self.waiting_count > 0
     }
 }

@@ -5,6 +5,7 @@
 use super::api::*;
 use super::clock::PlayClock;
 use super::frames::Frames;
+use super::glances::{Glances, Row};
 use crate::sched::{RefinedModel, admission};
 use crate::stream::{Cadence, CursorIndex, Recogniser};
 use crate::units::*;
@@ -34,7 +35,7 @@ pub(super) struct Session {
     /// How much was read at one place before it cut to another, in the mean; None: it has never cut. Units: bytes.
     pub run_bytes: Option<u64>,
     /// Places that it left at once.
-    pub glances: super::glances::Glances,
+    pub glances: Glances,
     /// Reads that were served as the beginning of playing, and nothing has come of it yet.
     pub look_count: u8,
     /// Nothing came of such reads: until then they are served as any others.
@@ -656,8 +657,8 @@ pub(super) struct Stream {
     /// Reads in a row that belonged to another cursor.
     pub stray_count: u32,
     /// What was read of it in a row, and places that were left at once if no session tells its readers apart.
-    pub row: super::glances::Row,
-    pub glances: super::glances::Glances,
+    pub row: Row,
+    pub glances: Glances,
     /// Its reader cut to where it is now, and took the promise along.
     pub was_cut_to: bool,
     /// It is followed from a first read on, and nothing has shown yet that it is read on.

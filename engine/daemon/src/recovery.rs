@@ -136,8 +136,8 @@ impl Daemon {
 
     /// Put everybody out and write what there is.
     pub(super) fn start_draining(&mut self) {
-        self.drain_end = clock::now() + DRAIN_MAX;
         self.drain_moved = clock::now();
+        self.drain_end = self.drain_moved + DRAIN_MAX;
         // Who comes now is told that nobody is here, and not kept waiting.
         self.listener = None;
         for (_, guest) in self.sessions.guests.drain() {
