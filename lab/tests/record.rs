@@ -157,7 +157,7 @@ fn an_interrupted_recording_puts_everything_away() {
         return;
     }
     let rooms = Rooms::new("interrupt");
-    let child = rooms.start("record --server stock --streams 1 --seconds 60 --cache 64MiB");
+    let mut child = rooms.start("record --server stock --streams 1 --seconds 60 --cache 64MiB");
     let pid = child.id();
     let clip = "stage/footage/take00/clip.mov";
     let begun = Instant::now();
@@ -168,10 +168,12 @@ fn an_interrupted_recording_puts_everything_away() {
             .any(|room| fs::metadata(room.path().join(clip)).is_ok_and(|file| file.len() > 0))
     };
     while !is_recording() {
-        assert!(
-            begun.elapsed() < Duration::from_secs(60),
-            "nothing is written"
-        );
+        let ended = child.try_wait().expect("it is ours");
+        if ended.is_some() || begun.elapsed() > Duration::from_secs(300) {
+            let _ = child.kill();
+            let output = child.wait_with_output().expect("it is ours");
+            panic!("nothing is written within 300 s, or it ended ({ended:?}): {output:?}");
+        }
         std::thread::sleep(Duration::from_millis(50));
     }
     let this = rustix::process::Pid::from_child(&child);

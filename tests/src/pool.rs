@@ -6,6 +6,7 @@ use crate::disk::{Disk, run};
 use crate::needs;
 use crate::pattern;
 use crate::scratch::Scratch;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -252,15 +253,17 @@ impl PoolWorld {
     /// SIGKILL to the process that serves the mount; its keeper lives.
     pub fn kill_serving(&self) {
         let end = Instant::now() + Duration::from_secs(60);
-        let serving = loop {
-            if let Some(serving) = self.serving() {
+        let killed = loop {
+            // It may end by itself before it is killed.
+            if let Some(serving) = self.serving()
+                && kill(serving)
+            {
                 break serving;
             }
             assert!(Instant::now() < end, "nobody serves: {}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         };
-        run(Command::new("kill").arg("-9").arg(serving.to_string()));
-        until_ended(serving);
+        until_ended(killed);
     }
 
     /// SIGTERM to the mount's process, which is to end when it can.
@@ -417,12 +420,14 @@ impl PoolWorld {
     }
 }
 
-/// The process that this one has started.
+/// The process that this one has started, unless that has ended and waits to be waited for.
 fn child_of(parent: u32) -> Option<u32> {
     let all = fs::read_dir("/proc").expect("it is mounted");
     let numbers = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     numbers
-        .filter(|number| status_of(*number).is_some_and(|(_, its)| its == parent))
+        .filter(|number| {
+            status_of(*number).is_some_and(|(state, its)| its == parent && state != 'Z')
+        })
         .max()
 }
 
@@ -432,6 +437,12 @@ fn status_of(process: u32) -> Option<(char, u32)> {
     // Behind the name, which may have anything in it.
     let mut words = status.rsplit_once(')')?.1.split_whitespace();
     Some((words.next()?.chars().next()?, words.next()?.parse().ok()?))
+}
+
+/// SIGKILL. Whether there was such a process.
+fn kill(process: u32) -> bool {
+    let process = i32::try_from(process).ok().and_then(Pid::from_raw);
+    process.is_some_and(|process| kill_process(process, Signal::KILL).is_ok())
 }
 
 fn until_ended(process: u32) {
