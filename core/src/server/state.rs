@@ -349,11 +349,8 @@ pub(super) struct Piece {
 impl Piece {
     /// The oldest commit of which the device lacks something as long as this is under way.
     pub(super) fn owed(&self) -> Option<u64> {
-        match (self.live, self.flights) {
-            (0, 0) => None,
-            (0, _) => Some(self.commit),
-            _ => Some(self.since),
-        }
+        // (Also when it is written over on its way: the newer one counts on its getting there.)
+        (self.live > 0 || self.flights > 0).then_some(self.since)
     }
 
     /// Nobody needs its pages any more.

@@ -1416,42 +1416,6 @@ fn an_open_that_looks_at_nothing_changes_no_way() {
     }
 }
 
-/// Bytes that wait for their page to be free are written over: neither they nor the newer ones are on the device yet.
-#[test]
-fn a_sync_waits_for_what_was_written_over_what_it_is_for() {
-    let mut world = quiet();
-    world.write(0, ByteRange::new(0, 100));
-    world.sync(0);
-    assert_eq!(world.ios.len(), 1, "its page is busy");
-    world.write(1, ByteRange::new(100, 100));
-    world.sync(1);
-    world.write(2, ByteRange::new(100, 100));
-    world.write_back(Ok(()));
-    world.end_sync();
-    assert_eq!(world.counts.syncs, 1, "the first alone");
-    world.settle();
-    assert_eq!(world.counts.syncs, 2);
-}
-
-/// Who leaves while he waits for a sync leaves the driver with one that is older than what is written next.
-#[test]
-fn a_sync_is_not_answered_by_one_that_was_asked_for_before() {
-    let mut world = quiet();
-    world.write(0, ByteRange::new(0, 4096));
-    world.sync(0);
-    world.write_back(Ok(()));
-    assert_eq!(world.syncs.len(), 1, "it is with the driver");
-    let (session, ..) = world.clients.remove(0);
-    world.step(Event::SessionClosed { session });
-    world.write(0, ByteRange::new(4096, 100));
-    world.sync(0);
-    world.write_back(Ok(()));
-    world.end_sync();
-    assert_eq!(world.counts.syncs, 0, "its own is still to come");
-    world.end_sync();
-    assert_eq!(world.counts.syncs, 1);
-}
-
 /// Else a facility would stand still until nobody can be expected to go on with that page, two seconds, whenever a daemon
 /// has left such parts all over its lanes.
 #[test]
@@ -1485,3 +1449,5 @@ fn whoever_waits_for_memory_does_not_wait_for_the_rest_of_a_page() {
 mod left_tests;
 #[path = "loose_tests.rs"]
 mod loose_tests;
+#[path = "sync_tests.rs"]
+mod sync_tests;

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A sync is for everything that was committed before it, or for what was written over that.
+
+use super::*;
+
+/// Bytes that wait for their page to be free are written over: neither they nor the newer ones are on the device yet.
+#[test]
+fn a_sync_waits_for_what_was_written_over_what_it_is_for() {
+    let mut world = quiet();
+    world.write(0, ByteRange::new(0, 100));
+    world.sync(0);
+    assert_eq!(world.ios.len(), 1, "its page is busy");
+    world.write(1, ByteRange::new(100, 100));
+    world.sync(1);
+    world.write(2, ByteRange::new(100, 100));
+    world.write_back(Ok(()));
+    world.end_sync();
+    assert_eq!(world.counts.syncs, 1, "the first alone");
+    world.settle();
+    assert_eq!(world.counts.syncs, 2);
+}
+
+/// And the newer ones, on their way to the device, are written over in turn: they are still what the sync is for.
+#[test]
+fn a_sync_waits_for_what_is_on_its_way_and_was_written_over_twice() {
+    let mut world = quiet();
+    world.write(0, ByteRange::new(0, 100));
+    world.sync(0);
+    world.write(1, ByteRange::new(100, 100));
+    world.sync(1);
+    world.write(2, ByteRange::new(100, 100));
+    world.write_back(Ok(()));
+    assert_eq!(world.ios.len(), 1, "the newer ones");
+    world.write(2, ByteRange::new(100, 100));
+    world.end_sync();
+    assert_eq!((world.counts.syncs, world.syncs.len()), (1, 0));
+    world.settle();
+    assert_eq!(world.counts.syncs, 2);
+}
+
+/// Who leaves while he waits for a sync leaves the driver with one that is older than what is written next.
+#[test]
+fn a_sync_is_not_answered_by_one_that_was_asked_for_before() {
+    let mut world = quiet();
+    world.write(0, ByteRange::new(0, 4096));
+    world.sync(0);
+    world.write_back(Ok(()));
+    assert_eq!(world.syncs.len(), 1, "it is with the driver");
+    let (session, ..) = world.clients.remove(0);
+    world.step(Event::SessionClosed { session });
+    world.write(0, ByteRange::new(4096, 100));
+    world.sync(0);
+    world.write_back(Ok(()));
+    world.end_sync();
+    assert_eq!(world.counts.syncs, 0, "its own is still to come");
+    world.end_sync();
+    assert_eq!(world.counts.syncs, 1);
+}
