@@ -375,3 +375,45 @@ fn a_journal_that_fails_costs_no_byte_once_the_file_system_was_checked() {
     recover_works(&world);
     all_have_their_bytes(&world, 0..6);
 }
+
+/// A piece of less than a page goes through the kernel's cache, which takes it each time, and says afterwards that the disk does not.
+#[test]
+fn a_disk_that_refuses_what_the_kernel_took_ends_a_recovery_and_newer_bytes_stay() {
+    let mut setup = fsx::setup("64MiB");
+    setup.backing = Backing::Slow;
+    setup.share.push(String::from("rushes:recover after = 600"));
+    let Some(mut world) = World::build(&setup) else {
+        return;
+    };
+    world.put("take.mov", 1, 4 << 20);
+    let path = world.path("take.mov");
+    let offset: u64 = (1 << 20) + 100;
+    let place = world.disk.physical(&path, 1 << 20) & !4095;
+    let client = client(&world);
+    let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
+    let older = pattern::bytes(2, offset, 1000);
+    client.write(file, offset, &older).expect("it is in memory");
+    world.daemon().kill();
+    assert_eq!(left_count(&world), 1);
+    world.disk.tell(&format!("fail write {place} 4096"));
+    let newer = pattern::bytes(3, offset, 50);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            // Over part of it, while somebody else tries to bring it to the disk.
+            std::thread::sleep(Duration::from_secs(3));
+            client.write(file, offset + 500, &newer)
+        });
+        let begun = Instant::now();
+        recover_fails(&world, &["take.mov", "left for the next daemon"]);
+        assert!(begun.elapsed() < Duration::from_secs(50), "it ends");
+        assert!(!writer.is_finished(), "nobody could keep those bytes");
+        world.disk.tell("clear");
+        recover_works(&world);
+        let outcome = writer.join().expect("it has not panicked");
+        outcome.expect("now they are his alone");
+    });
+    let found = fs::read(&path).expect("the file is there");
+    let found = &found[offset as usize..offset as usize + older.len()];
+    assert!(found[..500] == older[..500] && found[550..] == older[550..]);
+    assert!(found[500..550] == newer);
+}

@@ -70,7 +70,7 @@ pub struct Policy {
     pub contracts_from_cadence: bool,
     /// Make contracts from what a container's header says.
     pub contracts_from_header: bool,
-    /// An acknowledged byte is on its device so long after at the latest, when the device can.
+    /// An acknowledged byte is on its device so long after at the latest, when the device can. Zero: the driver ends as soon as it is.
     pub write_age: Duration,
     /// False: no gap is bridged, neither reading nor writing (for ablation).
     pub coalesce: bool,
@@ -78,6 +78,13 @@ pub struct Policy {
     pub look_every: Duration,
     /// Nobody is answered from the cache when the last look is older, and than his read.
     pub look_age: Duration,
+}
+
+impl Policy {
+    /// The driver ends, and waits only until nothing is its alone.
+    pub(super) fn ends(&self) -> bool {
+        self.write_age == Duration::ZERO
+    }
 }
 
 impl Default for Policy {

@@ -14,6 +14,35 @@ fn what_a_dead_daemon_left_is_written_at_once() {
     assert_eq!(world.native[100..150], world.flat[100..150]);
 }
 
+/// Who recovers tells no door that it may write to a file of which something may have to be written again: its bytes would be written over.
+#[test]
+fn nothing_is_clean_that_the_kernel_may_have_lost_where_the_server_ends() {
+    let mut world = quiet();
+    world.has_failed = true;
+    world.write(0, ByteRange::new(100, 50));
+    world.crash();
+    let policy = Policy {
+        write_age: Duration::ZERO,
+        ..Policy::default()
+    };
+    world.step(Event::PolicyChanged(policy));
+    for turn in 0..3 {
+        world.write_back(Ok(()));
+        assert!(!world.is_dirty());
+        assert_eq!(
+            world.settles, 0,
+            "turn {turn}: nobody knows whether it is there"
+        );
+        world.lose();
+        world.end_sync();
+        assert!(world.is_dirty());
+    }
+    world.write_back(Ok(()));
+    world.end_sync();
+    assert_eq!(world.settles, 1);
+    assert_eq!(world.device[100..150], world.flat[100..150]);
+}
+
 /// Two writes were under way to the device in one request when the daemon died; the newer one's record says that it is there.
 #[test]
 fn nothing_is_written_before_all_that_was_left_is_known() {

@@ -112,6 +112,9 @@ impl Server {
         {
             file.writing.is_loose = false;
             self.loose_files.retain(|(_, other)| *other != id);
+            if self.policy.ends() {
+                self.settle_clean(id, actions);
+            }
             self.release(id, actions);
         }
     }
@@ -307,11 +310,9 @@ impl Server {
             all > self.limits.write_buffer_bytes / LOOSE_PART
         };
         let is_wanted = || self.lanes.values().any(|lane| !lane.waiting.is_empty());
-        // (No age: the driver ends, and waits for all of it.)
-        let ends = self.policy.write_age == Duration::ZERO;
         let is_hurried = since == Instant::ZERO;
         if is_hurried
-            || ends
+            || self.policy.ends()
             || self.loose_files.len() > LOOSE_FILES_MAX
             || is_much()
             || is_wanted()

@@ -58,7 +58,7 @@ impl World {
     }
 
     /// The kernel cannot write what it has in its cache.
-    fn lose(&mut self) {
+    pub(super) fn lose(&mut self) {
         assert!(!self.unwritten.is_empty(), "nothing went through its cache");
         for range in core::mem::take(&mut self.unwritten) {
             self.end_writing_from_cache(range, true);

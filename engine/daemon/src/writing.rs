@@ -437,14 +437,14 @@ impl Daemon {
     }
 
     pub(super) fn synced(&mut self, id: FileId, generation: u64, result: std::io::Result<()>) {
-        let Some(file) = self.files.same_mut(id, generation) else {
+        if self.files.same_mut(id, generation).is_none() {
             return;
-        };
+        }
         if let Err(error) = &result {
-            tracing::error!(
-                "{:?} could not be brought to its device: {error}; what went through the kernel's cache since it last could is written again",
-                file.path
-            );
+            self.failed_at = clock::now();
+            self.say_at_times(id, errno_of(error), |path| {
+                format!("{path:?} could not be brought to its device: {error}; what went through the kernel's cache since it last could is written again")
+            });
         }
         let result = result.map_err(|error| errno_of(&error));
         self.feed(Event::Synced { file: id, result });
@@ -588,8 +588,16 @@ impl Daemon {
         self.feed(Event::IoDone { io, result });
     }
 
-    /// A write failed, and will be tried each second: said when the reason is another one, and once in a while.
+    /// A write failed, and will be tried each second.
     fn say_why(&mut self, id: FileId, range: ByteRange, errno: Errno, why: &str) {
+        let (length, at) = (range.length.0, range.start.0);
+        self.say_at_times(id, errno, |path| {
+            format!("writing {length} bytes at {at} of {path:?} failed: {why}; they are kept and tried each second")
+        });
+    }
+
+    /// Said when the reason is another one, and once in a while.
+    fn say_at_times(&mut self, id: FileId, errno: Errno, sentence: impl FnOnce(&str) -> String) {
         let now = clock::now();
         let Some(file) = self.files.get_mut(id) else {
             return;
@@ -602,11 +610,7 @@ impl Daemon {
             }
             *said = Some((errno, now));
         }
-        tracing::error!(
-            "writing {} bytes at {} of {path:?} failed: {why}; they are kept and tried each second",
-            range.length.0,
-            range.start.0,
-        );
+        tracing::error!("{}", sentence(&path));
     }
 }
 
