@@ -70,6 +70,8 @@ pub(super) struct OneFile {
     /// Pages that went through its cache since the last good sync; until that is answered.
     pub(super) loose: BTreeSet<u64>,
     pub(super) covered: BTreeSet<u64>,
+    /// Pages of which a sync has said that something may be lost: until the daemon says that it has written all of it again.
+    pub(super) again: BTreeSet<u64>,
     /// Pages that the drive has in its memory alone.
     pub(super) volatile: BTreeSet<u64>,
     /// Pages that have a block.
@@ -124,6 +126,7 @@ impl OneFile {
             has_error: false,
             loose: BTreeSet::new(),
             covered: BTreeSet::new(),
+            again: BTreeSet::new(),
             volatile: BTreeSet::new(),
             mapped: BTreeSet::new(),
             flat: Vec::new(),
@@ -308,6 +311,7 @@ impl OneFile {
     pub(super) fn keep_what_is_lost(&mut self) {
         self.loose.clear();
         self.covered.clear();
+        self.again.clear();
         let pages: Vec<u64> = self.dirty.iter().chain(&self.lost).copied().collect();
         self.lost.clear();
         self.has_error = false;
@@ -542,6 +546,7 @@ impl OneFile {
         self.lost.clear();
         self.loose.clear();
         self.covered.clear();
+        self.again.clear();
         self.volatile.clear();
         self.has_error = false;
         self.log_base += self.log.len() as u64;

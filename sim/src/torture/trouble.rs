@@ -576,7 +576,13 @@ impl World {
         // nobody can tell which was later.)
         let file = &self.files[at];
         let is_loose = |page: u64| {
-            let sets = [&file.lost, &file.dirty, &file.loose, &file.covered];
+            let sets = [
+                &file.lost,
+                &file.dirty,
+                &file.loose,
+                &file.covered,
+                &file.again,
+            ];
             sets.iter().any(|pages| pages.contains(&page))
         };
         let is_loose = OneFile::pages(range).any(is_loose);

@@ -337,8 +337,9 @@ impl World {
                 if self.is_alive(life) {
                     let one = &mut self.files[file];
                     one.syncs = one.syncs.saturating_sub(1);
-                    if matches!(&*event, Event::Synced { result: Ok(()), .. }) {
-                        one.covered.clear();
+                    match &*event {
+                        Event::Synced { result: Ok(()), .. } => one.covered.clear(),
+                        _ => one.again.extend(one.covered.iter().chain(&one.loose)),
                     }
                     self.step(*event);
                 }
@@ -480,6 +481,7 @@ impl World {
             Action::Known { file, size } => self.known(file, size.0),
             Action::Clean { file } => {
                 if let Some(&at) = self.by_id.get(&file) {
+                    self.files[at].again.clear();
                     self.clean(at);
                     self.chore(at, Chore::Settle);
                 }
