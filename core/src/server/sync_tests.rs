@@ -38,6 +38,20 @@ fn a_sync_waits_for_what_is_on_its_way_and_was_written_over_twice() {
     assert_eq!(world.counts.syncs, 2);
 }
 
+/// What was written over on its way does not get there: the file system takes it by way of the kernel's cache alone.
+#[test]
+fn a_sync_waits_for_what_was_written_over_what_was_refused_on_its_way() {
+    let mut world = quiet();
+    world.write(0, ByteRange::new(0, 4096));
+    world.sync(0);
+    assert_eq!(world.ios.len(), 1, "it is on its way");
+    world.write(1, ByteRange::new(0, 4096));
+    world.write_back(Err(Errno::INVALID));
+    assert_eq!((world.counts.syncs, world.syncs.len()), (0, 0));
+    world.settle();
+    assert_eq!((world.counts.syncs, world.counts.syncs_refused), (1, 0));
+}
+
 /// Who leaves while he waits for a sync leaves the driver with one that is older than what is written next.
 #[test]
 fn a_sync_is_not_answered_by_one_that_was_asked_for_before() {

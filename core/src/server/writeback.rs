@@ -730,6 +730,9 @@ impl Server {
             let piece = piece.expect("a piece stays as long as a request reads from it");
             piece.flights -= 1;
         }
+        if result.is_ok_and(|count| count < flight.range.length) || result.is_err() {
+            self.owe_anew(id, &flight.spans);
+        }
         if result.is_err() {
             // Who waits for room may be one who will not get it now.
             self.roomier();
@@ -744,6 +747,30 @@ impl Server {
         self.settle_waiters(id, actions);
         self.release(id, actions);
         self.touch(flight.device);
+    }
+
+    /// These did not get there. What was written over them meanwhile counted on that, and is now what a sync waits for in their place.
+    fn owe_anew(&mut self, id: FileId, spans: &[Span]) {
+        let Some(file) = self.files.get(&id) else {
+            return;
+        };
+        for span in spans {
+            let Some(older) = self.pieces.get(span.piece.0) else {
+                continue;
+            };
+            let (commit, since) = (older.commit, older.since);
+            for (newer, key) in file.writing.commits.iter().rev() {
+                if *newer <= commit {
+                    break;
+                }
+                if let Some(piece) = self.pieces.get_mut(key.0)
+                    && piece.commit == *newer
+                    && piece.range.overlaps(span.range)
+                {
+                    piece.since = piece.since.min(since);
+                }
+            }
+        }
     }
 
     /// Device reads that were under way while these bytes were written may bring older ones.
