@@ -4,7 +4,7 @@
 use crate::args::StatusArgs;
 use crate::ask::{ask, print_json, say, unexpected};
 use crate::show::{self, Table};
-use rushes_control::{Answer, Ask, GuiltyStatus, ShareStatus, Status, StreamStatus};
+use rushes_control::{Answer, Ask, GuiltyStatus, SeatStatus, ShareStatus, Status, StreamStatus};
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &StatusArgs) -> Result<ExitCode, String> {
@@ -37,18 +37,95 @@ pub(crate) fn text(status: &Status) -> String {
     }
     let open = status.streams.iter().filter(|stream| stream.open).count();
     out += &format!(
-        "\nstreams: {open} open, {} in the ledger\n",
+        "\nseats: {} · streams: {open} open, {} in the ledger\n",
+        status.seats.len(),
         status.streams.len()
     );
-    if !status.streams.is_empty() {
-        out += &streams(&status.streams).text();
-    }
+    out += &seats(status);
     out += &refusals(status);
     out += &format!("\nsessions: {}\n", status.sessions.len());
     if !status.sessions.is_empty() {
         out += &sessions(status).text();
     }
     out
+}
+
+/// A line a seat, what it has open below it, and then what is in no seat: lines that are closed.
+fn seats(status: &Status) -> String {
+    let of_seat = |seat: &SeatStatus| {
+        let all = status.streams.iter();
+        all.filter(|stream| stream.open && seat.streams.contains(&stream.stream))
+            .cloned()
+            .collect::<Vec<StreamStatus>>()
+    };
+    let groups: Vec<Vec<StreamStatus>> = status.seats.iter().map(of_seat).collect();
+    let is_seated = |stream: &&StreamStatus| {
+        let numbers = groups.iter().flatten().map(|seated| seated.stream);
+        stream.open && numbers.into_iter().any(|number| number == stream.stream)
+    };
+    let others = status.streams.iter().filter(|stream| !is_seated(stream));
+    let all: Vec<StreamStatus> = groups.iter().flatten().chain(others).cloned().collect();
+    let table = streams(&all).text();
+    let mut lines = table.lines();
+    let mut out = String::new();
+    let mut add = |line: &str| {
+        out += line;
+        out.push('\n');
+    };
+    let head = lines.next().unwrap_or_default();
+    if !all.is_empty() {
+        add(head);
+    }
+    for (seat, group) in status.seats.iter().zip(&groups) {
+        add(&seat_line(seat));
+        lines.by_ref().take(group.len()).for_each(&mut add);
+    }
+    let mut rest = lines.peekable();
+    if rest.peek().is_some() {
+        add("closed:");
+    }
+    rest.for_each(&mut add);
+    out
+}
+
+/// "anna at 10.0.0.7 on media: plays · 100 Mb/s promised · 2 playheads"
+fn seat_line(seat: &SeatStatus) -> String {
+    let who = match (seat.user.as_str(), seat.client.as_str()) {
+        ("", "") => format!("session {}", seat.session),
+        (user, "") => String::from(user),
+        ("", client) => String::from(client),
+        (user, client) => format!("{user} at {client}"),
+    };
+    let share = match seat.share.as_str() {
+        "" => String::new(),
+        share => format!(" on {share}"),
+    };
+    let silent = show::uptime(seat.silent_ms as f64 / 1000.0);
+    let mut parts = vec![match seat.state.as_str() {
+        "plays" => String::from("plays"),
+        state => format!("{state} for {silent}"),
+    }];
+    parts.push(match seat.promised_bytes_per_s {
+        0 => String::from("nothing promised"),
+        rate => format!("{} promised", show::bitrate(rate * 8)),
+    });
+    match seat.playheads.len() {
+        0 => {}
+        1 => parts.push(String::from("1 playhead")),
+        count => parts.push(format!("{count} playheads")),
+    }
+    if let Some(run) = seat.run_bytes {
+        parts.push(format!("runs of {}", show::bytes(run)));
+    }
+    for kept in &seat.kept {
+        parts.push(format!(
+            "keeps {} on {} for {} more",
+            show::bitrate(kept.rate_bytes_per_s * 8),
+            kept.device,
+            show::uptime(kept.left_ms.div_ceil(1000) as f64)
+        ));
+    }
+    show::one_line(&format!("  {who}{share}: {}", parts.join(" · ")))
 }
 
 /// Why open streams have no contract.
@@ -310,7 +387,7 @@ fn sessions(status: &Status) -> Table {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use rushes_control::{DeviceStatus, SessionStatus};
+    use rushes_control::{DeviceStatus, KeptStatus, PlayheadStatus, SessionStatus};
 
     /// A status with one of everything.
     pub(crate) fn sample() -> Status {
@@ -379,7 +456,66 @@ pub(crate) mod tests {
             open: true,
             ..StreamStatus::default()
         });
+        status.streams.push(StreamStatus {
+            stream: 2,
+            standing: String::from("contract"),
+            path: String::from("footage/former.mov"),
+            ..StreamStatus::default()
+        });
+        let playhead = |stream| PlayheadStatus {
+            stream,
+            position_bytes: 250_000_000,
+            standing: String::from("contract"),
+        };
+        status.seats.push(SeatStatus {
+            session: 8,
+            share: String::from("media"),
+            user: String::from("bea"),
+            client: String::from("10.0.0.8"),
+            state: String::from("away"),
+            promised_bytes_per_s: 12_500_000,
+            silent_ms: 4_200,
+            kept: vec![KeptStatus {
+                device: String::from("md0"),
+                rate_bytes_per_s: 12_500_000,
+                path: String::from("footage/former.mov"),
+                left_ms: 25_800,
+            }],
+            ..SeatStatus::default()
+        });
+        status.seats.push(SeatStatus {
+            session: 7,
+            share: String::from("media"),
+            user: String::from("anna"),
+            client: String::from("10.0.0.7"),
+            state: String::from("plays"),
+            promised_bytes_per_s: 12_500_000,
+            run_bytes: Some(37 << 20),
+            playheads: vec![playhead(3), playhead(4)],
+            streams: vec![3, 4],
+            ..SeatStatus::default()
+        });
         status
+    }
+
+    #[test]
+    fn a_seat_is_a_line_with_its_files_below_it() {
+        let text = text(&sample());
+        let at = |part: &str| {
+            let found = text.find(part);
+            found.unwrap_or_else(|| panic!("{part:?} is missing in\n{text}"))
+        };
+        let order = [
+            "seats: 2 · streams: 2 open, 3 in the ledger",
+            "bea at 10.0.0.8 on media: away for 4 s · 100 Mb/s promised · keeps 100 Mb/s on md0 for 26 s more",
+            "anna at 10.0.0.7 on media: plays · 100 Mb/s promised · 2 playheads · runs of 37.0 MiB",
+            "footage/take.mov",
+            "scans/reel.mxf (2/4)",
+            "closed:",
+            "footage/former.mov",
+        ];
+        let places: Vec<usize> = order.iter().map(|part| at(part)).collect();
+        assert!(places.is_sorted(), "{places:?} in\n{text}");
     }
 
     #[test]
@@ -399,6 +535,7 @@ pub(crate) mod tests {
             "footage/take.mov",
             "scans/reel.mxf (2/4)",
             "streams: 2 open",
+            "seats: 2",
             "direct",
         ] {
             assert!(text.contains(expect), "{expect:?} is missing in\n{text}");

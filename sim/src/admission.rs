@@ -164,6 +164,7 @@ impl Question {
                 frame_count,
                 request_bytes: frame_bytes,
                 in_flight: 1,
+                closes_first: false,
                 pattern: Pattern::Forward,
                 jitter: Duration::ZERO,
                 pause_per_10k: 0,

@@ -42,6 +42,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "steady",
     "thousand_disks",
     "timeline",
+    "timeline_closes_first",
     "timeline_full",
     "together",
     "worn_disk",

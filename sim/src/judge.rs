@@ -141,6 +141,16 @@ impl Watch {
                 *entry = Some(record.standing);
             }
         }
+        // Whoever has closed one clip and not opened the next has what his seat keeps.
+        for seat in world.server.seats(world.now) {
+            let index = seat.label.client.strip_prefix("client");
+            let index = index.and_then(|index| index.parse::<usize>().ok());
+            if let Some(entry) = index.and_then(|index| now.get_mut(index))
+                && !seat.kept.is_empty()
+            {
+                *entry = Some(Standing::Contract);
+            }
+        }
         for ((client, seen), standing) in world.clients.iter().zip(&mut self.seen).zip(now) {
             let Kind::Play(player) = &client.kind else {
                 seen.last = standing.or(seen.last);

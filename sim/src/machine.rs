@@ -14,6 +14,10 @@ pub trait Machine {
     fn step(&mut self, now: Instant, event: Event, actions: &mut Actions);
     /// As [`Server::streams`].
     fn streams(&self, now: Instant) -> Vec<StreamRecord>;
+    /// As [`Server::seats`].
+    fn seats(&self, _now: Instant) -> Vec<SeatRecord> {
+        Vec::new()
+    }
     /// As [`Server::devices`].
     fn devices(&self) -> Vec<DeviceRecord>;
     /// As [`Server::cache`].
@@ -36,6 +40,9 @@ impl Machine for Server {
     }
     fn streams(&self, now: Instant) -> Vec<StreamRecord> {
         Server::streams(self, now)
+    }
+    fn seats(&self, now: Instant) -> Vec<SeatRecord> {
+        Server::seats(self, now)
     }
     fn devices(&self) -> Vec<DeviceRecord> {
         Server::devices(self)

@@ -59,6 +59,8 @@ pub struct PlayerPlan {
     pub request_bytes: u64,
     /// Requests outstanding at once.
     pub in_flight: usize,
+    /// Closes each clip of a timeline with its last frame, and opens the next with its first; else all stay open.
+    pub closes_first: bool,
     /// Order.
     pub pattern: Pattern,
     /// Asks up to so much later than it might.
@@ -390,6 +392,11 @@ impl Player {
             hand.close(scene, frame.handle);
         }
         if self.frames.is_empty() {
+            if self.plan.closes_first && self.is_cut(self.ordinal) {
+                for (_, handle) in self.clips.drain(..) {
+                    hand.close(scene, handle);
+                }
+            }
             self.meddle(hand, scene.now);
         }
     }

@@ -180,6 +180,8 @@ pub struct PlayerGroup {
     pub cut_ms_min: u64,
     /// And so far apart at most. Units: ms.
     pub cut_ms_max: u64,
+    /// They close each clip before they open the next.
+    pub closes_first: bool,
     /// Clips of the timelines.
     pub clips: u64,
     /// Length of each clip; 0: as long as its place on the disk allows, a gigabyte at most. Units: MB.
@@ -213,6 +215,7 @@ impl Default for PlayerGroup {
             unknown_extents: false,
             cut_ms_min: 0,
             cut_ms_max: 0,
+            closes_first: false,
             clips: 16,
             clip_mb: 0,
         }
@@ -866,6 +869,7 @@ impl Scenario {
                 frame_count,
                 request_bytes: or(group.request_kib << 10, frame_bytes).min(longest),
                 in_flight: group.in_flight.max(1),
+                closes_first: group.closes_first,
                 pattern: match (group.reverse, group.stride) {
                     (true, _) => Pattern::Reverse,
                     (false, 0 | 1) => Pattern::Forward,

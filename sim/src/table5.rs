@@ -222,6 +222,7 @@ impl Table5 {
             frame_count,
             request_bytes: frame_bytes.min(8 << 20),
             in_flight: 1,
+            closes_first: false,
             pattern: Pattern::Forward,
             jitter: Duration::from_us(200),
             pause_per_10k: 0,

@@ -62,6 +62,7 @@ scenarios!(
     stalls,
     steady,
     timeline,
+    timeline_closes_first,
     timeline_full,
     together,
     worn_disk,

@@ -62,6 +62,8 @@ impl Default for Limits {
 pub struct Policy {
     /// Start-up time that a contract assumes of a player: byte *x* is due at first read + this + x / rate.
     pub preroll: Duration,
+    /// A seat that has nothing open keeps its promise for so long behind its last read.
+    pub pause: Duration,
     /// Part of every device kept free by admission, in thousandths.
     pub margin_permille: u32,
     /// False: no pattern is recognised, nothing is fetched ahead, no contract is made (for ablation).
@@ -91,6 +93,7 @@ impl Default for Policy {
     fn default() -> Policy {
         Policy {
             preroll: Duration::from_ms(500),
+            pause: Duration::from_s(30),
             margin_permille: 30,
             analyser: true,
             contracts_from_cadence: true,
@@ -786,6 +789,64 @@ pub struct StreamRecord {
     pub ahead: Duration,
     /// True while a client holds it open.
     pub open: bool,
+}
+
+/// What a seat does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeatState {
+    /// Somebody reads.
+    Plays,
+    /// Something is open, and nobody reads: longer than a preroll behind the last read, and what was read is played.
+    Paused,
+    /// Nothing is open, and the seat keeps what it was promised.
+    Away,
+}
+
+/// A place that a seat plays at, or plays on from when it has paused.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PlayheadRecord {
+    /// [`StreamRecord::number`].
+    pub stream: u32,
+    /// What will be read next. Units: bytes of the file; of a sequence, of all frames since it began.
+    pub position: ByteOffset,
+    /// Contract or not.
+    pub standing: Standing,
+}
+
+/// A promise that a seat has no place for now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeptRecord {
+    /// Where.
+    pub device: DeviceId,
+    /// Of how much.
+    pub rate: BytesPerSecond,
+    /// What was played last.
+    pub path: String,
+    /// How long it is kept, if nobody plays.
+    pub left: Duration,
+}
+
+/// One client at its work: a session; of a pool's door each stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SeatRecord {
+    /// Whose.
+    pub session: SessionId,
+    /// Share, user, client.
+    pub label: SessionLabel,
+    /// What it does.
+    pub state: SeatState,
+    /// What it is promised, all together.
+    pub promised: BytesPerSecond,
+    /// How long nobody has read.
+    pub silent: Duration,
+    /// How much it reads at one place before it cuts to another, in the mean; None: it has not cut yet.
+    pub run: Option<ByteCount>,
+    /// Where it plays: all places with a contract, and those without that are being read at a known rate.
+    pub playheads: Vec<PlayheadRecord>,
+    /// What it is promised and has no place for.
+    pub kept: Vec<KeptRecord>,
+    /// Its lines in the ledger that are open, by number.
+    pub streams: Vec<u32>,
 }
 
 /// What a device is doing.

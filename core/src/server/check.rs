@@ -229,6 +229,11 @@ impl Server {
                 );
             }
         }
+        let kept = self.streams.iter().filter(|(_, stream)| stream.is_kept);
+        let kept: Vec<u32> = kept.map(|(key, _)| key).collect();
+        let mut listed: Vec<u32> = self.kept.iter().map(|kept| kept.0).collect();
+        listed.sort_unstable();
+        odd.same(format_args!("promises that are kept"), listed, kept);
         odd.same(
             format_args!("what is promised to all"),
             self.promised,

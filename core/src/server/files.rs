@@ -92,6 +92,7 @@ impl Server {
         for request in pinned {
             self.unpin(session, request);
         }
+        self.end_kept_of(session);
         self.sessions.remove(&session);
     }
 

@@ -18,7 +18,7 @@ use alloc::vec::Vec;
 
 /// Kept between a deadline that the device is given and the one the reader has: turns of the event loop,
 /// the copy, the wire.
-const SAFETY: Duration = Duration::from_ms(60);
+pub(super) const SAFETY: Duration = Duration::from_ms(60);
 /// Parts of a file that are read so far apart are not read together.
 const READ_TOGETHER: Duration = Duration::from_s(5);
 /// Largest buffers of one stream: more of them save no positioning worth having.
@@ -688,6 +688,7 @@ impl Server {
     fn ask_alone(&mut self, id: StreamId) {
         let fetched = self.begin_at_reader(id);
         let verdict = self.admission_of(id);
+        let replaced = self.kept_below(id).filter(|_| verdict.is_ok());
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
         };
@@ -719,6 +720,9 @@ impl Server {
             Ok(()) if !had_contract => self.promised = self.promised_with(rate.0, 1),
             Ok(()) => {}
             Err((device, refusal)) => self.refuse(id, device, refusal),
+        }
+        if let Some(kept) = replaced {
+            self.end_kept(kept);
         }
     }
 
@@ -800,7 +804,7 @@ impl Server {
         fetched
     }
 
-    /// Whether each device that it is fetched from can promise its part; else which cannot.
+    /// Whether each device that it is fetched from can promise its part, in place of what its seat keeps; else which cannot.
     fn admission_of(&self, id: StreamId) -> Result<(), (DeviceId, Refusal)> {
         let refused = Refusal::Capacity { needed_permille: 0 };
         let Some(stream) = self.streams.get(id.0) else {
@@ -809,7 +813,11 @@ impl Server {
         let Some((rate, _)) = stream.rate else {
             return Err((stream.device, refused));
         };
-        let promised = self.promised_with(rate.0, 1);
+        let mut promised = self.promised_with(rate.0, 1);
+        if let Some(kept) = self.kept_below(id).and_then(|id| self.streams.get(id.0)) {
+            let rate = kept.rate_or_none().0;
+            promised = promised.less(rate, self.least_buffers(rate));
+        }
         for at in 0.. {
             let Some(device) = stream.device_at(at) else {
                 break;
@@ -826,7 +834,8 @@ impl Server {
         device: DeviceId,
         promised: Promised,
     ) -> Result<(), Refusal> {
-        let mut players = self.players(device, promised, Some(id));
+        let but: Vec<StreamId> = self.kept_below(id).into_iter().chain([id]).collect();
+        let mut players = self.players(device, promised, &but);
         players.extend(self.player(id, device, promised));
         players.extend(self.writing_players(device));
         self.dry_run(self.now, device, promised, &players)
@@ -836,18 +845,28 @@ impl Server {
         &self,
         device: DeviceId,
         promised: Promised,
-        but: Option<StreamId>,
+        but: &[StreamId],
     ) -> Vec<Player> {
         let Some(entry) = self.devices.get(&device) else {
             return Vec::new();
         };
-        entry
-            .contracts
-            .iter()
-            .filter(|&&id| Some(id) != but)
-            .filter_map(|&id| self.player(id, device, promised))
-            .filter(|player| player.claim.left > 0)
-            .collect()
+        let streams = || {
+            entry
+                .contracts
+                .iter()
+                .filter(|id| !but.contains(id))
+                .filter_map(|&id| Some((id, self.streams.get(id.0)?)))
+        };
+        let playing = streams()
+            .filter_map(|(id, _)| self.player(id, device, promised))
+            .filter(|player| player.claim.left > 0);
+        let kept = streams()
+            .map(|(_, stream)| stream)
+            .filter(|one| one.is_kept);
+        let kept = (0..)
+            .zip(kept)
+            .map(|(nth, stream)| self.kept_player(stream, promised, nth));
+        playing.chain(kept).collect()
     }
 
     /// A stream as the dry run of a device sees it.
@@ -926,10 +945,7 @@ impl Server {
                 device.break_promise(id);
             }
         }
-        self.promised = Promised {
-            rate: self.promised.rate.saturating_sub(rate),
-            least_bytes: (self.promised.least_bytes).saturating_sub(self.least_buffers(rate)),
-        };
+        self.promised = self.promised.less(rate, self.least_buffers(rate));
         self.enlist_background(id);
     }
 
@@ -944,7 +960,9 @@ impl Server {
             return;
         }
         self.give_back_left(id);
-        let players = self.players(id, self.promised, None);
+        // (What is kept costs the device nothing now.)
+        let kept = self.kept.clone();
+        let players = self.players(id, self.promised, &kept);
         let Some(device) = self.devices.get(&id) else {
             return;
         };
@@ -967,7 +985,13 @@ impl Server {
             return;
         }
         device.overloaded_since = Instant::NEVER;
-        let Some(&newest) = device.contracts.last() else {
+        let newest_on = |server: &Server| server.devices.get(&id)?.contracts.last().copied();
+        while let Some(newest) = newest_on(self)
+            && kept.contains(&newest)
+        {
+            self.end_kept(newest);
+        }
+        let Some(newest) = newest_on(self) else {
             return;
         };
         self.resign(newest);
@@ -1030,8 +1054,17 @@ impl Server {
 
     /// Remove a stream; its line stays among the closed ones.
     pub(super) fn end_stream(&mut self, id: StreamId, actions: &mut Actions) {
+        let record = self.last_record(id);
+        self.remove_stream(id, record, actions);
+    }
+
+    fn last_record(&self, id: StreamId) -> Option<StreamRecord> {
         let mut record = self.record_of(id, false);
         self.add_overdue(self.now, record.as_mut_slice());
+        record
+    }
+
+    fn remove_stream(&mut self, id: StreamId, record: Option<StreamRecord>, actions: &mut Actions) {
         self.release_held(id, u64::MAX);
         self.resign(id);
         let Some(stream) = self.streams.remove(id.0) else {
@@ -1098,7 +1131,9 @@ impl Server {
                 stream.handle = None;
             }
         } else {
-            self.end_stream(id, actions);
+            let record = self.last_record(id);
+            self.keep_promise(id);
+            self.remove_stream(id, record, actions);
         }
     }
 
@@ -1165,7 +1200,7 @@ impl Server {
     ) -> Result<(), Refusal> {
         let count = u64::from(count.max(1));
         let promised = self.promised_with(rate.0, count);
-        let mut players = self.players(device, promised, None);
+        let mut players = self.players(device, promised, &[]);
         let cap = self.cap_for(rate.0, promised);
         players.extend(self.writing_players(device));
         // Questions are about streams that start one after another, as people do, a second apart.
@@ -1198,7 +1233,7 @@ impl Server {
         device: DeviceId,
         promised: Promised,
     ) -> Option<Claim> {
-        let (rate, _) = stream.rate?;
+        let (rate, _) = stream.rate.filter(|_| !stream.is_kept)?;
         let file = self.files.get(&stream.file)?;
         let cap = self
             .window(stream, device, self.cap_for(rate.0, promised))
@@ -1313,6 +1348,7 @@ impl Stream {
             standing: Standing::BestEffort,
             rate: None,
             refusal: None,
+            is_kept: false,
             is_copy: false,
             copied_count: 0,
             ahead_ns: 0,

@@ -102,6 +102,7 @@ impl Server {
         let mut records: Vec<StreamRecord> = self
             .streams
             .iter()
+            .filter(|(_, stream)| !stream.is_kept)
             .filter_map(|(key, _)| self.record_of(StreamId(key), true))
             .collect();
         self.add_overdue(now, &mut records);
@@ -169,6 +170,77 @@ impl Server {
             label.client.clone_from(&station.client);
         }
         label
+    }
+
+    /// Seats with something open, or with a promise that they keep; by session.
+    pub fn seats(&self, now: Instant) -> Vec<SeatRecord> {
+        let now = self.now.max(now);
+        // (Sessions of a pool's door are all clients of its mount together.)
+        let number_of = |key: u32, stream: &Stream| {
+            let session = self.sessions.get(&stream.session);
+            let is_seat = session.is_some_and(|session| session.pool.is_none());
+            (stream.session, if is_seat { 0 } else { key + 1 })
+        };
+        let mut seats: BTreeMap<(SessionId, u32), SeatRecord> = BTreeMap::new();
+        for (key, stream) in self.streams.iter() {
+            let session = self.sessions.get(&stream.session);
+            let seat = seats
+                .entry(number_of(key, stream))
+                .or_insert_with(|| SeatRecord {
+                    session: stream.session,
+                    label: self.label_of(stream),
+                    state: SeatState::Away,
+                    promised: BytesPerSecond(0),
+                    silent: Duration(u64::MAX),
+                    run: session.and_then(|session| session.run_bytes).map(ByteCount),
+                    playheads: Vec::new(),
+                    kept: Vec::new(),
+                    streams: Vec::new(),
+                });
+            self.add_to_seat(seat, stream, now);
+        }
+        seats.into_values().collect()
+    }
+
+    fn add_to_seat(&self, seat: &mut SeatRecord, stream: &Stream, now: Instant) {
+        let is_promised = stream.standing == Standing::Contract;
+        if is_promised {
+            seat.promised.0 += stream.rate_or_none().0;
+        }
+        seat.silent = seat.silent.min(now.since(stream.last_read));
+        if stream.is_kept {
+            seat.kept.push(KeptRecord {
+                device: stream.device,
+                rate: stream.rate_or_none(),
+                path: stream.path.clone(),
+                left: self.kept_until(stream).since(now),
+            });
+            return;
+        }
+        seat.streams.push(stream.number);
+        let rests_from = stream.played_until() + self.policy.preroll;
+        let is_read = stream.waiting_count > 0 || now <= rests_from;
+        if is_read {
+            seat.state = SeatState::Plays;
+        } else if seat.state == SeatState::Away {
+            seat.state = SeatState::Paused;
+        }
+        let is_played = is_read && stream.rate.is_some() && !stream.is_copy;
+        if is_promised || is_played {
+            seat.playheads.push(PlayheadRecord {
+                stream: stream.number,
+                position: ByteOffset(match stream.flow {
+                    Flow::Forward => stream.origin.saturating_add(stream.consumed),
+                    Flow::Reverse => stream.origin.saturating_sub(stream.consumed),
+                    Flow::Strided { stride, piece } => {
+                        let steps = stream.consumed / piece.max(1);
+                        strided_offset(stream.origin, stride, steps).unwrap_or(0)
+                    }
+                    Flow::Frames => stream.consumed,
+                }),
+                standing: stream.standing,
+            });
+        }
     }
 
     /// True when a file has bytes that its device does not have.

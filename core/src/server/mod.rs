@@ -7,7 +7,7 @@
 //!
 //! Where to look: [`api`] is the seam; `state` what is remembered; `files` opening, closing, change;
 //! `reads` a client's read from arrival to answer; `flow` how streams follow their reader;
-//! `frames` sequences of one file a frame; `fetch` what goes to the devices; `writes` a client's write until it is
+//! `frames` sequences of one file a frame; `seats` where promises go, `kept` those of seats that have nothing open; `fetch` what goes to the devices; `writes` a client's write until it is
 //! acknowledged, `writeback` what becomes of it then, `loose` what went through the kernel's cache; `ledger` what is told,
 //! `check` whether all of it agrees.
 
@@ -26,6 +26,9 @@ mod frames;
 #[cfg(test)]
 mod glance_tests;
 mod glances;
+mod kept;
+#[cfg(test)]
+mod kept_tests;
 mod ledger;
 #[cfg(test)]
 mod ledger_tests;
@@ -131,6 +134,10 @@ pub struct Server {
     closed: VecDeque<StreamRecord>,
     /// Streams so far.
     stream_count: u32,
+    /// Promises of seats that have no place for them now.
+    kept: Vec<StreamId>,
+    /// When the time of one of them may be over.
+    kept_wake: Instant,
     /// What all contracts together were promised.
     promised: Promised,
     hit_count: u64,
@@ -191,6 +198,8 @@ impl Server {
             writing_out_count: 0,
             closed: VecDeque::new(),
             stream_count: 0,
+            kept: Vec::new(),
+            kept_wake: Instant::NEVER,
             promised: Promised::default(),
             hit_count: 0,
             miss_count: 0,
@@ -212,7 +221,12 @@ impl Server {
         self.now = self.now.max(now);
         match event {
             Event::DeviceAdded { device, model } => self.device_added(device, model),
-            Event::PolicyChanged(policy) => self.policy = policy,
+            Event::PolicyChanged(policy) => {
+                self.policy = policy;
+                // What is kept may be kept for less long now.
+                self.kept_wake = self.now;
+                self.end_kept_over();
+            }
             Event::SessionOpened { session, label } => self.session_opened(session, label, actions),
             Event::SessionOfPool { session, pool } => self.session_of_pool(session, pool),
             Event::SessionClosed { session } => self.session_closed(session, actions),
@@ -350,6 +364,7 @@ impl Server {
     fn timer(&mut self, actions: &mut Actions) {
         self.wake_at = Instant::NEVER;
         self.is_roomier = true;
+        self.end_kept_over();
         for device in core::mem::take(&mut self.blocked) {
             if let Some(entry) = self.devices.get_mut(&device) {
                 entry.blocked = false;
@@ -411,7 +426,7 @@ impl Server {
             false => self.now + LOOK_AGAIN,
             true => Instant::NEVER,
         };
-        let wake_at = blocked.min(self.loose_wake());
+        let wake_at = blocked.min(self.loose_wake()).min(self.kept_wake);
         if wake_at < self.wake_at {
             self.wake_at = wake_at;
             actions.list.push(Action::Wake { at: self.wake_at });

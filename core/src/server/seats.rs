@@ -29,6 +29,8 @@ pub(super) const FIRST_FRAME: Duration = Duration::from_ms(100);
 const LOOK_AWAY: Duration = Duration::from_ms(500);
 /// Smaller pieces of a file of unknown rate are played only when their rate is known. Units: bytes.
 pub(super) const PLAYED_MIN: u64 = 128 << 10;
+/// Of a clip's picture its sound has less than such a part.
+const SOUND: u64 = 8;
 /// So many reads of a place show whether it is played.
 const LOOKS: u8 = 2;
 
@@ -45,19 +47,32 @@ impl Server {
         if !is_seat || stream.is_copy || stream.frames.is_some() || !stream.part.is_whole() {
             return None;
         }
+        let own = self.told_rate(stream);
+        let kept = self.kept_for(stream);
+        if kept.is_some() {
+            return kept;
+        }
         let device = self.devices.get(&stream.device)?;
         let (left, place) = device
             .contracts
             .iter()
             .filter_map(|&other| Some((other, self.streams.get(other.0)?)))
             .filter(|(_, other)| other.session == stream.session && other.frames.is_none())
+            .filter(|(_, other)| !other.is_kept)
+            .filter(|(_, other)| suits(other.rate_or_none(), own))
             .min_by_key(|(_, other)| other.last_read)?;
         let was_away = is_first || self.now.since(stream.last_read) > AWAY;
-        let is_enough = stream.rate.is_none_or(|(rate, _)| {
-            let promised = place.rate_or_none();
-            rate.0 <= promised.0.saturating_add(promised.0 / 20)
-        });
-        (is_enough && (was_away || place.last_read <= stream.last_read)).then_some(left)
+        (was_away || place.last_read <= stream.last_read).then_some(left)
+    }
+
+    /// The rate at which a stream is read, or will be when it asks for a promise.
+    pub(super) fn told_rate(&self, stream: &Stream) -> Option<(BytesPerSecond, RateSource)> {
+        let from_header = self.policy.contracts_from_header;
+        stream.rate.or(match self.hint_of(stream)? {
+            RateHint::Rate(_, RateSource::Header) if !from_header => None,
+            RateHint::Rate(rate, source) if rate.0 > 0 => Some((rate, source)),
+            RateHint::Rate(..) | RateHint::FramesPerKilosecond(..) => None,
+        })
     }
 
     /// What a rule or header says of the file that a stream reads.
@@ -97,10 +112,11 @@ impl Server {
         };
         left.standing = Standing::BestEffort;
         let (rate, device) = (left.rate, left.device);
+        let told = (self.streams.get(id.0)).and_then(|stream| self.told_rate(stream));
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
         };
-        let own = stream.rate.or(rate);
+        let own = told.or(rate);
         stream.rate = own;
         stream.standing = Standing::Contract;
         stream.was_cut_to = true;
@@ -124,6 +140,7 @@ impl Server {
             .saturating_sub(before)
             .saturating_add(after);
         self.promised = Promised { rate, least_bytes };
+        self.forget_kept(from);
         self.touch(device);
     }
 
@@ -302,13 +319,16 @@ impl Server {
                         .is_some_and(|last| last.since(stream.last_read) > LEFT))
         });
         if let Some((id, _)) = left {
-            self.resign(id);
-            self.release_held(id, u64::MAX);
-            if let Some(device) = self.devices.get_mut(&device) {
-                device.background.retain(|&other| other != id);
-            }
+            self.give_back_promise(id);
         }
     }
+}
+
+/// Whether a promise is one for a place of that rate: enough for it, and not so much more that sound would take what picture was promised.
+pub(super) fn suits(promised: BytesPerSecond, own: Option<(BytesPerSecond, RateSource)>) -> bool {
+    own.is_none_or(|(own, _)| {
+        own.0 <= promised.0.saturating_add(promised.0 / 20) && own.0 >= promised.0 / SOUND
+    })
 }
 
 impl Stream {

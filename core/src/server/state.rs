@@ -609,6 +609,16 @@ pub(super) struct Promised {
     pub least_bytes: u64,
 }
 
+impl Promised {
+    /// Without a stream of that rate, which needs so many buffers at least.
+    pub(super) fn less(self, rate: u64, least_bytes: u64) -> Promised {
+        Promised {
+            rate: self.rate.saturating_sub(rate),
+            least_bytes: self.least_bytes.saturating_sub(least_bytes),
+        }
+    }
+}
+
 /// A slot kept for a stream until it has passed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
@@ -638,6 +648,8 @@ pub(super) struct Stream {
     pub rate: Option<(BytesPerSecond, RateSource)>,
     /// Why it was refused a contract, when that last happened.
     pub refusal: Option<Refusal>,
+    /// It is a promise that its seat keeps, and nothing else: see `kept`. Its `origin` is where its place ended on the device.
+    pub is_kept: bool,
     /// Its reader copies: he takes what he is given, and needs no promise.
     pub is_copy: bool,
     /// How often he was taken for one.

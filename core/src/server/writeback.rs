@@ -422,7 +422,7 @@ impl Server {
         let Some(device) = self.devices.get(&id) else {
             return 0;
         };
-        let mut players = self.players(id, self.promised, None);
+        let mut players = self.players(id, self.promised, &[]);
         players.extend(self.writing_players(id));
         let needed = admission::needed_permille(&device.model, &players).min(1000);
         let reads = !device.demands.is_empty() || !device.background.is_empty();

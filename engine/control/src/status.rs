@@ -23,6 +23,9 @@ pub struct Status {
     pub devices: Vec<DeviceStatus>,
     /// Who is connected.
     pub sessions: Vec<SessionStatus>,
+    /// Clients at their work, and what they are promised.
+    #[serde(default)]
+    pub seats: Vec<SeatStatus>,
     /// The ledger: open streams, then the most recent closed ones.
     pub streams: Vec<StreamStatus>,
 }
@@ -89,6 +92,9 @@ pub struct LoopStatus {
 pub struct PolicyStatus {
     /// Start-up time a contract assumes of a player.
     pub preroll_ms: u64,
+    /// So long behind its last read a seat that has nothing open keeps its promise.
+    #[serde(default)]
+    pub pause_ms: u64,
     /// Part of every device kept free, in thousandths.
     pub margin_permille: u32,
     /// Patterns are recognised.
@@ -241,6 +247,57 @@ pub struct SessionStatus {
     pub client: String,
     /// Files it has open.
     pub handle_count: u32,
+}
+
+/// One client at its work: a session; through the door of a pool each stream.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SeatStatus {
+    /// As in [`SessionStatus::session`].
+    pub session: u32,
+    /// Share.
+    pub share: String,
+    /// User.
+    pub user: String,
+    /// Address or machine.
+    pub client: String,
+    /// `plays`, `paused` or `away` (nothing is open, and it keeps what it was promised).
+    pub state: String,
+    /// What it is promised, all together.
+    pub promised_bytes_per_s: u64,
+    /// How long nobody has read.
+    pub silent_ms: u64,
+    /// How much it reads at one place before it cuts to another, in the mean; None: it has not cut yet.
+    pub run_bytes: Option<u64>,
+    /// Where it plays, or would play on.
+    pub playheads: Vec<PlayheadStatus>,
+    /// What it is promised and has no place for now.
+    pub kept: Vec<KeptStatus>,
+    /// Its open streams, as in [`StreamStatus::stream`].
+    pub streams: Vec<u32>,
+}
+
+/// A place that a seat plays at.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlayheadStatus {
+    /// As in [`StreamStatus::stream`].
+    pub stream: u32,
+    /// What will be read next: bytes of the file; of a sequence, of all frames since it began.
+    pub position_bytes: u64,
+    /// As in [`StreamStatus::standing`].
+    pub standing: String,
+}
+
+/// A promise that a seat keeps with nothing open.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptStatus {
+    /// As in [`DeviceStatus::name`].
+    pub device: String,
+    /// Of how much.
+    pub rate_bytes_per_s: u64,
+    /// What was played last.
+    pub path: String,
+    /// How long it is kept, if nobody plays.
+    pub left_ms: u64,
 }
 
 /// One line of the ledger.

@@ -122,6 +122,12 @@ impl Daemon {
             shares: self.share_status(),
             devices: self.device_status(),
             sessions: self.session_status(),
+            seats: self
+                .server
+                .seats(now)
+                .into_iter()
+                .map(|record| self.seat_status(record))
+                .collect(),
             streams: self
                 .server
                 .streams(now)
@@ -163,6 +169,7 @@ impl Daemon {
             },
             policy: PolicyStatus {
                 preroll_ms: policy.preroll.ms(),
+                pause_ms: policy.pause.ms(),
                 margin_permille: policy.margin_permille,
                 analyser: policy.analyser,
                 contracts_from_cadence: policy.contracts_from_cadence,
@@ -297,6 +304,37 @@ impl Daemon {
         sessions
     }
 
+    fn seat_status(&self, record: SeatRecord) -> SeatStatus {
+        let playheads = record.playheads.into_iter().map(|one| PlayheadStatus {
+            stream: one.stream,
+            position_bytes: one.position.0,
+            standing: String::from(standing_name(one.standing)),
+        });
+        let kept = record.kept.into_iter().map(|one| KeptStatus {
+            device: self.device_name(one.device),
+            rate_bytes_per_s: one.rate.0,
+            path: one.path,
+            left_ms: one.left.ms(),
+        });
+        SeatStatus {
+            session: record.session.0,
+            share: record.label.share,
+            user: record.label.user,
+            client: record.label.client,
+            state: String::from(match record.state {
+                SeatState::Plays => "plays",
+                SeatState::Paused => "paused",
+                SeatState::Away => "away",
+            }),
+            promised_bytes_per_s: record.promised.0,
+            silent_ms: record.silent.ms(),
+            run_bytes: record.run.map(|run| run.0),
+            playheads: playheads.collect(),
+            kept: kept.collect(),
+            streams: record.streams,
+        }
+    }
+
     fn stream_status(&self, record: StreamRecord) -> StreamStatus {
         let ms = |span: Duration| span.0 as f64 / 1e6;
         StreamStatus {
@@ -314,11 +352,7 @@ impl Daemon {
                 .map(|device| self.device_name(*device))
                 .collect::<Vec<_>>()
                 .join(", "),
-            standing: String::from(match record.standing {
-                Standing::Contract => "contract",
-                Standing::Refused => "refused",
-                Standing::BestEffort => "best_effort",
-            }),
+            standing: String::from(standing_name(record.standing)),
             rate_bytes_per_s: record.rate.map(|(rate, _)| rate.0),
             rate_source: record.rate.map(|(_, source)| {
                 String::from(match source {
@@ -524,5 +558,13 @@ fn keep_fixed(old: &Config, new: &mut Config) -> Vec<String> {
 pub(crate) fn tell_manager(state: &str) {
     if let Err(error) = notify::notify(state) {
         tracing::warn!("the service manager could not be told {state:?}: {error}");
+    }
+}
+
+fn standing_name(standing: Standing) -> &'static str {
+    match standing {
+        Standing::Contract => "contract",
+        Standing::Refused => "refused",
+        Standing::BestEffort => "best_effort",
     }
 }

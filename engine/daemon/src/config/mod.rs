@@ -44,6 +44,7 @@ const WRITE_AGE_MIN_NS: u64 = 500_000_000;
 const WRITE_AGE_MAX_NS: u64 = 60_000_000_000;
 const PREROLL_MIN_NS: u64 = 100_000_000;
 const PREROLL_MAX_NS: u64 = 60_000_000_000;
+const PAUSE_MAX_NS: u64 = 3_600_000_000_000;
 const MARGIN_MAX_PERMILLE: u64 = 500;
 const FRAMES_MAX_THOUSANDTHS: u64 = 1_000_000;
 /// More shares or rules than this is a generated file gone wrong.
@@ -450,6 +451,15 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
             "expected at least \"100ms\" (less is gone before a disk has answered), at most \"60s\"",
         );
     }
+    let pause = section.duration(reader, "pause");
+    if let Some(pause) = &pause
+        && pause.value > PAUSE_MAX_NS
+    {
+        reader.wrong(
+            &pause.place,
+            "expected at most \"1h\": nobody else gets meanwhile what was promised",
+        );
+    }
     let margin = section.value(
         reader,
         "margin",
@@ -489,6 +499,7 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
     }
     Policy {
         preroll: preroll.map_or(default.preroll, |preroll| Duration(preroll.value)),
+        pause: pause.map_or(default.pause, |pause| Duration(pause.value)),
         margin_permille: margin.map_or(default.margin_permille, |margin| {
             margin.value.min(MARGIN_MAX_PERMILLE) as u32
         }),

@@ -69,6 +69,7 @@ fn every_key_is_read() {
         runtime_dir = "/run//rushes2/"
         state_dir = "/var/lib/rushes2"
         preroll = "250ms"
+        pause = "90s"
         margin = "5.5%"
         analyser = true
         contracts_from_cadence = false
@@ -98,6 +99,7 @@ fn every_key_is_read() {
     assert_eq!(config.buffer_bytes, 256 << 10);
     assert_eq!(config.runtime_dir, Path::new("/run/rushes2"));
     assert_eq!(config.policy.preroll, Duration::from_ms(250));
+    assert_eq!(config.policy.pause, Duration::from_s(90));
     assert_eq!(config.policy.margin_permille, 55);
     assert!(!config.warm_metadata && !config.policy.coalesce);
     let exclusive = config.shares.iter().map(|share| share.exclusive);

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Promises of seats that have nothing open.
+//!
+//! Many players close a clip before they open the next one, at each cut. So what was promised to a place is not given up
+//! with its handle: the seat keeps it for a pause's time, counted from the last read, and its next read takes it up. A kept
+//! promise is a line among the streams that has no handle, no file and no buffers, and is never fetched for; admission
+//! counts it as somebody who may begin to play at any moment.
+//!
+//! They end with the session: who disconnects has left.
+//!
+//! A reader who pauses with his handle open keeps his promise as long as that is open.
+
+use super::state::*;
+use super::*;
+use crate::sched::admission::Player;
+
+/// Promises kept at once, of one session and of all; more are given up with their handles.
+const KEPT_OF_SESSION_MAX: usize = 64;
+const KEPT_MAX: usize = 1024;
+/// So many others may be reckoned to come back one after another, a second apart; the rest come with the last.
+const COME_BACK_MAX: u64 = 8;
+
+impl Server {
+    /// The handle of a stream is closed: its seat keeps the promise, if there is one and something was played.
+    pub(super) fn keep_promise(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        let session = stream.session;
+        let is_seat = (self.sessions.get(&session)).is_some_and(|session| session.pool.is_none());
+        let is_place = stream.frames.is_none() && stream.part.is_whole();
+        // A look at the head of a clip makes nobody a player.
+        let played = stream.consumed >= stream.rate_or_none().bytes_in(glances::RUN_MIN).0;
+        let is_promised = stream.standing == Standing::Contract && !stream.is_copy;
+        let has_time = self.kept_until(stream) > self.now;
+        let of_session = self.kept_of(session).count();
+        let has_room = of_session < KEPT_OF_SESSION_MAX && self.kept.len() < KEPT_MAX;
+        if !(is_seat && is_place && is_promised && has_time && has_room)
+            || !(played || stream.was_cut_to)
+        {
+            return;
+        }
+        let device = stream.device;
+        let file = self.files.get(&stream.file);
+        let physical = file.map_or(0, |file| self.next_place(stream, device, file).0);
+        let kept = Stream {
+            is_kept: true,
+            standing: Standing::Contract,
+            rate: stream.rate,
+            consumed: stream.consumed,
+            read_bytes: stream.read_bytes,
+            last_read: stream.last_read,
+            origin: physical,
+            handle: None,
+            ..Stream::new(
+                session,
+                HandleId(0),
+                stream.file,
+                device,
+                (stream.path.clone(), stream.part),
+                self.now,
+            )
+        };
+        self.kept_wake = self.kept_wake.min(self.kept_until(&kept));
+        let to = StreamId(self.streams.insert(kept));
+        self.kept.push(to);
+        self.unsettle(id);
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.move_promise(id, to);
+        }
+        if let Some(stream) = self.streams.get_mut(id.0) {
+            stream.standing = Standing::BestEffort;
+        }
+    }
+
+    pub(super) fn kept_until(&self, stream: &Stream) -> Instant {
+        stream.last_read + self.policy.pause
+    }
+
+    /// What a session keeps.
+    pub(super) fn kept_of(&self, session: SessionId) -> impl Iterator<Item = (StreamId, &Stream)> {
+        self.kept
+            .iter()
+            .filter_map(|&id| Some((id, self.streams.get(id.0)?)))
+            .filter(move |(_, stream)| stream.session == session)
+    }
+
+    /// What a seat keeps and a stream may take up: the least that is enough, and not far more than that. (Of a clip's sound and
+    /// picture each finds its own.)
+    pub(super) fn kept_for(&self, stream: &Stream) -> Option<StreamId> {
+        let own = self.told_rate(stream);
+        self.kept_of(stream.session)
+            .filter(|(_, kept)| kept.device == stream.device)
+            .map(|(id, kept)| (kept.rate_or_none(), id))
+            .filter(|&(rate, _)| seats::suits(rate, own))
+            .min()
+            .map(|(_, id)| id)
+    }
+
+    /// What a seat keeps and a stream of a higher rate asks in place of.
+    pub(super) fn kept_below(&self, id: StreamId) -> Option<StreamId> {
+        let stream = self.streams.get(id.0).filter(|stream| !stream.is_kept)?;
+        let own = stream.rate_or_none().0;
+        self.kept_of(stream.session)
+            .filter(|(_, kept)| kept.device == stream.device)
+            .map(|(id, kept)| (kept.rate_or_none().0, id))
+            .filter(|&(rate, _)| rate < own)
+            .max()
+            .map(|(_, id)| id)
+    }
+
+    /// A kept promise is over.
+    pub(super) fn end_kept(&mut self, id: StreamId) {
+        self.kept.retain(|&kept| kept != id);
+        self.resign(id);
+        let Some(stream) = self.streams.remove(id.0) else {
+            return;
+        };
+        if let Some(device) = self.devices.get_mut(&stream.device) {
+            device.forget(id);
+            // Room may have come for somebody who was refused.
+            device.refused_asked = Instant::ZERO;
+        }
+        self.retry_refused(stream.device);
+        self.touch(stream.device);
+    }
+
+    /// A kept promise has gone to a place that is read.
+    pub(super) fn forget_kept(&mut self, id: StreamId) {
+        if self.streams.get(id.0).is_some_and(|stream| stream.is_kept) {
+            self.kept.retain(|&kept| kept != id);
+            self.streams.remove(id.0);
+        }
+    }
+
+    /// Promises whose time is over are given back.
+    pub(super) fn end_kept_over(&mut self) {
+        if self.now < self.kept_wake {
+            return;
+        }
+        let over: Vec<StreamId> = self
+            .kept
+            .iter()
+            .filter(|kept| {
+                let stream = self.streams.get(kept.0);
+                stream.is_none_or(|stream| self.kept_until(stream) <= self.now)
+            })
+            .copied()
+            .collect();
+        for id in over {
+            self.end_kept(id);
+        }
+        let next = self
+            .kept
+            .iter()
+            .filter_map(|kept| Some(self.kept_until(self.streams.get(kept.0)?)));
+        self.kept_wake = next.min().unwrap_or(Instant::NEVER);
+    }
+
+    /// A session has ended: whoever it was has left, as far as anybody can know.
+    pub(super) fn end_kept_of(&mut self, session: SessionId) {
+        let own: Vec<StreamId> = self.kept_of(session).map(|(id, _)| id).collect();
+        for id in own {
+            self.end_kept(id);
+        }
+    }
+
+    /// A kept promise as the dry run of a device sees it: whoever has it may play on at any moment, the `nth` of them
+    /// behind the others.
+    pub(super) fn kept_player(&self, stream: &Stream, promised: Promised, nth: u64) -> Player {
+        let rate = stream.rate_or_none();
+        let device = stream.device;
+        let cap = self.window(stream, device, self.cap_for(rate.0, promised));
+        let lead = self.policy.preroll - flow::SAFETY;
+        Player {
+            claim: Claim {
+                writes: false,
+                deadline: self.now + Duration::from_s(nth.min(COME_BACK_MAX)) + lead,
+                rate,
+                physical: stream.origin,
+                room: cap,
+                cap: cap.max(1),
+                left: u64::MAX,
+            },
+            lead,
+            first_read: ByteCount(stream.read_bytes),
+            run: self.run_bytes(stream).map(ByteCount),
+        }
+    }
+
+    /// It has no promise and no buffers any more; its reader asks anew when he comes back.
+    pub(super) fn give_back_promise(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        if stream.is_kept {
+            return self.end_kept(id);
+        }
+        let device = stream.device;
+        self.resign(id);
+        self.release_held(id, u64::MAX);
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.background.retain(|&other| other != id);
+        }
+    }
+}
+
+impl Stream {
+    /// Until when its reader has enough to play of what he has read.
+    pub(super) fn played_until(&self) -> Instant {
+        let played = self.rate_or_none().time_for(ByteCount(self.consumed));
+        self.last_read.max(self.anchor + played)
+    }
+}
