@@ -597,9 +597,11 @@ impl Server {
             }
         }
         // Looked at first: what is given is not to be taken away again at each try.
-        let no = refused
-            .iter()
-            .find_map(|&one| self.admission_of(one).err().map(|(_, refusal)| refusal));
+        let no = refused.iter().find_map(|&one| {
+            self.admission_of(one, None)
+                .err()
+                .map(|(_, refusal)| refusal)
+        });
         if let Some(refusal) = no {
             self.give_up(id, refusal);
             return self.give_up_all(&siblings, refusal);
@@ -674,7 +676,6 @@ impl Server {
 
     /// No contract for a part of a file, though its own device may have room: it asks again there.
     fn give_up(&mut self, id: StreamId, refusal: Refusal) {
-        self.resign(id);
         let Some(device) = self.streams.get(id.0).map(|stream| stream.device) else {
             return;
         };
@@ -685,10 +686,15 @@ impl Server {
         self.refuse(id, device, refusal);
     }
 
+    /// The one place that grants a contract. What is granted is not asked for again: it would be reckoned twice.
     fn ask_alone(&mut self, id: StreamId) {
+        let has_one = |stream: &Stream| stream.standing == Standing::Contract;
+        if self.streams.get(id.0).is_none_or(has_one) {
+            return;
+        }
         let fetched = self.begin_at_reader(id);
-        let verdict = self.admission_of(id);
-        let replaced = self.kept_below(id).filter(|_| verdict.is_ok());
+        let replaced = self.kept_below(id);
+        let verdict = self.admission_of(id, replaced);
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
         };
@@ -698,7 +704,6 @@ impl Server {
         let Some((rate, _)) = stream.rate else {
             return;
         };
-        let had_contract = stream.standing == Standing::Contract;
         if verdict.is_ok() {
             stream.standing = Standing::Contract;
             stream.refusal = None;
@@ -717,17 +722,19 @@ impl Server {
             }
         }
         match verdict {
-            Ok(()) if !had_contract => self.promised = self.promised_with(rate.0, 1),
-            Ok(()) => {}
+            Ok(()) => {
+                self.promised = self.promised_with(rate.0, 1);
+                if let Some(kept) = replaced {
+                    self.end_kept(kept);
+                }
+            }
             Err((device, refusal)) => self.refuse(id, device, refusal),
-        }
-        if let Some(kept) = replaced {
-            self.end_kept(kept);
         }
     }
 
-    /// The device cannot promise the stream its part: it asks again.
+    /// The device cannot promise the stream its part: it has no contract (any more), and asks again.
     fn refuse(&mut self, id: StreamId, device: DeviceId, refusal: Refusal) {
+        self.resign(id);
         if let Some(stream) = self.streams.get_mut(id.0) {
             stream.standing = Standing::Refused;
             stream.refusal = Some(refusal);
@@ -761,8 +768,7 @@ impl Server {
 
     /// A stream under contract needs more of a device than that was asked for.
     pub(super) fn part_grows(&mut self, id: StreamId, device: DeviceId) {
-        if let Err(refusal) = self.admission_on(id, device, self.promised) {
-            self.resign(id);
+        if let Err(refusal) = self.admission_on(id, device, self.promised, None) {
             self.refuse(id, device, refusal);
         }
         self.touch(device);
@@ -804,8 +810,12 @@ impl Server {
         fetched
     }
 
-    /// Whether each device that it is fetched from can promise its part, in place of what its seat keeps; else which cannot.
-    fn admission_of(&self, id: StreamId) -> Result<(), (DeviceId, Refusal)> {
+    /// Whether each device that it is fetched from can promise its part, in place of a promise that its seat keeps; else which cannot.
+    fn admission_of(
+        &self,
+        id: StreamId,
+        replaced: Option<StreamId>,
+    ) -> Result<(), (DeviceId, Refusal)> {
         let refused = Refusal::Capacity { needed_permille: 0 };
         let Some(stream) = self.streams.get(id.0) else {
             return Err((DeviceId::default(), refused));
@@ -814,7 +824,7 @@ impl Server {
             return Err((stream.device, refused));
         };
         let mut promised = self.promised_with(rate.0, 1);
-        if let Some(kept) = self.kept_below(id).and_then(|id| self.streams.get(id.0)) {
+        if let Some(kept) = replaced.and_then(|kept| self.streams.get(kept.0)) {
             let rate = kept.rate_or_none().0;
             promised = promised.less(rate, self.least_buffers(rate));
         }
@@ -822,7 +832,7 @@ impl Server {
             let Some(device) = stream.device_at(at) else {
                 break;
             };
-            self.admission_on(id, device, promised)
+            self.admission_on(id, device, promised, replaced)
                 .map_err(|refusal| (device, refusal))?;
         }
         Ok(())
@@ -833,8 +843,9 @@ impl Server {
         id: StreamId,
         device: DeviceId,
         promised: Promised,
+        replaced: Option<StreamId>,
     ) -> Result<(), Refusal> {
-        let but: Vec<StreamId> = self.kept_below(id).into_iter().chain([id]).collect();
+        let but: Vec<StreamId> = replaced.into_iter().chain([id]).collect();
         let mut players = self.players(device, promised, &but);
         players.extend(self.player(id, device, promised));
         players.extend(self.writing_players(device));

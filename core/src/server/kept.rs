@@ -109,7 +109,8 @@ impl Server {
             .map(|(_, id)| id)
     }
 
-    /// A kept promise is over.
+    /// A kept promise is over. Whoever was refused asks soon, and not from here: promises end while somebody else asks, who
+    /// may be the first of those.
     pub(super) fn end_kept(&mut self, id: StreamId) {
         self.kept.retain(|&kept| kept != id);
         self.resign(id);
@@ -120,8 +121,10 @@ impl Server {
             device.forget(id);
             // Room may have come for somebody who was refused.
             device.refused_asked = Instant::ZERO;
+            if !device.refused.is_empty() {
+                self.block(stream.device);
+            }
         }
-        self.retry_refused(stream.device);
         self.touch(stream.device);
     }
 

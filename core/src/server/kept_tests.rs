@@ -289,6 +289,36 @@ fn clip_of_a_higher_rate_is_asked_for_in_place_of_what_is_kept() {
     assert!(bench.server.kept.is_empty());
 }
 
+/// Who waits for room may find it himself, when he asks the next time: what its seat has left is given back then. There are buffers for
+/// one picture and a sound: reckoned twice he would be refused what he has. (When he asks depends on when he came.)
+#[test]
+fn kept_promise_that_its_seat_has_left_goes_to_who_waits_and_is_reckoned_once() {
+    for frames_away in 0..15 {
+        let mut bench = Bench::new(24);
+        let mut player = Player::new(&mut bench, 1);
+        player.open(&mut bench, BITS);
+        player.play(&mut bench, 20);
+        player.close(&mut bench);
+        bench.now = bench.now + Duration::from_ms(40 * frames_away);
+        let mut waiting = Player::new(&mut bench, 2);
+        waiting.open(&mut bench, BITS);
+        waiting.play(&mut bench, 15);
+        assert!(!waiting.is_promised(&bench));
+        // Its sound does not take up what the picture had.
+        player.open(&mut bench, 4_000_000);
+        for _ in 0..100 {
+            player.play(&mut bench, 1);
+            bench.step(Event::Timer);
+        }
+        assert!(player.is_promised(&bench) && waiting.is_promised(&bench));
+        assert!(bench.server.kept.is_empty());
+        assert_eq!(
+            (contracts(&bench), bench.server.promised.rate),
+            (2, 13_000_000)
+        );
+    }
+}
+
 #[test]
 fn session_that_ends_keeps_nothing() {
     let mut bench = Bench::new(1024);
