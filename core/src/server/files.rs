@@ -463,18 +463,16 @@ impl Server {
     /// Somebody else changed it: anything may be another, its length too. Who does so again and again must not keep a reader
     /// waiting for ever for an answer that is still true when it comes: the kernel's cache has one.
     pub(super) fn foreign_change(&mut self, key: FileKey, actions: &mut Actions) {
-        let waiting = self
-            .keys
-            .get(&key)
-            .and_then(|id| self.files.get(id))
-            .map(|file| file.waiting.clone())
-            .unwrap_or_default();
+        let known = self.keys.get(&key).and_then(|id| self.files.get(id));
+        let waiting = known.map(|file| file.waiting.clone()).unwrap_or_default();
+        // (It has not, of what is not written yet: the file may even end before it there.)
+        let is_clean = known.is_some_and(|file| file.writing.is_clean());
         for read in waiting {
             let Some(entry) = self.reads.get_mut(read) else {
                 continue;
             };
             entry.voided_count = entry.voided_count.saturating_add(1);
-            if entry.voided_count > VOIDED_MAX {
+            if entry.voided_count > VOIDED_MAX && is_clean {
                 self.finish_read(read, Outcome::Plain, actions);
             }
         }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A sync is for everything that was committed before it, or for what was written over that.
+//! A sync is for everything that was committed before it, or for what was written over that. And a read has it all, whoever else
+//! changes the file.
 
 use super::*;
 
@@ -69,4 +70,33 @@ fn a_sync_is_not_answered_by_one_that_was_asked_for_before() {
     assert_eq!(world.counts.syncs, 0, "its own is still to come");
     world.end_sync();
     assert_eq!(world.counts.syncs, 1);
+}
+
+/// Who waits for a look at a file that a stranger changes all the time is left to the kernel in the end: not to one that lacks the bytes.
+#[test]
+fn nobody_is_left_to_a_kernel_that_has_not_what_was_written() {
+    let mut world = quiet();
+    world.write(0, ByteRange::new(0, 4096));
+    world.step(Event::ForeignChange { key: KEY });
+    let read = Event::Read {
+        session: world.clients[1].0,
+        handle: HANDLE,
+        request: RequestId(900),
+        range: ByteRange::new(0, 100),
+        sent: world.now,
+    };
+    world.clients[1].2 = Doing::Reading {
+        request: 900,
+        range: ByteRange::new(0, 100),
+        then: world.flat.clone(),
+        since: Vec::new(),
+        lengths: alloc::vec![4096],
+    };
+    world.step(read);
+    for _ in 0..20 {
+        world.step(Event::ForeignChange { key: KEY });
+    }
+    assert_eq!((world.counts.plain, world.counts.reads), (0, 0));
+    world.settle();
+    assert_eq!(world.counts.reads, 1);
 }
