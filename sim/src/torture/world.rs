@@ -292,8 +292,12 @@ impl World {
             }
             What::ToServer(life, event) => {
                 if self.is_alive(life) {
-                    if let Event::IoDone { io, .. } = &*event {
-                        self.ios.remove(io);
+                    if let Event::IoDone { io, .. } = &*event
+                        && let Some(Io::Write(write, ..)) = self.ios.remove(io)
+                        && write.buffered
+                        && let Some(&at) = self.by_id.get(&write.file)
+                    {
+                        self.files[at].loose.extend(OneFile::pages(write.range));
                     }
                     self.step(*event);
                 }
@@ -339,6 +343,10 @@ impl World {
                     one.syncs = one.syncs.saturating_sub(1);
                     match &*event {
                         Event::Synced { result: Ok(()), .. } => one.covered.clear(),
+                        Event::Synced {
+                            result: Err(Errno::AGAIN),
+                            ..
+                        } => {}
                         _ => one.again.extend(one.covered.iter().chain(&one.loose)),
                     }
                     self.step(*event);
@@ -726,8 +734,12 @@ impl World {
 
     fn sync(&mut self, id: FileId, to_medium: bool) {
         if let Some(&at) = self.by_id.get(&id) {
-            self.files[at].syncs += 1;
-            let delay = self.work(self.files[at].device);
+            let file = &mut self.files[at];
+            file.syncs += 1;
+            // (What comes into the cache from here on is not covered, as far as the daemon knows.)
+            file.covered.append(&mut file.loose);
+            let device = file.device;
+            let delay = self.work(device);
             self.later(delay, What::Sync(self.life, at, id, to_medium));
         }
     }
@@ -747,15 +759,10 @@ impl World {
         if result.is_ok() && to_medium {
             self.files[at].flush();
         }
-        if result.is_ok() {
-            let file = &mut self.files[at];
-            file.covered.append(&mut file.loose);
-        }
         if result.is_err() {
             self.counts.sync_errors += 1;
             self.files[at].reasons.write = self.now;
         }
-        // What comes into the kernel's cache from here on it does not cover.
         let delay = self.work(self.files[at].device);
         let event = Box::new(Event::Synced { file: id, result });
         self.later(delay, What::Synced(life, at, event));
