@@ -212,7 +212,8 @@ impl Server {
             }
         }
         file.writing.is_cut_doubted |= file.size_stale;
-        file.writing.failed_to_write(errno, self.now);
+        file.writing
+            .failed_to_write(errno, self.now, self.commit_count);
         self.change_count += 1;
         file.changed = self.change_count;
         let device = file.device;

@@ -236,8 +236,10 @@ pub(super) struct Writing {
     pub failed: Option<(Errno, Instant)>,
     /// What it was granted without a claim, counted from where its device was then. Units: bytes.
     pub progress: u64,
-    /// Its device has failed since it last had everything: whoever syncs is told so, until it has.
+    /// Its device has failed since it last had everything that was committed until then: whoever syncs is told so, until it has.
     pub failing: Option<Errno>,
+    /// The last commit before that.
+    pub failing_since: u64,
     /// The next who writes is to be told that it has begun to fail.
     pub refuses: bool,
     /// It is in its device's list of writers.
@@ -266,11 +268,12 @@ pub(super) struct SyncWaiter {
 }
 
 impl Writing {
-    /// Its device did not take something: that is kept and tried again, and who writes or syncs is told.
-    pub(super) fn failed_to_write(&mut self, errno: Errno, now: Instant) {
+    /// Its device did not take something of what was committed so far: that is kept and tried again, and who writes or syncs is told.
+    pub(super) fn failed_to_write(&mut self, errno: Errno, now: Instant, commit: u64) {
         self.failed = Some((errno, now + TRY_AGAIN));
         self.refuses |= self.failing.is_none();
         self.failing = Some(errno);
+        self.failing_since = commit;
     }
 }
 

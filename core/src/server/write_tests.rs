@@ -1378,6 +1378,30 @@ fn a_device_that_fails_refuses_one_write_and_every_sync_until_it_has_everything(
     assert_eq!((world.counts.syncs, world.counts.writes), (1, 5));
 }
 
+/// It never has everything of a file that is written to without a pause.
+#[test]
+fn a_device_that_has_what_it_failed_with_fails_no_more_while_more_is_written() {
+    let mut world = quiet();
+    world.has_failed = true;
+    world.write(0, ByteRange::new(0, 4096));
+    world.write_back(Err(Errno::IO));
+    world.write(1, ByteRange::new(PAGE_BYTES, 4096));
+    assert_eq!(world.counts.refused, 1);
+    for page in 20..24 {
+        while world.ios.is_empty() {
+            world.now = world.now + Duration::from_ms(20);
+            world.step(Event::Timer);
+        }
+        // (The rest of its page may come yet: it rests.)
+        world.write(1, ByteRange::new(page * PAGE_BYTES, 100));
+        world.write_back(Ok(()));
+        assert!(world.is_dirty());
+    }
+    world.sync(0);
+    world.settle();
+    assert_eq!((world.counts.syncs, world.counts.syncs_refused), (1, 0));
+}
+
 /// Who would change the file on its own descriptor is told as well, and whoever comes next is not kept waiting by him.
 #[test]
 fn nobody_waits_for_bytes_that_a_device_does_not_take() {

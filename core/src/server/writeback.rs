@@ -688,7 +688,8 @@ impl Server {
                 // (Nothing at all, and no reason why: asked again at once it would say the same.)
                 Err(_) | Ok(_) => {
                     let errno = result.err().unwrap_or(Errno::IO);
-                    file.writing.failed_to_write(errno, self.now);
+                    file.writing
+                        .failed_to_write(errno, self.now, self.commit_count);
                     has_failed = true;
                 }
             }
@@ -743,10 +744,33 @@ impl Server {
         for piece in ended {
             self.strike_if_done(piece, actions);
         }
+        self.end_failing(id);
         self.settle_clean(id, actions);
         self.settle_waiters(id, actions);
         self.release(id, actions);
         self.touch(flight.device);
+    }
+
+    /// The device has what was committed when it last failed: a file that is written to without a pause never has everything.
+    fn end_failing(&mut self, id: FileId) {
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let writing = &mut file.writing;
+        if writing.failing.is_none() {
+            return;
+        }
+        let pieces = &self.pieces;
+        let is_owed = |(commit, key): &(u64, PieceKey)| {
+            let piece = pieces.get(key.0).filter(|piece| piece.commit == *commit);
+            piece
+                .and_then(Piece::owed)
+                .is_some_and(|owed| owed <= writing.failing_since)
+        };
+        if !writing.commits.iter().any(is_owed) {
+            writing.failing = None;
+            writing.refuses = false;
+        }
     }
 
     /// These did not get there. What was written over them meanwhile counted on that, and is now what a sync waits for in their place.
