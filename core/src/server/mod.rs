@@ -26,6 +26,8 @@ mod frames;
 #[cfg(test)]
 mod glance_tests;
 mod glances;
+#[cfg(test)]
+mod handout_tests;
 mod kept;
 #[cfg(test)]
 mod kept_tests;

@@ -262,7 +262,8 @@ impl Server {
         })
     }
 
-    fn pin(
+    /// Name these bytes to a client. He reads what the buffers have: that they are the file's is asserted, whatever was asked before.
+    pub(super) fn pin(
         &mut self,
         session: SessionId,
         request: RequestId,

@@ -393,6 +393,17 @@ impl LaneState {
         u64::from(self.pages.touched_count()) * PAGE_BYTES
     }
 
+    /// A record of its table, for a write that is granted. Whatever else were given would be another write's.
+    pub(super) fn take_record(&mut self) -> u32 {
+        let record = self.records.pop();
+        let record = record.expect("pages are taken for a write when its lane has a record for it");
+        assert!(
+            record < self.record_count,
+            "a lane was to give a record that it does not have"
+        );
+        record
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.records.len() as u32 == self.record_count && self.pages.held_count() == 0
     }

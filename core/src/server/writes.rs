@@ -392,8 +392,7 @@ impl Server {
             }
             return Turn::Wait;
         };
-        let record = state.records.pop();
-        let record = record.expect("pages are taken for a write when its lane has a record for it");
+        let record = state.take_record();
         state.granted = self.now;
         if !has_claim {
             self.progressed(id, bytes);
