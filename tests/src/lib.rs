@@ -8,6 +8,7 @@ pub mod changer;
 pub mod daemon;
 pub mod disk;
 pub mod export;
+pub mod facts;
 pub mod fsx;
 pub mod hand;
 pub mod initiator;

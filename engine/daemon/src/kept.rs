@@ -12,6 +12,7 @@ use crate::jobs::{Found, Job, Looked};
 use crate::lanes::{Left, LeftPiece};
 use crate::share::Share;
 use crate::worker::Urgency;
+use crate::writing;
 use rushes_core::format::facts::known_generation;
 use rushes_core::format::lane::{FileRecord, State};
 use rushes_core::server::{Errno, Event, FileFacts, FileKey};
@@ -164,7 +165,7 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
             "take the attribute that forbids it off the file (chattr -i, chattr -a)"
         }
         Some(KernelError::ACCESS) => "run it as root, or allow it what rushes.service allows",
-        Some(KernelError::TXTBSY) => "end the program that runs from it",
+        Some(KernelError::TXTBSY) => "end the program that runs from it; if it is swap, swapoff",
         Some(KernelError::NOMEM) => "free some memory",
         _ => "look at dmesg for what is wrong with its disk; check the file system with fsck",
     }
@@ -595,22 +596,38 @@ impl Daemon {
         let mut sentences = self.kept_sentences();
         let unwritten = self.lanes.as_ref().map(|lanes| lanes.unwritten());
         let is_openable = |id: &FileId| self.files.unwritable().all(|(other, ..)| other != *id);
-        let (mut names, mut count) = (Vec::new(), 0);
+        let mut reasons: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
         for (id, pieces) in unwritten.unwrap_or_default() {
-            if is_openable(&id) {
-                count += pieces;
-                let file = self.files.get(id);
-                names.extend(
-                    file.map(|file| name_of(Some(&file.path), (file.key.device, file.key.inode))),
-                );
+            if !is_openable(&id) {
+                continue;
             }
+            let file = self.files.get(id);
+            let (count, names) = reasons.entry(self.why_unwritten(id)).or_default();
+            *count += pieces;
+            names.extend(
+                file.map(|file| name_of(Some(&file.path), (file.key.device, file.key.inode))),
+            );
         }
-        if count > 0 {
+        for (reason, (count, mut names)) in reasons {
             names.sort_unstable();
-            let reason = "their disk has not taken them; look at dmesg and at the log for what is wrong with it";
-            sentences.push(sentence((String::from(reason), (count, names))));
+            sentences.push(sentence((reason, (count, names))));
         }
         sentences
+    }
+
+    /// What its file system said when it was last tried.
+    fn why_unwritten(&self, id: FileId) -> String {
+        match self.why_not(id) {
+            Some(errno) => {
+                let error = io::Error::from_raw_os_error(errno.0 as i32);
+                let remedy =
+                    writing::remedy(errno).map_or(String::new(), |what| format!("; {what}"));
+                format!("they could not be written: {error}{remedy}")
+            }
+            None => String::from(
+                "their disk has not taken them; look at dmesg and at the log for what is wrong with it",
+            ),
+        }
     }
 
     /// What keeps us from having nothing left, as an error; doors are told that nobody is at it.

@@ -588,6 +588,12 @@ impl Daemon {
         self.feed(Event::IoDone { io, result });
     }
 
+    /// Why a file is not written, if that was said lately: it is said again while it lasts.
+    pub(super) fn why_not(&self, id: FileId) -> Option<Errno> {
+        let (errno, when) = self.files.get(id)?.written.as_ref()?.said?;
+        (clock::now() < when + SAY_AGAIN + SAY_AGAIN).then_some(errno)
+    }
+
     /// A write failed, and will be tried each second.
     fn say_why(&mut self, id: FileId, range: ByteRange, errno: Errno, why: &str) {
         let (length, at) = (range.length.0, range.start.0);
@@ -615,7 +621,7 @@ impl Daemon {
 }
 
 /// What an operator can do for a file that its file system does not let us write any more.
-fn remedy(errno: Errno) -> Option<&'static str> {
+pub(crate) fn remedy(errno: Errno) -> Option<&'static str> {
     match Code::from_raw_os_error(i32::try_from(errno.0).ok()?) {
         Code::PERM => {
             Some("somebody has made the file immutable: see lsattr; chattr -i lets it be written")

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A clip that is opened and played before all of it is on its disk: what is promised for it is what its header says, or nothing, and follows.
+
+use rushes_tests::fsx::{client, setup};
+use rushes_tests::pattern;
+use rushes_tests::smb2::{Connection, Disposition, Handle};
+use rushes_tests::world::{Backing, Setup, World};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+/// Of the pictures.
+const BYTES: u64 = 32 * MIB;
+const SECONDS: u32 = 8;
+/// Units: bytes a second.
+const RATE: u64 = BYTES / SECONDS as u64;
+const BLOCK: usize = PART;
+
+fn atom(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
+    let length = body.len() as u32 + 8;
+    [&length.to_be_bytes(), &name[..], body].concat()
+}
+
+fn moov() -> Vec<u8> {
+    let mut header = vec![0; 100];
+    // In milliseconds, how many.
+    header[12..16].copy_from_slice(&1000u32.to_be_bytes());
+    header[16..20].copy_from_slice(&(SECONDS * 1000).to_be_bytes());
+    atom(b"moov", &atom(b"mvhd", &header))
+}
+
+/// A movie with its header in front of the pictures, or behind them.
+fn movie(header_last: bool) -> Vec<u8> {
+    let mut bytes = atom(b"ftyp", b"qt  \0\0\0\0qt  ");
+    if !header_last {
+        bytes.extend(moov());
+    }
+    bytes.extend(atom(b"mdat", &pattern::bytes(7, 0, BYTES as usize)));
+    if header_last {
+        bytes.extend(moov());
+    }
+    bytes
+}
+
+fn world() -> Option<World> {
+    World::build(&Setup {
+        backing: Backing::Ext4,
+        server: String::new(),
+        ..setup("64MiB")
+    })
+}
+
+/// What one request may carry. Units: bytes.
+const PART: usize = 1 << 16;
+
+fn write(client: &Connection, file: Handle, bytes: &[u8], from: usize, to: usize) {
+    for at in (from..to).step_by(PART) {
+        let end = (at + PART).min(to);
+        client
+            .write(file, at as u64, &bytes[at..end])
+            .expect("taken");
+    }
+}
+
+/// Plays like an editor does.
+struct Player<'a> {
+    client: &'a Connection,
+    file: Handle,
+    name: &'static str,
+    begun: Instant,
+    at: usize,
+    /// What was promised, at which rate and by whose word, in their order.
+    promised: BTreeSet<(u64, String)>,
+}
+
+impl<'a> Player<'a> {
+    fn open(client: &'a Connection, name: &'static str) -> Player<'a> {
+        let (file, _) = client.open_to_read(name).expect("opened");
+        Player {
+            client,
+            file,
+            name,
+            begun: Instant::now(),
+            at: 0,
+            promised: BTreeSet::new(),
+        }
+    }
+
+    /// As far as this, each block when it is due.
+    fn play_to(&mut self, end: usize, bytes: &[u8], world: &mut World) {
+        while self.at < end {
+            let due = Duration::from_millis(self.at as u64 * 1000 / RATE);
+            std::thread::sleep(due.saturating_sub(self.begun.elapsed()));
+            let length = BLOCK.min(end - self.at);
+            let found = self.client.read(self.file, self.at as u64, length);
+            let found = found.expect("read");
+            assert!(found == bytes[self.at..self.at + length], "at {}", self.at);
+            self.at += length;
+            if let Some((rate, source)) = promise(&world.daemon().status(), self.name) {
+                let is_right = rate.abs_diff(RATE) <= RATE / 5;
+                assert!(
+                    is_right,
+                    "{rate} B/s by {source} at {}, not {RATE}",
+                    self.at
+                );
+                self.promised.insert((rate, source));
+            }
+        }
+    }
+
+    fn has_header(&self) -> bool {
+        self.promised.iter().any(|(_, source)| source == "header")
+    }
+}
+
+/// At which rate a stream of this file has a contract, and who says so.
+fn promise(status: &Value, name: &str) -> Option<(u64, String)> {
+    let streams = status["streams"].as_array()?;
+    let mut all = streams.iter().filter(|stream| stream["path"] == name);
+    let stream = all.find(|stream| stream["standing"] == "contract")?;
+    let rate = stream["rate_bytes_per_s"].as_u64()?;
+    let source = stream["rate_source"].as_str()?;
+    Some((rate, source.to_owned()))
+}
+
+#[test]
+fn a_clip_that_is_being_copied_in_is_promised_what_its_header_says_from_the_first_eighth_on() {
+    let Some(mut world) = world() else {
+        return;
+    };
+    let (copier, editor) = (client(&world), client(&world));
+    let bytes = movie(false);
+    let eighth = bytes.len() / 8;
+    let (file, _) = copier
+        .open("copied.mov", Disposition::OpenIf)
+        .expect("made");
+    write(&copier, file, &bytes, 0, eighth);
+    let mut player = Player::open(&editor, "copied.mov");
+    player.play_to(eighth - BLOCK, &bytes, &mut world);
+    // The copy is quicker than the editor, who follows it.
+    for part in 1..8 {
+        let end = (part + 1) * eighth;
+        write(&copier, file, &bytes, part * eighth, end);
+        player.play_to(end - BLOCK, &bytes, &mut world);
+    }
+    write(&copier, file, &bytes, 8 * eighth, bytes.len());
+    copier.close(file).expect("closed");
+    player.play_to(bytes.len(), &bytes, &mut world);
+    assert!(player.has_header(), "{:?}", player.promised);
+    editor.close(player.file).expect("closed");
+    world.everything_is_written();
+}
+
+#[test]
+fn a_clip_whose_header_comes_last_and_is_in_memory_still_is_promised_what_it_says() {
+    let Some(mut world) = world() else {
+        return;
+    };
+    let (copier, editor) = (client(&world), client(&world));
+    let bytes = movie(true);
+    for name in ["first.mov", "second.mov"] {
+        let (file, _) = copier.open(name, Disposition::OpenIf).expect("made");
+        // All but the header is on the disk, and its blocks are reserved: the disk has zeros there.
+        let pictures = bytes.len() - moov().len();
+        write(&copier, file, &bytes, 0, pictures);
+        copier.flush(file).expect("flushed");
+        write(&copier, file, &bytes, pictures, bytes.len());
+        let mut player = Player::open(&editor, name);
+        player.play_to(2 * BLOCK, &bytes, &mut world);
+        if name == "second.mov" {
+            copier.close(file).expect("closed");
+        }
+        player.play_to(bytes.len() * 3 / 4, &bytes, &mut world);
+        assert!(player.has_header(), "{name}: {:?}", player.promised);
+        editor.close(player.file).expect("closed");
+        // Who opens it then is told the same from its first reads on.
+        world.everything_is_written();
+        let mut player = Player::open(&editor, name);
+        player.play_to(bytes.len() / 4, &bytes, &mut world);
+        assert!(player.has_header(), "{name} again: {:?}", player.promised);
+        editor.close(player.file).expect("closed");
+    }
+}

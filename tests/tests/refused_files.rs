@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What can keep a daemon from writing a file whose bytes it has acknowledged, for as long as it lasts: the file is kept and named with the reason,
+//! `rushes recover` fails, all other files get on, and when it is over the file gets its bytes. (A file made immutable: pieces.rs.)
+
+use rushes_tests::daemon::{Daemon, DaemonSpec};
+use rushes_tests::disk::run;
+use rushes_tests::fsx::{client, setup};
+use rushes_tests::needs::{Need, all_there, path_of};
+use rushes_tests::pattern;
+use rushes_tests::pool::{EXT4, PoolWorld};
+use rushes_tests::smb2::{Connection, Disposition, Handle};
+use rushes_tests::world::{Backing, World};
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const LENGTH: usize = 60_000;
+const MIB: u64 = 1 << 20;
+
+/// Nobody recovers but the test.
+fn world() -> Option<World> {
+    let mut setup = setup("64MiB");
+    setup.backing = Backing::Ext4;
+    setup.share.push(String::from("rushes:recover after = 600"));
+    World::build(&setup)
+}
+
+fn said(output: &Output) -> String {
+    [&output.stdout, &output.stderr]
+        .map(|bytes| String::from_utf8_lossy(bytes))
+        .concat()
+}
+
+/// Acknowledged, and no more.
+fn record(client: &Connection, name: &str, seed: u64) -> Handle {
+    let (file, _) = client.open(name, Disposition::OpenIf).expect("made");
+    let bytes = pattern::bytes(seed, 0, LENGTH);
+    client.write(file, 0, &bytes).expect("acknowledged");
+    file
+}
+
+fn has_bytes_at(world: &World, name: &str, seed: u64, at: u64) -> bool {
+    let mut found = vec![0; LENGTH];
+    let file = File::open(world.path(name)).expect("it is there");
+    file.read_exact_at(&mut found, at).is_ok() && found == pattern::bytes(seed, 0, LENGTH)
+}
+
+/// Until the log has this.
+fn wait_for_log(world: &mut World, words: &str) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !world.daemon().log().contains(words) {
+        assert!(Instant::now() < end, "{words}: {}", world.daemon().log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// `rushes recover`, started by way of these words, fails and says these.
+fn recover_fails(world: &World, by_way_of: &[&str], words: &[&str]) {
+    let recover = world.rushes(&["recover"]);
+    let mut command = Command::new(by_way_of.first().copied().unwrap_or("env"));
+    let output = command
+        .args(by_way_of.iter().skip(1))
+        .arg(recover.get_program())
+        .args(recover.get_args())
+        .output()
+        .expect("util-linux");
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    for word in words {
+        assert!(text.contains(word), "{word:?} in {text}");
+    }
+}
+
+fn recover_works(world: &World) {
+    let output = world.rushes(&["recover"]).output().expect("built");
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+/// Keeps no other file of any client, neither while the daemon lives nor when `rushes recover` writes what it left, which names this one.
+fn nobody_else_suffers(world: &mut World, client: &Connection, name: &str, words: &[&str]) {
+    let other = record(client, "other.mov", 7);
+    client.flush(other).expect("another file gets on");
+    assert!(has_bytes_at(world, "other.mov", 7, 0));
+    record(client, "left.mov", 8);
+    world.daemon().kill();
+    recover_fails(world, &[], &[&[name], words].concat());
+    assert!(has_bytes_at(world, "left.mov", 8, 0), "it can be written");
+}
+
+#[test]
+fn a_file_that_is_swap_is_kept_until_it_is_not() {
+    let needs = [Need::Program("mkswap"), Need::Program("swapon")];
+    if !all_there(&needs) {
+        return;
+    }
+    let Some(mut world) = world() else {
+        return;
+    };
+    let client = client(&world);
+    let path = world.path("swap.mov");
+    fs::write(&path, vec![0; 8 << 20]).expect("there is room");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("ours");
+    // The kernel's part is its first mebibyte.
+    run(Command::new("mkswap").arg(&path).arg("1024"));
+    world.disk.make_cold();
+    let (file, _) = client.open("swap.mov", Disposition::Open).expect("opened");
+    run(Command::new("swapon").arg(&path));
+    let _swap = Swap(path.clone());
+    let bytes = pattern::bytes(1, 0, LENGTH);
+    client.write(file, 4 * MIB, &bytes).expect("acknowledged");
+    assert!(client.flush(file).is_err(), "it cannot be written");
+    assert!(client.read(file, 4 * MIB, LENGTH) == Ok(bytes.clone()));
+    wait_for_log(&mut world, "swapoff");
+    nobody_else_suffers(
+        &mut world,
+        &client,
+        "swap.mov",
+        &["Text file busy", "swapoff"],
+    );
+    world.daemon().start_again();
+    assert!(client.read(file, 4 * MIB, LENGTH) == Ok(bytes));
+    let again = record(&client, "again.mov", 9);
+    client.flush(again).expect("another file gets on");
+    run(Command::new("swapoff").arg(&path));
+    client_flushes(&client, file);
+    world.everything_is_written();
+    assert!(has_bytes_at(&world, "swap.mov", 1, 4 * MIB));
+}
+
+/// A daemon tries again each second.
+fn client_flushes(client: &Connection, file: Handle) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while let Err(status) = client.flush(file) {
+        assert!(Instant::now() < end, "still {status:?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Is given back to the machine, whatever becomes of the test.
+struct Swap(std::path::PathBuf);
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        let _ = Command::new("swapoff").arg(&self.0).output();
+    }
+}
+
+#[test]
+fn a_file_that_the_limit_of_the_process_refuses_is_kept_until_it_is_lifted() {
+    let Some(mut world) = world() else {
+        return;
+    };
+    let client = client(&world);
+    let (file, _) = client.open("a.mov", Disposition::OpenIf).expect("made");
+    // (The first one has the blocks that the second one needs.)
+    let bytes = pattern::bytes(1, 0, LENGTH);
+    client.write(file, 300 * MIB, &bytes).expect("acknowledged");
+    client.flush(file).expect("flushed");
+    let limit = |bytes: &str| {
+        let pid = world.daemon.as_ref().expect("it runs").pid().to_string();
+        run(Command::new("prlimit").args([&format!("--fsize={bytes}:"), "--pid", &pid]));
+    };
+    limit(&(256 * MIB).to_string());
+    let bytes = pattern::bytes(2, 0, LENGTH);
+    client.write(file, 300 * MIB, &bytes).expect("acknowledged");
+    assert!(client.flush(file).is_err(), "it cannot be written");
+    wait_for_log(&mut world, "prlimit --fsize=unlimited");
+    assert!(client.read(file, 300 * MIB, LENGTH) == Ok(bytes));
+    let other = record(&client, "other.mov", 7);
+    client.flush(other).expect("another file gets on");
+    let limit = |bytes: &str| {
+        let pid = world.daemon.as_ref().expect("it runs").pid().to_string();
+        run(Command::new("prlimit").args([&format!("--fsize={bytes}:"), "--pid", &pid]));
+    };
+    limit("unlimited");
+    client_flushes(&client, file);
+    assert!(has_bytes_at(&world, "a.mov", 2, 300 * MIB));
+
+    // One that may not lift it, and writes what a daemon has left.
+    let bytes = pattern::bytes(3, 0, LENGTH);
+    client.write(file, 300 * MIB, &bytes).expect("acknowledged");
+    record(&client, "left.mov", 8);
+    world.daemon().kill();
+    let fsize = format!("--fsize={}", 256 * MIB);
+    let limited = ["prlimit", &fsize, "setpriv", "--bounding-set=-sys_resource"];
+    let words = ["a.mov", "File too large", "prlimit --fsize=unlimited"];
+    recover_fails(&world, &limited, &words);
+    assert!(has_bytes_at(&world, "left.mov", 8, 0), "it can be written");
+    assert!(has_bytes_at(&world, "a.mov", 2, 300 * MIB), "as it was");
+    // One that may lifts it.
+    recover_works(&world);
+    assert!(has_bytes_at(&world, "a.mov", 3, 300 * MIB));
+}
+
+#[test]
+fn what_is_longer_than_a_file_can_be_is_not_acknowledged() {
+    let Some(mut world) = world() else {
+        return;
+    };
+    let client = client(&world);
+    let file = record(&client, "a.mov", 1);
+    let bytes = pattern::bytes(2, 0, LENGTH);
+    // The last block of an ext4 of 4 KiB is the one before 16 TiB.
+    for at in [(16 << 40) - 4096, (16 << 40) + 4096, 1 << 50] {
+        let written = client.write(file, at, &bytes);
+        assert!(written.is_err(), "acknowledged at {at}");
+    }
+    client
+        .flush(file)
+        .expect("what was acknowledged is written");
+    assert!(has_bytes_at(&world, "a.mov", 1, 0));
+    client
+        .write(file, 0, &bytes)
+        .expect("it is a file as before");
+    client.flush(file).expect("flushed");
+    assert!(has_bytes_at(&world, "a.mov", 2, 0));
+    client.close(file).expect("closed");
+    world.everything_is_written();
+    assert!(world.daemon().end().success(), "nothing is left");
+}
+
+#[test]
+fn a_file_made_append_only_is_kept_by_the_next_daemon_until_it_is_not() {
+    let Some(mut world) = world() else {
+        return;
+    };
+    let client = client(&world);
+    let path = world.path("a.mov");
+    let chattr = |how: &str| run(Command::new("chattr").arg(how).arg(&path));
+    let file = record(&client, "a.mov", 1);
+    chattr("+a");
+    client.flush(file).expect("who has it open writes on");
+    assert!(has_bytes_at(&world, "a.mov", 1, 0));
+    let bytes = pattern::bytes(2, 0, LENGTH);
+    client.write(file, 0, &bytes).expect("acknowledged");
+    let words = ["Operation not permitted", "chattr -a"];
+    nobody_else_suffers(&mut world, &client, "a.mov", &words);
+    assert!(has_bytes_at(&world, "a.mov", 1, 0), "as it was");
+    world.daemon().start_again();
+    let notes = world.daemon().status()["daemon"]["notes"].to_string();
+    assert!(notes.contains("Operation not permitted"), "{notes}");
+    // Clients see what was acknowledged, and others get on.
+    let (again, _) = client.open_to_read("a.mov").expect("opened");
+    assert!(client.read(again, 0, LENGTH) == Ok(bytes));
+    let other = record(&client, "again.mov", 9);
+    client.flush(other).expect("another file gets on");
+    chattr("-a");
+    world.daemon().wait_for("nothing is left", |status| {
+        let notes = status["daemon"]["notes"].to_string();
+        status["write"]["used_bytes"] == 0 && !notes.contains("a former daemon")
+    });
+    assert!(has_bytes_at(&world, "a.mov", 2, 0));
+}
+
+/// A daemon over two pools has bytes for the one that it cannot write: the other one is looked through all the same.
+#[test]
+fn a_pool_that_is_not_concerned_is_looked_through_meanwhile() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 100)]) else {
+        return;
+    };
+    let folders = ["second", "its-member"].map(|name| world.disk(name, (EXT4, 64)));
+    let rushes = |words: &[&str]| {
+        let mut command = Command::new(path_of("rushes"));
+        command.args(words).stdin(Stdio::null());
+        command
+    };
+    run(rushes(&["pool", "create"]).args(&folders));
+    let members = [world.member(0).join("pool"), folders[1].clone()];
+    let mut daemon = Daemon::start(&world.scratch, &DaemonSpec::of_members(members));
+    let run_dir = world.scratch.folder("run");
+    let mount = world.scratch.folder("second-mnt");
+    let mut second = rushes(&["pool", "mount"])
+        .arg(&folders[0])
+        .arg(&mount)
+        .arg("--runtime-dir")
+        .arg(&run_dir)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("built");
+    let mut line = String::new();
+    let output = second.stdout.take().expect("piped");
+    BufReader::new(output).read_line(&mut line).expect("a line");
+    assert!(line.contains(" is mounted on "), "{line}");
+    daemon.wait_for_members(2);
+    let write = |path: &std::path::Path, seed: u64| {
+        let file = File::create(path).expect("made");
+        let bytes = pattern::bytes(seed, 0, LENGTH);
+        file.write_all_at(&bytes, 0).expect("taken");
+        file
+    };
+    write(&mount.join("b.mov"), 2).sync_all().expect("synced");
+    run(Command::new("umount").arg(&mount));
+    assert!(second.wait().expect("ours").success());
+
+    let file = write(&world.path("a.mov"), 1);
+    file.sync_all().expect("synced");
+    let found = world.where_is("a.mov");
+    let object = world.object_of(&found["segments"][0]);
+    let chattr = |how: &str| run(Command::new("chattr").arg(how).arg(&object));
+    let bytes = pattern::bytes(3, 0, LENGTH);
+    file.write_all_at(&bytes, 0).expect("taken");
+    chattr("+i");
+    assert!(file.sync_all().is_err(), "it cannot be written");
+    daemon.kill();
+    drop(file);
+    world.kill();
+    let _ = Command::new("umount")
+        .arg("--lazy")
+        .arg(world.path(""))
+        .output();
+    let fsck = |catalogue: &std::path::Path| {
+        let output = rushes(&["pool", "fsck"]).arg(catalogue).output();
+        output.expect("built")
+    };
+    let recover = || {
+        let config = world.scratch.path().join("rushes.toml");
+        let output = rushes(&["recover", "--config"]).arg(config).output();
+        output.expect("built")
+    };
+    for _ in 0..2 {
+        let checked = fsck(&folders[0]);
+        assert!(checked.status.success(), "{}", said(&checked));
+        let checked = fsck(&world.catalogue());
+        assert!(!checked.status.success(), "{}", said(&checked));
+        let recovered = recover();
+        let text = said(&recovered);
+        assert_eq!(recovered.status.code(), Some(1), "{text}");
+        assert!(text.contains("Operation not permitted"), "{text}");
+    }
+    chattr("-i");
+    let recovered = recover();
+    assert!(recovered.status.success(), "{}", said(&recovered));
+    let checked = fsck(&world.catalogue());
+    assert!(checked.status.code().is_some_and(|code| code <= 1));
+    assert!(!said(&checked).contains("recover"), "{}", said(&checked));
+    let mut found = vec![0; LENGTH];
+    let object = File::open(&object).expect("it is there");
+    object.read_exact_at(&mut found, 0).expect("all of it");
+    assert!(found == bytes);
+}
