@@ -5,7 +5,7 @@
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::disk::{Disk, run};
 use rushes_tests::hand::Hand;
-use rushes_tests::needs::{Need, all_there};
+use rushes_tests::needs::{Need, all_there, path_of};
 use rushes_tests::pattern;
 use rushes_tests::pool::{self, EXT4, PoolWorld};
 use rushes_tests::scratch::Scratch;
@@ -65,6 +65,44 @@ impl Late {
             .args(["-o", "loop"])
             .arg(self.scratch.path().join("disk.img"))
             .arg(self.disk.path()));
+    }
+
+    /// The disk as another device: what was pulled as sdb comes back as sdc.
+    fn mount_as_another(&self) {
+        let images = ["disk.img", "other.img"].map(|name| self.scratch.path().join(name));
+        run(Command::new("cp").arg("--sparse=always").args(&images));
+        run(Command::new("mount")
+            .args(["-o", "loop"])
+            .arg(&images[1])
+            .arg(self.disk.path()));
+    }
+
+    /// As `systemctl reload` does it; answered when it is done, with what there is to say.
+    fn reload(&self) -> String {
+        let answer = self.daemon.ask("{\"ask\":\"reload\"}");
+        let answer = answer.expect("an answer");
+        assert_eq!(answer["answer"], "done", "{answer:#}");
+        let notes = answer["notes"].as_array().expect("a list");
+        let notes: Vec<&str> = notes.iter().filter_map(Value::as_str).collect();
+        notes.join("\n")
+    }
+
+    /// What `rushes check` has to say of the place of its share that is not well, with what to do: that it is to be mounted.
+    fn complaints(&self) -> Vec<String> {
+        let output = Command::new(path_of("rushes"))
+            .args(["check", "--json", "--config"])
+            .arg(self.scratch.path().join("rushes.toml"))
+            .output()
+            .expect("it was built");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let findings = report["findings"].as_array().expect("a list");
+        let place = self.disk.path().display().to_string();
+        findings
+            .iter()
+            .filter(|finding| finding["level"] != "ok")
+            .map(|finding| format!("{} -> {}", finding["finding"], finding["remedy"]))
+            .filter(|text| text.contains(&place) && text.contains("mount it"))
+            .collect()
     }
 
     fn unmount(&self) {
@@ -136,6 +174,117 @@ fn smb_clients_of_a_disk_that_came_late_and_came_again_are_served() {
         streams.iter().any(|stream| stream["path"] == "two.mov"),
         "{status:#}"
     );
+}
+
+#[test]
+fn check_says_where_a_share_lies_and_a_reload_finds_it_there() {
+    let Some(mut world) = Late::build() else {
+        return;
+    };
+    world.mount();
+    fs::write(
+        world.disk.path().join("one.mov"),
+        pattern::bytes(1, 0, LENGTH),
+    )
+    .expect("room");
+    world.daemon.wait_for("it lies on the disk", is_on_disk);
+    assert_eq!(world.complaints(), [""; 0]);
+    world.unmount();
+    world
+        .daemon
+        .wait_for("it does not lie on the disk", |status| !is_on_disk(status));
+    let ill = world.complaints();
+    assert!(!ill.is_empty());
+    // A reload changes nothing of that, and does not say that all is well.
+    let said = world.reload();
+    let trouble = world.daemon.status()["shares"][0]["trouble"].clone();
+    let trouble = trouble.as_str().expect("a sentence").to_owned();
+    assert!(said.contains(&trouble), "{trouble}: {said}");
+    assert!(!is_on_disk(&world.daemon.status()));
+    assert_eq!(world.complaints(), ill);
+    world.mount();
+    let said = world.reload();
+    assert!(!said.contains(&trouble), "{said}");
+    // Not within seconds: when the reload is answered.
+    let status = world.daemon.status();
+    assert!(is_on_disk(&status), "{status:#}");
+    assert_eq!(world.complaints(), [""; 0]);
+    let mut client = world.start_samba();
+    let held = client.open("one.mov");
+    pattern::check(1, 0, &client.read(held, 0, LENGTH), "one.mov");
+    assert_eq!(plain_count(&world.daemon), 0);
+}
+
+#[test]
+fn a_disk_that_comes_back_as_another_device_is_served_from_there() {
+    let Some(mut world) = Late::build() else {
+        return;
+    };
+    world.mount();
+    for (number, name) in [(1, "one.mov"), (2, "two.mov")] {
+        let path = world.disk.path().join(name);
+        fs::write(&path, pattern::bytes(number, 0, LENGTH)).expect("there is room");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o666)).expect("ours");
+    }
+    let status = world.daemon.wait_for("it lies on the disk", is_on_disk);
+    let device = status["shares"][0]["device"].clone();
+    let mut client = world.start_samba();
+    let held = client.open_rw("one.mov");
+    client.write(held, 0, &pattern::bytes(3, 0, 100_000));
+    pattern::check(3, 0, &client.read(held, 0, 100_000), "one.mov");
+    world.daemon.wait_for("all of it is on the disk", |status| {
+        status["write"]["used_bytes"] == 0
+    });
+    world.disk.make_cold();
+    world.unmount();
+    world.mount_as_another();
+    let status = world.daemon.wait_for("it lies on the other one", |status| {
+        is_on_disk(status) && status["shares"][0]["device"] != device
+    });
+    assert_eq!(world.complaints(), [""; 0], "{status:#}");
+    // (The smbd of the first client stands in the folder that it found.)
+    client.kill();
+    world.smbd = None;
+    let mut client = world.start_samba();
+    let held = client.open_rw("one.mov");
+    pattern::check(3, 0, &client.read(held, 0, 100_000), "one.mov");
+    let other = client.open("two.mov");
+    pattern::check(2, 0, &client.read(other, 0, LENGTH), "two.mov");
+    client.write(held, 0, &pattern::bytes(4, 0, 100_000));
+    world.daemon.wait_for("all of it is on the disk", |status| {
+        status["write"]["used_bytes"] == 0
+    });
+    assert_eq!(plain_count(&world.daemon), 0);
+    let found = fs::read(world.disk.path().join("one.mov")).expect("it is there");
+    pattern::check(4, 0, &found[..100_000], "one.mov on the other device");
+}
+
+#[test]
+fn what_was_left_is_written_to_the_disk_that_comes_back_as_another_device() {
+    let Some(mut world) = Late::build() else {
+        return;
+    };
+    world.mount();
+    let path = world.disk.path().join("take.mov");
+    fs::write(&path, pattern::bytes(1, 0, LENGTH)).expect("there is room");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("ours");
+    world.daemon.wait_for("it lies on the disk", is_on_disk);
+    world.disk.make_cold();
+    let mut client = world.start_samba();
+    let held = client.open_rw("take.mov");
+    let bytes = pattern::bytes(5, 0, LENGTH);
+    client.write(held, 0, &bytes);
+    world.daemon.kill();
+    client.kill();
+    world.smbd = None;
+    world.unmount();
+    world.mount_as_another();
+    assert!(fs::read(&path).expect("it is there") != bytes, "it is left");
+    world.daemon.start_again();
+    world.daemon.wait_for("all of it is on the disk", |status| {
+        let is_written = status["write"]["used_bytes"] == 0;
+        is_written && fs::read(&path).is_ok_and(|found| found == bytes)
+    });
 }
 
 #[test]
