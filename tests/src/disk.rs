@@ -6,7 +6,7 @@ use crate::needs;
 use crate::scratch::Scratch;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 /// A mounted file system in a scratch folder.
 #[derive(Debug)]
@@ -227,9 +227,15 @@ pub fn run(command: &mut Command) {
         .unwrap_or_else(|error| panic!("{command:?} cannot be started: {error}"));
     assert!(
         output.status.success(),
-        "{command:?} failed ({}): {}{}",
+        "{command:?} failed ({}): {}",
         output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
+        said(&output)
     );
+}
+
+/// All that a program has said.
+pub fn said(output: &Output) -> String {
+    [&output.stdout, &output.stderr]
+        .map(|bytes| String::from_utf8_lossy(bytes))
+        .concat()
 }

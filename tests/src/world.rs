@@ -4,7 +4,7 @@
 //! Fields end in the order in which they stand, so the disk goes last.
 
 use crate::daemon::{Daemon, DaemonSpec};
-use crate::disk::{Disk, mount_tmpfs};
+use crate::disk::{Disk, mount_tmpfs, said};
 use crate::needs::{Need, all_there, path_of, skip};
 use crate::pattern;
 use crate::scratch::Scratch;
@@ -243,6 +243,42 @@ impl World {
             .current_dir(self.scratch.path())
             .stdin(Stdio::null());
         command
+    }
+
+    /// What `rushes recover --list` says is left. Units: writes.
+    pub fn left_count(&self) -> u64 {
+        let output = self.rushes(&["recover", "--list", "--json"]).output();
+        let text = output.expect("rushes was built").stdout;
+        let lanes: Vec<serde_json::Value> = serde_json::from_slice(&text).expect("JSON");
+        let counts = lanes.iter().map(|lane| lane["write_count"].as_u64());
+        counts.flatten().sum()
+    }
+
+    /// `rushes recover` writes all that is left.
+    pub fn recover_works(&self) {
+        let output = self.rushes(&["recover"]).output();
+        let output = output.expect("rushes was built");
+        assert!(output.status.success(), "{}", said(&output));
+        assert_eq!(self.left_count(), 0);
+    }
+
+    /// `rushes recover`, started by way of a program with its arguments if there is one, says these words and fails.
+    pub fn recover_fails(&self, by_way_of: &[&str], words: &[&str]) {
+        let recover = self.rushes(&["recover"]);
+        let mut command = Command::new(by_way_of.first().copied().unwrap_or("env"));
+        let output = command
+            .args(by_way_of.iter().skip(1))
+            .arg(recover.get_program())
+            .args(recover.get_args())
+            .current_dir(self.scratch.path())
+            .stdin(Stdio::null())
+            .output()
+            .expect("coreutils, or what the test has asked for");
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        for word in words {
+            assert!(text.contains(word), "{word:?} in {text}");
+        }
     }
 
     /// Path of a file of the share, seen from the server.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A lane that nobody can trust: no daemon starts over it, an operator is told what can be told of it, and may give it up.
 
+use rushes_tests::disk::said;
 use rushes_tests::fsx::{self, client};
 use rushes_tests::needs;
 use rushes_tests::pattern;
@@ -42,12 +43,6 @@ fn rushes(world: &World, args: &[&str]) -> Output {
     }
     let _ = child.kill();
     child.wait_with_output().expect("it is our child")
-}
-
-fn said(output: &Output) -> String {
-    [&output.stdout, &output.stderr]
-        .map(|bytes| String::from_utf8_lossy(bytes))
-        .concat()
 }
 
 fn list(world: &World) -> Vec<Value> {

@@ -105,6 +105,14 @@ impl Late {
             .collect()
     }
 
+    /// Nobody is left who would write what was acknowledged, and the disk goes.
+    fn pull(&mut self, client: Hand) {
+        self.daemon.kill();
+        client.kill();
+        self.smbd = None;
+        self.unmount();
+    }
+
     fn unmount(&self) {
         run(Command::new("umount").arg("--lazy").arg(self.disk.path()));
     }
@@ -274,10 +282,7 @@ fn what_was_left_is_written_to_the_disk_that_comes_back_as_another_device() {
     let held = client.open_rw("take.mov");
     let bytes = pattern::bytes(5, 0, LENGTH);
     client.write(held, 0, &bytes);
-    world.daemon.kill();
-    client.kill();
-    world.smbd = None;
-    world.unmount();
+    world.pull(client);
     world.mount_as_another();
     assert!(fs::read(&path).expect("it is there") != bytes, "it is left");
     world.daemon.start_again();
@@ -298,11 +303,7 @@ fn what_was_left_for_a_disk_that_is_not_there_is_written_when_it_comes() {
     let held = client.create("take.mov");
     let bytes = pattern::bytes(5, 0, LENGTH);
     client.write(held, 0, &bytes);
-    // Acknowledged; and nobody is left who would write it.
-    world.daemon.kill();
-    client.kill();
-    world.smbd = None;
-    world.unmount();
+    world.pull(client);
     world.daemon.start_again();
     let status = world.daemon.status();
     let notes = status["daemon"]["notes"].to_string();

@@ -2,7 +2,7 @@
 //! What a daemon left when the next one, or `rushes recover`, cannot write it yet: nothing of it is thrown away, what can be written is, the
 //! rest is named with its reason, and written when that is over. Only of a file that is proved gone the bytes go.
 
-use rushes_tests::disk::run;
+use rushes_tests::disk::{run, said};
 use rushes_tests::fsx::{self, client};
 use rushes_tests::needs;
 use rushes_tests::pattern;
@@ -11,7 +11,7 @@ use rushes_tests::world::{Backing, World};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const FILES: u64 = 60;
@@ -44,43 +44,8 @@ fn left(count: u64) -> Option<(World, Connection)> {
         record(&client, &name_of(index), index);
     }
     world.daemon().kill();
-    assert!(left_count(&world) >= count / 2, "hardly anything is left");
+    assert!(world.left_count() >= count / 2, "hardly anything is left");
     Some((world, client))
-}
-
-fn said(output: &Output) -> String {
-    [&output.stdout, &output.stderr]
-        .map(|bytes| String::from_utf8_lossy(bytes))
-        .concat()
-}
-
-/// What `rushes recover --list` says is left. Units: writes.
-fn left_count(world: &World) -> u64 {
-    let output = world.rushes(&["recover", "--list", "--json"]).output();
-    let text = output.expect("rushes was built").stdout;
-    let lanes: Vec<Value> = serde_json::from_slice(&text).expect("JSON");
-    lanes
-        .iter()
-        .filter_map(|lane| lane["write_count"].as_u64())
-        .sum()
-}
-
-/// `rushes recover`, which must say these words and fail.
-fn recover_fails(world: &World, words: &[&str]) {
-    let output = world.rushes(&["recover"]).output();
-    let output = output.expect("rushes was built");
-    let text = said(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    for word in words {
-        assert!(text.contains(word), "{word:?} in {text}");
-    }
-}
-
-fn recover_works(world: &World) {
-    let output = world.rushes(&["recover"]).output();
-    let output = output.expect("rushes was built");
-    assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(left_count(world), 0);
 }
 
 fn has_its_bytes(world: &World, name: &str, seed: u64) -> bool {
@@ -137,18 +102,18 @@ fn a_file_system_that_is_read_only_costs_no_byte() {
     let Some((world, _client)) = left(FILES) else {
         return;
     };
-    let before = left_count(&world);
+    let before = world.left_count();
     remount(&world, "ro");
     // (Of what was not looked up since the remount the kernel knows no name.)
-    recover_fails(
-        &world,
+    world.recover_fails(
+        &[],
         &["60 files", "inode", "Read-only file system", "remount"],
     );
-    assert_eq!(left_count(&world), before);
+    assert_eq!(world.left_count(), before);
     // Again and again.
-    recover_fails(&world, &["Read-only file system"]);
+    world.recover_fails(&[], &["Read-only file system"]);
     remount(&world, "rw");
-    recover_works(&world);
+    world.recover_works();
     all_have_their_bytes(&world, 0..FILES);
 }
 
@@ -192,7 +157,7 @@ fn few_descriptors_cost_no_byte() {
     let output = Command::new("sh").args(["-c", &recover]).output();
     let output = output.expect("a shell");
     assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(left_count(&world), 0);
+    assert_eq!(world.left_count(), 0);
     all_have_their_bytes(&world, 0..FILES);
 }
 
@@ -205,9 +170,9 @@ fn a_file_system_that_is_not_mounted_costs_no_byte() {
     let source = mounted(&world);
     // (Smbd has it mounted in a name space of its own.)
     run(Command::new("umount").arg("--lazy").arg(&path));
-    let before = left_count(&world);
-    recover_fails(&world, &["is not mounted", "inode"]);
-    assert_eq!(left_count(&world), before);
+    let before = world.left_count();
+    world.recover_fails(&[], &["is not mounted", "inode"]);
+    assert_eq!(world.left_count(), before);
     world.daemon().start_again();
     let told = notes(&world.daemon().status());
     assert!(told.contains("is not mounted"), "{told}");
@@ -235,15 +200,15 @@ fn what_cannot_be_written_keeps_nobody_from_what_can() {
     };
     let path = world.path("3.mov");
     run(Command::new("chattr").arg("+i").arg(&path));
-    recover_fails(&world, &["3.mov", "Operation not permitted", "chattr -i"]);
+    world.recover_fails(&[], &["3.mov", "Operation not permitted", "chattr -i"]);
     all_have_their_bytes(&world, (0..6).filter(|&index| index != 3));
-    assert_eq!(left_count(&world), 1);
+    assert_eq!(world.left_count(), 1);
     // Nobody waits for it but who wants that file.
     record(&client, "other.mov", 9);
     record(&client, "5.mov", 5);
     assert!(has_its_bytes(&world, "other.mov", 9));
     run(Command::new("chattr").arg("-i").arg(&path));
-    recover_works(&world);
+    world.recover_works();
     all_have_their_bytes(&world, 0..6);
 }
 
@@ -255,7 +220,7 @@ fn a_file_that_is_gone_keeps_nobody_and_one_that_somebody_has_open_gets_its_byte
     let open = File::open(world.path("2.mov")).expect("it is there");
     fs::remove_file(world.path("2.mov")).expect("our own disk");
     fs::remove_file(world.path("4.mov")).expect("our own disk");
-    recover_works(&world);
+    world.recover_works();
     all_have_their_bytes(&world, (0..6).filter(|&index| index != 2 && index != 4));
     let mut found = vec![0; LENGTH];
     open.read_exact_at(&mut found, 0)
@@ -301,9 +266,9 @@ fn a_time_that_was_set_survives_the_daemon_whoever_writes_what_it_left() {
             record_with_time(&client, name, index as u64, index % 2 == 1);
         }
         world.daemon().kill();
-        assert!(left_count(&world) >= 4, "hardly anything is left");
+        assert!(world.left_count() >= 4, "hardly anything is left");
         if next == "recover" {
-            recover_works(&world);
+            world.recover_works();
             world.daemon().start_again();
         } else {
             world.daemon().start_again();
@@ -349,10 +314,10 @@ fn a_journal_that_fails_costs_no_byte_once_the_file_system_was_checked() {
         .arg(world.disk.path())
         .status();
     world.daemon().kill();
-    let before = left_count(&world);
+    let before = world.left_count();
     assert!(before >= 6, "{before} writes are left");
-    recover_fails(&world, &["Read-only file system", "fsck"]);
-    assert_eq!(left_count(&world), before);
+    world.recover_fails(&[], &["Read-only file system", "fsck"]);
+    assert_eq!(world.left_count(), before);
 
     let path = world.disk.path().to_path_buf();
     let source = mounted(&world);
@@ -372,7 +337,7 @@ fn a_journal_that_fails_costs_no_byte_once_the_file_system_was_checked() {
         said(&checked)
     );
     run(Command::new("mount").arg(&source).arg(&path));
-    recover_works(&world);
+    world.recover_works();
     all_have_their_bytes(&world, 0..6);
 }
 
@@ -394,7 +359,7 @@ fn a_disk_that_refuses_what_the_kernel_took_ends_a_recovery_and_newer_bytes_stay
     let older = pattern::bytes(2, offset, 1000);
     client.write(file, offset, &older).expect("it is in memory");
     world.daemon().kill();
-    assert_eq!(left_count(&world), 1);
+    assert_eq!(world.left_count(), 1);
     world.disk.tell(&format!("fail write {place} 4096"));
     let newer = pattern::bytes(3, offset, 50);
     std::thread::scope(|scope| {
@@ -404,11 +369,11 @@ fn a_disk_that_refuses_what_the_kernel_took_ends_a_recovery_and_newer_bytes_stay
             client.write(file, offset + 500, &newer)
         });
         let begun = Instant::now();
-        recover_fails(&world, &["take.mov", "left for the next daemon"]);
+        world.recover_fails(&[], &["take.mov", "left for the next daemon"]);
         assert!(begun.elapsed() < Duration::from_secs(50), "it ends");
         assert!(!writer.is_finished(), "nobody could keep those bytes");
         world.disk.tell("clear");
-        recover_works(&world);
+        world.recover_works();
         let outcome = writer.join().expect("it has not panicked");
         outcome.expect("now they are his alone");
     });

@@ -3,7 +3,7 @@
 //! `rushes recover` fails, all other files get on, and when it is over the file gets its bytes. (A file made immutable: pieces.rs.)
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
-use rushes_tests::disk::run;
+use rushes_tests::disk::{run, said};
 use rushes_tests::fsx::{client, setup};
 use rushes_tests::needs::{Need, all_there, path_of};
 use rushes_tests::pattern;
@@ -13,7 +13,7 @@ use rushes_tests::world::{Backing, World};
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const LENGTH: usize = 60_000;
@@ -25,12 +25,6 @@ fn world() -> Option<World> {
     setup.backing = Backing::Ext4;
     setup.share.push(String::from("rushes:recover after = 600"));
     World::build(&setup)
-}
-
-fn said(output: &Output) -> String {
-    [&output.stdout, &output.stderr]
-        .map(|bytes| String::from_utf8_lossy(bytes))
-        .concat()
 }
 
 /// Acknowledged, and no more.
@@ -56,28 +50,6 @@ fn wait_for_log(world: &mut World, words: &str) {
     }
 }
 
-/// `rushes recover`, started by way of these words, fails and says these.
-fn recover_fails(world: &World, by_way_of: &[&str], words: &[&str]) {
-    let recover = world.rushes(&["recover"]);
-    let mut command = Command::new(by_way_of.first().copied().unwrap_or("env"));
-    let output = command
-        .args(by_way_of.iter().skip(1))
-        .arg(recover.get_program())
-        .args(recover.get_args())
-        .output()
-        .expect("util-linux");
-    let text = said(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    for word in words {
-        assert!(text.contains(word), "{word:?} in {text}");
-    }
-}
-
-fn recover_works(world: &World) {
-    let output = world.rushes(&["recover"]).output().expect("built");
-    assert!(output.status.success(), "{}", said(&output));
-}
-
 /// Keeps no other file of any client, neither while the daemon lives nor when `rushes recover` writes what it left, which names this one.
 fn nobody_else_suffers(world: &mut World, client: &Connection, name: &str, words: &[&str]) {
     let other = record(client, "other.mov", 7);
@@ -85,7 +57,7 @@ fn nobody_else_suffers(world: &mut World, client: &Connection, name: &str, words
     assert!(has_bytes_at(world, "other.mov", 7, 0));
     record(client, "left.mov", 8);
     world.daemon().kill();
-    recover_fails(world, &[], &[&[name], words].concat());
+    world.recover_fails(&[], &[&[name], words].concat());
     assert!(has_bytes_at(world, "left.mov", 8, 0), "it can be written");
 }
 
@@ -186,11 +158,11 @@ fn a_file_that_the_limit_of_the_process_refuses_is_kept_until_it_is_lifted() {
     let fsize = format!("--fsize={}", 256 * MIB);
     let limited = ["prlimit", &fsize, "setpriv", "--bounding-set=-sys_resource"];
     let words = ["a.mov", "File too large", "prlimit --fsize=unlimited"];
-    recover_fails(&world, &limited, &words);
+    world.recover_fails(&limited, &words);
     assert!(has_bytes_at(&world, "left.mov", 8, 0), "it can be written");
     assert!(has_bytes_at(&world, "a.mov", 2, 300 * MIB), "as it was");
     // One that may lifts it.
-    recover_works(&world);
+    world.recover_works();
     assert!(has_bytes_at(&world, "a.mov", 3, 300 * MIB));
 }
 

@@ -268,6 +268,12 @@ pub(super) struct SyncWaiter {
 }
 
 impl Writing {
+    /// Its device has what it lacked: nobody is told any more.
+    pub(super) fn fails_no_more(&mut self) {
+        self.failing = None;
+        self.refuses = false;
+    }
+
     /// Its device did not take something of what was committed so far: that is kept and tried again, and who writes or syncs is told.
     pub(super) fn failed_to_write(&mut self, errno: Errno, now: Instant, commit: u64) {
         self.failed = Some((errno, now + TRY_AGAIN));
@@ -347,6 +353,14 @@ pub(super) struct Piece {
     pub hidden_by: Vec<PieceKey>,
     /// A byte that says how long the file will be: what is written next will hide it.
     pub is_announcement: bool,
+}
+
+/// The piece of a commit, if that is not done with: its place may be another's by now.
+pub(super) fn piece_of<'a>(
+    pieces: &'a super::slab::Slab<Piece>,
+    &(commit, key): &(u64, PieceKey),
+) -> Option<&'a Piece> {
+    pieces.get(key.0).filter(|piece| piece.commit == commit)
 }
 
 impl Piece {

@@ -217,19 +217,16 @@ impl Server {
             return 0;
         };
         let pieces = &self.pieces;
-        let known = |&(commit, key): &(u64, PieceKey)| {
-            pieces.get(key.0).filter(|piece| piece.commit == commit)
-        };
         let Writing { commits, syncs, .. } = &mut file.writing;
         // Spent ones nobody asks for any more. (One that is hidden, but still under way to the device, stays.)
         while let Some(first) = commits.front()
-            && known(first).is_none_or(Piece::is_spent)
+            && piece_of(pieces, first).is_none_or(Piece::is_spent)
         {
             commits.pop_front();
         }
         let mut due = syncs.len();
         for entry in commits {
-            let Some(owed) = known(entry).and_then(Piece::owed) else {
+            let Some(owed) = piece_of(pieces, entry).and_then(Piece::owed) else {
                 continue;
             };
             due = syncs

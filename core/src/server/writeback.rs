@@ -267,33 +267,24 @@ impl Server {
         file.writing
             .commits
             .iter()
-            .filter_map(|(commit, key)| pieces.get(key.0).filter(|piece| piece.commit == *commit))
+            .filter_map(|entry| piece_of(pieces, entry))
             .find(|piece| piece.live > 0 && counts(piece))
             .map(|piece| piece.committed)
     }
 
     /// Its oldest bytes are in a lane that nobody writes to any more, as a dead daemon leaves them: nobody can be expected to go on with them there.
     fn is_left(&self, file: &File) -> bool {
-        let live = file.writing.commits.iter().find_map(|(commit, key)| {
-            let piece = self.pieces.get(key.0)?;
-            (piece.commit == *commit && piece.live > 0).then_some(piece)
-        });
+        let known = file.writing.commits.iter();
+        let mut known = known.filter_map(|entry| piece_of(&self.pieces, entry));
+        let live = known.find(|piece| piece.live > 0);
         live.and_then(|piece| self.lanes.get(&piece.lane))
             .is_some_and(|lane| lane.session.is_none())
     }
 
     /// Where its newest bytes lie.
     fn lane_of(&self, file: &File) -> Option<(LaneId, &LaneState)> {
-        let newest = file
-            .writing
-            .commits
-            .iter()
-            .rev()
-            .find_map(|(commit, key)| {
-                self.pieces
-                    .get(key.0)
-                    .filter(|piece| piece.commit == *commit)
-            })?;
+        let mut known = file.writing.commits.iter().rev();
+        let newest = known.find_map(|entry| piece_of(&self.pieces, entry))?;
         Some((newest.lane, self.lanes.get(&newest.lane)?))
     }
 
@@ -731,7 +722,7 @@ impl Server {
             let piece = piece.expect("a piece stays as long as a request reads from it");
             piece.flights -= 1;
         }
-        if result.is_ok_and(|count| count < flight.range.length) || result.is_err() {
+        if !result.is_ok_and(|count| count >= flight.range.length) {
             self.owe_anew(id, &flight.spans);
         }
         if result.is_err() {
@@ -761,15 +752,13 @@ impl Server {
             return;
         }
         let pieces = &self.pieces;
-        let is_owed = |(commit, key): &(u64, PieceKey)| {
-            let piece = pieces.get(key.0).filter(|piece| piece.commit == *commit);
-            piece
-                .and_then(Piece::owed)
-                .is_some_and(|owed| owed <= writing.failing_since)
-        };
-        if !writing.commits.iter().any(is_owed) {
-            writing.failing = None;
-            writing.refuses = false;
+        let known = writing.commits.iter();
+        let known = known.filter_map(|entry| piece_of(pieces, entry));
+        if known
+            .filter_map(Piece::owed)
+            .all(|owed| owed > writing.failing_since)
+        {
+            writing.fails_no_more();
         }
     }
 
@@ -856,8 +845,7 @@ impl Server {
         if file.writing.is_loose && self.policy.ends() {
             return;
         }
-        file.writing.failing = None;
-        file.writing.refuses = false;
+        file.writing.fails_no_more();
         file.writing.is_listed = false;
         file.writing.commits.clear();
         let device = file.device;

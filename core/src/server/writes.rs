@@ -479,11 +479,8 @@ impl Server {
         let failing = writers
             .filter_map(|id| self.files.get(id))
             .filter(|file| file.writing.failing.is_some());
-        for (commit, key) in failing.flat_map(|file| &file.writing.commits) {
-            let known = self.pieces.get(key.0);
-            let Some(piece) = known.filter(|piece| piece.commit == *commit) else {
-                continue;
-            };
+        let commits = failing.flat_map(|file| &file.writing.commits);
+        for piece in commits.filter_map(|entry| piece_of(&self.pieces, entry)) {
             let held = u64::from(piece.runs.page_count()) * PAGE_BYTES;
             all += held;
             if piece.lane == lane {

@@ -3,11 +3,12 @@
 
 use super::Stage;
 use super::actors::{SHARED, SHARED_BYTES};
+use crate::disk::said;
 use crate::random::Random;
 use crate::stand::{Servants, Stand, smbd_of};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Of the disk that fails at once. Units: bytes.
@@ -383,10 +384,4 @@ fn fill(folder: &Path) {
             .arg(folder.join(format!("filler{turn}")))
             .output();
     }
-}
-
-fn said(output: &Output) -> String {
-    [&output.stdout, &output.stderr]
-        .map(|bytes| String::from_utf8_lossy(bytes))
-        .concat()
 }
