@@ -71,6 +71,7 @@ impl Server {
             .map(|(key, _)| key)
             .collect();
         for read in reads {
+            self.account_unanswered(read);
             self.drop_read(read, actions);
         }
         for handle in handles {

@@ -1065,14 +1065,8 @@ impl Server {
 
     /// Remove a stream; its line stays among the closed ones.
     pub(super) fn end_stream(&mut self, id: StreamId, actions: &mut Actions) {
-        let record = self.last_record(id);
+        let record = self.record_of(id, false);
         self.remove_stream(id, record, actions);
-    }
-
-    fn last_record(&self, id: StreamId) -> Option<StreamRecord> {
-        let mut record = self.record_of(id, false);
-        self.add_overdue(self.now, record.as_mut_slice());
-        record
     }
 
     fn remove_stream(&mut self, id: StreamId, record: Option<StreamRecord>, actions: &mut Actions) {
@@ -1086,6 +1080,7 @@ impl Server {
             for (_, read) in self.reads.iter_mut() {
                 if read.stream == Some(id) {
                     read.stream = None;
+                    read.line = Some(stream.number);
                 }
             }
         }
@@ -1097,7 +1092,8 @@ impl Server {
                 }
             }
         }
-        if let Some(record) = record.filter(|record| record.read_count > 0) {
+        let has_line = |record: &StreamRecord| record.read_count > 0 || stream.waiting_count > 0;
+        if let Some(record) = record.filter(has_line) {
             if self.closed.len() >= CLOSED_COUNT_MAX {
                 self.closed.pop_front();
             }
@@ -1142,7 +1138,7 @@ impl Server {
                 stream.handle = None;
             }
         } else {
-            let record = self.last_record(id);
+            let record = self.record_of(id, false);
             self.keep_promise(id);
             self.remove_stream(id, record, actions);
         }

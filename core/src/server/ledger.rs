@@ -18,35 +18,50 @@ impl Server {
             Outcome::Data { .. } => self.miss_count += 1,
             _ => {}
         }
-        let Some(stream) = read.stream.and_then(|id| self.streams.get_mut(id.0)) else {
-            return;
+        let entry = Entry {
+            read_count: 1,
+            bytes: match outcome {
+                Outcome::Data { length, .. } => length.0,
+                _ => 0,
+            },
+            hit_count: u64::from(hit && matches!(outcome, Outcome::Data { .. })),
+            // What was promised when it arrived stays promised, also when the contract was withdrawn meanwhile.
+            promised: (read.promised != Instant::NEVER).then_some(now > read.promised),
+            ..Entry::due(read, now)
         };
-        stream.read_count += 1;
-        if let Outcome::Data { length, .. } = outcome {
-            stream.bytes += length.0;
-            stream.hit_count += u64::from(hit);
-        }
+        let Some(stream) = read.stream.and_then(|id| self.streams.get_mut(id.0)) else {
+            // Its stream has ended: a sequence went on elsewhere, or the handle was closed.
+            let line = read.line.and_then(|line| self.closed_line(line));
+            return line.map_or((), |line| line.enter(&entry));
+        };
         if read.due != Instant::NEVER {
             stream.late_before = now > read.due;
         }
-        // What was promised when it arrived stays promised, also when the contract was withdrawn meanwhile.
-        if read.promised != Instant::NEVER {
-            stream.promised_count += 1;
-            stream.promised_late_count += u64::from(now > read.promised);
+        if read.played != Instant::NEVER {
+            for clock in [&mut stream.clock, &mut stream.begun].into_iter().flatten() {
+                clock.answered(now, read.played);
+            }
         }
-        if read.played == Instant::NEVER {
+        stream.enter(&entry);
+    }
+
+    /// Enter a read that is never answered, since its client has gone: late, if it was due before that.
+    pub(super) fn account_unanswered(&mut self, key: u32) {
+        let now = self.now;
+        let Some(read) = self.reads.get(key).filter(|read| read.played < now) else {
             return;
+        };
+        let (entry, stream, line) = (Entry::due(read, now), read.stream, read.line);
+        if let Some(stream) = stream.and_then(|id| self.streams.get_mut(id.0)) {
+            stream.enter(&entry);
+        } else if let Some(line) = line.and_then(|line| self.closed_line(line)) {
+            line.enter(&entry);
         }
-        stream.due_count += 1;
-        for clock in [&mut stream.clock, &mut stream.begun].into_iter().flatten() {
-            clock.answered(now, read.played);
-        }
-        if now <= read.played {
-            return;
-        }
-        stream.late_count += 1;
-        stream.worst_lateness = stream.worst_lateness.max(now.since(read.played));
-        stream.guilty[guilty_stage(read, now) as usize] += 1;
+    }
+
+    fn closed_line(&mut self, number: u32) -> Option<&mut StreamRecord> {
+        let mut lines = self.closed.iter_mut().rev();
+        lines.find(|line| line.number == number)
     }
 
     /// A run that begins, or goes on where nobody followed it, has a clock of its own from its first read on.
@@ -105,25 +120,22 @@ impl Server {
             .filter(|(_, stream)| !stream.is_kept)
             .filter_map(|(key, _)| self.record_of(StreamId(key), true))
             .collect();
-        self.add_overdue(now, &mut records);
         records.extend(self.closed.iter().rev().cloned());
+        self.add_overdue(now, &mut records);
         records
     }
 
     /// Reads that are due and still wait are late, whenever they are answered.
-    pub(super) fn add_overdue(&self, now: Instant, records: &mut [StreamRecord]) {
+    fn add_overdue(&self, now: Instant, records: &mut [StreamRecord]) {
         let overdue = self.reads.iter().filter(|(_, read)| read.played < now);
         for (_, read) in overdue {
-            let record = records
-                .iter_mut()
-                .find(|record| Some(record.stream) == read.stream);
-            let Some(record) = record else {
-                continue;
-            };
-            record.due_count += 1;
-            record.late_count += 1;
-            record.worst_lateness = record.worst_lateness.max(now.since(read.played));
-            record.guilty[guilty_stage(read, now) as usize] += 1;
+            let record = records.iter_mut().find(|record| match read.stream {
+                Some(stream) => record.open && record.stream == stream,
+                None => Some(record.number) == read.line,
+            });
+            if let Some(record) = record {
+                record.enter(&Entry::due(read, now));
+            }
         }
     }
 
@@ -360,6 +372,70 @@ impl Stream {
         });
         let place = (clock.before + at, length);
         clock.due(place, rate, arrived, is_alone, preroll)
+    }
+}
+
+/// What a read adds to the line of its stream.
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    read_count: u64,
+    bytes: u64,
+    hit_count: u64,
+    /// It was promised; true: and answered later.
+    promised: Option<bool>,
+    /// It was due by its reader's clock: how late it is, zero: in time.
+    due: Option<(Duration, Stage)>,
+}
+
+impl Entry {
+    fn due(read: &Read, now: Instant) -> Entry {
+        let is_due = read.played != Instant::NEVER;
+        Entry {
+            due: is_due.then(|| (now.since(read.played), guilty_stage(read, now))),
+            ..Entry::default()
+        }
+    }
+}
+
+impl Stream {
+    fn enter(&mut self, entry: &Entry) {
+        self.read_count += entry.read_count;
+        self.bytes += entry.bytes;
+        self.hit_count += entry.hit_count;
+        if let Some(is_late) = entry.promised {
+            self.promised_count += 1;
+            self.promised_late_count += u64::from(is_late);
+        }
+        if let Some((lateness, stage)) = entry.due {
+            self.due_count += 1;
+            if lateness > Duration::ZERO {
+                self.late_count += 1;
+                self.worst_lateness = self.worst_lateness.max(lateness);
+                self.guilty[stage as usize] += 1;
+            }
+        }
+    }
+}
+
+impl StreamRecord {
+    fn enter(&mut self, entry: &Entry) {
+        self.read_count += entry.read_count;
+        self.bytes.0 += entry.bytes;
+        self.hit_count += entry.hit_count;
+        if let Some(is_late) = entry.promised {
+            self.promised_count += 1;
+            self.promised_late_count += u64::from(is_late);
+        }
+        if let Some((lateness, stage)) = entry.due {
+            self.due_count += 1;
+            if lateness > Duration::ZERO {
+                self.late_count += 1;
+                self.worst_lateness = self.worst_lateness.max(lateness);
+                self.guilty[stage as usize] += 1;
+            } else {
+                self.on_time_count += 1;
+            }
+        }
     }
 }
 

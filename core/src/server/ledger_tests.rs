@@ -191,3 +191,49 @@ fn line_has_the_station_of_its_handle_whenever_that_becomes_known() {
     users.sort();
     assert_eq!(users, [("anna".into(), false), ("ben".into(), true)]);
 }
+
+#[test]
+fn reads_that_outlive_their_stream_are_in_its_line() {
+    let mut bench = editor(false);
+    for at in 0..10 {
+        frame(&mut bench, at, FRAME, TICK);
+    }
+    // Far away, where nothing was fetched; the handle is closed before they are answered.
+    bench.read(1, 1, 100, 1500 * MIB, FRAME);
+    bench.read(1, 1, 101, 1500 * MIB + FRAME, FRAME);
+    bench.step(Event::Closed {
+        session: SessionId(1),
+        handle: HandleId(1),
+    });
+    let closed = line(&bench);
+    assert_eq!((closed.open, closed.read_count), (false, 10));
+    let due = closed.due_count;
+    bench.now = bench.now + Duration::from_s(2);
+    assert!(line(&bench).late_count > 0, "as soon as they are due");
+    bench.answer_looks();
+    bench.serve_all();
+    let record = line(&bench);
+    assert_eq!(record.read_count, 12, "{record:?}");
+    assert_eq!((record.due_count, record.late_count), (due + 2, 2));
+    assert_eq!(record.on_time_count, due);
+    assert_eq!(record.bytes.0, 12 * FRAME);
+}
+
+#[test]
+fn read_of_a_client_that_goes_is_late_if_it_was_due() {
+    let mut bench = editor(false);
+    for at in 0..10 {
+        frame(&mut bench, at, FRAME, TICK);
+    }
+    bench.read(1, 1, 100, 1500 * MIB, FRAME);
+    bench.now = bench.now + Duration::from_s(2);
+    bench.step(Event::SessionClosed {
+        session: SessionId(1),
+    });
+    let record = line(&bench);
+    assert_eq!(
+        (record.read_count, record.late_count),
+        (10, 1),
+        "{record:?}"
+    );
+}

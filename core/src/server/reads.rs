@@ -66,6 +66,7 @@ impl Server {
             arrived: self.now,
             sent: sent.min(self.now),
             stream: None,
+            line: None,
             file: None,
             due: Instant::NEVER,
             promised: Instant::NEVER,

@@ -557,6 +557,8 @@ pub(super) struct Read {
     pub arrived: Instant,
     pub sent: Instant,
     pub stream: Option<StreamId>,
+    /// That stream has ended meanwhile: its line in the ledger.
+    pub line: Option<u32>,
     /// Set once its handle is ready.
     pub file: Option<FileId>,
     /// When it is wanted of the device; NEVER for best effort.
