@@ -721,7 +721,12 @@ impl Server {
         let Some(stream) = self.streams.get(stream_id.0) else {
             return false;
         };
-        let piece = self.next_piece(stream, id, self.limits.chunk_bytes_max);
+        let level = stream.fetched_on(id).saturating_sub(stream.consumed);
+        let bytes = match self.glance_ahead(stream) {
+            Some(ahead) => ahead.saturating_sub(level),
+            None => u64::MAX,
+        };
+        let piece = self.next_piece(stream, id, bytes.min(self.limits.chunk_bytes_max));
         let run = piece.map_or(Run::Busy, |(file, range, _)| {
             let (class, due) = (IoClass::BestEffort, Instant::NEVER);
             self.fetch_run(file, range, class, due, None, actions)

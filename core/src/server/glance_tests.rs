@@ -76,6 +76,22 @@ fn a_frame_beside_the_one_before_is_no_play_yet() {
 }
 
 #[test]
+fn a_frame_a_few_frames_on_has_nothing_read_behind_it() {
+    let mut bench = glancer(5);
+    // As a hand moves: between two and eight frames, forwards and backwards.
+    let mut at = 400 * MIB;
+    for nth in 0..40 {
+        let way = (2 + nth * 5 % 7) * FRAME;
+        at = if nth % 9 < 5 { at + way } else { at - way };
+        let bytes = glance(&mut bench, 100 + nth, at);
+        assert!(
+            bytes <= FRAME + (128 << 10),
+            "{bytes} bytes for frame {nth}"
+        );
+    }
+}
+
+#[test]
 fn whoever_glanced_about_plays_again_after_half_a_second() {
     let mut bench = glancer(5);
     let mut bytes = 0;

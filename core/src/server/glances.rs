@@ -42,7 +42,8 @@ pub(super) struct Row {
     last: ByteRange,
     /// Units: bytes.
     bytes: u64,
-    is_longer: bool,
+    /// Of those, reads that touch the one before or the one behind. Units: bytes.
+    touched: u64,
     /// Most reads that waited at once.
     deepest: u32,
 }
@@ -57,10 +58,25 @@ impl Row {
         range.start.0.abs_diff(last.end()) <= apart || range.end().abs_diff(last.start.0) <= apart
     }
 
+    /// True when a read touches the last one, but for what a reader may leave out of a clip (its sound) and for reads that overtake
+    /// each other. A hand that moves a few frames on does not: what lies behind is wanted only by chance.
+    fn touches(&self, range: ByteRange) -> bool {
+        let last = self.last;
+        let longest = range.length.0.max(last.length.0);
+        let overtaking = 2 * u64::from(self.deepest.saturating_sub(1));
+        let apart = (longest / 2).saturating_add(overtaking.saturating_mul(longest));
+        range.start.0.abs_diff(last.end()) <= apart || range.end().abs_diff(last.start.0) <= apart
+    }
+
+    /// True when what lies behind its last read is likely to be read next.
+    fn is_read_on(&self) -> bool {
+        self.touched > 0 && self.touched >= self.bytes / 2
+    }
+
     /// How far ahead of its reader it is worth to read while that looks about. Units: bytes.
     fn ahead(&self) -> u64 {
-        match self.is_longer {
-            true => self.bytes.saturating_mul(2),
+        match self.is_read_on() {
+            true => self.touched.saturating_mul(2),
             false => 0,
         }
     }
@@ -111,21 +127,26 @@ impl Server {
         row.deepest = row.deepest.max(stream.waiting_count.saturating_add(1));
         let (is_first, before) = (row.bytes == 0, row.bytes);
         let goes_on = !is_first && (steps || row.goes_on(range, apart_bytes));
+        row.touched = match (goes_on, steps || row.touches(range)) {
+            (true, true) => (row.touched.max(row.last.length.0)).saturating_add(range.length.0),
+            (true, false) => row.touched,
+            (false, _) => 0,
+        };
         row.last = range;
-        row.is_longer = goes_on;
         row.bytes = match goes_on {
             true => before.saturating_add(range.length.0),
             false => range.length.0,
         };
-        let (plays, session) = (row.bytes >= played, stream.session);
+        let (is_long, plays) = (row.bytes >= played, row.is_read_on());
+        let session = stream.session;
         let glances = match self.sessions.get_mut(&session) {
             Some(session) if session.pool.is_none() => &mut session.glances,
             _ => &mut stream.glances,
         };
         let hops = !is_first && !goes_on;
-        if plays {
+        if is_long && plays {
             *glances = Glances::default();
-        } else if hops && before < played {
+        } else if is_long || hops && before < played {
             glances.add(now);
         }
         hops
@@ -147,6 +168,6 @@ impl Server {
 
     /// Whether somebody who glances about has not read on yet where a stream is.
     pub(super) fn is_glanced_at(&self, stream: &Stream) -> bool {
-        self.glances_about(stream) && !stream.row.is_longer
+        self.glances_about(stream) && !stream.row.is_read_on()
     }
 }
