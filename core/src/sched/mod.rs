@@ -11,4 +11,4 @@ mod model;
 mod policy;
 
 pub use model::{DeviceModel, RefinedModel, ServiceModel};
-pub use policy::{BestEffortClaim, Choice, Claim, Load, Order, choose};
+pub use policy::{BestEffortClaim, Choice, Claim, Load, Order, choose, spare};

@@ -210,6 +210,14 @@ fn slack_of_all(load: &Load<'_>, order: &mut Order) -> i64 {
     visits.fill_slack(load, 0, order)
 }
 
+/// By how much all could be delayed beyond what they live on: time for what no deadline asks for. Zero: there is none.
+pub fn spare(load: &Load<'_>, order: &mut Order) -> Duration {
+    let kept = (round_time(load).0 / 4).min(4 * load.model.transfer(load.chunk).0);
+    let kept = i64::try_from(kept).unwrap_or(i64::MAX);
+    let spare = slack_of_all(load, order).saturating_sub(kept);
+    Duration(u64::try_from(spare).unwrap_or(0))
+}
+
 fn sort_by_deadline(claims: &[Claim], order: &mut Order) {
     order.by_deadline.clear();
     order.by_deadline.extend(0..claims.len() as u32);

@@ -467,3 +467,54 @@ fn buffer_that_did_not_get_its_bytes_is_put_together_anew_for_the_next() {
     // One that has its bytes is not filled twice.
     assert_eq!(read(&mut bench).1, []);
 }
+
+#[test]
+fn what_somebody_follows_stays_in_the_cache_when_it_is_written() {
+    let mut bench = Bench::new(&USUAL);
+    let read = |bench: &mut Bench, start: u64| {
+        let request = bench.request();
+        bench.step(Event::Read {
+            session: SESSION,
+            handle: HANDLE,
+            request,
+            range: ByteRange::new(start, 256 * KIB),
+            sent: bench.now,
+        });
+        while let Some(io) = bench.reads.pop() {
+            bench.end(io.io, Ok(io.range.length));
+        }
+        bench.step(Event::ReadEnd {
+            session: SESSION,
+            request,
+        });
+    };
+    let record = |bench: &mut Bench, start: u64| {
+        bench.write(start, 1 << 20);
+        bench.sync();
+        while !bench.writes.is_empty() {
+            let (io, _) = bench.writes.remove(0);
+            bench.end(io.io, Ok(io.range.length));
+        }
+        assert!(!bench.server.is_dirty(FILE));
+    };
+    // Nobody reads: nothing is copied.
+    record(&mut bench, 2 << 20);
+    assert!(bench.filled.is_empty());
+    read(&mut bench, 0);
+    record(&mut bench, 4 << 20);
+    assert!(!bench.filled.is_empty(), "somebody is behind it");
+    let hits = bench.server.cache().hit_count;
+    read(&mut bench, 4 << 20);
+    assert_eq!(
+        bench.server.cache().hit_count,
+        hits + 1,
+        "no device is asked for it"
+    );
+    // He has gone past it, or has not read for long.
+    bench.filled.clear();
+    record(&mut bench, 1 << 20);
+    assert!(bench.filled.is_empty(), "nobody will come to it");
+    bench.now = bench.now + Duration::from_s(11);
+    record(&mut bench, 6 << 20);
+    assert!(bench.filled.is_empty(), "he has stopped");
+}

@@ -5,7 +5,7 @@ use super::state::*;
 use super::writeback::NextWrite;
 use super::*;
 use crate::cache::{Block, PageSet};
-use crate::sched::{BestEffortClaim, Choice, Load, choose};
+use crate::sched::{BestEffortClaim, Choice, Load, Order, choose, spare};
 use alloc::vec::Vec;
 
 /// Best-effort read-ahead of one stream, least and most. Units: bytes.
@@ -23,6 +23,13 @@ pub(super) const DEMANDS_WEIGHED: usize = 64;
 
 /// A turn of writers or of readers, when nothing is promised to either and both want the device.
 const BEST_EFFORT_TURN: Duration = Duration::from_ms(200);
+
+/// Where somebody cuts, everybody can wait for so many chunks, and at most so many thousandths of a device are promised, it is at ease: first
+/// frames go before what is fetched ahead, and requests are a chunk's part in so many, so that whoever cuts is not kept waiting. Each way back
+/// to who was interrupted, and whatever else gets in between two requests, costs positioning, which where more is promised is too dear.
+const EASE_CHUNKS: u64 = 4;
+const EASE_PERMILLE: u64 = 500;
+const EASE_PART: u64 = 4;
 
 /// Whose turn it is, of those that nothing is promised.
 #[derive(Clone, Copy, Debug)]
@@ -146,7 +153,16 @@ impl Server {
                 && device.flight_bytes < 2 * chunk
                 && device.may_be_overtaken(self.now, chunk);
         }
-        device.flight_count == 0 || device.batch_bytes < self.limits.chunk_bytes_max
+        device.flight_count == 0 || device.batch_bytes < self.piece_bytes(device)
+    }
+
+    /// The longest request now.
+    fn piece_bytes(&self, device: &Device) -> u64 {
+        let chunk = self.limits.chunk_bytes_max;
+        match device.is_at_ease {
+            true => (chunk / EASE_PART).max(self.slot_bytes()).min(chunk),
+            false => chunk,
+        }
     }
 
     /// Whether the drive is to bring to the medium what it has before this is read.
@@ -205,13 +221,16 @@ impl Server {
         let best_effort = self.best_effort_claim(id);
         // A promised read that its stream's fetching will not come to (a hole: evicted, changed, failed once)
         // goes at once; there are few of them.
+        // (Without a buffer nothing can be read, and writers go on.)
         let promised = self.devices.get(&id).is_some_and(|device| {
-            device
-                .demands
-                .iter()
-                .any(|demand| demand.due != Instant::NEVER)
+            !device.starved
+                && device
+                    .demands
+                    .iter()
+                    .any(|demand| demand.due != Instant::NEVER)
         });
         let mut choice = Choice::Nobody;
+        let mut is_at_ease = false;
         if let Some(device) = self.devices.get(&id) {
             let starved = device.starved;
             for &stream_id in device.contracts.iter().filter(|_| !starved) {
@@ -219,8 +238,7 @@ impl Server {
                     && let Some(claim) = self.claim(stream, id, self.promised)
                     && claim.left > 0
                 {
-                    let deadline = claim.deadline.min(self.first_frame_wanted(stream));
-                    claims.push(Claim { deadline, ..claim });
+                    claims.push(claim);
                     claimants.push(Claimant::Reader(stream_id));
                 }
             }
@@ -231,7 +249,7 @@ impl Server {
                 model: &device.model,
                 free_at: device.turns_at(self.now),
                 head: device.head,
-                claims: &claims,
+                claims: &[],
                 visiting: device
                     .visiting
                     .and_then(|visiting| claimants.iter().position(|who| who.is(visiting))),
@@ -239,16 +257,73 @@ impl Server {
                 chunk: self.limits.chunk_bytes_max,
                 best_effort,
             };
-            choice = if promised {
-                Choice::BestEffort
-            } else {
-                choose(&load, &mut order)
+            let due = Load {
+                claims: &claims,
+                ..load
             };
+            let mut first = None;
+            is_at_ease =
+                device.positions() && self.is_cut_to(&claimants) && has_time(&due, &mut order);
+            if is_at_ease {
+                first = self.first_frame(device, &claims, &claimants);
+            }
+            for (claim, claimant) in claims.iter_mut().zip(&claimants) {
+                if let Claimant::Reader(id) = claimant
+                    && let Some(stream) = self.streams.get(id.0)
+                {
+                    claim.deadline = claim.deadline.min(self.first_frame_wanted(stream));
+                }
+            }
+            let wanted = Load {
+                claims: &claims,
+                ..load
+            };
+            choice = match first {
+                _ if promised => Choice::BestEffort,
+                Some(first) => Choice::Stream(first),
+                None => choose(&wanted, &mut order),
+            };
+        }
+        if let Some(device) = self.devices.get_mut(&id) {
+            device.is_at_ease = is_at_ease;
         }
         self.claims = claims;
         self.claimants = claimants;
         self.order = order;
         choice
+    }
+
+    /// Whether somebody with a promise has cut to where he is.
+    fn is_cut_to(&self, claimants: &[Claimant]) -> bool {
+        claimants.iter().any(|claimant| match claimant {
+            Claimant::Reader(id) => {
+                let stream = self.streams.get(id.0);
+                stream.is_some_and(|stream| stream.was_cut_to)
+            }
+            Claimant::Writer(_) => false,
+        })
+    }
+
+    /// Whose first frame is served before anything else on a device at ease: the nearest. Index into `claims`.
+    fn first_frame(
+        &self,
+        device: &Device,
+        claims: &[Claim],
+        claimants: &[Claimant],
+    ) -> Option<usize> {
+        let awaited = claims.iter().zip(claimants).enumerate();
+        awaited
+            .filter_map(|(index, (claim, claimant))| {
+                let Claimant::Reader(id) = claimant else {
+                    return None;
+                };
+                let stream = self.streams.get(id.0)?;
+                let awaits = stream.awaits_first_frame() && !self.glances_about(stream);
+                let distance = claim.physical.abs_diff(device.head);
+                (awaits && claim.room > 0).then_some((distance, index))
+            })
+            .min()
+            .map(|(_, index)| index)
     }
 
     // ---- Contracts ----
@@ -257,7 +332,8 @@ impl Server {
     fn fetch_stream(&mut self, device_id: DeviceId, id: StreamId, actions: &mut Actions) -> bool {
         let chunk = self.limits.chunk_bytes_max;
         let preroll = self.policy.preroll;
-        let Some(stream) = self.streams.get(id.0) else {
+        let (Some(stream), Some(device)) = (self.streams.get(id.0), self.devices.get(&device_id))
+        else {
             return false;
         };
         let room = match self.claim(stream, device_id, self.promised) {
@@ -269,7 +345,7 @@ impl Server {
         let asked = stream.consumed.saturating_sub(stream.fetched);
         let bytes = match stream.awaits_first_frame() && asked > 0 {
             true => asked.min(chunk),
-            false => chunk,
+            false => self.piece_bytes(device),
         };
         let Some((file, range, pieces_end)) =
             self.next_piece(stream, device_id, bytes.min(room.max(1)))
@@ -629,11 +705,11 @@ impl Server {
         } else {
             level < window / 2
         };
-        wanted && self.takes_ahead(device) && self.next_place(stream, device_id, file).1 > 0
+        wanted && self.has_buffers_to_spare() && self.next_place(stream, device_id, file).1 > 0
     }
 
     /// Read-ahead without a promise never takes the last buffers.
-    fn takes_ahead(&self, _device: &Device) -> bool {
+    pub(super) fn has_buffers_to_spare(&self) -> bool {
         self.cache.takeable_count() > self.limits.slot_count / 32
     }
 
@@ -1200,6 +1276,15 @@ pub(super) struct Served {
     pub calibrated: Duration,
     pub deadline: Instant,
     pub wrote: bool,
+}
+
+/// Whether there is time on a device for what no deadline asks for.
+fn has_time(load: &Load<'_>, order: &mut Order) -> bool {
+    let model = load.model;
+    let rates = load.claims.iter();
+    let needed = rates.map(|claim| model.transfer_of(claim.writes, claim.rate.0).0);
+    needed.fold(0, u64::saturating_add) <= NS_PER_S / 1000 * EASE_PERMILLE
+        && spare(load, order) >= model.transfer(load.chunk).times(EASE_CHUNKS)
 }
 
 /// Whether the pump should go on: a request was sent, or the stream moved over bytes that were there.

@@ -74,25 +74,40 @@ impl Pool {
                     .ok_or(Errno(2));
                 self.bench.step(Event::PoolFileOpened { pool, path, facts });
             }
-            // Each device has ended one request of each turn.
-            let mut ended: Vec<IoId> = Vec::new();
+            // Each device has ended one request of each turn, and what goes on from it, a chunk at most.
             let mut busy: Vec<DeviceId> = Vec::new();
             for io in &self.bench.flights {
                 if !busy.contains(&io.device) {
                     busy.push(io.device);
-                    ended.push(io.io);
                 }
             }
             self.bench.now = self.bench.now + Duration::from_ms(20);
-            for io in ended {
-                let at = self.bench.flights.iter().position(|other| other.io == io);
-                let flight = self.bench.flights.remove(at.expect("it is under way"));
-                self.bench.step(Event::IoDone {
-                    io,
-                    result: Ok(flight.range.length),
-                });
+            for device in busy {
+                self.end_requests(device);
             }
             self.bench.step(Event::Timer);
+        }
+    }
+
+    fn end_requests(&mut self, device: DeviceId) {
+        let mut left = self.bench.server.limits.chunk_bytes_max;
+        let mut head = None;
+        while left > 0 {
+            let mut flights = self.bench.flights.iter();
+            let next = flights.position(|io| {
+                let at = (io.file, io.range.start.0);
+                io.device == device && head.is_none_or(|head| head == at)
+            });
+            let Some(next) = next else {
+                return;
+            };
+            let io = self.bench.flights.remove(next);
+            head = Some((io.file, io.range.end()));
+            left = left.saturating_sub(io.range.length.0);
+            self.bench.step(Event::IoDone {
+                io: io.io,
+                result: Ok(io.range.length),
+            });
         }
     }
 

@@ -753,6 +753,8 @@ pub(super) struct Device {
     pub flight_bytes: u64,
     /// Sent since it last had nothing to do.
     pub batch_bytes: u64,
+    /// Little of it is promised, and everybody can wait a while.
+    pub is_at_ease: bool,
     pub flight_cost: Duration,
     /// When each request with it is wanted.
     pub flight_deadlines: Vec<Instant>,
@@ -848,6 +850,7 @@ impl Device {
             flight_count: 0,
             flight_bytes: 0,
             batch_bytes: 0,
+            is_at_ease: false,
             flight_cost: Duration::ZERO,
             flight_deadlines: Vec::new(),
             batch_calibrated: Duration::ZERO,

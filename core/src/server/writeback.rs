@@ -57,6 +57,11 @@ impl Writing {
     }
 }
 
+/// Who plays what is being recorded is at most this part of the cache behind, as one in so many.
+const FOLLOWED_PART: u64 = 8;
+/// Whoever has not read for so long has stopped.
+const FOLLOWED_SILENT: Duration = Duration::from_s(10);
+
 /// The rate of its own that it keeps to although it was held back; 0: none. Units: bytes a second.
 fn kept_rate(file: &File, most: u64) -> u64 {
     let own = file.writing.pace.own_rate();
@@ -111,6 +116,21 @@ impl Server {
             self.cache.fill_ends(slot, this, this);
         }
         true
+    }
+
+    /// Whether somebody plays what is being recorded, so closely behind that he will come to `range` soon: it stays in the cache then, and
+    /// is not read from the device that has just got it. (The kernel keeps it for clients of plain Samba.)
+    fn is_followed(&self, id: FileId, range: ByteRange) -> bool {
+        let behind_max = u64::from(self.limits.slot_count) * self.slot_bytes() / FOLLOWED_PART;
+        let follows = |stream: &Stream| {
+            let at = stream.origin.saturating_add(stream.consumed);
+            stream.file == id
+                && !stream.is_kept
+                && at <= range.end()
+                && range.start.0.saturating_sub(at) <= behind_max
+                && self.now.since(stream.last_read) <= FOLLOWED_SILENT
+        };
+        self.has_buffers_to_spare() && self.streams.iter().any(|(_, stream)| follows(stream))
     }
 
     /// Lay what is not written yet over pages of a slot that have the device's bytes; past the end that the device
@@ -658,6 +678,9 @@ impl Server {
         self.device_served(flight.device, &served);
         let id = flight.file;
         self.let_go(&flight.pins);
+        if result.is_ok() && self.is_followed(id, flight.range) {
+            self.compose(id, flight.range, None, actions);
+        }
         let mut released = core::mem::take(&mut self.released);
         let mut loosened: Vec<Span> = Vec::new();
         let mut has_failed = false;
