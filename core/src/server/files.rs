@@ -282,8 +282,9 @@ impl Server {
             looks: Looks {
                 at: self.now,
                 told: 0,
+                // Nobody knows who made it so, or whether he is done.
                 doubt: if facts.is_fresh {
-                    Doubt::Last
+                    Doubt::Foreign
                 } else {
                     Doubt::None
                 },

@@ -20,6 +20,10 @@ fn looked(bench: &mut Bench, version: u64, is_fresh: bool) {
 
 /// A megabyte that is cached, and was looked at just now.
 fn cached() -> Bench {
+    cached_of(facts(1, MIB))
+}
+
+fn cached_of(facts: FileFacts) -> Bench {
     let mut bench = Bench::new(64);
     // The same again and again would be left to the kernel's cache.
     bench.step(Event::PolicyChanged(Policy {
@@ -27,7 +31,7 @@ fn cached() -> Bench {
         ..Policy::default()
     }));
     bench.session(1);
-    bench.open(1, 1, "a", facts(1, MIB));
+    bench.open(1, 1, "a", facts);
     bench.read(1, 1, 1, 0, MIB);
     bench.run(8);
     assert_eq!(bench.length(1), Some(MIB));
@@ -88,6 +92,29 @@ fn who_reads_after_a_pause_is_answered_after_a_look_however_long_it_takes() {
         assert_eq!(bench.length(request), Some(MIB));
         bench.end(1, request);
     }
+}
+
+#[test]
+fn file_that_is_changed_while_it_is_opened_is_dropped_at_each_look_until_that_is_over() {
+    // Somebody has begun to change it, and nobody knows whether his bytes are there.
+    let mut bench = cached_of(FileFacts {
+        is_fresh: true,
+        ..facts(1, MIB)
+    });
+    for request in [2, 4] {
+        pass(&mut bench, 600);
+        assert!(hits(&mut bench, request));
+        looked(&mut bench, 1, true);
+        assert!(!hits(&mut bench, request + 1));
+    }
+    pass(&mut bench, 600);
+    assert!(hits(&mut bench, 6));
+    looked(&mut bench, 1, false);
+    assert!(!hits(&mut bench, 7), "it may have ended since");
+    pass(&mut bench, 600);
+    assert!(hits(&mut bench, 8));
+    looked(&mut bench, 1, false);
+    assert!(hits(&mut bench, 9));
 }
 
 #[test]
