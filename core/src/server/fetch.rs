@@ -1287,7 +1287,6 @@ fn has_time(load: &Load<'_>, order: &mut Order) -> bool {
         && spare(load, order) >= model.transfer(load.chunk).times(EASE_CHUNKS)
 }
 
-/// Whether the pump should go on: a request was sent, or the stream moved over bytes that were there.
 impl Device {
     /// A best-effort stream was given bytes: its visit goes on until it has had its share.
     fn visit(&mut self, id: StreamId, given: u64) {
@@ -1307,6 +1306,7 @@ impl Device {
     }
 }
 
+/// Whether the pump should go on: a request was sent, or the stream moved over bytes that were there.
 fn run_is_progress(run: &Run, moved: u64) -> bool {
     matches!(run, Run::Sent(_)) || moved > 0
 }

@@ -284,7 +284,7 @@ impl Server {
                 told: 0,
                 // Nobody knows who made it so, or whether he is done.
                 doubt: if facts.is_fresh {
-                    Doubt::Foreign
+                    Doubt::Unknown
                 } else {
                     Doubt::None
                 },

@@ -157,6 +157,8 @@ pub(super) enum Doubt {
     /// Clients of ours made it that version, by themselves perhaps: it is dropped, too, once they are quiet from one look to the next.
     /// (Who follows a recording keeps his bytes as long as it goes on.)
     Ours,
+    /// It was so when the file became known, and nobody knows who made it so: it is dropped at each look, too, until a client of ours writes it.
+    Unknown,
     /// A stranger did, or nobody has told of it: it is dropped at each look, too.
     Foreign,
 }
@@ -485,6 +487,7 @@ impl File {
             Doubt::Foreign => Doubt::Foreign,
             _ if moved && is_quiet => Doubt::Foreign,
             _ if moved => Doubt::Ours,
+            Doubt::Unknown if !is_quiet => Doubt::Ours,
             doubt => doubt,
         };
         let is_over = !found.is_fresh && !is_ours;
@@ -492,7 +495,7 @@ impl File {
             Doubt::None => false,
             Doubt::Last => is_over,
             Doubt::Ours => is_over || is_quiet || (moved && strictly && !is_ours),
-            Doubt::Foreign => true,
+            Doubt::Unknown | Doubt::Foreign => true,
         };
         looks.doubt = match looks.doubt {
             _ if is_over => Doubt::None,
