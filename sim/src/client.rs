@@ -5,6 +5,7 @@
 //! [`Hand`]; what they do with it is in [`crate::player`] and [`crate::others`].
 
 use crate::files::{FileIndex, Files};
+use crate::op_atom::OpAtom;
 use crate::others::{Copy, Foreign, Rambler, Writer};
 use crate::player::{Player, SlackLog};
 use crate::prng::Prng;
@@ -140,6 +141,8 @@ pub enum Kind {
     Ramble(Rambler),
     /// Looks at single frames.
     Scrub(Scrubber),
+    /// Plays clips of several files each.
+    OpAtom(OpAtom),
     /// Writes beside the cache.
     Write(Writer),
     /// Writes, and tells nobody; no session.
@@ -242,7 +245,11 @@ impl Client {
         match &mut self.kind {
             Kind::Play(player) => player.begin(hand, scene),
             Kind::Copy(copy) => copy.begin(hand, scene),
-            Kind::Ramble(_) | Kind::Scrub(_) | Kind::Write(_) | Kind::Foreign(_) => {}
+            Kind::Ramble(_)
+            | Kind::Scrub(_)
+            | Kind::OpAtom(_)
+            | Kind::Write(_)
+            | Kind::Foreign(_) => {}
         }
         self.act(scene);
     }
@@ -266,6 +273,7 @@ impl Client {
             Kind::Copy(copy) => copy.arrived(answer, scene.now),
             Kind::Ramble(rambler) => rambler.arrived(answer),
             Kind::Scrub(scrubber) => scrubber.arrived(scene.now, &waiting, answer),
+            Kind::OpAtom(editor) => editor.arrived(scene.now, &waiting, answer),
             Kind::Write(writer) => writer.count += 1,
             Kind::Foreign(_) => {}
         }
@@ -277,7 +285,11 @@ impl Client {
         match &mut self.kind {
             Kind::Play(player) => player.close_books(&self.hand, now),
             Kind::Copy(copy) => copy.close_books(&self.hand, now),
-            Kind::Ramble(_) | Kind::Scrub(_) | Kind::Write(_) | Kind::Foreign(_) => {}
+            Kind::Ramble(_)
+            | Kind::Scrub(_)
+            | Kind::OpAtom(_)
+            | Kind::Write(_)
+            | Kind::Foreign(_) => {}
         }
     }
 
@@ -303,6 +315,7 @@ impl Client {
             Kind::Copy(copy) => copy.act(hand, scene),
             Kind::Ramble(rambler) => rambler.act(hand, scene),
             Kind::Scrub(scrubber) => scrubber.act(hand, scene),
+            Kind::OpAtom(editor) => editor.act(hand, scene),
             Kind::Write(writer) => writer.act(hand, scene),
             Kind::Foreign(foreign) => foreign.act(hand, scene),
         }

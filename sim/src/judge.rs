@@ -223,6 +223,12 @@ pub struct Report {
     pub scrub_frames: u64,
     /// See there.
     pub scrub_ms_p95: f64,
+    /// Frames of editors whose clips are several files, late ones, and the worst behind its time. Units: ms.
+    pub op_atom_frames: u64,
+    /// See there.
+    pub op_atom_late: u64,
+    /// See there.
+    pub op_atom_worst_ms: f64,
     /// What disks read for the server, for each hundred bytes that clients got.
     pub read_percent: f64,
     /// Answered reads of ramblers.
@@ -290,6 +296,13 @@ pub fn report(world: &World, watch: &Watch, seconds: f64) -> Report {
                 report.failed += scrubber.failed_count;
                 given += scrubber.bytes;
             }
+            Kind::OpAtom(editor) => {
+                report.op_atom_frames += editor.frame_count;
+                report.op_atom_late += editor.late_count;
+                report.op_atom_worst_ms = report.op_atom_worst_ms.max(ms(editor.worst_ns));
+                report.failed += editor.failed_count;
+                given += editor.bytes;
+            }
             Kind::Write(writer) => report.change_count += writer.count,
             Kind::Foreign(_) => {}
         }
@@ -314,6 +327,7 @@ impl Report {
             match &client.kind {
                 Kind::Play(player) => cuts.extend(&player.count.cut_ns),
                 Kind::Scrub(scrubber) => scrubs.extend(&scrubber.frame_ns),
+                Kind::OpAtom(editor) => cuts.extend(&editor.cut_ns),
                 _ => {}
             }
         }

@@ -14,6 +14,7 @@ pub mod disk;
 pub mod files;
 pub mod judge;
 pub mod machine;
+pub mod op_atom;
 pub mod oracle;
 pub mod others;
 pub mod player;

@@ -194,6 +194,18 @@ fn print(report: &Report, seconds: f64, json: bool, long: bool) {
         report.steps,
         report.digest
     );
+    if report.cuts > 0 {
+        println!(
+            "    {} cuts, first frame {:.0}, 19 of 20 {:.0}, worst {:.0} ms; of {} frames of several files {} late, worst {:.0} ms",
+            report.cuts,
+            report.cut_ms_p50,
+            report.cut_ms_p95,
+            report.cut_ms_max,
+            report.op_atom_frames,
+            report.op_atom_late,
+            report.op_atom_worst_ms,
+        );
+    }
     for line in report
         .failures
         .iter()

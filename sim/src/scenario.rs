@@ -9,6 +9,7 @@ use crate::disk::{Faults, table5};
 use crate::files::{FileIndex, WorldFile, contiguous};
 use crate::judge::{Report, Watch, report};
 use crate::machine::Machine;
+use crate::op_atom::{OpAtom, OpAtomPlan};
 use crate::others::{Copy, Foreign, Rambler, Writer};
 use crate::player::{Pattern, Player, PlayerPlan, Shot, Source};
 use crate::prng::Prng;
@@ -44,6 +45,9 @@ pub struct Scenario {
     pub ramble: Vec<RambleGroup>,
     /// Those who look at single frames.
     pub scrub: Vec<ScrubGroup>,
+    /// Editors whose clips are several files.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub op_atom: Vec<OpAtomGroup>,
     /// Writers.
     pub writer: Vec<WriterGroup>,
     /// Strangers that write.
@@ -339,6 +343,46 @@ impl Default for ScrubGroup {
     }
 }
 
+/// Some editors who work Avid's way: a clip is a file of picture and several of sound.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OpAtomGroup {
+    /// How many.
+    pub count: u64,
+    /// The first starts then. Units: ms.
+    pub start_ms: u64,
+    /// Between two starts. Units: ms.
+    pub every_ms: u64,
+    /// Rate of the picture, in frames of 40 ms. Units: Mb/s.
+    pub megabits: f64,
+    /// Sounds of a clip, 144 kB a second each.
+    pub sounds: u64,
+    /// Their headers tell that.
+    pub sound_told: bool,
+    /// Shortest and longest run between two cuts. Units: ms.
+    pub cut_ms_min: u64,
+    /// See there.
+    pub cut_ms_max: u64,
+    /// Clips that all of them cut from.
+    pub clips: u64,
+}
+
+impl Default for OpAtomGroup {
+    fn default() -> OpAtomGroup {
+        OpAtomGroup {
+            count: 1,
+            start_ms: 0,
+            every_ms: 250,
+            megabits: 100.0,
+            sounds: 8,
+            sound_told: false,
+            cut_ms_min: 1500,
+            cut_ms_max: 6000,
+            clips: 16,
+        }
+    }
+}
+
 /// Some writers, on the ramblers' and copies' files and, if wanted, the players'.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -426,6 +470,8 @@ pub struct Expect {
     pub copy_mb_min: Option<f64>,
     /// Longest standstill of a copy. Units: ms.
     pub copy_wait_ms_max: Option<f64>,
+    /// Late frames of editors whose clips are several files.
+    pub op_atom_late_max: Option<u64>,
     /// Frames with an error, at least.
     pub failed_min: u64,
     /// Frames with an error.
@@ -458,6 +504,7 @@ impl Default for Expect {
             cut_ms_max: None,
             copy_mb_min: None,
             copy_wait_ms_max: None,
+            op_atom_late_max: None,
             failed_min: 0,
             failed_max: 0,
             plain_max: 0,
@@ -669,7 +716,8 @@ impl Scenario {
         let files: u64 = self.player.iter().map(PlayerGroup::file_count).sum::<u64>()
             + self.copy.iter().map(|g| g.count).sum::<u64>()
             + self.ramble.iter().map(|g| g.files).sum::<u64>()
-            + self.scrub.iter().map(|g| g.clips).sum::<u64>();
+            + self.scrub.iter().map(|g| g.clips).sum::<u64>()
+            + self.op_atom.iter().map(|g| g.clips).sum::<u64>();
         let disk_count = sizes.len() as u64;
         let mut layout = Layout {
             disk_count,
@@ -719,6 +767,9 @@ impl Scenario {
         }
         for (number, group) in self.scrub.iter().enumerate() {
             self.add_scrubbers(world, layout, number, group);
+        }
+        for (number, group) in self.op_atom.iter().enumerate() {
+            self.add_op_atom(world, layout, number, group);
         }
         let targets = |with_played: bool| -> Vec<FileIndex> {
             let played = played.iter().filter(|_| with_played);
@@ -816,6 +867,53 @@ impl Scenario {
         for _ in 0..group.count {
             let kind = Kind::Scrub(Scrubber::new(plan.clone()));
             let begin = Instant::ZERO + Duration::from_ms(group.start_ms);
+            world.add_client(kind, begin, self.end());
+        }
+    }
+
+    fn add_op_atom(
+        &self,
+        world: &mut World,
+        layout: &mut Layout,
+        number: usize,
+        group: &OpAtomGroup,
+    ) {
+        const SOUND_BYTES: u64 = 144_000;
+        const PICTURE_BYTES: u64 = 500_000_000;
+        let period = Duration::from_ms(40);
+        let rate = BytesPerSecond::from_bits((group.megabits * 1e6) as u64);
+        let frame_bytes = rate.bytes_in(period).0.max(1);
+        let frames = PICTURE_BYTES / frame_bytes;
+        let sound_size = (frames / 25 + 1) * SOUND_BYTES;
+        let sound_rate = RateHint::Rate(BytesPerSecond(SOUND_BYTES), RateSource::Header);
+        let clip = |index: u64| {
+            let (device, at, _) = layout.next();
+            let folder = format!("op{number}/{index}");
+            let hint = Some(RateHint::Rate(rate, RateSource::Rule));
+            let picture = contiguous(&folder, "v.mxf", device, at, frames * frame_bytes, hint);
+            let mut next = at + (frames * frame_bytes).next_multiple_of(4096);
+            let mut files = vec![world.files.add(picture)];
+            for sound in 0..group.sounds {
+                let hint = group.sound_told.then_some(sound_rate);
+                let name = format!("a{sound}.mxf");
+                let file = contiguous(&folder, &name, device, next, sound_size, hint);
+                next += sound_size.next_multiple_of(4096);
+                files.push(world.files.add(file));
+            }
+            files
+        };
+        let plan = OpAtomPlan {
+            clips: (0..group.clips.max(1)).map(clip).collect(),
+            frame_bytes,
+            period,
+            sound_bytes: SOUND_BYTES,
+            sound_frames: 25,
+            run_frames: (group.cut_ms_min / 40, group.cut_ms_max / 40),
+            late: Duration::from_ms(500),
+        };
+        for index in 0..group.count {
+            let kind = Kind::OpAtom(OpAtom::new(plan.clone()));
+            let begin = Instant::ZERO + Duration::from_ms(group.start_ms + index * group.every_ms);
             world.add_client(kind, begin, self.end());
         }
     }
@@ -1068,6 +1166,11 @@ impl Expect {
                 "read of disks for 100 bytes that clients got",
                 r.read_percent,
                 self.read_percent_max,
+            ),
+            (
+                "late frames of clips of several files",
+                r.op_atom_late as f64,
+                self.op_atom_late_max.map(|n| n as f64),
             ),
             (
                 "standstill of a copy (ms)",

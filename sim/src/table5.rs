@@ -298,7 +298,11 @@ impl Table5 {
                     }
                 }
                 Kind::Copy(copy) => result.copy_bytes += copy.bytes,
-                Kind::Ramble(_) | Kind::Scrub(_) | Kind::Write(_) | Kind::Foreign(_) => {}
+                Kind::Ramble(_)
+                | Kind::Scrub(_)
+                | Kind::OpAtom(_)
+                | Kind::Write(_)
+                | Kind::Foreign(_) => {}
             }
         }
         if result.frames == 0 {
@@ -378,7 +382,11 @@ impl Table5 {
                     c.failed_count,
                     c.longest_wait.0 as f64 / 1e6
                 ),
-                Kind::Ramble(_) | Kind::Scrub(_) | Kind::Write(_) | Kind::Foreign(_) => {}
+                Kind::Ramble(_)
+                | Kind::Scrub(_)
+                | Kind::OpAtom(_)
+                | Kind::Write(_)
+                | Kind::Foreign(_) => {}
             }
             match record {
                 Some(r) => println!(

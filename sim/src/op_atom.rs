@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Editors who work Avid's way: each clip is one file of picture and several of sound, and a cut goes to all of them at once.
+//!
+//! Such a program reads one file after the other: a frame of picture when its time has come, and a second of each sound where
+//! one begins. The frame is there when the last of them is. Handles stay open.
+
+use crate::client::{Answer, Hand, Scene, Waiting};
+use crate::files::FileIndex;
+use rushes_core::units::*;
+
+/// How an editor works.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpAtomPlan {
+    /// Clips: picture first, then sounds.
+    pub clips: Vec<Vec<FileIndex>>,
+    /// Bytes of a frame of picture.
+    pub frame_bytes: u64,
+    /// From one frame to the next.
+    pub period: Duration,
+    /// Bytes of a second of one sound.
+    pub sound_bytes: u64,
+    /// Frames of a second.
+    pub sound_frames: u64,
+    /// Shortest and longest run between two cuts. Units: frames.
+    pub run_frames: (u64, u64),
+    /// A frame that comes so long after its time is late.
+    pub late: Duration,
+}
+
+/// An editor at work.
+pub struct OpAtom {
+    /// How it works.
+    pub plan: OpAtomPlan,
+    /// Frames that came whole.
+    pub frame_count: u64,
+    /// Of those, late ones.
+    pub late_count: u64,
+    /// The worst of them, behind their time. Units: ns.
+    pub worst_ns: u64,
+    /// Requests that gave an error.
+    pub failed_count: u64,
+    /// Bytes that came.
+    pub bytes: u64,
+    /// From each cut until its first frame was whole. Units: ns.
+    pub cut_ns: Vec<u64>,
+    open: Vec<(FileIndex, HandleId)>,
+    clip: usize,
+    /// Where in the clip the run began, and how long it is. Units: frames.
+    origin: u64,
+    run: u64,
+    /// The frame of the run that is read, and which of its files.
+    nth: u64,
+    part: usize,
+    /// When the run's first frame was asked for.
+    begun: Instant,
+    /// A read is under way.
+    is_asked: bool,
+}
+
+impl OpAtom {
+    /// One that has seen nothing yet.
+    pub fn new(plan: OpAtomPlan) -> OpAtom {
+        OpAtom {
+            plan,
+            frame_count: 0,
+            late_count: 0,
+            worst_ns: 0,
+            failed_count: 0,
+            bytes: 0,
+            cut_ns: Vec::new(),
+            open: Vec::new(),
+            clip: 0,
+            origin: 0,
+            run: 0,
+            nth: 0,
+            part: 0,
+            begun: Instant::ZERO,
+            is_asked: false,
+        }
+    }
+
+    /// Asks for what is next, or sets the alarm for it.
+    pub fn act(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
+        if self.is_asked || !hand.waiting.is_empty() {
+            return;
+        }
+        if self.nth >= self.run {
+            let due = self.begun + self.plan.period.times(self.run);
+            if self.run > 0 && due > scene.now {
+                hand.set_alarm(scene, due);
+                return;
+            }
+            self.cut(hand, scene);
+        }
+        let due = self.begun + self.plan.period.times(self.nth);
+        if self.part == 0 && due > scene.now {
+            hand.set_alarm(scene, due);
+            return;
+        }
+        let file = self.plan.clips[self.clip][self.part];
+        let handle = match self.open.iter().find(|(open, _)| *open == file) {
+            Some(&(_, handle)) => handle,
+            None => {
+                let handle = hand.open(scene, file);
+                self.open.push((file, handle));
+                handle
+            }
+        };
+        let frame = self.origin + self.nth;
+        let (unit, bytes) = match self.part {
+            0 => (frame, self.plan.frame_bytes),
+            _ => (frame / self.plan.sound_frames, self.plan.sound_bytes),
+        };
+        self.is_asked = true;
+        let range = ByteRange::new(unit * bytes, bytes);
+        hand.read(scene, handle, file, range, 0);
+    }
+
+    fn cut(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
+        let (least, most) = self.plan.run_frames;
+        self.clip = hand.prng.below(self.plan.clips.len() as u64) as usize;
+        self.run = least + hand.prng.below(most.saturating_sub(least) + 1);
+        let size = scene.files.get(self.plan.clips[self.clip][0]).size;
+        let frames = (size / self.plan.frame_bytes).saturating_sub(self.run);
+        // Whole seconds, so that all files of a clip are cut in their first frame.
+        let seconds = frames / self.plan.sound_frames;
+        self.origin = hand.prng.below(seconds.max(1)) * self.plan.sound_frames;
+        (self.nth, self.part) = (0, 0);
+        self.begun = scene.now;
+    }
+
+    /// Takes an answer.
+    pub fn arrived(&mut self, now: Instant, waiting: &Waiting, answer: Answer) {
+        match answer {
+            Answer::Data(bytes) => self.bytes += bytes,
+            Answer::Plain => self.bytes += waiting.range.length.0,
+            Answer::Failed(_) => self.failed_count += 1,
+            Answer::Done => {}
+        }
+        self.is_asked = false;
+        let has_sound = self.nth.is_multiple_of(self.plan.sound_frames);
+        let parts = match has_sound {
+            true => self.plan.clips[self.clip].len(),
+            false => 1,
+        };
+        self.part += 1;
+        if self.part < parts {
+            return;
+        }
+        let due = self.begun + self.plan.period.times(self.nth);
+        let behind = now.since(due);
+        self.frame_count += 1;
+        self.late_count += u64::from(behind > self.plan.late);
+        self.worst_ns = self.worst_ns.max(behind.0);
+        if self.nth == 0 {
+            self.cut_ns.push(behind.0);
+        }
+        self.nth += 1;
+        self.part = 0;
+    }
+}
