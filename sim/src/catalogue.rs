@@ -27,6 +27,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "metadata_storm",
     "mixed",
     "no_analyser",
+    "op_atom",
     "overload",
     "patterns",
     "pool_sequences",

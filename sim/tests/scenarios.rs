@@ -48,6 +48,7 @@ scenarios!(
     metadata_storm,
     mixed,
     no_analyser,
+    op_atom,
     overload,
     patterns,
     pool_sequences,

@@ -92,6 +92,23 @@ fn a_frame_a_few_frames_on_has_nothing_read_behind_it() {
 }
 
 #[test]
+fn a_second_of_each_sound_is_no_glance() {
+    let mut bench = Bench::new(256);
+    bench.session(1);
+    // 144 kB a second, and as much a read; a picture beside them.
+    for sound in 1..=8 {
+        let facts = ruled(sound, 6 * MIB, 8 * 144_000);
+        bench.open(1, sound, "a", facts);
+        bench.read(1, sound, u64::from(sound), 0, 144_000);
+        bench.serve_all();
+        bench.end(1, u64::from(sound));
+    }
+    for (_, stream) in bench.server.streams.iter() {
+        assert!(!bench.server.glances_about(stream));
+    }
+}
+
+#[test]
 fn whoever_glanced_about_plays_again_after_half_a_second() {
     let mut bench = glancer(5);
     let mut bytes = 0;

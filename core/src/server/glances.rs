@@ -68,7 +68,7 @@ impl Row {
         range.start.0.abs_diff(last.end()) <= apart || range.end().abs_diff(last.start.0) <= apart
     }
 
-    /// True when what lies behind its last read is likely to be read next.
+    /// True when what lies behind its last read is likely to be read next: most of it was read so.
     fn is_read_on(&self) -> bool {
         self.touched > 0 && self.touched >= self.bytes / 2
     }
@@ -137,7 +137,8 @@ impl Server {
             true => before.saturating_add(range.length.0),
             false => range.length.0,
         };
-        let (is_long, plays) = (row.bytes >= played, row.is_read_on());
+        // (One long read is half a second of playing, too.)
+        let (is_long, plays) = (row.bytes >= played, row.is_read_on() || !goes_on);
         let session = stream.session;
         let glances = match self.sessions.get_mut(&session) {
             Some(session) if session.pool.is_none() => &mut session.glances,
