@@ -31,7 +31,7 @@ pub struct OpAtomPlan {
 pub struct OpAtom {
     /// How it works.
     pub plan: OpAtomPlan,
-    /// Frames that came whole.
+    /// Frames that came, or failed.
     pub frame_count: u64,
     /// Of those, late ones.
     pub late_count: u64,

@@ -31,6 +31,8 @@ pub struct Claim {
     pub cap: u64,
     /// How much is left of what it reads or writes. Units: bytes.
     pub left: u64,
+    /// Somebody waits for the first of these bytes: they go before nobody does, however few they are.
+    pub is_awaited: bool,
 }
 
 /// Everything the choice depends on.
@@ -430,19 +432,16 @@ fn choose_among(load: &Load<'_>, is_crowd: bool, order: &mut Order) -> Choice {
             nearest = Some((distance, index as usize));
         }
     }
-    // The earliest deadline goes before any of them when waiting for another visit would break it.
-    let first = order
-        .by_deadline
-        .iter()
-        .map(|&i| i as usize)
-        .find(|&i| claims[i].room > 0);
-    match (nearest, first) {
-        (Some((_, index)), _) => Choice::Stream(index),
-        (None, Some(index)) if urgent(load, &claims[index], slack_of_all, chunk_time) => {
-            Choice::Stream(index)
-        }
-        _ => Choice::Nobody,
+    if let Some((_, index)) = nearest {
+        return Choice::Stream(index);
     }
+    // The earliest deadline goes although its visit is short when waiting for a longer one would break it.
+    let mut by_deadline = order.by_deadline.iter().map(|&index| index as usize);
+    let first = by_deadline.find(|&index| {
+        let claim = &claims[index];
+        claim.room > 0 && (claim.is_awaited || urgent(load, claim, slack_of_all, chunk_time))
+    });
+    first.map_or(Choice::Nobody, Choice::Stream)
 }
 
 /// Whether a stream goes although its visit would be smaller than an efficient one.
@@ -514,6 +513,7 @@ mod tests {
             physical: 1 << 30,
             room,
             cap: 64 << 20,
+            is_awaited: false,
             left: u64::MAX,
         }
     }

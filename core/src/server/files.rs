@@ -283,10 +283,10 @@ impl Server {
                 at: self.now,
                 told: 0,
                 // Nobody knows who made it so, or whether he is done.
-                doubt: if facts.is_fresh {
-                    Doubt::Unknown
-                } else {
-                    Doubt::None
+                doubt: match facts.is_fresh {
+                    true if facts.is_exclusive => Doubt::Last,
+                    true => Doubt::Unknown,
+                    false => Doubt::None,
                 },
             },
             extents: Vec::new(),

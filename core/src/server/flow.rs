@@ -1223,6 +1223,7 @@ impl Server {
                     room: cap,
                     cap,
                     left: u64::MAX,
+                    is_awaited: false,
                 },
                 lead,
                 // A frame.
@@ -1267,6 +1268,7 @@ impl Server {
             room: room.min(left),
             cap: stream.part_of(device, cap).max(1),
             left,
+            is_awaited: stream.waiting_count > 0 && stream.fetched < stream.consumed,
         })
     }
 

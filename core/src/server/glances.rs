@@ -42,8 +42,10 @@ pub(super) struct Row {
     last: ByteRange,
     /// Units: bytes.
     bytes: u64,
-    /// Of those, reads that touch the one before or the one behind. Units: bytes.
+    /// Of those, reads that touch the one before or the one behind; of both only what was read lately. Units: bytes.
     touched: u64,
+    /// The last one did.
+    is_touching: bool,
     /// Most reads that waited at once.
     deepest: u32,
 }
@@ -127,16 +129,28 @@ impl Server {
         row.deepest = row.deepest.max(stream.waiting_count.saturating_add(1));
         let (is_first, before) = (row.bytes == 0, row.bytes);
         let goes_on = !is_first && (steps || row.goes_on(range, apart_bytes));
-        row.touched = match (goes_on, steps || row.touches(range)) {
-            (true, true) => (row.touched.max(row.last.length.0)).saturating_add(range.length.0),
+        let touches = goes_on && (steps || row.touches(range));
+        let touched_before = match row.is_touching {
+            true => 0,
+            false => row.last.length.0,
+        };
+        row.touched = match (goes_on, touches) {
+            (true, true) => (row.touched)
+                .saturating_add(touched_before)
+                .saturating_add(range.length.0),
             (true, false) => row.touched,
             (false, _) => 0,
         };
+        row.is_touching = touches;
         row.last = range;
         row.bytes = match goes_on {
             true => before.saturating_add(range.length.0),
             false => range.length.0,
         };
+        // What was done a second ago says little of what is done now.
+        if row.bytes > played.saturating_mul(2) {
+            (row.bytes, row.touched) = (row.bytes / 2, row.touched / 2);
+        }
         // (One long read is half a second of playing, too.)
         let (is_long, plays) = (row.bytes >= played, row.is_read_on() || !goes_on);
         let session = stream.session;

@@ -184,6 +184,7 @@ impl Server {
                 room: cap,
                 cap: cap.max(1),
                 left: u64::MAX,
+                is_awaited: false,
             },
             lead,
             first_read: ByteCount(stream.read_bytes),

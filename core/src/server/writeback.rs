@@ -126,6 +126,7 @@ impl Server {
             let at = stream.origin.saturating_add(stream.consumed);
             stream.file == id
                 && !stream.is_kept
+                && stream.flow == Flow::Forward
                 && at <= range.end()
                 && range.start.0.saturating_sub(at) <= behind_max
                 && self.now.since(stream.last_read) <= FOLLOWED_SILENT
@@ -469,6 +470,7 @@ impl Server {
             room: dirty,
             cap: cap.max(1),
             left: if written == 0 { dirty } else { u64::MAX },
+            is_awaited: false,
         })
     }
 

@@ -83,6 +83,8 @@ fn number_of(wanted: &WantedFile) -> u64 {
 #[test]
 fn frames_are_asked_for_by_the_names_of_the_tree_and_are_there_when_they_are_opened() {
     let world = World::new();
+    // What was fetched of frames that were written less than two seconds ago is fetched again when they are opened.
+    std::thread::sleep(Duration::from_millis(2100));
     let (mut first, mut second) = (world.door(9), world.door(9));
     world.play(&mut first, 1);
     let before = world.hits();
