@@ -87,18 +87,20 @@ test-crates: ## Unit and crate tests
 	$(CARGO) test --locked --no-fail-fast --workspace --exclude rushes-tests --exclude rushes-lab
 	$(CARGO) test --locked -p rushes-lab -- --test-threads=1
 
-test-sim: ## The simulator: every scenario, kept seeds, a thousand disks, ten thousand questions of admission, a sample of its torture
+test-sim: ## The simulator: every scenario, kept seeds, a thousand disks, samples of its questions of admission and of its torture
 	"$(BIN)/rushes-sim" run all
 	@for seed in sim/seeds/*.toml; do [ -e "$$seed" ] || continue; \
 		echo "rushes-sim replay $$seed"; "$(BIN)/rushes-sim" replay "$$seed"; done
-	@$(MAKE) sim-thousand sim-admission
+	@$(MAKE) sim-thousand
+	@$(MAKE) sim-admission QUESTIONS=2000
 	"$(BIN)/rushes-sim" torture --hours 0.2
 
 sim-swarm: ## Random worlds; what they still find is open work (sim/open-seeds), so no part of make test
 	"$(BIN)/rushes-sim" run swarm --count 100
 
-sim-admission: ## 10,000 admission questions beside an oracle: nobody late, nine tenths of what can be kept
-	"$(BIN)/rushes-sim" admission --count 10000
+QUESTIONS ?= 10000
+sim-admission: ## 10,000 admission questions (QUESTIONS=) beside an oracle: nobody late, nine tenths of what can be kept
+	"$(BIN)/rushes-sim" admission --count $(QUESTIONS)
 
 HOURS ?= 24
 SEED ?= 1
