@@ -128,10 +128,6 @@ pub struct Waiting {
 }
 
 /// What a client does.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "most clients are players, the largest; a box would cost them a cache line more"
-)]
 pub enum Kind {
     /// Plays.
     Play(Player),
