@@ -543,6 +543,20 @@ mod tests {
     }
 
     #[test]
+    fn whoever_waits_for_a_little_goes_before_nobody_does() {
+        let little = Claim {
+            cap: 9 << 20,
+            ..reader(440, 500_000)
+        };
+        assert_eq!(chosen(&[little], None), Choice::Nobody);
+        let awaited = Claim {
+            is_awaited: true,
+            ..little
+        };
+        assert_eq!(chosen(&[awaited], None), Choice::Stream(0));
+    }
+
+    #[test]
     fn who_is_due_first_goes_first_whether_he_reads_or_writes() {
         let visit = 40 << 20;
         let claims = [reader(3000, visit), writer(500, visit)];

@@ -92,6 +92,32 @@ fn a_frame_a_few_frames_on_has_nothing_read_behind_it() {
 }
 
 #[test]
+fn whoever_plays_where_he_scrubbed_plays_after_half_a_second_and_no_longer_when_he_scrubs_again() {
+    let mut bench = glancer(5);
+    let (mut at, mut request) = (100 * MIB, 100);
+    let mut step = |bench: &mut Bench, frames: u64| {
+        at += frames * FRAME;
+        request += 1;
+        glance(bench, request, at)
+    };
+    for nth in 0..60 {
+        step(&mut bench, 2 + nth % 7);
+    }
+    for _ in 0..30 {
+        step(&mut bench, 1);
+    }
+    assert_eq!(standing(&bench), Standing::Contract);
+    // Each third to ninth frame, and nothing between.
+    let mut bytes = 0;
+    for nth in 0..60 {
+        bytes += step(&mut bench, 3 + nth % 7);
+    }
+    let stream = bench.server.streams.iter().next().expect("it reads").1;
+    assert!(bench.server.glances_about(stream));
+    assert!(bytes < 60 * 4 * FRAME, "{bytes} bytes for sixty frames");
+}
+
+#[test]
 fn a_second_of_each_sound_is_no_glance() {
     let mut bench = Bench::new(256);
     bench.session(1);
