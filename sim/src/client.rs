@@ -269,7 +269,7 @@ impl Client {
             Kind::Copy(copy) => copy.arrived(answer, scene.now),
             Kind::Ramble(rambler) => rambler.arrived(answer),
             Kind::Scrub(scrubber) => scrubber.arrived(scene.now, &waiting, answer),
-            Kind::OpAtom(editor) => editor.arrived(scene.now, &waiting, answer),
+            Kind::OpAtom(editor) => editor.arrived(scene.now, answer),
             Kind::Write(writer) => writer.count += 1,
             Kind::Foreign(_) => {}
         }
@@ -337,6 +337,21 @@ impl Hand {
         let handle = HandleId(self.next_handle);
         self.next_handle += 1;
         self.say(scene, Message::Open { handle, file }, Duration::ZERO);
+        handle
+    }
+
+    /// The handle of a file of those that are kept open; it is opened if it is none of them.
+    pub fn keep_open(
+        &mut self,
+        scene: &mut Scene<'_>,
+        open: &mut Vec<(FileIndex, HandleId)>,
+        file: FileIndex,
+    ) -> HandleId {
+        if let Some(&(_, handle)) = open.iter().find(|(other, _)| *other == file) {
+            return handle;
+        }
+        let handle = self.open(scene, file);
+        open.push((file, handle));
         handle
     }
 

@@ -4,7 +4,7 @@
 //! Such a program reads one file after the other: a frame of picture when its time has come, and a second of each sound where
 //! one begins. The frame is there when the last of them is. Handles stay open.
 
-use crate::client::{Answer, Hand, Scene, Waiting};
+use crate::client::{Answer, Hand, Scene};
 use crate::files::FileIndex;
 use rushes_core::units::*;
 
@@ -53,8 +53,6 @@ pub struct OpAtom {
     part: usize,
     /// When the run's first frame was asked for.
     begun: Instant,
-    /// A read is under way.
-    is_asked: bool,
 }
 
 impl OpAtom {
@@ -75,13 +73,12 @@ impl OpAtom {
             nth: 0,
             part: 0,
             begun: Instant::ZERO,
-            is_asked: false,
         }
     }
 
     /// Asks for what is next, or sets the alarm for it.
     pub fn act(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
-        if self.is_asked || !hand.waiting.is_empty() {
+        if !hand.waiting.is_empty() {
             return;
         }
         if self.nth >= self.run {
@@ -98,20 +95,12 @@ impl OpAtom {
             return;
         }
         let file = self.plan.clips[self.clip][self.part];
-        let handle = match self.open.iter().find(|(open, _)| *open == file) {
-            Some(&(_, handle)) => handle,
-            None => {
-                let handle = hand.open(scene, file);
-                self.open.push((file, handle));
-                handle
-            }
-        };
+        let handle = hand.keep_open(scene, &mut self.open, file);
         let frame = self.origin + self.nth;
         let (unit, bytes) = match self.part {
             0 => (frame, self.plan.frame_bytes),
             _ => (frame / self.plan.sound_frames, self.plan.sound_bytes),
         };
-        self.is_asked = true;
         let range = ByteRange::new(unit * bytes, bytes);
         hand.read(scene, handle, file, range, 0);
     }
@@ -130,14 +119,12 @@ impl OpAtom {
     }
 
     /// Takes an answer.
-    pub fn arrived(&mut self, now: Instant, waiting: &Waiting, answer: Answer) {
+    pub fn arrived(&mut self, now: Instant, answer: Answer) {
         match answer {
             Answer::Data(bytes) => self.bytes += bytes,
-            Answer::Plain => self.bytes += waiting.range.length.0,
             Answer::Failed(_) => self.failed_count += 1,
-            Answer::Done => {}
+            Answer::Done | Answer::Plain => {}
         }
-        self.is_asked = false;
         let has_sound = self.nth.is_multiple_of(self.plan.sound_frames);
         let parts = match has_sound {
             true => self.plan.clips[self.clip].len(),

@@ -85,14 +85,7 @@ impl Scrubber {
             self.next_at = scene.now + self.plan.every;
         }
         let file = self.plan.files[self.clip];
-        let handle = match self.open.iter().find(|(open, _)| *open == file) {
-            Some(&(_, handle)) => handle,
-            None => {
-                let handle = hand.open(scene, file);
-                self.open.push((file, handle));
-                handle
-            }
-        };
+        let handle = hand.keep_open(scene, &mut self.open, file);
         let done = self.plan.frame_bytes - self.unasked;
         let bytes = self.unasked.min(self.plan.request_bytes);
         self.unasked -= bytes;

@@ -156,22 +156,26 @@ impl Bench {
     /// All of the file is in the cache.
     fn read_all(&mut self) {
         for start in (0..FILE_BYTES).step_by(1 << 20) {
-            let request = self.request();
-            self.step(Event::Read {
-                session: SESSION,
-                handle: HANDLE,
-                request,
-                range: ByteRange::new(start, 1 << 20),
-                sent: self.now,
-            });
-            while let Some(io) = self.reads.pop() {
-                self.end(io.io, Ok(io.range.length));
-            }
-            self.step(Event::ReadEnd {
-                session: SESSION,
-                request,
-            });
+            self.read(start, 1 << 20);
         }
+    }
+
+    fn read(&mut self, start: u64, length: u64) {
+        let request = self.request();
+        self.step(Event::Read {
+            session: SESSION,
+            handle: HANDLE,
+            request,
+            range: ByteRange::new(start, length),
+            sent: self.now,
+        });
+        while let Some(io) = self.reads.pop() {
+            self.end(io.io, Ok(io.range.length));
+        }
+        self.step(Event::ReadEnd {
+            session: SESSION,
+            request,
+        });
     }
 
     fn end(&mut self, io: IoId, result: Result<ByteCount, Errno>) {
@@ -471,23 +475,6 @@ fn buffer_that_did_not_get_its_bytes_is_put_together_anew_for_the_next() {
 #[test]
 fn what_somebody_follows_stays_in_the_cache_when_it_is_written() {
     let mut bench = Bench::new(&USUAL);
-    let read = |bench: &mut Bench, start: u64| {
-        let request = bench.request();
-        bench.step(Event::Read {
-            session: SESSION,
-            handle: HANDLE,
-            request,
-            range: ByteRange::new(start, 256 * KIB),
-            sent: bench.now,
-        });
-        while let Some(io) = bench.reads.pop() {
-            bench.end(io.io, Ok(io.range.length));
-        }
-        bench.step(Event::ReadEnd {
-            session: SESSION,
-            request,
-        });
-    };
     let record = |bench: &mut Bench, start: u64| {
         bench.write(start, 1 << 20);
         bench.sync();
@@ -500,11 +487,11 @@ fn what_somebody_follows_stays_in_the_cache_when_it_is_written() {
     // Nobody reads: nothing is copied.
     record(&mut bench, 2 << 20);
     assert!(bench.filled.is_empty());
-    read(&mut bench, 0);
+    bench.read(0, 256 * KIB);
     record(&mut bench, 4 << 20);
     assert!(!bench.filled.is_empty(), "somebody is behind it");
     let hits = bench.server.cache().hit_count;
-    read(&mut bench, 4 << 20);
+    bench.read(4 << 20, 256 * KIB);
     assert_eq!(
         bench.server.cache().hit_count,
         hits + 1,

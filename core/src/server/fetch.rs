@@ -318,9 +318,9 @@ impl Server {
                     return None;
                 };
                 let stream = self.streams.get(id.0)?;
-                let awaits = stream.awaits_first_frame() && !self.glances_about(stream);
+                let is_wanted = self.first_frame_wanted(stream) != Instant::NEVER;
                 let distance = claim.physical.abs_diff(device.head);
-                (awaits && claim.room > 0).then_some((distance, index))
+                (is_wanted && claim.room > 0).then_some((distance, index))
             })
             .min()
             .map(|(_, index)| index)
