@@ -181,6 +181,8 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
             } else {
                 claim.deadline
             },
+            // (Put off for others' sake, not for nobody's: overdue it goes before the device rests.)
+            is_awaited: claim.is_awaited || claim.writes && claim.deadline < load.free_at,
             ..*claim
         }));
         let load = Load {
@@ -554,6 +556,21 @@ mod tests {
             ..little
         };
         assert_eq!(chosen(&[awaited], None), Choice::Stream(0));
+    }
+
+    #[test]
+    fn a_little_that_was_to_be_written_long_ago_goes_before_nobody_does() {
+        // (As what a failing disk did not take for a while: whoever goes on must not have it wait for an hour.)
+        for late in [1, 3, 29, 31, 174, 3599, 3601, 100_000] {
+            let mut little = writer(0, 4_000);
+            little.deadline = NOW.before(Duration::from_s(late));
+            little.cap = 136_000;
+            let chosen_one = chosen(&[little], None);
+            assert_eq!(chosen_one, Choice::Stream(0), "{late} s late");
+            // A reader who is about to be late is first.
+            let both = [reader(80, 40 << 20), little];
+            assert_eq!(chosen(&both, None), Choice::Stream(0), "{late} s late");
+        }
     }
 
     #[test]
