@@ -1073,11 +1073,13 @@ impl Server {
         };
         self.flight_generation = self.flight_generation.wrapping_add(1);
         let generation = self.flight_generation;
+        let known_size = self.files.get(&id).map_or(0, File::device_size);
         let key = self.flights.insert(Flight {
             generation,
             device: device_id,
             file: id,
             range,
+            known_size,
             slots,
             cost,
             deadline,
@@ -1128,11 +1130,7 @@ impl Server {
             return;
         };
         self.device_done(&flight);
-        // Bytes past the end that the file system knows are ours alone, and were never the device's to give.
-        let size = self
-            .files
-            .get(&flight.file)
-            .map_or(0, |file| file.size.min(file.writing.native_size));
+        let size = self.files.get(&flight.file).map_or(0, File::device_size);
         let moved = result.map_or(0, |count| count.0.min(flight.range.length.0));
         let arrived_end = flight.range.start.0 + moved;
         let slot_bytes = self.slot_bytes();
@@ -1162,7 +1160,8 @@ impl Server {
         }
         self.empty_blocks(&flight);
         match result {
-            Ok(_) if arrived_end < flight.range.end().min(size) => {
+            // (What was written while it read it need not have seen.)
+            Ok(_) if arrived_end < flight.range.end().min(size).min(flight.known_size) => {
                 // The file is shorter than we thought: ask before anybody is told.
                 let expected = self
                     .files

@@ -471,6 +471,11 @@ impl Asked {
 }
 
 impl File {
+    /// How much of it the device can give. Bytes past the end that the file system knows are ours alone. Units: bytes.
+    pub(super) fn device_size(&self) -> u64 {
+        self.size.min(self.writing.native_size)
+    }
+
     /// Its version was asked for at `asked`, and was this. True: what is cached of it may be old. `strictly`: also when
     /// clients of ours have told of what made it so, or did it.
     pub(super) fn looked_at(
@@ -600,6 +605,8 @@ pub(super) struct Flight {
     pub device: DeviceId,
     pub file: FileId,
     pub range: ByteRange,
+    /// How long the file was on the device when this was sent, as far as we knew. Units: bytes.
+    pub known_size: u64,
     pub slots: Vec<SlotIndex>,
     pub cost: Duration,
     /// When it is wanted; NEVER: by nobody under contract.

@@ -45,7 +45,8 @@ struct LaneMemory {
 }
 
 enum Io {
-    Read(IoRead, Vec<SlotIndex>),
+    /// With the file as it was when this was sent, if that is what the device read.
+    Read(IoRead, Vec<SlotIndex>, Option<Vec<u8>>),
     /// With its bytes as they were when it was sent.
     Write(IoWrite, Vec<WritePart>, Vec<u8>),
 }
@@ -447,7 +448,9 @@ impl World {
             } => self.reply(session, request.0, outcome, actions),
             Action::Submit(io) => {
                 let slots = actions.slots_of(io.slots).to_vec();
-                self.ios.push(Io::Read(io, slots));
+                // The device may read at once, and be long in telling.
+                let early = self.random.one_in(2).then(|| self.native.clone());
+                self.ios.push(Io::Read(io, slots, early));
             }
             Action::SubmitWrite(io) => {
                 let parts = actions.parts_of(io.parts).to_vec();
@@ -943,7 +946,10 @@ impl World {
         let index = self.random.below(self.ios.len() as u64) as usize;
         let io = self.ios.swap_remove(index);
         let (id, result) = match &io {
-            Io::Read(io, slots) => (io.io, Ok(ByteCount(self.do_read(io, slots)))),
+            Io::Read(io, slots, early) => {
+                let read = self.do_read(io, slots, early.as_deref());
+                (io.io, Ok(ByteCount(read)))
+            }
             Io::Write(io, ..) if self.refuses_direct && !io.buffered => {
                 (io.io, Err(Errno::INVALID))
             }
@@ -991,7 +997,8 @@ impl World {
         }
     }
 
-    fn do_read(&mut self, io: &IoRead, slots: &[SlotIndex]) -> u64 {
+    fn do_read(&mut self, io: &IoRead, slots: &[SlotIndex], early: Option<&[u8]>) -> u64 {
+        let native = early.unwrap_or(&self.native);
         let mut at = io.range.start.0;
         for slot in slots {
             let base = at / SLOT as u64 * SLOT as u64;
@@ -999,11 +1006,11 @@ impl World {
             for byte in at..stop {
                 let place = slot.0 as usize * SLOT + (byte - base) as usize;
                 // Past the end the device gives whatever lies there.
-                self.slots[place] = self.native.get(byte as usize).copied().unwrap_or(0xAA);
+                self.slots[place] = native.get(byte as usize).copied().unwrap_or(0xAA);
             }
             at = stop;
         }
-        (self.native.len() as u64)
+        (native.len() as u64)
             .min(io.range.end())
             .saturating_sub(io.range.start.0)
     }
@@ -1473,5 +1480,7 @@ fn whoever_waits_for_memory_does_not_wait_for_the_rest_of_a_page() {
 mod left_tests;
 #[path = "loose_tests.rs"]
 mod loose_tests;
+#[path = "short_tests.rs"]
+mod short_tests;
 #[path = "sync_tests.rs"]
 mod sync_tests;

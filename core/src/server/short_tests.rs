@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a device gives of a file that grows meanwhile, in the world of `write_tests`.
+
+use super::*;
+
+impl World {
+    /// The device has read all that it was asked for, but has not told yet.
+    fn read_early(&mut self) -> Vec<Io> {
+        let (mut reads, others) = core::mem::take(&mut self.ios)
+            .into_iter()
+            .partition::<Vec<_>, _>(|io| matches!(io, Io::Read(..)));
+        for io in &mut reads {
+            if let Io::Read(_, _, early) = io {
+                *early = Some(self.native.clone());
+            }
+        }
+        self.ios = others;
+        reads
+    }
+
+    /// It tells.
+    fn tell(&mut self, reads: Vec<Io>) {
+        for io in reads {
+            let Io::Read(io, slots, early) = io else {
+                continue;
+            };
+            let read = self.do_read(&io, &slots, early.as_deref());
+            let result = Ok(ByteCount(read));
+            self.step(Event::IoDone { io: io.io, result });
+        }
+    }
+
+    /// Whoever asks how long the file is hears it.
+    fn answer_stats(&mut self) {
+        while self.stats > 0 {
+            self.stats -= 1;
+            let (size, version) = (ByteCount(self.native.len() as u64), self.version);
+            self.step(Event::Stat {
+                file: FILE,
+                size,
+                version,
+                is_fresh: false,
+            });
+        }
+    }
+}
+
+/// It was read before it grew: that is no device that lacks what it ought to have, however often it happens.
+#[test]
+fn whoever_reads_the_end_of_a_file_that_grows_all_the_time_is_answered() {
+    let mut world = quiet();
+    let page = 2 * PAGE_BYTES;
+    world.write(0, ByteRange::new(page, 100));
+    world.settle();
+    let (session, request) = (world.clients[1].0, world.fresh());
+    let range = ByteRange::new(page, PAGE_BYTES);
+    world.clients[1].2 = Doing::Reading {
+        request,
+        range,
+        then: world.flat.clone(),
+        since: Vec::new(),
+        lengths: vec![world.flat.len() as u64],
+    };
+    world.step(Event::Read {
+        session,
+        handle: HANDLE,
+        request: RequestId(request),
+        range,
+        sent: world.now,
+    });
+    let mut raced = 0;
+    for step in 1..10 {
+        world.answer_stats();
+        let reads = world.read_early();
+        raced += reads.len();
+        world.write(0, ByteRange::new(page + step * 100, 100));
+        world.sync(0);
+        while !matches!(world.clients[0].2, Doing::Nothing) {
+            world.write_back(Ok(()));
+            world.end_sync();
+        }
+        world.tell(reads);
+    }
+    world.settle();
+    assert!(raced > 5, "{raced}");
+    assert!(matches!(world.clients[1].2, Doing::Nothing));
+}
