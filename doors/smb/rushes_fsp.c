@@ -278,7 +278,8 @@ bool rushes_name_matters(struct vfs_handle_struct *handle,
 	ret = SMB_VFS_NEXT_FSTATAT(handle, dirfsp, smb_fname, st,
 				   AT_SYMLINK_NOFOLLOW);
 	errno = saved_errno;
-	return ret == 0 && S_ISREG(st->st_ex_mode);
+	/* By another name somebody still has it, and every byte of it. */
+	return ret == 0 && S_ISREG(st->st_ex_mode) && st->st_ex_nlink <= 1;
 }
 
 void rushes_gone_inode(struct vfs_handle_struct *handle,

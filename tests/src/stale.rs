@@ -33,12 +33,15 @@ const PIECE_MAX: u64 = 256 << 10;
 const HISTORY_MAX: usize = 16;
 
 /// Ways, how often, and whether they go in whole pages.
-const WAYS: [(&str, u64, bool); 19] = [
+const WAYS: [(&str, u64, bool); 22] = [
     ("write", 6, false),
     ("append", 4, false),
     ("direct", 6, true),
     ("asynchronous direct", 6, true),
     ("asynchronous", 4, false),
+    ("ring", 4, false),
+    ("direct ring", 4, true),
+    ("splice", 4, false),
     ("store", 8, false),
     ("sync", 4, false),
     ("truncate", 6, false),

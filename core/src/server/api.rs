@@ -371,7 +371,7 @@ pub enum Event {
         key: FileKey,
         range: ByteRange,
     },
-    /// A file lost a name; the client waits for the reply.
+    /// A file has lost its last name, or is about to; the client waits for the reply.
     Gone {
         session: SessionId,
         request: RequestId,
