@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the test programs are told: pairs of `--word value`.
+//! What the test programs are told: pairs of `--word value`, or that they are to explain themselves.
 
 /// One of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +21,19 @@ impl Pair {
     pub fn unknown(&self) -> String {
         format!("unknown option {} {}", self.word, self.value)
     }
+}
+
+/// Whether somebody asks for `usage`, which is then told.
+pub fn explained(usage: &str) -> bool {
+    let asked = std::env::args().skip(1).any(|word| asks(&word));
+    if asked {
+        println!("{usage}");
+    }
+    asked
+}
+
+fn asks(word: &str) -> bool {
+    matches!(word, "--help" | "-h")
 }
 
 /// All of them, in their order; an error for a last word without a value.
