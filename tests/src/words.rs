@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the test programs are told: pairs of `--word value`, or that they are to explain themselves.
 
+use std::io::Write;
+
 /// One of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair {
@@ -27,7 +29,8 @@ impl Pair {
 pub fn explained(usage: &str) -> bool {
     let asked = std::env::args().skip(1).any(|word| asks(&word));
     if asked {
-        println!("{usage}");
+        // (Whoever reads only the first lines of it closes the pipe.)
+        let _ = writeln!(std::io::stdout(), "{usage}");
     }
     asked
 }
