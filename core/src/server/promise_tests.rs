@@ -390,6 +390,11 @@ fn frame_at_which_a_player_stands_still_is_a_frame_however_often_it_is_read_agai
             let length = size.min(MIB);
             promise.read(41, again * length % size, length.min(size));
         }
+        let is_sequence = |promise: &Promise| {
+            let streams = promise.bench.server.streams(promise.bench.now);
+            streams.iter().any(|one| one.sequence && one.open)
+        };
+        assert!(is_sequence(&promise), "{size}");
         shot.leave(&mut promise, 41);
         // (Some were fetched ahead before he stood still.)
         shot.play(&mut promise, 42..112);
@@ -400,8 +405,8 @@ fn frame_at_which_a_player_stands_still_is_a_frame_however_often_it_is_read_agai
             "{size}: {hits} of {}",
             30 * size.div_ceil(MIB)
         );
-        let streams = promise.bench.server.streams(promise.bench.now);
-        assert!(streams.iter().any(|one| one.sequence), "{size}");
+        shot.enter(&mut promise, 142);
+        assert!(is_sequence(&promise), "{size}");
     }
 }
 
