@@ -49,14 +49,20 @@ fn text(admission: &Admission) -> String {
     for verdict in &admission.devices {
         let word = if verdict.admitted { "yes" } else { "no" };
         out += &format!("{}: {word}, {asked}: {}\n", verdict.device, verdict.reason);
-        out += &format!(
-            "    room for {} {} of {} each{}: {} in such streams; of another rate there may be more room\n",
-            verdict.more_count,
-            if verdict.admitted { "more" } else { "now" },
-            show::bitrate(admission.bitrate),
-            if verdict.admitted { " with these" } else { "" },
-            show::byte_rate(verdict.left_bytes_per_s),
-        );
+        out += &match (verdict.admitted, verdict.more_count) {
+            // (What is left cannot be told in bytes a second: it depends on how they are read.)
+            (false, 0) => format!(
+                "    room for none of {} now; of a lower rate there may be some\n",
+                show::bitrate(admission.bitrate),
+            ),
+            (admitted, count) => format!(
+                "    room for {count} {} of {} each{}: {} in such streams; of another rate there may be more room\n",
+                if admitted { "more" } else { "now" },
+                show::bitrate(admission.bitrate),
+                if admitted { " with these" } else { "" },
+                show::byte_rate(verdict.left_bytes_per_s),
+            ),
+        };
         if verdict.guessed_model {
             out += "    the device was never measured, this rests on a cautious guess: rushes \
                     calibrate PATH --save\n";
@@ -95,5 +101,28 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("rushes calibrate"), "{text}");
+    }
+
+    #[test]
+    fn where_there_is_room_for_none_that_rate_says_nothing_of_others() {
+        let admission = Admission {
+            admitted: false,
+            bitrate: 4_000_000_000,
+            count: 1,
+            devices: vec![DeviceVerdict {
+                device: String::from("md0"),
+                admitted: false,
+                reason: String::from("the device would be busy 190 % of the time"),
+                more_count: 0,
+                left_bytes_per_s: 0,
+                guessed_model: false,
+            }],
+        };
+        let text = text(&admission);
+        assert!(
+            text.contains("; of a lower rate there may be some"),
+            "{text}"
+        );
+        assert!(!text.contains("0 B/s"), "{text}");
     }
 }

@@ -543,6 +543,18 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn reload_that_failed_is_told_until_one_succeeds() {
+        let mut status = sample();
+        assert!(!text(&status).contains("reload"));
+        status.daemon.reload_error = Some(String::from("rule 3: bitrate 0"));
+        let text = text(&status);
+        assert!(
+            text.contains("the last reload failed: rule 3: bitrate 0\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn nothing_connected_is_no_error() {
         assert!(text(&Status::default()).contains("sessions: 0"));
     }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the test programs are told: pairs of `--word value`.
+//! What the test programs are told: pairs of `--word value`, or that they are to explain themselves.
+
+use std::io::Write;
 
 /// One of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +23,20 @@ impl Pair {
     pub fn unknown(&self) -> String {
         format!("unknown option {} {}", self.word, self.value)
     }
+}
+
+/// Whether somebody asks for `usage`, which is then told.
+pub fn explained(usage: &str) -> bool {
+    let asked = std::env::args().skip(1).any(|word| asks(&word));
+    if asked {
+        // (Whoever reads only the first lines of it closes the pipe.)
+        let _ = writeln!(std::io::stdout(), "{usage}");
+    }
+    asked
+}
+
+fn asks(word: &str) -> bool {
+    matches!(word, "--help" | "-h")
 }
 
 /// All of them, in their order; an error for a last word without a value.

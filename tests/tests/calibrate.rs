@@ -4,6 +4,7 @@
 
 use rushes_tests::disk::Disk;
 use rushes_tests::needs::{self, Need};
+use rushes_tests::pool::{EXT4, PoolWorld};
 use rushes_tests::scratch::Scratch;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -114,6 +115,11 @@ fn a_full_disk_is_measured_by_reads_alone() {
     let disk = Disk::slow(&scratch, 256 << 20);
     let found = json(&calibrate(disk.path(), &scratch, &[]));
     assert_eq!(found["write"]["estimated"], true);
+    let missing = found["writes_missing"].as_str().expect("it says why");
+    assert!(
+        missing.starts_with("no scratch file can be made in "),
+        "{missing}"
+    );
     assert_eq!(found["write_table"].as_array().map(Vec::len), Some(0));
     assert_eq!(found["read_table"].as_array().map(Vec::len), Some(7));
     assert!(
@@ -170,4 +176,23 @@ fn memory_is_no_device_and_says_so() {
     assert!(!output.status.success());
     let words = String::from_utf8_lossy(&output.stderr);
     assert!(words.contains("Give a folder on a disk"), "{words}");
+}
+
+/// A pool's members are disks; what is seen through its mount is none.
+#[test]
+fn a_mount_that_is_a_programs_is_not_measured_and_its_members_are() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 64)]) else {
+        return;
+    };
+    let scratch = Scratch::new();
+    let output = calibrate(&world.path(""), &scratch, &["--save"]);
+    assert!(!output.status.success());
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(words.contains("fuse"), "{words}");
+    assert!(words.contains("pool"), "{words}");
+    assert!(!scratch.path().join("state").exists(), "kept all the same");
+    let left = std::fs::read_dir(world.path(""))
+        .expect("it is there")
+        .count();
+    assert_eq!(left, 0, "left in the pool");
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A clip that is opened and played before all of it is on its disk: what is promised for it is what its header says, or nothing, and follows.
+//! What is promised, and for what: a clip that is opened and played before all of it is on its disk has what its header says, or nothing, and
+//! follows; frames that cannot be fetched ahead have nothing.
 
 use rushes_tests::fsx::{client, setup};
 use rushes_tests::pattern;
@@ -181,4 +182,65 @@ fn a_clip_whose_header_comes_last_and_is_in_memory_still_is_promised_what_it_say
         assert!(player.has_header(), "{name} again: {:?}", player.promised);
         editor.close(player.file).expect("closed");
     }
+}
+
+/// As a project's store has them: what lies there has names of which none tells of the next.
+#[test]
+fn frames_that_are_symbolic_links_are_promised_nothing_once_that_is_known() {
+    const FRAMES: usize = 40;
+    const FRAME_BYTES: usize = 1 << 20;
+    /// So many may pass before it is known.
+    const SEEN: usize = 10;
+    let built = World::build(&Setup {
+        backing: Backing::Ext4,
+        server: String::new(),
+        more: String::from("[[rule]]\nmatch = \"shot/*\"\nframes_per_second = 24\n"),
+        ..setup("64MiB")
+    });
+    let Some(mut world) = built else {
+        return;
+    };
+    let frame = |number: usize| format!("shot/f.{number:04}.dpx");
+    std::fs::create_dir(world.path("shot")).expect("made");
+    std::fs::create_dir(world.path("store")).expect("made");
+    for number in 1..=FRAMES {
+        let store: String = (0..8)
+            .map(|digit| char::from(b'g' + (number * (digit + 3) * 7 % 19) as u8))
+            .collect();
+        let bytes = pattern::bytes(number as u64, 0, FRAME_BYTES);
+        std::fs::write(world.path(&format!("store/{store}{number}")), bytes).expect("room");
+        let link = world.path(&frame(number));
+        std::os::unix::fs::symlink(format!("../store/{store}{number}"), link).expect("made");
+    }
+    world.disk.make_cold();
+    // What was changed just now is fetched again once that is over (decision 0038).
+    std::thread::sleep(Duration::from_millis(2500));
+    let player = client(&world);
+    let begun = Instant::now();
+    let mut promised = Vec::new();
+    for number in 1..=FRAMES {
+        let (file, _) = player.open_to_read(&frame(number)).expect("opened");
+        let mut found = Vec::with_capacity(FRAME_BYTES);
+        while found.len() < FRAME_BYTES {
+            let length = BLOCK.min(FRAME_BYTES - found.len());
+            found.extend(player.read(file, found.len() as u64, length).expect("read"));
+        }
+        pattern::check(number as u64, 0, &found, &frame(number));
+        let status = world.daemon().status();
+        let streams = status["streams"].as_array().expect("a list");
+        let has_one = |stream: &&Value| stream["standing"] == "contract" && stream["open"] == true;
+        if let Some(stream) = streams.iter().find(has_one) {
+            promised.push((number, stream["path"].to_string()));
+        }
+        player.close(file).expect("closed");
+        let due = Duration::from_micros(41_667) * number as u32;
+        std::thread::sleep(due.saturating_sub(begun.elapsed()));
+    }
+    let last = promised.last().map_or(0, |(number, _)| *number);
+    assert!(last <= SEEN, "{promised:?}");
+    let status = world.daemon().status();
+    let streams = status["streams"].as_array().expect("a list");
+    let is_it = |stream: &Value| stream["sequence"] == true && stream["path"] == frame(1);
+    assert!(streams.iter().any(is_it), "{streams:#?}");
+    world.everything_is_written();
 }

@@ -287,4 +287,24 @@ fn create_refuses_what_it_must_not_take_and_changes_nothing_then() {
     let shown = json(&pool(&["ls", "--json"], &[catalogue]), 1);
     let reason = shown[0]["members"][0]["reason"].as_str().expect("text");
     assert!(reason.contains("format version 2"), "{reason}");
+    // And a pool of a newer Rushes is left as it is, however it is asked for.
+    let newer = r#"{"rushes_pool": "catalogue", "format_version": 2, "colour": "blue"}"#;
+    fs::write(catalogue.join("rushes-pool"), newer).expect("our own disk");
+    let asked: [&[&Path]; 3] = [
+        &[catalogue],
+        &[catalogue, b],
+        &[catalogue, disks.btrfs.path()],
+    ];
+    for (words, folders) in [
+        (&["ls"][..], asked[0]),
+        (&["fsck"], asked[0]),
+        (&["fsck", "--repair"], asked[0]),
+        (&["destroy", "--yes"], asked[0]),
+        (&["add"], asked[1]),
+        (&["mount"], asked[2]),
+    ] {
+        refused(&pool(words, folders), "format version 2");
+    }
+    let kept = fs::read_to_string(catalogue.join("rushes-pool")).expect("our own disk");
+    assert_eq!(kept, newer);
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A clip of which the kernel has the head in its cache: the daemon sees none of its first reads, and keeps what the header promises all the same.
+//! A clip of which the kernel has the head in its cache: the daemon sees none of its first reads, and keeps what the header promises all the same. And
+//! a sequence of which the kernel has the first frames.
 
 use rushes_tests::pattern;
-use rushes_tests::pool::{EXT4, PoolWorld};
+use rushes_tests::pool::{EXT4, PoolWorld, check, put};
 use serde_json::Value;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -44,6 +45,8 @@ fn stream_of<'a>(status: &'a Value, name: &str) -> Option<&'a Value> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Copier {
     Gone,
+    /// Gone, and nothing was synced.
+    JustGone,
     /// As a file server's is that keeps files open for a while.
     Stays,
 }
@@ -57,14 +60,15 @@ fn a_clip_that_was_just_copied_in_is_played_by_its_header() {
     let daemon = world.served(1, "");
     let mut bytes = pattern::bytes(5, 0, LENGTH as usize);
     bytes[..44].copy_from_slice(&header());
-    for copier in [Copier::Gone, Copier::Stays] {
+    for copier in [Copier::Gone, Copier::Stays, Copier::JustGone] {
         let name = format!("{copier:?}.wav");
         let mut options = File::options();
         let copy = options.read(true).write(true).create_new(true);
         let copy = copy.open(world.path(&name)).expect("made");
         copy.write_all_at(&bytes, 0).expect("there is room");
-        // (Where the bytes are still in memory the header is, too.)
-        copy.sync_all().expect("written");
+        if copier != Copier::JustGone {
+            copy.sync_all().expect("written");
+        }
         let kept = (copier == Copier::Stays).then_some(copy);
         let file = File::open(world.path(&name)).expect("there");
         let rest = std::num::NonZero::new(LENGTH - HEAD);
@@ -93,4 +97,61 @@ fn a_clip_that_was_just_copied_in_is_played_by_its_header() {
         drop((file, kept));
         std::fs::remove_file(world.path(&name)).expect("removed");
     }
+}
+
+const FRAMES: u64 = 72;
+const FRAME_BYTES: usize = 1 << 20;
+/// Frames of which the kernel has the pages, the first ones.
+const KEPT: u64 = 24;
+
+/// The first second of it comes from the kernel's cache: nobody asks the daemon for that.
+#[test]
+fn a_sequence_that_begins_in_the_kernels_cache_is_one_and_fetched_ahead_from_where_it_leaves_it() {
+    let Some(world) = PoolWorld::kept(&[(EXT4, 200)]) else {
+        return;
+    };
+    let rule = "[[rule]]\nmatch = \"shot/*.dpx\"\nframes_per_second = 24\n";
+    let daemon = world.served(1, rule);
+    let frame = |number: u64| world.path(format!("shot/f.{number:04}.dpx"));
+    std::fs::create_dir(world.path("shot")).expect("made");
+    for number in 1..=FRAMES {
+        put(&frame(number), number, FRAME_BYTES).expect("there is room");
+        let file = File::open(frame(number)).expect("there");
+        file.sync_all().expect("written");
+        if number > KEPT {
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("dropped");
+        }
+    }
+    // What was changed just now is fetched again once that is over (decision 0038).
+    std::thread::sleep(Duration::from_millis(2500));
+    let of_shot = |status: &Value| -> Vec<Value> {
+        let streams = status["streams"].as_array().expect("a list");
+        let is_it = |one: &&Value| one["sequence"] == true && one["open"] == true;
+        streams.iter().filter(is_it).cloned().collect()
+    };
+    let counts = |status: &Value| -> (u64, u64) {
+        let sum = |name: &str| {
+            let all = of_shot(status);
+            all.iter().filter_map(|one| one[name].as_u64()).sum()
+        };
+        (sum("read_count"), sum("hit_count"))
+    };
+    let begun = Instant::now();
+    let mut before = None;
+    for number in 1..=FRAMES {
+        check(&frame(number), number, FRAME_BYTES);
+        let due = Duration::from_micros(41_667) * number as u32;
+        std::thread::sleep(due.saturating_sub(begun.elapsed()));
+        if number == KEPT {
+            before = Some(counts(&daemon.status()));
+        }
+    }
+    let status = daemon.status();
+    let all = of_shot(&status);
+    assert_eq!(all.len(), 1, "{all:#?}");
+    assert_eq!(all[0]["standing"], "contract", "{:#}", all[0]);
+    let ((reads, hits), before) = (counts(&status), before.unwrap_or_default());
+    let (reads, hits) = (reads - before.0, hits - before.1);
+    assert!(reads >= FRAMES - KEPT, "{:#}", all[0]);
+    assert_eq!(reads - hits, 0, "missed of {reads}: {:#}", all[0]);
 }

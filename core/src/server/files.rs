@@ -236,6 +236,7 @@ impl Server {
                 }
             }
             HandleState::Ready(file) => {
+                self.frame_left(session, (&entry.path, &entry.cadence), file);
                 self.trim_if_left(file, actions);
                 self.release(file, actions);
             }

@@ -59,7 +59,7 @@ impl Server {
         let Some(entry) = self.handles.get_mut(&(session, handle)) else {
             return (None, Due::NEVER);
         };
-        entry.cadence.read_arrived(self.now, range.length);
+        entry.cadence.read_arrived_at(self.now, range);
         let lately = entry.cadence.lately();
         let is_clip = entry.is_clip();
         self.look_again((session, handle), file, actions);

@@ -56,9 +56,20 @@ pub(super) struct Folder {
     touched: Instant,
     /// By reader.
     streams: Vec<Option<StreamId>>,
-    /// Endings of names whose files were read as clips are: their numbers count clips.
-    clips: Vec<String>,
+    /// Names whose numbers count clips.
+    clips: Vec<ClipName>,
 }
+
+/// A file of a name like this was read as a clip is.
+#[derive(Clone, Debug)]
+struct ClipName {
+    ending: String,
+    /// So many, the last ones, were read as frames are.
+    framed_count: u32,
+}
+
+/// So many in a row are frames after all.
+const FRAMED_MAX: u32 = 8;
 
 /// Such endings of one folder.
 const CLIP_COUNT_MAX: usize = 16;
@@ -231,6 +242,14 @@ impl Frames {
     }
 }
 
+impl Folder {
+    /// Where in `clips` a name is.
+    fn clip_name(&self, name: &str) -> Option<usize> {
+        let is_it = |clip: &ClipName| clip.ending.eq_ignore_ascii_case(ending(name));
+        self.clips.iter().position(is_it)
+    }
+}
+
 /// What a name ends in, without the dot.
 fn ending(name: &str) -> &str {
     name.rsplit_once('.').map_or("", |(_, ending)| ending)
@@ -266,8 +285,7 @@ impl Server {
         let Some(size) = self.files.get(&file).map(|file| file.size) else {
             return;
         };
-        let pool = self.sessions.get(&session).and_then(|entry| entry.pool);
-        let owner = pool.map_or(Owner::Session(session), Owner::Pool);
+        let owner = self.owner_of(session);
         let key = (owner, folder_name.to_string());
         if !self.folders.contains_key(&key) {
             self.make_room_for_folder(owner);
@@ -281,8 +299,7 @@ impl Server {
             ..Folder::default()
         });
         folder.touched = now;
-        let is_of_clips = |clip: &String| clip.eq_ignore_ascii_case(ending(name));
-        if folder.clips.iter().any(is_of_clips) {
+        if folder.clip_name(name).is_some() {
             return;
         }
         let Some(seen) = folder.tracker.opened(now, name, ByteCount(size)) else {
@@ -358,14 +375,52 @@ impl Server {
         };
         if let Some(frames) = &stream.frames {
             let key = (frames.owner, frames.folder.clone());
-            let ending = ending(split(&stream.path).1);
+            let name = split(&stream.path).1;
             if let Some(folder) = self.folders.get_mut(&key)
                 && folder.clips.len() < CLIP_COUNT_MAX
+                && folder.clip_name(name).is_none()
             {
-                folder.clips.push(ending.to_string());
+                folder.clips.push(ClipName {
+                    ending: ending(name).to_string(),
+                    framed_count: 0,
+                });
             }
         }
         self.end_stream(id, actions);
+    }
+
+    /// A client closed a file whose name may be that of a clip: was it?
+    pub(super) fn frame_left(
+        &mut self,
+        session: SessionId,
+        (path, cadence): (&str, &Cadence),
+        file: FileId,
+    ) {
+        if !cadence.is_known() {
+            return;
+        }
+        let (folder, name) = split(path);
+        let key = (self.owner_of(session), folder.to_string());
+        let (Some(folder), Some(file)) = (self.folders.get_mut(&key), self.files.get(&file)) else {
+            return;
+        };
+        let Some(place) = folder.clip_name(name) else {
+            return;
+        };
+        let is_framed = cadence.is_of_a_frame(ByteCount(file.size));
+        let clip = &mut folder.clips[place];
+        clip.framed_count = match is_framed {
+            true => clip.framed_count + 1,
+            false => 0,
+        };
+        if clip.framed_count >= FRAMED_MAX {
+            folder.clips.remove(place);
+        }
+    }
+
+    fn owner_of(&self, session: SessionId) -> Owner {
+        let pool = self.sessions.get(&session).and_then(|entry| entry.pool);
+        pool.map_or(Owner::Session(session), Owner::Pool)
     }
 
     /// Of the folders in which nothing is played, the one longest not looked into makes way.

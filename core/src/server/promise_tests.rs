@@ -245,44 +245,93 @@ fn numbered_clips_of_an_unknown_kind_are_clips_once_they_are_played() {
     assert_eq!(promise.contracts(), 1);
 }
 
-/// 24 frames a second of `name`, from `first` on; neighbours are there if `visible`. Returns hits.
+/// A sequence.
+struct Shot {
+    name: fn(u32) -> String,
+    /// That of each frame.
+    size: u64,
+    period: Duration,
+    ruled: bool,
+    /// Neighbours can be opened.
+    visible: bool,
+}
+
+impl Shot {
+    fn facts(&self, number: u32) -> FileFacts {
+        let rule = RateHint::FramesPerKilosecond(24_000, RateSource::Rule);
+        FileFacts {
+            hint: self.ruled.then_some(rule),
+            ..facts(100 + number, self.size)
+        }
+    }
+
+    fn enter(&self, promise: &mut Promise, number: u32) {
+        let path = format!("shot/{}", (self.name)(number));
+        promise.bench.open(1, number, &path, self.facts(number));
+    }
+
+    fn read(&self, promise: &mut Promise, number: u32) {
+        let mut at = 0;
+        while at < self.size {
+            let length = MIB.min(self.size - at);
+            promise.read(number, at, length);
+            at += length;
+        }
+    }
+
+    fn leave(&self, promise: &mut Promise, number: u32) {
+        promise.bench.step(Event::Closed {
+            session: SessionId(1),
+            handle: HandleId(number),
+        });
+    }
+
+    /// One frame a period. Returns hits.
+    fn play(&self, promise: &mut Promise, numbers: core::ops::Range<u32>) -> u64 {
+        let before = promise.bench.server.cache().hit_count;
+        let all = numbers.clone();
+        for number in numbers {
+            let next = promise.bench.now + self.period;
+            self.enter(promise, number);
+            self.read(promise, number);
+            for _ in 0..64 {
+                for (beside, asked) in core::mem::take(&mut promise.bench.neighbours) {
+                    let is_it = |&n: &u32| self.visible && (self.name)(n) == asked;
+                    let there = (all.start..all.end + 100).find(is_it);
+                    let facts = there.map(|n| self.facts(n)).ok_or(Errno(40));
+                    promise.bench.step(Event::NeighbourOpened {
+                        beside,
+                        name: asked,
+                        facts,
+                    });
+                }
+                // (A copy waits for nothing else.)
+                if self.period > Duration::ZERO {
+                    promise.bench.run(1);
+                }
+            }
+            self.leave(promise, number);
+            promise.bench.now = promise.bench.now.max(next);
+        }
+        promise.bench.server.cache().hit_count - before
+    }
+}
+
+/// 24 frames a second of `name`, as a rule says; neighbours are there if `visible`. Returns hits.
 fn play_frames(
     promise: &mut Promise,
     name: fn(u32) -> String,
     numbers: core::ops::Range<u32>,
     visible: bool,
 ) -> u64 {
-    let frame = |number: u32| FileFacts {
-        hint: Some(RateHint::FramesPerKilosecond(24_000, RateSource::Rule)),
-        ..facts(100 + number, FRAME)
+    let shot = Shot {
+        name,
+        size: FRAME,
+        period: Duration::from_us(41_667),
+        ruled: true,
+        visible,
     };
-    let before = promise.bench.server.cache().hit_count;
-    let all = numbers.clone();
-    for number in numbers {
-        let next = promise.bench.now + Duration::from_us(41_667);
-        let path = format!("shot/{}", name(number));
-        promise.bench.open(1, number, &path, frame(number));
-        promise.read(number, 0, FRAME);
-        for _ in 0..64 {
-            for (beside, asked) in core::mem::take(&mut promise.bench.neighbours) {
-                let there = (all.start..all.end + 100).find(|&n| visible && name(n) == asked);
-                let facts = there.map(frame).ok_or(Errno(40));
-                promise.bench.step(Event::NeighbourOpened {
-                    beside,
-                    name: asked,
-                    facts,
-                });
-            }
-            promise.bench.run(1);
-        }
-        let closed = Event::Closed {
-            session: SessionId(1),
-            handle: HandleId(number),
-        };
-        promise.bench.step(closed);
-        promise.bench.now = promise.bench.now.max(next);
-    }
-    promise.bench.server.cache().hit_count - before
+    shot.play(promise, numbers)
 }
 
 #[test]
@@ -307,4 +356,123 @@ fn frames_that_cannot_be_opened_ahead_are_promised_nothing() {
     // From there on they are there.
     play_frames(&mut promise, name, 30..60, true);
     assert_eq!(promise.contracts(), 1);
+}
+
+/// Frames of which nobody has said that they are.
+const UNRULED: [Shot; 2] = [
+    Shot {
+        name: |n| format!("shot.{n:04}.dpx"),
+        size: FRAME,
+        period: Duration::from_us(41_667),
+        ruled: false,
+        visible: true,
+    },
+    // Larger than what is read of a clip before it is one.
+    Shot {
+        name: |n| format!("shot.{n:04}.dpx"),
+        size: 8 * MIB,
+        period: Duration::from_ms(125),
+        ruled: false,
+        visible: true,
+    },
+];
+
+#[test]
+fn frame_at_which_a_player_stands_still_is_a_frame_however_often_it_is_read_again() {
+    for shot in UNRULED {
+        let size = shot.size;
+        let mut promise = Promise::new();
+        shot.play(&mut promise, 1..41);
+        shot.enter(&mut promise, 41);
+        shot.read(&mut promise, 41);
+        for again in 0..250 {
+            promise.bench.now = promise.bench.now + TICK;
+            let length = size.min(MIB);
+            promise.read(41, again * length % size, length.min(size));
+        }
+        let is_sequence = |promise: &Promise| {
+            let streams = promise.bench.server.streams(promise.bench.now);
+            streams.iter().any(|one| one.sequence && one.open)
+        };
+        assert!(is_sequence(&promise), "{size}");
+        shot.leave(&mut promise, 41);
+        // (Some were fetched ahead before he stood still.)
+        shot.play(&mut promise, 42..112);
+        let hits = shot.play(&mut promise, 112..142);
+        let least = 28 * size.div_ceil(MIB);
+        assert!(
+            hits >= least,
+            "{size}: {hits} of {}",
+            30 * size.div_ceil(MIB)
+        );
+        shot.enter(&mut promise, 142);
+        assert!(is_sequence(&promise), "{size}");
+    }
+}
+
+#[test]
+fn frames_that_were_taken_for_clips_are_frames_when_they_are_played_as_such() {
+    for shot in UNRULED {
+        let size = shot.size;
+        let mut promise = Promise::new();
+        shot.play(&mut promise, 1..11);
+        // Somebody looks at one of them for long, or at a larger one.
+        let large = FileFacts {
+            ..facts(900, 100 * MIB)
+        };
+        promise.bench.open(1, 11, "shot/shot.0011.dpx", large);
+        promise.play(11, 0, 150);
+        shot.leave(&mut promise, 11);
+        let is_sequence = |promise: &Promise| {
+            let streams = promise.bench.server.streams(promise.bench.now);
+            streams.iter().any(|one| one.sequence && one.open)
+        };
+        shot.enter(&mut promise, 12);
+        assert!(!is_sequence(&promise), "{size}");
+        shot.leave(&mut promise, 12);
+        shot.play(&mut promise, 13..30);
+        let hits = shot.play(&mut promise, 30..60);
+        let least = 28 * size.div_ceil(MIB);
+        assert!(
+            hits >= least,
+            "{size}: {hits} of {}",
+            30 * size.div_ceil(MIB)
+        );
+    }
+}
+
+#[test]
+fn copy_of_ruled_frames_has_no_contract_and_a_player_of_them_keeps_his() {
+    let name: fn(u32) -> String = |n| format!("shot.{n:04}.dpx");
+    let copied = Shot {
+        name,
+        size: 4 * MIB,
+        period: Duration::ZERO,
+        ruled: true,
+        visible: true,
+    };
+    let mut promise = Promise::new();
+    let began = promise.bench.now;
+    let mut number = 1;
+    while promise.contracts() > 0 || number == 1 {
+        copied.play(&mut promise, number..number + 4);
+        number += 4;
+        let passed = promise.bench.now.since(began);
+        assert!(passed < Duration::from_s(5), "{passed:?} {number}");
+    }
+    for _ in 0..50 {
+        copied.play(&mut promise, number..number + 8);
+        number += 8;
+        assert_eq!(promise.contracts(), 0, "{number}");
+    }
+    // Who plays them for longer than the others took.
+    let played = Shot {
+        period: Duration::from_us(41_667),
+        ..copied
+    };
+    let mut promise = Promise::new();
+    for first in (1..500).step_by(50) {
+        played.play(&mut promise, first..first + 50);
+        assert_eq!(promise.contracts(), 1, "{first}");
+    }
 }

@@ -85,7 +85,7 @@ impl Handle {
     /// It goes on being read as no frame is, and nobody has said that it is one.
     pub(super) fn is_clip(&self) -> bool {
         let ruled = matches!(self.hint, Some(RateHint::FramesPerKilosecond(..)));
-        !ruled && (self.cadence.is_long() || self.cadence.rate().is_some())
+        !ruled && self.cadence.is_long()
     }
 
     /// Its header decides at what it is read: no rule does.

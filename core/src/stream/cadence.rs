@@ -11,6 +11,7 @@
 //! 3. the bytes asked for stay close to a straight line over time,
 //! 4. the periods are steadier than the pauses: the client follows a clock and not our answers.
 
+use super::places::Places;
 use crate::units::*;
 
 /// Bursts remembered; the oldest is forgotten.
@@ -35,7 +36,7 @@ const PAUSE_MIN: Duration = Duration::from_ms(4);
 /// A silence this long is a stopped player: what was before it says nothing of what comes after.
 const SILENCE: Duration = Duration::from_s(5);
 
-/// No frame is read for so long, and in pieces with pauses between them. The bytes keep small files out.
+/// No frame is read on for so long, and in pieces with pauses between them. The bytes keep small files out.
 const LONG_SPAN: Duration = Duration::from_s(3);
 const LONG_BYTES: u64 = 4 << 20;
 
@@ -103,6 +104,10 @@ pub struct Cadence {
     all: Span,
     span: Span,
     now: Span,
+    /// Where it has read in that time, and all of it up to the last read of something new.
+    places: Places,
+    anew: Span,
+    anew_until: Instant,
 }
 
 impl Default for Cadence {
@@ -125,6 +130,23 @@ impl Cadence {
             all: Span::at(Instant::ZERO),
             span: Span::at(Instant::ZERO),
             now: Span::at(Instant::ZERO),
+            places: Places::new(),
+            anew: Span::at(Instant::ZERO),
+            anew_until: Instant::ZERO,
+        }
+    }
+
+    /// The client asked for `range` of the one file that this is about, at `now`.
+    pub fn read_arrived_at(&mut self, now: Instant, range: ByteRange) {
+        self.read_arrived(now, range.length);
+        let anew = self.places.read(range).0;
+        if anew > 0 {
+            self.anew = Span {
+                start: self.all.start,
+                idle: self.all.idle,
+                bytes: self.anew.bytes.saturating_add(anew),
+            };
+            self.anew_until = now;
         }
     }
 
@@ -169,12 +191,24 @@ impl Cadence {
         })
     }
 
-    /// The client goes on reading this one file at its own leisure: megabytes, for seconds, and not because we are slow.
+    /// The client goes on in this one file at its own leisure: megabytes that it had not read before, for seconds, or steadily
+    /// for one, and not because we are slow. (Whoever stands still at a frame reads it again and again.)
     pub fn is_long(&self) -> bool {
-        let span = self.last_arrived.since(self.all.start);
-        span >= LONG_SPAN
-            && self.all.bytes >= LONG_BYTES
-            && self.all.idle.0.saturating_mul(4) >= span.0
+        let span = self.anew_until.since(self.anew.start);
+        let is_idle = self.anew.idle.0.saturating_mul(4) >= span.0;
+        let goes_on = self.anew.bytes >= LONG_BYTES && is_idle;
+        goes_on && (span >= LONG_SPAN || span >= SPAN_MIN && self.rate().is_some())
+    }
+
+    /// All `size` bytes of the file were read, one after another and at once: as a frame is.
+    pub fn is_of_a_frame(&self, size: ByteCount) -> bool {
+        let span = self.anew_until.since(self.anew.start);
+        self.count > 0 && span < SPAN_MIN && self.places.bytes() >= size
+    }
+
+    /// Anything was asked for.
+    pub fn is_known(&self) -> bool {
+        self.count > 0
     }
 
     fn remember(&mut self, now: Instant, pause: Duration, bytes: u64) {
@@ -559,10 +593,40 @@ mod tests {
             playing.rate.0.abs_diff(12_500_000) < 1_000_000,
             "{playing:?}"
         );
-        assert!(player.is_long() && !copy.is_long());
         // He has stopped: what he did before says nothing any more.
         player.read_arrived(now + Duration::from_s(30), ByteCount(500_000));
-        assert_eq!((player.lately(), player.is_long()), (None, false));
+        assert_eq!(player.lately(), None);
+    }
+
+    #[test]
+    fn whoever_reads_the_same_again_does_not_go_on() {
+        let ask = |cadence: &mut Cadence, n: u64, at: u64, service: Duration| {
+            let now = Instant(1) + Duration::from_ms(40 * n);
+            cadence.read_arrived_at(now, ByteRange::new(at * 500_000, 500_000));
+            cadence.read_answered(now + service);
+        };
+        let quick = Duration::from_ms(6);
+        let mut player = Cadence::new();
+        let mut copy = Cadence::new();
+        for n in 0..200 {
+            ask(&mut player, n, n, quick);
+            ask(&mut copy, n, n, Duration::from_ms(39));
+            assert!(n >= 24 || !player.is_long(), "{n}");
+        }
+        assert!(player.is_long() && !copy.is_long());
+        // He has stopped: what he did before says nothing any more.
+        ask(&mut player, 1000, 200, quick);
+        assert!(!player.is_long());
+        // A frame of any size, read at once or as slowly as we answer, and again and again.
+        for (places, service) in [(1, quick), (24, quick), (50, Duration::from_ms(39))] {
+            let mut paused = Cadence::new();
+            for n in 0..1000 {
+                let service = if n < places { service } else { quick };
+                let burst = if n < places && places == 24 { 0 } else { n };
+                ask(&mut paused, burst, n % places, service);
+                assert!(!paused.is_long(), "{places} {n}");
+            }
+        }
     }
 
     #[test]

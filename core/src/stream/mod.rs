@@ -17,6 +17,7 @@ mod ahead;
 mod cadence;
 mod cursor;
 mod frame_name;
+mod places;
 mod recogniser;
 mod runs;
 mod sequence;

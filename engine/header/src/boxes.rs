@@ -80,14 +80,14 @@ impl Walk {
         }
         self.left -= 1;
         let start = self.at;
-        let Some(head) = source.array::<8>(start)? else {
+        let Some(head) = source.head::<8>(start)? else {
             return Ok(None);
         };
         let (body, end) = match u32::from_be_bytes(part(&head, 0)) {
             // To the end of the file, or of the box it is in.
             0 => (start + 8, self.end),
             1 => {
-                let Some(long) = source.array::<16>(start)? else {
+                let Some(long) = source.head::<16>(start)? else {
                     return Ok(None);
                 };
                 let length = u64::from_be_bytes(part(&long, 8));

@@ -87,7 +87,7 @@ impl Chunks {
             return Ok(None);
         }
         self.left = self.left.checked_sub(1).ok_or(HeaderError::TooScattered)?;
-        let Some(head) = source.array::<8>(self.at)? else {
+        let Some(head) = source.head::<8>(self.at)? else {
             return Ok(None);
         };
         let length = u32::from_le_bytes(part(&head, 4));
@@ -159,7 +159,7 @@ fn known(length: u32) -> Option<u32> {
 
 /// Where the RIFF chunk at `at` ends, as declared. None: there is none, or it does not say.
 fn riff_end(source: &mut Source<'_>, at: u64) -> Result<Option<u64>, HeaderError> {
-    let head = source.array::<8>(at)?.unwrap_or_default();
+    let head = source.head::<8>(at)?.unwrap_or_default();
     let length = u32::from_le_bytes(part(&head, 4));
     let length = known(length).filter(|_| &head[..4] == b"RIFF");
     Ok(length.map(|length| at + 8 + u64::from(length) + u64::from(length % 2)))

@@ -1,18 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads of a file that count themselves: what is asked for comes from a small window, and when the
-//! budget is spent there is no more.
+//! budget is spent there is no more. Heads that lie far from each other are read by themselves, with a budget of their own:
+//! a recording may come in hundreds of pieces, of which nothing but the length is wanted.
 
 use crate::{Container, HeaderError};
 use std::io;
 
-/// Reads a probe may make.
-pub const PROBE_READ_COUNT_MAX: u32 = 64;
-
-/// Bytes a probe may read. Units: bytes.
-pub const PROBE_BYTES_MAX: usize = 1 << 20;
+/// Windows a probe may read, and heads beside them.
+const WINDOW_COUNT_MAX: u32 = 64;
+const HEAD_COUNT_MAX: u32 = 256;
 
 /// Bytes fetched at once: what is small and near comes along.
-pub(crate) const WINDOW_BYTES: usize = PROBE_BYTES_MAX / PROBE_READ_COUNT_MAX as usize;
+pub(crate) const WINDOW_BYTES: usize = 16 << 10;
+
+/// Bytes fetched with a head: no disk gives less.
+const HEAD_BYTES: usize = 512;
+
+/// A head that is no further from the last one is read with what follows it: there may be many.
+const NEAR_BYTES: u64 = WINDOW_BYTES as u64 / 8;
+
+/// Reads a probe may make.
+pub const PROBE_READ_COUNT_MAX: u32 = WINDOW_COUNT_MAX + HEAD_COUNT_MAX;
+
+/// Bytes a probe may read. Units: bytes.
+pub const PROBE_BYTES_MAX: usize =
+    WINDOW_COUNT_MAX as usize * WINDOW_BYTES + HEAD_COUNT_MAX as usize * HEAD_BYTES;
 
 /// Something that can be read at an offset, as `pread` does.
 pub trait ReadAt {
@@ -41,8 +53,18 @@ impl ReadAt for &[u8] {
 pub(crate) struct Source<'a> {
     reader: &'a mut dyn ReadAt,
     size: u64,
-    window: Vec<u8>,
-    window_start: u64,
+    window: Window,
+    /// What was read of the last head that was read by itself.
+    head: Window,
+    last_head: u64,
+}
+
+/// A piece of the file.
+struct Window {
+    bytes: Vec<u8>,
+    start: u64,
+    /// Bytes read at once.
+    most: usize,
     reads_left: u32,
 }
 
@@ -51,9 +73,9 @@ impl<'a> Source<'a> {
         Source {
             reader,
             size,
-            window: Vec::with_capacity(WINDOW_BYTES),
-            window_start: 0,
-            reads_left: PROBE_READ_COUNT_MAX,
+            window: Window::new(WINDOW_BYTES, WINDOW_COUNT_MAX),
+            head: Window::new(HEAD_BYTES, HEAD_COUNT_MAX),
+            last_head: 0,
         }
     }
 
@@ -71,11 +93,30 @@ impl<'a> Source<'a> {
         if length > WINDOW_BYTES || end > self.size {
             return Ok(None);
         }
-        if !self.holds(offset, end) {
-            self.fetch(offset)?;
+        let window = match self.head.holds(offset, end) {
+            true => &mut self.head,
+            false => &mut self.window,
+        };
+        if !window.holds(offset, end) {
+            window.fetch(self.reader, self.size, offset)?;
         }
-        let start = (offset - self.window_start) as usize;
-        Ok(self.window.get(start..start + length))
+        let start = (offset - window.start) as usize;
+        Ok(window.bytes.get(start..start + length))
+    }
+
+    /// The same, of the head of something of which nothing else may be wanted.
+    pub(crate) fn head<const N: usize>(
+        &mut self,
+        offset: u64,
+    ) -> Result<Option<[u8; N]>, HeaderError> {
+        let end = offset.saturating_add(N as u64);
+        let is_near = offset.abs_diff(self.last_head) <= NEAR_BYTES;
+        self.last_head = offset;
+        let is_there = self.window.holds(offset, end) || self.head.holds(offset, end);
+        if !is_near && !is_there && end <= self.size {
+            self.head.fetch(self.reader, self.size, offset)?;
+        }
+        self.array(offset)
     }
 
     /// `N` bytes at `offset`. None when the file ends before.
@@ -86,26 +127,42 @@ impl<'a> Source<'a> {
         let bytes = self.bytes(offset, N)?;
         Ok(bytes.and_then(|bytes| bytes.try_into().ok()))
     }
+}
 
-    fn holds(&self, offset: u64, end: u64) -> bool {
-        offset >= self.window_start && end <= self.window_start + self.window.len() as u64
+impl Window {
+    fn new(most: usize, reads_left: u32) -> Window {
+        Window {
+            bytes: Vec::with_capacity(most),
+            start: 0,
+            most,
+            reads_left,
+        }
     }
 
-    /// Make the window start at `offset`; shorter than usual only at the end of the file.
-    fn fetch(&mut self, offset: u64) -> Result<(), HeaderError> {
-        self.window.resize(WINDOW_BYTES, 0);
-        self.window_start = offset;
+    fn holds(&self, offset: u64, end: u64) -> bool {
+        offset >= self.start && end <= self.start + self.bytes.len() as u64
+    }
+
+    /// Make it start at `offset`; shorter than usual only at the end of the file.
+    fn fetch(
+        &mut self,
+        reader: &mut dyn ReadAt,
+        size: u64,
+        offset: u64,
+    ) -> Result<(), HeaderError> {
+        self.bytes.resize(self.most, 0);
+        self.start = offset;
         let mut filled = 0;
-        let wanted = (self.size - offset).min(WINDOW_BYTES as u64) as usize;
+        let wanted = (size - offset).min(self.most as u64) as usize;
         while filled < wanted {
             let at = offset + filled as u64;
             self.reads_left = self
                 .reads_left
                 .checked_sub(1)
                 .ok_or(HeaderError::TooScattered)?;
-            let buffer = &mut self.window[filled..wanted];
+            let buffer = &mut self.bytes[filled..wanted];
             let most = buffer.len();
-            match self.reader.read_at(at, buffer) {
+            match reader.read_at(at, buffer) {
                 // The file was cut while we read it.
                 Ok(0) => break,
                 Ok(count) => filled += count.min(most),
@@ -113,7 +170,7 @@ impl<'a> Source<'a> {
                 Err(source) => return Err(HeaderError::Read { offset: at, source }),
             }
         }
-        self.window.truncate(filled);
+        self.bytes.truncate(filled);
         Ok(())
     }
 }

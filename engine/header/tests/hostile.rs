@@ -337,6 +337,42 @@ fn fragments_are_not_counted_by_the_movie_header() {
     assert_eq!(file.probe().unwrap(), None);
 }
 
+/// Media in `count` boxes of a megabyte, each behind a `wide` or not, and the description before or behind them.
+fn in_pieces(count: u32, is_wide: bool, is_behind: bool) -> Sparse {
+    let wide = mp4_box(b"wide", &[]);
+    let ahead = if is_wide { &wide[..] } else { &[] };
+    let whole = u64::from(count) << 20;
+    let track = video_track(24_000, 24_000 * 20, 480, whole - 1000);
+    let movie = mp4_box(b"moov", &[&mvhd(600, 600 * 20), &track]);
+    let mut file = Sparse::default();
+    file.append(mp4_box(b"ftyp", &[b"qt  ", &[0; 4]]));
+    if !is_behind {
+        file.append(movie.clone());
+    }
+    for _ in 0..count {
+        let head = ((1u32 << 20) + 8).to_be_bytes();
+        file.append([ahead, &head[..], b"mdat"].concat());
+        file.append_zeros(1 << 20);
+    }
+    if is_behind {
+        file.append(movie);
+    }
+    file
+}
+
+#[test]
+fn media_in_a_hundred_large_pieces_are_counted_and_in_any_number_given_up() {
+    for (is_wide, is_behind) in [(false, false), (false, true), (true, false), (true, true)] {
+        for count in [70, 100, 200] {
+            let rate = (u64::from(count) << 20) / 20;
+            let file = in_pieces(count, is_wide, is_behind);
+            check(file, Container::QuickTime, 20.0, rate, Some(24_000));
+        }
+        let result = in_pieces(3000, is_wide, is_behind).probe();
+        assert!(matches!(result, Err(HeaderError::TooScattered)));
+    }
+}
+
 #[test]
 fn what_readers_step_over_is_stepped_over() {
     let film = |between: &[u8], mvhd: Vec<u8>, mdhd_more: usize, behind: &[u8]| {

@@ -19,6 +19,7 @@ use rushes_tests::random::Random;
 use rushes_tests::smb2::{self, Connection, Disposition, Handle};
 use rushes_tests::smbd::{SHARE, Smbd};
 use rushes_tests::stand::Stand;
+use rushes_tests::words::explained;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -486,7 +487,18 @@ fn serves(daemon: &Daemon) -> bool {
     sessions == 2 && of("hit_count") + of("miss_count") > 0
 }
 
+const USAGE: &str = "\
+The daemon is killed again and again under a pool that is used over SMB, NFS, iSCSI and on its mount at once.
+Takes no options. Needs root and the built release programs.
+
+RUSHES_TEST_KILLS   how often; 50
+
+Exit code: 0 when nothing was lost (or something is missing here, which it says), 101 otherwise.";
+
 fn main() {
+    if explained(USAGE) {
+        return;
+    }
     let Some(doors) = Doors::open() else {
         return;
     };

@@ -7,7 +7,7 @@
 //! `--modules ""` is Samba alone: whether the model or our module is to blame.
 
 use rushes_tests::fsx::{self, Plan};
-use rushes_tests::words::pairs;
+use rushes_tests::words::{explained, pairs};
 use rushes_tests::world::{Setup, World};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,30 @@ struct Asked {
     kill: Option<Duration>,
 }
 
+const USAGE: &str = "\
+Random operations through a real smbd and a daemon that keeps written bytes, compared with a model.
+Needs root and the built release programs.
+
+smb-fsx [--operations N] [--seed N] [--workers N] [--only WORKER] [--clients N] [--buffer BYTES]
+        [--share LINE]... [--global LINE]... [--modules NAMES] [--kill MS]
+
+--operations N    how many in all; 1000000
+--seed N          what is drawn; 1
+--workers N       files at once; 16
+--only WORKER     this one alone
+--clients N       connections to each file; 2
+--buffer BYTES    the write buffer; 64MiB
+--share LINE      for the share's section of smb.conf; may be said again
+--global LINE     for [global]; may be said again
+--modules NAMES   vfs objects of the share; \"\" is Samba alone
+--kill MS         kill the daemon this often
+
+Exit code: 0 without a divergence, 1 with one, 2 asked wrongly, 3 something is missing here.";
+
 fn main() -> ExitCode {
+    if explained(USAGE) {
+        return ExitCode::SUCCESS;
+    }
     let asked = match read(std::env::args().skip(1)) {
         Ok(asked) => asked,
         Err(error) => {

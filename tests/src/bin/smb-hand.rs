@@ -7,12 +7,31 @@
 //! `size NAME` → `ok BYTES 0`. Failures are `err KIND: sentence`. Names hold no spaces.
 
 use pavao::{SmbClient, SmbCredentials, SmbFile, SmbOpenOptions, SmbOptions};
+use rushes_tests::words::explained;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Read, Seek, SeekFrom, Write};
 
 type Answer = Result<(u64, Vec<u8>), Box<dyn std::error::Error>>;
 
+const USAGE: &str = "\
+One SMB client led by the hand: a command a line on standard input, an answer a line. Started by the tests.
+
+smb-hand smb://HOST:PORT SHARE USER PASSWORD
+
+open r|rw|new NAME          ok FILE 0
+read FILE OFFSET LENGTH     ok N N, and N bytes
+write FILE OFFSET LENGTH    and LENGTH bytes; ok N 0
+close FILE
+unlink NAME
+rename NAME NAME
+size NAME                   ok BYTES 0
+
+What fails is answered with err KIND: sentence. Names hold no spaces.";
+
 fn main() {
+    if explained(USAGE) {
+        return;
+    }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [server, share, user, password] = arguments.as_slice() else {
         eprintln!("usage: smb-hand smb://HOST:PORT SHARE USER PASSWORD; started by the tests");

@@ -13,6 +13,7 @@ use rushes_tests::pattern;
 use rushes_tests::random::Random;
 use rushes_tests::smb2::{Connection, Disposition, Handle, Status};
 use rushes_tests::smbd::SHARE;
+use rushes_tests::words::explained;
 use rushes_tests::world::{Setup, World};
 use std::collections::BTreeMap;
 use std::fs;
@@ -270,7 +271,18 @@ fn forget_all(stage: &Stage, world: &World) {
 
 const CLIENTS: usize = 7;
 
+const USAGE: &str = "\
+The daemon is killed again and again while SMB clients play, record, grade, copy, cut, rename and delete.
+Takes no options. Needs root and the built release programs.
+
+RUSHES_TEST_KILLS   how often; 50
+
+Exit code: 0 when nothing was lost (or something is missing here, which it says), 101 otherwise.";
+
 fn main() {
+    if explained(USAGE) {
+        return;
+    }
     let Some(mut world) = World::build(&Setup {
         // Clients that play are to have contracts, as they have everywhere.
         server: String::new(),

@@ -7,12 +7,35 @@
 //! `--modules ""` is Samba alone: whether the model or our module is to blame.
 
 use rushes_tests::stale::{self, Plan, XFS};
-use rushes_tests::words::pairs;
+use rushes_tests::words::{explained, pairs};
 use rushes_tests::world::{Backing, World};
 use std::process::ExitCode;
 use std::time::Duration;
 
+const USAGE: &str = "\
+Files that programs of the server change in every way, read over SMB meanwhile: is what is read as old as it may be?
+Needs root and the built release programs.
+
+smb-stale [--seconds N] [--seed N] [--workers N] [--only WORKER] [--fs ext4|xfs] [--buffer BYTES] [--way NAME]...
+          [--analyser 1] [--first-fault 1] [--modules NAMES]
+
+--seconds N       how long; 600
+--seed N          what is drawn; 1
+--workers N       files at once; 8
+--only WORKER     this one alone
+--fs KIND         ext4 or xfs; ext4
+--buffer BYTES    with a write buffer of so much, such as 64MiB
+--way NAME        change files in this way alone; may be said again
+--analyser 1      reads are recognised, and fetched ahead
+--first-fault 1   stop at the first
+--modules NAMES   vfs objects of the share; \"\" is Samba alone
+
+Exit code: 0 without a fault, 1 with one, 2 asked wrongly, 3 something is missing here.";
+
 fn main() -> ExitCode {
+    if explained(USAGE) {
+        return ExitCode::SUCCESS;
+    }
     let (plan, setup) = match read(std::env::args().skip(1)) {
         Ok(asked) => asked,
         Err(error) => {

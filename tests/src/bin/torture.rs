@@ -4,11 +4,28 @@
 //! `torture [--seed N] [--seconds N] [--stand plain|pool|any] [--only ROUND] [--round SECONDS]`
 
 use rushes_tests::torture::{self, Kind, Plan};
-use rushes_tests::words::pairs;
+use rushes_tests::words::{explained, pairs};
 use std::process::ExitCode;
 use std::time::Duration;
 
+const USAGE: &str = "\
+Clients of every kind through a real smbd (and a pool) while programs are killed and disks fail, hang and fill.
+Each fault comes with the command that plays its round again. Needs root and the built release programs.
+
+torture [--seed N] [--seconds N] [--stand plain|pool|any] [--only ROUND] [--round SECONDS]
+
+--seed N          what is drawn; 1
+--seconds N       how long in all; 3600
+--stand KIND      plain shares, pools, or by turns; any
+--only ROUND      this round alone
+--round SECONDS   as long as that each, whatever was drawn
+
+Exit code: 0 without a fault, 1 with one, 2 asked wrongly, 3 something is missing here.";
+
 fn main() -> ExitCode {
+    if explained(USAGE) {
+        return ExitCode::SUCCESS;
+    }
     let plan = match read(std::env::args().skip(1)) {
         Ok(plan) => plan,
         Err(error) => {

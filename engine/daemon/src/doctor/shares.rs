@@ -217,6 +217,49 @@ mod tests {
     use super::*;
 
     #[test]
+    fn remedy_of_a_share_whose_writes_could_not_be_tried_is_of_its_reason() {
+        let path = std::env::temp_dir().join(format!("rushes-ways-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        let mut share = Share::open(&ShareConfig {
+            name: String::from("s"),
+            path: path.clone(),
+            exclusive: false,
+        })
+        .unwrap();
+        let why = || String::from("because");
+        let mut told = |reserves, bytes| {
+            share.reserves = reserves;
+            let mut findings = Vec::new();
+            write_way("share s", &share, bytes, &mut findings);
+            let [found] = <[Finding; 1]>::try_from(findings).unwrap();
+            (found.level, found.finding, found.remedy.unwrap_or_default())
+        };
+        let (level, finding, remedy) = told(Reserves::Full(why()), 1);
+        assert_eq!(level, Level::Note);
+        assert!(
+            finding.contains("it could not be tried: because"),
+            "{finding}"
+        );
+        assert!(
+            remedy.starts_with("make room on the file system"),
+            "{remedy}"
+        );
+        let (level, _, remedy) = told(Reserves::Untried(why()), 1);
+        assert_eq!(level, Level::Note);
+        assert!(
+            remedy.starts_with("let the daemon's user write"),
+            "{remedy}"
+        );
+        let (level, _, remedy) = told(Reserves::Never("because"), 1);
+        assert_eq!(level, Level::Warning);
+        assert!(remedy.contains("ext4 or xfs"), "{remedy}");
+        for (reserves, bytes) in [(Reserves::Extents, 1), (Reserves::Full(why()), 0)] {
+            assert_eq!(told(reserves, bytes).0, Level::Ok);
+        }
+        std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
     fn age_is_counted_in_days_and_nonsense_has_none() {
         assert!(age_days("2020-01-01T00:00:00Z").unwrap() > 365);
         assert_eq!(age_days("2999-01-01T00:00:00Z"), None);
