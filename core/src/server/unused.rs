@@ -65,6 +65,7 @@ impl Server {
 mod tests {
     use super::super::tests::*;
     use super::*;
+    use alloc::format;
 
     /// Three files may be known.
     fn bench() -> Bench {
