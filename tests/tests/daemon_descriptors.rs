@@ -71,6 +71,8 @@ fn world() -> Option<World> {
     for number in 0..FILES {
         world.put(&name(number), number, LENGTH);
     }
+    // What is cached of a file that has just changed is not kept.
+    std::thread::sleep(Duration::from_millis(2500));
     Some(world)
 }
 
