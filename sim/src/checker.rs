@@ -383,6 +383,7 @@ impl Checker {
             | Event::ForeignChange { .. }
             | Event::Unlinked { .. }
             | Event::LetGo { .. }
+            | Event::Crowded
             | Event::Stat { .. }
             | Event::Hint { .. }
             | Event::ForeignLoad { .. }

@@ -472,7 +472,7 @@ impl Machine for Naive {
                     }),
                 }
             }
-            Event::Unlinked { .. } | Event::LetGo { .. } => {}
+            Event::Unlinked { .. } | Event::LetGo { .. } | Event::Crowded => {}
             Event::ForeignChange { key } => {
                 self.changed(key);
                 for (file, facts) in &self.files {

@@ -18,6 +18,8 @@ pub struct Daemon {
     config: PathBuf,
     runtime: PathBuf,
     log: PathBuf,
+    /// Descriptors that it may have when it is started again. None: as many as this process.
+    pub descriptor_limit: Option<u32>,
 }
 
 /// What differs between tests.
@@ -89,10 +91,11 @@ impl Daemon {
         );
         fs::write(&config, text).expect("scratch is writable");
         let mut daemon = Daemon {
-            child: spawn(scratch.path(), &config),
+            child: spawn(scratch.path(), &config, None),
             config,
             runtime,
             log: scratch.path().join("daemon.log"),
+            descriptor_limit: None,
         };
         daemon.wait_until_ready();
         daemon
@@ -125,7 +128,7 @@ impl Daemon {
     /// Start it again with the same configuration, after [`Daemon::kill`].
     pub fn start_again(&mut self) {
         let folder = self.log.parent().expect("the log is in the scratch folder");
-        self.child = spawn(folder, &self.config);
+        self.child = spawn(folder, &self.config, self.descriptor_limit);
         self.wait_until_ready();
     }
 
@@ -207,13 +210,13 @@ impl Drop for Daemon {
     }
 }
 
-fn spawn(folder: &Path, config: &Path) -> Child {
+fn spawn(folder: &Path, config: &Path, descriptor_limit: Option<u32>) -> Child {
     let log = File::options()
         .append(true)
         .create(true)
         .open(folder.join("daemon.log"))
         .expect("scratch is writable");
-    Command::new(needs::path_of("rushes"))
+    limited(needs::path_of("rushes"), descriptor_limit)
         .arg("serve")
         .arg("--config")
         .arg(config)
@@ -223,4 +226,15 @@ fn spawn(folder: &Path, config: &Path) -> Child {
         .stderr(log)
         .spawn()
         .expect("rushes was built")
+}
+
+/// A program that may have so many descriptors, if that is said.
+pub(crate) fn limited(program: PathBuf, descriptor_limit: Option<u32>) -> Command {
+    let Some(limit) = descriptor_limit else {
+        return Command::new(program);
+    };
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("ulimit -n {limit} && exec \"$0\" \"$@\"")]);
+    shell.arg(program);
+    shell
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool over file systems of several kinds and sizes, and its mount, for a test.
 
-use crate::daemon::{Daemon, DaemonSpec};
+use crate::daemon::{Daemon, DaemonSpec, limited};
 use crate::disk::{Disk, run};
 use crate::needs;
 use crate::pattern;
@@ -157,16 +157,7 @@ impl PoolWorld {
             needs::path_of("rushes").display(),
             self.scratch.path().join("rushes.toml").display()
         );
-        let program = needs::path_of("rushes");
-        let mut command = match self.descriptor_limit {
-            None => Command::new(program),
-            Some(limit) => {
-                let mut shell = Command::new("sh");
-                shell.args(["-c", &format!("ulimit -n {limit} && exec \"$0\" \"$@\"")]);
-                shell.arg(program);
-                shell
-            }
-        };
+        let mut command = limited(needs::path_of("rushes"), self.descriptor_limit);
         let mut child = command
             .args(["pool", "mount"])
             .arg(self.catalogue())
@@ -210,13 +201,18 @@ impl PoolWorld {
 
     /// A daemon that serves its members, so many, with a session of the mount for each. `rules`: more of its configuration.
     pub fn served(&self, member_count: usize, rules: &str) -> Daemon {
+        let daemon = self.serve(member_count, rules);
+        daemon.wait_for_members(member_count);
+        daemon
+    }
+
+    /// The same where the pool may not be mounted yet.
+    pub fn serve(&self, member_count: usize, rules: &str) -> Daemon {
         let members = (0..member_count).map(|number| self.member(number).join("pool"));
         let mut spec = DaemonSpec::of_members(members);
         spec.cache = String::from("128MiB");
         spec.more += rules;
-        let daemon = Daemon::start(&self.scratch, &spec);
-        daemon.wait_for_members(member_count);
-        daemon
+        Daemon::start(&self.scratch, &spec)
     }
 
     /// SIGKILL to the process that was started to mount it, and, where that is a keeper, with it to the one that serves: the mount is dead.

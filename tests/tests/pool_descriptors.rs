@@ -5,7 +5,7 @@ use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, check, put};
 use rushes_tests::ways::Hands;
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, XattrFlags, setxattr};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
@@ -123,4 +123,120 @@ fn names_and_folders_leave_room_for_files() {
         "{}",
         world.log()
     );
+}
+
+/// 256 files for everybody, and with each of them eight objects: far more than that.
+const LIMIT_OF_WIDE: u32 = 1024;
+const WIDTH: usize = 8;
+const UNIT: usize = 64 << 10;
+
+/// Files in many objects: each costs two descriptors when it is opened, and one for each object when it is read or written.
+fn wide_files_that_are_all_used(is_served: bool) {
+    if !needs::all_there(&[Need::Program("python3"), Need::Program("sh")]) {
+        return;
+    }
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 100); WIDTH]) else {
+        return;
+    };
+    let folder = world.path("wide");
+    fs::create_dir(&folder).expect("made");
+    let words = format!("striped={WIDTH} unit=64KiB");
+    let wish = words.as_bytes();
+    setxattr(&folder, "user.rushes.policy", wish, XattrFlags::empty()).expect("a wish");
+    world.end();
+    let daemon = is_served.then(|| world.serve(WIDTH, ""));
+    world.descriptor_limit = Some(LIMIT_OF_WIDE);
+    world.start();
+    if let Some(daemon) = &daemon {
+        daemon.wait_for_members(WIDTH);
+    }
+    let length = WIDTH * UNIT;
+    put(&folder.join("other"), 5, length).expect("there is room");
+    put(&folder.join("late"), 6, length).expect("there is room");
+    let other = File::options()
+        .read(true)
+        .write(true)
+        .open(folder.join("other"))
+        .expect("there");
+    let late = File::open(folder.join("late")).expect("there");
+
+    // All are opened before any is used.
+    let mut hog = Hands::new();
+    let flags = (OFlags::RDWR | OFlags::CREATE).bits();
+    let mut files = 0;
+    let error = loop {
+        let name = format!("hog{files}");
+        let path = folder.join(&name);
+        match hog.ask(
+            "open",
+            &name,
+            (u64::from(flags), 0),
+            path.to_str().expect("text"),
+        ) {
+            Ok(_) => files += 1,
+            Err(error) => break error,
+        }
+        assert!(files < 1000, "it never ends");
+    };
+    assert!(error.contains(ENFILE), "{error}");
+    assert!((100..160).contains(&files), "{files}: about half of all");
+    let all = (0, length as u64);
+    for number in 0..files {
+        hog.does(
+            "write",
+            &format!("hog{number}"),
+            all,
+            &(number % 200 + 1).to_string(),
+        );
+    }
+    for number in 0..files {
+        let seen = hog.does("see", &format!("hog{number}"), all, "-");
+        assert_eq!(seen, format!("{:02x}", number % 200 + 1), "hog{number}");
+    }
+
+    // Who has files open already hears nothing of it, and others open what they like.
+    let mut found = vec![0; length];
+    late.read_exact_at(&mut found, 0).expect("read");
+    pattern::check(6, 0, &found, "opened before");
+    other
+        .write_all_at(&pattern::bytes(7, 0, length), 0)
+        .expect("written");
+    other.sync_all().expect("synced");
+    check(&folder.join("other"), 7, length);
+    for number in 0..3 {
+        put(&folder.join(format!("more{number}")), 8, length).expect("opened");
+        check(&folder.join(format!("more{number}")), 8, length);
+    }
+    // So does he.
+    for number in 0..files {
+        let name = format!("hog{number}");
+        let middle = (3 * UNIT as u64, UNIT as u64);
+        hog.does("write", &name, middle, &(number % 200 + 2).to_string());
+    }
+    drop(hog);
+    drop((other, late));
+    for number in 0..files {
+        let bytes = fs::read(folder.join(format!("hog{number}"))).expect("read");
+        let outer = (number % 200 + 1) as u8;
+        let mut expected = vec![outer; length];
+        expected[3 * UNIT..4 * UNIT].fill(outer + 1);
+        assert!(bytes == expected, "hog{number} has other bytes");
+    }
+    let log = world.log();
+    assert!(!log.contains("Too many open files"), "{log}");
+    assert!(!log.contains(" is missing"), "{log}");
+    world.end();
+    drop(daemon);
+    let (report, code) = world.json(&["fsck"], &[]);
+    assert_eq!(code, Some(0), "{report}");
+}
+
+#[test]
+fn files_in_many_objects_take_no_descriptor_from_others_when_they_are_used() {
+    wide_files_that_are_all_used(false);
+}
+
+#[test]
+fn files_in_many_objects_take_none_beside_a_daemon_either() {
+    wide_files_that_are_all_used(true);
 }

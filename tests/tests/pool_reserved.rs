@@ -3,12 +3,13 @@
 //! and to wider stripes, mounted or not.
 
 use rushes_tests::pattern;
-use rushes_tests::pool::{BTRFS, EXT4, PoolWorld, XFS};
+use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS};
 use rustix::fs::{FallocateFlags, XattrFlags, fallocate, setxattr};
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 /// Of a file, of which two MiB are written.
@@ -181,12 +182,31 @@ const MIB_U64: u64 = MIB as u64;
 
 #[test]
 fn what_is_reserved_behind_the_end_goes_when_the_file_is_cut_there() {
-    let Some(world) = PoolWorld::build(&[(EXT4, 100), (XFS, 320)]) else {
+    what_is_behind_the_end_goes(&[(EXT4, 100), (XFS, 320)], None);
+}
+
+#[test]
+fn what_is_reserved_behind_the_end_of_a_stripe_goes_as_well() {
+    what_is_behind_the_end_goes(&[(EXT4, 150); 3], Some("striped=3 unit=64KiB"));
+}
+
+fn what_is_behind_the_end_goes(members: &[Made], wish: Option<&str>) {
+    let Some(world) = PoolWorld::build(members) else {
         return;
     };
+    if let Some(words) = wish {
+        let flags = XattrFlags::empty();
+        setxattr(
+            world.path(""),
+            "user.rushes.policy",
+            words.as_bytes(),
+            flags,
+        )
+        .expect("a wish");
+    }
     let free = || {
         rustix::fs::sync();
-        room(&world, 2)
+        room(&world, members.len())
     };
     let before = free();
     let gave_back = |context: &str| {
@@ -227,12 +247,45 @@ fn what_is_reserved_behind_the_end_goes_when_the_file_is_cut_there() {
 
 #[test]
 fn a_reservation_that_does_not_fit_takes_no_room_from_anybody() {
+    what_does_not_fit_takes_no_room(false);
+}
+
+#[test]
+fn a_reservation_that_does_not_fit_takes_no_room_beside_a_daemon_either() {
+    what_does_not_fit_takes_no_room(true);
+}
+
+/// What the daemon reserved for writes, and did not need, is given back.
+fn is_settled(world: &PoolWorld, members: usize) {
+    let now = || {
+        rustix::fs::sync();
+        room(world, members)
+    };
+    let end = Instant::now() + Duration::from_secs(30);
+    let (mut before, mut same_count) = (now(), 0);
+    while same_count < 10 {
+        assert!(Instant::now() < end, "it goes on changing");
+        std::thread::sleep(Duration::from_millis(200));
+        let next = now();
+        same_count = if next == before { same_count + 1 } else { 0 };
+        before = next;
+    }
+}
+
+fn what_does_not_fit_takes_no_room(is_served: bool) {
     let Some(world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
         return;
     };
-    let file = File::create(world.path("file")).expect("made");
+    let _daemon = is_served.then(|| world.served(2, ""));
+    let path = world.path("file");
+    let mut file = File::create(&path).expect("made");
     file.write_all_at(&pattern::bytes(5, 0, MIB), 0)
         .expect("room");
+    if is_served {
+        drop(file);
+        is_settled(&world, 2);
+        file = File::options().write(true).open(&path).expect("there");
+    }
     // His own, behind the end, from before.
     let keep_size = FallocateFlags::KEEP_SIZE;
     fallocate(&file, keep_size, 2 * MIB_U64, 4 * MIB_U64).expect("room");

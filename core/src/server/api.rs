@@ -28,6 +28,8 @@ pub struct Limits {
     pub read_bytes_max: u64,
     /// Longest single device request; longer fetches go down in such chunks.
     pub chunk_bytes_max: u64,
+    /// Files that are known at once, which the driver holds open: beyond that none is kept that nobody uses.
+    pub file_count_max: u32,
     /// Frames of a sequence opened ahead of the player.
     pub sequence_ahead_max: u32,
     /// Bytes of lanes in use at once: what was granted, and what was acknowledged and is not on its device yet.
@@ -49,6 +51,7 @@ impl Default for Limits {
             session_pin_bytes_max: 64 << 20,
             read_bytes_max: 8 << 20,
             chunk_bytes_max: 4 << 20,
+            file_count_max: u32::MAX,
             sequence_ahead_max: 128,
             write_buffer_bytes: 256 << 20,
             write_bytes_max: 8 << 20,
@@ -435,6 +438,8 @@ pub enum Event {
         handle: HandleId,
         station: Station,
     },
+    /// The driver could not open a file, or let anybody in, since it has too many open: some that nobody uses are forgotten.
+    Crowded,
 }
 
 /// A run of slots in [`Actions::slots`].

@@ -294,6 +294,7 @@ impl Server {
             blocks: Default::default(),
             waiting: Vec::new(),
             use_count: 0,
+            unused_since: 0,
             gone: false,
             way: facts.way.unwrap_or(WriteWay::Through),
             is_exclusive: facts.is_exclusive,
@@ -364,6 +365,7 @@ impl Server {
             self.drop_blocks(id, 0, u64::MAX);
         }
         self.forget_if_unused(id, actions);
+        self.note_unused(id);
     }
 
     pub(super) fn forget_if_unused(&mut self, id: FileId, actions: &mut Actions) {

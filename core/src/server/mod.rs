@@ -57,6 +57,7 @@ mod state;
 mod syncs;
 #[cfg(test)]
 mod tests;
+mod unused;
 #[cfg(test)]
 mod write_tests;
 mod writeback;
@@ -90,6 +91,10 @@ pub struct Server {
     sessions: BTreeMap<SessionId, Session>,
     handles: BTreeMap<(SessionId, HandleId), Handle>,
     files: BTreeMap<FileId, File>,
+    /// Files that nobody uses, by the number of the use that was their last. Some are used again, or gone.
+    unused: VecDeque<(u64, FileId)>,
+    /// Last uses so far.
+    unused_count: u64,
     keys: BTreeMap<FileKey, FileId>,
     devices: BTreeMap<DeviceId, Device>,
     streams: Slab<Stream>,
@@ -171,6 +176,8 @@ impl Server {
             sessions: BTreeMap::new(),
             handles: BTreeMap::new(),
             files: BTreeMap::new(),
+            unused: VecDeque::new(),
+            unused_count: 0,
             keys: BTreeMap::new(),
             devices: BTreeMap::new(),
             streams: Slab::new(),
@@ -330,6 +337,7 @@ impl Server {
             Event::ForeignChange { key } => self.foreign_change(key, actions),
             Event::Unlinked { key } => self.gone(key, actions),
             Event::LetGo { key } => self.let_go_of(key, actions),
+            Event::Crowded => self.crowded(actions),
             Event::Stat {
                 file,
                 size,
@@ -357,6 +365,7 @@ impl Server {
             Event::IoDone { io, result } => self.io_done(io, result, actions),
             Event::Timer => self.timer(actions),
         }
+        self.let_go_of_unused(actions);
         self.give_room(actions);
         self.look_for_room(actions);
         self.write_out_due(actions);

@@ -125,6 +125,8 @@ pub(super) struct File {
     pub waiting: Vec<u32>,
     /// Handles, sequences and device requests that need it open.
     pub use_count: u32,
+    /// Number of the use that was the last, if that is over.
+    pub unused_since: u64,
     /// No name leads to it any more, its key was taken over, or it is let go of: forget it with its last use.
     pub gone: bool,
     /// How it may be written.
@@ -474,6 +476,11 @@ impl File {
     /// How much of it the device can give. Bytes past the end that the file system knows are ours alone. Units: bytes.
     pub(super) fn device_size(&self) -> u64 {
         self.size.min(self.writing.native_size)
+    }
+
+    /// Nobody has used it since that use.
+    pub(super) fn is_unused_since(&self, since: u64) -> bool {
+        self.use_count == 0 && self.unused_since == since
     }
 
     /// Its version was asked for at `asked`, and was this. True: what is cached of it may be old. `strictly`: also when

@@ -20,7 +20,7 @@ pub(super) struct Bench {
     pub(super) neighbours: Vec<(FileId, alloc::string::String)>,
     /// Files of a pool that its door was asked for.
     pub(super) asked: Vec<(PoolNumber, alloc::string::String)>,
-    forgotten: Vec<FileId>,
+    pub(super) forgotten: Vec<FileId>,
     /// Whose headers it was asked to look at, and how long they are.
     pub(super) looked: Vec<(FileId, u64)>,
     /// Where the last request ended that the device did.

@@ -22,6 +22,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Attributes of this name are Rushes' own.
 const OURS: &[u8] = b"trusted.rushes.";
+/// What a folder gives to those that are made in it.
+const DEFAULT_ACL: &str = "system.posix_acl_default";
 
 /// What stat(2) says.
 #[derive(Clone, Copy, Debug)]
@@ -208,13 +210,15 @@ impl Door {
         path: &str,
         (name, length): (&OsStr, usize),
     ) -> Answer<()> {
-        if u32::from(status(fd)?.stx_mode) & S_IFMT != S_IFREG {
-            return Ok(());
-        }
-        let leaves = self
-            .pool
-            .leaves_record_room(path, name.as_bytes(), length)
-            .map_err(|error| self.trouble(node, &error))?;
+        let leaves = match u32::from(status(fd)?.stx_mode) & S_IFMT {
+            S_IFREG => self
+                .pool
+                .leaves_record_room(path, name.as_bytes(), length)
+                .map_err(|error| self.trouble(node, &error))?,
+            // Files that are made there have it from the start.
+            _ if name == DEFAULT_ACL => self.pool.leaves_record_room_below(length),
+            _ => true,
+        };
         match leaves {
             true => Ok(()),
             false => Err(Errno::NOSPC),

@@ -7,6 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Between two looks whether the door closes. Units: ms.
 const LOOK_EVERY_MS: i64 = 250;
@@ -42,7 +43,11 @@ impl Door {
                 match listener.accept() {
                     Ok(Some(asked)) => drop(scope.spawn(move || self.answer(asked))),
                     Ok(None) => {}
-                    Err(error) => tracing::warn!("a command cannot be heard: {error}"),
+                    Err(error) => {
+                        tracing::warn!("a command cannot be heard: {error}");
+                        // Out of descriptors, most likely: the same would come again at once.
+                        std::thread::sleep(Duration::from_millis(LOOK_EVERY_MS as u64));
+                    }
                 }
             }
         });

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Descriptors of the mount's process: who may have how many of them.
 //!
-//! A file that somebody has open through the mount costs a descriptor for its stub and one for each of its objects; a process has 20,000 on many machines.
+//! A file that somebody has open through the mount costs a descriptor for its stub and one for an object; a process has 20,000 on many machines. (Those
+//! of a file's further objects are closed when there are too many: spare.rs.)
 //! So each open is counted, once for a file however often it is open, with the process that asked for it first (by the number that the kernel tells, which
 //! is a thread's) and with its user. Who asks for more than his share hears ENFILE. What is open already always has what it needs: there is a reserve,
 //! and what is only kept to be quick (nodes.rs) is let go of before anybody hears of it.
@@ -11,6 +12,7 @@
 
 use crate::answer::Answer;
 use crate::nodes::locked;
+use crate::spare::Spares;
 use rushes_sys::limits::descriptor_count_max;
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -19,7 +21,7 @@ use std::sync::{Arc, Mutex};
 
 /// What the process has beside files of others: a descriptor of the device for each thread, members, sessions, sockets.
 const OWN_COUNT: u64 = 256;
-/// For what comes while requests are answered, and for files in more objects than one.
+/// For what comes while requests are answered; one half for objects of those files that are used at this moment.
 const RESERVE_COUNT_MAX: u64 = 1024;
 /// Kept for nodes that are used often.
 const KEPT_COUNT_MAX: u64 = 4096;
@@ -50,8 +52,11 @@ enum Holder {
 pub(crate) struct Descriptors {
     /// For files of others, all together.
     budget: u64,
+    reserve: u64,
     /// For nodes that are used often.
     pub(crate) kept_count_max: usize,
+    /// They have what others leave of the budget.
+    pub(crate) spares: Arc<Spares>,
     all: Arc<AtomicU64>,
     holders: Mutex<HashMap<Holder, Arc<AtomicU64>>>,
 }
@@ -69,11 +74,6 @@ impl Share {
             one.fetch_add(count, Ordering::AcqRel);
         }
         Share { counts, count }
-    }
-
-    /// One more, for the same holder. Never refused.
-    pub(crate) fn one_more(&self) -> Share {
-        Share::of(self.counts.clone(), 1)
     }
 }
 
@@ -97,7 +97,9 @@ impl Descriptors {
         let budget = limit.saturating_sub(OWN_COUNT + reserve + kept);
         Descriptors {
             budget: budget.max(FILES_COUNT_MIN * OF_A_FILE),
+            reserve,
             kept_count_max: kept as usize,
+            spares: Arc::default(),
             all: Arc::default(),
             holders: Mutex::default(),
         }
@@ -105,7 +107,19 @@ impl Descriptors {
 
     /// For a file that the mount opens for itself, or that was open before this process began.
     pub(crate) fn take(&self) -> Share {
-        Share::of(vec![Arc::clone(&self.all)], OF_A_FILE)
+        let share = Share::of(vec![Arc::clone(&self.all)], OF_A_FILE);
+        self.close_spares();
+        share
+    }
+
+    /// Objects' descriptors beside the first of each file are not more than there is room for.
+    pub(crate) fn close_spares(&self) {
+        self.spares.keep_within(self.spare_count_max());
+    }
+
+    fn spare_count_max(&self) -> u64 {
+        let left = self.budget.saturating_sub(self.all.load(Ordering::Acquire));
+        left.max(self.reserve / 2)
     }
 
     /// For a file, or a folder, that somebody opens.
@@ -128,7 +142,10 @@ impl Descriptors {
         }
         // (With the lock: nobody else is let in by the same numbers.)
         let counts = vec![Arc::clone(&self.all), process, user];
-        Ok(Share::of(counts, OF_A_FILE))
+        let share = Share::of(counts, OF_A_FILE);
+        drop(holders);
+        self.close_spares();
+        Ok(share)
     }
 }
 
@@ -183,10 +200,10 @@ mod tests {
             assert!(count <= descriptors.budget, "{limit}");
             let kept = descriptors.kept_count_max as u64;
             assert!(limit < 450 || OWN_COUNT + count + kept < limit, "{limit}");
-            // What is open gets what it needs.
-            let more = all[0].one_more();
-            assert_eq!(descriptors.all.load(Ordering::Acquire), count + 1);
-            drop(more);
+            // What is open has what it needs.
+            let most = count + kept + descriptors.spare_count_max();
+            assert!(descriptors.spare_count_max() > 0);
+            assert!(limit < 450 || OWN_COUNT + most < limit, "{limit}");
         }
     }
 

@@ -39,7 +39,7 @@ pub(crate) struct Door {
     pub(crate) pool: Arc<Pool>,
     pub(crate) nodes: Nodes,
     pub(crate) descriptors: Descriptors,
-    pub(crate) engine: Engine,
+    pub(crate) engine: Arc<Engine>,
     pub(crate) finishers: Finishers,
     pub(crate) lines: Lines,
     /// What the process after this one is to know. None: there is none.
@@ -99,8 +99,7 @@ impl Door {
         let (table, left) = kept.unzip();
         let table = table.map(Arc::new);
         let descriptors = Descriptors::new();
-        let kept_count_max = descriptors.kept_count_max;
-        let nodes = Nodes::new(pool.catalogue().tree(), table.clone(), kept_count_max)?;
+        let nodes = Nodes::new(pool.catalogue().tree(), table.clone(), &descriptors)?;
         if let Some(place) = place {
             crate::unwritten::may_go_by(&pool, place)?;
             if let Err(error) = crate::unwritten::leave_place(&pool, place) {
@@ -110,6 +109,8 @@ impl Door {
                 );
             }
         }
+        let engine = Arc::new(Engine::start(&pool, place)?);
+        descriptors.spares.set_engine(&engine);
         let door = Door {
             table,
             next_handle: AtomicU64::new(1),
@@ -118,7 +119,7 @@ impl Door {
             changed: Mutex::default(),
             nodes,
             descriptors,
-            engine: Engine::start(&pool, place)?,
+            engine,
             finishers: Finishers::start()?,
             lines: Lines::default(),
             can_pass: AtomicBool::new(false),

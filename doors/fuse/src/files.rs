@@ -8,10 +8,11 @@ use crate::answer::Answer;
 use crate::attributes::by_descriptor;
 use crate::descriptors::{Opener, Share};
 use crate::door::Door;
-use crate::engine::{Held, only_object};
-use crate::nodes::{Node, locked, status};
+use crate::engine::{Engine, Held, only_object};
+use crate::nodes::{Node, TRIES_MAX, locked, status};
 use crate::passthrough::{Opened, Way, Ways};
 use crate::session::Backing;
+use crate::spare::{Asked, Spare};
 use crate::stored::Stored;
 use crate::table::{KnownOpen, Place, Unique};
 use parking_lot::lock_api::ArcRwLockReadGuard;
@@ -31,7 +32,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 /// So many writes in a row that are left to us, and the daemon is asked about one in [`ASK_EVERY`] only.
 const PLAIN_RUN_MAX: u32 = 8;
@@ -114,8 +115,7 @@ pub(crate) struct OpenFile {
     layout_changes: AtomicU64,
     /// So many of them are durable for certain.
     layout_changes_durable: AtomicU64,
-    /// How often it could not be made durable, and why not the last time.
-    sync_failures: Mutex<(u64, Errno)>,
+    sync_failures: Arc<SyncFailures>,
     /// How the kernel has it open. Held by who waits for a disk.
     pub(crate) ways: Mutex<Ways>,
     /// They have an object.
@@ -130,29 +130,79 @@ pub(crate) struct State {
     stub: Arc<OwnedFd>,
     objects: Mutex<HashMap<Object, OpenObject>>,
     /// Its descriptors: the stub's, and that of one object.
-    share: Share,
+    _share: Share,
+    own: Weak<RwLock<State>>,
+    sync_failures: Arc<SyncFailures>,
 }
 
-/// One that is open.
+/// How often a file could not be made durable, and why not the last time.
+#[derive(Debug)]
+struct SyncFailures(Mutex<(u64, Errno)>);
+
+impl SyncFailures {
+    fn one_more(&self, error: Errno) {
+        let mut failures = locked(&self.0);
+        *failures = (failures.0 + 1, error);
+    }
+}
+
+/// One that is, or was, open.
 #[derive(Debug)]
 struct OpenObject {
     access: Access,
-    fd: Arc<OwnedFd>,
-    /// Of each but the first.
-    _share: Option<Share>,
+    /// None: closed by [`State::close_spare`].
+    fd: Option<Arc<OwnedFd>>,
+    /// Of each but the first, as long as it is open.
+    spare: Option<Spare>,
+    /// Since that last asked.
+    is_recent: bool,
+    /// Somebody may have written by a descriptor of it.
+    was_written: bool,
 }
 
 impl State {
     /// Its descriptor, if it is open.
     pub(crate) fn known(&self, object: Object) -> Option<Arc<OwnedFd>> {
-        let objects = locked(&self.objects);
-        objects.get(&object).map(|open| Arc::clone(&open.fd))
+        let mut objects = locked(&self.objects);
+        let open = objects.get_mut(&object)?;
+        open.is_recent = true;
+        open.fd.clone()
+    }
+
+    /// Its descriptor goes, if it is one of those beside the first and was not used since this was last asked.
+    ///
+    /// Assumes  this state: locked alone
+    pub(crate) fn close_spare(&self, object: Object, engine: Option<&Weak<Engine>>) -> Asked {
+        let (fd, written) = {
+            let mut objects = locked(&self.objects);
+            let Some(open) = objects.get_mut(&object) else {
+                return Asked::None;
+            };
+            if open.spare.is_none() {
+                return Asked::None;
+            }
+            if std::mem::take(&mut open.is_recent) {
+                return Asked::Stays;
+            }
+            open.spare = None;
+            (open.fd.take(), open.access == Access::Write)
+        };
+        // What the kernel could not write it says to those who had the file open then.
+        if let Some(fd) = fd.filter(|_| written)
+            && let Err(error) = fdatasync(&*fd)
+        {
+            self.sync_failures.one_more(error);
+        }
+        if let Some(engine) = engine.and_then(Weak::upgrade) {
+            engine.closed(object);
+        }
+        Asked::Closed
     }
 
     /// The same, where its member was given up. Returns  somebody may have written by it
     pub(crate) fn forget_written(&self, object: Object) -> bool {
         let had = locked(&self.objects).remove(&object);
-        had.is_some_and(|open| open.access == Access::Write)
+        had.is_some_and(|open| open.was_written)
     }
 
     /// An object's descriptor is not kept any longer.
@@ -250,8 +300,7 @@ impl OpenFile {
 
     /// What was written may not be on its disk.
     pub(crate) fn sync_failed(&self, error: Errno) {
-        let mut failures = locked(&self.sync_failures);
-        *failures = (failures.0 + 1, error);
+        self.sync_failures.one_more(error);
     }
 
     /// Alone.
@@ -357,7 +406,7 @@ impl Door {
         let noted = table.map(|table| table.opened(node.number, handle, asked));
         match noted.transpose() {
             Ok(place) => {
-                let (failures, _) = *locked(&file.sync_failures);
+                let (failures, _) = *locked(&file.sync_failures.0);
                 let slot = &mut locked(&node.file);
                 slot.handles.insert(handle, (opened.way, place));
                 if failures > 0 {
@@ -460,6 +509,7 @@ impl Door {
         }
         let size = status(&stub)?.stx_size;
         let stub = Arc::new(stub);
+        let sync_failures = Arc::new(SyncFailures(Mutex::new((0, Errno::IO))));
         let (object, stored) = match slot.mapped.take() {
             Some(mapped) => (Some(mapped.object), mapped.stored),
             None => (None, None),
@@ -467,18 +517,22 @@ impl Door {
         Ok(Arc::new(OpenFile {
             stub: Arc::clone(&stub),
             tail_is_clean: AtomicBool::new(slot.tail_is_clean || layout.is_none()),
-            state: Arc::new(RwLock::new(State {
-                layout,
-                stub,
-                objects: Mutex::default(),
-                share,
-            })),
+            state: Arc::new_cyclic(|own| {
+                RwLock::new(State {
+                    layout,
+                    stub,
+                    objects: Mutex::default(),
+                    _share: share,
+                    own: Weak::clone(own),
+                    sync_failures: Arc::clone(&sync_failures),
+                })
+            }),
             size: Mutex::new(size),
             plain_run: AtomicU32::new(0),
             seen_generation: AtomicU64::new(u64::MAX),
             layout_changes: AtomicU64::new(1),
             layout_changes_durable: AtomicU64::new(0),
-            sync_failures: Mutex::new((0, Errno::IO)),
+            sync_failures,
             ways: Mutex::new(Ways::of_mapped(object)),
             is_passed: AtomicBool::new(object.is_some()),
             stored: Mutex::new(stored),
@@ -509,7 +563,7 @@ impl Door {
 
     /// What this open has not heard yet of what could not be made durable.
     pub(crate) fn hear_of_sync(&self, node: &Node, file: &OpenFile, handle: u64) -> Answer<()> {
-        let (failures, error) = *locked(&file.sync_failures);
+        let (failures, error) = *locked(&file.sync_failures.0);
         if failures == 0 {
             return Ok(());
         }
@@ -586,11 +640,13 @@ impl Door {
         object: Object,
         access: Access,
     ) -> Result<Arc<OwnedFd>, PoolError> {
-        if let Some(open) = locked(&state.objects).get(&object)
+        if let Some(open) = locked(&state.objects).get_mut(&object)
+            && let Some(fd) = &open.fd
             && !self.pool.is_lost(object.member)
             && (open.access == Access::Write || access == Access::Read)
         {
-            return Ok(Arc::clone(&open.fd));
+            open.is_recent = true;
+            return Ok(Arc::clone(fd));
         }
         let layout = state.layout.as_ref().ok_or(PoolError::NoRoom)?;
         let fd = self.with_descriptors(|| self.pool.open_object(layout, object, access))?;
@@ -604,13 +660,28 @@ impl Door {
             is_told.then_some((path, part))
         });
         let mut objects = locked(&state.objects);
-        let is_first = objects.keys().all(|other| *other == object);
+        let former = objects.remove(&object);
+        let is_first = match &former {
+            Some(former) => former.fd.is_some() && former.spare.is_none(),
+            None => objects.is_empty(),
+        };
+        let was_written = former.as_ref().is_some_and(|former| former.was_written);
+        let former = former.and_then(|former| former.spare);
+        let is_one_more = !is_first && former.is_none();
+        let spares = &self.descriptors.spares;
         let open = OpenObject {
             access,
-            fd: Arc::clone(&fd),
-            _share: (!is_first).then(|| state.share.one_more()),
+            fd: Some(Arc::clone(&fd)),
+            spare: former.or_else(|| is_one_more.then(|| spares.one_more())),
+            is_recent: true,
+            was_written: was_written || access == Access::Write,
         };
         objects.insert(object, open);
+        drop(objects);
+        if is_one_more {
+            spares.keep(Weak::clone(&state.own), object);
+            self.descriptors.close_spares();
+        }
         Ok(fd)
     }
 
@@ -619,9 +690,16 @@ impl Door {
         &self,
         mut act: impl FnMut() -> Result<T, PoolError>,
     ) -> Result<T, PoolError> {
-        match act() {
-            Err(error) if error.errno() == Errno::MFILE && self.nodes.let_go() => act(),
-            done => done,
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match act() {
+                Err(error)
+                    if error.errno() == Errno::MFILE
+                        && tries < TRIES_MAX
+                        && self.nodes.let_go() => {}
+                done => return done,
+            }
         }
     }
 
@@ -774,7 +852,9 @@ impl Door {
         locked(&state.objects).retain(|object, open| {
             let is_named = named.contains(object);
             if !is_named {
-                self.engine.gone(*object, &open.fd);
+                if let Some(fd) = &open.fd {
+                    self.engine.gone(*object, fd);
+                }
                 self.engine.closed(*object);
             }
             is_named

@@ -27,6 +27,7 @@ mod reads;
 mod removals;
 mod session;
 mod signs;
+mod spare;
 mod stopping;
 mod stored;
 mod table;

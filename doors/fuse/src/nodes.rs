@@ -9,7 +9,9 @@
 //! Lock order: a shard of the table, then `Recent::ring`, then `Node::descriptor`; `Node::file` is taken with none of them held.
 
 use crate::answer::{Answer, errno};
+use crate::descriptors::Descriptors;
 use crate::files::FileSlot;
+use crate::spare::Spares;
 use crate::table::{KnownNode, Place, Table};
 use rushes_sys::handle::Handle;
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, openat, statx};
@@ -29,6 +31,9 @@ const SHARD_COUNT: usize = 16;
 
 /// Steps from a directory to the root before a circle is assumed; PATH_MAX allows half as many.
 const DEPTH_MAX: usize = 4096;
+
+/// What needs a descriptor is tried so often where there is none: others may be faster to take what was closed for it.
+pub(crate) const TRIES_MAX: usize = 4;
 
 /// One inode that the kernel knows.
 #[derive(Debug)]
@@ -67,6 +72,7 @@ pub(crate) struct Nodes {
     ring: Mutex<VecDeque<Weak<Node>>>,
     /// Descriptors kept open for nodes that are used often.
     kept_count_max: usize,
+    spares: Arc<Spares>,
     /// None: there is no next process.
     table: Option<Arc<Table>>,
 }
@@ -88,7 +94,7 @@ impl Nodes {
     pub(crate) fn new(
         tree: BorrowedFd<'_>,
         table: Option<Arc<Table>>,
-        kept_count_max: usize,
+        descriptors: &Descriptors,
     ) -> Answer<Nodes> {
         let open = |flags| {
             openat(
@@ -112,7 +118,8 @@ impl Nodes {
             device: (found.stx_dev_major, found.stx_dev_minor),
             shards: std::array::from_fn(|_| Mutex::default()),
             ring: Mutex::default(),
-            kept_count_max,
+            kept_count_max: descriptors.kept_count_max,
+            spares: Arc::clone(&descriptors.spares),
             table,
         })
     }
@@ -341,7 +348,7 @@ impl Nodes {
         drop(closed);
     }
 
-    /// Those that are kept for later are closed: there are none left to be opened.
+    /// Those that are kept for later are closed, or else some of objects: there are none left to be opened.
     ///
     /// Returns  whether there were any
     pub(crate) fn let_go(&self) -> bool {
@@ -350,14 +357,18 @@ impl Nodes {
             .iter()
             .filter_map(|node| locked(&node.upgrade()?.descriptor).take())
             .collect();
-        !closed.is_empty()
+        !closed.is_empty() || self.spares.let_go()
     }
 
     /// The same before it is tried again to open one.
     pub(crate) fn with_room<T>(&self, mut open: impl FnMut() -> Answer<T>) -> Answer<T> {
-        match open() {
-            Err(Errno::MFILE) if self.let_go() => open(),
-            opened => opened,
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match open() {
+                Err(Errno::MFILE) if tries < TRIES_MAX && self.let_go() => {}
+                opened => return opened,
+            }
         }
     }
 

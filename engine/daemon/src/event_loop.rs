@@ -34,7 +34,7 @@ use rushes_core::units::*;
 use rushes_shm::PeerError;
 use rushes_shm::server::{Listener, ReplyBody};
 use rushes_sys::watch::ChangeWatch;
-use rushes_sys::{Completion, Ring, Segment, SlotRead, SysError, clock};
+use rushes_sys::{Completion, PollId, Ring, Segment, SlotRead, SysError, clock};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -142,6 +142,10 @@ pub(crate) struct Daemon {
     sample_at: Instant,
     /// When doors are told next that we live.
     beat_at: Instant,
+    /// When doors are looked out for again.
+    pub(super) accept_at: Instant,
+    /// None: nobody looks out for them now.
+    pub(super) listener_poll: Option<PollId>,
     /// For those who get to know shares in idle time.
     idleness: Arc<Idleness>,
     /// Files whose size the workers had no room for; asked again when one of them is done.
@@ -251,6 +255,8 @@ impl Daemon {
             foreign: HashMap::new(),
             sample_at: Instant::ZERO,
             beat_at: Instant::NEVER,
+            accept_at: Instant::ZERO,
+            listener_poll: None,
             idleness: Arc::default(),
             late_stats: Vec::new(),
             reports: Reports::default(),
@@ -393,11 +399,7 @@ impl Daemon {
     /// Watch everything, then serve until told to stop.
     pub(crate) fn run(&mut self) -> Result<(), SysError> {
         let watch = |source| SysError::new("watch descriptors", "event loop", source);
-        if let Some(listener) = &self.listener {
-            self.ring
-                .poll_add(listener.fd().clone(), tag::LISTENER)
-                .map_err(watch)?;
-        }
+        self.look_out(clock::now());
         self.ring
             .bell_add(self.workers.bell().clone(), tag::WORKERS)
             .map_err(watch)?;
@@ -502,6 +504,7 @@ impl Daemon {
             }
         }
         self.guests_leave(start);
+        self.look_out(start);
         self.set_timer(start);
     }
 
@@ -851,6 +854,7 @@ impl Daemon {
             .min(self.sweep_at)
             .min(self.sample_at)
             .min(self.beat_at)
+            .min(self.accept_at)
             .min(self.reports.next())
             .min(self.wants.next())
             .min(self.ring_look_at)

@@ -13,6 +13,9 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+/// Descriptors of a file that is written.
+pub(crate) const WRITTEN_FILE_DESCRIPTORS: u64 = 3;
+
 /// How a file is found again by another daemon, and on whose account it is written.
 #[derive(Clone, Debug)]
 pub(crate) struct Durable {
@@ -191,6 +194,18 @@ impl Files {
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
         self.by_id.len()
+    }
+
+    /// Whether they have so many descriptors, all together.
+    pub(crate) fn have_descriptors(&self, count: u64) -> bool {
+        if self.by_id.len() as u64 * WRITTEN_FILE_DESCRIPTORS < count {
+            return false;
+        }
+        let of = |file: &File| match &file.written {
+            Some(Written { file: Ok(_), .. }) => WRITTEN_FILE_DESCRIPTORS,
+            _ => 1,
+        };
+        self.by_id.values().map(of).sum::<u64>() >= count
     }
 
     /// Those that could not be opened for writing yet, and why.

@@ -172,6 +172,7 @@ impl Daemon {
                 );
                 self.say_once(what);
                 tracing::debug!("{path:?} is not served: {unserved}");
+                self.crowded_if(unserved.errno());
                 Err(unserved.errno())
             }
         };

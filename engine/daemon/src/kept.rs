@@ -7,7 +7,7 @@
 
 use crate::error::ServeError;
 use crate::event_loop::Daemon;
-use crate::files::{Durable, TIME_IS_SET};
+use crate::files::{Durable, TIME_IS_SET, WRITTEN_FILE_DESCRIPTORS};
 use crate::jobs::{Found, Job, Looked};
 use crate::lanes::{Left, LeftPiece};
 use crate::share::Share;
@@ -33,8 +33,6 @@ use std::sync::Arc;
 
 /// How often what is kept is looked for again.
 const LOOK_AGAIN: Duration = Duration::from_s(2);
-/// Descriptors of a file that is written.
-const FILE_DESCRIPTORS: u64 = 3;
 /// Names of files in a sentence; then how many more there are.
 const NAMES_MAX: usize = 3;
 
@@ -339,7 +337,7 @@ impl Daemon {
     fn search(&self) -> (Vec<Arc<Share>>, Vec<(u64, FileRecord)>, Terms) {
         let shares = self.shares.iter().map(|served| served.share.clone());
         let wanted = self.kept.iter().map(|(order, kept)| (*order, kept.record));
-        let room = limits::descriptor_count_max() / 2 / FILE_DESCRIPTORS;
+        let room = limits::descriptor_count_max() / 2 / WRITTEN_FILE_DESCRIPTORS;
         let terms = Terms {
             needs_writing: self.only_recovers,
             most: room.saturating_sub(self.files.count() as u64).max(1),

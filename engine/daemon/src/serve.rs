@@ -7,6 +7,7 @@ use crate::config::{Config, ShareConfig, group_id};
 use crate::desk::{Addresses, Desk};
 use crate::error::ServeError;
 use crate::event_loop::{Daemon, Parts};
+use crate::files::WRITTEN_FILE_DESCRIPTORS;
 use crate::hung::take_or_end;
 use crate::jobs::{calibration_for, work};
 use crate::lanes::Lanes;
@@ -22,6 +23,7 @@ use rushes_core::server::Limits;
 use rushes_shm::facts::{FactsTable, NoPlainChanges};
 use rushes_shm::lane::lanes_in;
 use rushes_shm::server::Listener;
+use rushes_sys::limits::descriptor_count_max;
 use rushes_sys::watch::ChangeWatch;
 use rushes_sys::{
     Ring, RingLimits, Segment, SegmentHome, SegmentWarning, SysError, WRITE_PART_COUNT_MAX, clock,
@@ -214,17 +216,27 @@ fn limits(config: &Config) -> Limits {
     let slot_bytes = config.buffer_bytes;
     let slot_count = config.cache_bytes / u64::from(slot_bytes);
     let default = Limits::default();
+    let files = descriptor_count_max() / 2 / descriptors_of_a_file(config);
     // A read that starts in the middle of a buffer needs one more.
     let replies = (REPLY_SLOTS_MAX as u64 - 1) * u64::from(slot_bytes);
     Limits {
         slot_count: u32::try_from(slot_count).unwrap_or(u32::MAX),
         slot_bytes,
+        file_count_max: u32::try_from(files).unwrap_or(u32::MAX),
         read_bytes_max: default.read_bytes_max.min(replies),
         write_buffer_bytes: config.write_buffer_bytes,
         write_part_count_max: WRITE_PART_COUNT_MAX as u32,
         // Half at most: no session may take a small cache from all others.
         session_pin_bytes_max: default.session_pin_bytes_max.min(config.cache_bytes / 2),
         ..default
+    }
+}
+
+/// As many as one has that is written, where files are.
+fn descriptors_of_a_file(config: &Config) -> u64 {
+    match config.write_buffer_bytes {
+        0 => 1,
+        _ => WRITTEN_FILE_DESCRIPTORS,
     }
 }
 

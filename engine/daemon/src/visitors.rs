@@ -13,6 +13,7 @@ use rushes_core::units::*;
 use rushes_shm::server::{ClientEvent, Newcomer, ReplyBody, SessionTerms};
 use rushes_shm::{Connect, PeerError, Writer};
 use rushes_sys::clock;
+use rushes_sys::limits::descriptor_count_max;
 use rushes_sys::space::Allows;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -20,6 +21,12 @@ use std::path::PathBuf;
 
 /// What one session may say in a turn before the others are heard.
 const EVENTS_PER_TURN: usize = 128;
+/// Before somebody is let in again where there was no descriptor for it: whoever waits would be reported at once.
+const ACCEPT_AGAIN: Duration = Duration::from_ms(100);
+/// Too many open files, in this process or in all.
+const NO_DESCRIPTOR: [Errno; 2] = [Errno(24), Errno(23)];
+/// Said of a file that finds no room.
+const TOO_MANY: &str = "a file is not served, its client does plain I/O: too many are open (raise LimitNOFILE=, ulimit -n)";
 /// How long a newcomer may be silent.
 const GUEST_PATIENCE: Duration = Duration::from_s(5);
 
@@ -40,10 +47,41 @@ impl Daemon {
                 Ok(None) => return,
                 Err(error) => {
                     self.say_once(format!("a door could not connect: {error}"));
+                    if let Some(poll) = self.listener_poll.take() {
+                        self.ring.poll_remove(poll);
+                    }
+                    self.accept_at = clock::now() + ACCEPT_AGAIN;
+                    self.feed(Event::Crowded);
                     return;
                 }
             };
             self.newcomer(newcomer);
+        }
+    }
+
+    /// Look out for doors, from now on or again.
+    pub(super) fn look_out(&mut self, now: Instant) {
+        if now < self.accept_at {
+            return;
+        }
+        self.accept_at = Instant::NEVER;
+        let Some(listener) = self
+            .listener
+            .as_ref()
+            .filter(|_| self.listener_poll.is_none())
+        else {
+            return;
+        };
+        match self.ring.poll_add(listener.fd().clone(), tag::LISTENER) {
+            Ok(poll) => self.listener_poll = Some(poll),
+            Err(_) => self.accept_at = now + ACCEPT_AGAIN,
+        }
+    }
+
+    /// A descriptor could not be had for lack of room, if that is why.
+    pub(super) fn crowded_if(&mut self, errno: Errno) {
+        if NO_DESCRIPTOR.contains(&errno) {
+            self.feed(Event::Crowded);
         }
     }
 
@@ -283,7 +321,17 @@ impl Daemon {
                 file,
                 writer,
             } => self.open(session, handle, (path, part), (file, writer)),
-            ClientEvent::Found { number, file } => self.pool_found(session, number, file),
+            ClientEvent::NoRoom => {
+                self.say_once(String::from(TOO_MANY));
+                self.counts.plain += 1;
+                self.feed(Event::Crowded);
+            }
+            ClientEvent::Found { number, file } => {
+                if let Err(errno) = &file {
+                    self.crowded_if(*errno);
+                }
+                self.pool_found(session, number, file);
+            }
             ClientEvent::Station {
                 handle,
                 user,
@@ -467,10 +515,16 @@ impl Daemon {
             path: path.to_string_lossy().into_owned(),
             part,
         });
-        if self.workers.push(Urgency::Now, job).is_err() {
-            self.say_once(String::from(
+        // Those that come, and what is done to files, need some, too.
+        let is_crowded = self.files.have_descriptors(descriptor_count_max() / 4 * 3);
+        let refused = match is_crowded {
+            true => Some(TOO_MANY),
+            false => self.workers.push(Urgency::Now, job).is_err().then_some(
                 "a file is not served: too many are being opened already (does a share hang?)",
-            ));
+            ),
+        };
+        if let Some(why) = refused {
+            self.say_once(String::from(why));
             self.counts.plain += 1;
             self.feed(Event::Opened {
                 session,

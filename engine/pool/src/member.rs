@@ -375,27 +375,30 @@ impl Member {
             bytes_free: ByteCount(0),
             bytes_unused: ByteCount(0),
         };
-        let (root, seen) = match self.enter() {
-            Ok(entered) => entered,
-            Err(PoolError::Missing { why, .. }) => return absent(why),
-            Err(error) => return absent(error.to_string()),
-        };
-        let space = match fstatvfs(&root) {
-            Ok(space) => space,
-            Err(error) => return absent(format!("does not say how full it is ({error})")),
-        };
+        match self.look() {
+            Ok(status) => status,
+            Err(PoolError::Missing { why, .. }) => absent(why),
+            Err(error) => absent(error.to_string()),
+        }
+    }
+
+    /// The same, or why that cannot be said.
+    pub(crate) fn look(&self) -> Result<MemberStatus, PoolError> {
+        let (root, seen) = self.enter()?;
+        let space = fstatvfs(&root)
+            .map_err(|error| self.missing(format!("does not say how full it is ({error})")))?;
         let state = if space.f_flag.contains(StatVfsMountFlags::RDONLY) {
             MemberState::ReadOnly
         } else {
             MemberState::Present
         };
-        MemberStatus {
+        Ok(MemberStatus {
             state,
             device: Some(seen.shared_device),
             bytes_total: ByteCount(space.f_blocks.saturating_mul(space.f_frsize)),
             bytes_free: ByteCount(space.f_bavail.saturating_mul(space.f_frsize)),
             bytes_unused: ByteCount(space.f_bfree.saturating_mul(space.f_frsize)),
-        }
+        })
     }
 
     /// Make an object of this file with its mark, durably if it is to be.

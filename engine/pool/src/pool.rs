@@ -6,6 +6,7 @@
 
 use crate::catalogue::{Catalogue, Lock, REMOVED};
 use crate::error::PoolError;
+use crate::failing::is_of_process;
 use crate::format::{CatalogueFormat, FORMAT_FILE, Format};
 use crate::hole::vacate;
 use crate::member::{Access, Member, MemberState, mark_of};
@@ -195,6 +196,9 @@ pub struct Pool {
     /// What the attributes of a file share; see record_room.rs.
     pub(crate) attribute_block: OnceLock<Option<usize>>,
 }
+
+/// What is wished of a file, members with room, and the order in which those are asked who may take bytes.
+type Candidates = (Wish, Vec<Room>, Vec<MemberNumber>);
 
 impl Pool {
     /// Open it for a door, which then is its only one.
@@ -391,7 +395,7 @@ impl Pool {
         let _placing = self.placing.read();
         let frame = Frame::of(stub);
         let follows = frame.as_ref().and_then(|it| self.sequences.last(it));
-        let mut candidates = self.candidates(stub, None, wanted.length);
+        let mut candidates = self.all_candidates(stub, None, wanted.length)?;
         if let Some(member) = follows {
             let (wish, rooms, asked) = &mut candidates;
             let policy = wish.choose.unwrap_or(self.policy);
@@ -518,9 +522,33 @@ impl Pool {
         stub: BorrowedFd<'_>,
         except: Option<MemberNumber>,
         wanted: ByteCount,
-    ) -> (Wish, Vec<Room>, Vec<MemberNumber>) {
+    ) -> Candidates {
+        self.candidates_and_lack(stub, except, wanted).0
+    }
+
+    /// The same where each member must have been looked at.
+    ///
+    /// Errors   the process lacks what that takes, which says nothing of their room
+    fn all_candidates(
+        &self,
+        stub: BorrowedFd<'_>,
+        except: Option<MemberNumber>,
+        wanted: ByteCount,
+    ) -> Result<Candidates, PoolError> {
+        match self.candidates_and_lack(stub, except, wanted) {
+            (candidates, None) => Ok(candidates),
+            (_, Some(lack)) => Err(lack),
+        }
+    }
+
+    fn candidates_and_lack(
+        &self,
+        stub: BorrowedFd<'_>,
+        except: Option<MemberNumber>,
+        wanted: ByteCount,
+    ) -> (Candidates, Option<PoolError>) {
         let wish = self.wish_of(stub);
-        let rooms = self.rooms(except, wish.class.as_ref());
+        let (rooms, lack) = self.rooms(except, wish.class.as_ref());
         let asked = Asked {
             turn: self.next_turn(),
             user: fstat(stub).map_or(0, |status| status.st_uid),
@@ -528,7 +556,7 @@ impl Pool {
         };
         let mut members = order(wish.choose.unwrap_or(self.policy), &rooms, asked);
         members.extend(self.failing(except, wish.class.as_ref()));
-        (wish, rooms, members)
+        ((wish, rooms, members), lack)
     }
 
     /// Give `range` to the first member that has room for `wanted` of it, else for one block; never to `except`, which has not taken it.
@@ -542,7 +570,7 @@ impl Pool {
         moved: Option<Source>,
     ) -> Result<(), PoolError> {
         let _placing = self.placing.read();
-        let candidates = self.candidates(stub, Some(except), wanted.length);
+        let candidates = self.all_candidates(stub, Some(except), wanted.length)?;
         let mut refused = Refused::default();
         match reason {
             SpillReason::Full => refused.note(PoolError::NoRoom),
@@ -838,12 +866,28 @@ impl Pool {
     }
 
     /// Members that take new bytes and whose devices work; with `class` only those of it.
-    fn rooms(&self, except: Option<MemberNumber>, class: Option<&Class>) -> Vec<Room> {
-        self.members()
+    ///
+    /// Returns  besides, what the process lacked to look at one
+    fn rooms(
+        &self,
+        except: Option<MemberNumber>,
+        class: Option<&Class>,
+    ) -> (Vec<Room>, Option<PoolError>) {
+        let mut lack = None;
+        let members = self.members();
+        let rooms = members
             .iter()
             .filter(|member| member.is_well() && may_take(member, except, class))
             .filter_map(|member| {
-                let status = member.status();
+                let status = match member.look() {
+                    Ok(status) => status,
+                    Err(error) => {
+                        if is_of_process(error.errno()) {
+                            lack = Some(error);
+                        }
+                        return None;
+                    }
+                };
                 let device = status
                     .device
                     .filter(|_| status.state == MemberState::Present)?;
@@ -854,7 +898,8 @@ impl Pool {
                     unpromised: self.unpromised(device),
                 })
             })
-            .collect()
+            .collect();
+        (rooms, lack)
     }
 
     /// The same of those whose devices have failed: they may work again, and are asked when no other one has taken it.

@@ -10,6 +10,7 @@ use crate::catalogue::REMOVED;
 use crate::error::PoolError;
 use crate::pool::Pool;
 use crate::xattr::{self, HIDDEN_PREFIX, LAYOUT_ATTRIBUTE};
+use rushes_core::pool::layout::{OBJECT_BYTES, SEGMENT_BYTES};
 use rustix::fs::{Mode, OFlags, fstatfs, getxattr_query, listxattr, listxattr_query, open};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,8 +25,12 @@ const EMPTY_BLOCK_BYTES: usize = 32 + 4;
 const ENTRY_BYTES: usize = 16;
 /// What a record may come to need, 30 segments on single members: as many as there are disks, mostly. Units: bytes.
 const ROOM_BYTES: usize = 1024;
-/// What one that is longer may grow by. Units: bytes.
-const GROWTH_BYTES: usize = 256;
+/// What one that is longer may grow by: a segment of a stripe over 20 members. Units: bytes.
+const GROWTH_BYTES: usize = SEGMENT_BYTES + 20 * OBJECT_BYTES;
+/// Of a block, where that is less.
+const GROWTH_PART: usize = 15;
+/// What a file has from its folder's default ACL when it is made: nobody sets it.
+const INHERITED: &[u8] = b"system.posix_acl_access";
 /// Smaller blocks are warned of. Units: bytes.
 const BLOCK_BYTES_USUAL: usize = 4096;
 
@@ -43,7 +48,7 @@ fn fits<'a>(
     others: impl Iterator<Item = (&'a [u8], usize)>,
 ) -> bool {
     let wanted = ROOM_BYTES.min(block_bytes / 4);
-    let wanted = wanted.max(record_bytes + GROWTH_BYTES.min(block_bytes / 16));
+    let wanted = wanted.max(record_bytes + GROWTH_BYTES.min(block_bytes / GROWTH_PART));
     let record = taken(LAYOUT_ATTRIBUTE.as_bytes(), wanted);
     let others: usize = others.map(|(name, length)| taken(name, length)).sum();
     EMPTY_BLOCK_BYTES + record + others <= block_bytes
@@ -121,6 +126,12 @@ impl Pool {
         Ok(fits(block_bytes, record_bytes, others.into_iter()))
     }
 
+    /// The same of files in a folder, before that gets a default ACL which is so long.
+    pub fn leaves_record_room_below(&self, length: usize) -> bool {
+        let block_bytes = self.attribute_block();
+        block_bytes.is_none_or(|block| fits(block, 0, std::iter::once((INHERITED, length))))
+    }
+
     /// As [`shared_block`] found it; where it cannot be looked at, nobody is refused anything.
     fn attribute_block(&self) -> Option<usize> {
         *self.attribute_block.get_or_init(|| {
@@ -151,6 +162,13 @@ mod tests {
             let others = [(&b"user.a"[..], length)];
             let found = fits(block, record, others.into_iter());
             assert_eq!(found, expected, "{block} {record} {length}");
+        }
+        // A stripe over 20 members goes on in one more segment.
+        let room = taken(LAYOUT_ATTRIBUTE.as_bytes(), 2000 + 20 + 20 * 12);
+        let left = 4096 - EMPTY_BLOCK_BYTES - room - taken(b"user.a", 0);
+        for (length, expected) in [(left, true), (left + 4, false)] {
+            let others = std::iter::once((&b"user.a"[..], length));
+            assert_eq!(fits(4096, 2000, others), expected, "{length}");
         }
         let small = [(&b"user.DOSATTRIB"[..], 100); 40];
         assert!(fits(4096, 56, small[..20].iter().copied()));

@@ -2,6 +2,7 @@
 //! What members answered that did not take bytes, and what of it the program hears when none did.
 
 use crate::error::PoolError;
+use crate::failing::is_of_process;
 use rustix::io::Errno;
 
 /// Why those that were asked have not taken bytes.
@@ -9,6 +10,8 @@ use rustix::io::Errno;
 pub(crate) struct Refused {
     is_full: bool,
     is_over_quota: bool,
+    /// What the process lacks: nobody knows whether that one would have.
+    lack: Option<PoolError>,
     other: Option<PoolError>,
 }
 
@@ -30,6 +33,7 @@ impl Refused {
         match error.errno() {
             Errno::NOSPC => self.is_full = true,
             Errno::DQUOT => self.is_over_quota = true,
+            lack if is_of_process(lack) => drop(self.lack.get_or_insert(error)),
             // As if it were not there.
             _ if matches!(
                 error,
@@ -42,6 +46,9 @@ impl Refused {
     /// All have. Whoever can make room should hear of that first; a quota counts where nothing else is in the way, and a device that fails where nothing
     /// but that is.
     pub(crate) fn all(self) -> PoolError {
+        if let Some(lack) = self.lack {
+            return lack;
+        }
         match self.other {
             _ if self.is_full => PoolError::NoRoom,
             _ if self.is_over_quota => PoolError::OverQuota,
@@ -70,6 +77,7 @@ mod tests {
         assert_eq!(answered(&[quota, fault]), quota);
         assert_eq!(answered(&[quota, full]), full);
         assert_eq!(answered(&[fault, full]), full);
+        assert_eq!(answered(&[full, Errno::MFILE, fault]), Errno::MFILE);
         assert_eq!(answered(&[fault]), fault);
         assert_eq!(answered(&[]), full);
         let mut left = Refused::default();

@@ -29,7 +29,7 @@ use rushes_core::format::{
 };
 use rushes_core::server::{Errno, FileKey, Runs};
 use rushes_core::units::*;
-use rushes_sys::socket::{self, Peer};
+use rushes_sys::socket::{self, Packet, Peer};
 use rushes_sys::{Segment, bell, memory_file};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -39,6 +39,9 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Too many open files.
+const NO_DESCRIPTOR: Errno = Errno(24);
 
 /// Where clients connect. Its file is removed when it is dropped.
 #[derive(Debug)]
@@ -236,6 +239,8 @@ pub enum ClientEvent {
         /// Who writes, if he does.
         writer: Writer,
     },
+    /// It named a file, and this process has no descriptor left for it: what it wants of that is answered [`ReplyBody::Plain`].
+    NoRoom,
     /// It has looked for a file that it was asked for ([`ServerSession::want`]), perhaps in another of its sessions; nobody has checked the
     /// number.
     Found {
@@ -628,6 +633,10 @@ impl ServerSession {
             if read_head(bytes)? == message::FOUND {
                 let (number, errno) = read_found(bytes)?;
                 let expected = usize::from(errno == 0);
+                if expected == 1 && is_without_room(&packet) {
+                    let file = Err(NO_DESCRIPTOR);
+                    return Ok(Some(ClientEvent::Found { number, file }));
+                }
                 if packet.fds.len() != expected || packet.fds_cut {
                     return Err(broken(format!(
                         "read a FOUND message with errno {errno} and {} descriptors; expected {expected}",
@@ -647,6 +656,10 @@ impl ServerSession {
                 }));
             }
             let (handle, writer, part, path) = read_open(bytes)?;
+            if is_without_room(&packet) && !self.handles.contains(&handle) {
+                // Not registered, as below.
+                return Ok(Some(ClientEvent::NoRoom));
+            }
             if packet.fds.len() != 1 || packet.fds_cut {
                 return Err(broken(format!(
                     "read an OPEN message with {}{} descriptors; expected one",
@@ -856,6 +869,11 @@ impl ServerSession {
             Some(_) => Err(broken(format!("read request {id} twice"))),
         }
     }
+}
+
+/// It had descriptors, of which the kernel could give us none: we have as many as we may have. (Of more than a packet may bring we would have the first.)
+fn is_without_room(packet: &Packet) -> bool {
+    packet.fds.is_empty() && packet.fds_cut
 }
 
 /// The packet's bytes; an empty one is the end, one longer than the buffer was cut.

@@ -254,7 +254,7 @@ impl Echo {
                 ClientEvent::Close { handle } => {
                     state.files.remove(&handle);
                 }
-                ClientEvent::Station { .. } | ClientEvent::Found { .. } => {}
+                ClientEvent::Station { .. } | ClientEvent::Found { .. } | ClientEvent::NoRoom => {}
                 ClientEvent::Read {
                     request,
                     handle,
