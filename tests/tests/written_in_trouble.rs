@@ -418,6 +418,56 @@ fn what_the_kernel_could_not_write_is_on_the_disk_when_a_flush_is_answered_well(
     assert!(found[place] == bytes, "answered well, and not on the disk");
 }
 
+/// Nor does it matter by which name the file is known when the kernel could not write what was in its cache.
+#[test]
+fn what_the_kernel_could_not_write_is_written_again_though_another_name_of_it_goes() {
+    let Some(mut world) = world(Backing::Slow) else {
+        return;
+    };
+    let offset = (1 << 20) + 100;
+    let bytes = pattern::bytes(2, offset, 1000);
+    let other = |name: &str| world.path(&format!("other-{name}"));
+    let names = ["removed.mov", "replaced.mov"];
+    world.put("next.mov", 3, 1 << 20);
+    for name in names {
+        world.put(name, 1, 4 << 20);
+        fs::hard_link(world.path(name), other(name)).expect("it has two names");
+    }
+    let others = names.map(other);
+    let places = names.map(|name| world.disk.physical(&world.path(name), 1 << 20) & !4095);
+    let client = client(&world);
+    for name in names {
+        let (file, _) = client.open(name, Disposition::Open).expect("opened");
+        client.write(file, offset, &bytes).expect("it is in memory");
+        client.close(file).expect("closed");
+    }
+    world.everything_is_written();
+    let (file, _) = client.open(names[0], Disposition::Open).expect("opened");
+    client.delete_on_close(file).expect("marked");
+    client.close(file).expect("removed");
+    let (next, _) = client.open("next.mov", Disposition::Open).expect("opened");
+    client.rename(next, names[1]).expect("replaced");
+    client.close(next).expect("closed");
+    for (path, place) in others.iter().zip(places) {
+        world.disk.tell(&format!("fail write {place} 4096"));
+        let synced = Command::new("sync").arg(path).output().expect("coreutils");
+        assert!(!synced.status.success(), "the disk fails");
+    }
+    world.disk.tell("clear");
+    // Nobody has them open: the daemon asks the kernel, in time, and writes again what it lost.
+    let end = Instant::now() + Duration::from_secs(90);
+    let is_written = |path: &std::path::PathBuf| {
+        fs::write("/proc/sys/vm/drop_caches", "1").expect("root may drop caches");
+        let found = fs::read(path).expect("the file is there");
+        found[offset as usize..offset as usize + bytes.len()] == bytes
+    };
+    assert!(!others.iter().any(is_written), "this disk loses nothing");
+    while !others.iter().all(is_written) {
+        assert!(Instant::now() < end, "they were never written again");
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
 /// Fill it to the last byte.
 fn fill(path: &std::path::Path) {
     use std::io::Write;

@@ -550,12 +550,22 @@ impl Server {
         Ok(length)
     }
 
+    /// Whether this request is to fail. It is asked once.
+    fn is_failing(&self, request: &Request) -> bool {
+        let mut state = self.lock();
+        state.powerless || state.takes_fault(request.direction, request.offset, request.length.0)
+    }
+
     /// Queues a request for the disk; gives it back when it may be served at once.
-    fn queue(&self, request: Request, reply: Reply, seen: Vec<Seen>) -> Option<Reply> {
+    fn queue(
+        &self,
+        request: Request,
+        reply: Reply,
+        seen: Vec<Seen>,
+        failing: bool,
+    ) -> Option<Reply> {
         let mut state = self.lock();
         state.wanted_at = request.arrived;
-        let failing = state.powerless
-            || state.takes_fault(request.direction, request.offset, request.length.0);
         if !state.timing_on && !failing {
             state.statistics.untimed_count += 1;
             state.stamps.note(&seen, now());
@@ -738,7 +748,9 @@ impl OneFile for Server {
             length: ByteCount(u64::from(length)),
             arrived: now(),
         };
-        let Some(Reply::Bytes(reply)) = self.queue(request, Reply::Bytes(reply), Vec::new()) else {
+        let failing = self.is_failing(&request);
+        let queued = self.queue(request, Reply::Bytes(reply), Vec::new(), failing);
+        let Some(Reply::Bytes(reply)) = queued else {
             return;
         };
         BUFFER.with_borrow_mut(|buffer| match self.fetch(&request, buffer) {
@@ -761,14 +773,17 @@ impl OneFile for Server {
         let Some(reply) = self.write_cached(offset, bytes, &mut seen, reply) else {
             return;
         };
-        // A write that will fail on purpose is stored all the same: after an error what is on the medium
-        // is undefined, and whoever relies on the old bytes is wrong.
-        if let Err(error) = self.recorded(Change::Write { offset, bytes }, || {
-            self.store(offset, bytes)
-        }) {
+        // What fails is not stored. (A disk may do either; but whoever forgets that it failed is found out by old bytes alone.)
+        let failing = self.is_failing(&request);
+        if !failing
+            && let Err(error) = self.recorded(Change::Write { offset, bytes }, || {
+                self.store(offset, bytes)
+            })
+        {
             return reply.error(&error);
         }
-        if let Some(Reply::Written(reply)) = self.queue(request, Reply::Written(reply), seen) {
+        let queued = self.queue(request, Reply::Written(reply), seen, failing);
+        if let Some(Reply::Written(reply)) = queued {
             reply.written(bytes.len() as u32);
         }
     }
