@@ -1151,9 +1151,13 @@ static struct tevent_req *vfs_rushes_fsync_send(
 	struct rushes_fsync_state *state = NULL;
 	struct rushes_fsp *file = NULL;
 
+	/*
+	 * The daemon is asked also when it has nothing in memory: of what the
+	 * kernel could not write, our descriptor hears once, and is told that
+	 * all is well from then on.
+	 */
 	file = rushes_fsp_for_write(handle, fsp);
-	if ((file == NULL ||
-	     !rushes_has_fact(file->session, file->device, file->inode)) &&
+	if (file == NULL &&
 	    !rushes_session_is_lost(rushes_session_of(handle)) &&
 	    rushes_settle_fsp(handle, fsp))
 	{

@@ -191,6 +191,7 @@ impl Naive {
                 device: facts.device,
                 range: ByteRange::new(start, end - start),
                 slots: run,
+                buffered: false,
                 class: IoClass::BestEffort,
                 deadline: Instant::NEVER,
             }));

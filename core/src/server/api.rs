@@ -475,6 +475,8 @@ pub struct IoRead {
     pub range: ByteRange,
     /// Where to: the first byte goes to `range.start % slot_bytes` of the first slot.
     pub slots: SlotRun,
+    /// Through the kernel's cache, which may have bytes that it could not write and has told nobody of yet.
+    pub buffered: bool,
     /// Priority.
     pub class: IoClass,
     /// When it must have ended.

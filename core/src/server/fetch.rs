@@ -1073,7 +1073,9 @@ impl Server {
         };
         self.flight_generation = self.flight_generation.wrapping_add(1);
         let generation = self.flight_generation;
-        let known_size = self.files.get(&id).map_or(0, File::device_size);
+        let file = self.files.get(&id);
+        let known_size = file.map_or(0, File::device_size);
+        let buffered = file.is_some_and(|file| file.writing.loose.spans(range).next().is_some());
         let key = self.flights.insert(Flight {
             generation,
             device: device_id,
@@ -1091,6 +1093,7 @@ impl Server {
             device: device_id,
             range,
             slots: run,
+            buffered,
             class,
             deadline,
         }));

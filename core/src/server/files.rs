@@ -209,6 +209,9 @@ impl Server {
                 self.finish_write(write, Outcome::Plain, actions);
             }
         }
+        for sync in waiting.syncs {
+            self.sync(session, handle, sync, actions);
+        }
     }
 
     pub(super) fn handle_closed(
@@ -234,6 +237,13 @@ impl Server {
                 for write in waiting.writes {
                     self.finish_write(write, Outcome::Failed(Errno::BAD_HANDLE), actions);
                 }
+                actions
+                    .list
+                    .extend(waiting.syncs.into_iter().map(|request| Action::Reply {
+                        session,
+                        request,
+                        outcome: Outcome::Failed(Errno::BAD_HANDLE),
+                    }));
             }
             HandleState::Ready(file) => {
                 self.frame_left(session, (&entry.path, &entry.cadence), file);
@@ -506,7 +516,8 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        let size = size.max(asked.length).max(file.writing.dirty.end());
+        let nearest = size.max(file.writing.dirty.end());
+        let size = nearest.max(asked.length);
         file.writing.native_size = size_told.max(asked.length);
         file.size_stale = asked.is_void;
         // A version we did not know: somebody changed the file, and may not have told us (yet).
@@ -514,6 +525,15 @@ impl Server {
             self.drop_blocks(id, 0, u64::MAX);
         }
         if asked.is_void {
+            // It is asked once more; until then this is nearer to what is there than what was known before.
+            let told = if asked.length < u64::MAX {
+                size
+            } else {
+                nearest
+            };
+            if self.files.get(&id).is_some_and(|file| file.size != told) {
+                self.resize(id, told);
+            }
             self.make_known(id, actions);
             self.retry_waiting(id, actions);
             self.advance_writes(id, actions);

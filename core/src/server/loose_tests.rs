@@ -28,6 +28,37 @@ impl World {
         self.step(Event::Synced { file: FILE, result });
     }
 
+    /// The file as a read finds it: the kernel writes what it has there first, and what it could not write is in its cache alone.
+    pub(super) fn seen_by(&mut self, io: &IoRead) -> Vec<u8> {
+        if io.buffered {
+            return self.native.clone();
+        }
+        while let Some(at) = self.unwritten.iter().position(|one| one.overlaps(io.range)) {
+            let range = self.unwritten.swap_remove(at);
+            let fails = self.failing && self.random.one_in(3);
+            self.end_writing_from_cache(range, fails);
+        }
+        self.device.clone()
+    }
+
+    /// A client does, on a descriptor of his own: nobody has anything of the file but the kernel.
+    pub(super) fn sync_by_himself(
+        &mut self,
+        then: &[u8],
+        since: &[(u64, Vec<u8>)],
+        lengths: &[u64],
+    ) {
+        while !self.unwritten.is_empty() {
+            self.write_from_cache();
+        }
+        self.counts.syncs_plain += 1;
+        if core::mem::take(&mut self.has_lost) {
+            return self.counts.syncs_refused += 1;
+        }
+        self.durable.clone_from(&self.device);
+        self.check_synced(then, since, lengths);
+    }
+
     /// The kernel writes something of its cache. If it cannot it says so to who syncs next, once, and never tries again.
     pub(super) fn write_from_cache(&mut self) {
         if self.unwritten.is_empty() {

@@ -10,8 +10,8 @@ impl World {
             .into_iter()
             .partition::<Vec<_>, _>(|io| matches!(io, Io::Read(..)));
         for io in &mut reads {
-            if let Io::Read(_, _, early) = io {
-                *early = Some(self.native.clone());
+            if let Io::Read(io, _, early) = io {
+                *early = Some(self.seen_by(io));
             }
         }
         self.ios = others;
@@ -24,7 +24,7 @@ impl World {
             let Io::Read(io, slots, early) = io else {
                 continue;
             };
-            let read = self.do_read(&io, &slots, early.as_deref());
+            let read = self.do_read(&io, &slots, &early.unwrap_or_default());
             let result = Ok(ByteCount(read));
             self.step(Event::IoDone { io: io.io, result });
         }

@@ -58,6 +58,7 @@ pub(super) enum HandleState {
 pub(super) struct Waiting {
     pub reads: Vec<u32>,
     pub writes: Vec<u32>,
+    pub syncs: Vec<RequestId>,
 }
 
 /// A file as one client has it open.

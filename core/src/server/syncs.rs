@@ -17,13 +17,18 @@ impl Server {
         if !self.sessions.contains_key(&session) {
             return;
         }
-        let outcome = match self
-            .handles
-            .get(&(session, handle))
-            .map(|entry| &entry.state)
-        {
+        let entry = self.handles.get_mut(&(session, handle));
+        let outcome = match entry.map(|entry| &mut entry.state) {
             Some(HandleState::Ready(file)) => {
                 let id = *file;
+                if self.is_the_kernels(id) {
+                    let outcome = Outcome::Plain;
+                    return actions.list.push(Action::Reply {
+                        session,
+                        request,
+                        outcome,
+                    });
+                }
                 let commit = self.commit_count;
                 if let Some(file) = self.files.get_mut(&id) {
                     file.use_count += 1;
@@ -37,8 +42,9 @@ impl Server {
                 }
                 return self.settle_waiters(id, actions);
             }
-            // Nothing of it can be in a lane: a write would have waited for the same answer.
-            Some(HandleState::Opening(_) | HandleState::Plain) => Outcome::Plain,
+            // (Another handle may have written what the kernel could not.)
+            Some(HandleState::Opening(waiting)) => return waiting.syncs.push(request),
+            Some(HandleState::Plain) => Outcome::Plain,
             None => Outcome::Failed(Errno::BAD_HANDLE),
         };
         actions.list.push(Action::Reply {
@@ -46,6 +52,17 @@ impl Server {
             request,
             outcome,
         });
+    }
+
+    /// We have nothing of it that its device may lack: what the kernel has of it a client syncs by himself, and hears what came of that as of any
+    /// file.
+    fn is_the_kernels(&self, id: FileId) -> bool {
+        self.files.get(&id).is_some_and(|file| {
+            let writing = &file.writing;
+            let is_settled = !writing.is_unsettled && writing.settling == 0;
+            let is_free = writing.syncs.is_empty() && writing.failing.is_none();
+            writing.is_clean() && is_settled && is_free && !writing.is_loose && !writing.is_syncing
+        })
     }
 
     pub(super) fn hold(

@@ -717,8 +717,13 @@ impl Daemon {
             .size
             .saturating_sub(read.range.start.0)
             .min(read.range.length.0);
+        let opened = file.written.as_ref().map(|written| &written.file);
+        let fd = match opened {
+            Some(Ok(opened)) if read.buffered => &opened.buffered,
+            _ => &file.fd,
+        };
         let sent = self.ring.read(&SlotRead {
-            file: &file.fd,
+            file: fd,
             range: read.range,
             expected: ByteCount(expected),
             slots,

@@ -276,9 +276,8 @@ impl Engine {
             let Some(queue) = self.asked(object, fd)? else {
                 return Ok(Done::Plain);
             };
-            if !self.has_fact(fd) {
-                return Ok(Done::Plain);
-            }
+            // (Also of an object that lacks nothing: the kernel says once to each descriptor that it could not write, and the daemon, which has the
+            // bytes, is to hear of it before the second time is answered well.)
             let (answer, answered) = sync_channel(1);
             queue.push(Job::Sync {
                 object: object.id,
@@ -287,6 +286,7 @@ impl Engine {
             });
             match answered.recv() {
                 Ok(done @ (Done::Whole | Done::Failed(_))) => return Ok(done),
+                Ok(Done::Plain) | Err(_) if !self.has_fact(fd) => return Ok(Done::Plain),
                 // A daemon that does not know the file yet says so, too, and then it may have bytes of it all the same.
                 Ok(Done::Plain) | Err(_) => {}
             }
