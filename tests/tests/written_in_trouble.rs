@@ -406,6 +406,9 @@ fn what_the_kernel_could_not_write_is_on_the_disk_when_a_flush_is_answered_well(
     let synced = Command::new("sync").arg(&path).output().expect("coreutils");
     assert!(!synced.status.success(), "the disk fails");
     world.disk.tell("clear");
+    // (It is in the kernel's cache, as whoever has no daemon would find it, and not on the disk.)
+    let read = client.read(file, offset, bytes.len()).expect("read");
+    assert!(read == bytes, "what was acknowledged is read");
     let end = Instant::now() + Duration::from_secs(20);
     while client.flush(file).is_err() {
         assert!(Instant::now() < end, "the disk works again");
