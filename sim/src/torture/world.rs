@@ -984,8 +984,26 @@ impl World {
         let Some(Io::Read(io, slots)) = self.ios.get(&io) else {
             return 0;
         };
+        let (io, slots) = (*io, slots.clone());
         let slot_bytes = u64::from(self.limits.slot_bytes);
-        let native = &self.files[at].native;
+        let pages = OneFile::pages(io.range);
+        if !io.buffered {
+            // The kernel writes what it has there first.
+            let dirty = self.files[at].dirty.range(pages.clone());
+            for page in dirty.copied().collect::<Vec<u64>>() {
+                self.write_page_out(at, page);
+            }
+        }
+        let file = &self.files[at];
+        let mut native = std::borrow::Cow::Borrowed(&file.native);
+        for &page in file.lost.range(pages).filter(|_| !io.buffered) {
+            let end = ((page + 1) * PAGE_BYTES).min(file.size()) as usize;
+            let start = ((page * PAGE_BYTES) as usize).min(end);
+            let (disk, into) = (&file.disk, &mut native.to_mut()[start..end]);
+            into.fill(0);
+            let there = disk.get(start..end.min(disk.len())).unwrap_or_default();
+            into[..there.len()].copy_from_slice(there);
+        }
         let mut from = io.range.start.0;
         for slot in slots {
             let base = from / slot_bytes * slot_bytes;
