@@ -547,6 +547,7 @@ fn play_on(plan: &Plan, draw: &Draw, stage: &Stage, mut stand: Stand) {
         stage,
         servants,
         random: Random::of(&[plan.seed, draw.number, u64::MAX]),
+        hasty_count: 0,
     };
     std::thread::scope(|scope| {
         let _all = Finally(stage);

@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 
 /// Of the disk that fails at once. Units: bytes.
 const FAILS_BYTES: u64 = 65_536;
+/// So many processes in a row that serve a mount may die before they serve: half of what its keeper stands.
+const HASTY_MAX: u32 = 5;
+
 /// Who has everything to write writes it by then, on a busy machine.
 const BY_THEN: Duration = Duration::from_secs(90);
 
@@ -137,6 +140,8 @@ pub struct Troublemaker<'a> {
     pub servants: Servants,
     /// What they are.
     pub random: Random,
+    /// Processes that were killed, one after the other, without a look at whether they served.
+    pub hasty_count: u32,
 }
 
 impl Troublemaker<'_> {
@@ -191,8 +196,12 @@ impl Troublemaker<'_> {
                 self.stage.excuse_left_over();
                 if let Stand::Pool(_, _, world) = &self.stand {
                     // One that is killed before it serves is taken for one that cannot, and after ten of them in a row the keeper gives up.
-                    if self.random.once_in(2) {
-                        let _ = fs::metadata(world.path("."));
+                    self.hasty_count += 1;
+                    if self.hasty_count == HASTY_MAX || self.random.once_in(2) {
+                        // (A name that the kernel does not know yet: it has to be asked.)
+                        let name = format!("is-{}-there", self.random.below(u64::MAX));
+                        let _ = fs::metadata(world.path(&name));
+                        self.hasty_count = 0;
                     }
                     world.kill_serving();
                 }
