@@ -13,8 +13,11 @@ use std::time::{Duration, Instant};
 
 /// Of the disk that fails at once. Units: bytes.
 const FAILS_BYTES: u64 = 65_536;
-/// So many processes in a row that serve a mount may die before they serve: half of what its keeper stands.
+/// So many processes in a row that serve a mount may die as soon as they do: half of what its keeper stands.
 const HASTY_MAX: u32 = 5;
+
+/// And then one lives for longer than its keeper calls quick.
+const LET_LIVE: Duration = Duration::from_millis(500);
 
 /// Who has everything to write writes it by then, on a busy machine.
 const BY_THEN: Duration = Duration::from_secs(90);
@@ -140,7 +143,7 @@ pub struct Troublemaker<'a> {
     pub servants: Servants,
     /// What they are.
     pub random: Random,
-    /// Processes that were killed, one after the other, without a look at whether they served.
+    /// Processes that served and were killed, one after the other, none of which was let live for long.
     pub hasty_count: u32,
 }
 
@@ -195,12 +198,16 @@ impl Troublemaker<'_> {
             Trouble::Serving => {
                 self.stage.excuse_left_over();
                 if let Stand::Pool(_, _, world) = &self.stand {
-                    // One that is killed before it serves is taken for one that cannot, and after ten of them in a row the keeper gives up.
+                    // Ten in a row that die as soon as they serve are taken for a program that cannot, and the keeper gives up.
                     self.hasty_count += 1;
-                    if self.hasty_count == HASTY_MAX || self.random.once_in(2) {
+                    let is_let_live = self.hasty_count == HASTY_MAX;
+                    if is_let_live || self.random.once_in(2) {
                         // (A name that the kernel does not know yet: it has to be asked.)
                         let name = format!("is-{}-there", self.random.below(u64::MAX));
                         let _ = fs::metadata(world.path(&name));
+                    }
+                    if is_let_live {
+                        std::thread::sleep(LET_LIVE);
                         self.hasty_count = 0;
                     }
                     world.kill_serving();
