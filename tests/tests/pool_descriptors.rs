@@ -6,6 +6,7 @@ use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, check, put};
 use rushes_tests::ways::Hands;
 use rustix::fs::{OFlags, XattrFlags, setxattr};
+use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -288,6 +289,17 @@ fn beside_an_obedient_disk() -> Option<PoolWorld> {
     Some(world)
 }
 
+/// Which object of a file lies on that disk, and where there.
+fn on_obedient_disk(world: &PoolWorld, name: &str) -> (usize, PathBuf) {
+    let found = world.where_is(name);
+    let objects = found["segments"][0]["objects"].as_array().expect("a list");
+    assert_eq!(objects.len(), QUICK + 1);
+    let on_it = |object: &Value| object["member"].as_u64() == Some(QUICK as u64);
+    let place = objects.iter().position(on_it).expect("one of each");
+    let below = objects[place]["path"].as_str().expect("text");
+    (place, PathBuf::from(below))
+}
+
 /// How many objects the mount has open on its quick members and on the disk that hangs.
 fn open_objects(world: &PoolWorld) -> (usize, usize) {
     let all = fs::read_dir(format!("/proc/{}/fd", world.keeper())).expect("ours");
@@ -316,20 +328,13 @@ fn a_written_object_that_is_closed_for_room_is_asked_what_was_not_stored() {
         .expect("written");
     victim.sync_all().expect("stored");
     drop(victim);
-    let found = world.where_is("wide/victim");
-    let objects = found["segments"][0]["objects"].as_array().expect("a list");
-    assert_eq!(objects.len(), QUICK + 1);
-    let place = objects
-        .iter()
-        .position(|object| object["member"].as_u64() == Some(QUICK as u64))
-        .expect("one is on the disk that fails");
-    let below = objects[place]["path"].as_str().expect("text");
+    let (place, below) = on_obedient_disk(&world, "wide/victim");
     let object = world.slow_disk().path().join("pool").join(below);
     let physical = world.slow_disk().physical(&object, 0);
     let victim = open(world.path("wide/victim"));
     let reader = open(world.path("wide/victim"));
     // Its first descriptor is that of another object, which stays.
-    let other = ((place + 1) % objects.len() * UNIT) as u64;
+    let other = ((place + 1) % (QUICK + 1) * UNIT) as u64;
     victim.write_all_at(&[7; UNIT], other).expect("written");
     let at = (place * UNIT) as u64;
     victim.write_all_at(&[8; UNIT], at).expect("in memory");
@@ -364,6 +369,10 @@ fn objects_that_cannot_be_closed_on_a_disk_that_hangs_keep_nobody_from_others() 
         .map(|number| open(world.path(format!("wide/file{number}"))))
         .collect();
     for (number, file) in files.iter().enumerate() {
+        let name = format!("wide/file{number}");
+        file.write_all_at(&[1; UNIT], UNIT as u64).expect("written");
+        // Its first descriptor is that of another object, which stays.
+        assert_ne!(on_obedient_disk(&world, &name).0, 1, "{name}");
         file.write_all_at(&pattern::bytes(number as u64, 0, OPEN_LENGTH), 0)
             .expect("written");
     }
