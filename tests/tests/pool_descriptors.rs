@@ -6,8 +6,11 @@ use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, check, put};
 use rushes_tests::ways::Hands;
 use rustix::fs::{OFlags, XattrFlags, setxattr};
+use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// 37 files for everybody.
 const LIMIT: u32 = 450;
@@ -239,4 +242,185 @@ fn files_in_many_objects_take_no_descriptor_from_others_when_they_are_used() {
 #[test]
 fn files_in_many_objects_take_none_beside_a_daemon_either() {
     wide_files_that_are_all_used(true);
+}
+
+/// Members beside the one on the lab's disk, which has the number behind theirs.
+const QUICK: usize = 5;
+/// Files on these alone.
+const QUICK_COUNT: usize = 7;
+/// Files in an object on each member: with so many open there are more than may be, and with fewer not yet.
+const OPEN_COUNT: usize = 12;
+const OPEN_LENGTH: usize = (QUICK + 1) * UNIT;
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Nobody who has nothing to do with a disk that hangs waits so long.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn open(path: PathBuf) -> File {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false);
+    options.open(path).expect("there is room")
+}
+
+fn beside_an_obedient_disk() -> Option<PoolWorld> {
+    if !needs::all_there(&[Need::Program("rushes-lab"), Need::Program("filefrag")]) {
+        return None;
+    }
+    let mut world = PoolWorld::build(&[(EXT4, 100); QUICK])?;
+    for number in 0..QUICK_COUNT {
+        put(&world.path(format!("quick{number}")), 3, BYTES).expect("there is room");
+    }
+    world.add_slow_disk(1 << 30);
+    let folder = world.path("wide");
+    fs::create_dir(&folder).expect("made");
+    let words = format!("striped={} unit=64KiB", QUICK + 1);
+    let wish = words.as_bytes();
+    setxattr(&folder, "user.rushes.policy", wish, XattrFlags::empty()).expect("a wish");
+    world.end();
+    world.descriptor_limit = Some(LIMIT);
+    world.start();
+    Some(world)
+}
+
+/// Which object of a file lies on that disk, and where there.
+fn on_obedient_disk(world: &PoolWorld, name: &str) -> (usize, PathBuf) {
+    let found = world.where_is(name);
+    let objects = found["segments"][0]["objects"].as_array().expect("a list");
+    assert_eq!(objects.len(), QUICK + 1);
+    let on_it = |object: &Value| object["member"].as_u64() == Some(QUICK as u64);
+    let place = objects.iter().position(on_it).expect("one of each");
+    let below = objects[place]["path"].as_str().expect("text");
+    (place, PathBuf::from(below))
+}
+
+/// How many objects the mount has open on its quick members and on the disk that hangs.
+fn open_objects(world: &PoolWorld) -> (usize, usize) {
+    let all = fs::read_dir(format!("/proc/{}/fd", world.keeper())).expect("ours");
+    let paths: Vec<PathBuf> = all
+        .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
+        .collect();
+    let of = |folder: PathBuf| {
+        let folder = folder.join("pool/objects");
+        paths
+            .iter()
+            .filter(|path| path.starts_with(&folder))
+            .count()
+    };
+    let quick = (0..QUICK).map(|number| of(world.member(number))).sum();
+    (quick, of(world.slow_disk().path().to_path_buf()))
+}
+
+#[test]
+fn a_written_object_that_is_closed_for_room_is_asked_what_was_not_stored() {
+    let Some(world) = beside_an_obedient_disk() else {
+        return;
+    };
+    let victim = open(world.path("wide/victim"));
+    victim
+        .write_all_at(&pattern::bytes(1, 0, OPEN_LENGTH), 0)
+        .expect("written");
+    victim.sync_all().expect("stored");
+    drop(victim);
+    let (place, below) = on_obedient_disk(&world, "wide/victim");
+    let object = world.slow_disk().path().join("pool").join(below);
+    let physical = world.slow_disk().physical(&object, 0);
+    let victim = open(world.path("wide/victim"));
+    let reader = open(world.path("wide/victim"));
+    // Its first descriptor is that of another object, which stays.
+    let other = ((place + 1) % (QUICK + 1) * UNIT) as u64;
+    victim.write_all_at(&[7; UNIT], other).expect("written");
+    let at = (place * UNIT) as u64;
+    victim.write_all_at(&[8; UNIT], at).expect("in memory");
+    world
+        .slow_disk()
+        .tell(&format!("fail write {physical} 4096"));
+    let files: Vec<File> = (0..OPEN_COUNT)
+        .map(|number| open(world.path(format!("wide/file{number}"))))
+        .collect();
+    until("the disk is asked", || {
+        for file in &files {
+            file.write_all_at(&[9; OPEN_LENGTH], 0).expect("written");
+        }
+        world.log().contains(" fails: ")
+    });
+    world.slow_disk().tell("clear");
+    until("the disk works", || world.log().contains(" works again"));
+    for file in [&victim, &reader] {
+        let error = file.sync_all().expect_err("it was not stored");
+        assert_eq!(error.raw_os_error(), Some(5), "{error}");
+        file.sync_all().expect("said once");
+    }
+    files[0].sync_all().expect("stored");
+}
+
+#[test]
+fn objects_that_cannot_be_closed_on_a_disk_that_hangs_keep_nobody_from_others() {
+    let Some(mut world) = beside_an_obedient_disk() else {
+        return;
+    };
+    let files: Vec<File> = (0..OPEN_COUNT)
+        .map(|number| open(world.path(format!("wide/file{number}"))))
+        .collect();
+    for (number, file) in files.iter().enumerate() {
+        let name = format!("wide/file{number}");
+        file.write_all_at(&[1; UNIT], UNIT as u64).expect("written");
+        // Its first descriptor is that of another object, which stays.
+        assert_ne!(on_obedient_disk(&world, &name).0, 1, "{name}");
+        file.write_all_at(&pattern::bytes(number as u64, 0, OPEN_LENGTH), 0)
+            .expect("written");
+    }
+    world.slow_disk().tell("timing on");
+    world.slow_disk().tell("stall 120000");
+    let (quick, hung) = open_objects(&world);
+    assert!(hung > QUICK_COUNT, "{hung} open on the disk that hangs");
+    let mut slowest = Duration::ZERO;
+    let mut others = Vec::new();
+    // Each that is opened leaves room for two fewer.
+    let finished = std::thread::scope(|scope| {
+        let opening = scope.spawn(|| {
+            for number in 0..QUICK_COUNT {
+                let begun = Instant::now();
+                let file = open(world.path(format!("quick{number}")));
+                let mut found = vec![0; BYTES];
+                file.read_exact_at(&mut found, 0).expect("read");
+                pattern::check(3, 0, &found, "a file elsewhere");
+                file.write_all_at(&found, 0).expect("written");
+                slowest = slowest.max(begun.elapsed());
+                others.push(file);
+            }
+        });
+        let end = Instant::now() + PATIENCE / 4;
+        while !opening.is_finished() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let finished = opening.is_finished();
+        if finished {
+            // The first of each opened has none of its objects closed; the rest of the quick ones make room.
+            until("others are closed", || open_objects(&world).0 < quick);
+            let (_, still) = open_objects(&world);
+            assert!(still >= hung, "{still} of {hung}: it hangs");
+        }
+        world.slow_disk().tell("clear");
+        world.slow_disk().tell("timing off");
+        finished
+    });
+    assert!(finished && slowest < AT_ONCE, "{slowest:?} elsewhere");
+    for (number, file) in files.iter().enumerate() {
+        file.sync_all().expect("stored");
+        let mut found = vec![0; OPEN_LENGTH];
+        file.read_exact_at(&mut found, 0).expect("read");
+        pattern::check(number as u64, 0, &found, "a file that hung");
+    }
+    drop((files, others));
+    assert!(!world.log().contains(" fails: "), "{}", world.log());
+    world.end();
+    let (report, code) = world.json(&["fsck"], &[]);
+    assert_eq!(code, Some(0), "{report}");
 }

@@ -594,6 +594,7 @@ impl Door {
         let node: Arc<Node> = self.nodes.get(number)?;
         let file = self.file(&node)?;
         let done = self.sync_all(&node, &file, data_only);
+        file.wait_for_who_asks();
         let heard = self.hear_of_sync(&node, &file, handle);
         done.and(heard)
     }

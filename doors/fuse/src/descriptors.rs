@@ -117,6 +117,12 @@ impl Descriptors {
         self.spares.keep_within(self.spare_count_max());
     }
 
+    /// Before one more of those is opened; it may have to wait until others are closed. False: he cannot have it.
+    pub(crate) fn wait_for_spare(&self) -> bool {
+        self.spares
+            .wait_for_room(self.spare_count_max() + self.reserve / 4)
+    }
+
     fn spare_count_max(&self) -> u64 {
         let left = self.budget.saturating_sub(self.all.load(Ordering::Acquire));
         left.max(self.reserve / 2)

@@ -41,7 +41,7 @@ pub(crate) struct Door {
     pub(crate) descriptors: Descriptors,
     pub(crate) engine: Arc<Engine>,
     pub(crate) finishers: Finishers,
-    pub(crate) lines: Lines,
+    pub(crate) lines: Arc<Lines>,
     /// What the process after this one is to know. None: there is none.
     pub(crate) table: Option<Arc<Table>>,
     /// Without a table.
@@ -110,7 +110,8 @@ impl Door {
             }
         }
         let engine = Arc::new(Engine::start(&pool, place)?);
-        descriptors.spares.set_engine(&engine);
+        let lines = Arc::<Lines>::default();
+        descriptors.spares.set_helpers(&pool, &lines, &engine);
         let door = Door {
             table,
             next_handle: AtomicU64::new(1),
@@ -121,7 +122,7 @@ impl Door {
             descriptors,
             engine,
             finishers: Finishers::start()?,
-            lines: Lines::default(),
+            lines,
             can_pass: AtomicBool::new(false),
             notices: OnceLock::new(),
             runtime_dir: place.map(|place| place.runtime_dir.clone()),

@@ -23,6 +23,7 @@ use rushes_pool::{
     Access, ByteCount, ByteOffset, ByteRange, Layout, Object, PoolError, Readers, Segment, Shape,
     SpillReason,
 };
+use rushes_sys::SysError;
 use rustix::fs::{Mode, OFlags, fdatasync, fsync, ftruncate, open, readlink};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -137,12 +138,23 @@ pub(crate) struct State {
 
 /// How often a file could not be made durable, and why not the last time.
 #[derive(Debug)]
-struct SyncFailures(Mutex<(u64, Errno)>);
+pub(crate) struct SyncFailures {
+    known: Mutex<(u64, Errno)>,
+    /// Read by who asks the kernel of its own, until it is known what that said.
+    pub(crate) asking: RwLock<()>,
+}
 
 impl SyncFailures {
-    fn one_more(&self, error: Errno) {
-        let mut failures = locked(&self.0);
-        *failures = (failures.0 + 1, error);
+    fn none() -> SyncFailures {
+        SyncFailures {
+            known: Mutex::new((0, Errno::IO)),
+            asking: RwLock::default(),
+        }
+    }
+
+    pub(crate) fn one_more(&self, error: Errno) {
+        let mut known = locked(&self.known);
+        *known = (known.0 + 1, error);
     }
 }
 
@@ -150,14 +162,42 @@ impl SyncFailures {
 #[derive(Debug)]
 struct OpenObject {
     access: Access,
-    /// None: closed by [`State::close_spare`].
+    /// None: it was closed.
     fd: Option<Arc<OwnedFd>>,
+    /// Counted with the file.
+    is_first: bool,
     /// Of each but the first, as long as it is open.
     spare: Option<Spare>,
+    /// It was named to be closed ([`Spares::keep`](crate::spare::Spares::keep)).
+    is_named: bool,
     /// Since that last asked.
     is_recent: bool,
     /// Somebody may have written by a descriptor of it.
     was_written: bool,
+    /// And since then the kernel was not asked what it could not write. (What it has said to nobody yet it says to the next descriptor, too, if that is
+    /// opened at once.)
+    is_unasked: bool,
+}
+
+impl OpenObject {
+    fn closed(is_first: bool) -> OpenObject {
+        OpenObject {
+            access: Access::Read,
+            fd: None,
+            is_first,
+            spare: None,
+            is_named: false,
+            is_recent: false,
+            was_written: false,
+            is_unasked: false,
+        }
+    }
+
+    /// Its descriptor, if it is good for that.
+    fn open_for(&self, access: Access) -> Option<&Arc<OwnedFd>> {
+        let fits = self.access == Access::Write || access == Access::Read;
+        self.fd.as_ref().filter(|_| fits)
+    }
 }
 
 impl State {
@@ -169,45 +209,70 @@ impl State {
         open.fd.clone()
     }
 
-    /// Its descriptor goes, if it is one of those beside the first and was not used since this was last asked.
+    /// Its descriptor goes, if it is one of those beside the first and was not used since this was last asked. Waits for no disk.
+    ///
+    /// `is_asked`  the kernel was, what it could not write, unless it was used since
     ///
     /// Assumes  this state: locked alone
-    pub(crate) fn close_spare(&self, object: Object, engine: Option<&Weak<Engine>>) -> Asked {
-        let (fd, written) = {
+    pub(crate) fn close_spare(
+        &self,
+        object: Object,
+        engine: Option<&Weak<Engine>>,
+        is_asked: bool,
+    ) -> Asked {
+        let fd = {
             let mut objects = locked(&self.objects);
             let Some(open) = objects.get_mut(&object) else {
                 return Asked::None;
             };
             if open.spare.is_none() {
+                open.is_named = false;
                 return Asked::None;
             }
             if std::mem::take(&mut open.is_recent) {
                 return Asked::Stays;
             }
+            if open.is_unasked && !is_asked {
+                return Asked::Written;
+            }
+            open.is_unasked = false;
+            open.is_named = false;
             open.spare = None;
-            (open.fd.take(), open.access == Access::Write)
+            open.fd.take()
         };
-        // What the kernel could not write it says to those who had the file open then.
-        if let Some(fd) = fd.filter(|_| written)
-            && let Err(error) = fdatasync(&*fd)
-        {
-            self.sync_failures.one_more(error);
-        }
+        drop(fd);
         if let Some(engine) = engine.and_then(Weak::upgrade) {
             engine.closed(object);
         }
         Asked::Closed
     }
 
-    /// The same, where its member was given up. Returns  somebody may have written by it
+    /// What the kernel is asked of before that, and who is to hear what it says. None: it was used since [`State::close_spare`] said so.
+    ///
+    /// Assumes  this state: locked alone
+    pub(crate) fn written_spare(
+        &self,
+        object: Object,
+    ) -> Option<(Arc<OwnedFd>, Arc<SyncFailures>)> {
+        let objects = locked(&self.objects);
+        let open = objects.get(&object)?;
+        let may_go = open.spare.is_some() && open.is_unasked && !open.is_recent;
+        let fd = open.fd.as_ref().filter(|_| may_go)?;
+        Some((Arc::clone(fd), Arc::clone(&self.sync_failures)))
+    }
+
+    /// It is forgotten, since its member was given up. Returns  somebody may have written by it
     pub(crate) fn forget_written(&self, object: Object) -> bool {
         let had = locked(&self.objects).remove(&object);
         had.is_some_and(|open| open.was_written)
     }
 
-    /// An object's descriptor is not kept any longer.
+    /// An object's descriptor is not kept any longer. What is known of it stays: it is opened again at once.
     pub(crate) fn forget(&self, object: Object) {
-        locked(&self.objects).remove(&object);
+        if let Some(open) = locked(&self.objects).get_mut(&object) {
+            open.fd = None;
+            open.spare = None;
+        }
     }
 }
 
@@ -296,6 +361,11 @@ impl OpenFile {
         self.layout_changes_durable
             .fetch_max(changes, Ordering::AcqRel);
         Ok(())
+    }
+
+    /// Who asks the kernel before he closes one of its objects (spare.rs) has said by then what he heard: it is said once, and perhaps only to him.
+    pub(crate) fn wait_for_who_asks(&self) {
+        drop(self.sync_failures.asking.write());
     }
 
     /// What was written may not be on its disk.
@@ -406,7 +476,7 @@ impl Door {
         let noted = table.map(|table| table.opened(node.number, handle, asked));
         match noted.transpose() {
             Ok(place) => {
-                let (failures, _) = *locked(&file.sync_failures.0);
+                let (failures, _) = *locked(&file.sync_failures.known);
                 let slot = &mut locked(&node.file);
                 slot.handles.insert(handle, (opened.way, place));
                 if failures > 0 {
@@ -509,7 +579,7 @@ impl Door {
         }
         let size = status(&stub)?.stx_size;
         let stub = Arc::new(stub);
-        let sync_failures = Arc::new(SyncFailures(Mutex::new((0, Errno::IO))));
+        let sync_failures = Arc::new(SyncFailures::none());
         let (object, stored) = match slot.mapped.take() {
             Some(mapped) => (Some(mapped.object), mapped.stored),
             None => (None, None),
@@ -563,7 +633,7 @@ impl Door {
 
     /// What this open has not heard yet of what could not be made durable.
     pub(crate) fn hear_of_sync(&self, node: &Node, file: &OpenFile, handle: u64) -> Answer<()> {
-        let (failures, error) = *locked(&file.sync_failures.0);
+        let (failures, error) = *locked(&file.sync_failures.known);
         if failures == 0 {
             return Ok(());
         }
@@ -640,13 +710,25 @@ impl Door {
         object: Object,
         access: Access,
     ) -> Result<Arc<OwnedFd>, PoolError> {
-        if let Some(open) = locked(&state.objects).get_mut(&object)
-            && let Some(fd) = &open.fd
-            && !self.pool.is_lost(object.member)
-            && (open.access == Access::Write || access == Access::Read)
-        {
-            open.is_recent = true;
-            return Ok(Arc::clone(fd));
+        let is_lost = self.pool.is_lost(object.member);
+        let is_one_more = {
+            let mut objects = locked(&state.objects);
+            let is_empty = objects.is_empty();
+            match objects.get_mut(&object) {
+                Some(open) => {
+                    if let Some(fd) = open.open_for(access).filter(|_| !is_lost) {
+                        let fd = Arc::clone(fd);
+                        open.is_recent = true;
+                        return Ok(fd);
+                    }
+                    !open.is_first && open.spare.is_none()
+                }
+                None => !is_empty,
+            }
+        };
+        if is_one_more && !self.descriptors.wait_for_spare() {
+            let error = SysError::new("open an object", "", Errno::MFILE);
+            return Err(PoolError::System(error));
         }
         let layout = state.layout.as_ref().ok_or(PoolError::NoRoom)?;
         let fd = self.with_descriptors(|| self.pool.open_object(layout, object, access))?;
@@ -659,27 +741,32 @@ impl Door {
             let is_told = !part.is_whole() || only_object(layout).is_some() || !is_frame(&path);
             is_told.then_some((path, part))
         });
-        let mut objects = locked(&state.objects);
-        let former = objects.remove(&object);
-        let is_first = match &former {
-            Some(former) => former.fd.is_some() && former.spare.is_none(),
-            None => objects.is_empty(),
-        };
-        let was_written = former.as_ref().is_some_and(|former| former.was_written);
-        let former = former.and_then(|former| former.spare);
-        let is_one_more = !is_first && former.is_none();
         let spares = &self.descriptors.spares;
-        let open = OpenObject {
-            access,
-            fd: Some(Arc::clone(&fd)),
-            spare: former.or_else(|| is_one_more.then(|| spares.one_more())),
-            is_recent: true,
-            was_written: was_written || access == Access::Write,
-        };
-        objects.insert(object, open);
-        drop(objects);
+        let mut objects = locked(&state.objects);
+        let is_first = objects.is_empty();
+        let open = objects
+            .entry(object)
+            .or_insert_with(|| OpenObject::closed(is_first));
+        open.is_recent = true;
+        // Somebody else may have opened it meanwhile: one that was written is not closed unasked.
+        if let Some(other) = open.open_for(access).filter(|_| !is_lost) {
+            return Ok(Arc::clone(other));
+        }
+        open.access = access;
+        let former = open.fd.replace(Arc::clone(&fd));
+        open.was_written |= access == Access::Write;
+        open.is_unasked |= access == Access::Write;
+        let is_one_more = !open.is_first && open.spare.is_none();
         if is_one_more {
+            open.spare = Some(spares.one_more());
+        }
+        let is_new = is_one_more && !std::mem::replace(&mut open.is_named, true);
+        drop(objects);
+        drop(former);
+        if is_new {
             spares.keep(Weak::clone(&state.own), object);
+        }
+        if is_one_more {
             self.descriptors.close_spares();
         }
         Ok(fd)

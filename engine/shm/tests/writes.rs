@@ -170,7 +170,7 @@ fn without_a_lane_writes_are_the_callers_own() {
 #[test]
 fn writes_under_way_when_a_daemon_dies_happen_once_by_the_next() {
     let folder = Folder::new("lost-writes");
-    let file = opened(&folder, "take.mov");
+    let former = opened(&folder, "take.mov");
     let mut numbers = Numbers(11);
     let mut flat = vec![0u8; 40 * 20_000];
     let who = Connect {
@@ -180,7 +180,12 @@ fn writes_under_way_when_a_daemon_dies_happen_once_by_the_next() {
     let mut committed_before = 0;
     let mut first = Some(Running::start(&folder.socket(), size(4096)));
     let mut client = connect(&folder.socket());
-    let handle = client.open(&file, b"take.mov").unwrap();
+    let handle = client.open(&former, b"take.mov").unwrap();
+    // By another descriptor from then on; not by that of another file.
+    assert!(!client.renew(handle, opened(&folder, "other.mov")));
+    let file = opened(&folder, "take.mov");
+    assert!(client.renew(handle, &file));
+    drop(former);
     for round in 0..20u8 {
         let mut under_way = HashMap::new();
         for n in 0..40usize {

@@ -225,7 +225,10 @@ impl Session {
             inode,
         };
         self.named.insert((object, writes), named);
-        if writes && let Some(read) = self.named.get_mut(&(object, false)) {
+        if writes
+            && let Some(read) = self.named.get_mut(&(object, false))
+            && self.client.renew(read.handle, fd)
+        {
             // Each would be one more than is counted of the object.
             read.fd = Arc::clone(fd);
         }

@@ -433,6 +433,20 @@ impl Client {
         }
     }
 
+    /// The file is open by this descriptor from now on, by which the next daemon will hear of it: the former one may be closed. This daemon keeps its own.
+    ///
+    /// Returns  false: it is another file, or forgotten, and all is as it was
+    pub fn renew(&mut self, file: FileHandle, fd: impl AsFd) -> bool {
+        let identity = lost::identity_of(fd.as_fd());
+        let open = self.files.get_mut(&file.0);
+        let open = open.filter(|state| !state.closed && identity == Some(state.identity));
+        if let Some(state) = open {
+            state.fd = fd.as_fd().as_raw_fd();
+            return true;
+        }
+        false
+    }
+
     /// Forget a file; reads of it that are under way are cancelled.
     pub fn close(&mut self, file: FileHandle) {
         let usable = self.usable();

@@ -127,6 +127,11 @@ impl OwnedClient {
         self.client.open_for(fd, path, Writer::default(), part)
     }
 
+    /// As [`Client::renew`].
+    pub fn renew(&mut self, file: FileHandle, fd: impl AsFd) -> bool {
+        self.client.renew(file, fd)
+    }
+
     /// As [`Client::close`]. Nothing of the file may be under way: it would not be reported.
     pub fn close(&mut self, file: FileHandle) {
         self.client.close(file);
