@@ -384,6 +384,7 @@ impl Checker {
             | Event::Unlinked { .. }
             | Event::LetGo { .. }
             | Event::Crowded
+            | Event::Overfull { .. }
             | Event::Stat { .. }
             | Event::Hint { .. }
             | Event::ForeignLoad { .. }

@@ -473,7 +473,10 @@ impl Machine for Naive {
                     }),
                 }
             }
-            Event::Unlinked { .. } | Event::LetGo { .. } | Event::Crowded => {}
+            Event::Unlinked { .. }
+            | Event::LetGo { .. }
+            | Event::Crowded
+            | Event::Overfull { .. } => {}
             Event::ForeignChange { key } => {
                 self.changed(key);
                 for (file, facts) in &self.files {

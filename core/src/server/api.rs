@@ -440,6 +440,8 @@ pub enum Event {
     },
     /// The driver could not open a file, or let anybody in, since it has too many open: some that nobody uses are forgotten.
     Crowded,
+    /// It has more open than it should: so many that nobody uses are forgotten.
+    Overfull { count: u32 },
 }
 
 /// A run of slots in [`Actions::slots`].

@@ -357,7 +357,14 @@ impl Server {
         for (_, io) in self.flights.iter() {
             files.entry(io.file).or_default().users += 1;
         }
+        let unused: BTreeSet<(u64, FileId)> = self.unused.iter().copied().collect();
         for (id, file) in &self.files {
+            // (Of one that could not be forgotten at once nothing is cached any more; whoever it waits for sees to it.)
+            let is_idle = file.use_count == 0 && !file.blocks.is_empty();
+            odd.holds(
+                !is_idle || unused.contains(&(file.unused_since, *id)),
+                format_args!("file {} is unused and not among those that may go", id.0),
+            );
             let found = files.remove(id).unwrap_or_default();
             let writing = &file.writing;
             odd.same(

@@ -338,6 +338,7 @@ impl Server {
             Event::Unlinked { key } => self.gone(key, actions),
             Event::LetGo { key } => self.let_go_of(key, actions),
             Event::Crowded => self.crowded(actions),
+            Event::Overfull { count } => self.let_go_of_some(count as usize, actions),
             Event::Stat {
                 file,
                 size,

@@ -39,6 +39,11 @@ impl Server {
     /// The driver had no room for a file.
     pub(super) fn crowded(&mut self, actions: &mut Actions) {
         let count = (self.unused.len() / CROWDED_PART).max(CROWDED_COUNT);
+        self.let_go_of_some(count, actions);
+    }
+
+    /// So many, if there are.
+    pub(super) fn let_go_of_some(&mut self, count: usize, actions: &mut Actions) {
         let most = self.files.len().saturating_sub(count);
         while self.files.len() > most && self.let_go_of_one(actions) {}
     }
@@ -123,5 +128,17 @@ mod tests {
         assert_eq!(bench.forgotten, [FileId(2), FileId(3)]);
         bench.step(Event::Crowded);
         assert_eq!(bench.forgotten.len(), 2, "the other one is used");
+    }
+
+    #[test]
+    fn as_many_go_as_the_driver_has_too_many() {
+        let mut bench = bench();
+        for file in 1..=3 {
+            read_and_close(&mut bench, file);
+        }
+        bench.step(Event::Overfull { count: 2 });
+        assert_eq!(bench.forgotten, [FileId(1), FileId(2)]);
+        bench.step(Event::Overfull { count: 9 });
+        assert_eq!(bench.forgotten.len(), 3);
     }
 }

@@ -119,6 +119,9 @@ struct World {
     stats: u32,
     settles: u32,
     clients: Vec<(SessionId, LaneId, Doing)>,
+    /// Those of them who have closed the file.
+    closed: Vec<SessionId>,
+    file_count_max: u32,
     next_session: u32,
     /// The device fails to write now and then, and space is short.
     failing: bool,
@@ -164,6 +167,7 @@ struct Counts {
     lost: u64,
     syncs_failed: u64,
     syncs_plain: u64,
+    forgotten: u64,
 }
 
 fn limits() -> Limits {
@@ -201,8 +205,11 @@ impl World {
         let is_scattered = random.one_in(2);
         let is_tiny = random.one_in(4);
         let refuses_direct = random.one_in(8);
+        let file_count_max = random.below(3) as u32;
         let mut world = World {
             server: Server::new(limits(), Policy::default()),
+            closed: Vec::new(),
+            file_count_max,
             now: Instant(1),
             wake: Instant::NEVER,
             next_request: 1,
@@ -273,7 +280,11 @@ impl World {
 
     /// A server comes up over what the last one left.
     fn boot(&mut self) {
-        self.server = Server::new(limits(), Policy::default());
+        let limits = Limits {
+            file_count_max: self.file_count_max,
+            ..limits()
+        };
+        self.server = Server::new(limits, Policy::default());
         self.is_booting = true;
         self.wake = Instant::NEVER;
         self.reserves.clear();
@@ -334,43 +345,6 @@ impl World {
         for _ in 0..3 {
             self.join();
         }
-    }
-
-    fn join(&mut self) {
-        let session = SessionId(self.next_session);
-        self.next_session += 1;
-        let lane = LaneId(self.next_lane);
-        self.next_lane += 1;
-        self.lanes.insert(
-            lane,
-            LaneMemory {
-                bytes: vec![0xDD; (u64::from(LANE_PAGES) * PAGE_BYTES) as usize],
-                records: BTreeMap::new(),
-            },
-        );
-        self.clients.push((session, lane, Doing::Nothing));
-        self.step(Event::SessionOpened {
-            session,
-            label: SessionLabel::default(),
-        });
-        self.step(Event::LaneAdded {
-            lane,
-            session: Some(session),
-            page_count: LANE_PAGES,
-            record_count: RECORDS,
-        });
-        self.step(Event::Opening {
-            session,
-            handle: HANDLE,
-            path: "take.mov".to_string(),
-            part: FilePart::WHOLE,
-        });
-        let facts = Ok(self.facts());
-        self.step(Event::Opened {
-            session,
-            handle: HANDLE,
-            facts,
-        });
     }
 
     /// False: the driver died in the middle of the actions.
@@ -558,6 +532,7 @@ impl World {
                     !self.is_booting,
                     "forgotten while pieces of it are still told"
                 );
+                self.forget();
             }
             Action::Known { .. }
             | Action::OpenNeighbour { .. }
@@ -807,7 +782,9 @@ impl World {
         let index = self.random.below(self.clients.len() as u64) as usize;
         let session = self.clients[index].0;
         let request = self.fresh();
+        self.open_or_close(session);
         match &mut self.clients[index].2 {
+            Doing::Nothing if self.closed.contains(&session) => return,
             Doing::Nothing => {}
             Doing::Granted {
                 request,
@@ -1094,13 +1071,6 @@ impl World {
         self.boot();
     }
 
-    fn leave(&mut self) {
-        let index = self.random.below(self.clients.len() as u64) as usize;
-        let (session, _, _) = self.clients.swap_remove(index);
-        self.step(Event::SessionClosed { session });
-        self.join();
-    }
-
     fn turn(&mut self) {
         self.now = self.now + Duration::from_us(self.random.below(40_000));
         if self.now >= self.wake {
@@ -1140,6 +1110,10 @@ impl World {
             32 => self.write_from_cache(),
             39 if self.random.one_in(30) => self.crash(),
             39 if self.random.one_in(10) => self.leave(),
+            39 if self.random.one_in(6) => self.close_all(),
+            39 if self.random.one_in(3) => {
+                self.step(Event::Crowded);
+            }
             _ => {}
         }
     }
@@ -1262,6 +1236,7 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
         sum.lost += world.counts.lost;
         sum.syncs_failed += world.counts.syncs_failed;
         sum.syncs_plain += world.counts.syncs_plain;
+        sum.forgotten += world.counts.forgotten;
     }
     // The test does what its name says.
     assert!(sum.reads > 300 && sum.writes > 300, "{sum:?}");
@@ -1274,7 +1249,7 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
     assert!(sum.refused > 10 && sum.syncs_refused > 10, "{sum:?}");
     assert!(sum.holds_refused > 3, "{sum:?}");
     assert!(sum.lost > 100 && sum.syncs_failed > 50, "{sum:?}");
-    assert!(sum.syncs_plain > 30, "{sum:?}");
+    assert!(sum.syncs_plain > 30 && sum.forgotten > 60, "{sum:?}");
 }
 
 /// Whether one of these writes put that byte there.
@@ -1324,27 +1299,6 @@ impl World {
             request: RequestId(request),
             key: KEY,
         });
-    }
-
-    /// Somebody else opens the file; whoever looked at it for him found this.
-    fn open_again(&mut self, way: Option<WriteWay>) {
-        let (session, handle) = (self.clients[0].0, HandleId(u32::MAX));
-        self.step(Event::Opening {
-            session,
-            handle,
-            path: String::from("again"),
-            part: FilePart::WHOLE,
-        });
-        let facts = FileFacts {
-            way,
-            ..self.facts()
-        };
-        self.step(Event::Opened {
-            session,
-            handle,
-            facts: Ok(facts),
-        });
-        self.step(Event::Closed { session, handle });
     }
 
     /// Time goes by until the device is to write; it does, or fails to.
@@ -1487,3 +1441,5 @@ mod loose_tests;
 mod short_tests;
 #[path = "sync_tests.rs"]
 mod sync_tests;
+#[path = "visit_tests.rs"]
+mod visit_tests;

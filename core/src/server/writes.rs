@@ -96,7 +96,8 @@ impl Server {
                 self.void_grant(&grant, actions);
             }
         }
-        let held: Vec<FileId> = self
+        // What he waited for was a use of the file each, and perhaps its last.
+        let left: Vec<(FileId, usize, bool)> = self
             .files
             .iter_mut()
             .filter_map(|(id, file)| {
@@ -107,14 +108,20 @@ impl Server {
                 writing.syncing -= with_driver.filter(leaving).count();
                 let waiters = writing.syncs.len();
                 writing.syncs.retain(|waiter| waiter.session != session);
-                file.use_count -= (waiters - writing.syncs.len()) as u32;
+                let uses = waiters - writing.syncs.len();
                 let before = writing.holds.len();
                 writing.holds.retain(|(holder, _)| *holder != session);
-                (writing.holds.len() < before).then_some(*id)
+                let has_held = writing.holds.len() < before;
+                (uses > 0 || has_held).then_some((*id, uses, has_held))
             })
             .collect();
-        for file in held {
-            self.hold_released(file, actions);
+        for (file, uses, has_held) in left {
+            if has_held {
+                self.hold_released(file, actions);
+            }
+            for _ in 0..uses {
+                self.release(file, actions);
+            }
         }
         if let Some(lane) = self.sessions.get(&session).and_then(|owner| owner.lane) {
             if let Some(state) = self.lanes.get_mut(&lane) {

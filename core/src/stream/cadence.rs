@@ -203,7 +203,7 @@ impl Cadence {
     /// All `size` bytes of the file were read, one after another and at once: as a frame is.
     pub fn is_of_a_frame(&self, size: ByteCount) -> bool {
         let span = self.anew_until.since(self.anew.start);
-        self.count > 0 && span < SPAN_MIN && self.places.bytes() >= size
+        self.count > 0 && span < SPAN_MIN && self.anew.bytes >= size.0
     }
 
     /// Anything was asked for.
@@ -627,6 +627,27 @@ mod tests {
                 assert!(!paused.is_long(), "{places} {n}");
             }
         }
+    }
+
+    /// A thumbnailer looks here and there; of what lies between it has read nothing.
+    #[test]
+    fn a_frame_is_read_whole() {
+        const MIB: u64 = 1 << 20;
+        let read = |places: &mut dyn Iterator<Item = u64>, length: u64| {
+            let mut cadence = Cadence::new();
+            for (n, place) in (0..).zip(places) {
+                let now = Instant(1) + Duration::from_ms(n);
+                cadence.read_arrived_at(now, ByteRange::new(place, length));
+                cadence.read_answered(now);
+            }
+            cadence.is_of_a_frame(ByteCount(100 * MIB))
+        };
+        assert!(read(&mut (0..100).map(|n| n * MIB), MIB));
+        // Every other one, and in the end what lies between the last of them.
+        let looks = (0..50)
+            .map(|n| 2 * n)
+            .chain((80..100).filter(|n| n % 2 > 0));
+        assert!(!read(&mut looks.map(|n| n * MIB), MIB));
     }
 
     #[test]

@@ -24,6 +24,7 @@ use crate::reports::Reports;
 use crate::sessions::Sessions;
 use crate::share::{ServedShare, Share};
 use crate::signals::Signals;
+use crate::visitors::Crowd;
 use crate::wanted::Wants;
 use crate::warm::{self, Idleness};
 use crate::worker::{Urgency, Workers};
@@ -144,6 +145,7 @@ pub(crate) struct Daemon {
     beat_at: Instant,
     /// When doors are looked out for again.
     pub(super) accept_at: Instant,
+    pub(super) crowd: Crowd,
     /// None: nobody looks out for them now.
     pub(super) listener_poll: Option<PollId>,
     /// For those who get to know shares in idle time.
@@ -256,6 +258,7 @@ impl Daemon {
             sample_at: Instant::ZERO,
             beat_at: Instant::NEVER,
             accept_at: Instant::ZERO,
+            crowd: Crowd::default(),
             listener_poll: None,
             idleness: Arc::default(),
             late_stats: Vec::new(),
@@ -504,6 +507,7 @@ impl Daemon {
             }
         }
         self.guests_leave(start);
+        self.close_unused();
         self.look_out(start);
         self.set_timer(start);
     }

@@ -70,8 +70,10 @@ pub(crate) struct File {
     pub(crate) generation: u64,
     /// Changes by others are watched.
     pub(crate) watched: bool,
-    /// It may be written through lanes.
+    /// It may be written through lanes. Whoever opens it for that has its descriptors counted again.
     pub(crate) written: Option<Written>,
+    /// Its part of all descriptors that are counted.
+    counted: u64,
 }
 
 /// What headers said, so that a file that is opened again and again is looked into once.
@@ -106,6 +108,18 @@ pub(crate) struct Files {
     by_key: HashMap<FileKey, FileId>,
     next: u32,
     generation: u64,
+    /// Of all of them together.
+    descriptors: u64,
+}
+
+impl File {
+    /// What it costs to have it open.
+    fn descriptors(&self) -> u64 {
+        match &self.written {
+            Some(Written { file: Ok(_), .. }) => WRITTEN_FILE_DESCRIPTORS,
+            _ => 1,
+        }
+    }
 }
 
 impl Files {
@@ -145,7 +159,9 @@ impl Files {
             generation: self.generation,
             watched: false,
             written: None,
+            counted: 1,
         };
+        self.descriptors += file.counted;
         self.by_id.insert(id, file);
         self.by_key.insert(key, id);
         (id, false)
@@ -177,6 +193,7 @@ impl Files {
     pub(crate) fn forget(&mut self, id: FileId) -> Option<File> {
         let file = self.by_id.remove(&id)?;
         self.by_key.remove(&file.key);
+        self.descriptors -= file.counted;
         Some(file)
     }
 
@@ -196,16 +213,18 @@ impl Files {
         self.by_id.len()
     }
 
-    /// Whether they have so many descriptors, all together.
-    pub(crate) fn have_descriptors(&self, count: u64) -> bool {
-        if self.by_id.len() as u64 * WRITTEN_FILE_DESCRIPTORS < count {
-            return false;
+    /// How many descriptors they have, all together.
+    pub(crate) fn descriptors(&self) -> u64 {
+        self.descriptors
+    }
+
+    /// A file may have been opened for writing.
+    pub(crate) fn count_again(&mut self, id: FileId) {
+        if let Some(file) = self.by_id.get_mut(&id) {
+            let count = file.descriptors();
+            self.descriptors = self.descriptors - file.counted + count;
+            file.counted = count;
         }
-        let of = |file: &File| match &file.written {
-            Some(Written { file: Ok(_), .. }) => WRITTEN_FILE_DESCRIPTORS,
-            _ => 1,
-        };
-        self.by_id.values().map(of).sum::<u64>() >= count
     }
 
     /// Those that could not be opened for writing yet, and why.
@@ -253,5 +272,29 @@ mod tests {
         assert!(other != id);
         assert!(files.same_mut(id, generation).is_none());
         assert_eq!(files.keys(), [key]);
+        assert_eq!(files.descriptors(), 1);
+        let durable = Durable {
+            key,
+            file_system: [0; 16],
+            handle_kind: 0,
+            handle: Box::default(),
+            writer: Writer { uid: 0, gid: 0 },
+        };
+        files.get_mut(other).unwrap().written = Some(Written {
+            file: Ok(WriteFile {
+                direct: fd(),
+                buffered: fd(),
+            }),
+            durable,
+            changed_ns: TIME_IS_SET,
+            chores: VecDeque::new(),
+            is_busy: false,
+            said: None,
+        });
+        files.count_again(other);
+        files.count_again(other);
+        assert_eq!(files.descriptors(), WRITTEN_FILE_DESCRIPTORS);
+        files.forget(other).unwrap();
+        assert_eq!(files.descriptors(), 0);
     }
 }

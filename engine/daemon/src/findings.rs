@@ -320,6 +320,7 @@ impl Daemon {
                 });
             }
         }
+        self.files.count_again(id);
         Some(match has_place {
             true => WriteWay::Cached,
             false => WriteWay::Through,

@@ -681,6 +681,7 @@ impl Daemon {
         {
             written.file = result.map_err(|error| errno_of(&error));
         }
+        self.files.count_again(id);
     }
 }
 

@@ -145,6 +145,7 @@ impl Daemon {
                 self.moves.to_write.insert(id, (generation, opened));
             } else if let Some(written) = &mut file.written {
                 written.file = Ok(opened);
+                self.files.count_again(id);
             }
         }
     }

@@ -7,7 +7,6 @@ use crate::config::{Config, ShareConfig, group_id};
 use crate::desk::{Addresses, Desk};
 use crate::error::ServeError;
 use crate::event_loop::{Daemon, Parts};
-use crate::files::WRITTEN_FILE_DESCRIPTORS;
 use crate::hung::take_or_end;
 use crate::jobs::{calibration_for, work};
 use crate::lanes::Lanes;
@@ -216,7 +215,8 @@ fn limits(config: &Config) -> Limits {
     let slot_bytes = config.buffer_bytes;
     let slot_count = config.cache_bytes / u64::from(slot_bytes);
     let default = Limits::default();
-    let files = descriptor_count_max() / 2 / descriptors_of_a_file(config);
+    // Those that are written have more than one; what that comes to is looked at in each turn.
+    let files = descriptor_count_max() / 2;
     // A read that starts in the middle of a buffer needs one more.
     let replies = (REPLY_SLOTS_MAX as u64 - 1) * u64::from(slot_bytes);
     Limits {
@@ -229,14 +229,6 @@ fn limits(config: &Config) -> Limits {
         // Half at most: no session may take a small cache from all others.
         session_pin_bytes_max: default.session_pin_bytes_max.min(config.cache_bytes / 2),
         ..default
-    }
-}
-
-/// As many as one has that is written, where files are.
-fn descriptors_of_a_file(config: &Config) -> u64 {
-    match config.write_buffer_bytes {
-        0 => 1,
-        _ => WRITTEN_FILE_DESCRIPTORS,
     }
 }
 

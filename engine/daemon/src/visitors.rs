@@ -5,6 +5,7 @@
 //! expected; nobody else notices.
 
 use crate::event_loop::{AGAIN, Daemon, tag};
+use crate::files::WRITTEN_FILE_DESCRIPTORS;
 use crate::jobs::Job;
 use crate::sessions::{Guest, NEWCOMER_COUNT_MAX, OpenHandle, Seat};
 use crate::worker::Urgency;
@@ -12,9 +13,10 @@ use rushes_core::server::*;
 use rushes_core::units::*;
 use rushes_shm::server::{ClientEvent, Newcomer, ReplyBody, SessionTerms};
 use rushes_shm::{Connect, PeerError, Writer};
-use rushes_sys::clock;
+use rushes_sys::file::FdInfo;
 use rushes_sys::limits::descriptor_count_max;
 use rushes_sys::space::Allows;
+use rushes_sys::{clock, errno_of};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -23,12 +25,31 @@ use std::path::PathBuf;
 const EVENTS_PER_TURN: usize = 128;
 /// Before somebody is let in again where there was no descriptor for it: whoever waits would be reported at once.
 const ACCEPT_AGAIN: Duration = Duration::from_ms(100);
-/// Too many open files, in this process or in all.
-const NO_DESCRIPTOR: [Errno; 2] = [Errno(24), Errno(23)];
+/// Too many open files in this process. (When the whole machine has too many it is seldom ours that are.)
+const NO_DESCRIPTOR: Errno = Errno(24);
+/// Between two times that files are given up for others: what each of many opens gave up would leave nothing cached.
+const CROWDED_AGAIN: Duration = ACCEPT_AGAIN;
 /// Said of a file that finds no room.
 const TOO_MANY: &str = "a file is not served, its client does plain I/O: too many are open (raise LimitNOFILE=, ulimit -n)";
 /// How long a newcomer may be silent.
 const GUEST_PATIENCE: Duration = Duration::from_s(5);
+
+/// When files were given up last for lack of descriptors.
+#[derive(Debug, Default)]
+pub(crate) struct Crowd {
+    next: Instant,
+}
+
+impl Crowd {
+    /// Some are to be given up, since something failed with `errno` at `now`.
+    fn is_due(&mut self, errno: Errno, now: Instant) -> bool {
+        let is_due = errno == NO_DESCRIPTOR && now >= self.next;
+        if is_due {
+            self.next = now + CROWDED_AGAIN;
+        }
+        is_due
+    }
+}
 
 impl Daemon {
     // ---- Who comes ----
@@ -51,7 +72,7 @@ impl Daemon {
                         self.ring.poll_remove(poll);
                     }
                     self.accept_at = clock::now() + ACCEPT_AGAIN;
-                    self.feed(Event::Crowded);
+                    self.crowded_if(errno_of(&error));
                     return;
                 }
             };
@@ -74,15 +95,48 @@ impl Daemon {
         };
         match self.ring.poll_add(listener.fd().clone(), tag::LISTENER) {
             Ok(poll) => self.listener_poll = Some(poll),
-            Err(_) => self.accept_at = now + ACCEPT_AGAIN,
+            Err(error) => {
+                self.say_once(format!(
+                    "nobody is let in: the daemon's socket cannot be watched: {error}; it is tried again and again"
+                ));
+                self.accept_at = now + ACCEPT_AGAIN;
+            }
         }
     }
 
     /// A descriptor could not be had for lack of room, if that is why.
     pub(super) fn crowded_if(&mut self, errno: Errno) {
-        if NO_DESCRIPTOR.contains(&errno) {
+        if self.crowd.is_due(errno, clock::now()) {
             self.feed(Event::Crowded);
         }
+    }
+
+    /// Files that nobody uses have half of all descriptors at most, together with those that are used.
+    pub(super) fn close_unused(&mut self) {
+        let most = descriptor_count_max() / 2;
+        while self.files.descriptors() > most {
+            let before = self.files.descriptors();
+            // (Not each of them has so many.)
+            let count = (before - most).div_ceil(WRITTEN_FILE_DESCRIPTORS);
+            self.feed(Event::Overfull {
+                count: u32::try_from(count).unwrap_or(u32::MAX),
+            });
+            if self.files.descriptors() >= before {
+                return;
+            }
+        }
+    }
+
+    /// A client's descriptor is of a file that we have open anyway. Never waits for a file system.
+    fn has_open(&self, session: SessionId, fd: &OwnedFd) -> bool {
+        let seat = self.sessions.seats.get(&session);
+        let (Some(seat), Ok(FdInfo { mount, inode, .. })) = (seat, FdInfo::of(fd)) else {
+            return false;
+        };
+        let share = &seat.share.share;
+        let device = share.st_dev;
+        let key = inode.map(|inode| FileKey { device, inode });
+        mount == share.mount && key.is_some_and(|key| self.files.id_of(key).is_some())
     }
 
     pub(super) fn newcomer(&mut self, newcomer: Newcomer) {
@@ -324,7 +378,7 @@ impl Daemon {
             ClientEvent::NoRoom => {
                 self.say_once(String::from(TOO_MANY));
                 self.counts.plain += 1;
-                self.feed(Event::Crowded);
+                self.crowded_if(NO_DESCRIPTOR);
             }
             ClientEvent::Found { number, file } => {
                 if let Err(errno) = &file {
@@ -483,6 +537,10 @@ impl Daemon {
     ) {
         let allows = Allows::of(&fd);
         let through_lanes = self.lanes.is_some() && allows.write;
+        // Those that come, and what is done to files, need some, too. What is open already needs no other: who has it open may write
+        // to it, and would have to see to it that everybody else finds his bytes on the disk.
+        let has_no_room = self.files.descriptors() >= descriptor_count_max() / 4 * 3;
+        let is_crowded = has_no_room && !self.has_open(session, &fd);
         let opening = self.sessions.opening();
         let Some(seat) = self.sessions.seats.get_mut(&session) else {
             return;
@@ -515,8 +573,6 @@ impl Daemon {
             path: path.to_string_lossy().into_owned(),
             part,
         });
-        // Those that come, and what is done to files, need some, too.
-        let is_crowded = self.files.have_descriptors(descriptor_count_max() / 4 * 3);
         let refused = match is_crowded {
             true => Some(TOO_MANY),
             false => self.workers.push(Urgency::Now, job).is_err().then_some(
@@ -580,5 +636,22 @@ impl Daemon {
         drop(seat);
         self.feed(Event::SessionClosed { session: id });
         self.wants_of_session_end(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_given_up_now_and_then_and_not_for_what_others_have_open() {
+        let mut crowd = Crowd::default();
+        let start = Instant(1);
+        for other in [Errno(23), Errno(103), Errno::IO] {
+            assert!(!crowd.is_due(other, start));
+        }
+        let due =
+            (0..1000).filter(|&ms| crowd.is_due(NO_DESCRIPTOR, start + Duration::from_ms(ms)));
+        assert_eq!(due.count(), 10);
     }
 }

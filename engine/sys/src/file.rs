@@ -35,6 +35,8 @@ pub struct FdInfo {
     pub readable: bool,
     /// Opened for writing.
     pub writable: bool,
+    /// Its file's inode, as the kernel itself counts them: mostly that of `fstat`. None: a kernel before 5.14.
+    pub inode: Option<u64>,
 }
 
 impl FdInfo {
@@ -60,6 +62,7 @@ fn parse_fdinfo(text: &str) -> Option<FdInfo> {
         path_only,
         readable: !path_only && matches!(access, libc::O_RDONLY | libc::O_RDWR),
         writable: !path_only && matches!(access, libc::O_WRONLY | libc::O_RDWR),
+        inode: field("ino").and_then(|inode| inode.parse().ok()),
     })
 }
 
@@ -329,11 +332,19 @@ mod tests {
     #[test]
     fn fdinfo_tells_access_and_mount_apart() {
         let info = parse_fdinfo("pos:\t0\nflags:\t012100001\nmnt_id:\t29\nino:\t5\n").unwrap();
-        assert_eq!(info.mount, MountId(29));
+        assert_eq!((info.mount, info.inode), (MountId(29), Some(5)));
         assert!(info.path_only && !info.writable && !info.readable);
         assert!(parse_fdinfo("pos:\t0\nflags:\t0100002\n").is_none());
         let info = parse_fdinfo("flags:\t0100002\nmnt_id:\t3\n").unwrap();
         assert!(info.readable && info.writable && !info.path_only);
+    }
+
+    #[test]
+    fn the_inode_is_known_without_the_file_system() {
+        let path = folder("inode").join("clip.mov");
+        let file = std::fs::File::create(path).unwrap();
+        let inode = status(&file).unwrap().key.inode;
+        assert_eq!(FdInfo::of(&file).unwrap().inode, Some(inode));
     }
 
     #[test]

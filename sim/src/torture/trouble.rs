@@ -43,9 +43,10 @@ pub(super) enum Trouble {
     Policy,
     LetGo,
     ForeignLoad,
+    Crowded,
 }
 
-const TROUBLES: [(Trouble, u64); 12] = [
+const TROUBLES: [(Trouble, u64); 13] = [
     (Trouble::Kill, 12),
     (Trouble::PowerCut, 6),
     (Trouble::ClientDies, 12),
@@ -58,6 +59,7 @@ const TROUBLES: [(Trouble, u64); 12] = [
     (Trouble::Policy, 5),
     (Trouble::LetGo, 6),
     (Trouble::ForeignLoad, 3),
+    (Trouble::Crowded, 8),
 ];
 
 /// What is changed behind everybody's back, to see whether that is found.
@@ -110,6 +112,8 @@ impl Plan {
             write_buffer_bytes: pages * PAGE_BYTES,
             write_bytes_max: 100_000,
             write_part_count_max: random.between(4, 40) as u32,
+            // (There are six at most: half of all rounds have no bound.)
+            file_count_max: random.below(12) as u32,
             ..Limits::default()
         };
         let policy = Policy {
@@ -704,6 +708,9 @@ impl World {
                 let at = self.random.below(self.files.len() as u64) as usize;
                 let key = self.files[at].key;
                 self.step(Event::LetGo { key });
+            }
+            Trouble::Crowded => {
+                self.step(Event::Crowded);
             }
             Trouble::ForeignLoad => {
                 let disk = self.random.below(self.disks.len() as u64) as u16;

@@ -57,6 +57,7 @@ pub struct Counts {
     pub device_writes: u64,
     pub bridged_writes: u64,
     pub joined_writes: u64,
+    pub forgotten: u64,
 }
 
 impl Counts {
@@ -599,6 +600,7 @@ impl World {
         let Some(at) = self.by_id.remove(&id) else {
             return;
         };
+        self.counts.forgotten += 1;
         let file = &mut self.files[at];
         file.id = None;
         file.chores.clear();
