@@ -171,3 +171,34 @@ fn files_that_nobody_has_open_leave_descriptors_for_others() {
     assert!(!log.contains("Too many open files"), "{log}");
     assert_eq!(world.daemon().status()["daemon"]["plain_open_count"], 0);
 }
+
+/// He who writes to it would have to have all of it on the disk before each of his own reads.
+#[test]
+fn a_file_that_a_daemon_has_open_is_served_to_others_where_there_is_no_room_for_more() {
+    let Some(mut world) = world() else {
+        return;
+    };
+    let pid = world.daemon().pid();
+    let mut first = Hand::connect(HAND, world.smbd.port());
+    let mut second = Hand::connect(HAND, world.smbd.port());
+    let mut held = Vec::new();
+    for number in 0..FILES - 10 {
+        let file = first.open(&name(number));
+        reads_right(&mut first, file, number);
+        held.push(file);
+    }
+    let other = second.open(&name(FILES - 1));
+    reads_right(&mut second, other, FILES - 1);
+    let before = allow(pid, descriptors_of(pid) + 12);
+    let mut plain_opens = |hand: &mut Hand, number: u64| {
+        let file = hand.open(&name(number));
+        reads_right(hand, file, number);
+        let count = world.daemon().status()["daemon"]["plain_open_count"].as_u64();
+        count.expect("a count")
+    };
+    let known = plain_opens(&mut second, 3);
+    assert_eq!(known, 0, "it is open already");
+    let unknown = plain_opens(&mut second, FILES - 2);
+    assert_eq!(unknown, 1, "three quarters are files'");
+    allow(pid, before);
+}

@@ -127,16 +127,16 @@ impl Daemon {
         }
     }
 
-    /// A client's descriptor is of a file that we have open anyway. Never waits for a file system.
+    /// A client's descriptor is of a file that we have open anyway, as far as can be told. Never waits for a file system.
     fn has_open(&self, session: SessionId, fd: &OwnedFd) -> bool {
         let seat = self.sessions.seats.get(&session);
-        let (Some(seat), Ok(FdInfo { mount, inode, .. })) = (seat, FdInfo::of(fd)) else {
+        let (Some(seat), Ok(info)) = (seat, FdInfo::of(fd)) else {
             return false;
         };
-        let share = &seat.share.share;
-        let device = share.st_dev;
-        let key = inode.map(|inode| FileKey { device, inode });
-        mount == share.mount && key.is_some_and(|key| self.files.id_of(key).is_some())
+        // (A door may have the share's file system on a mount of its own. A file of another one is found out, as always, by who opens it.)
+        let device = seat.share.share.st_dev;
+        let key = info.inode.map(|inode| FileKey { device, inode });
+        key.is_some_and(|key| self.files.id_of(key).is_some())
     }
 
     pub(super) fn newcomer(&mut self, newcomer: Newcomer) {

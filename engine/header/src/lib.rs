@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a container's own header says of its rate: MP4 and MOV, MXF, AVI, WAV.
 //!
-//! [`probe`] reads little (at most 64 reads, 1 MiB together), never the media itself, and believes
-//! nothing: every length is checked against the file, every loop is bounded, and a header that
-//! contradicts itself is an error, not a guess. It does not decode, and it knows no single-frame files
-//! (DPX, TIFF, EXR): a sequence's rate is not in its frames.
+//! [`probe`] reads little (at most [`PROBE_READ_COUNT_MAX`] reads, [`PROBE_BYTES_MAX`] bytes together: 64 pieces of 16 KiB,
+//! and 256 heads of 512 bytes of what lies far apart), never the media itself, and believes nothing: every length is checked
+//! against the file, every loop is bounded, and a header that contradicts itself is an error, not a guess. It does not decode, and it
+//! knows no single-frame files (DPX, TIFF, EXR): a sequence's rate is not in its frames.
 #![forbid(unsafe_code)]
 
 mod boxes;
