@@ -9,13 +9,13 @@ fn short(number: u64, flip: Option<Flip>) -> Round {
         seconds: Some(20),
         trace: false,
     };
-    round(3, number, otherwise)
+    round(5, number, otherwise)
 }
 
 #[test]
 fn a_round_is_the_same_each_time_and_without_violations() {
     let mut sum = Counts::default();
-    for number in 0..12 {
+    for number in 0..24 {
         let first = short(number, None);
         assert_eq!(first.violations, Vec::<String>::new(), "round {number}");
         sum.add(&first.counts);
