@@ -30,18 +30,35 @@ impl World {
         }
     }
 
-    /// Whoever asks how long the file is hears it.
-    fn answer_stats(&mut self) {
-        while self.stats > 0 {
-            self.stats -= 1;
-            let (size, version) = (ByteCount(self.native.len() as u64), self.version);
-            self.step(Event::Stat {
-                file: FILE,
-                size,
-                version,
-                is_fresh: false,
-            });
-        }
+    /// Whoever asked how long the file is hears it.
+    pub(super) fn answer_stat(&mut self) {
+        self.stats -= 1;
+        let (size, version) = (ByteCount(self.native.len() as u64), self.version);
+        self.step(Event::Stat {
+            file: FILE,
+            size,
+            version,
+            is_fresh: false,
+        });
+    }
+
+    /// Client `index` asks to read.
+    pub(super) fn ask_read(&mut self, index: usize, request: u64, range: ByteRange) {
+        let session = self.clients[index].0;
+        self.clients[index].2 = Doing::Reading {
+            request,
+            range,
+            then: self.flat.clone(),
+            since: Vec::new(),
+            lengths: vec![self.flat.len() as u64],
+        };
+        self.step(Event::Read {
+            session,
+            handle: HANDLE,
+            request: RequestId(request),
+            range,
+            sent: self.now,
+        });
     }
 }
 
@@ -52,25 +69,13 @@ fn whoever_reads_the_end_of_a_file_that_grows_all_the_time_is_answered() {
     let page = 2 * PAGE_BYTES;
     world.write(0, ByteRange::new(page, 100));
     world.settle();
-    let (session, request) = (world.clients[1].0, world.fresh());
-    let range = ByteRange::new(page, PAGE_BYTES);
-    world.clients[1].2 = Doing::Reading {
-        request,
-        range,
-        then: world.flat.clone(),
-        since: Vec::new(),
-        lengths: vec![world.flat.len() as u64],
-    };
-    world.step(Event::Read {
-        session,
-        handle: HANDLE,
-        request: RequestId(request),
-        range,
-        sent: world.now,
-    });
+    let request = world.fresh();
+    world.ask_read(1, request, ByteRange::new(page, PAGE_BYTES));
     let mut raced = 0;
     for step in 1..10 {
-        world.answer_stats();
+        while world.stats > 0 {
+            world.answer_stat();
+        }
         let reads = world.read_early();
         raced += reads.len();
         world.write(0, ByteRange::new(page + step * 100, 100));

@@ -21,26 +21,21 @@ impl Server {
         let outcome = match entry.map(|entry| &mut entry.state) {
             Some(HandleState::Ready(file)) => {
                 let id = *file;
-                if self.is_the_kernels(id) {
-                    let outcome = Outcome::Plain;
-                    return actions.list.push(Action::Reply {
-                        session,
-                        request,
-                        outcome,
-                    });
+                if !self.is_the_kernels(id) {
+                    let commit = self.commit_count;
+                    if let Some(file) = self.files.get_mut(&id) {
+                        file.use_count += 1;
+                        file.writing.syncs.push_back(SyncWaiter {
+                            session,
+                            request,
+                            commit,
+                        });
+                        let device = file.device;
+                        self.touch(device);
+                    }
+                    return self.settle_waiters(id, actions);
                 }
-                let commit = self.commit_count;
-                if let Some(file) = self.files.get_mut(&id) {
-                    file.use_count += 1;
-                    file.writing.syncs.push_back(SyncWaiter {
-                        session,
-                        request,
-                        commit,
-                    });
-                    let device = file.device;
-                    self.touch(device);
-                }
-                return self.settle_waiters(id, actions);
+                Outcome::Plain
             }
             // (Another handle may have written what the kernel could not.)
             Some(HandleState::Opening(waiting)) => return waiting.syncs.push(request),
@@ -59,9 +54,8 @@ impl Server {
     fn is_the_kernels(&self, id: FileId) -> bool {
         self.files.get(&id).is_some_and(|file| {
             let writing = &file.writing;
-            let is_settled = !writing.is_unsettled && writing.settling == 0;
             let is_free = writing.syncs.is_empty() && writing.failing.is_none();
-            writing.is_clean() && is_settled && is_free && !writing.is_loose && !writing.is_syncing
+            writing.is_settled() && is_free && !writing.is_loose && !writing.is_syncing
         })
     }
 
@@ -165,13 +159,12 @@ impl Server {
             writing.synced_loose = self.loose_count;
             actions.list.push(Action::Sync { file: id });
         }
-        if writing.is_clean() && !writing.is_unsettled && writing.settling == 0 && writing.is_loose
-        {
+        if writing.is_settled() && writing.is_loose {
             // Who changes it comes after what the kernel still has of it, or what would be written again could come over that.
             if writing.holds.iter().any(|(_, request)| request.is_some()) {
                 self.write_out(id, actions);
             }
-        } else if writing.is_clean() && !writing.is_unsettled && writing.settling == 0 {
+        } else if writing.is_settled() {
             for (holder, request) in &mut writing.holds {
                 if let Some(request) = request.take() {
                     actions.list.push(Action::Reply {

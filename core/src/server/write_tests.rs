@@ -818,20 +818,7 @@ impl World {
             }
             5..=9 => {
                 let range = self.range(220_000, 90_000);
-                self.clients[index].2 = Doing::Reading {
-                    request,
-                    range,
-                    then: self.flat.clone(),
-                    since: Vec::new(),
-                    lengths: vec![self.flat.len() as u64],
-                };
-                self.step(Event::Read {
-                    session,
-                    handle: HANDLE,
-                    request: RequestId(request),
-                    range,
-                    sent: self.now,
-                });
+                self.ask_read(index, request, range);
             }
             10 => {
                 self.ask_sync(index, request);
@@ -1089,14 +1076,7 @@ impl World {
             34 | 35 => self.end_reserve(),
             36 => self.end_sync(),
             37 | 38 if self.stats > 0 => {
-                self.stats -= 1;
-                let (size, version) = (ByteCount(self.native.len() as u64), self.version);
-                self.step(Event::Stat {
-                    file: FILE,
-                    size,
-                    version,
-                    is_fresh: false,
-                });
+                self.answer_stat();
             }
             33 if self.settles > 0 => {
                 self.settles -= 1;
@@ -1163,14 +1143,7 @@ impl World {
             }
             self.end_sync();
             if self.stats > 0 {
-                self.stats -= 1;
-                let (size, version) = (ByteCount(self.native.len() as u64), self.version);
-                self.step(Event::Stat {
-                    file: FILE,
-                    size,
-                    version,
-                    is_fresh: false,
-                });
+                self.answer_stat();
             }
         }
         for (session, _, doing) in &self.clients {

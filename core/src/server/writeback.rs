@@ -51,6 +51,11 @@ impl Writing {
         self.dirty.is_empty() && self.flights.is_empty() && self.grant_count == 0
     }
 
+    /// And its time is set.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_clean() && !self.is_unsettled && self.settling == 0
+    }
+
     /// Somebody waits for all of it to be on the device.
     fn is_wanted(&self) -> bool {
         !self.syncs.is_empty() || !self.holds.is_empty() || self.gives_room
