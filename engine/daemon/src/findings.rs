@@ -5,7 +5,7 @@ use crate::event_loop::Daemon;
 use crate::files::{Chore, TIME_IS_SET, Written};
 use crate::jobs::{Done, Found, Job, Looked, is_container};
 use crate::lanes::Lanes;
-use crate::sessions::OpenHandle;
+use crate::sessions::IsFound;
 use crate::share::Share;
 use crate::worker::Urgency;
 use rushes_core::server::*;
@@ -133,15 +133,17 @@ impl Daemon {
         path: &str,
         result: Result<Found, Unserved>,
     ) {
-        let Some(seat) = self.sessions.seats.get(&session) else {
+        let Some(seat) = self.sessions.seats.get_mut(&session) else {
             return;
         };
-        let opened = seat.handles.get(&handle);
-        let Some(OpenHandle { part, .. }) = opened.filter(|opened| opened.opening == opening)
-        else {
-            // Closed meanwhile; the core knows nothing of this opening any more.
+        let opened = seat.handles.get_mut(&handle);
+        let Some(opened) = opened.filter(|opened| opened.opening == opening) else {
+            // Its number has another meanwhile; the core knows nothing of this opening any more.
             return;
         };
+        let is_closed = opened.found == IsFound::NotYetAndClosed;
+        opened.found = IsFound::Yes;
+        let part = opened.part;
         // Of a stripe no object has a header that could be read on from its start.
         let may_have_header = part.is_whole() && is_container(path);
         let served = seat.share.clone();
@@ -187,6 +189,12 @@ impl Daemon {
         }
         if let Some((file, version)) = probe {
             self.probe(file, version);
+        }
+        if is_closed {
+            if let Some(seat) = self.sessions.seats.get_mut(&session) {
+                seat.handles.remove(&handle);
+            }
+            self.feed(Event::Closed { session, handle });
         }
     }
 

@@ -18,10 +18,21 @@ pub(crate) const NEWCOMER_COUNT_MAX: usize = 64;
 pub(crate) struct OpenHandle {
     /// Number of its opening.
     pub(crate) opening: u64,
+    pub(crate) found: IsFound,
     /// Which part of its file it has.
     pub(crate) part: FilePart,
     /// What the client's own descriptor allows.
     pub(crate) allows: Allows,
+}
+
+/// Whether it is known what file a handle is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IsFound {
+    Yes,
+    NotYet,
+    /// Nor is it when the door closes it. That it was opened is heard of all the same, and then that it is closed: of frames that the
+    /// kernel has in its cache nothing else is.
+    NotYetAndClosed,
 }
 
 /// A connected door.

@@ -7,7 +7,7 @@
 use crate::event_loop::{AGAIN, Daemon, tag};
 use crate::files::WRITTEN_FILE_DESCRIPTORS;
 use crate::jobs::Job;
-use crate::sessions::{Guest, NEWCOMER_COUNT_MAX, OpenHandle, Seat};
+use crate::sessions::{Guest, IsFound, NEWCOMER_COUNT_MAX, OpenHandle, Seat};
 use crate::worker::Urgency;
 use rushes_core::server::*;
 use rushes_core::units::*;
@@ -413,6 +413,12 @@ impl Daemon {
             ClientEvent::ReadEnd { request } => self.feed(Event::ReadEnd { session, request }),
             ClientEvent::Close { handle } => {
                 if let Some(seat) = self.sessions.seats.get_mut(&session) {
+                    if let Some(opened) = seat.handles.get_mut(&handle)
+                        && opened.found != IsFound::Yes
+                    {
+                        opened.found = IsFound::NotYetAndClosed;
+                        return;
+                    }
                     seat.handles.remove(&handle);
                 }
                 self.feed(Event::Closed { session, handle });
@@ -552,6 +558,7 @@ impl Daemon {
         }
         let opened = OpenHandle {
             opening,
+            found: IsFound::NotYet,
             part,
             allows,
         };
@@ -582,6 +589,11 @@ impl Daemon {
         if let Some(why) = refused {
             self.say_once(String::from(why));
             self.counts.plain += 1;
+            if let Some(seat) = self.sessions.seats.get_mut(&session)
+                && let Some(opened) = seat.handles.get_mut(&handle)
+            {
+                opened.found = IsFound::Yes;
+            }
             self.feed(Event::Opened {
                 session,
                 handle,

@@ -437,9 +437,15 @@ impl Engine {
 
     /// Somebody is about to read the object: the daemon knows of it from now on.
     pub(crate) fn tell_of(&self, object: Object, fd: Arc<OwnedFd>) {
+        let Some(daemons) = &self.daemons else {
+            return;
+        };
         if let Some(queue) = self.serving(object.member) {
-            let object = object.id;
-            queue.push(Job::Opened { object, fd });
+            queue.push(Job::Opened {
+                object: object.id,
+                fd,
+                name: daemons.names.of(object.id),
+            });
         }
     }
 

@@ -113,6 +113,8 @@ pub(super) enum Job {
     Opened {
         object: ObjectId,
         fd: Arc<OwnedFd>,
+        /// As long as it is open; when this is done it may not be any more.
+        name: Option<(PathBuf, FilePart)>,
     },
     Closed(ObjectId),
     /// Whose it is became known, or is another one by now.

@@ -195,14 +195,15 @@ impl Session {
         if let Some(named) = self.known(object, writes) {
             return Some(named.handle);
         }
-        self.name_anew(object, fd, writes)
+        let name = self.told.names.of(object);
+        self.name_anew(object, fd, writes, name)
     }
 
     /// Somebody begins to read it: the daemon hears of it now, and looks into its header. What it heard of it when it was still to be written says nothing of
     /// that, though bytes may be asked for by that name.
-    fn is_read(&mut self, object: ObjectId, fd: &Arc<OwnedFd>) {
+    fn is_read(&mut self, object: ObjectId, fd: &Arc<OwnedFd>, name: Option<(PathBuf, FilePart)>) {
         if !self.named.contains_key(&(object, false)) {
-            self.name_anew(object, fd, false);
+            self.name_anew(object, fd, false, name);
         }
     }
 
@@ -211,9 +212,10 @@ impl Session {
         object: ObjectId,
         fd: &Arc<OwnedFd>,
         writes: bool,
+        name: Option<(PathBuf, FilePart)>,
     ) -> Option<FileHandle> {
         let inode = inode_of(fd)?;
-        let (path, part) = self.told.names.of(object).unwrap_or_else(|| {
+        let (path, part) = name.unwrap_or_else(|| {
             let path = self.told.below.join(ObjectName::of(object).as_str());
             (path, FilePart::WHOLE)
         });
@@ -316,7 +318,7 @@ impl Session {
                     self.client.gone(device, inode);
                 }
             }
-            Job::Opened { object, fd } => self.is_read(object, &fd),
+            Job::Opened { object, fd, name } => self.is_read(object, &fd, name),
             Job::Closed(object) => self.closing.push(object),
             Job::Stationed(object) => self.stationed(object),
             Job::Found { number, file } => {
