@@ -39,6 +39,15 @@ struct Piece {
     length: usize,
 }
 
+/// A file that the daemon is to hear of.
+pub(crate) struct Opened {
+    object: Object,
+    node: Arc<Node>,
+    file: Arc<OpenFile>,
+    /// It is not closed meanwhile. (Last: descriptors go before it.)
+    state: SharedState,
+}
+
 /// A read whose pieces are on their way.
 struct Reading {
     door: Arc<Door>,
@@ -331,33 +340,41 @@ impl Door {
 
     /// A file was opened to be read: the daemon hears of it before its first read. That one, with the header, may be answered by the kernel's cache, and then
     /// those that come could not be told from reads here and there. Of a file in several objects none has a header. Waits for nothing.
-    pub(crate) fn tell_of_open(self: &Arc<Door>, number: u64, flags: i32) {
+    ///
+    /// Asked before the kernel hears that it is open: whoever has all he reads in the kernel's cache has closed it a moment later, and here it stays open as
+    /// long as the daemon is not told ([`Door::tell_of_open`]).
+    pub(crate) fn is_opened_to_be_read(&self, number: u64, flags: i32) -> Option<Opened> {
         let flags = OFlags::from_bits_retain(flags as u32);
         if flags & OFlags::ACCMODE == OFlags::WRONLY {
-            return;
+            return None;
         }
-        let Ok(node) = self.nodes.get(number) else {
-            return;
-        };
-        let file = locked(&node.file).open_file();
+        let node = self.nodes.get(number).ok()?;
+        let file = locked(&node.file).open_file()?;
         // (While somebody changes the file, its first read tells of it.)
-        let Some((file, state)) = file.and_then(|file| {
-            let state = file.shared_state_now()?;
-            Some((file, state))
-        }) else {
-            return;
-        };
-        let Some(object) = state.layout.as_ref().and_then(only_object) else {
-            return;
-        };
+        let state = file.shared_state_now()?;
+        let object = state.layout.as_ref().and_then(only_object)?;
         if file.may_be_passed() || !self.engine.serves(object) {
-            return;
+            return None;
         }
-        if let Some(fd) = state.known(object) {
+        Some(Opened {
+            object,
+            node,
+            file,
+            state,
+        })
+    }
+
+    /// The daemon hears of it. Waits for nothing.
+    pub(crate) fn tell_of_open(self: &Arc<Door>, opened: Opened) {
+        let object = opened.object;
+        if let Some(fd) = opened.state.known(object) {
             return self.engine.tell_of(object, fd);
         }
         let door = Arc::clone(self);
         self.lines.put(Line::Disk(object.member), move || {
+            let Opened {
+                node, file, state, ..
+            } = opened;
             // Who reads it hears what is wrong with it.
             if let Ok(fd) = door.object(&node, &state, object, Access::Read) {
                 door.engine.tell_of(object, fd);

@@ -715,11 +715,14 @@ impl Filesystem for Session {
                 Ok((handle, opened)) => (FileHandle(handle), opened),
                 Err(error) => return reply.error(number(error)),
             };
+            let to_tell = door.is_opened_to_be_read(ino.0, open_flags.0);
             match &opened.backing {
                 Some((backing, _)) => reply.opened_passthrough(handle, flags(&opened), &backing.0),
                 None => reply.opened(handle, flags(&opened)),
             }
-            door.tell_of_open(ino.0, open_flags.0);
+            if let Some(to_tell) = to_tell {
+                door.tell_of_open(to_tell);
+            }
         });
     }
 
