@@ -272,6 +272,11 @@ impl Server {
             version: facts.version,
             is_fresh: facts.is_fresh,
         };
+        // Of two who looked at the same time nobody knows which saw the newer: who comes second need not be.
+        let may_be_older = self.files.get(&id).is_some_and(|file| {
+            let differs = found.version != file.version || facts.size.0 != file.writing.native_size;
+            differs && asked_at.is_none_or(|at| at < file.looks.came)
+        });
         let changed = match self.files.get_mut(&id) {
             // (When it was asked for is not known of every one: that is no look then.)
             Some(file) => file.looked_at(found, (asked_at.unwrap_or_default(), self.now), true),
@@ -292,6 +297,7 @@ impl Server {
             // Nothing of it is cached, so nothing can be old.
             looks: Looks {
                 at: self.now,
+                came: self.now,
                 told: 0,
                 // Nobody knows who made it so, or whether he is done.
                 doubt: match facts.is_fresh {
@@ -338,11 +344,11 @@ impl Server {
         // What was acknowledged and is not written yet lies past the end that the file system knows.
         let length = facts.size.0.max(file.writing.dirty.end());
         let writes = !self.lanes.is_empty();
-        if file.changed > asked || (is_new && writes && self.change_count > asked) {
+        if may_be_older || file.changed > asked || (is_new && writes && self.change_count > asked) {
             // A change that we have answered for meanwhile may have moved its end: look again. (Of a file that was
             // forgotten meanwhile, and perhaps written back before, nobody knows whether it was this one that changed.)
             file.size_stale = true;
-            if is_new {
+            if is_new || may_be_older {
                 // Nor whether it still has the blocks that were found.
                 file.writing.mapped_end = 0;
             }
@@ -431,8 +437,10 @@ impl Server {
             file.writing.is_reservation_void = file.writing.reserving.is_some();
         }
         if let Some(asked) = &mut file.stat {
-            asked.is_void |= range.end() == u64::MAX;
-            asked.length = asked.length.max(range.end());
+            match range.end() {
+                u64::MAX => asked.is_void = true,
+                end => asked.length = asked.length.max(end),
+            }
         }
         if range.end() < u64::MAX {
             file.writing.native_size = file.writing.native_size.max(range.end());
@@ -516,8 +524,7 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        let nearest = size.max(file.writing.dirty.end());
-        let size = nearest.max(asked.length);
+        let size = size.max(file.writing.dirty.end()).max(asked.length);
         file.writing.native_size = size_told.max(asked.length);
         file.size_stale = asked.is_void;
         // A version we did not know: somebody changed the file, and may not have told us (yet).
@@ -526,13 +533,8 @@ impl Server {
         }
         if asked.is_void {
             // It is asked once more; until then this is nearer to what is there than what was known before.
-            let told = if asked.length < u64::MAX {
-                size
-            } else {
-                nearest
-            };
-            if self.files.get(&id).is_some_and(|file| file.size != told) {
-                self.resize(id, told);
+            if self.files.get(&id).is_some_and(|file| file.size != size) {
+                self.resize(id, size);
             }
             self.make_known(id, actions);
             self.retry_waiting(id, actions);

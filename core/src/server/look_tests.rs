@@ -214,3 +214,54 @@ fn files_that_nobody_else_writes_are_not_looked_at() {
     assert!(hits(&mut bench, 4));
     looked(&mut bench, 2, false);
 }
+
+/// Two open a file that a stranger changes in between; what was found before the change comes after what was found
+/// behind it. (Torture of the simulator, seed 6000, round 89.)
+#[test]
+fn what_was_found_first_and_comes_last_is_no_length_to_be_told() {
+    for is_newer_last in [false, true] {
+        let mut bench = Bench::new(64);
+        bench.session(1);
+        let opening = |bench: &mut Bench, handle: u32| {
+            bench.step(Event::Opening {
+                session: SessionId(1),
+                handle: HandleId(handle),
+                path: "a".into(),
+                part: FilePart::WHOLE,
+            });
+        };
+        let opened = |bench: &mut Bench, handle: u32, version: u64, size: u64| {
+            bench.step(Event::Opened {
+                session: SessionId(1),
+                handle: HandleId(handle),
+                facts: Ok(FileFacts {
+                    version,
+                    is_fresh: true,
+                    ..facts(1, size)
+                }),
+            });
+            pass(bench, 1);
+        };
+        opening(&mut bench, 1);
+        pass(&mut bench, 10);
+        opening(&mut bench, 2);
+        pass(&mut bench, 10);
+        let (before, behind) = ((1, 2 * MIB), (2, MIB));
+        let (first, last) = match is_newer_last {
+            true => (before, behind),
+            false => (behind, before),
+        };
+        opened(&mut bench, 2, first.0, first.1);
+        opened(&mut bench, 1, last.0, last.1);
+        bench.read(1, 1, 1, MIB / 2, MIB);
+        assert_eq!(bench.outcome(1), None);
+        looked(&mut bench, 2, true);
+        bench.run(8);
+        assert_eq!(bench.length(1), Some(MIB / 2), "{is_newer_last}");
+        // Whoever opens it after that is told apart from nobody.
+        opening(&mut bench, 3);
+        opened(&mut bench, 3, 2, MIB);
+        bench.read(1, 3, 2, 0, MIB);
+        assert!(bench.stats.is_empty(), "{is_newer_last}");
+    }
+}

@@ -144,6 +144,8 @@ pub(super) struct File {
 pub(super) struct Looks {
     /// Its version was asked for then: what was cached of it was right, and what came since was when it came.
     pub at: Instant,
+    /// What was found then, or by the last who opened it, came at this time.
+    pub came: Instant,
     /// `File::changed` when it was last looked at.
     pub told: u64,
     pub doubt: Doubt,
@@ -517,6 +519,7 @@ impl File {
         };
         looks.told = self.changed;
         looks.at = looks.at.max(asked);
+        looks.came = now;
         self.version = found.version;
         is_old
     }
