@@ -286,6 +286,10 @@ impl Server {
             self.drop_blocks(id, 0, u64::MAX);
         }
         let is_new = !self.files.contains_key(&id);
+        let holds = match is_new {
+            true => self.holds_of(facts.key),
+            false => Vec::new(),
+        };
         let file = self.files.entry(id).or_insert_with(|| File {
             key: facts.key,
             device: facts.device,
@@ -322,6 +326,7 @@ impl Server {
             writing: Writing {
                 native_size: facts.size.0,
                 mapped_end: u64::MAX,
+                holds,
                 ..Writing::default()
             },
         });

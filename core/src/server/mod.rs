@@ -96,6 +96,8 @@ pub struct Server {
     /// Last uses so far.
     unused_count: u64,
     keys: BTreeMap<FileKey, FileId>,
+    /// Who is about to change files that nobody has asked for yet: once they are known, nothing of them is granted before that is done.
+    holds_of_unknown: Vec<(FileKey, SessionId)>,
     devices: BTreeMap<DeviceId, Device>,
     streams: Slab<Stream>,
     reads: Slab<Read>,
@@ -179,6 +181,7 @@ impl Server {
             unused: VecDeque::new(),
             unused_count: 0,
             keys: BTreeMap::new(),
+            holds_of_unknown: Vec::new(),
             devices: BTreeMap::new(),
             streams: Slab::new(),
             reads: Slab::new(),

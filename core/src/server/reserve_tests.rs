@@ -30,6 +30,8 @@ struct Writer {
     done: Vec<RequestId>,
     is_forgotten: bool,
     is_trimmed: bool,
+    /// Lengths that observers were told.
+    known: Vec<ByteCount>,
 }
 
 impl Writer {
@@ -51,6 +53,7 @@ impl Writer {
             done: Vec::new(),
             is_forgotten: false,
             is_trimmed: false,
+            known: Vec::new(),
         };
         writer.step(Event::DeviceAdded {
             device: DISK,
@@ -129,6 +132,7 @@ impl Writer {
                     self.settles += 1;
                     self.is_trimmed = true;
                 }
+                Action::Known { size, .. } => self.known.push(size),
                 Action::Forget { .. } => self.is_forgotten = true,
                 _ => {}
             }
@@ -455,5 +459,98 @@ fn a_file_that_is_changed_while_it_is_opened_is_granted_nothing_over_what_it_had
             (writer.is_granted, writer.asked.len()),
             (!is_changed, usize::from(is_changed))
         );
+    }
+}
+
+/// A file becomes known while somebody, who asked when it was not, is about to cut it: nothing of it is granted before that is done,
+/// and then it has the length that it has. (Torture of the simulator, seed 7000, round 7.)
+#[test]
+fn who_changes_a_file_that_is_not_known_holds_it_once_it_is() {
+    const OTHER: FileId = FileId(8);
+    let key = FileKey {
+        device: 1,
+        inode: 8,
+    };
+    let holder = SessionId(2);
+    for leaves in [false, true] {
+        let mut writer = Writer::new();
+        writer.step(Event::SessionOpened {
+            session: holder,
+            label: SessionLabel::default(),
+        });
+        writer.step(Event::Hold {
+            session: holder,
+            request: RequestId(900),
+            key,
+        });
+        assert_eq!(writer.done, [RequestId(900)]);
+        writer.step(Event::Opening {
+            session: SESSION,
+            handle: HandleId(2),
+            path: "cut.mov".to_string(),
+            part: FilePart::WHOLE,
+        });
+        writer.step(Event::Opened {
+            session: SESSION,
+            handle: HandleId(2),
+            facts: Ok(FileFacts {
+                file: OTHER,
+                key,
+                device: DISK,
+                size: ByteCount(57_344),
+                version: 1,
+                extents: vec![Extent {
+                    logical: ByteOffset(0),
+                    physical: ByteOffset(0),
+                    length: ByteCount(57_344),
+                }],
+                hint: None,
+                way: Some(WriteWay::Cached),
+                is_exclusive: false,
+                is_fresh: false,
+            }),
+        });
+        writer.step(Event::WriteBegin {
+            session: SESSION,
+            handle: HandleId(2),
+            request: RequestId(901),
+            range: ByteRange::new(26_766, 1),
+            sent: writer.now,
+        });
+        assert!(!writer.is_granted, "it is being cut");
+        if leaves {
+            writer.step(Event::SessionClosed { session: holder });
+            assert!(writer.is_granted);
+            continue;
+        }
+        writer.step(Event::Changed {
+            session: holder,
+            request: RequestId(902),
+            key,
+            range: ByteRange::new(0, u64::MAX),
+        });
+        assert!(!writer.is_granted, "its length is not known");
+        writer.step(Event::Stat {
+            file: OTHER,
+            size: ByteCount(0),
+            version: 2,
+            is_fresh: true,
+        });
+        writer.step(Event::Reserved {
+            file: OTHER,
+            result: Ok(vec![Extent {
+                logical: ByteOffset(0),
+                physical: ByteOffset(0),
+                length: ByteCount(57_344),
+            }]),
+        });
+        assert!(writer.is_granted);
+        writer.step(Event::WriteEnd {
+            session: SESSION,
+            request: RequestId(901),
+        });
+        assert_eq!(writer.known.last(), Some(&ByteCount(26_767)));
+        // A change that nobody announced ends no hold that is to come.
+        assert!(writer.hold());
     }
 }

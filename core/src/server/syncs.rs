@@ -6,6 +6,9 @@ use super::state::*;
 use super::*;
 use alloc::collections::VecDeque;
 
+/// Holds of files that are not known; what comes on top of them is not remembered.
+const HOLDS_OF_UNKNOWN_MAX: usize = 4096;
+
 impl Server {
     pub(super) fn sync(
         &mut self,
@@ -70,6 +73,9 @@ impl Server {
             return;
         }
         let Some(&id) = self.keys.get(&key) else {
+            if self.holds_of_unknown.len() < HOLDS_OF_UNKNOWN_MAX {
+                self.holds_of_unknown.push((key, session));
+            }
             actions.list.push(Action::Reply {
                 session,
                 request,
@@ -88,6 +94,10 @@ impl Server {
     /// Who changed the file has told so: its hold ends.
     pub(super) fn end_hold(&mut self, session: SessionId, key: FileKey, actions: &mut Actions) {
         let Some(&id) = self.keys.get(&key) else {
+            let mut unknown = self.holds_of_unknown.iter();
+            if let Some(at) = unknown.position(|hold| *hold == (key, session)) {
+                self.holds_of_unknown.swap_remove(at);
+            }
             return;
         };
         let Some(file) = self.files.get_mut(&id) else {
@@ -102,6 +112,14 @@ impl Server {
             holds.remove(at);
             self.hold_released(id, actions);
         }
+    }
+
+    /// A file is known from now on: those who hold it already.
+    pub(super) fn holds_of(&mut self, key: FileKey) -> Vec<(SessionId, Option<RequestId>)> {
+        let unknown = self
+            .holds_of_unknown
+            .extract_if(.., |(held, _)| *held == key);
+        unknown.map(|(_, session)| (session, None)).collect()
     }
 
     pub(super) fn hold_released(&mut self, id: FileId, actions: &mut Actions) {

@@ -96,6 +96,8 @@ impl Server {
                 self.void_grant(&grant, actions);
             }
         }
+        self.holds_of_unknown
+            .retain(|(_, holder)| *holder != session);
         // What he waited for was a use of the file each, and perhaps its last.
         let left: Vec<(FileId, usize, bool)> = self
             .files
