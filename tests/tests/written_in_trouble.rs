@@ -336,7 +336,7 @@ fn what_a_device_still_has_of_a_killed_daemon_never_lands_on_newer_bytes() {
         write(&mut model, 3, 5_000, 1 << 20);
         daemon.kill();
         daemon.start_again();
-        write(&mut model, 4, 100_000, 300_000);
+        write(&mut model, 4, 100_000, 60_000);
         let back = client.read(file, 0, BLOCK).expect("read");
         assert!(back == model[..BLOCK], "it is in memory");
         assert_eq!(flush.join().expect("no panic"), Ok(()));
@@ -469,6 +469,66 @@ fn what_the_kernel_could_not_write_is_written_again_though_another_name_of_it_go
         assert!(Instant::now() < end, "they were never written again");
         std::thread::sleep(Duration::from_millis(500));
     }
+}
+
+/// What smbd wrote by itself is in the kernel's cache, and on a disk that refuses it nowhere else: who reads by way of the daemon that comes next
+/// sees what he would see without one, before the kernel has tried to write it, after that, and when the disk works again.
+/// (Torture, seed 700, round 18.)
+#[test]
+fn what_was_written_without_a_daemon_and_refused_by_the_disk_is_read_from_the_kernels_cache() {
+    const LENGTH: usize = 4 << 20;
+    let Some(mut world) = world(Backing::Slow) else {
+        return;
+    };
+    world.put("little.mov", 1, 512 << 10);
+    world.put("large.mov", 1, LENGTH);
+    let files = [("little.mov", 100_000), ("large.mov", (1 << 20) + 100)];
+    let client = client(&world);
+    world.everything_is_written();
+    fs::write("/proc/sys/vm/drop_caches", "1").expect("root may drop caches");
+    world.daemon().end();
+    let bytes = |offset: u64| pattern::bytes(2, offset, 60_000);
+    let opened = files.map(|(name, offset)| {
+        let (file, _) = client.open(name, Disposition::Open).expect("opened");
+        client.write(file, offset, &bytes(offset)).expect("taken");
+        let place = world.disk.physical(&world.path(name), 0) & !4095;
+        world.disk.tell(&format!("fail write {place} {LENGTH}"));
+        (file, offset)
+    });
+    world.daemon().start_again();
+    let reads = |world: &mut World| -> u64 {
+        let cache = &world.daemon().status()["cache"];
+        let of = |name: &str| cache[name].as_u64().expect("a number");
+        of("hit_count") + of("miss_count")
+    };
+    let by_daemon = |world: &mut World, when: &str| {
+        let before = reads(world);
+        let end = Instant::now() + Duration::from_secs(30);
+        while reads(world) < before + 4 {
+            assert!(Instant::now() < end, "{when}: the daemon is not asked");
+            for (file, offset) in opened {
+                let found = client.read(file, offset, 60_000).expect("read");
+                assert!(found == bytes(offset), "{when}: not what was acknowledged");
+                // (What lies before it is as it was.)
+                let found = client.read(file, offset - 5000, 5000).expect("read");
+                assert!(found == pattern::bytes(1, offset - 5000, 5000), "{when}");
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    by_daemon(&mut world, "before the kernel has tried");
+    for (name, _) in files {
+        let synced = Command::new("sync").arg(world.path(name)).output();
+        let synced = synced.expect("coreutils");
+        assert!(!synced.status.success(), "the disk fails");
+    }
+    by_daemon(&mut world, "after the kernel has tried");
+    world.disk.tell("clear");
+    by_daemon(&mut world, "when the disk works again");
+    // Nor does the next one know what happened.
+    world.daemon().end();
+    world.daemon().start_again();
+    by_daemon(&mut world, "with another daemon");
 }
 
 /// Fill it to the last byte.

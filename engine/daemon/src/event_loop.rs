@@ -123,6 +123,8 @@ pub(crate) struct Daemon {
     pub(super) drain_moved: Instant,
     /// When a request last failed.
     pub(super) failed_at: Instant,
+    /// Device numbers of file systems on which any did.
+    pub(super) failed_disks: HashSet<u64>,
     /// It is here to write what was left, and then to end.
     pub(super) only_recovers: bool,
     /// When blocks that were left reserved are given back, if they can be.
@@ -247,6 +249,7 @@ impl Daemon {
             drain_left: u64::MAX,
             drain_moved: Instant::ZERO,
             failed_at: Instant::ZERO,
+            failed_disks: HashSet::new(),
             only_recovers: parts.only_recovers,
             to_expel: Vec::new(),
             to_flush: Vec::new(),
@@ -709,7 +712,7 @@ impl Daemon {
 
     /// False: the ring is full.
     fn try_submit(&mut self, read: &IoRead, slots: &[SlotIndex]) -> bool {
-        let Some(file) = self.files.get(read.file) else {
+        let (Some(fd), Some(file)) = (self.reads_by(read), self.files.get(read.file)) else {
             tracing::error!(
                 "a read of file {} was asked for, which is not open; expected the core to know it",
                 read.file.0
@@ -721,13 +724,8 @@ impl Daemon {
             .size
             .saturating_sub(read.range.start.0)
             .min(read.range.length.0);
-        let opened = file.written.as_ref().map(|written| &written.file);
-        let fd = match opened {
-            Some(Ok(opened)) if read.buffered => &opened.buffered,
-            _ => &file.fd,
-        };
         let sent = self.ring.read(&SlotRead {
-            file: fd,
+            file: &fd,
             range: read.range,
             expected: ByteCount(expected),
             slots,
@@ -777,6 +775,7 @@ impl Daemon {
     fn read_done(&mut self, io: IoId, result: Result<ByteCount, Errno>) {
         let about = self.in_flight.remove(&io);
         if let (Err(errno), Some((file, range))) = (result, about) {
+            self.disk_failed(file);
             tracing::warn!(
                 "reading {} bytes at {} of {:?} failed: {}",
                 range.length.0,

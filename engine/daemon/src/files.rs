@@ -72,6 +72,8 @@ pub(crate) struct File {
     pub(crate) watched: bool,
     /// It may be written through lanes. Whoever opens it for that has its descriptors counted again.
     pub(crate) written: Option<Written>,
+    /// By way of the kernel's cache, if it was read so before anybody wrote it (through.rs).
+    pub(crate) through: Option<Arc<OwnedFd>>,
     /// Its part of all descriptors that are counted.
     counted: u64,
 }
@@ -115,9 +117,19 @@ pub(crate) struct Files {
 impl File {
     /// What it costs to have it open.
     fn descriptors(&self) -> u64 {
-        match &self.written {
+        let written = match &self.written {
             Some(Written { file: Ok(_), .. }) => WRITTEN_FILE_DESCRIPTORS,
             _ => 1,
+        };
+        written + u64::from(self.through.is_some())
+    }
+
+    /// A descriptor by way of the kernel's cache, if there is one.
+    pub(crate) fn through(&self) -> Option<&Arc<OwnedFd>> {
+        let opened = self.written.as_ref().map(|written| &written.file);
+        match opened {
+            Some(Ok(opened)) => Some(&opened.buffered),
+            _ => self.through.as_ref(),
         }
     }
 }
@@ -144,6 +156,10 @@ impl Files {
             let has_moved = file.share.mount != share.mount;
             if has_moved {
                 file.fd = fd;
+                file.through = None;
+                let count = file.descriptors();
+                self.descriptors = self.descriptors - file.counted + count;
+                file.counted = count;
             }
             file.share = share.clone();
             return (*id, has_moved);
@@ -159,6 +175,7 @@ impl Files {
             generation: self.generation,
             watched: false,
             written: None,
+            through: None,
             counted: 1,
         };
         self.descriptors += file.counted;

@@ -34,6 +34,7 @@ mod serve;
 mod sessions;
 mod share;
 mod signals;
+mod through;
 mod visitors;
 mod wanted;
 mod warm;

@@ -442,6 +442,7 @@ impl Daemon {
         }
         if let Err(error) = &result {
             self.failed_at = clock::now();
+            self.disk_failed(id);
             self.say_at_times(id, errno_of(error), |path| {
                 format!("{path:?} could not be brought to its device: {error}; what went through the kernel's cache since it last could is written again")
             });
@@ -578,6 +579,7 @@ impl Daemon {
             self.failed_at = clock::now();
         }
         if let (Err(errno), Some((file, range))) = (result, self.in_flight.remove(&io)) {
+            self.disk_failed(file);
             let error = std::io::Error::from_raw_os_error(errno.0 as i32);
             let why = match remedy(errno) {
                 Some(remedy) => format!("{error} ({remedy})"),

@@ -242,6 +242,20 @@ pub fn reopen_vetted(fd: impl AsFd, mounts: &[MountId]) -> Result<PrivateFile, U
     finish(opened, direct, Some(before.key))
 }
 
+/// The same file by way of the kernel's cache. None: it is open that way already, or cannot be.
+pub fn through_the_cache(direct: impl AsFd) -> Option<OwnedFd> {
+    let direct = direct.as_fd();
+    let flags = fcntl_getfl(direct).ok()?;
+    if !flags.contains(OFlags::DIRECT) {
+        return None;
+    }
+    let path = format!("/proc/self/fd/{}", direct.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let fd = open(path.as_str(), flags, Mode::empty()).ok()?;
+    fcntl_setfl(&fd, fcntl_getfl(&fd).ok()? - OFlags::NONBLOCK).ok()?;
+    Some(fd)
+}
+
 /// Open the regular file `name` in the folder `folder`: beneath it, no symlink, no other mount.
 ///
 /// Errors   [`Unserved::NotRegular`]; ELOOP, EXDEV and so on as openat2(2) says. Never waits for a

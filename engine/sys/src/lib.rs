@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 pub mod bell;
+pub mod cached;
 pub mod clock;
 pub mod descriptor;
 pub mod device;
