@@ -357,3 +357,24 @@ fn a_lane_waits_for_what_is_loose_in_it_and_nothing_else_does() {
     world.wait(Duration::from_s(1));
     assert!(!world.lanes.contains_key(&lane) && world.held() == 0);
 }
+
+/// Nor is it taken for clean when the server ends and somebody writes over all that is loose, and on. (Torture of the simulator, seed 8000, round 70.)
+#[test]
+fn a_file_is_not_clean_when_what_is_loose_in_it_is_written_over_while_the_server_ends() {
+    let mut world = quiet();
+    world.has_failed = true;
+    world.write(0, ByteRange::new(1000, 2000));
+    world.step(Event::PolicyChanged(Policy {
+        write_age: Duration::ZERO,
+        ..Policy::default()
+    }));
+    world.write_all_back();
+    let is_loose = |world: &World| world.server.files[&FILE].writing.is_loose;
+    assert!(is_loose(&world));
+    let settles = world.settles;
+    // (The world looks itself whether a file that is clean is as long as was told.)
+    world.write(1, ByteRange::new(0, 12_288));
+    assert!(world.is_dirty() && !is_loose(&world));
+    assert_eq!(world.settles, settles, "there is something to be written");
+    world.settle();
+}

@@ -866,7 +866,6 @@ impl Server {
             is_announcement,
         }));
         self.drop_blocks(id, range.start.0, range.end());
-        self.discard_loose(id, range, actions);
         let mut released = core::mem::take(&mut self.released);
         self.list_writer(id);
         let file = self.files.get_mut(&id);
@@ -886,6 +885,8 @@ impl Server {
         }
         // (Also when it does not grow: its time of change does.)
         self.make_known(id, actions);
+        // (Not before: a file of which nothing else is left would be taken for clean.)
+        self.discard_loose(id, range, actions);
         self.settle_released(&mut released, actions);
         self.released = released;
         self.touch(device);
