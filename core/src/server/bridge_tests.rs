@@ -169,13 +169,21 @@ impl Bench {
             range: ByteRange::new(start, length),
             sent: self.now,
         });
-        while let Some(io) = self.reads.pop() {
-            self.end(io.io, Ok(io.range.length));
-        }
+        self.end_reads();
         self.step(Event::ReadEnd {
             session: SESSION,
             request,
         });
+        // What is read ahead is a moment later.
+        self.now = self.now + Duration::from_ms(10);
+        self.step(Event::Timer);
+        self.end_reads();
+    }
+
+    fn end_reads(&mut self) {
+        while let Some(io) = self.reads.pop() {
+            self.end(io.io, Ok(io.range.length));
+        }
     }
 
     fn end(&mut self, io: IoId, result: Result<ByteCount, Errno>) {

@@ -153,7 +153,9 @@ impl Server {
                 && device.flight_bytes < 2 * chunk
                 && device.may_be_overtaken(self.now, chunk);
         }
-        device.flight_count == 0 || device.batch_bytes < self.piece_bytes(device)
+        let is_kept_free = device.is_awaited && device.writers.is_empty();
+        device.flight_count == 0
+            || (!is_kept_free && device.batch_bytes < self.piece_bytes(device))
     }
 
     /// The longest request now.
@@ -231,6 +233,7 @@ impl Server {
         });
         let mut choice = Choice::Nobody;
         let mut is_at_ease = false;
+        let mut rests_until = Instant::NEVER;
         if let Some(device) = self.devices.get(&id) {
             let starved = device.starved;
             for &stream_id in device.contracts.iter().filter(|_| !starved) {
@@ -262,10 +265,19 @@ impl Server {
                 ..load
             };
             let mut first = None;
-            is_at_ease =
-                device.positions() && self.is_cut_to(&claimants) && has_time(&due, &mut order);
+            let keeps_up = device.keeps_up(self.now);
+            let is_demanded = keeps_up && !starved && self.is_little_demanded(id, device);
+            let rests = self.background_rests_until(device);
+            let rests = rests.or(Some(device.rests_until).filter(|until| *until > self.now));
+            let rests = rests.filter(|_| keeps_up);
+            is_at_ease = device.positions()
+                && (is_demanded || rests.is_some() || self.is_cut_to(&claimants))
+                && has_time(&due, &mut order);
             if is_at_ease {
                 first = self.first_frame(device, &claims, &claimants);
+                if keeps_up {
+                    rests_until = self.let_rest(rests, &mut claims, &claimants);
+                }
             }
             for (claim, claimant) in claims.iter_mut().zip(&claimants) {
                 if let Claimant::Reader(id) = claimant
@@ -281,6 +293,8 @@ impl Server {
             choice = match first {
                 _ if promised => Choice::BestEffort,
                 Some(first) => Choice::Stream(first),
+                // Who waits goes before what nobody waits for yet.
+                None if is_at_ease && is_demanded => Choice::BestEffort,
                 None => choose(&wanted, &mut order),
             };
         }
@@ -290,7 +304,62 @@ impl Server {
         self.claims = claims;
         self.claimants = claimants;
         self.order = order;
+        if choice == Choice::Nobody
+            && rests_until == Instant::NEVER
+            && let Some(device) = self.devices.get_mut(&id)
+        {
+            device.satisfied_at = self.now;
+        }
+        if choice == Choice::Nobody && rests_until < Instant::NEVER {
+            self.rest_wake = self.rest_wake.min(rests_until);
+            self.block(id);
+        }
         choice
+    }
+
+    /// Whose turn it is of those to whom nothing is promised waits for little, and does not copy.
+    fn is_little_demanded(&self, id: DeviceId, device: &Device) -> bool {
+        let Some(Turn::Demand(index)) = self.best_effort_turn(id, device) else {
+            return false;
+        };
+        let demand = device.demands.get(index);
+        demand.is_some_and(|demand| {
+            let stream = demand.stream.and_then(|id| self.streams.get(id.0));
+            let copies = stream.is_some_and(|stream| stream.is_copy);
+            !copies && demand.range.length.0 <= self.limits.chunk_bytes_max / EASE_PART
+        })
+    }
+
+    /// Nothing is fetched ahead for a moment behind the first read after a cut: of a clip in several files one is asked for after the other, and a chunk
+    /// ahead of each is what the next waits for. Returns until when, of those for whom that is so.
+    fn let_rest(
+        &self,
+        background: Option<Instant>,
+        claims: &mut [Claim],
+        claimants: &[Claimant],
+    ) -> Instant {
+        let stream_of = |claimant: &Claimant| match claimant {
+            Claimant::Reader(id) => self.streams.get(id.0).filter(|stream| stream.was_cut_to),
+            Claimant::Writer(_) => None,
+        };
+        let streams = claimants.iter().filter_map(stream_of);
+        let rests = streams.filter_map(|stream| self.rests_until(stream));
+        let Some(until) = rests.chain(background).min() else {
+            return Instant::NEVER;
+        };
+        for claim in claims.iter_mut() {
+            if !claim.is_awaited && !claim.writes {
+                claim.room = 0;
+            }
+        }
+        until
+    }
+
+    /// The same of those to whom nothing is promised.
+    fn background_rests_until(&self, device: &Device) -> Option<Instant> {
+        let streams = device.background.iter();
+        let rests = streams.filter_map(|id| self.rests_until(self.streams.get(id.0)?));
+        rests.min()
     }
 
     /// Whether somebody with a promise has cut to where he is.
@@ -705,7 +774,8 @@ impl Server {
         } else {
             level < window / 2
         };
-        wanted && self.has_buffers_to_spare() && self.next_place(stream, device_id, file).1 > 0
+        let rests = device.is_at_ease && self.rests_until(stream).is_some();
+        wanted && !rests && self.has_buffers_to_spare() && self.next_place(stream, device_id, file).1 > 0
     }
 
     /// Read-ahead without a promise never takes the last buffers.
@@ -750,6 +820,7 @@ impl Server {
             return false;
         };
         device.visiting = None;
+        device.is_awaited |= device.is_at_ease && matches!(run, Run::Sent(_));
         match run {
             Run::Covered(end) | Run::Sent(end) => {
                 device.best_effort_served = now;
@@ -1262,6 +1333,9 @@ impl Server {
         device.count_for_medium(now, flight, taken);
         device.batch_calibrated += flight.calibrated;
         device.batch_taken += taken;
+        if device.flight_count == 0 && core::mem::take(&mut device.is_awaited) {
+            device.rests_until = now + seats::REST;
+        }
         if device.flight_count == 0 || !device.positions() {
             let taken = core::mem::take(&mut device.batch_taken);
             let calibrated = core::mem::take(&mut device.batch_calibrated);

@@ -48,6 +48,9 @@ pub(super) struct Row {
     is_touching: bool,
     /// Most reads that waited at once.
     deepest: u32,
+    /// The last read of any length, and how many went on from each other up to it.
+    latest: ByteRange,
+    count: u32,
 }
 
 impl Row {
@@ -73,6 +76,28 @@ impl Row {
     /// True when what lies behind its last read is likely to be read next: most of it was read so.
     fn is_read_on(&self) -> bool {
         self.touched > 0 && self.touched >= self.bytes / 2
+    }
+
+    /// Nobody has read on from its last read's first place.
+    pub(super) fn is_one(&self) -> bool {
+        self.count <= 1
+    }
+
+    /// A read of so many bytes may be of the same kind: picture is asked for in larger pieces than sound.
+    pub(super) fn is_read_like(&self, length: u64) -> bool {
+        let own = self.latest.length.0;
+        own == 0 || length.saturating_mul(2) >= own && own.saturating_mul(2) >= length
+    }
+
+    fn count(&mut self, range: ByteRange) {
+        let apart = range.length.0.max(self.latest.length.0).saturating_mul(APART_READS);
+        let is_near = |one: ByteRange, other: ByteRange| one.start.0.abs_diff(other.end()) <= apart;
+        let goes_on = is_near(range, self.latest) || is_near(self.latest, range);
+        self.count = match goes_on && self.count > 0 {
+            true => self.count.saturating_add(1),
+            false => 1,
+        };
+        self.latest = range;
     }
 
     /// How far ahead of its reader it is worth to read while that looks about. Units: bytes.
@@ -120,6 +145,7 @@ impl Server {
         let Some(stream) = self.streams.get_mut(id.0) else {
             return false;
         };
+        stream.row.count(range);
         if stream.frames.is_some() || range.length.0 == 0 || is_small {
             return false;
         }

@@ -87,10 +87,15 @@ impl Server {
 
     /// What a seat keeps and a stream may take up: the least that is enough, and not far more than that. (Of a clip's sound and
     /// picture each finds its own.)
-    pub(super) fn kept_for(&self, stream: &Stream) -> Option<StreamId> {
+    pub(super) fn kept_for(
+        &self,
+        stream: &Stream,
+        is_like: impl Fn(&Stream) -> bool,
+    ) -> Option<StreamId> {
         let own = self.told_rate(stream);
         self.kept_of(stream.session)
             .filter(|(_, kept)| kept.device == stream.device)
+            .filter(|(_, kept)| is_like(kept))
             .map(|(id, kept)| (kept.rate_or_none(), id))
             .filter(|&(rate, _)| seats::suits(rate, own))
             .min()

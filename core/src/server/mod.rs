@@ -147,6 +147,8 @@ pub struct Server {
     kept: Vec<StreamId>,
     /// When the time of one of them may be over.
     kept_wake: Instant,
+    /// When a device goes on that rests because who was just served may ask for something else.
+    rest_wake: Instant,
     /// What all contracts together were promised.
     promised: Promised,
     hit_count: u64,
@@ -212,6 +214,7 @@ impl Server {
             stream_count: 0,
             kept: Vec::new(),
             kept_wake: Instant::NEVER,
+            rest_wake: Instant::NEVER,
             promised: Promised::default(),
             hit_count: 0,
             miss_count: 0,
@@ -378,6 +381,7 @@ impl Server {
 
     fn timer(&mut self, actions: &mut Actions) {
         self.wake_at = Instant::NEVER;
+        self.rest_wake = Instant::NEVER;
         self.is_roomier = true;
         self.end_kept_over();
         for device in core::mem::take(&mut self.blocked) {
@@ -438,7 +442,7 @@ impl Server {
             self.pump(device, actions);
         }
         let blocked = match self.blocked.is_empty() {
-            false => self.now + LOOK_AGAIN,
+            false => (self.now + LOOK_AGAIN).min(self.rest_wake),
             true => Instant::NEVER,
         };
         let wake_at = blocked.min(self.loose_wake()).min(self.kept_wake);

@@ -34,13 +34,16 @@ const SOUND: u64 = 8;
 /// So many reads of a place show whether it is played.
 const LOOKS: u8 = 2;
 
+/// Whoever has got the first of several files asks for the next one within it.
+pub(super) const REST: Duration = Duration::from_ms(4);
+
 impl Server {
     /// A read of a stream without a contract: where the seat's promise is now, if this is where its reader has
     /// gone.
     ///
     /// A place that nobody has read since this one was last read is one that was left. Two that are read in
     /// turn are two layers.
-    fn left_place(&self, id: StreamId, is_first: bool) -> Option<StreamId> {
+    fn left_place(&self, id: StreamId, is_first: bool, length: u64) -> Option<StreamId> {
         let stream = self.streams.get(id.0)?;
         let is_seat = self.sessions.get(&stream.session)?.pool.is_none();
         // What is copied takes what it is given, and leaves the promise with whoever plays.
@@ -48,11 +51,14 @@ impl Server {
             return None;
         }
         let own = self.told_rate(stream);
-        let kept = self.kept_for(stream);
+        let device = self.devices.get(&stream.device)?;
+        // Where there is time for all, sound of unknown rate does without the promise of its picture, which would be far too much for it.
+        let is_any = own.is_some() || !device.keeps_up(self.now);
+        let is_like = |other: &Stream| is_any || other.row.is_read_like(length);
+        let kept = self.kept_for(stream, is_like);
         if kept.is_some() {
             return kept;
         }
-        let device = self.devices.get(&stream.device)?;
         let (left, place) = device
             .contracts
             .iter()
@@ -60,6 +66,7 @@ impl Server {
             .filter(|(_, other)| other.session == stream.session && other.frames.is_none())
             .filter(|(_, other)| !other.is_kept)
             .filter(|(_, other)| suits(other.rate_or_none(), own))
+            .filter(|(_, other)| is_like(other))
             .min_by_key(|(_, other)| other.last_read)?;
         let was_away = is_first || self.now.since(stream.last_read) > AWAY;
         (was_away || place.last_read <= stream.last_read).then_some(left)
@@ -101,7 +108,7 @@ impl Server {
         if stream.standing == Standing::Contract {
             return;
         }
-        let Some(from) = self.left_place(id, is_first) else {
+        let Some(from) = self.left_place(id, is_first, length) else {
             return;
         };
         self.end_run(from);
@@ -289,6 +296,20 @@ impl Server {
             true => stream.anchor + FIRST_FRAME,
             false => Instant::NEVER,
         }
+    }
+
+    /// Nothing is fetched ahead until then behind a first read from which its reader has not gone on. None: no such moment is to come.
+    pub(super) fn rests_until(&self, stream: &Stream) -> Option<Instant> {
+        if !stream.row.is_one() || stream.frames.is_some() {
+            return None;
+        }
+        if stream.waiting_count > 0 {
+            // (When it is answered the device is looked at again.)
+            return (stream.fetched >= stream.consumed).then_some(Instant::NEVER);
+        }
+        let handle = (stream.session, stream.handle?);
+        let answered = self.handles.get(&handle)?.cadence.last_answered();
+        Some(answered + REST).filter(|until| *until > self.now)
     }
 
     /// Promises on a device that their readers have left, for another place that was promised as well, are given back.

@@ -106,6 +106,9 @@ impl Handle {
     }
 }
 
+/// A device that had nothing to do within so long keeps up.
+const KEEPS_UP: Duration = Duration::from_s(2);
+
 /// A file the driver holds open.
 #[derive(Clone, Debug)]
 pub(super) struct File {
@@ -776,6 +779,11 @@ pub(super) struct Device {
     pub batch_bytes: u64,
     /// Little of it is promised, and everybody can wait a while.
     pub is_at_ease: bool,
+    /// At ease it was sent what somebody waits for to whom nothing is promised: nothing else before he has it, nor for a moment after.
+    pub is_awaited: bool,
+    pub rests_until: Instant,
+    /// When nobody wanted anything of it, last (see [`Device::keeps_up`]).
+    pub satisfied_at: Instant,
     pub flight_cost: Duration,
     /// When each request with it is wanted.
     pub flight_deadlines: Vec<Instant>,
@@ -872,6 +880,9 @@ impl Device {
             flight_bytes: 0,
             batch_bytes: 0,
             is_at_ease: false,
+            is_awaited: false,
+            rests_until: Instant::ZERO,
+            satisfied_at: Instant::ZERO,
             flight_cost: Duration::ZERO,
             flight_deadlines: Vec::new(),
             batch_calibrated: Duration::ZERO,
@@ -953,6 +964,11 @@ impl Device {
     }
 
     /// A promise goes from one stream to another, and is as old as it was.
+    /// It had nothing to do a moment ago: it is fast enough for those who read from it, whatever was promised to them.
+    pub(super) fn keeps_up(&self, now: Instant) -> bool {
+        now.since(self.satisfied_at) <= KEEPS_UP
+    }
+
     pub(super) fn move_promise(&mut self, from: StreamId, to: StreamId) {
         self.background
             .retain(|&other| other != from && other != to);

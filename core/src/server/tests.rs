@@ -265,6 +265,10 @@ fn hit_is_answered_in_the_same_step_and_asks_no_device() {
     bench.run(64);
     assert_eq!(bench.length(1), Some(500_000));
     bench.end(1, 1);
+    // (What is read ahead is a moment later.)
+    bench.now = bench.now + Duration::from_ms(10);
+    bench.step(Event::Timer);
+    bench.run(64);
     let submitted = bench.server.devices()[0].request_count;
     bench.read(1, 1, 2, 100, 4096);
     assert_eq!(bench.length(2), Some(4096));

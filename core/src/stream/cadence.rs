@@ -174,6 +174,11 @@ impl Cadence {
         self.last_answered = now;
     }
 
+    /// When a read was last answered.
+    pub fn last_answered(&self) -> Instant {
+        self.last_answered
+    }
+
     /// What the client did in the last second or two. None: it has not read for so long.
     pub fn lately(&self) -> Option<Lately> {
         let span = self.last_arrived.since(self.span.start);
