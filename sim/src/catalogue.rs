@@ -28,6 +28,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "mixed",
     "no_analyser",
     "op_atom",
+    "op_atom_untold",
     "overload",
     "patterns",
     "pool_sequences",

@@ -49,6 +49,7 @@ scenarios!(
     mixed,
     no_analyser,
     op_atom,
+    op_atom_untold,
     overload,
     patterns,
     pool_sequences,

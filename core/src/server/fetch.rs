@@ -154,8 +154,7 @@ impl Server {
                 && device.may_be_overtaken(self.now, chunk);
         }
         let is_kept_free = device.is_awaited && device.writers.is_empty();
-        device.flight_count == 0
-            || (!is_kept_free && device.batch_bytes < self.piece_bytes(device))
+        device.flight_count == 0 || (!is_kept_free && device.batch_bytes < self.piece_bytes(device))
     }
 
     /// The longest request now.
@@ -775,7 +774,10 @@ impl Server {
             level < window / 2
         };
         let rests = device.is_at_ease && self.rests_until(stream).is_some();
-        wanted && !rests && self.has_buffers_to_spare() && self.next_place(stream, device_id, file).1 > 0
+        wanted
+            && !rests
+            && self.has_buffers_to_spare()
+            && self.next_place(stream, device_id, file).1 > 0
     }
 
     /// Read-ahead without a promise never takes the last buffers.

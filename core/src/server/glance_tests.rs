@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Single frames here and there: what is read for them, what is promised, and when somebody plays again.
 
-use super::tests::{Bench, ruled};
+use super::tests::{Bench, facts, ruled};
 use super::*;
 
 const MIB: u64 = 1 << 20;
@@ -168,4 +168,41 @@ fn a_hop_within_what_is_played_begins_a_schedule_of_its_own() {
     bench.read(1, 1, 900, 42 * FRAME, FRAME);
     let stream = bench.server.streams.iter().next().expect("it plays").1;
     assert_eq!((stream.origin, stream.anchor), (42 * FRAME, at));
+}
+
+/// A clip in several files, each asked for after the other (Avid's way): the next is not behind what is read ahead of the last, of whoever that is.
+#[test]
+fn a_disk_rests_for_a_moment_behind_a_first_read_when_it_has_time() {
+    let mut bench = Bench::new(256);
+    bench.session(1);
+    // Somebody plays, and is far from having all that he may have ahead.
+    bench.open(1, 1, "picture", ruled(1, 900 * MIB, 100_000_000));
+    bench.read(1, 1, 1, 0, FRAME);
+    bench.run(2);
+    bench.read(1, 1, 2, FRAME, FRAME);
+    bench.run(2);
+    assert!(!bench.flights.is_empty(), "he is read ahead for");
+    // And then sound, of which nobody knows the rate.
+    for nth in 0..8 {
+        let (handle, request) = (2 + nth, u64::from(10 + nth));
+        bench.open(1, handle, "sound", facts(handle, 5 * MIB));
+        bench.read(1, handle, request, MIB, 144_000);
+        let mut others = 0;
+        while bench.outcome(request).is_none() {
+            others += u32::from(bench.flights[0].file != FileId(handle));
+            bench.run(1);
+        }
+        assert!(
+            others <= if nth == 0 { 4 } else { 0 },
+            "{nth}: {others} before it"
+        );
+        assert!(bench.flights.is_empty(), "{nth}: it rests");
+        bench.end(1, request);
+        bench.now = bench.now + Duration::from_ms(1);
+        bench.step(Event::Timer);
+        assert!(bench.flights.is_empty(), "{nth}: it rests");
+    }
+    bench.now = bench.now + Duration::from_ms(10);
+    bench.step(Event::Timer);
+    assert!(!bench.flights.is_empty(), "and goes on");
 }

@@ -90,7 +90,11 @@ impl Row {
     }
 
     fn count(&mut self, range: ByteRange) {
-        let apart = range.length.0.max(self.latest.length.0).saturating_mul(APART_READS);
+        let apart = range
+            .length
+            .0
+            .max(self.latest.length.0)
+            .saturating_mul(APART_READS);
         let is_near = |one: ByteRange, other: ByteRange| one.start.0.abs_diff(other.end()) <= apart;
         let goes_on = is_near(range, self.latest) || is_near(self.latest, range);
         self.count = match goes_on && self.count > 0 {
