@@ -304,8 +304,10 @@ impl Server {
             return None;
         }
         if stream.waiting_count > 0 {
-            // (When it is answered the device is looked at again.)
-            return (stream.fetched >= stream.consumed).then_some(Instant::NEVER);
+            // (When that request ends the device is looked at again. Nothing may be what he waits for: it was dropped, and is fetched anew.)
+            let is_on_its_way = stream.fetched >= stream.consumed
+                && self.devices.get(&stream.device)?.flight_count > 0;
+            return is_on_its_way.then_some(Instant::NEVER);
         }
         let handle = (stream.session, stream.handle?);
         let answered = self.handles.get(&handle)?.cadence.last_answered();
