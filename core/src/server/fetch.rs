@@ -303,15 +303,14 @@ impl Server {
         self.claims = claims;
         self.claimants = claimants;
         self.order = order;
-        if choice == Choice::Nobody
-            && rests_until == Instant::NEVER
-            && let Some(device) = self.devices.get_mut(&id)
-        {
-            device.satisfied_at = self.now;
+        if choice != Choice::Nobody {
+            return choice;
         }
-        if choice == Choice::Nobody && rests_until < Instant::NEVER {
+        if rests_until < Instant::NEVER {
             self.rest_wake = self.rest_wake.min(rests_until);
             self.block(id);
+        } else if let Some(device) = self.devices.get_mut(&id) {
+            device.satisfied_at = self.now;
         }
         choice
     }

@@ -79,23 +79,33 @@ impl Writer {
             path: "take.mov".to_string(),
             part: FilePart::WHOLE,
         });
-        writer.step(Event::Opened {
+        writer.opened(HANDLE, (FILE, KEY), ByteCount(0), Vec::new());
+        writer
+    }
+
+    fn opened(
+        &mut self,
+        handle: HandleId,
+        (file, key): (FileId, FileKey),
+        size: ByteCount,
+        extents: Vec<Extent>,
+    ) {
+        self.step(Event::Opened {
             session: SESSION,
-            handle: HANDLE,
+            handle,
             facts: Ok(FileFacts {
-                file: FILE,
-                key: KEY,
+                file,
+                key,
                 device: DISK,
-                size: ByteCount(0),
+                size,
                 version: 1,
-                extents: Vec::new(),
+                extents,
                 hint: None,
                 way: Some(WriteWay::Cached),
                 is_exclusive: false,
                 is_fresh: false,
             }),
         });
-        writer
     }
 
     fn step(&mut self, event: Event) {
@@ -426,22 +436,7 @@ fn a_file_that_is_changed_while_it_is_opened_is_granted_nothing_over_what_it_had
             physical: ByteOffset(2 << 30),
             length: ByteCount(1 << 20),
         }];
-        writer.step(Event::Opened {
-            session: SESSION,
-            handle,
-            facts: Ok(FileFacts {
-                file,
-                key,
-                device: DISK,
-                size: ByteCount(1 << 20),
-                version: 1,
-                extents,
-                hint: None,
-                way: Some(WriteWay::Cached),
-                is_exclusive: false,
-                is_fresh: false,
-            }),
-        });
+        writer.opened(handle, (file, key), ByteCount(1 << 20), extents);
         writer.step(Event::WriteBegin {
             session: SESSION,
             handle,
@@ -490,26 +485,16 @@ fn who_changes_a_file_that_is_not_known_holds_it_once_it_is() {
             path: "cut.mov".to_string(),
             part: FilePart::WHOLE,
         });
-        writer.step(Event::Opened {
-            session: SESSION,
-            handle: HandleId(2),
-            facts: Ok(FileFacts {
-                file: OTHER,
-                key,
-                device: DISK,
-                size: ByteCount(57_344),
-                version: 1,
-                extents: vec![Extent {
-                    logical: ByteOffset(0),
-                    physical: ByteOffset(0),
-                    length: ByteCount(57_344),
-                }],
-                hint: None,
-                way: Some(WriteWay::Cached),
-                is_exclusive: false,
-                is_fresh: false,
-            }),
-        });
+        writer.opened(
+            HandleId(2),
+            (OTHER, key),
+            ByteCount(57_344),
+            vec![Extent {
+                logical: ByteOffset(0),
+                physical: ByteOffset(0),
+                length: ByteCount(57_344),
+            }],
+        );
         writer.step(Event::WriteBegin {
             session: SESSION,
             handle: HandleId(2),
