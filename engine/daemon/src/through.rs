@@ -8,6 +8,7 @@
 //! it is little, one of which the kernel has anything at all. (More of it would be read by and by, in the kernel's small pieces.)
 
 use crate::event_loop::Daemon;
+use crate::files::File;
 use rushes_core::server::IoRead;
 use rushes_core::units::FileId;
 use rushes_sys::cached::cached_pages;
@@ -22,7 +23,7 @@ impl Daemon {
     /// By which descriptor a read goes. None: the file is not open.
     pub(super) fn reads_by(&mut self, read: &IoRead) -> Option<Arc<OwnedFd>> {
         let file = self.files.get(read.file)?;
-        if !read.buffered && !self.is_in_the_cache(read) {
+        if !read.buffered && !self.is_in_the_cache(file, read) {
             return Some(Arc::clone(&file.fd));
         }
         if let Some(fd) = file.through() {
@@ -39,10 +40,7 @@ impl Daemon {
         Some(fd)
     }
 
-    fn is_in_the_cache(&self, read: &IoRead) -> bool {
-        let Some(file) = self.files.get(read.file) else {
-            return false;
-        };
+    fn is_in_the_cache(&self, file: &File, read: &IoRead) -> bool {
         let has_failed = self.failed_disks.contains(&file.key.device);
         let Ok(found) = cached_pages(&*file.fd, read.range) else {
             // Linux before 6.5 does not say.
