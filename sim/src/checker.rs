@@ -370,6 +370,7 @@ impl Checker {
             | Event::WriteAbort { .. }
             | Event::Settled { .. }
             | Event::Synced { .. }
+            | Event::FellBack { .. }
             | Event::Flushed { .. }
             | Event::DeviceAdded { .. }
             | Event::Stationed { .. }

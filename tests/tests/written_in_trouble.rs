@@ -421,6 +421,58 @@ fn what_the_kernel_could_not_write_is_on_the_disk_when_a_flush_is_answered_well(
     assert!(found[place] == bytes, "answered well, and not on the disk");
 }
 
+/// Linux writes through its cache what was to go past it when it could not write something of the file before, and says that all is well whatever
+/// becomes of it there. (Torture, seed 900, round 15.)
+fn falls_back(backing: Backing) {
+    const MIB: u64 = 1 << 20;
+    let Some(mut world) = world(backing) else {
+        return;
+    };
+    world.put("take.mov", 1, 4 << 20);
+    let path = world.path("take.mov");
+    let place = world.disk.physical(&path, MIB) & !4095;
+    let client = client(&world);
+    let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
+    let head = pattern::bytes(2, MIB + 100, 1000);
+    client.write(file, MIB + 100, &head).expect("it is in memory");
+    world.everything_is_written();
+    world.disk.tell(&format!("fail write {place} {BLOCK}"));
+    // (As the kernel does by itself in time. Who syncs the file itself would have the failure forgotten.)
+    let _ = Command::new("sync").arg("-f").arg(&path).output();
+    let bytes = pattern::bytes(3, MIB, BLOCK);
+    client.write(file, MIB, &bytes).expect("it is in memory");
+    let end = Instant::now() + Duration::from_secs(20);
+    let is_tried = |world: &mut World| {
+        world.daemon().status()["write"]["used_bytes"] == 0
+            || world.daemon().log().contains("failed: Input/output error")
+    };
+    while !is_tried(&mut world) {
+        assert!(Instant::now() < end, "nobody writes it");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let read = client.read(file, MIB, BLOCK).expect("read");
+    assert!(read == bytes, "what was acknowledged is read");
+    world.disk.tell("clear");
+    while client.flush(file).is_err() {
+        assert!(Instant::now() < end, "the disk works again");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    fs::write("/proc/sys/vm/drop_caches", "1").expect("root may drop caches");
+    let found = fs::read(&path).expect("the file is there");
+    let place = MIB as usize..MIB as usize + BLOCK;
+    assert!(found[place] == bytes, "answered well, and not on the disk");
+}
+
+#[test]
+fn what_ext4_writes_through_its_cache_unasked_and_loses_is_written_again() {
+    falls_back(Backing::Slow);
+}
+
+#[test]
+fn what_xfs_writes_through_its_cache_unasked_and_loses_is_written_again() {
+    falls_back(Backing::SlowXfs);
+}
+
 /// Nor does it matter by which name the file is known when the kernel could not write what was in its cache.
 #[test]
 fn what_the_kernel_could_not_write_is_written_again_though_another_name_of_it_goes() {

@@ -430,6 +430,9 @@ pub enum Event {
         io: IoId,
         result: Result<ByteCount, Errno>,
     },
+    /// The kernel took, or may have taken, this write into its cache, although past it was asked. Right before its [`Event::IoDone`].
+    /// Some: and there it could not write something of the file, since that was last asked.
+    FellBack { io: IoId, lost: Option<Errno> },
     /// The instant asked for by [`Action::Wake`] has come (or any other: it does no harm).
     Timer,
     /// Whose handle it is became known, or is somebody else's by now; for the ledger alone.

@@ -312,6 +312,7 @@ impl Server {
             Event::WriteAbort { session, request } => self.write_abort(session, request, actions),
             Event::Settled { file, version } => self.settled(file, version, actions),
             Event::Synced { file, result } => self.synced(file, result, actions),
+            Event::FellBack { io, lost } => self.fell_back(io, lost),
             Event::Flushed { device, outcome } => self.flushed(device, outcome),
             Event::Changed {
                 session,

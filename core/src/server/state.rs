@@ -450,6 +450,8 @@ pub(super) struct WriteFlight {
     pub buffered: bool,
     /// Failed syncs of its file when it was sent.
     pub failed_syncs: u64,
+    /// The kernel may have taken it into its cache, and could not write something of that.
+    pub lost: Option<Errno>,
     pub spans: Vec<Span>,
     /// Buffers that it writes from.
     pub pins: Vec<SlotIndex>,

@@ -103,6 +103,12 @@ struct World {
     unwritten: Vec<ByteRange>,
     /// It has tried and failed, and nobody was told yet.
     has_lost: bool,
+    /// So has the descriptor that writes past it.
+    has_lost_past: bool,
+    /// A write past its cache goes into it instead, as after any failure, once.
+    falls_back: bool,
+    /// And is on the device only when the kernel has written it by itself.
+    falls_back_lazily: bool,
     seed: u64,
     version: u64,
     /// What the clients were told is in the file, and which commit each byte is from.
@@ -165,6 +171,7 @@ struct Counts {
     spent: u64,
     given_back: u64,
     lost: u64,
+    fallbacks: u64,
     syncs_failed: u64,
     syncs_plain: u64,
     forgotten: u64,
@@ -205,6 +212,7 @@ impl World {
         let is_scattered = random.one_in(2);
         let is_tiny = random.one_in(4);
         let refuses_direct = random.one_in(8);
+        let falls_back_lazily = random.one_in(2);
         let file_count_max = random.below(3) as u32;
         let mut world = World {
             server: Server::new(limits(), Policy::default()),
@@ -223,6 +231,9 @@ impl World {
             device: native.clone(),
             unwritten: Vec::new(),
             has_lost: false,
+            has_lost_past: false,
+            falls_back: false,
+            falls_back_lazily,
             seed,
             native,
             version: 1,
@@ -922,6 +933,7 @@ impl World {
             Io::Write(io, ..) if self.failing && self.random.one_in(6) => (io.io, Err(Errno::IO)),
             Io::Write(io, parts, bytes) => {
                 self.do_write(io, parts, bytes);
+                self.tell_of_fallback(io);
                 (io.io, Ok(io.range.length))
             }
         };
@@ -991,7 +1003,7 @@ impl World {
         }
         self.device.resize(self.native.len(), 0);
         self.native[at..at + bytes.len()].copy_from_slice(bytes);
-        if io.buffered {
+        if io.buffered || self.falls_back() {
             self.unwritten.push(io.range);
         } else {
             self.device[at..at + bytes.len()].copy_from_slice(bytes);
@@ -1207,6 +1219,7 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
         sum.refused += world.counts.refused;
         sum.syncs_refused += world.counts.syncs_refused;
         sum.lost += world.counts.lost;
+        sum.fallbacks += world.counts.fallbacks;
         sum.syncs_failed += world.counts.syncs_failed;
         sum.syncs_plain += world.counts.syncs_plain;
         sum.forgotten += world.counts.forgotten;
@@ -1222,6 +1235,7 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
     assert!(sum.refused > 10 && sum.syncs_refused > 10, "{sum:?}");
     assert!(sum.holds_refused > 3, "{sum:?}");
     assert!(sum.lost > 100 && sum.syncs_failed > 50, "{sum:?}");
+    assert!(sum.fallbacks > 50, "{sum:?}");
     assert!(sum.syncs_plain > 30 && sum.forgotten > 60, "{sum:?}");
 }
 

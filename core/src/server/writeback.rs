@@ -640,6 +640,7 @@ impl Server {
             range: next.range,
             buffered: next.buffered,
             failed_syncs,
+            lost: None,
             spans: gathered.spans,
             pins: gathered.pins,
             cost,
@@ -658,23 +659,43 @@ impl Server {
         }));
     }
 
+    fn write_flight_of(&self, io: IoId) -> Option<u32> {
+        let key = (io.0 & (WRITE_FLIGHT - 1)) as u32;
+        let flight = self.write_flights.get(key)?;
+        (u64::from(flight.generation) == io.0 >> 32).then_some(key)
+    }
+
+    /// A write past the kernel's cache went into it: from now on it is one through that cache. What the kernel could not write is told once,
+    /// so all that are under way past it are written again: any may be the one.
+    pub(super) fn fell_back(&mut self, io: IoId, lost: Option<Errno>) {
+        let Some(key) = self.write_flight_of(io) else {
+            return;
+        };
+        let Some(flight) = self.write_flights.get_mut(key) else {
+            return;
+        };
+        let file = flight.file;
+        flight.buffered |= lost.is_none();
+        if lost.is_some() {
+            let all = self.write_flights.iter_mut().map(|(_, flight)| flight);
+            let past = all.filter(|flight| flight.file == file && !flight.buffered);
+            past.for_each(|flight| flight.lost = lost);
+        }
+    }
+
     pub(super) fn write_done(
         &mut self,
         io: IoId,
         result: Result<ByteCount, Errno>,
         actions: &mut Actions,
     ) {
-        let key = (io.0 & (WRITE_FLIGHT - 1)) as u32;
-        let known = self
-            .write_flights
-            .get(key)
-            .is_some_and(|flight| u64::from(flight.generation) == io.0 >> 32);
-        if !known {
-            return;
-        }
-        let Some(flight) = self.write_flights.remove(key) else {
+        let Some(flight) = self
+            .write_flight_of(io)
+            .and_then(|key| self.write_flights.remove(key))
+        else {
             return;
         };
+        let result = flight.lost.map_or(result, Err);
         let served = Served {
             bytes: flight.range.length.0,
             cost: flight.cost,

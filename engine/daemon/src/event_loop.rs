@@ -101,7 +101,7 @@ pub(crate) struct Daemon {
     actions: Actions,
     /// Reads that the ring had no room for.
     backlog: VecDeque<(IoRead, Vec<SlotIndex>)>,
-    pub(super) in_flight: HashMap<IoId, (FileId, ByteRange)>,
+    pub(super) in_flight: HashMap<IoId, InFlight>,
     /// None: all writes are the clients' own.
     pub(super) lanes: Option<Lanes>,
     /// Writes that the ring had no room for.
@@ -165,6 +165,15 @@ pub(crate) struct Daemon {
     pub(super) stopping: bool,
     /// Buffers that did not get their bytes in the step that is being carried out.
     pub(super) unfilled: Vec<SlotIndex>,
+}
+
+/// A request that the ring has.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub(super) file: FileId,
+    pub(super) range: ByteRange,
+    /// Of a write past the kernel's cache.
+    pub(super) writes_by: Option<Arc<OwnedFd>>,
 }
 
 /// Counted since the start.
@@ -734,7 +743,12 @@ impl Daemon {
         });
         match sent {
             Ok(()) => {
-                self.in_flight.insert(read.io, (read.file, read.range));
+                let about = InFlight {
+                    file: read.file,
+                    range: read.range,
+                    writes_by: None,
+                };
+                self.in_flight.insert(read.io, about);
                 true
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
@@ -774,7 +788,7 @@ impl Daemon {
 
     fn read_done(&mut self, io: IoId, result: Result<ByteCount, Errno>) {
         let about = self.in_flight.remove(&io);
-        if let (Err(errno), Some((file, range))) = (result, about) {
+        if let (Err(errno), Some(InFlight { file, range, .. })) = (result, about) {
             self.disk_failed(file);
             tracing::warn!(
                 "reading {} bytes at {} of {:?} failed: {}",

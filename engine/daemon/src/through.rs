@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads of what the kernel has in its cache.
+//! Reads of what the kernel has in its cache, and writes that it takes into it unasked.
 //!
 //! Files are read past the kernel's cache. What others than we wrote may be there and nowhere else: a disk that refuses a write loses the page, and the
 //! kernel goes on showing it to everybody who reads as usual, whoever wrote it and whoever was told of the error. And to read past the cache has the
 //! kernel write first what it has not written: on a disk that fails our read would be what loses it. So a range of which the kernel has all is
 //! read from there, which takes no disk either; and one with anything that is not written yet; and, on a disk that has failed, or where
 //! it is little, one of which the kernel has anything at all. (More of it would be read by and by, in the kernel's small pieces.)
+//!
+//! Files are written past that cache, too. But Linux writes through it nevertheless when it cannot make room there (a page of the range is in use, or
+//! anything of the file could not be written since somebody last looked: iomap's ENOTBLK), or always, where a file system has no direct I/O for this file
+//! and does not say so (ext4 with data=journal). Such a request ends well. What became of it is found out behind each: pages that are not
+//! written yet are kept as all that goes through the cache; and an error that the kernel has not told this descriptor may be this request's.
 
-use crate::event_loop::Daemon;
+use crate::event_loop::{Daemon, InFlight};
 use crate::files::File;
-use rushes_core::server::IoRead;
-use rushes_core::units::FileId;
+use rushes_core::server::{Event, IoRead};
+use rushes_core::units::{FileId, IoId};
 use rushes_sys::cached::cached_pages;
 use rushes_sys::file::through_the_cache;
+use rushes_sys::{clock, errno_of, space};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -50,6 +56,24 @@ impl Daemon {
         found.unwritten_count > 0
             || found.is_all_of(read.range, file.size)
             || (is_little && found.count > 0)
+    }
+
+    /// A write has ended well: was it one past the kernel's cache? If not, the core has to know.
+    pub(super) fn look_for_fallback(&mut self, io: IoId, about: &InFlight) {
+        let Some(fd) = &about.writes_by else {
+            return;
+        };
+        // First what is there: what cannot be written a moment later is told by the next sync.
+        let found = cached_pages(&**fd, about.range);
+        if found.is_ok_and(|found| found.unwritten_count > 0) {
+            return self.feed(Event::FellBack { io, lost: None });
+        }
+        if let Err(error) = space::untold_error(&**fd) {
+            let lost = Some(errno_of(&error));
+            self.failed_at = clock::now();
+            self.write_failed(about.file, about.range, errno_of(&error));
+            self.feed(Event::FellBack { io, lost });
+        }
     }
 
     /// A request to a file's disk failed.

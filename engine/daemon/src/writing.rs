@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The loop's part for writes: what is published, what goes to a device, and what files need besides their bytes.
 
-use crate::event_loop::{AGAIN, Daemon};
+use crate::event_loop::{AGAIN, Daemon, InFlight};
 use crate::files::{Chore, TIME_IS_SET};
 use crate::jobs::{Job, SyncTo};
 use crate::lanes::Lanes;
@@ -16,6 +16,7 @@ use rushes_shm::server::{LaneTerms, Newcomer, ReplyBody, ServerSession, SessionT
 use rushes_sys::handle::generation_of;
 use rushes_sys::{FileWrite, clock, errno_of, space};
 use rustix::io::Errno as Code;
+use std::sync::Arc;
 
 /// How often the log says the same of a file that cannot be written.
 const SAY_AGAIN: Duration = Duration::from_s(60);
@@ -519,8 +520,8 @@ impl Daemon {
             return true;
         };
         let fd = match (&written.file, write.buffered) {
-            (Ok(opened), true) => &opened.buffered,
-            (Ok(opened), false) => &opened.direct,
+            (Ok(opened), true) => Arc::clone(&opened.buffered),
+            (Ok(opened), false) => Arc::clone(&opened.direct),
             (Err(errno), _) => {
                 // It is tried again in a moment; perhaps by then it can be opened.
                 let errno = *errno;
@@ -540,7 +541,7 @@ impl Daemon {
         };
         lanes.submitted(parts);
         let sent = self.ring.write(FileWrite {
-            file: fd.clone(),
+            file: Arc::clone(&fd),
             offset: write.range.start.0,
             parts: memory,
             class: write.class,
@@ -548,7 +549,12 @@ impl Daemon {
         });
         match sent {
             Ok(()) => {
-                self.in_flight.insert(write.io, (write.file, write.range));
+                let about = InFlight {
+                    file: write.file,
+                    range: write.range,
+                    writes_by: (!write.buffered).then_some(fd),
+                };
+                self.in_flight.insert(write.io, about);
                 true
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
@@ -578,16 +584,23 @@ impl Daemon {
         if result.is_err() {
             self.failed_at = clock::now();
         }
-        if let (Err(errno), Some((file, range))) = (result, self.in_flight.remove(&io)) {
-            self.disk_failed(file);
-            let error = std::io::Error::from_raw_os_error(errno.0 as i32);
-            let why = match remedy(errno) {
-                Some(remedy) => format!("{error} ({remedy})"),
-                None => error.to_string(),
-            };
-            self.say_why(file, range, errno, &why);
+        match (result, self.in_flight.remove(&io)) {
+            (Ok(_), Some(about)) => self.look_for_fallback(io, &about),
+            (Err(errno), Some(about)) => self.write_failed(about.file, about.range, errno),
+            (_, None) => {}
         }
         self.feed(Event::IoDone { io, result });
+    }
+
+    /// The disk has refused it, and was asked by us.
+    pub(super) fn write_failed(&mut self, file: FileId, range: ByteRange, errno: Errno) {
+        self.disk_failed(file);
+        let error = std::io::Error::from_raw_os_error(errno.0 as i32);
+        let why = match remedy(errno) {
+            Some(remedy) => format!("{error} ({remedy})"),
+            None => error.to_string(),
+        };
+        self.say_why(file, range, errno, &why);
     }
 
     /// Why a file is not written, if that was said lately: it is said again while it lasts.

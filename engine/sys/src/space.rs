@@ -506,6 +506,24 @@ pub fn write_out(file: impl AsFd) -> io::Result<()> {
     }
 }
 
+/// What the kernel could not write of a file and has not told this descriptor yet; it tells each once. Waits for nothing, as it asks about
+/// a place behind the end of any file.
+///
+/// Errors   what the device said
+pub fn untold_error(file: impl AsFd) -> io::Result<()> {
+    let (place, length) = (i64::MAX & !0xffff, 0xffff);
+    let how = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
+    // SAFETY: a call on a descriptor that is open, without memory.
+    let result = unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), place, length, how) };
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        // Where a sandbox or a file system does not know the call, nothing is known.
+        Some(libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::ESPIPE) => Ok(()),
+        _ if result == 0 => Ok(()),
+        _ => Err(error),
+    }
+}
+
 /// `_IOR(0x15, 0, struct fsuuid2)` of linux/fs.h (Linux 6.9).
 const FS_IOC_GETFSUUID: libc::c_ulong = 0x8011_1500;
 
