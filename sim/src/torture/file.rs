@@ -67,6 +67,12 @@ pub(super) struct OneFile {
     pub(super) lost: BTreeSet<u64>,
     /// Nobody was told of that.
     pub(super) has_error: bool,
+    /// Nor the descriptor that writes past its cache.
+    pub(super) has_error_past: bool,
+    /// So the next write past it goes through it.
+    pub(super) falls_back: bool,
+    /// Where it stays until the kernel writes by itself.
+    pub(super) falls_back_lazily: bool,
     /// Pages that went through its cache since the last good sync; until that is answered.
     pub(super) loose: BTreeSet<u64>,
     pub(super) covered: BTreeSet<u64>,
@@ -124,6 +130,9 @@ impl OneFile {
             dirty: BTreeSet::new(),
             lost: BTreeSet::new(),
             has_error: false,
+            has_error_past: false,
+            falls_back: false,
+            falls_back_lazily: !index.is_multiple_of(2),
             loose: BTreeSet::new(),
             covered: BTreeSet::new(),
             again: BTreeSet::new(),
@@ -289,6 +298,8 @@ impl OneFile {
         if fails {
             self.lost.insert(page);
             self.has_error = true;
+            self.has_error_past = true;
+            self.falls_back = true;
             return;
         }
         let end = ((page + 1) * PAGE_BYTES).min(self.size()) as usize;
@@ -315,6 +326,8 @@ impl OneFile {
         let pages: Vec<u64> = self.dirty.iter().chain(&self.lost).copied().collect();
         self.lost.clear();
         self.has_error = false;
+        self.has_error_past = false;
+        self.falls_back = false;
         for page in pages {
             self.dirty.insert(page);
             self.write_page_out(page, false);

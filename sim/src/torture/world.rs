@@ -51,6 +51,8 @@ pub struct Counts {
     pub sync_errors: u64,
     pub no_space: u64,
     pub lost_pages: u64,
+    /// Writes past the kernel's cache that went through it.
+    pub fallbacks: u64,
     pub strange_writes: u64,
     pub strange_cuts: u64,
     pub device_reads: u64,
@@ -293,12 +295,8 @@ impl World {
             }
             What::ToServer(life, event) => {
                 if self.is_alive(life) {
-                    if let Event::IoDone { io, .. } = &*event
-                        && let Some(Io::Write(write, ..)) = self.ios.remove(io)
-                        && write.buffered
-                        && let Some(&at) = self.by_id.get(&write.file)
-                    {
-                        self.files[at].loose.extend(OneFile::pages(write.range));
+                    if let Event::IoDone { io, result } = &*event {
+                        self.io_done(*io, result.is_ok());
                     }
                     self.step(*event);
                 }
@@ -776,6 +774,7 @@ impl World {
         for page in pages {
             self.write_page_out(at, page);
         }
+        self.files[at].falls_back = false;
         match std::mem::take(&mut self.files[at].has_error) {
             true => Err(Errno::IO),
             false => Ok(()),
@@ -982,6 +981,29 @@ impl World {
         self.answer(Event::IoDone { io, result });
     }
 
+    /// What a daemon asks behind each write past the kernel's cache; and what goes through that is loose.
+    fn io_done(&mut self, io: IoId, is_well: bool) {
+        let Some(Io::Write(write, ..)) = self.ios.remove(&io) else {
+            return;
+        };
+        let Some(&at) = self.by_id.get(&write.file) else {
+            return;
+        };
+        let (file, pages) = (&mut self.files[at], OneFile::pages(write.range));
+        if write.buffered {
+            return file.loose.extend(pages);
+        }
+        let is_cached = file.dirty.range(pages.clone()).next().is_some();
+        let has_error = is_well && !is_cached && std::mem::take(&mut file.has_error_past);
+        let lost = has_error.then_some(Errno::IO);
+        if is_well && (is_cached || has_error) {
+            if is_cached {
+                file.loose.extend(pages);
+            }
+            self.step(Event::FellBack { io, lost });
+        }
+    }
+
     fn read_from(&mut self, at: usize, io: IoId) -> u64 {
         let Some(Io::Read(io, slots)) = self.ios.get(&io) else {
             return 0;
@@ -1041,7 +1063,11 @@ impl World {
             return Err(Errno::NO_SPACE);
         }
         if !fails {
-            self.put(at, &io, &cells);
+            if !io.buffered && self.falls_back(at, io.range) {
+                self.write_by_the_cache(at, &io, &cells);
+            } else {
+                self.put(at, &io, &cells);
+            }
             return Ok(io.range.length);
         }
         self.files[at].reasons.write = self.now;
@@ -1055,6 +1081,25 @@ impl World {
         match self.random.below(3) {
             0 if part < io.range.length.0 => Ok(ByteCount(part)),
             _ => Err(Errno::IO),
+        }
+    }
+
+    /// Linux makes room in its cache for a write that goes past it. If that fails it is one through it, and ends well.
+    fn falls_back(&mut self, at: usize, range: ByteRange) -> bool {
+        let dirty = self.files[at].dirty.range(OneFile::pages(range));
+        for page in dirty.copied().collect::<Vec<u64>>() {
+            self.write_page_out(at, page);
+        }
+        std::mem::take(&mut self.files[at].falls_back)
+    }
+
+    fn write_by_the_cache(&mut self, at: usize, io: &IoWrite, cells: &[Cell]) {
+        self.counts.fallbacks += 1;
+        self.files[at].write_buffered(io.range.start.0, cells, self.now);
+        if !self.files[at].falls_back_lazily {
+            for page in OneFile::pages(io.range) {
+                self.write_page_out(at, page);
+            }
         }
     }
 
