@@ -154,6 +154,29 @@ struct Acknowledged {
     changes: Vec<(ByteRange, u64)>,
     /// The serial whose size everybody must see.
     size_serial: u64,
+    /// What strangers did of whom nobody tells, and from when on: who asked before may see the file as it was when he asked.
+    seen: Vec<(ByteRange, u64, Instant)>,
+    /// The same of sizes: (from when on, serial), each later than the one before.
+    seen_sizes: Vec<(Instant, u64)>,
+}
+
+impl Acknowledged {
+    /// The serial whose size somebody must see who asked then.
+    fn size_serial_of(&self, asked: Instant) -> u64 {
+        let count = self.seen_sizes.partition_point(|(at, _)| *at <= asked);
+        let seen = self.seen_sizes[..count]
+            .last()
+            .map_or(0, |(_, serial)| *serial);
+        self.size_serial.max(seen)
+    }
+
+    /// A change of these bytes later than `serial` that somebody must see who asked then.
+    fn newer(&self, serial: u64, bytes: ByteRange, asked: Instant) -> Option<(ByteRange, u64)> {
+        let seen = self.seen.iter().filter(|(.., at)| *at <= asked);
+        let seen = seen.map(|&(range, at, _)| (range, at));
+        let mut all = self.changes.iter().copied().chain(seen);
+        all.find(|(range, newer)| *newer > serial && range.overlaps(bytes))
+    }
 }
 
 /// The books.
@@ -246,17 +269,28 @@ impl Checker {
         books.changes.retain(|&(old, at)| {
             old.start.0 < range.start.0 || old.end() > range.end() || at > serial
         });
+        books.seen.retain(|&(old, at, _)| {
+            old.start.0 < range.start.0 || old.end() > range.end() || at > serial
+        });
         books.changes.push((range, serial));
         if size_too {
             books.size_serial = books.size_serial.max(serial);
         }
     }
 
-    /// Everybody must see the size of `file` as of `serial`.
-    pub fn acknowledge_size(&mut self, file: FileIndex, serial: u64) {
-        if serial > 0 {
-            let books = self.acknowledged.entry(file).or_default();
-            books.size_serial = books.size_serial.max(serial);
+    /// Who asks from now on must see a change of which nobody told.
+    pub fn seen(&mut self, now: Instant, file: FileIndex, range: ByteRange, serial: u64) {
+        let books = self.acknowledged.entry(file).or_default();
+        books.seen.push((range, serial, now));
+        self.size_seen(now, file, serial);
+    }
+
+    /// Who asks from now on must see the size of `file` as of `serial`.
+    pub fn size_seen(&mut self, now: Instant, file: FileIndex, serial: u64) {
+        let books = self.acknowledged.entry(file).or_default();
+        let last = books.seen_sizes.last().map_or(0, |(_, serial)| *serial);
+        if serial > last {
+            books.seen_sizes.push((now, serial));
         }
     }
 
@@ -278,12 +312,16 @@ impl Checker {
         serial: u64,
         files: &Files,
     ) {
-        let sizes = &files.get(file).sizes;
+        let known = files.get(file);
+        let is_size = |serial: u64| known.sizes.iter().any(|&(at, _)| at == serial);
+        let mut untold = known.untold.iter().map(|(_, at)| *at);
+        let is_hidden = untold.any(|at| at < serial && is_size(at));
         let asked = Asked::Change {
             file,
             range,
             serial,
-            size_too: sizes.iter().any(|&(at, _)| at == serial),
+            // (A name that goes says nothing of what others did to its file.)
+            size_too: range.length.0 > 0 && is_size(serial) && !is_hidden,
         };
         self.ask(now, session, request, asked);
     }
@@ -371,6 +409,7 @@ impl Checker {
             | Event::Settled { .. }
             | Event::Synced { .. }
             | Event::FellBack { .. }
+            | Event::RecordKept { .. }
             | Event::Flushed { .. }
             | Event::DeviceAdded { .. }
             | Event::Stationed { .. }
@@ -696,6 +735,7 @@ impl Checker {
         (run, first_offset, length): (SlotRun, u32, u64),
     ) {
         let slots = actions.slots_of(run);
+        let asked = self.sessions[session.0 as usize].requests[at].at;
         let known = self.sessions[session.0 as usize]
             .handles
             .iter()
@@ -706,7 +746,7 @@ impl Checker {
                 format!("{session:?} {handle:?} gets bytes of a file it has not open")
             });
         };
-        let told = self.contents(files, file, range, length, first_offset, slots);
+        let told = self.contents(files, (file, range), asked, length, first_offset, slots);
         if let Some(told) = told {
             self.wrong(now, || {
                 format!("{session:?} {handle:?} asked for {range:?} of {file:?}, got {length} bytes: {told}")
@@ -744,8 +784,8 @@ impl Checker {
     fn contents(
         &self,
         files: &Files,
-        file: FileIndex,
-        range: ByteRange,
+        (file, range): (FileIndex, ByteRange),
+        asked: Instant,
         length: u64,
         first_offset: u32,
         slots: &[SlotIndex],
@@ -756,7 +796,7 @@ impl Checker {
         }
         let known = files.get(file);
         let books = self.acknowledged.get(&file);
-        let oldest = books.map_or(0, |books| books.size_serial);
+        let oldest = books.map_or(0, |books| books.size_serial_of(asked));
         if !known.lengths_since(oldest, range).any(|l| l == length) {
             return Some(format!("the file has {} bytes", known.size));
         }
@@ -786,7 +826,7 @@ impl Checker {
             if it.fills.iter().any(|fill| meet(*fill, pages)) {
                 return Some(format!("a device still writes into slot {}", slot.0));
             }
-            if let Some(told) = self.fresh(it, pages, block, books) {
+            if let Some(told) = self.fresh(it, pages, block, books, asked) {
                 return Some(format!("slot {}, block {block}: {told}", slot.0));
             }
         }
@@ -800,6 +840,7 @@ impl Checker {
         pages: Pages,
         block: u64,
         books: Option<&Acknowledged>,
+        asked: Instant,
     ) -> Option<String> {
         let mut next = pages.0;
         for (valid, serial) in &slot.valid {
@@ -812,11 +853,7 @@ impl Checker {
             let until = valid.1.min(pages.1);
             let start = block * u64::from(self.limits.slot_bytes) + u64::from(next) * PAGE_BYTES;
             let bytes = ByteRange::new(start, u64::from(until - next) * PAGE_BYTES);
-            if let Some(books) = books
-                && let Some((range, newer)) = books
-                    .changes
-                    .iter()
-                    .find(|(range, newer)| newer > serial && range.overlaps(bytes))
+            if let Some((range, newer)) = books.and_then(|books| books.newer(*serial, bytes, asked))
             {
                 return Some(format!(
                     "pages {next}..{until} are as of change {serial}, but change {newer} of {range:?} was acknowledged"

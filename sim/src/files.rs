@@ -42,6 +42,8 @@ pub struct WorldFile {
     pub version: u64,
     /// When it became so.
     pub version_at: Instant,
+    /// When a client who tells of it changed it last. None: none did.
+    pub told_at: Option<Instant>,
     /// How often its content changed.
     pub serial: u64,
     /// Its lengths so far: (first serial, bytes), the last is [`WorldFile::size`].
@@ -86,6 +88,9 @@ impl WorldFile {
         self.extents.last().map_or(0, |e| e.logical.0 + e.length.0)
     }
 }
+
+/// Who changes a file beside a client of ours, and is not told of, is seen so long after that client's last change (decision 0038).
+const BEHIND_A_CLIENT: Duration = Duration::from_s(3);
 
 /// All files.
 #[derive(Default)]
@@ -158,6 +163,12 @@ impl Files {
     pub fn is_fresh(&self, index: FileIndex, now: Instant) -> bool {
         let file = self.get(index);
         file.version > 1 && now.since(file.version_at) < FRESH
+    }
+
+    /// By then everybody sees what a stranger does to it now of whom nobody tells: a second, and three behind a client's last change (0038).
+    pub fn seen_by(&self, index: FileIndex, now: Instant) -> Instant {
+        let told = self.get(index).told_at.map(|told| told + BEHIND_A_CLIENT);
+        told.map_or(now, |told| told.max(now))
     }
 
     /// Writes bytes, as far as the file has room. Returns which.
@@ -288,6 +299,7 @@ pub fn contiguous(
         version_at: Instant::ZERO,
         serial: 0,
         sizes: vec![(0, size)],
+        told_at: None,
         untold: Vec::new(),
         // Blocks of 4 KiB, as a file system gives them out.
         extents: vec![Extent {

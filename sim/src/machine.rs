@@ -525,6 +525,7 @@ impl Machine for Naive {
             | Event::Settled { .. }
             | Event::Synced { .. }
             | Event::FellBack { .. }
+            | Event::RecordKept { .. }
             | Event::Flushed { .. }
             | Event::DeviceAdded { .. }
             | Event::Stationed { .. }

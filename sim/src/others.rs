@@ -257,6 +257,7 @@ impl Writer {
             return;
         }
         let range = self.change(hand, scene, file);
+        scene.files.get_mut(file).told_at = Some(scene.now);
         let serial = scene.files.serial(file);
         let request = hand.expect(scene.now, file, range, 0);
         let message = Message::Changed {

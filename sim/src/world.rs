@@ -337,7 +337,7 @@ impl World {
             What::StatTold { file, look } => {
                 if self.files.by_id(file) == Some(look.file) {
                     // The size is told; which bytes a newer version means is not, until it is opened or a second has passed.
-                    self.checker.acknowledge_size(look.file, look.serial);
+                    self.checker.size_seen(self.now, look.file, look.serial);
                     self.step(Event::Stat {
                         file,
                         size: look.size,
@@ -363,8 +363,13 @@ impl World {
                     .push(self.now + PROMISE, What::Known { file, serial });
             }
             What::Known { file, serial } => {
+                let at = self.files.seen_by(file, self.now);
+                if at > self.now {
+                    self.queue.push(at, What::Known { file, serial });
+                    return;
+                }
                 for (range, serial) in self.files.take_untold(file, serial) {
-                    self.checker.acknowledge(file, range, serial, true);
+                    self.checker.seen(self.now, file, range, serial);
                 }
             }
             What::Storm { disk } => self.storm(disk),
@@ -395,10 +400,12 @@ impl World {
     /// A file was opened: its version tells of all changes until it was looked at, so nobody may see older bytes or
     /// sizes now.
     fn facts(&mut self, look: Look) -> FileFacts {
-        for (range, serial) in self.files.take_untold(look.file, look.serial) {
-            self.checker.acknowledge(look.file, range, serial, true);
+        if self.files.seen_by(look.file, self.now) == self.now {
+            for (range, serial) in self.files.take_untold(look.file, look.serial) {
+                self.checker.seen(self.now, look.file, range, serial);
+            }
+            self.checker.size_seen(self.now, look.file, look.serial);
         }
-        self.checker.acknowledge_size(look.file, look.serial);
         FileFacts {
             size: look.size,
             version: look.version,

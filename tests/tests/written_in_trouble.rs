@@ -9,6 +9,7 @@ use rushes_tests::smb2::{DISK_FULL, Disposition, QUOTA_EXCEEDED, Status};
 use rushes_tests::world::{Backing, Setup, World};
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -31,6 +32,13 @@ fn room(world: &World) -> (u64, u64) {
         panic!("stat -f says {text:?}");
     };
     (block * available, block * (free - available))
+}
+
+/// The kernel has nothing of a file in its cache but what it has still to write: what a disk did not take is gone. (Only of this file: others here
+/// count on what it has of theirs.)
+fn forget(path: &Path) {
+    let file = File::open(path).expect("the file is there");
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("any file system");
 }
 
 /// Several files side by side until the disk is full; then there is room again.
@@ -241,7 +249,8 @@ fn a_file_that_is_not_its_own(mkfs: &'static [&'static str], compressed: bool) {
             .arg(&path)
             .arg(world.path("copy.mov")));
     }
-    world.disk.make_cold();
+    run(Command::new("sync").arg("-f").arg(&path));
+    forget(&path);
     let client = client(&world);
     let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
     let mut model = text.clone();
@@ -415,10 +424,60 @@ fn what_the_kernel_could_not_write_is_on_the_disk_when_a_flush_is_answered_well(
         std::thread::sleep(Duration::from_millis(100));
     }
     // (What the kernel has in memory is right, whatever the disk has.)
-    fs::write("/proc/sys/vm/drop_caches", "1").expect("root may drop caches");
+    forget(&path);
     let found = fs::read(&path).expect("the file is there");
     let place = offset as usize..offset as usize + bytes.len();
     assert!(found[place] == bytes, "answered well, and not on the disk");
+}
+
+/// What a daemon knows to be lost in the kernel is what the next one has to write. (Torture, seed 1000, round 27.)
+#[test]
+fn what_the_kernel_could_not_write_is_written_by_the_next_daemon() {
+    let Some(mut world) = world(Backing::Slow) else {
+        return;
+    };
+    world.put("take.mov", 1, 4 << 20);
+    let path = world.path("take.mov");
+    let place = world.disk.physical(&path, 1 << 20) & !4095;
+    let client = client(&world);
+    let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
+    world.disk.tell(&format!("fail write {place} 8192"));
+    // Two parts that share a page, one of which another cuts in two.
+    let parts = [(2, 100, 1000), (3, 1100, 4000), (4, 500, 20)];
+    let start = 1_u64 << 20;
+    for (seed, offset, length) in parts {
+        let bytes = pattern::bytes(seed, start + offset, length);
+        client.write(file, start + offset, &bytes).expect("taken");
+    }
+    let end = Instant::now() + Duration::from_secs(20);
+    assert!(client.flush(file).is_err(), "the disk fails");
+    while !world
+        .daemon()
+        .log()
+        .contains("could not be brought to its device")
+    {
+        assert!(Instant::now() < end, "{}", world.daemon().log());
+        let _ = client.flush(file);
+    }
+    world.daemon().kill();
+    world.disk.tell("clear");
+    world.daemon().start_again();
+    while client.flush(file).is_err() {
+        assert!(Instant::now() < end, "the disk works again");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    forget(&path);
+    let mut expected = pattern::bytes(1, start, 8192);
+    for (seed, offset, length) in parts {
+        let bytes = pattern::bytes(seed, start + offset, length);
+        expected[offset as usize..offset as usize + length].copy_from_slice(&bytes);
+    }
+    let found = fs::read(&path).expect("the file is there");
+    let place = start as usize..start as usize + 8192;
+    assert!(
+        found[place] == expected,
+        "answered well, and not on the disk"
+    );
 }
 
 /// Linux writes through its cache what was to go past it when it could not write something of the file before, and says that all is well whatever
@@ -434,7 +493,9 @@ fn falls_back(backing: Backing) {
     let client = client(&world);
     let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
     let head = pattern::bytes(2, MIB + 100, 1000);
-    client.write(file, MIB + 100, &head).expect("it is in memory");
+    client
+        .write(file, MIB + 100, &head)
+        .expect("it is in memory");
     world.everything_is_written();
     world.disk.tell(&format!("fail write {place} {BLOCK}"));
     // (As the kernel does by itself in time. Who syncs the file itself would have the failure forgotten.)
@@ -457,7 +518,7 @@ fn falls_back(backing: Backing) {
         assert!(Instant::now() < end, "the disk works again");
         std::thread::sleep(Duration::from_millis(100));
     }
-    fs::write("/proc/sys/vm/drop_caches", "1").expect("root may drop caches");
+    forget(&path);
     let found = fs::read(&path).expect("the file is there");
     let place = MIB as usize..MIB as usize + BLOCK;
     assert!(found[place] == bytes, "answered well, and not on the disk");
@@ -512,7 +573,7 @@ fn what_the_kernel_could_not_write_is_written_again_though_another_name_of_it_go
     // Nobody has them open: the daemon asks the kernel, in time, and writes again what it lost.
     let end = Instant::now() + Duration::from_secs(90);
     let is_written = |path: &std::path::PathBuf| {
-        fs::write("/proc/sys/vm/drop_caches", "1").expect("root may drop caches");
+        forget(path);
         let found = fs::read(path).expect("the file is there");
         found[offset as usize..offset as usize + bytes.len()] == bytes
     };
@@ -537,7 +598,7 @@ fn what_was_written_without_a_daemon_and_refused_by_the_disk_is_read_from_the_ke
     let files = [("little.mov", 100_000), ("large.mov", (1 << 20) + 100)];
     let client = client(&world);
     world.everything_is_written();
-    fs::write("/proc/sys/vm/drop_caches", "1").expect("root may drop caches");
+    files.map(|(name, _)| forget(&world.path(name)));
     world.daemon().end();
     let bytes = |offset: u64| pattern::bytes(2, offset, 60_000);
     let opened = files.map(|(name, offset)| {

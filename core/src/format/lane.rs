@@ -128,7 +128,7 @@ pub struct Head {
 pub struct PieceRecord {
     /// Its place among all commits of all lanes.
     pub order: u64,
-    /// The request that was acknowledged with it.
+    /// The request that was acknowledged with it. 0: none, it is published again.
     pub request: u64,
     /// Which bytes of the file.
     pub range: ByteRange,

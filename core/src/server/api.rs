@@ -346,6 +346,9 @@ pub enum Event {
         request: RequestId,
         key: FileKey,
     },
+    /// This record of a lane that a former server left is told later ([`Event::Recovered`]): its file cannot be had yet. After the lane's
+    /// [`Event::LaneAdded`].
+    RecordKept { lane: LaneId, record: u32 },
     /// Answer to [`Action::Reserve`]: where all of the file's bytes are now.
     Reserved {
         file: FileId,
@@ -633,14 +636,15 @@ pub enum Action {
         offset: u32,
         length: u32,
     },
-    /// Publish a piece in the table of its lane, before anything that follows: from now on it will be written, whoever dies.
+    /// Publish a piece in the table of its lane, before anything that follows: from now on it will be written, whoever dies. `request`:
+    /// whose it is; None: nobody waits for it, it seemed to be on its device already.
     Publish {
         lane: LaneId,
         record: u32,
         file: FileId,
         range: ByteRange,
         runs: Runs,
-        request: RequestId,
+        request: Option<RequestId>,
     },
     /// A piece needs its pages no more, but its record stays: it hides part of an older one that is still to be written.
     Spent { lane: LaneId, record: u32 },

@@ -298,11 +298,11 @@ impl Server {
                 piece.loose,
                 found.loose,
             );
-            if piece.record != NO_RECORD {
-                let lane = lanes.entry(piece.lane).or_default();
+            let lane = lanes.entry(piece.lane).or_default();
+            if !piece.shares_pages {
                 lane.pages += piece.runs.page_count();
-                lane.records += 1;
             }
+            lane.records += u32::from(piece.record != NO_RECORD);
         }
         odd.same(
             format_args!("pieces that are gone and have bytes"),
@@ -322,7 +322,7 @@ impl Server {
                 taken,
                 found.pages + lane.pages.held_alone_count(),
             );
-            let taken = lane.record_count - lane.records.len() as u32;
+            let taken = lane.record_count - (lane.records.len() + lane.kept.len()) as u32;
             odd.same(
                 format_args!("records of lane {} in use", id.0),
                 taken,

@@ -35,22 +35,12 @@ impl Server {
         else {
             unreachable!("a span of a write that has just ended has its piece and its file");
         };
-        let from = old.range.start.0 % PAGE_BYTES + span.at;
-        let first = from / PAGE_BYTES;
-        let count = (from + span.range.length.0).div_ceil(PAGE_BYTES) - first;
-        let runs = old.runs.part(first as u32, count as u32);
+        let runs = old.pages_of(&span);
         self.loose_count += 1;
         let piece = Piece {
-            record: NO_RECORD,
-            runs,
-            range: span.range,
-            live: 0,
-            flights: 0,
             loose: span.range.length.0,
             loosened: self.loose_count,
-            hides: 0,
-            hidden_by: Vec::new(),
-            ..*old
+            ..old.part(span.range, runs)
         };
         let lane = self.lanes.get_mut(&piece.lane);
         let lane = lane.expect("a lane with a piece is not done");
@@ -187,18 +177,41 @@ impl Server {
         }
         let mut released = Vec::new();
         for span in loose.spans(ByteRange::new(0, u64::MAX)) {
-            let piece = self.pieces.get_mut(span.piece.0);
-            let piece = piece.expect("loose bytes have their piece");
-            piece.loose -= span.range.length.0;
-            piece.live += span.range.length.0;
-            let entry = (piece.commit, span.piece);
-            file.writing.reach_for(piece.range);
-            let commits = &mut file.writing.commits;
-            if !commits.contains(&entry) {
-                let place = commits.partition_point(|(commit, _)| *commit <= entry.0);
-                commits.insert(place, entry);
+            let old = self.pieces.get(span.piece.0);
+            let old = old.expect("loose bytes have their piece");
+            let lane = self.lanes.get_mut(&old.lane);
+            let lane = lane.expect("a lane with a piece is not done");
+            let runs = old.pages_of(&span);
+            lane.pages.hold(&runs);
+            // From now on it is no matter whether they could be anywhere else: whoever comes after us has to write them. (Without a free record
+            // they are ours alone.)
+            let piece = Piece {
+                record: lane.records.pop().unwrap_or(NO_RECORD),
+                live: span.range.length.0,
+                ..old.part(span.range, runs)
+            };
+            if piece.record != NO_RECORD {
+                actions.list.push(Action::Publish {
+                    lane: piece.lane,
+                    record: piece.record,
+                    file: id,
+                    range: piece.range,
+                    runs,
+                    request: None,
+                });
             }
-            file.writing.dirty.put(&span, &mut released);
+            let commit = piece.commit;
+            let key = PieceKey(self.pieces.insert(piece));
+            file.writing.reach_for(span.range);
+            let commits = &mut file.writing.commits;
+            let place = commits.partition_point(|(other, _)| *other <= commit);
+            commits.insert(place, (commit, key));
+            let again = Span {
+                piece: key,
+                at: 0,
+                ..span
+            };
+            file.writing.dirty.put(&again, &mut released);
         }
         assert!(
             released.is_empty(),
@@ -219,6 +232,10 @@ impl Server {
         let device = file.device;
         for span in loose.spans(ByteRange::new(0, u64::MAX)) {
             self.drop_blocks(id, span.range.start.0, span.range.end());
+            let old = self.pieces.get_mut(span.piece.0);
+            let old = old.expect("loose bytes have their piece");
+            old.loose -= span.range.length.0;
+            self.strike_if_done(span.piece, actions);
         }
         self.make_known(id, actions);
         self.touch(device);
@@ -243,7 +260,7 @@ impl Server {
         let pieces = &self.pieces;
         let is_again = |span: &Span| {
             let piece = pieces.get(span.piece.0);
-            piece.is_some_and(|piece| piece.record == NO_RECORD)
+            piece.is_some_and(|piece| piece.loosened > 0)
         };
         let beyond = ByteRange::new(end, u64::MAX - end);
         let spans = file.writing.dirty.spans(beyond).filter(is_again);

@@ -26,6 +26,10 @@ impl World {
             self.durable = asked.into_iter().enumerate().map(on_device).collect();
         }
         self.step(Event::Synced { file: FILE, result });
+        match result {
+            Ok(()) => self.told.clear(),
+            Err(_) => self.told.append(&mut self.untold),
+        }
     }
 
     /// The file as a read finds it: the kernel writes what it has there first, and what it could not write is in its cache alone.
@@ -75,6 +79,7 @@ impl World {
             self.has_lost = true;
             self.has_lost_past = true;
             self.falls_back = true;
+            self.untold.push(range);
             self.counts.lost += 1;
             return;
         }
@@ -83,10 +88,42 @@ impl World {
         self.device[place.clone()].copy_from_slice(&self.native[place]);
     }
 
-    /// One thing goes wrong at a time: what a daemon that dies had a copy of is not lost as well.
+    /// One thing goes wrong at a time: what a daemon that dies had a copy of is not lost as well, unless it was told: then the next one has it.
+    pub(super) fn keep_what_is_untold(&mut self) {
+        let told = self.device.clone();
+        self.device.clone_from(&self.native);
+        for range in core::mem::take(&mut self.told) {
+            let end = (range.end() as usize).min(told.len());
+            let place = (range.start.0 as usize).min(end)..end;
+            self.device[place.clone()].copy_from_slice(&told[place]);
+        }
+        self.unwritten.clear();
+        self.untold.clear();
+        self.has_lost = false;
+        self.has_lost_past = false;
+        self.falls_back = false;
+    }
+
+    /// The kernel has these once more.
+    pub(super) fn is_given_again(&mut self, range: ByteRange) {
+        let told = core::mem::take(&mut self.told);
+        let ends = |one: ByteRange| {
+            let before = ByteRange::new(
+                one.start.0,
+                range.start.0.clamp(one.start.0, one.end()) - one.start.0,
+            );
+            let from = range.end().clamp(one.start.0, one.end());
+            [before, ByteRange::new(from, one.end() - from)]
+        };
+        let left = told.into_iter().flat_map(ends);
+        self.told = left.filter(|one| one.length.0 > 0).collect();
+    }
+
+    /// Nothing is lost.
     pub(super) fn keep_what_is_lost(&mut self) {
         self.device.clone_from(&self.native);
-        self.unwritten.clear();
+        self.told.clear();
+        self.untold.clear();
         self.has_lost = false;
         self.has_lost_past = false;
         self.falls_back = false;

@@ -308,6 +308,7 @@ impl Server {
             // And no more in this step: what would be fetched again fails again, without an end.
             Event::Unfilled { slot } => return self.unfilled(slot),
             Event::RecoveryEnded => self.recovery_ended(actions),
+            Event::RecordKept { lane, record } => self.record_kept(lane, record),
             Event::RecoveryBegun => self.is_recovering = true,
             Event::WriteAbort { session, request } => self.write_abort(session, request, actions),
             Event::Settled { file, version } => self.settled(file, version, actions),

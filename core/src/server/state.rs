@@ -10,7 +10,7 @@ use crate::sched::{RefinedModel, admission};
 use crate::stream::{Cadence, CursorIndex, Recogniser};
 use crate::units::*;
 use crate::write::{DirtyMap, Lane, Pace, PieceKey, Runs, Span};
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -330,6 +330,8 @@ pub(super) struct Grant {
     pub lane: LaneId,
     pub record: u32,
     pub runs: Runs,
+    /// See [`Piece::shares_pages`].
+    pub shares_pages: bool,
 }
 
 /// A committed write. It has its pages as long as the map points to it or a request reads from it; its record it has
@@ -339,9 +341,11 @@ pub(super) struct Grant {
 pub(super) struct Piece {
     pub file: FileId,
     pub lane: LaneId,
-    /// [`NO_RECORD`]: it is loose or was, and shares its pages with the piece that it is part of.
+    /// [`NO_RECORD`]: it is loose, or was and there was no record for it.
     pub record: u32,
     pub runs: Runs,
+    /// It is, or was, a part of another piece: it holds its pages and has not taken them.
+    pub shares_pages: bool,
     pub range: ByteRange,
     /// Number of its commit.
     pub commit: u64,
@@ -380,6 +384,30 @@ impl Piece {
         (self.live > 0 || self.flights > 0).then_some(self.since)
     }
 
+    /// The pages that these bytes of it lie in.
+    pub(super) fn pages_of(&self, span: &Span) -> Runs {
+        let from = self.range.start.0 % PAGE_BYTES + span.at;
+        let first = from / PAGE_BYTES;
+        let count = (from + span.range.length.0).div_ceil(PAGE_BYTES) - first;
+        self.runs.part(first as u32, count as u32)
+    }
+
+    /// A piece that is a part of this one: nobody's bytes yet, and nothing in a table.
+    pub(super) fn part(&self, range: ByteRange, runs: Runs) -> Piece {
+        Piece {
+            record: NO_RECORD,
+            runs,
+            shares_pages: true,
+            range,
+            live: 0,
+            flights: 0,
+            loose: 0,
+            hides: 0,
+            hidden_by: Vec::new(),
+            ..*self
+        }
+    }
+
     /// Nobody needs its pages any more.
     pub(super) fn is_spent(&self) -> bool {
         self.live == 0 && self.flights == 0 && self.loose == 0
@@ -394,6 +422,8 @@ pub(super) struct LaneState {
     pub session: Option<SessionId>,
     /// Records of its table that are free.
     pub records: Vec<u32>,
+    /// Those of what a former server left and is told later.
+    pub kept: BTreeSet<u32>,
     pub record_count: u32,
     /// Writes that wait for room in it.
     pub waiting: VecDeque<u32>,
@@ -429,7 +459,8 @@ impl LaneState {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.records.len() as u32 == self.record_count && self.pages.held_count() == 0
+        (self.records.len() + self.kept.len()) as u32 == self.record_count
+            && self.pages.held_count() == 0
     }
 
     /// Somebody writes to it and will want again the memory that it has.

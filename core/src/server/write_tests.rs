@@ -103,6 +103,9 @@ struct World {
     unwritten: Vec<ByteRange>,
     /// It has tried and failed, and nobody was told yet.
     has_lost: bool,
+    /// What of that the server has not been told of, and what it has, until a sync ends well.
+    untold: Vec<ByteRange>,
+    told: Vec<ByteRange>,
     /// So has the descriptor that writes past it.
     has_lost_past: bool,
     /// A write past its cache goes into it instead, as after any failure, once.
@@ -231,6 +234,8 @@ impl World {
             device: native.clone(),
             unwritten: Vec::new(),
             has_lost: false,
+            untold: Vec::new(),
+            told: Vec::new(),
             has_lost_past: false,
             falls_back: false,
             falls_back_lazily,
@@ -1003,6 +1008,7 @@ impl World {
         }
         self.device.resize(self.native.len(), 0);
         self.native[at..at + bytes.len()].copy_from_slice(bytes);
+        self.is_given_again(io.range);
         if io.buffered || self.falls_back() {
             self.unwritten.push(io.range);
         } else {
@@ -1056,7 +1062,7 @@ impl World {
     /// The daemon and every client die. What was under way may have been done, in any order.
     fn crash(&mut self) {
         self.counts.crashes += 1;
-        self.keep_what_is_lost();
+        self.keep_what_is_untold();
         let mut ios = core::mem::take(&mut self.ios);
         while !ios.is_empty() {
             let io = ios.swap_remove(self.random.below(ios.len() as u64) as usize);

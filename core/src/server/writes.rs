@@ -8,6 +8,7 @@
 use super::state::*;
 use super::*;
 use crate::write::{Lane, PieceKey, Released, Runs, Span};
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 /// A reservation that nobody announced: what is asked for until a file has so much, then this.
@@ -68,6 +69,7 @@ impl Server {
                 pages: Lane::new(page_count),
                 session,
                 records: (0..record_count).rev().collect(),
+                kept: BTreeSet::new(),
                 record_count,
                 waiting: Default::default(),
                 granted: self.now,
@@ -413,6 +415,7 @@ impl Server {
             lane,
             record,
             runs,
+            shares_pages: false,
         })
     }
 
@@ -729,7 +732,7 @@ impl Server {
             file: id,
             range: grant.range,
             runs: grant.runs,
-            request,
+            request: Some(request),
         });
         if let Some(file) = self.files.get_mut(&id) {
             file.writing.grant_count -= 1;
@@ -756,6 +759,16 @@ impl Server {
         }
     }
 
+    /// A former daemon has published it, and it is told later.
+    pub(super) fn record_kept(&mut self, lane: LaneId, record: u32) {
+        if let Some(state) = self.lanes.get_mut(&lane)
+            && state.records.contains(&record)
+        {
+            state.records.retain(|&free| free != record);
+            state.kept.insert(record);
+        }
+    }
+
     /// A former daemon has published it.
     pub(super) fn recovered(
         &mut self,
@@ -769,12 +782,17 @@ impl Server {
         let id = self.adopt(facts, (self.change_count, None), actions);
         let page_count = range.end().div_ceil(PAGE_BYTES) - range.start.0 / PAGE_BYTES;
         let fits = (is_spent || u64::from(runs.page_count()) == page_count) && range.length.0 > 0;
+        let mut shares_pages = false;
         let claimed = fits
             && self.lanes.get_mut(&lane).is_some_and(|state| {
-                let known = state.records.contains(&record);
-                let claimed = known && state.pages.claim(&runs);
+                let known = state.records.contains(&record) || state.kept.contains(&record);
+                let is_alone = known && state.pages.claim(&runs);
+                // (Two parts of what was one piece may lie in one page.)
+                shares_pages = known && !is_alone && state.pages.claim_beside(&runs);
+                let claimed = is_alone || shares_pages;
                 self.unclaimed_count += u64::from(!claimed);
                 if claimed {
+                    state.kept.remove(&record);
                     state.records.retain(|&free| free != record);
                 }
                 claimed
@@ -786,6 +804,7 @@ impl Server {
                 lane,
                 record,
                 runs,
+                shares_pages,
             };
             if let Some(file) = self.files.get_mut(&id) {
                 file.writing.is_reserved = true;
@@ -807,6 +826,7 @@ impl Server {
             lane: grant.lane,
             record: grant.record,
             runs: Runs::default(),
+            shares_pages: false,
             range: grant.range,
             commit: self.commit_count,
             since: self.commit_count,
@@ -853,6 +873,7 @@ impl Server {
             lane: grant.lane,
             record: grant.record,
             runs: grant.runs,
+            shares_pages: grant.shares_pages,
             range,
             commit,
             since: commit,
@@ -1112,15 +1133,18 @@ impl Server {
         let runs = core::mem::take(&mut piece.runs);
         let hidden_by = core::mem::take(&mut piece.hidden_by);
         let hides = piece.hides;
+        let shares_pages = piece.shares_pages;
         let state = self.lanes.get_mut(&lane);
         let state = state.expect("a lane with a piece is not done");
+        match shares_pages {
+            true => state.pages.let_go(&runs),
+            false => state.pages.give(&runs),
+        }
         if record == NO_RECORD {
-            state.pages.let_go(&runs);
             self.pieces.remove(key.0);
             self.roomier();
             return self.lane_emptied(lane, actions);
         }
-        state.pages.give(&runs);
         if hides > 0 {
             actions.list.push(Action::Spent { lane, record });
         } else {

@@ -176,6 +176,43 @@ impl Lane {
         true
     }
 
+    /// Take these beside whoever has some of them: they are held, all of them, and free when nobody holds them any more and who took them has given
+    /// them back. False, and nothing is done, when one of them is out of range or named twice.
+    pub fn claim_beside(&mut self, runs: &Runs) -> bool {
+        let all = runs.as_slice();
+        let is_within = |run: &PageRun| {
+            let end = run.first.checked_add(run.count);
+            end.is_some_and(|end| end <= self.page_count)
+        };
+        let meet =
+            |a: &PageRun, b: &PageRun| a.first < b.first + b.count && b.first < a.first + a.count;
+        let mut others = (1..).zip(all);
+        if !all.iter().all(is_within)
+            || others.any(|(next, run)| all[next..].iter().any(|other| meet(run, other)))
+        {
+            return false;
+        }
+        for run in all {
+            for page in run.first..run.first + run.count {
+                let is_new = !self.is_used(page);
+                if is_new {
+                    self.mark(
+                        PageRun {
+                            first: page,
+                            count: 1,
+                        },
+                        true,
+                    );
+                    self.free -= 1;
+                }
+                let held = self.held.entry(page).or_default();
+                held.count += 1;
+                held.is_given |= is_new;
+            }
+        }
+        true
+    }
+
     /// Give pages back that were taken. Those that are held stay in use until nobody holds them.
     pub fn give(&mut self, runs: &Runs) {
         for run in runs.as_slice() {

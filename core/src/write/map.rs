@@ -177,7 +177,8 @@ impl DirtyMap {
     /// What is dirty of `range`, in order, cut to it.
     pub fn spans(&self, range: ByteRange) -> impl Iterator<Item = Span> + '_ {
         let (start, end) = (range.start.0, range.end());
-        self.touching(start, end).map(move |(at, stored)| {
+        let all = self.touching(start, end).filter(move |_| start < end);
+        all.map(move |(at, stored)| {
             let from = at.max(start);
             Span {
                 range: ByteRange::new(from, stored.end.min(end) - from),

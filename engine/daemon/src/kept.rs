@@ -510,6 +510,7 @@ impl Daemon {
 
     fn tell(&mut self, told: Vec<(LaneId, LeftPiece, FileFacts)>) {
         self.feed(Event::RecoveryBegun);
+        let mut new = Vec::new();
         for (lane, left, facts) in &told {
             let Some(lanes) = &mut self.lanes else {
                 return;
@@ -517,12 +518,19 @@ impl Daemon {
             let page_count = lanes.tell(*lane);
             lanes.recovered(*lane, left.record, left.piece.file, facts.file);
             if let Some(page_count) = page_count {
+                new.push(*lane);
                 self.feed(Event::LaneAdded {
                     lane: *lane,
                     session: None,
                     page_count,
                     record_count: crate::lanes::Lanes::record_count(),
                 });
+            }
+        }
+        for lane in new {
+            let kept = self.lanes.as_ref().map(|lanes| lanes.kept_records(lane));
+            for record in kept.unwrap_or_default() {
+                self.feed(Event::RecordKept { lane, record });
             }
         }
         // Only now: a piece that is struck at once must not take the name of a file from those that follow.

@@ -167,6 +167,9 @@ impl Lanes {
             }
             let mut lane = Lane::of(file);
             lane.kept = pieces.iter().map(|piece| piece.record).collect();
+            // (What is published again gets no name that one of these has.)
+            let names = pieces.iter().map(|piece| piece.piece.file);
+            lane.next_file = names.max().map_or(0, |last| last + 1);
             self.lanes.insert(id, lane);
             left.push(Left { lane: id, pieces });
         }
@@ -180,9 +183,14 @@ impl Lanes {
         };
         lane.kept.remove(&record);
         lane.pieces.insert(record, file);
-        lane.next_file = lane.next_file.max(name + 1);
         // A file has one name in a table; should it have two, the second goes with the lane.
         lane.files.entry(file).or_insert((name, 0)).1 += 1;
+    }
+
+    /// Those of its records that the core is not told of yet.
+    pub(crate) fn kept_records(&self, id: LaneId) -> Vec<u32> {
+        let lane = self.lanes.get(&id).into_iter();
+        lane.flat_map(|lane| lane.kept.iter().copied()).collect()
     }
 
     /// A piece that was left belongs to nothing: its file is proved gone.
@@ -326,13 +334,23 @@ impl Lanes {
         record: u32,
         (file, written): (FileId, &Written),
         (range, runs): (ByteRange, Runs),
-        request: RequestId,
+        request: Option<RequestId>,
     ) -> bool {
         self.end_if_superseded(id);
         self.order += 1;
         let Some(lane) = self.lanes.get_mut(&id) else {
             return false;
         };
+        // (A grant has seen to that, and nobody was granted this.)
+        if request.is_none() {
+            let files = lane.next_file + lane.grant_count + 1;
+            if let Err(error) = lane.file.make_ready(files.max(record + 1)) {
+                tracing::error!(
+                    "the runtime folder has no room to say that bytes are to be written again: {error}; should this daemon die before they are, they are lost"
+                );
+                return true;
+            }
+        }
         let name = match lane.files.get_mut(&file) {
             Some((name, count)) => {
                 *count += 1;
@@ -353,7 +371,8 @@ impl Lanes {
             record,
             &PieceRecord {
                 order: self.order,
-                request: request.0,
+                // (No door's request has this number.)
+                request: request.map_or(0, |request| request.0),
                 range,
                 file: name,
                 runs,
@@ -365,7 +384,9 @@ impl Lanes {
 
     /// See `Action::Spent`.
     pub(crate) fn spent(&mut self, id: LaneId, record: u32) {
-        if let Some(lane) = self.lanes.get(&id) {
+        if let Some(lane) = self.lanes.get(&id)
+            && lane.pieces.contains_key(&record)
+        {
             lane.file.set_state(record, State::Spent);
         }
     }
@@ -375,10 +396,10 @@ impl Lanes {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
-        lane.file.set_state(record, State::Free);
         let Some(file) = lane.pieces.remove(&record) else {
             return;
         };
+        lane.file.set_state(record, State::Free);
         if let Some((name, count)) = lane.files.get_mut(&file) {
             *count -= 1;
             if *count == 0 {

@@ -118,7 +118,7 @@ impl Daemon {
         (lane, record): (LaneId, u32),
         file: FileId,
         (range, runs): (ByteRange, Runs),
-        request: RequestId,
+        request: Option<RequestId>,
     ) {
         let written = self
             .files
@@ -131,10 +131,14 @@ impl Daemon {
                 file.0
             );
         };
-        written.changed_ns = space::wall_ns();
-        // Before it: a later daemon takes the time that doors were told last for the file's own, and one that was set before this write is not.
-        let FileKey { device, inode } = written.durable.key;
-        lanes.facts.set_time(device, inode, written.changed_ns);
+        // (What is written again changes nothing.)
+        if request.is_some() {
+            written.changed_ns = space::wall_ns();
+            // Before it: a later daemon takes the time that doors were told last for the file's own, and one that was set before this write is
+            // not.
+            let FileKey { device, inode } = written.durable.key;
+            lanes.facts.set_time(device, inode, written.changed_ns);
+        }
         let is_published = lanes.publish(lane, record, (file, written), (range, runs), request);
         assert!(
             is_published,

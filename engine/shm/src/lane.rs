@@ -271,8 +271,10 @@ impl LaneFile {
     pub fn publish(&self, record: u32, piece: &PieceRecord) {
         let words = piece_words(State::Committed, piece);
         self.store_last_first(piece_place(record), &words);
-        let done = place::DONE + (piece.request as usize % DONE_PLACES) * 8;
-        self.table.word64(done).store(piece.request, Release);
+        if piece.request != 0 {
+            let done = place::DONE + (piece.request as usize % DONE_PLACES) * 8;
+            self.table.word64(done).store(piece.request, Release);
+        }
     }
 
     /// Another state, in one store.

@@ -65,6 +65,11 @@ pub(super) struct OneFile {
     pub(super) dirty: BTreeSet<u64>,
     /// Those that it could not be given, and that the kernel takes for written.
     pub(super) lost: BTreeSet<u64>,
+    /// Of those, what the daemon knows of: it, or the next one, writes them again. And what it is being told of.
+    pub(super) told: BTreeSet<u64>,
+    pub(super) telling: BTreeSet<u64>,
+    /// Lost while a former daemon lived: the kernel has them in its cache, where drivers look first (the daemon's through.rs).
+    pub(super) lost_before: BTreeSet<u64>,
     /// Nobody was told of that.
     pub(super) has_error: bool,
     /// Nor the descriptor that writes past its cache.
@@ -129,6 +134,9 @@ impl OneFile {
             medium: Vec::new(),
             dirty: BTreeSet::new(),
             lost: BTreeSet::new(),
+            told: BTreeSet::new(),
+            telling: BTreeSet::new(),
+            lost_before: BTreeSet::new(),
             has_error: false,
             has_error_past: false,
             falls_back: false,
@@ -251,6 +259,9 @@ impl OneFile {
             self.loose.insert(page);
             // (The whole page is written then.)
             self.lost.remove(&page);
+            self.told.remove(&page);
+            self.telling.remove(&page);
+            self.lost_before.remove(&page);
         }
         self.touched(now);
     }
@@ -268,6 +279,10 @@ impl OneFile {
             if page * PAGE_BYTES >= start && (page + 1) * PAGE_BYTES <= end {
                 self.dirty.remove(&page);
                 self.lost.remove(&page);
+                self.told.remove(&page);
+                self.telling.remove(&page);
+                self.lost_before.remove(&page);
+                self.lost_before.remove(&page);
             }
         }
         self.touched(now);
@@ -285,6 +300,8 @@ impl OneFile {
             let beyond = |page: &u64| *page < pages;
             self.dirty.retain(beyond);
             self.lost.retain(beyond);
+            self.told.retain(beyond);
+            self.telling.retain(beyond);
             self.volatile.retain(beyond);
         }
         self.touched(now);
@@ -318,13 +335,18 @@ impl OneFile {
         }
     }
 
-    /// One thing goes wrong at a time: what a daemon that dies had a copy of is not lost as well.
-    pub(super) fn keep_what_is_lost(&mut self) {
+    /// One thing goes wrong at a time: what a daemon that dies had a copy of is not lost as well, unless it was told: then the next one has it.
+    pub(super) fn keep_what_is_untold(&mut self) {
         self.loose.clear();
         self.covered.clear();
-        self.again.clear();
-        let pages: Vec<u64> = self.dirty.iter().chain(&self.lost).copied().collect();
-        self.lost.clear();
+        self.telling.clear();
+        let told = std::mem::take(&mut self.told);
+        let lost = std::mem::take(&mut self.lost);
+        let (told, untold) = lost.into_iter().partition(|page| told.contains(page));
+        let untold: BTreeSet<u64> = untold;
+        let pages: Vec<u64> = self.dirty.iter().chain(&untold).copied().collect();
+        (self.lost, self.told, self.lost_before) = (told.clone(), told.clone(), told.clone());
+        self.again = told;
         self.has_error = false;
         self.has_error_past = false;
         self.falls_back = false;

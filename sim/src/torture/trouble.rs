@@ -292,6 +292,13 @@ impl World {
                 record_count: self.record_count,
             };
             self.step_to(event, usize::MAX);
+            let records = self.lanes.get(&lane).map(|memory| &memory.records);
+            let kept = records.into_iter().flatten();
+            let kept = kept.filter(|(_, found)| found.is_kept);
+            let kept: Vec<u32> = kept.map(|(record, _)| *record).collect();
+            for record in kept {
+                self.step_to(Event::RecordKept { lane, record }, usize::MAX);
+            }
         }
         // One in six dies while it comes up, and one in six of those that come then.
         let dies_at = match !self.is_quiet && self.plan.dies_in_steps && self.random.chance(160) {
@@ -359,7 +366,7 @@ impl World {
         }
         self.counts.kills += 1;
         for file in &mut self.files {
-            file.keep_what_is_lost();
+            file.keep_what_is_untold();
         }
         self.end_under_way();
         self.forget_all();

@@ -348,7 +348,20 @@ impl World {
                         } => {}
                         _ => one.again.extend(one.covered.iter().chain(&one.loose)),
                     }
+                    let has_failed = matches!(
+                        &*event,
+                        Event::Synced { result: Err(errno), .. } if *errno != Errno::AGAIN
+                    );
                     self.step(*event);
+                    // (Not if it died in the middle of that, nor if there may not have been a record for each part.)
+                    let is_full =
+                        |memory: &LaneMemory| memory.records.len() as u32 >= self.record_count;
+                    let is_said = !self.lanes.values().any(is_full);
+                    if has_failed && is_said && self.is_alive(life) {
+                        let one = &mut self.files[file];
+                        let telling = std::mem::take(&mut one.telling);
+                        one.told.extend(telling.intersection(&one.lost));
+                    }
                 }
             }
             What::Flush(life, disk) => self.flush(life, disk),
@@ -776,7 +789,11 @@ impl World {
         }
         self.files[at].falls_back = false;
         match std::mem::take(&mut self.files[at].has_error) {
-            true => Err(Errno::IO),
+            true => {
+                let file = &mut self.files[at];
+                file.telling = file.lost.clone();
+                Err(Errno::IO)
+            }
             false => Ok(()),
         }
     }
@@ -1020,7 +1037,8 @@ impl World {
         }
         let file = &self.files[at];
         let mut native = std::borrow::Cow::Borrowed(&file.native);
-        for &page in file.lost.range(pages).filter(|_| !io.buffered) {
+        let is_shown = |page: &&u64| io.buffered || file.lost_before.contains(page);
+        for &page in file.lost.range(pages).filter(|page| !is_shown(page)) {
             let end = ((page + 1) * PAGE_BYTES).min(file.size()) as usize;
             let start = ((page * PAGE_BYTES) as usize).min(end);
             let (disk, into) = (&file.disk, &mut native.to_mut()[start..end]);
