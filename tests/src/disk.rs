@@ -209,6 +209,13 @@ impl Drop for Disk {
     }
 }
 
+/// The kernel has nothing of a file in its cache but what it has still to write: what a disk did not take is gone. Only of this file: other tests,
+/// beside this one, count on what it has of theirs.
+pub fn forget(path: &Path) {
+    let file = File::open(path).expect("the file is there");
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("any file system");
+}
+
 /// A tmpfs of so many bytes on a folder.
 pub fn mount_tmpfs(folder: &Path, bytes: u64) {
     run(Command::new("mount")

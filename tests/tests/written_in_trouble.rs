@@ -2,14 +2,13 @@
 //! What a client was told is written stays true when the disk is full, a device fails, or who wrote it is
 //! killed; and what cannot be kept is said before it is acknowledged.
 
-use rushes_tests::disk::run;
+use rushes_tests::disk::{forget, run};
 use rushes_tests::fsx::{client, setup, world};
 use rushes_tests::pattern;
 use rushes_tests::smb2::{DISK_FULL, Disposition, QUOTA_EXCEEDED, Status};
 use rushes_tests::world::{Backing, Setup, World};
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -32,13 +31,6 @@ fn room(world: &World) -> (u64, u64) {
         panic!("stat -f says {text:?}");
     };
     (block * available, block * (free - available))
-}
-
-/// The kernel has nothing of a file in its cache but what it has still to write: what a disk did not take is gone. (Only of this file: others here
-/// count on what it has of theirs.)
-fn forget(path: &Path) {
-    let file = File::open(path).expect("the file is there");
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("any file system");
 }
 
 /// Several files side by side until the disk is full; then there is room again.
@@ -598,7 +590,7 @@ fn what_was_written_without_a_daemon_and_refused_by_the_disk_is_read_from_the_ke
     let files = [("little.mov", 100_000), ("large.mov", (1 << 20) + 100)];
     let client = client(&world);
     world.everything_is_written();
-    files.map(|(name, _)| forget(&world.path(name)));
+    files.iter().for_each(|(name, _)| forget(&world.path(name)));
     world.daemon().end();
     let bytes = |offset: u64| pattern::bytes(2, offset, 60_000);
     let opened = files.map(|(name, offset)| {

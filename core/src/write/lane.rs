@@ -442,6 +442,32 @@ mod tests {
     }
 
     #[test]
+    fn pages_that_records_share_are_free_when_all_of_them_are_done() {
+        let runs = |list: &[PageRun]| Runs::from_runs(list).expect("few");
+        let mut lane = Lane::new(100);
+        let (both, alone) = (runs(&[run(3, 2)]), runs(&[run(4, 2)]));
+        // Whichever comes first.
+        assert!(lane.claim(&both) && !lane.claim(&alone));
+        assert!(lane.claim_beside(&alone));
+        assert_eq!((lane.free_count(), lane.held_alone_count()), (97, 1));
+        lane.give(&both);
+        assert_eq!((lane.free_count(), lane.held_alone_count()), (98, 2));
+        assert!(lane.claim_beside(&both));
+        lane.let_go(&alone);
+        assert_eq!((lane.free_count(), lane.held_count()), (98, 2));
+        lane.let_go(&both);
+        assert_eq!((lane.free_count(), lane.held_count()), (100, 0));
+        for wrong in [
+            &[run(99, 2)][..],
+            &[run(u32::MAX, 2)],
+            &[run(1, 3), run(3, 1)],
+        ] {
+            assert!(!lane.claim_beside(&runs(wrong)));
+        }
+        assert_eq!((lane.free_count(), lane.held_count()), (100, 0));
+    }
+
+    #[test]
     fn writes_of_a_stream_lie_behind_each_other_as_low_as_they_can() {
         let mut lane = Lane::new(100);
         let first = lane.take(40, u32::MAX).expect("pages");

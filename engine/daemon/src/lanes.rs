@@ -716,7 +716,13 @@ mod tests {
         for (record, file, durable) in [(0, 1, &one), (1, 2, &two), (2, 1, &one)] {
             lanes.granted(id, record, &runs(record, 1)).unwrap();
             let file = (FileId(file), durable);
-            assert!(lanes.publish(id, record, file, (range, runs(record, 1)), RequestId(9)));
+            assert!(lanes.publish(
+                id,
+                record,
+                file,
+                (range, runs(record, 1)),
+                Some(RequestId(9))
+            ));
             lanes.grant_ended(id);
         }
         let read = |lanes: &Lanes| {
@@ -739,7 +745,7 @@ mod tests {
             0,
             (FileId(3), &written(30)),
             (range, runs(0, 1)),
-            RequestId(10),
+            Some(RequestId(10)),
         );
         assert_eq!(read(&lanes), [20, 30]);
         lanes.spent(id, 1);
@@ -748,6 +754,40 @@ mod tests {
         assert!(read(&lanes).is_empty());
         lanes.done(id);
         assert!(lanes_in(&folder.0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_published_again_takes_no_name_of_what_is_kept_and_is_nobodys_request() {
+        let folder = Folder::new("again");
+        let range = ByteRange::new(0, 4096);
+        let mut first = Lanes::new(&folder.0, 1 << 20).unwrap();
+        let id = first.create().unwrap();
+        for (record, file) in [(0, 10), (1, 20)] {
+            first.granted(id, record, &Runs::default()).unwrap();
+            let (written, piece) = (written(file), (range, runs(record, 1)));
+            let file = (FileId(file as u32), &written);
+            first.publish(id, record, file, piece, Some(RequestId(9)));
+        }
+        drop(first);
+        let mut next = Lanes::new(&folder.0, 1 << 20).unwrap();
+        let left = next.take_over().unwrap().remove(0);
+        assert!(next.tell(id).is_some());
+        next.recovered(id, 0, left.pieces[0].piece.file, FileId(1));
+        assert_eq!(next.kept_records(id), [1]);
+        // Written, struck, lost after all: a record far behind those that ever had memory.
+        next.strike(id, 0);
+        let piece = (range, runs(0, 1));
+        assert!(next.publish(id, 900, (FileId(1), &written(10)), piece, None));
+        let file = next.file(id).unwrap();
+        let pieces = file.pieces().unwrap();
+        let inodes = pieces
+            .iter()
+            .map(|(record, _, piece)| (*record, file.file(piece.file).unwrap().unwrap().inode));
+        assert_eq!(inodes.collect::<Vec<_>>(), [(1, 20), (900, 10)]);
+        assert_eq!(file.done(), [9]);
+        next.strike(id, 900);
+        next.strike(id, 900);
+        assert_eq!(next.file(id).unwrap().pieces().unwrap().len(), 1);
     }
 
     #[test]
@@ -765,7 +805,7 @@ mod tests {
                 record,
                 (FileId(file as u32), &written),
                 piece,
-                RequestId(9),
+                Some(RequestId(9)),
             );
         }
         drop(first);
