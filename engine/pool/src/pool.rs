@@ -651,8 +651,10 @@ impl Pool {
                 })
                 .and_then(|()| self.set_layout(stub, &next));
                 if let Err(error) = published {
-                    if is_new {
-                        self.forget(layout.file, object);
+                    // (The record is as it was: what has got there is nobody's.)
+                    match is_new {
+                        true => self.forget(layout.file, object),
+                        false => drop(vacate(&fd, layout, object, range)),
                     }
                     // Reserving says less on copy-on-write file systems: this member is full after all, the next one may not be.
                     if Refused::is_of_member(&error) {
@@ -829,8 +831,10 @@ impl Pool {
         match cleared.and_then(|()| reserve(&fd, room)) {
             Ok(()) => Ok((object, fd, is_new)),
             Err(error) => {
-                if is_new {
-                    self.forget(layout.file, object);
+                // (A part of the room may have been there.)
+                match is_new {
+                    true => self.forget(layout.file, object),
+                    false => drop(vacate(&fd, layout, object, range)),
                 }
                 Err(member.failed("reserve room in an object", "objects", error))
             }
