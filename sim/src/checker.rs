@@ -170,6 +170,11 @@ impl Acknowledged {
         self.size_serial.max(seen)
     }
 
+    /// Where changes end that somebody told of.
+    fn ends(&self) -> impl Iterator<Item = u64> + '_ {
+        self.changes.iter().map(|(range, _)| range.end())
+    }
+
     /// A change of these bytes later than `serial` that somebody must see who asked then.
     fn newer(&self, serial: u64, bytes: ByteRange, asked: Instant) -> Option<(ByteRange, u64)> {
         let seen = self.seen.iter().filter(|(.., at)| *at <= asked);
@@ -796,8 +801,18 @@ impl Checker {
         }
         let known = files.get(file);
         let books = self.acknowledged.get(&file);
+        // (What strangers did of whom nobody tells is not seen yet: nobody has asked.)
+        let asked = match files.seen_by(file, asked) > asked {
+            true => Instant::ZERO,
+            false => asked,
+        };
         let oldest = books.map_or(0, |books| books.size_serial_of(asked));
-        if !known.lengths_since(oldest, range).any(|l| l == length) {
+        let is_it = |size: u64| size.saturating_sub(range.start.0).min(range.length.0) == length;
+        // A client's write makes the file as long as the server knew it without what a stranger did before.
+        let mut ends = books.into_iter().flat_map(Acknowledged::ends);
+        if !known.lengths_since(oldest, range).any(|l| l == length)
+            && (known.untold.is_empty() || !ends.any(is_it))
+        {
             return Some(format!("the file has {} bytes", known.size));
         }
         if length == 0 {
