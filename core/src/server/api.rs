@@ -499,8 +499,8 @@ pub const NO_RECORD: u32 = u32::MAX;
 pub struct LanePart {
     /// Which lane.
     pub lane: LaneId,
-    /// Which of its records they belong to; [`NO_RECORD`]: they were on their device once, as far as was known, and its table says
-    /// nothing of them.
+    /// Which of its records they belong to; [`NO_RECORD`]: they were on their device once, as far as was known, and its table has had no free
+    /// record for them since.
     pub record: u32,
     /// Where they begin. Units: bytes from the start of the lane.
     pub offset: u64,

@@ -4,11 +4,12 @@
 //! A kernel that cannot write a page of its cache says so once, to each descriptor, and takes the page for written from then on: who syncs a
 //! second time hears that all is well. So a piece's pages are *loose* when they have gone into that cache: on their device as far as anybody
 //! has heard, in nobody's table any more, and yet kept, until a sync without an error covers them. After one with an error all that is
-//! loose is dirty again, is written again, and the next sync tells. The driver syncs and writes on one and the same descriptor as long as
+//! loose is dirty again, has a record again ([`Action::Publish`] without a request), is written again, and the next sync tells. The driver syncs and writes on one and the same descriptor as long as
 //! anything is loose (its file is not forgotten), so no error is heard by another in its place.
 //!
 //! When nobody syncs we look ourselves, after the kernel has written by itself: that costs the device nothing. Bytes of direct I/O
-//! are never loose: their errors are those of their own requests. What is lost with a daemon that dies is the copy, not the bytes.
+//! are loose only where the kernel took them into its cache all the same ([`Event::FellBack`]): else their errors are those of their own requests.
+//! What is lost with a daemon that dies is the copy of what the kernel has not told of, not the bytes.
 //!
 //! Who changes the file beside us may have done so where bytes are loose. What he cut off is not written again: its length is looked at
 //! first. Over what he wrote to the very bytes that are written again ours come back: the kernel does not say which it lost, so that nobody can
