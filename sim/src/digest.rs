@@ -139,6 +139,6 @@ mod tests {
             ],
             ..Actions::default()
         });
-        assert_eq!(format!("{:016x}", digest.0), "96d90ba27804d172");
+        assert_eq!(format!("{:016x}", digest.0), "98f12e1ad5eac0de");
     }
 }
