@@ -658,7 +658,7 @@ pub fn mount(
 }
 
 /// And take it away; a process that has just ended may still be on its way out.
-fn unmount(folder: &Path) -> Result<()> {
+pub(crate) fn unmount(folder: &Path) -> Result<()> {
     let end = Instant::now() + END_MAX;
     loop {
         match run(Command::new("umount").arg(folder)) {

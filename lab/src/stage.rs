@@ -698,7 +698,7 @@ impl Stage {
     }
 
     fn unmount(&self) -> Result<()> {
-        run(Command::new("umount").arg(&self.root))
+        array::unmount(&self.root)
     }
 
     fn total_bytes(&self) -> u64 {

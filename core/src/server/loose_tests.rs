@@ -469,6 +469,8 @@ fn two_past() -> (World, Vec<IoWrite>) {
     });
     let writes: Vec<IoWrite> = writes.collect();
     assert_eq!(writes.len(), 2);
+    let file = world.server.files.get_mut(&FILE).expect("it is open");
+    file.writing.falls_back = true;
     (world, writes)
 }
 
@@ -493,6 +495,26 @@ fn what_fell_back_into_the_kernels_cache_and_was_lost_there_is_written_again_and
     assert_eq!((world.counts.syncs, world.counts.syncs_refused), (0, 1));
     world.write_all_back();
     assert!(world.device == world.flat);
+}
+
+/// What made it fall back is over with that. A daemon that dies before the kernel has told what became of it would have lost all of it.
+#[test]
+fn what_falls_back_for_the_first_time_has_its_record_until_it_has_gone_past_the_cache() {
+    let (mut world, writes) = two_past();
+    let file = world.server.files.get_mut(&FILE).expect("it is open");
+    file.writing.falls_back = false;
+    world.step(Event::FellBack {
+        io: writes[0].io,
+        lost: None,
+    });
+    done(&mut world, &writes[0]);
+    let records = world.lanes.values().map(|lane| lane.records.len());
+    assert!(world.is_dirty() && records.sum::<usize>() == 2);
+    world.lose();
+    world.write_back(Ok(()));
+    assert!(!world.server.files[&FILE].writing.falls_back);
+    let range = writes[0].range.start.0 as usize..writes[0].range.end() as usize;
+    assert!(world.device[range.clone()] == world.flat[range]);
 }
 
 #[test]
@@ -530,4 +552,49 @@ fn nothing_else_is_told_of_a_write_that_is_over() {
         lost,
     });
     assert!(!world.is_dirty());
+}
+
+/// Nobody else hears of it, and what would be written again was written over.
+#[test]
+fn who_asks_while_a_write_out_fails_is_told_although_nothing_is_loose_any_more() {
+    let mut world = quiet();
+    world.has_failed = true;
+    world.write(0, ByteRange::new(1000, 100));
+    world.write_back(Ok(()));
+    world.server.hurry_loose(|_, _, _| true);
+    world.step(Event::Timer);
+    assert_eq!(world.syncs.len(), 1);
+    world.sync(0);
+    world.write(1, ByteRange::new(900, 300));
+    assert!(!world.server.files[&FILE].writing.is_loose);
+    world.lose();
+    world.end_sync();
+    assert_eq!((world.counts.syncs, world.counts.syncs_refused), (0, 1));
+    world.write_all_back();
+}
+
+/// It counted on that getting there.
+#[test]
+fn a_sync_waits_for_what_was_written_over_what_is_doubtful() {
+    let (mut world, writes) = two_past();
+    world.sync(2);
+    world.write(0, ByteRange::new(0, 8192));
+    world.step(Event::FellBack {
+        io: writes[1].io,
+        lost: None,
+    });
+    done(&mut world, &writes[1]);
+    // (A sync that somebody asked for before has failed.)
+    let file = world.server.files.get_mut(&FILE).expect("it is open");
+    file.writing.failed_syncs += 1;
+    world.step(Event::FellBack {
+        io: writes[0].io,
+        lost: None,
+    });
+    done(&mut world, &writes[0]);
+    world.end_sync();
+    assert_eq!(world.counts.syncs, 0);
+    world.write_all_back();
+    world.end_sync();
+    assert_eq!(world.counts.syncs, 1);
 }

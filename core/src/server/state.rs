@@ -211,6 +211,8 @@ pub(super) struct Writing {
     pub synced_loose: u64,
     /// Syncs that ended with an error. What was on its way into the kernel's cache meanwhile is written again.
     pub failed_syncs: u64,
+    /// Its last write past the kernel's cache went into it.
+    pub falls_back: bool,
     /// Bytes are to be written again that somebody may have cut off: none is before its length was looked at.
     pub is_cut_doubted: bool,
     /// What is with the driver as a sync is one for nobody but us.
@@ -483,6 +485,8 @@ pub(super) struct WriteFlight {
     pub failed_syncs: u64,
     /// The kernel may have taken it into its cache, and could not write something of that.
     pub lost: Option<Errno>,
+    /// It took it there, for the first time: past it once more, and the record stays meanwhile.
+    pub is_again: bool,
     pub spans: Vec<Span>,
     /// Buffers that it writes from.
     pub pins: Vec<SlotIndex>,

@@ -222,6 +222,11 @@ impl Server {
             self.writing_out_count -= 1;
         }
         let count = core::mem::take(&mut file.writing.syncing).min(file.writing.syncs.len());
+        // What failed may be what others wait for who have asked meanwhile, and nobody hears of it again.
+        let count = match result {
+            Err(errno) if errno != Errno::AGAIN => file.writing.syncs.len(),
+            _ => count,
+        };
         let waiters: VecDeque<SyncWaiter> = file.writing.syncs.drain(..count).collect();
         let outcome = match result {
             Ok(()) => Outcome::Done,

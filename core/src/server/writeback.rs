@@ -641,6 +641,7 @@ impl Server {
             buffered: next.buffered,
             failed_syncs,
             lost: None,
+            is_again: false,
             spans: gathered.spans,
             pins: gathered.pins,
             cost,
@@ -675,7 +676,14 @@ impl Server {
             return;
         };
         let file = flight.file;
-        flight.buffered |= lost.is_none();
+        if lost.is_none()
+            && let Some(file) = self.files.get_mut(&file)
+        {
+            // What made it fall back is forgotten with that; where it does so again this file has no other way.
+            let falls_back = core::mem::replace(&mut file.writing.falls_back, true);
+            flight.is_again = !falls_back && !flight.buffered;
+            flight.buffered |= falls_back;
+        }
         if lost.is_some() {
             let all = self.write_flights.iter_mut().map(|(_, flight)| flight);
             let past = all.filter(|flight| flight.file == file && !flight.buffered);
@@ -712,6 +720,7 @@ impl Server {
         let mut released = core::mem::take(&mut self.released);
         let mut loosened: Vec<Span> = Vec::new();
         let mut has_failed = false;
+        let mut is_doubtful = false;
         if let Some(file) = self.files.get_mut(&id) {
             let flights = &mut file.writing.flights;
             if let Some(place) = flights.iter().position(|range| *range == flight.range) {
@@ -745,7 +754,9 @@ impl Server {
                 }
             }
             // The kernel's cache has it, and may have told already that it could not keep it: it is written once more.
-            let is_doubtful = flight.buffered && flight.failed_syncs != file.writing.failed_syncs;
+            is_doubtful = flight.is_again
+                || flight.buffered && flight.failed_syncs != file.writing.failed_syncs;
+            file.writing.falls_back &= flight.buffered || flight.is_again || result.is_err();
             for span in flight.spans.iter().filter(|_| !is_doubtful) {
                 let length = written_end
                     .saturating_sub(span.range.start.0)
@@ -773,7 +784,7 @@ impl Server {
             let piece = piece.expect("a piece stays as long as a request reads from it");
             piece.flights -= 1;
         }
-        if !result.is_ok_and(|count| count >= flight.range.length) {
+        if is_doubtful || !result.is_ok_and(|count| count >= flight.range.length) {
             self.owe_anew(id, &flight.spans);
         }
         if result.is_err() {

@@ -793,7 +793,13 @@ impl Server {
                 self.unclaimed_count += u64::from(!claimed);
                 if claimed {
                     state.kept.remove(&record);
+                }
+                // (What cannot be claimed stays where it is: its record is nobody else's.)
+                if known {
                     state.records.retain(|&free| free != record);
+                }
+                if known && !claimed {
+                    state.kept.insert(record);
                 }
                 claimed
             });

@@ -8,7 +8,7 @@ use crate::reserved::Reserved;
 use rushes_core::format::lane::{
     Damage, FileRecord, HANDLE_BYTES_MAX, Head, PIECE_COUNT, PieceRecord, State,
 };
-use rushes_core::server::{FileKey, LanePart, NO_RECORD, PageRun, WritePart};
+use rushes_core::server::{FileKey, LanePart, PageRun, WritePart};
 use rushes_core::units::{ByteRange, FileId, LaneId, RequestId};
 use rushes_core::write::Runs;
 use rushes_shm::facts::FactsTable;
@@ -418,9 +418,9 @@ impl Lanes {
                 continue;
             };
             self.end_if_superseded(part.lane);
-            // (What is written again has no record any more.)
+            // (What is written again may have no record.)
             if let Some(lane) = self.lanes.get(&part.lane)
-                && part.record != NO_RECORD
+                && lane.pieces.contains_key(&part.record)
             {
                 lane.file.set_state(part.record, State::Submitted);
             }

@@ -17,7 +17,7 @@ use crate::share::{ServedShare, Share};
 use crate::worker::Urgency;
 use rushes_core::server::{Event, FileKey};
 use rushes_core::units::{Duration, FileId, Instant};
-use rushes_sys::space::WriteFile;
+use rushes_sys::space::{self, WriteFile};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
@@ -144,6 +144,8 @@ impl Daemon {
             if self.server.is_unsettled(id) {
                 self.moves.to_write.insert(id, (generation, opened));
             } else if let Some(written) = &mut file.written {
+                // (What those before it were told is not told of its first write.)
+                let _ = space::untold_error(&*opened.direct);
                 written.file = Ok(opened);
                 self.files.count_again(id);
             }

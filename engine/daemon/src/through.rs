@@ -64,14 +64,37 @@ impl Daemon {
             return;
         };
         // First what is there: what cannot be written a moment later is told by the next sync.
-        let found = cached_pages(&**fd, about.range);
-        if found.is_ok_and(|found| found.unwritten_count > 0) {
+        let is_cached = match cached_pages(&**fd, about.range) {
+            Ok(found) => found.unwritten_count > 0,
+            // Linux before 6.5 does not say. Where nothing has failed it makes room.
+            Err(_) => {
+                let file = self.files.get(about.file);
+                file.is_some_and(|file| self.failed_disks.contains(&file.key.device))
+            }
+        };
+        if is_cached {
             return self.feed(Event::FellBack { io, lost: None });
         }
         if let Err(error) = space::untold_error(&**fd) {
             let lost = Some(errno_of(&error));
             self.failed_at = clock::now();
             self.write_failed(about.file, about.range, errno_of(&error));
+            self.feed(Event::FellBack { io, lost });
+        }
+    }
+
+    /// The descriptor that syncs has told of a failure. The other one, that writes past the cache, would tell of the same behind the next write, which
+    /// has nothing to do with it; unless that is under way.
+    pub(super) fn hear_it_past_the_cache(&mut self, id: FileId) {
+        let file = self.files.get(id);
+        let opened = file.and_then(|file| file.written.as_ref()?.file.as_ref().ok());
+        let Some(Err(error)) = opened.map(|opened| space::untold_error(&*opened.direct)) else {
+            return;
+        };
+        let mut all = self.in_flight.iter();
+        let past = all.find(|(_, about)| about.file == id && about.writes_by.is_some());
+        if let Some((&io, _)) = past {
+            let lost = Some(errno_of(&error));
             self.feed(Event::FellBack { io, lost });
         }
     }

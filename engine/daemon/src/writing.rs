@@ -448,6 +448,7 @@ impl Daemon {
         if let Err(error) = &result {
             self.failed_at = clock::now();
             self.disk_failed(id);
+            self.hear_it_past_the_cache(id);
             self.say_at_times(id, errno_of(error), |path| {
                 format!("{path:?} could not be brought to its device: {error}; what went through the kernel's cache since it last could is written again")
             });

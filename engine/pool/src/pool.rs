@@ -651,9 +651,11 @@ impl Pool {
                 })
                 .and_then(|()| self.set_layout(stub, &next));
                 if let Err(error) = published {
-                    // (The record is as it was: what has got there is nobody's.)
+                    // (The record is as it was: what has got there is nobody's, but for those who read the object itself.)
+                    let is_read = |source: &Source| source.readers == Readers::Passthrough;
                     match is_new {
                         true => self.forget(layout.file, object),
+                        false if moved.as_ref().is_some_and(is_read) => {}
                         false => drop(vacate(&fd, layout, object, range)),
                     }
                     // Reserving says less on copy-on-write file systems: this member is full after all, the next one may not be.

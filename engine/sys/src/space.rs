@@ -96,6 +96,8 @@ pub fn open_writing(file: impl AsFd, key: FileKey) -> io::Result<Result<WriteFil
     if status(&direct)?.key != key {
         return Err(io::Error::from_raw_os_error(libc::ESTALE));
     }
+    // (What happened before is not told of our first write.)
+    let _ = untold_error(&direct);
     Ok(Ok(WriteFile {
         direct: Arc::new(direct),
         buffered: Arc::new(buffered),
