@@ -271,12 +271,11 @@ impl Checker {
     pub fn acknowledge(&mut self, file: FileIndex, range: ByteRange, serial: u64, size_too: bool) {
         let books = self.acknowledged.entry(file).or_default();
         // A later change over the same bytes says more.
-        books.changes.retain(|&(old, at)| {
+        let says_more = |old: ByteRange, at: u64| {
             old.start.0 < range.start.0 || old.end() > range.end() || at > serial
-        });
-        books.seen.retain(|&(old, at, _)| {
-            old.start.0 < range.start.0 || old.end() > range.end() || at > serial
-        });
+        };
+        books.changes.retain(|&(old, at)| says_more(old, at));
+        books.seen.retain(|&(old, at, _)| says_more(old, at));
         books.changes.push((range, serial));
         if size_too {
             books.size_serial = books.size_serial.max(serial);

@@ -216,6 +216,12 @@ pub fn forget(path: &Path) {
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("any file system");
 }
 
+/// The same of one that is on its disk first.
+pub fn make_cold(path: &Path) {
+    run(Command::new("sync").arg("-f").arg(path));
+    forget(path);
+}
+
 /// A tmpfs of so many bytes on a folder.
 pub fn mount_tmpfs(folder: &Path, bytes: u64) {
     run(Command::new("mount")

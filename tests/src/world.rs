@@ -4,7 +4,7 @@
 //! Fields end in the order in which they stand, so the disk goes last.
 
 use crate::daemon::{Daemon, DaemonSpec};
-use crate::disk::{Disk, forget, mount_tmpfs, run, said};
+use crate::disk::{Disk, make_cold, mount_tmpfs, said};
 use crate::needs::{Need, all_there, path_of, skip};
 use crate::pattern;
 use crate::scratch::Scratch;
@@ -289,9 +289,7 @@ impl World {
     /// Put a file into the share beside every door, cold.
     pub fn put(&self, name: &str, seed: u64, length: usize) {
         self.write(name, seed, length);
-        let path = self.path(name);
-        run(Command::new("sync").arg("-f").arg(&path));
-        forget(&path);
+        make_cold(&self.path(name));
     }
 
     /// Put a file into the share beside every door; the kernel may still have it in memory.

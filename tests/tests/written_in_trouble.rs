@@ -2,10 +2,10 @@
 //! What a client was told is written stays true when the disk is full, a device fails, or who wrote it is
 //! killed; and what cannot be kept is said before it is acknowledged.
 
-use rushes_tests::disk::{forget, run};
+use rushes_tests::disk::{forget, make_cold, run};
 use rushes_tests::fsx::{client, setup, world};
 use rushes_tests::pattern;
-use rushes_tests::smb2::{DISK_FULL, Disposition, QUOTA_EXCEEDED, Status};
+use rushes_tests::smb2::{Connection, DISK_FULL, Disposition, Handle, QUOTA_EXCEEDED, Status};
 use rushes_tests::world::{Backing, Setup, World};
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -31,6 +31,14 @@ fn room(world: &World) -> (u64, u64) {
         panic!("stat -f says {text:?}");
     };
     (block * available, block * (free - available))
+}
+
+/// A disk that works again has everything by then.
+fn flush_by(client: &Connection, file: Handle, end: Instant) {
+    while client.flush(file).is_err() {
+        assert!(Instant::now() < end, "the disk works again");
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// Several files side by side until the disk is full; then there is room again.
@@ -241,8 +249,7 @@ fn a_file_that_is_not_its_own(mkfs: &'static [&'static str], compressed: bool) {
             .arg(&path)
             .arg(world.path("copy.mov")));
     }
-    run(Command::new("sync").arg("-f").arg(&path));
-    forget(&path);
+    make_cold(&path);
     let client = client(&world);
     let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
     let mut model = text.clone();
@@ -411,10 +418,7 @@ fn what_the_kernel_could_not_write_is_on_the_disk_when_a_flush_is_answered_well(
     let read = client.read(file, offset, bytes.len()).expect("read");
     assert!(read == bytes, "what was acknowledged is read");
     let end = Instant::now() + Duration::from_secs(20);
-    while client.flush(file).is_err() {
-        assert!(Instant::now() < end, "the disk works again");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    flush_by(&client, file, end);
     // (What the kernel has in memory is right, whatever the disk has.)
     forget(&path);
     let found = fs::read(&path).expect("the file is there");
@@ -454,10 +458,7 @@ fn what_the_kernel_could_not_write_is_written_by_the_next_daemon() {
     world.daemon().kill();
     world.disk.tell("clear");
     world.daemon().start_again();
-    while client.flush(file).is_err() {
-        assert!(Instant::now() < end, "the disk works again");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    flush_by(&client, file, end);
     forget(&path);
     let mut expected = pattern::bytes(1, start, 8192);
     for (seed, offset, length) in parts {
@@ -506,10 +507,7 @@ fn falls_back(backing: Backing) {
     let read = client.read(file, MIB, BLOCK).expect("read");
     assert!(read == bytes, "what was acknowledged is read");
     world.disk.tell("clear");
-    while client.flush(file).is_err() {
-        assert!(Instant::now() < end, "the disk works again");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    flush_by(&client, file, end);
     forget(&path);
     let found = fs::read(&path).expect("the file is there");
     let place = MIB as usize..MIB as usize + BLOCK;
@@ -657,7 +655,7 @@ fn a_full_runtime_folder_costs_no_byte_and_nobody_his_life() {
     let filler = world.scratch.folder("run").join("filler");
     let first = client(&world);
     let (file, _) = first.open("a.mov", Disposition::OpenIf).expect("made");
-    let write = |client: &rushes_tests::smb2::Connection, file, from: usize, to: usize| {
+    let write = |client: &Connection, file, from: usize, to: usize| {
         for at in (from..to).step_by(BLOCK) {
             let bytes = pattern::bytes(1, at as u64, BLOCK);
             let written = client.write(file, at as u64, &bytes);

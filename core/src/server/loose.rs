@@ -4,8 +4,9 @@
 //! A kernel that cannot write a page of its cache says so once, to each descriptor, and takes the page for written from then on: who syncs a
 //! second time hears that all is well. So a piece's pages are *loose* when they have gone into that cache: on their device as far as anybody
 //! has heard, in nobody's table any more, and yet kept, until a sync without an error covers them. After one with an error all that is
-//! loose is dirty again, has a record again ([`Action::Publish`] without a request), is written again, and the next sync tells. The driver syncs and writes on one and the same descriptor as long as
-//! anything is loose (its file is not forgotten), so no error is heard by another in its place.
+//! loose is dirty again, has a record again ([`Action::Publish`] without a request), is written again, and the next sync tells. The driver
+//! syncs and writes on one and the same descriptor as long as anything is loose (its file is not forgotten), so no error is heard by another
+//! in its place.
 //!
 //! When nobody syncs we look ourselves, after the kernel has written by itself: that costs the device nothing. Bytes of direct I/O
 //! are loose only where the kernel took them into its cache all the same ([`Event::FellBack`]): else their errors are those of their own requests.
@@ -36,16 +37,15 @@ impl Server {
         else {
             unreachable!("a span of a write that has just ended has its piece and its file");
         };
-        let runs = old.pages_of(&span);
         self.loose_count += 1;
         let piece = Piece {
             loose: span.range.length.0,
             loosened: self.loose_count,
-            ..old.part(span.range, runs)
+            ..old.part(&span)
         };
         let lane = self.lanes.get_mut(&piece.lane);
         let lane = lane.expect("a lane with a piece is not done");
-        lane.pages.hold(&runs);
+        lane.pages.hold(&piece.runs);
         let is_left = lane.session.is_none();
         let key = PieceKey(self.pieces.insert(piece));
         let mut released = Vec::new();
@@ -182,22 +182,21 @@ impl Server {
             let old = old.expect("loose bytes have their piece");
             let lane = self.lanes.get_mut(&old.lane);
             let lane = lane.expect("a lane with a piece is not done");
-            let runs = old.pages_of(&span);
-            lane.pages.hold(&runs);
             // From now on it is no matter whether they could be anywhere else: whoever comes after us has to write them. (Without a free record
             // they are ours alone.)
             let piece = Piece {
                 record: lane.records.pop().unwrap_or(NO_RECORD),
                 live: span.range.length.0,
-                ..old.part(span.range, runs)
+                ..old.part(&span)
             };
+            lane.pages.hold(&piece.runs);
             if piece.record != NO_RECORD {
                 actions.list.push(Action::Publish {
                     lane: piece.lane,
                     record: piece.record,
                     file: id,
                     range: piece.range,
-                    runs,
+                    runs: piece.runs,
                     request: None,
                 });
             }

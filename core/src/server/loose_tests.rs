@@ -121,12 +121,8 @@ impl World {
 
     /// Nothing is lost.
     pub(super) fn keep_what_is_lost(&mut self) {
-        self.device.clone_from(&self.native);
         self.told.clear();
-        self.untold.clear();
-        self.has_lost = false;
-        self.has_lost_past = false;
-        self.falls_back = false;
+        self.keep_what_is_untold();
     }
 
     /// Linux takes a write past its cache into it when it is told of a failure at the first look, whoever's that was.

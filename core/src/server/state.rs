@@ -386,21 +386,16 @@ impl Piece {
         (self.live > 0 || self.flights > 0).then_some(self.since)
     }
 
-    /// The pages that these bytes of it lie in.
-    pub(super) fn pages_of(&self, span: &Span) -> Runs {
+    /// These bytes of it, as a piece that is a part of this one, in the pages that they lie in: nobody's bytes yet, and nothing in a table.
+    pub(super) fn part(&self, span: &Span) -> Piece {
         let from = self.range.start.0 % PAGE_BYTES + span.at;
         let first = from / PAGE_BYTES;
         let count = (from + span.range.length.0).div_ceil(PAGE_BYTES) - first;
-        self.runs.part(first as u32, count as u32)
-    }
-
-    /// A piece that is a part of this one: nobody's bytes yet, and nothing in a table.
-    pub(super) fn part(&self, range: ByteRange, runs: Runs) -> Piece {
         Piece {
             record: NO_RECORD,
-            runs,
+            runs: self.runs.part(first as u32, count as u32),
             shares_pages: true,
-            range,
+            range: span.range,
             live: 0,
             flights: 0,
             loose: 0,

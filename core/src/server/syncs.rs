@@ -221,11 +221,14 @@ impl Server {
         if is_written_out {
             self.writing_out_count -= 1;
         }
-        let count = core::mem::take(&mut file.writing.syncing).min(file.writing.syncs.len());
-        // What failed may be what others wait for who have asked meanwhile, and nobody hears of it again.
+        let (asked, all) = (
+            core::mem::take(&mut file.writing.syncing),
+            file.writing.syncs.len(),
+        );
         let count = match result {
-            Err(errno) if errno != Errno::AGAIN => file.writing.syncs.len(),
-            _ => count,
+            // What failed may be what others wait for who have asked meanwhile, and nobody hears of it again.
+            Err(errno) if errno != Errno::AGAIN => all,
+            _ => asked.min(all),
         };
         let waiters: VecDeque<SyncWaiter> = file.writing.syncs.drain(..count).collect();
         let outcome = match result {

@@ -669,25 +669,20 @@ impl Server {
     /// A write past the kernel's cache went into it: from now on it is one through that cache. What the kernel could not write is told once,
     /// so all that are under way past it are written again: any may be the one.
     pub(super) fn fell_back(&mut self, io: IoId, lost: Option<Errno>) {
-        let Some(key) = self.write_flight_of(io) else {
+        let key = self.write_flight_of(io);
+        let Some(flight) = key.and_then(|key| self.write_flights.get_mut(key)) else {
             return;
         };
-        let Some(flight) = self.write_flights.get_mut(key) else {
-            return;
-        };
-        let file = flight.file;
-        if lost.is_none()
-            && let Some(file) = self.files.get_mut(&file)
-        {
+        let id = flight.file;
+        if lost.is_some() {
+            let all = self.write_flights.iter_mut().map(|(_, flight)| flight);
+            let past = all.filter(|flight| flight.file == id && !flight.buffered);
+            past.for_each(|flight| flight.lost = lost);
+        } else if let Some(file) = self.files.get_mut(&id) {
             // What made it fall back is forgotten with that; where it does so again this file has no other way.
             let falls_back = core::mem::replace(&mut file.writing.falls_back, true);
             flight.is_again = !falls_back && !flight.buffered;
             flight.buffered |= falls_back;
-        }
-        if lost.is_some() {
-            let all = self.write_flights.iter_mut().map(|(_, flight)| flight);
-            let past = all.filter(|flight| flight.file == file && !flight.buffered);
-            past.for_each(|flight| flight.lost = lost);
         }
     }
 

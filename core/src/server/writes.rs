@@ -791,14 +791,11 @@ impl Server {
                 shares_pages = known && !is_alone && state.pages.claim_beside(&runs);
                 let claimed = is_alone || shares_pages;
                 self.unclaimed_count += u64::from(!claimed);
+                state.records.retain(|&free| free != record);
+                // (What cannot be claimed stays where it is: its record is nobody else's.)
                 if claimed {
                     state.kept.remove(&record);
-                }
-                // (What cannot be claimed stays where it is: its record is nobody else's.)
-                if known {
-                    state.records.retain(|&free| free != record);
-                }
-                if known && !claimed {
+                } else if known {
                     state.kept.insert(record);
                 }
                 claimed

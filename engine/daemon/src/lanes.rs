@@ -58,6 +58,13 @@ impl Lane {
         }
     }
 
+    /// The table has memory for this record, and the name of its file.
+    fn make_ready(&self, record: u32) -> io::Result<()> {
+        // Each grant that is out may bring another file.
+        let files = self.next_file + self.grant_count + 1;
+        self.file.make_ready(files.max(record + 1))
+    }
+
     /// Memory that the folder must have for these pages.
     fn needed(&self, runs: &Runs) -> u64 {
         let end = |run: &PageRun| run.first + run.count;
@@ -294,9 +301,7 @@ impl Lanes {
                 return Err(io::ErrorKind::StorageFull.into());
             }
         }
-        // Each grant that is out may bring another file.
-        let files = lane.next_file + lane.grant_count + 1;
-        lane.file.make_ready(files.max(record + 1))?;
+        lane.make_ready(record)?;
         lane.grant_count += 1;
         lane.is_used = true;
         lane.backed_to += (needed / PAGE_BYTES) as u32;
@@ -342,14 +347,13 @@ impl Lanes {
             return false;
         };
         // (A grant has seen to that, and nobody was granted this.)
-        if request.is_none() {
-            let files = lane.next_file + lane.grant_count + 1;
-            if let Err(error) = lane.file.make_ready(files.max(record + 1)) {
-                tracing::error!(
-                    "the runtime folder has no room to say that bytes are to be written again: {error}; should this daemon die before they are, they are lost"
-                );
-                return true;
-            }
+        if request.is_none()
+            && let Err(error) = lane.make_ready(record)
+        {
+            tracing::error!(
+                "the runtime folder has no room to say that bytes are to be written again: {error}; should this daemon die before they are, they are lost"
+            );
+            return true;
         }
         let name = match lane.files.get_mut(&file) {
             Some((name, count)) => {
@@ -756,19 +760,23 @@ mod tests {
         assert!(lanes_in(&folder.0).unwrap().is_empty());
     }
 
-    #[test]
-    fn what_is_published_again_takes_no_name_of_what_is_kept_and_is_nobodys_request() {
-        let folder = Folder::new("again");
-        let range = ByteRange::new(0, 4096);
+    /// A lane that a daemon left with a piece of each of two files, 10 and 20.
+    fn two_left(folder: &Folder) -> LaneId {
         let mut first = Lanes::new(&folder.0, 1 << 20).unwrap();
         let id = first.create().unwrap();
         for (record, file) in [(0, 10), (1, 20)] {
             first.granted(id, record, &Runs::default()).unwrap();
-            let (written, piece) = (written(file), (range, runs(record, 1)));
+            let (written, piece) = (written(file), (ByteRange::new(0, 4096), runs(record, 1)));
             let file = (FileId(file as u32), &written);
             first.publish(id, record, file, piece, Some(RequestId(9)));
         }
-        drop(first);
+        id
+    }
+
+    #[test]
+    fn what_is_published_again_takes_no_name_of_what_is_kept_and_is_nobodys_request() {
+        let folder = Folder::new("again");
+        let id = two_left(&folder);
         let mut next = Lanes::new(&folder.0, 1 << 20).unwrap();
         let left = next.take_over().unwrap().remove(0);
         assert!(next.tell(id).is_some());
@@ -776,7 +784,7 @@ mod tests {
         assert_eq!(next.kept_records(id), [1]);
         // Written, struck, lost after all: a record far behind those that ever had memory.
         next.strike(id, 0);
-        let piece = (range, runs(0, 1));
+        let piece = (ByteRange::new(0, 4096), runs(0, 1));
         assert!(next.publish(id, 900, (FileId(1), &written(10)), piece, None));
         let file = next.file(id).unwrap();
         let pieces = file.pieces().unwrap();
@@ -793,22 +801,7 @@ mod tests {
     #[test]
     fn a_lane_with_something_that_is_kept_outlives_the_rest_of_it() {
         let folder = Folder::new("kept");
-        let range = ByteRange::new(0, 4096);
-        let mut first = Lanes::new(&folder.0, 1 << 20).unwrap();
-        let id = first.create().unwrap();
-        for (record, file) in [(0, 10), (1, 20)] {
-            first.granted(id, record, &Runs::default()).unwrap();
-            let written = written(file);
-            let piece = (range, runs(record, 1));
-            first.publish(
-                id,
-                record,
-                (FileId(file as u32), &written),
-                piece,
-                Some(RequestId(9)),
-            );
-        }
-        drop(first);
+        let id = two_left(&folder);
         let mut next = Lanes::new(&folder.0, 1 << 20).unwrap();
         let left = next.take_over().unwrap().remove(0);
         assert_eq!((left.lane, left.pieces.len()), (id, 2));

@@ -9,8 +9,8 @@
 //!
 //! Files are written past that cache, too. But Linux writes through it nevertheless when it cannot make room there (a page of the range is in use, or
 //! anything of the file could not be written since somebody last looked: iomap's ENOTBLK), or always, where a file system has no direct I/O for this file
-//! and does not say so (ext4 with data=journal). Such a request ends well. What became of it is found out behind each: pages that are not
-//! written yet are kept as all that goes through the cache; and an error that the kernel has not told this descriptor may be this request's.
+//! and does not say so (ext4 with data=journal). Such a request ends well. What became of it is found out behind each: one with pages that are not
+//! written yet is tried once more, then its bytes are kept as all that goes through the cache; and an error that the kernel has not told this descriptor may be this request's.
 
 use crate::event_loop::{Daemon, InFlight};
 use crate::files::File;
@@ -18,7 +18,7 @@ use rushes_core::server::{Event, IoRead};
 use rushes_core::units::{FileId, IoId};
 use rushes_sys::cached::cached_pages;
 use rushes_sys::file::through_the_cache;
-use rushes_sys::{clock, errno_of, space};
+use rushes_sys::{errno_of, space};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl Daemon {
     }
 
     fn is_in_the_cache(&self, file: &File, read: &IoRead) -> bool {
-        let has_failed = self.failed_disks.contains(&file.key.device);
+        let has_failed = self.has_failed(file);
         let Ok(found) = cached_pages(&*file.fd, read.range) else {
             // Linux before 6.5 does not say.
             return has_failed;
@@ -69,16 +69,16 @@ impl Daemon {
             // Linux before 6.5 does not say. Where nothing has failed it makes room.
             Err(_) => {
                 let file = self.files.get(about.file);
-                file.is_some_and(|file| self.failed_disks.contains(&file.key.device))
+                file.is_some_and(|file| self.has_failed(file))
             }
         };
         if is_cached {
             return self.feed(Event::FellBack { io, lost: None });
         }
         if let Err(error) = space::untold_error(&**fd) {
-            let lost = Some(errno_of(&error));
-            self.failed_at = clock::now();
-            self.write_failed(about.file, about.range, errno_of(&error));
+            let errno = errno_of(&error);
+            self.write_failed(about.file, about.range, errno);
+            let lost = Some(errno);
             self.feed(Event::FellBack { io, lost });
         }
     }
@@ -97,6 +97,11 @@ impl Daemon {
             let lost = Some(errno_of(&error));
             self.feed(Event::FellBack { io, lost });
         }
+    }
+
+    /// A request to its disk has failed since we began.
+    fn has_failed(&self, file: &File) -> bool {
+        self.failed_disks.contains(&file.key.device)
     }
 
     /// A request to a file's disk failed.

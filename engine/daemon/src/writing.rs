@@ -586,9 +586,6 @@ impl Daemon {
     }
 
     pub(super) fn write_done(&mut self, io: IoId, result: Result<ByteCount, Errno>) {
-        if result.is_err() {
-            self.failed_at = clock::now();
-        }
         match (result, self.in_flight.remove(&io)) {
             (Ok(_), Some(about)) => self.look_for_fallback(io, &about),
             (Err(errno), Some(about)) => self.write_failed(about.file, about.range, errno),
@@ -599,6 +596,7 @@ impl Daemon {
 
     /// The disk has refused it, and was asked by us.
     pub(super) fn write_failed(&mut self, file: FileId, range: ByteRange, errno: Errno) {
+        self.failed_at = clock::now();
         self.disk_failed(file);
         let error = std::io::Error::from_raw_os_error(errno.0 as i32);
         let why = match remedy(errno) {

@@ -30,13 +30,18 @@ fn mend(pool: &Pool) -> Fsck {
 
 /// A file of a MiB on one member and a MiB on the other.
 fn on_two(pool: &Pool, name: &str) -> Written {
+    spilled_at(pool, name, MIB)
+}
+
+/// A file with so many bytes on one member, and a MiB behind them on the other.
+fn spilled_at(pool: &Pool, name: &str, length: usize) -> Written {
     let mut file = Written::new(pool, name);
-    file.write(pool, 0, &pattern(0, MIB)).unwrap();
-    let wanted = ByteRange::new(MIB as u64, MIB as u64);
+    file.write(pool, 0, &pattern(0, length)).unwrap();
+    let wanted = ByteRange::new(length as u64, MIB as u64);
     let stub = file.stub.as_fd();
     pool.spill(stub, &mut file.layout, wanted, SpillReason::Full)
         .unwrap();
-    file.write(pool, MIB as u64, &pattern(MIB as u64, MIB))
+    file.write(pool, length as u64, &pattern(length as u64, MIB))
         .unwrap();
     assert_eq!(file.layout.objects().len(), 2);
     file
@@ -62,18 +67,7 @@ fn a_spill_that_fails_behind_its_copy_leaves_nothing_in_an_object_that_was_there
         return;
     };
     let pool = place.pool(&[40, 40]);
-    let mut file = Written::new(&pool, "f");
-    file.write(&pool, 0, &pattern(0, 8 * MIB)).unwrap();
-    let wanted = ByteRange::new(8 * MIB as u64, MIB as u64);
-    pool.spill(
-        file.stub.as_fd(),
-        &mut file.layout,
-        wanted,
-        SpillReason::Full,
-    )
-    .unwrap();
-    file.write(&pool, 8 * MIB as u64, &pattern(8 * MIB as u64, MIB))
-        .unwrap();
+    let mut file = spilled_at(&pool, "f", 8 * MIB);
     // By turns here and there, until its record takes no more.
     let objects = file.layout.objects();
     for turn in 0_usize.. {

@@ -517,11 +517,13 @@ pub fn untold_error(file: impl AsFd) -> io::Result<()> {
     let how = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
     // SAFETY: a call on a descriptor that is open, without memory.
     let result = unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), place, length, how) };
+    if result == 0 {
+        return Ok(());
+    }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
         // Where a sandbox or a file system does not know the call, nothing is known.
         Some(libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::ESPIPE) => Ok(()),
-        _ if result == 0 => Ok(()),
         _ => Err(error),
     }
 }

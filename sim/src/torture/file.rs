@@ -258,12 +258,16 @@ impl OneFile {
             self.dirty.insert(page);
             self.loose.insert(page);
             // (The whole page is written then.)
-            self.lost.remove(&page);
-            self.told.remove(&page);
-            self.telling.remove(&page);
-            self.lost_before.remove(&page);
+            self.no_more_lost(page);
         }
         self.touched(now);
+    }
+
+    fn no_more_lost(&mut self, page: u64) {
+        self.lost.remove(&page);
+        self.told.remove(&page);
+        self.telling.remove(&page);
+        self.lost_before.remove(&page);
     }
 
     /// Bytes past it, or a stranger's who sees to it himself that his are written.
@@ -278,11 +282,7 @@ impl OneFile {
             self.volatile.insert(page);
             if page * PAGE_BYTES >= start && (page + 1) * PAGE_BYTES <= end {
                 self.dirty.remove(&page);
-                self.lost.remove(&page);
-                self.told.remove(&page);
-                self.telling.remove(&page);
-                self.lost_before.remove(&page);
-                self.lost_before.remove(&page);
+                self.no_more_lost(page);
             }
         }
         self.touched(now);
@@ -302,6 +302,7 @@ impl OneFile {
             self.lost.retain(beyond);
             self.told.retain(beyond);
             self.telling.retain(beyond);
+            self.lost_before.retain(beyond);
             self.volatile.retain(beyond);
         }
         self.touched(now);
