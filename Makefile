@@ -120,6 +120,7 @@ test-mount: ## The mount of a pool: pjdfstest and fsx, beside the same on a bare
 
 .PHONY: test-trixie
 test-trixie: build ## The module for Debian 13's Samba, built and tested in a Debian 13 in build/trixie (a gigabyte of packages, once)
+	@packaging/install-packages.sh debootstrap
 	@tests/trixie/smb.sh
 
 .PHONY: mixed-kills

@@ -3,6 +3,9 @@
 #
 # Install the Debian packages of packaging/packages.txt that are missing.
 #
+#   install-packages.sh [PACKAGE...]   and these, for what is not done every day
+#   install-packages.sh --list         print them
+#
 # Quick and silent when nothing is missing: no network, no root. The package lists are refreshed
 # only when there are none or a package is not found in them. Services of newly installed packages are not
 # started: installing a build tool must not open port 445 of this machine to its network.
@@ -11,7 +14,11 @@ export LC_ALL=C DEBIAN_FRONTEND=noninteractive
 
 list="$(cd "$(dirname "$0")" && pwd)/packages.txt"
 
-wanted() { sed -e 's/#.*//' -e '/^[[:space:]]*$/d' "$list"; }
+more=("$@")
+wanted() {
+	sed -e 's/#.*//' -e '/^[[:space:]]*$/d' "$list"
+	[ ${#more[@]} -eq 0 ] || printf '%s\n' "${more[@]}"
+}
 
 missing() {
 	comm -23 <(wanted | sort -u) \
@@ -20,6 +27,7 @@ missing() {
 }
 
 if [ "${1:-}" = --list ]; then
+	more=()
 	wanted
 	exit
 fi

@@ -52,8 +52,17 @@ fn text(admission: &Admission) -> String {
         out += &match (verdict.admitted, verdict.more_count) {
             // (What is left cannot be told in bytes a second: it depends on how they are read.)
             (false, 0) => format!(
-                "    room for none of {} now; of a lower rate there may be some\n",
+                "    room for none of {} now; {}\n",
                 show::bitrate(admission.bitrate),
+                match verdict.lower {
+                    Some(lower) => format!(
+                        "for {} of {} each: {} in such streams",
+                        lower.count,
+                        show::bitrate(lower.bitrate),
+                        show::byte_rate(lower.bytes_per_s),
+                    ),
+                    None => String::from("nor of much lower rates"),
+                }
             ),
             (admitted, count) => format!(
                 "    room for {count} {} of {} each{}: {} in such streams; of another rate there may be more room\n",
@@ -74,7 +83,7 @@ fn text(admission: &Admission) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rushes_control::DeviceVerdict;
+    use rushes_control::{DeviceVerdict, LowerRate};
 
     #[test]
     fn a_verdict_reads_as_a_sentence() {
@@ -88,6 +97,7 @@ mod tests {
                 reason: String::from("the device would be busy 104 % of the time"),
                 more_count: 1,
                 left_bytes_per_s: 14_000_000,
+                lower: None,
                 guessed_model: true,
             }],
         };
@@ -104,8 +114,8 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_room_for_none_that_rate_says_nothing_of_others() {
-        let admission = Admission {
+    fn where_there_is_room_for_none_a_lower_rate_that_fits_is_named() {
+        let mut admission = Admission {
             admitted: false,
             bitrate: 4_000_000_000,
             count: 1,
@@ -115,14 +125,22 @@ mod tests {
                 reason: String::from("the device would be busy 190 % of the time"),
                 more_count: 0,
                 left_bytes_per_s: 0,
+                lower: Some(LowerRate {
+                    bitrate: 1_000_000_000,
+                    count: 2,
+                    bytes_per_s: 250_000_000,
+                }),
                 guessed_model: false,
             }],
         };
-        let text = text(&admission);
+        let told = text(&admission);
         assert!(
-            text.contains("; of a lower rate there may be some"),
-            "{text}"
+            told.contains("; for 2 of 1 Gb/s each: 250.0 MB/s in such streams"),
+            "{told}"
         );
-        assert!(!text.contains("0 B/s"), "{text}");
+        admission.devices[0].lower = None;
+        let told = text(&admission);
+        assert!(told.contains("; nor of much lower rates"), "{told}");
+        assert!(!told.contains(" 0 B/s"), "{told}");
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::args::DaemonArg;
 use rushes_control::{Answer, Ask, Client};
-use rushes_daemon::config::{Config, DEFAULT_RUNTIME_DIR};
+use rushes_daemon::config::{Config, DEFAULT_CONFIG, DEFAULT_RUNTIME_DIR};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,32 +12,37 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The folder with the daemon's sockets: as told, else as configured, else the default.
-pub(crate) fn runtime_dir(daemon: &DaemonArg) -> PathBuf {
+///
+/// Errors   the configuration that was asked for is not there
+pub(crate) fn runtime_dir(daemon: &DaemonArg) -> Result<PathBuf, String> {
     if let Some(dir) = &daemon.runtime_dir {
-        return dir.clone();
+        return Ok(dir.clone());
     }
     let file = &daemon.config.config;
     match Config::load(file) {
-        Ok(config) => config.runtime_dir,
-        // No obstacle to asking, but the daemon may be elsewhere. (Without a file it is where it is by default.)
+        Ok(config) => Ok(config.runtime_dir),
+        // Without a configuration it is where it is by default. (Not so if one was named: another daemon would answer.)
+        Err(error) if !file.exists() => match file == Path::new(DEFAULT_CONFIG) {
+            true => Ok(PathBuf::from(DEFAULT_RUNTIME_DIR)),
+            false => Err(error.to_string()),
+        },
+        // No obstacle to asking, but the daemon may be elsewhere.
         Err(error) => {
-            if file.exists() {
-                let text = error.to_string();
-                let first = text.lines().next().unwrap_or_default();
-                eprintln!(
-                    "rushes: {} is wrong ({first}), so the daemon is looked for in {DEFAULT_RUNTIME_DIR}; \
-                     `rushes check` tells more, --runtime-dir names another folder",
-                    file.display()
-                );
-            }
-            PathBuf::from(DEFAULT_RUNTIME_DIR)
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            eprintln!(
+                "rushes: {} is wrong ({first}), so the daemon is looked for in {DEFAULT_RUNTIME_DIR}; \
+                 `rushes check` tells more, --runtime-dir names another folder",
+                file.display()
+            );
+            Ok(PathBuf::from(DEFAULT_RUNTIME_DIR))
         }
     }
 }
 
 /// Put one question.
 pub(crate) fn ask(daemon: &DaemonArg, question: &Ask) -> Result<Answer, String> {
-    ask_in(&runtime_dir(daemon), question)
+    ask_in(&runtime_dir(daemon)?, question)
 }
 
 /// Put one question to the daemon of a folder.

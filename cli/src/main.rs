@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         Command::Admit(args) => admit::run(args),
         Command::Pool { command } => pool::run(command),
         Command::Lab { args } => lab::run(args),
-        Command::Completions { shell } => Ok(man::completions(*shell)),
+        Command::Completions { shell } => man::completions(*shell),
         Command::Man { out } => man::man(out.as_deref()),
     };
     done.unwrap_or_else(|error| {

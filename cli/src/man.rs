@@ -2,6 +2,7 @@
 //! Man pages and completions, made from the table of arguments.
 
 use crate::args::Cli;
+use crate::ask::say;
 use crate::lab;
 use clap::CommandFactory;
 use std::fs::File;
@@ -75,12 +76,14 @@ pub(crate) fn man(out: Option<&Path>) -> Result<ExitCode, String> {
 }
 
 /// Completions on standard output, those of the lab among them if it is installed.
-pub(crate) fn completions(shell: clap_complete::Shell) -> ExitCode {
+pub(crate) fn completions(shell: clap_complete::Shell) -> Result<ExitCode, String> {
     let mut command = Cli::command();
     match lab::words() {
         Ok(words) => command = command.mut_subcommand("lab", |_| words.command()),
         Err(error) => eprintln!("rushes: behind `rushes lab` nothing is completed: {error}"),
     }
-    clap_complete::generate(shell, &mut command, "rushes", &mut io::stdout());
-    ExitCode::SUCCESS
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut command, "rushes", &mut text);
+    say(&String::from_utf8_lossy(&text))?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -86,7 +86,7 @@ pub(crate) struct RescueReport {
 
 /// What the lost catalogue said of the pool's daemon is lost with it: the one of this machine's configuration is looked at.
 fn members_have_all(args: &PoolRescueArgs) -> Result<(), String> {
-    let runtime_dir = runtime_dir(&args.daemon);
+    let runtime_dir = runtime_dir(&args.daemon)?;
     let waited =
         rushes_fuse::wait_until_members_have_all(&args.members, &runtime_dir, WRITTEN_PATIENCE);
     waited.map_err(|unwritten| {

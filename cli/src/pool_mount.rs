@@ -53,12 +53,12 @@ fn protect(args: &PoolMountArgs) {
     }
 }
 
-fn daemon(args: &PoolMountArgs) -> DaemonPlace {
-    DaemonPlace {
-        runtime_dir: runtime_dir(&args.daemon),
+fn daemon(args: &PoolMountArgs) -> Result<DaemonPlace, String> {
+    Ok(DaemonPlace {
+        runtime_dir: runtime_dir(&args.daemon)?,
         recover: args.recover.clone(),
         recover_after: args.recover_after,
-    }
+    })
 }
 
 /// What is heard, and by whom.
@@ -135,7 +135,7 @@ fn serve_alone(args: &PoolMountArgs) -> Result<ExitCode, String> {
     let pool = crate::pool::serve(&args.catalogue).map_err(told)?;
     protect(args);
     let stop = hear(args, Ear::Server)?;
-    let mounted = rushes_fuse::mount(pool, Some(&daemon(args)), args.tidy_after, &args.folder);
+    let mounted = rushes_fuse::mount(pool, Some(&daemon(args)?), args.tidy_after, &args.folder);
     let mounted = mounted.map_err(|error| failed(&args.folder, &error))?;
     stop.serves(&mounted);
     report(args, false)?;
@@ -209,7 +209,7 @@ fn serve_kept(args: &PoolMountArgs) -> Result<ExitCode, String> {
     let goes_on = kept.goes_on();
     let pool = Pool::serve_on(&args.catalogue, lock).map_err(told)?;
     let stop = hear(args, Ear::Server)?;
-    let mounted = kept.mount(pool, Some(&daemon(args)), args.tidy_after, &args.folder);
+    let mounted = kept.mount(pool, Some(&daemon(args)?), args.tidy_after, &args.folder);
     let mounted = mounted.map_err(|error| failed(&error))?;
     stop.serves(&mounted);
     if goes_on {

@@ -2,6 +2,7 @@
 //! `rushes recover`: what a daemon that ended has left in lanes, written, listed or given up.
 
 use crate::args::RecoverArgs;
+use crate::ask::say;
 use crate::serve::log_to_stderr;
 use crate::show;
 use rushes_daemon::ServeError;
@@ -21,11 +22,14 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
         let left = list(&config).map_err(|error| error.to_string())?;
         if args.json {
             let text = serde_json::to_string_pretty(&left).map_err(|error| error.to_string())?;
-            println!("{text}");
+            say(&format!("{text}\n"))?;
         } else {
-            print!("{}", table(&left));
+            say(&table(&left))?;
         }
-        return Ok(ExitCode::SUCCESS);
+        return Ok(match left.is_empty() {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::from(1),
+        });
     }
     log_to_stderr(&args.log)?;
     ended(rushes_daemon::recover(config, args.hung_after))
@@ -48,6 +52,11 @@ fn run_give_up(config: &Config, lane: u32, yes: bool) -> Result<ExitCode, String
         // What it is about, first.
         let mut left = list(config).map_err(|error| error.to_string())?;
         left.retain(|left| left.lane == lane);
+        if left.is_empty() {
+            return Err(format!(
+                "there is nothing in a lane {lane}; `rushes recover --list` shows those that have something"
+            ));
+        }
         print!("{}", table(&left));
         return Err(format!(
             "nothing is thrown away: what lane {lane} has, clients were told is safe; to lose it all the same: rushes recover --give-up {lane} --yes"

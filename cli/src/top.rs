@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 const ONCE_ROWS_MAX: u16 = 200;
 
 pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, String> {
-    let dir = runtime_dir(&args.daemon);
+    let dir = runtime_dir(&args.daemon)?;
     if args.json {
         json(args, &dir)
     } else if args.once {

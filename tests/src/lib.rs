@@ -20,6 +20,7 @@ pub mod nfs4;
 pub mod pattern;
 pub mod pool;
 pub mod random;
+mod ring;
 pub mod rust_text;
 pub mod same_file;
 pub mod scratch;

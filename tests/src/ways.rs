@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A program that reads and writes files in each way a program can: through the kernel's cache, past it, by AIO, by mappings, by calls that change bytes
+//! A program that reads and writes files in each way a program can: through the kernel's cache, past it, by AIO, by io_uring, by mappings, by calls that change bytes
 //! without bringing any.
 
 use crate::needs;
+use crate::ring::RING;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -14,7 +15,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 SETUP, GETEVENTS, SUBMIT = (0, 4, 2) if platform.machine() == "aarch64" else (206, 208, 209)
 PIECE = 65536
 context = ctypes.c_ulong(0)
-files, maps = {}, {}
+files, maps, rings = {}, {}, []
 
 def checked(result, what):
     if result < 0:
@@ -62,6 +63,21 @@ def call(word, name, at, length, what):
         assert os.pwrite(fd, filled(length, int(what)), at) == length
     elif word == "aio":
         aio(fd, at, filled(length, int(what)))
+    elif word == "ring":
+        if not rings:
+            rings.append(Ring())
+        memory = filled(length, int(what))
+        rings[0].write(fd, at, ctypes.addressof(ctypes.c_char.from_buffer(memory)), length)
+    elif word == "splice":
+        pipe = os.pipe()
+        done = 0
+        while done < length:
+            sent = os.write(pipe[1], bytes([int(what)]) * min(PIECE, length - done))
+            while sent > 0:
+                moved = os.splice(pipe[0], fd, sent, offset_dst=at + done)
+                sent, done = sent - moved, done + moved
+        os.close(pipe[0])
+        os.close(pipe[1])
     elif word == "store":
         maps[name][at:at + length] = bytes([int(what)]) * length
     elif word == "punch" or word == "zero":
@@ -114,7 +130,7 @@ impl Hands {
     /// Needs python3.
     pub fn new() -> Hands {
         let mut child = Command::new(needs::path_of("python3"))
-            .args(["-c", HANDS])
+            .args(["-c", &format!("{RING}{HANDS}")])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -106,8 +106,15 @@ fn can_i_add_two_more_is_answered_in_a_tenth_of_a_second() {
     assert_eq!(no.status.code(), Some(1), "no is exit code 1");
     let answer: Value = serde_json::from_slice(&no.stdout).expect("JSON");
     assert_eq!(answer["admitted"], false);
-    assert_ne!(answer["devices"][0]["reason"], "");
+    let verdict = &answer["devices"][0];
+    assert_ne!(verdict["reason"], "");
     assert!(time < Duration::from_millis(100), "{time:?}");
+    // What there is room for instead, which then fits.
+    let lower = &verdict["lower"];
+    assert!(lower["bytes_per_s"].as_u64() > Some(0), "{answer:#}");
+    let (bitrate, count) = (lower["bitrate"].to_string(), lower["count"].to_string());
+    let (yes, _) = ask(&["admit", "--bitrate", &bitrate, "--count", &count, "--json"]);
+    assert_eq!(json(&yes)["admitted"], true, "{answer:#}");
 }
 
 /// Names of metrics between backquotes in the guide.

@@ -96,19 +96,22 @@ fn pages_are_not_older_than_an_asynchronous_write_past_the_cache() {
 fn opened(way: &str) -> OFlags {
     match way {
         "write only" | "aio, write only" => OFlags::WRONLY,
-        "direct" | "aio, direct" => OFlags::RDWR | OFlags::DIRECT,
+        "direct" | "aio, direct" | "ring, direct" => OFlags::RDWR | OFlags::DIRECT,
         _ => OFlags::RDWR,
     }
 }
 
 /// Each way to change the bytes of a range to this one (0 where the way brings none).
-const WRITERS: [&str; 11] = [
+const WRITERS: [&str; 14] = [
     "cached",
     "write only",
     "direct",
     "aio",
     "aio, write only",
     "aio, direct",
+    "ring",
+    "ring, direct",
+    "spliced",
     "mapping",
     "copied from a file",
     "punched",
@@ -122,6 +125,8 @@ fn change(hands: &mut Hands, way: &str, (at, length): Range, byte: u8) -> u8 {
     let word = match way {
         "cached" | "write only" | "direct" => "write",
         "aio" | "aio, write only" | "aio, direct" => "aio",
+        "ring" | "ring, direct" => "ring",
+        "spliced" => "splice",
         "mapping" => "store",
         "copied from a file" => {
             hands.does("write", "source", (0, length), &what);

@@ -162,6 +162,48 @@ fn few_descriptors_cost_no_byte() {
 }
 
 #[test]
+fn few_descriptors_cost_no_byte_of_what_the_next_daemon_finds() {
+    let Some((mut world, _client)) = left(FILES) else {
+        return;
+    };
+    let daemon = world.daemon();
+    daemon.descriptor_limit = Some(96);
+    daemon.start_again();
+    wait_until_written(&mut world);
+    assert_eq!(world.left_count(), 0);
+    all_have_their_bytes(&world, 0..FILES);
+}
+
+#[test]
+fn what_is_left_is_told_alike_by_whoever_is_asked() {
+    let Some((world, _client)) = left(4) else {
+        return;
+    };
+    let count = world.left_count();
+    let list = world.rushes(&["recover", "--list"]).output();
+    let list = list.expect("rushes was built");
+    assert_eq!(list.status.code(), Some(1), "{}", said(&list));
+    let check = world.rushes(&["check"]).output().expect("rushes was built");
+    assert_eq!(check.status.code(), Some(1), "{}", said(&check));
+    let told = format!("{count} acknowledged writes (");
+    assert!(said(&check).contains(&told), "{}", said(&check));
+    let absent = world.rushes(&["recover", "--give-up", "99"]).output();
+    let absent = said(&absent.expect("rushes was built"));
+    assert!(absent.contains("there is nothing in a lane 99"), "{absent}");
+
+    let recover = world.rushes(&["recover"]).output();
+    let recover = recover.expect("rushes was built");
+    let told = format!("left {count} writes of 4 files");
+    assert!(said(&recover).contains(&told), "{}", said(&recover));
+    assert!(recover.status.success(), "{}", said(&recover));
+    let list = world.rushes(&["recover", "--list"]).output();
+    assert!(list.expect("rushes was built").status.success());
+    let check = world.rushes(&["check"]).output().expect("rushes was built");
+    assert!(!said(&check).contains("acknowledged writes"));
+    all_have_their_bytes(&world, 0..4);
+}
+
+#[test]
 fn a_file_system_that_is_not_mounted_costs_no_byte() {
     let Some((mut world, client)) = left(4) else {
         return;
@@ -289,6 +331,19 @@ fn a_time_that_was_set_survives_the_daemon_whoever_writes_what_it_left() {
 
 #[test]
 fn a_journal_that_fails_costs_no_byte_once_the_file_system_was_checked() {
+    a_journal_fails(|world| world.recover_works());
+}
+
+#[test]
+fn a_journal_that_fails_costs_no_byte_of_what_the_next_daemon_finds() {
+    a_journal_fails(|world| {
+        world.daemon().start_again();
+        wait_until_written(world);
+        assert_eq!(world.left_count(), 0);
+    });
+}
+
+fn a_journal_fails(end: impl FnOnce(&mut World)) {
     let mut setup = fsx::setup("64MiB");
     setup.backing = Backing::Slow;
     setup.share.push(String::from("rushes:recover after = 600"));
@@ -337,7 +392,7 @@ fn a_journal_that_fails_costs_no_byte_once_the_file_system_was_checked() {
         said(&checked)
     );
     run(Command::new("mount").arg(&source).arg(&path));
-    world.recover_works();
+    end(&mut world);
     all_have_their_bytes(&world, 0..6);
 }
 

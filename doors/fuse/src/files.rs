@@ -503,7 +503,11 @@ impl Door {
                     slot.handles.insert(open.handle, known);
                 }
                 Err(error) => {
-                    tracing::warn!("file {} is open and not known: {error}", open.number);
+                    tracing::warn!(
+                        "a file that a program opened before this mount is not found again, nor its name (its number is {}): {error}; \
+                         that program has to open it anew",
+                        open.number
+                    );
                 }
             }
         }

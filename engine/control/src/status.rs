@@ -57,6 +57,9 @@ pub struct DaemonStatus {
     pub policy: PolicyStatus,
     /// Things an operator should know: a guessed device model, a share without direct I/O, no fanotify.
     pub notes: Vec<String>,
+    /// Of those, what clients were told is safe and cannot be written now.
+    #[serde(default)]
+    pub unwritten: Vec<String>,
     /// Sessions refused since the start.
     pub refused_session_count: u64,
     /// Sessions put out for breaking the protocol.

@@ -81,8 +81,22 @@ pub struct DeviceVerdict {
     pub more_count: u32,
     /// What is left for contracts of that bitrate.
     pub left_bytes_per_s: u64,
+    /// Where there is room for none of that bitrate: what there is room for at a lower one.
+    #[serde(default)]
+    pub lower: Option<LowerRate>,
     /// True when the device was never calibrated: the answer rests on a cautious guess.
     pub guessed_model: bool,
+}
+
+/// What there is room for on a device at a bitrate below the one that was asked about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LowerRate {
+    /// The first that fits, of a half, a quarter, and so on. Units: bits a second.
+    pub bitrate: u64,
+    /// How many streams of it.
+    pub count: u32,
+    /// What those are together.
+    pub bytes_per_s: u64,
 }
 
 /// Read one question.

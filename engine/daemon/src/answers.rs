@@ -15,6 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
+/// Where a bitrate does not fit at all, so many halves of it are tried.
+const LOWER_HALVES: u32 = 12;
+
 impl Daemon {
     /// An answer, or None when it comes later through `asker`.
     pub(super) fn answer(&mut self, ask: Ask, asker: &SyncSender<Answer>) -> Option<Answer> {
@@ -73,6 +76,10 @@ impl Daemon {
                     reason: verdict.reason,
                     more_count: verdict.more_count,
                     left_bytes_per_s: verdict.left.0,
+                    lower: match (verdict.admitted, verdict.more_count) {
+                        (false, 0) => self.lower_rate(now, device, bitrate),
+                        _ => None,
+                    },
                     guessed_model: known.is_some_and(|known| known.source.is_guess()),
                 }
             })
@@ -82,6 +89,24 @@ impl Daemon {
             bitrate,
             count,
             devices: verdicts,
+        })
+    }
+
+    /// What there is room for where nothing of that bitrate fits.
+    fn lower_rate(&self, now: Instant, device: DeviceId, bitrate: u64) -> Option<LowerRate> {
+        let halves = (1..=LOWER_HALVES).map(|halves| bitrate >> halves);
+        halves.filter(|&bitrate| bitrate > 0).find_map(|bitrate| {
+            let rate = BytesPerSecond::from_bits(bitrate);
+            let verdict = self.server.could_admit(now, device, rate, 1);
+            let count = match verdict.admitted {
+                true => verdict.more_count.saturating_add(1),
+                false => return None,
+            };
+            Some(LowerRate {
+                bitrate,
+                count,
+                bytes_per_s: rate.0.saturating_mul(u64::from(count)),
+            })
         })
     }
 
@@ -140,7 +165,8 @@ impl Daemon {
     fn daemon_status(&self, now: Instant) -> DaemonStatus {
         let policy = &self.config.policy;
         let mut notes = self.notes.clone();
-        notes.extend(self.kept_sentences());
+        let unwritten = self.kept_sentences();
+        notes.extend(unwritten.iter().cloned());
         if self.server.writes().unclaimed_count > 0 {
             notes.push(self.unclaimed_sentence());
         }
@@ -178,6 +204,7 @@ impl Daemon {
                 rule_count: self.config.rules.len() as u32,
             },
             notes,
+            unwritten,
             refused_session_count: self.counts.refused,
             expelled_session_count: self.counts.expelled,
             plain_open_count: self.counts.plain,
@@ -215,7 +242,7 @@ impl Daemon {
             dirty_file_count: writes.dirty_file_count,
             waiting_count: writes.waiting_count,
             write_count: writes.write_count,
-            plain_count: writes.plain_count,
+            plain_count: writes.plain_count + self.counts.ungranted,
         }
     }
 

@@ -34,6 +34,20 @@ pub enum ServeError {
         /// What its lock file says.
         holder: String,
     },
+    /// What a daemon left is being written, by somebody who does nothing else.
+    Recovering {
+        /// In which folder.
+        dir: PathBuf,
+        /// His process.
+        pid: i32,
+    },
+    /// There is no such lane.
+    NoLane {
+        /// In this folder.
+        folder: PathBuf,
+        /// Its number.
+        lane: u32,
+    },
     /// A share's folder cannot be opened.
     Share {
         /// The share.
@@ -90,6 +104,11 @@ impl fmt::Display for ServeError {
                  give this one another server.runtime_dir",
                 dir.display()
             ),
+            ServeError::Recovering { dir, pid } => write!(
+                f,
+                "what a daemon left in {} is being written by `rushes recover` (pid {pid}): wait for that to end",
+                dir.display()
+            ),
             ServeError::Share { name, path, source } => write!(
                 f,
                 "the folder {} of share {name:?} cannot be opened: {source}; mount it first, or \
@@ -105,6 +124,11 @@ impl fmt::Display for ServeError {
                 f,
                 "lane {lane} in {} cannot be read: {what}. It may hold what clients wrote and disks do not have; \
                  look at it with `rushes recover --list`; if you can do without it, throw it away with `rushes recover --give-up {lane}`",
+                folder.display()
+            ),
+            ServeError::NoLane { folder, lane } => write!(
+                f,
+                "there is no lane {lane} in {}; `rushes recover --list` shows those that have something",
                 folder.display()
             ),
             ServeError::Left { sentences } => write!(
@@ -125,6 +149,8 @@ impl std::error::Error for ServeError {
             | ServeError::Share { source, .. }
             | ServeError::Listen { source, .. } => Some(source),
             ServeError::Running { .. }
+            | ServeError::Recovering { .. }
+            | ServeError::NoLane { .. }
             | ServeError::Memory { .. }
             | ServeError::Lane { .. }
             | ServeError::Left { .. } => None,

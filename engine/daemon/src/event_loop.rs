@@ -182,6 +182,8 @@ pub(crate) struct Counts {
     pub(crate) refused: u64,
     pub(crate) expelled: u64,
     pub(crate) plain: u64,
+    /// Writes that were to be gathered, and for which there was no memory in the end.
+    pub(crate) ungranted: u64,
 }
 
 /// What [`Daemon::new`] is made of.

@@ -87,6 +87,12 @@ pub(crate) struct Terms {
 }
 
 impl KeptFile {
+    /// What is still to be written of it. (What was written has a record until its time is set, too.)
+    fn unwritten(&self) -> impl Iterator<Item = &LeftPiece> {
+        let pieces = self.pieces.iter().map(|(_, left)| left);
+        pieces.filter(|left| left.state != State::Spent)
+    }
+
     fn handle(&self) -> &[u8] {
         handle_in(&self.record)
     }
@@ -565,9 +571,11 @@ impl Daemon {
 
     /// Writes that a former daemon left and their bytes and files, before any of them is told.
     pub(super) fn kept_sums(&self) -> (u64, u64, usize) {
-        let pieces = || self.kept.values().flat_map(|kept| &kept.pieces);
-        let bytes = pieces().map(|(_, left)| left.piece.range.length.0).sum();
-        (pieces().count() as u64, bytes, self.kept.len())
+        let pieces = || self.kept.values().flat_map(KeptFile::unwritten);
+        let bytes = pieces().map(|left| left.piece.range.length.0).sum();
+        let files = self.kept.values();
+        let file_count = files.filter(|kept| kept.unwritten().next().is_some());
+        (pieces().count() as u64, bytes, file_count.count())
     }
 
     /// What cannot be written yet of what a former daemon left, and why: a sentence a reason.
@@ -579,7 +587,7 @@ impl Daemon {
             names.push(name);
         };
         for kept in self.kept.values() {
-            add(kept.reason(), kept.pieces.len() as u64, kept.name());
+            add(kept.reason(), kept.unwritten().count() as u64, kept.name());
         }
         let unwritten = self.lanes.as_ref().map(|lanes| lanes.unwritten());
         let mut unwritten = unwritten.unwrap_or_default();

@@ -211,8 +211,7 @@ pub fn give_up(config: &Config, lane: u32) -> Result<(), ServeError> {
         .unwrap_or_default()
         .contains(&LaneId(lane));
     if !known {
-        let error = std::io::Error::from(std::io::ErrorKind::NotFound);
-        return Err(SysError::new("give up lane", lane.to_string(), error).into());
+        return Err(ServeError::NoLane { folder, lane });
     }
     remove_lane(&folder, LaneId(lane));
     Ok(())

@@ -47,32 +47,30 @@ impl RuntimeDir {
         let mut is_told = false;
         loop {
             match RuntimeDir::take(path, Purpose::Serve) {
-                Err(ServeError::Running { dir, holder }) => {
-                    let wait = match RuntimeDir::holder(path) {
-                        Some((_, Purpose::Recover)) => true,
-                        Some((_, Purpose::Serve)) => false,
-                        // It has not said yet what it is.
-                        None => begun.elapsed() < NAME_PATIENCE,
-                    };
-                    if !wait {
-                        return Err(ServeError::Running { dir, holder });
-                    }
+                Err(ServeError::Recovering { pid, .. }) => {
                     if !is_told && begun.elapsed() >= NAME_PATIENCE {
                         tracing::info!(
-                            "what a former daemon left is being written ({holder}): waiting for that"
+                            "what a former daemon left is being written (by pid {pid}): waiting for that"
                         );
                         is_told = true;
                     }
-                    std::thread::sleep(LOOK);
+                }
+                Err(running @ ServeError::Running { .. }) => {
+                    // It has not said yet what it is.
+                    let is_unknown = RuntimeDir::holder(path).is_none();
+                    if !is_unknown || begun.elapsed() >= NAME_PATIENCE {
+                        return Err(running);
+                    }
                 }
                 taken => return taken,
             }
+            std::thread::sleep(LOOK);
         }
     }
 
     /// Make the folder if need be, and take it.
     ///
-    /// Errors   Running: another daemon has it; RuntimeDir: it cannot be made, or others could put
+    /// Errors   Running: another daemon has it; Recovering: what a daemon left is being written; RuntimeDir: it cannot be made, or others could put
     ///          things into it.
     pub(crate) fn take(path: &Path, purpose: Purpose) -> Result<RuntimeDir, ServeError> {
         let fail = |source: io::Error| ServeError::RuntimeDir {
@@ -104,7 +102,15 @@ impl RuntimeDir {
             .map_err(fail)?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             let holder = match RuntimeDir::holder(path) {
-                Some((pid, _)) => format!("its lock is held by pid {}", pid.as_raw_nonzero()),
+                Some((pid, Purpose::Serve)) => {
+                    format!("its lock is held by pid {}", pid.as_raw_nonzero())
+                }
+                Some((pid, Purpose::Recover)) => {
+                    return Err(ServeError::Recovering {
+                        dir: path.to_path_buf(),
+                        pid: pid.as_raw_nonzero().get(),
+                    });
+                }
                 None => String::from("its lock is held"),
             };
             return Err(ServeError::Running {

@@ -97,6 +97,7 @@ impl Daemon {
                 self.say_once(format!(
                     "a write is left to its client, the lanes' folder has no room: {error}"
                 ));
+                self.counts.ungranted += 1;
                 self.pending
                     .push_back(Event::WriteAbort { session, request });
                 ReplyBody::Plain

@@ -92,11 +92,19 @@ impl Daemons {
             match child.try_wait() {
                 Ok(None) => return,
                 Ok(Some(status)) if status.success() => {}
-                ended => tracing::warn!(
-                    "\"{}\" did not write what a daemon has left ({ended:?}); it is started again in {} s",
-                    self.recover,
-                    RECOVER_EVERY.as_secs()
-                ),
+                ended => {
+                    let why = match ended {
+                        Ok(Some(status)) => status.to_string(),
+                        Ok(None) => String::from("it has not ended"),
+                        Err(error) => error.to_string(),
+                    };
+                    tracing::warn!(
+                        "\"{}\" has not written all that a daemon left ({why}; another may be at it: an smbd starts one, too); if something is left in {} s, it \
+                         is started again",
+                        self.recover,
+                        RECOVER_EVERY.as_secs()
+                    );
+                }
             }
             missed.recovering = None;
             missed.next = Some(Instant::now() + RECOVER_EVERY);

@@ -3,6 +3,8 @@
 
 use super::{Finding, Level};
 use crate::config::Config;
+use crate::config::amount::show_size;
+use crate::lanes_left::list;
 use rushes_control::{Answer, Ask, Client, Status};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
@@ -22,13 +24,42 @@ pub(super) fn examine(config: &Config, findings: &mut Vec<Finding>) {
             "the daemon answers, but not what was asked",
             "install program and daemon of one version and restart it",
         )),
-        Err(_) => findings.push(Finding::of(
-            Level::Note,
-            AREA,
-            "the daemon is not running: clients do plain I/O",
-            "systemctl enable --now rushes",
-        )),
+        Err(_) => {
+            findings.push(Finding::of(
+                Level::Note,
+                AREA,
+                "the daemon is not running: clients do plain I/O",
+                "systemctl enable --now rushes",
+            ));
+            left_behind(config, findings);
+        }
     }
+}
+
+/// What a daemon that is gone has left: clients were told that it is safe.
+fn left_behind(config: &Config, findings: &mut Vec<Finding>) {
+    let (finding, remedy) = match list(config) {
+        Ok(lanes) if lanes.is_empty() => return,
+        Ok(lanes) => {
+            let count: u64 = lanes.iter().map(|lane| lane.write_count).sum();
+            let bytes: u64 = lanes.iter().map(|lane| lane.bytes).sum();
+            (
+                format!(
+                    "{count} acknowledged writes ({}) that a daemon left are in memory alone, in {}",
+                    show_size(bytes),
+                    config.runtime_dir.join("lanes").display()
+                ),
+                String::from(
+                    "systemctl start rushes, or rushes recover, which writes them; not before that switch the machine off. rushes recover --list shows of which files they are",
+                ),
+            )
+        }
+        Err(error) => (
+            format!("what a daemon left cannot be looked at: {error}"),
+            String::from("rushes recover --list shows what can be read of it"),
+        ),
+    };
+    findings.push(Finding::of(Level::Error, AREA, finding, remedy));
 }
 
 fn folder(config: &Config, findings: &mut Vec<Finding>) {
@@ -67,6 +98,14 @@ fn running(config: &Config, status: &Status, findings: &mut Vec<Finding>) {
         findings.push(Finding::ok(
             AREA,
             format!("version {} is running (pid {})", daemon.version, daemon.pid),
+        ));
+    }
+    for sentence in &daemon.unwritten {
+        findings.push(Finding::of(
+            Level::Error,
+            AREA,
+            sentence.clone(),
+            "once that is mended the daemon writes them within seconds; until then do not switch the machine off",
         ));
     }
     if let Some(error) = &daemon.reload_error {

@@ -73,8 +73,17 @@ pub(super) fn examine(shown: &Shown<'_>, smb_conf: Option<&Path>, findings: &mut
         findings.push(Finding::of(
             Level::Warning,
             AREA,
-            "smb.conf cannot be read by testparm",
-            "run `testparm -s` and correct what it says",
+            match smb_conf {
+                Some(file) => format!("{} cannot be read by testparm", file.display()),
+                None => String::from("smb.conf cannot be read by testparm"),
+            },
+            match smb_conf {
+                Some(file) => format!(
+                    "run `testparm -s {}` and correct what it says",
+                    file.display()
+                ),
+                None => String::from("run `testparm -s` and correct what it says"),
+            },
         ));
         return;
     };
@@ -323,16 +332,29 @@ fn share_section(
 ) {
     let area = format!("share {}", share.name);
     let Some(section) = named(share, sections) else {
-        findings.push(Finding::of(
-            Level::Warning,
-            &area,
-            "smb.conf has no such share: nobody comes in by SMB",
-            format!(
-                "add to smb.conf: [{}] path = {}, vfs objects = rushes",
-                share.name,
-                share.path.display()
+        let is_called_so = |section: &&Section| section.name.eq_ignore_ascii_case(&share.name);
+        let other = sections.iter().find(is_called_so);
+        let (finding, remedy) = match other.and_then(|section| section.get("rushes:share")) {
+            Some(other) => (
+                format!(
+                    "in smb.conf [{}] says rushes:share = {other}: it is no door of this share, and nobody comes in by SMB",
+                    share.name
+                ),
+                format!(
+                    "there: rushes:share = {}, or leave that line out",
+                    share.name
+                ),
             ),
-        ));
+            None => (
+                String::from("smb.conf has no such share: nobody comes in by SMB"),
+                format!(
+                    "add to smb.conf: [{}] path = {}, vfs objects = rushes",
+                    share.name,
+                    share.path.display()
+                ),
+            ),
+        };
+        findings.push(Finding::of(Level::Warning, &area, finding, remedy));
         return;
     };
     let before = findings.len();
@@ -360,7 +382,12 @@ fn share_section(
                 "rushes is not the last of vfs objects = {}",
                 modules.join(" ")
             ),
-            "put it last: it stands right before the disk",
+            match modules.iter().any(|word| word.starts_with(['#', ';'])) {
+                true => {
+                    "smb.conf has no comments behind a value: put that one in a line of its own"
+                }
+                false => "put it last: it stands right before the disk",
+            },
         ));
     }
     if let Some(path) = section.get("path")
@@ -530,6 +557,13 @@ mod tests {
         check(
             "[media]\npath = /srv/other\nvfs objects = rushes\n",
             &[(Level::Error, "path = /srv/other")],
+        );
+        check(
+            "[media]\npath = /srv/media\nvfs objects = rushes\nrushes:share = mdia\n",
+            &[
+                (Level::Warning, "[media] says rushes:share = mdia"),
+                (Level::Warning, "mdia"),
+            ],
         );
         check(
             "[media]\npath = /srv/media\nvfs objects = rushes\nrushes:socket = /run/x/session.sock\n",

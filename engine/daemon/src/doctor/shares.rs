@@ -104,7 +104,13 @@ fn file_system(area: &str, share: &Share, findings: &mut Vec<Finding>) {
 fn write_way(area: &str, share: &Share, write_buffer_bytes: u64, findings: &mut Vec<Finding>) {
     let (way, reason) = share.way(write_buffer_bytes);
     let name = way.name();
-    let sentence = format!("what clients write goes by way of {name} ({reason})");
+    let sentence = match way {
+        Way::Extents => format!("what clients write goes by way of {name} ({reason})"),
+        Way::Through => format!("what clients write goes straight through ({reason})"),
+        Way::Unknown => {
+            format!("which way what clients write goes is not known yet ({reason})")
+        }
+    };
     findings.push(match way {
         // Nobody has asked for more.
         _ if write_buffer_bytes == 0 => Finding::ok(area, sentence),
@@ -119,9 +125,12 @@ fn write_way(area: &str, share: &Share, write_buffer_bytes: u64, findings: &mut 
             Level::Note,
             area,
             sentence,
-            match share.reserves {
+            match &share.reserves {
                 Reserves::Full(_) => {
                     "make room on the file system; which way its writes go is tried again when the daemon is restarted"
+                }
+                Reserves::Untried(why) if why.contains("Read-only") => {
+                    "mount it for writing (mount -o remount,rw), and look at dmesg if the kernel made it read-only; or leave it, if nobody is to write there"
                 }
                 _ => "let the daemon's user write to the folder; or leave it, if nobody is to write there",
             },
@@ -250,6 +259,9 @@ mod tests {
             remedy.starts_with("let the daemon's user write"),
             "{remedy}"
         );
+        let read_only = String::from("Read-only file system (os error 30)");
+        let (_, _, remedy) = told(Reserves::Untried(read_only), 1);
+        assert!(remedy.starts_with("mount it for writing"), "{remedy}");
         let (level, _, remedy) = told(Reserves::Never("because"), 1);
         assert_eq!(level, Level::Warning);
         assert!(remedy.contains("ext4 or xfs"), "{remedy}");
