@@ -116,11 +116,34 @@ pub fn demo(args: &DemoArgs, base: &Play) -> Result<()> {
     }
     if let Some(fault) = fault_of(&reports[0].1) {
         bail!(
-            "Rushes: {fault}; that should not happen: see {}",
-            out.display()
+            "Rushes: {fault}; that should not happen: see {}{}",
+            out.display(),
+            crowd_of(&reports[0].1, processor_count())
+                .map_or(String::new(), |crowd| format!("\n{crowd}"))
         );
     }
     Ok(())
+}
+
+/// Processors that are busy for more of the time than this are what players wait for. (By itself the demo needs a third of two.)
+const CROWDED: f64 = 0.8;
+
+/// What else the processors had to do, if that was much, in a sentence.
+fn crowd_of(report: &Report, processors: usize) -> Option<String> {
+    let all = report.wall_s * processors as f64;
+    let own = report.server_cpu_s + report.players_cpu_s;
+    let is_crowded = report.machine_cpu_s + report.stolen_cpu_s > all * CROWDED;
+    (is_crowded && all > 0.0).then(|| {
+        format!(
+            "This machine was busy with other things: its {processors} processors worked {:.0} of {all:.0} s, {own:.0} of them for server and players, and its \
+             host took {:.0} s. Players that wait for a processor are late, whatever the server does: end what else is running, and make it again.",
+            report.machine_cpu_s, report.stolen_cpu_s
+        )
+    })
+}
+
+fn processor_count() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// What Rushes must not have done; None when all is well. That nobody admitted was late says nothing unless all were.
@@ -437,5 +460,28 @@ mod tests {
             "failed: reel00: gone",
         );
         check(|r| r.errors.push("no answer".into()), "failed: no answer");
+    }
+
+    #[test]
+    fn a_machine_that_is_busy_with_other_things_is_told_of() {
+        let quiet = Report {
+            wall_s: 63.0,
+            server_cpu_s: 7.0,
+            players_cpu_s: 8.0,
+            machine_cpu_s: 40.0,
+            ..Report::default()
+        };
+        assert_eq!(crowd_of(&quiet, 2), None);
+        let crowded = Report {
+            machine_cpu_s: 125.0,
+            ..quiet.clone()
+        };
+        let said = crowd_of(&crowded, 2).expect("it is busy");
+        assert!(said.contains("worked 125 of 126 s, 15 of them"), "{said}");
+        let robbed = Report {
+            stolen_cpu_s: 80.0,
+            ..quiet
+        };
+        assert!(crowd_of(&robbed, 2).is_some());
     }
 }
