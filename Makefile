@@ -23,7 +23,7 @@ help: ## List these commands
 
 ## The everyday ones
 
-.PHONY: setup build install demo clean
+.PHONY: setup build install uninstall demo clean
 setup: ## Install the Debian packages that are missing (asks the network only then)
 	@packaging/install-packages.sh
 	@packaging/check-rust.sh
@@ -36,6 +36,9 @@ build: ## Compile the programs and the Samba module
 
 install: ## Install programs, module, service and sample configuration (after make build, as root)
 	packaging/install.sh "$(BIN)"
+
+uninstall: ## Take away what make install has put in place; configuration stays (as root)
+	packaging/uninstall.sh
 
 demo: setup build ## Real footage from a slow disk to many SMB clients: who drops frames?
 	"$(BIN)/rushes" lab demo

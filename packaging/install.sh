@@ -26,6 +26,13 @@ for unit in "rushes-pool@" "rushes-pool-nfs@" "rushes-pool-iscsi@"; do
 done
 install -D -m 644 "$here/rushes.toml" "$dest/usr/share/doc/rushes/examples/rushes.toml"
 install -D -m 644 "$here/smb.conf.sample" "$dest/usr/share/doc/rushes/examples/smb.conf.sample"
+# The guide and what it leads to, with their links. (Messages name these pages.)
+for folder in guide reference decisions images; do
+	for page in "$root/docs/$folder"/*; do
+		install -D -m 644 "$page" "$dest/usr/share/doc/rushes/docs/$folder/${page##*/}"
+	done
+done
+install -D -m 644 "$root/bench/PROMISES.md" "$dest/usr/share/doc/rushes/bench/PROMISES.md"
 if [ ! -e "$dest/etc/rushes/rushes.toml" ]; then
 	install -D -m 644 "$here/rushes.toml" "$dest/etc/rushes/rushes.toml"
 fi

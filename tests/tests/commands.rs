@@ -2,15 +2,18 @@
 //! The commands that an operator types, against a daemon with a client: what they print is there, parses,
 //! and means what the reference says.
 
+use rushes_tests::disk::said;
 use rushes_tests::hand::Hand;
 use rushes_tests::needs;
 use rushes_tests::pattern;
+use rushes_tests::scratch::Scratch;
 use rushes_tests::tree::root;
 use rushes_tests::world::{Setup, World};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
@@ -115,6 +118,47 @@ fn can_i_add_two_more_is_answered_in_a_tenth_of_a_second() {
     let (bitrate, count) = (lower["bitrate"].to_string(), lower["count"].to_string());
     let (yes, _) = ask(&["admit", "--bitrate", &bitrate, "--count", &count, "--json"]);
     assert_eq!(json(&yes)["admitted"], true, "{answer:#}");
+}
+
+#[test]
+fn what_is_installed_can_be_taken_away_again() {
+    let scratch = Scratch::new();
+    let place = scratch.path().join("machine");
+    let run = |script: &str, args: &[&Path]| {
+        let output = Command::new(root().join("packaging").join(script))
+            .args(args)
+            .env("DESTDIR", &place)
+            .output()
+            .expect("it starts");
+        assert!(output.status.success(), "{}", said(&output));
+    };
+    let programs = needs::path_of("rushes");
+    let folder = programs.parent().expect("it is in one");
+    run("install.sh", &[folder]);
+    let files = || {
+        let found = Command::new("find")
+            .arg(&place)
+            .args(["-type", "f"])
+            .output();
+        let found = found.expect("find starts").stdout;
+        String::from_utf8_lossy(&found).into_owned()
+    };
+    // What messages name is there, and what that leads to.
+    let guide = place.join("usr/share/doc/rushes/docs/guide/recording.md");
+    let text = std::fs::read_to_string(&guide).expect("the guide is installed");
+    for link in text
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next())
+    {
+        let page = link.split('#').next().unwrap_or_default();
+        let is_there = page.contains("://") || guide.with_file_name(page).exists();
+        assert!(page.is_empty() || is_there, "{link} leads nowhere");
+    }
+    assert!(files().contains("/usr/bin/rushes\n"), "{}", files());
+    run("uninstall.sh", &[]);
+    let left = place.join("etc/rushes/rushes.toml").display().to_string();
+    assert_eq!(files().trim_end(), left);
 }
 
 /// Names of metrics between backquotes in the guide.

@@ -168,7 +168,7 @@ fn read_config(file: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
                     Level::Error,
                     AREA,
                     format!("{}: {problem}", file.display()),
-                    "correct that line; docs/reference/config.md has every key",
+                    "correct that line; docs/reference/config.md has every key (/usr/share/doc/rushes, where it is installed)",
                 ));
             }
             None
