@@ -122,6 +122,7 @@ not be taken.")]
     #[command(after_help = "\
 The member takes nothing new from then on, also when this is interrupted; the same command again goes on. --cancel lets it take new bytes again. \
 A mounted pool's files are moved by the mount, behind everybody else's reads and writes, as long as this command runs; the file that was on its way when \
+The last member that takes bytes is refused, and nothing is changed then. Where the others lack room a file may be left in two pieces, with all its bytes. \
 it is interrupted may be in two pieces until it goes on. A member that is missing is refused. Exit code: 0 the member is empty, 1 files are left on it (the first few are named, with the reason), 2 it could not be done.")]
     Drain(PoolDrainArgs),
     /// Move files from full members to emptier ones, after one was added; the pool may be mounted
@@ -142,7 +143,7 @@ code: 0 done, 1 there are such files, 2 it could not be begun or went wrong.")]
     Defrag(PoolDefragArgs),
     /// Let a member go that has no bytes, or whose disk is dead; the pool may be mounted
     #[command(after_help = "\
-Refused while a file has bytes on it. One that is missing may go if nothing was on it, while the pool is not mounted, or with --lost: then files that had bytes on it stay in the tree, \
+Refused while a file has bytes on it, and of the last member that takes bytes. One that is missing may go if nothing was on it, while the pool is not mounted, or with --lost: then files that had bytes on it stay in the tree, \
 what was there gives an input/output error, `rushes pool fsck` names them, and they can be written anew or removed. A remove that was interrupted is finished by repeating \
 it. Exit code: 0 it is gone, 2 it is not.")]
     Remove(PoolRemoveArgs),

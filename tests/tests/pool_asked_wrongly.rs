@@ -185,6 +185,94 @@ fn who_asks_for_a_member_hears_whose_it_is_and_who_may_not_look_is_told_that() {
     refused(&asked(&member), "which is not mounted here");
 }
 
+/// What a command says, wherever.
+fn said(output: &Output) -> String {
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+fn asked(world: &PoolWorld, words: &[&str]) -> Output {
+    world.command(words, &[]).output().expect("it starts")
+}
+
+/// What lets this member take bytes again, as it is to be typed.
+fn cancel(world: &PoolWorld, number: usize) -> String {
+    let catalogue = world.catalogue();
+    format!(
+        "`rushes pool drain --cancel {} {number}`",
+        catalogue.display()
+    )
+}
+
+#[test]
+fn the_last_member_that_takes_bytes_is_not_drained_and_who_lacks_room_hears_which_others_have_some()
+{
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60), (EXT4, 30)]) else {
+        return;
+    };
+    for seed in 0..5 {
+        put(&world.path(format!("f{seed}")), seed, 12 * MIB).expect("there is room");
+    }
+    done(&world, &["drain", "0"], &[]);
+    let short = asked(&world, &["drain", "1"]);
+    assert!(matches!(short.status.code(), Some(1 | 2)), "{short:?}");
+    let text = said(&short);
+    assert!(text.contains(&cancel(&world, 0)), "{text}");
+    assert!(text.contains("MiB free)"), "{text}");
+    for is_mounted in [true, false] {
+        if !is_mounted {
+            world.end();
+        }
+        let last = asked(&world, &["drain", "2"]);
+        refused(&last, "member 2 is the last one that takes bytes");
+        refused(&last, "member 0 is draining");
+        refused(&last, &cancel(&world, 0));
+        let (report, _) = world.json(&["ls"], &[]);
+        assert_eq!(report[0]["members"][2]["duty"], "full", "{report}");
+    }
+    // As it was said.
+    done(&world, &["drain", "--cancel", "0"], &[]);
+    done(&world, &["drain", "1"], &[]);
+    world.start();
+    for seed in 0..5 {
+        check(&world.path(format!("f{seed}")), seed, 12 * MIB);
+    }
+    world.end();
+}
+
+#[test]
+fn a_member_that_takes_no_bytes_is_given_up_and_of_the_last_that_does_it_is_said_who_could_instead()
+{
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    put(&world.path("f"), 1, MIB).expect("there is room");
+    world.end();
+    // As an older Rushes let it come to.
+    let file = world.catalogue().join("rushes-pool");
+    let text = fs::read_to_string(&file).expect("ours");
+    let mut format: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for member in format["members"].as_array_mut().expect("a list") {
+        member["duty"] = "draining".into();
+    }
+    fs::write(&file, format.to_string()).expect("ours");
+    world.unplug(1);
+    done(&world, &["remove", "--lost", "1"], &[]);
+    done(&world, &["drain", "--cancel", "2"], &[]);
+    world.unplug(2);
+    let last = asked(&world, &["remove", "--lost", "2"]);
+    refused(&last, "member 2 is the last one that takes bytes: member 0");
+    refused(&last, "member 0 is draining (");
+    refused(&last, &cancel(&world, 0));
+    done(&world, &["drain", "--cancel", "0"], &[]);
+    done(&world, &["remove", "--lost", "2"], &[]);
+    world.unplug(0);
+    refused(
+        &asked(&world, &["remove", "--lost", "0"]),
+        "member 0 is the only one of the pool",
+    );
+}
+
 #[test]
 fn no_export_listens_on_port_0() {
     let Some(world) = PoolWorld::build(&[(EXT4, 60)]) else {

@@ -26,6 +26,7 @@ mod kept;
 mod member;
 mod names;
 mod online;
+mod others;
 mod pool;
 mod record_room;
 mod refused;
@@ -58,6 +59,7 @@ pub use gather::{Defragged, Pieces};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
 pub use names::{FoundUnsettled, Inode, NameLog, inode, newest_log};
 pub use online::{Move, Moved, each_file_in};
+pub use others::draining_with_room;
 pub use pool::{Buried, Members, Pool, Readers, SpillReason, Usage};
 pub use record_room::scarce_room;
 pub use request::{
