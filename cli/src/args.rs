@@ -92,7 +92,7 @@ Exit code: 0 all of them are there, 1 some are on a member that is missing, 2 it
     #[command(after_help = "\
 Stays in the foreground and ends with `umount FOLDER`, SIGTERM or SIGINT: who has files open keeps them, and it ends with the last. A second SIGTERM or SIGINT \
 waits for nobody: programs with open files get errors, what they stored through mappings gets three seconds to be written, and it says what it leaves. Nothing that \
-was acknowledged is lost. Exit code: 0 it was unmounted, 1 it was told to end twice, 2 it could not be mounted, or was given up because those who served it died again and again. What a \
+was acknowledged is lost. A folder that is, contains or lies inside the catalogue or a member is refused. Exit code: 0 it was unmounted, 1 it was told to end twice, 2 it could not be mounted, or was given up because those who served it died again and again. What a \
 mount that was killed leaves on the folder is taken away first.")]
     Mount(PoolMountArgs),
     /// Undo `create`: a pool that is not mounted is none any more, and its folders are empty again

@@ -274,6 +274,60 @@ fn a_member_that_takes_no_bytes_is_given_up_and_of_the_last_that_does_it_is_said
 }
 
 #[test]
+fn a_pool_is_not_mounted_where_it_would_hide_what_it_is_made_of() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    put(&world.path("f"), 1, MIB).expect("there is room");
+    world.end();
+    let mounted_on = |folder: &Path, option: &str| {
+        let output = Command::new("timeout")
+            .arg("20")
+            .arg(rushes_tests::needs::path_of("rushes"))
+            .args(["pool", "mount", option, "--runtime-dir"])
+            .arg(world.scratch.path().join("run"))
+            .arg(world.catalogue())
+            .arg(folder)
+            .output();
+        output.expect("it starts")
+    };
+    let (member, catalogue) = (world.member(0), world.catalogue());
+    let alias = world.scratch.folder("alias");
+    run(Command::new("mount").arg("--bind").arg(&member).arg(&alias));
+    let inside = member.join("pool/inside");
+    fs::create_dir(&inside).expect("made");
+    world.unplug(1);
+    for (folder, sentence) in [
+        (member.as_path(), "contains "),
+        (&member.join("pool"), " is "),
+        (&member.join("pool/objects/3f"), "is inside "),
+        (&inside, "is inside "),
+        (&catalogue, "(the catalogue)"),
+        (&catalogue.join("tree"), "is inside "),
+        (world.scratch.path(), "contains "),
+        // Under another name.
+        (&alias, "contains "),
+        (&alias.join("pool"), "member 0 of the pool "),
+        (&alias.join("pool/inside"), "is inside "),
+        // Its disk comes back.
+        (&world.member(1), "contains "),
+    ] {
+        for option in ["--keeper", "--protect"] {
+            let output = mounted_on(folder, option);
+            refused(&output, sentence);
+            refused(&output, "cannot be mounted on it");
+        }
+    }
+    // Nothing was done to them.
+    fs::remove_dir(&inside).expect("not protected");
+    run(Command::new("umount").arg(&alias));
+    world.plug(1, "loop");
+    world.start();
+    check(&world.path("f"), 1, MIB);
+    world.end();
+}
+
+#[test]
 fn no_export_listens_on_port_0() {
     let Some(world) = PoolWorld::build(&[(EXT4, 60)]) else {
         return;

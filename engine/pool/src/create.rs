@@ -181,6 +181,26 @@ pub(crate) fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), Po
 }
 
 fn is_as_wanted(plan: &CatalogueFormat, policy: Policy, members: &[Folder]) -> bool {
+/// A folder that is a catalogue's or a member's, of whatever pool, and a clause of which; None: it is none.
+pub(crate) fn of_pool(folder: &Path) -> Option<(&Path, String)> {
+    // (What cannot be entered has no format file that anybody could go by.)
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let fd = open(folder, flags, Mode::empty()).ok()?;
+    let of = match format::read(fd.as_fd(), FORMAT_FILE) {
+        Ok(None) | Err(format::FormatFault::Failed(_)) => return None,
+        Ok(Some(Format::Catalogue(of))) => {
+            format!("the catalogue of the pool {}", format::hex(of.pool.0))
+        }
+        Ok(Some(Format::Member(of))) => format!(
+            "member {} of the pool {}",
+            of.number.0,
+            format::hex(of.pool.0)
+        ),
+        Err(format::FormatFault::Wrong(_)) => String::from("a folder of a pool"),
+    };
+    Some((folder, of))
+}
+
     let planned = plan.members.iter().map(|entry| &entry.path);
     policy == plan.policy && planned.eq(members.iter().map(|member| &member.path))
 }
@@ -377,31 +397,14 @@ impl Folder {
 
     /// No folder that it is in is a catalogue's or a member's, of this pool or another one.
     pub(crate) fn is_in_no_pool(&self) -> Result<(), PoolError> {
-        for outer in self.path.ancestors().skip(1) {
-            // (What cannot be entered has no format file that anybody could go by.)
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let Ok(fd) = open(outer, flags, Mode::empty()) else {
-                continue;
-            };
-            let of = match format::read(fd.as_fd(), FORMAT_FILE) {
-                Ok(None) | Err(format::FormatFault::Failed(_)) => continue,
-                Ok(Some(Format::Catalogue(of))) => {
-                    format!("the catalogue of the pool {}", format::hex(of.pool.0))
-                }
-                Ok(Some(Format::Member(of))) => format!(
-                    "member {} of the pool {}",
-                    of.number.0,
-                    format::hex(of.pool.0)
-                ),
-                Err(format::FormatFault::Wrong(_)) => String::from("a folder of a pool"),
-            };
-            return refused(format!(
+        match self.path.ancestors().skip(1).find_map(of_pool) {
+            None => Ok(()),
+            Some((outer, of)) => refused(format!(
                 "{} is inside {}, which is {of}; expected a folder outside of it, where nothing of a pool is",
                 self.name(),
                 outer.display()
-            ));
+            )),
         }
-        Ok(())
     }
 
     fn is_catalogue(&self) -> bool {
