@@ -26,7 +26,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// The catalogue's format file before the pool is one.
-const PLAN: &str = "rushes-pool.plan";
+pub(crate) const PLAN: &str = "rushes-pool.plan";
 /// Below it are a member's objects.
 pub(crate) const OBJECTS: &str = "objects";
 /// What every new ext4 has.
@@ -59,6 +59,7 @@ pub struct Created {
 }
 
 /// A folder of the pool to be, locked so that no other create takes it.
+#[derive(Debug)]
 pub(crate) struct Folder {
     /// For sentences: "the catalogue", "member 3".
     role: String,
@@ -180,7 +181,6 @@ pub(crate) fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), Po
     Ok(())
 }
 
-fn is_as_wanted(plan: &CatalogueFormat, policy: Policy, members: &[Folder]) -> bool {
 /// A folder that is a catalogue's or a member's, of whatever pool, and a clause of which; None: it is none.
 pub(crate) fn of_pool(folder: &Path) -> Option<(&Path, String)> {
     // (What cannot be entered has no format file that anybody could go by.)
@@ -201,6 +201,7 @@ pub(crate) fn of_pool(folder: &Path) -> Option<(&Path, String)> {
     Some((folder, of))
 }
 
+fn is_as_wanted(plan: &CatalogueFormat, policy: Policy, members: &[Folder]) -> bool {
     let planned = plan.members.iter().map(|entry| &entry.path);
     policy == plan.policy && planned.eq(members.iter().map(|member| &member.path))
 }
@@ -348,10 +349,11 @@ impl Folder {
             }
             Some(Format::Member(of)) => {
                 return refused(format!(
-                    "{} is member {} of the pool {} already; a folder belongs to one pool",
+                    "{} is member {} of the pool {} already; a folder belongs to one pool. If that has given it up, or is no more, `rushes pool destroy --member {}` frees the folder",
                     self.name(),
                     of.number.0,
-                    format::hex(of.pool.0)
+                    format::hex(of.pool.0),
+                    self.path.display()
                 ));
             }
         }
