@@ -106,7 +106,7 @@ be done.")]
     #[command(after_help = "\
 Nothing is changed without --repair; with it nothing is removed that is not also where a file's record says, but for what is left of files that were being removed. Bytes that no file \
 names get a name in `lost+found`. It may be interrupted at any time and repeated. Exit code: 0 nothing is wrong, or all of it was mended; 1 something \
-is left; 2 it could not be looked through.")]
+is left, or a member is missing, which was not looked at; 2 it could not be looked through.")]
     Fsck(PoolFsckArgs),
     /// Make a lost catalogue anew, from what the members know
     #[command(after_help = "\

@@ -328,6 +328,32 @@ fn a_pool_is_not_mounted_where_it_would_hide_what_it_is_made_of() {
 }
 
 #[test]
+fn a_look_through_a_pool_of_which_a_member_is_missing_does_not_say_that_all_is_well() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    put(&world.path("f"), 1, MIB).expect("there is room");
+    world.end();
+    world.unplug(1);
+    for words in [&["fsck"][..], &["fsck", "--repair"]] {
+        let output = asked(&world, words);
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("member 1 was not looked at"), "{text}");
+        let sentence = "Nothing wrong was found in what was looked at";
+        assert!(text.contains(sentence), "{text}");
+        assert!(!text.contains("Nothing is wrong"), "{text}");
+        let (report, code) = world.json(words, &[]);
+        assert_eq!(code, Some(1), "{report}");
+        assert_eq!(report["missing"][0]["member"], 1, "{report}");
+        assert_eq!(report["left_count"], 0, "{report}");
+    }
+    world.plug(1, "loop");
+    let output = done(&world, &["fsck"], &[]);
+    assert!(said(&output).contains("Nothing is wrong"), "{output:?}");
+}
+
+#[test]
 fn no_export_listens_on_port_0() {
     let Some(world) = PoolWorld::build(&[(EXT4, 60)]) else {
         return;
