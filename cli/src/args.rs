@@ -92,20 +92,21 @@ Exit code: 0 all of them are there, 1 some are on a member that is missing, 2 it
     #[command(after_help = "\
 Stays in the foreground and ends with `umount FOLDER`, SIGTERM or SIGINT: who has files open keeps them, and it ends with the last. A second SIGTERM or SIGINT \
 waits for nobody: programs with open files get errors, what they stored through mappings gets three seconds to be written, and it says what it leaves. Nothing that \
-was acknowledged is lost. Exit code: 0 it was unmounted, 1 it was told to end twice, 2 it could not be mounted, or was given up because those who served it died again and again. What a \
+was acknowledged is lost. A folder that is, contains or lies inside the catalogue or a member is refused. Exit code: 0 it was unmounted, 1 it was told to end twice, 2 it could not be mounted, or was given up because those who served it died again and again. What a \
 mount that was killed leaves on the folder is taken away first.")]
     Mount(PoolMountArgs),
     /// Undo `create`: a pool that is not mounted is none any more, and its folders are empty again
     #[command(after_help = "\
 Without --yes nothing is changed. What is in the folders and is not the pool's stays. A pool with files is refused without --with-files; one of which a member is missing, \
-always. A destroy that was interrupted is finished by repeating it. Exit code: 0 the pool is gone (or, without --yes, could be), 2 it was refused, or could not \
+always. --member is for the disk of a member that was given up (`remove --lost`) and came back, or whose pool is gone: its folder is an ordinary one again. It is refused while a catalogue that is \
+found on this machine has that member. A destroy that was interrupted is finished by repeating it. Exit code: 0 the pool is gone, or the member's folder free (or, without --yes, could be), 2 it was refused, or could not \
 be done.")]
     Destroy(PoolDestroyArgs),
     /// Look through a pool that is not mounted for what does not fit, and mend it
     #[command(after_help = "\
 Nothing is changed without --repair; with it nothing is removed that is not also where a file's record says, but for what is left of files that were being removed. Bytes that no file \
 names get a name in `lost+found`. It may be interrupted at any time and repeated. Exit code: 0 nothing is wrong, or all of it was mended; 1 something \
-is left; 2 it could not be looked through.")]
+is left, or a member is missing, which was not looked at; 2 it could not be looked through.")]
     Fsck(PoolFsckArgs),
     /// Make a lost catalogue anew, from what the members know
     #[command(after_help = "\
@@ -121,6 +122,7 @@ not be taken.")]
     /// Move everything off a member of a pool, mounted or not
     #[command(after_help = "\
 The member takes nothing new from then on, also when this is interrupted; the same command again goes on. --cancel lets it take new bytes again. \
+The last member that takes bytes is refused, and nothing is changed then. Where the others lack room a file may be left in two pieces, with all its bytes. \
 A mounted pool's files are moved by the mount, behind everybody else's reads and writes, as long as this command runs; the file that was on its way when \
 it is interrupted may be in two pieces until it goes on. A member that is missing is refused. Exit code: 0 the member is empty, 1 files are left on it (the first few are named, with the reason), 2 it could not be done.")]
     Drain(PoolDrainArgs),
@@ -142,7 +144,7 @@ code: 0 done, 1 there are such files, 2 it could not be begun or went wrong.")]
     Defrag(PoolDefragArgs),
     /// Let a member go that has no bytes, or whose disk is dead; the pool may be mounted
     #[command(after_help = "\
-Refused while a file has bytes on it. One that is missing may go if nothing was on it, while the pool is not mounted, or with --lost: then files that had bytes on it stay in the tree, \
+Refused while a file has bytes on it, and of the last member that takes bytes. One that is missing may go if nothing was on it, while the pool is not mounted, or with --lost: then files that had bytes on it stay in the tree, \
 what was there gives an input/output error, `rushes pool fsck` names them, and they can be written anew or removed. A remove that was interrupted is finished by repeating \
 it. Exit code: 0 it is gone, 2 it is not.")]
     Remove(PoolRemoveArgs),
@@ -200,14 +202,20 @@ pub(crate) struct PoolAddArgs {
 #[derive(Debug, Args)]
 pub(crate) struct PoolDestroyArgs {
     /// The pool's catalogue
-    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
-    pub(crate) catalogue: PathBuf,
-    /// Also when there are files in it: they are lost
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath, required_unless_present = "member")]
+    pub(crate) catalogue: Option<PathBuf>,
+    /// Instead of a pool: free the folder of a member that its pool has given up, or whose pool is no more
+    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath, conflicts_with = "catalogue")]
+    pub(crate) member: Option<PathBuf>,
+    /// Also when there are files in it, or a member has bytes of some: they are lost
     #[arg(long)]
     pub(crate) with_files: bool,
     /// Do it; otherwise it is only said what would go
     #[arg(long)]
     pub(crate) yes: bool,
+    /// With --member: of the daemon that the pool went by, which may have bytes of it in memory
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArg,
     /// Print JSON; the names of its fields are promised
     #[arg(long)]
     pub(crate) json: bool,

@@ -64,7 +64,7 @@ pub(crate) fn fsck(args: &PoolFsckArgs) -> Result<ExitCode, String> {
     } else {
         say(&text(&report, args.repair))?;
     }
-    Ok(ExitCode::from(u8::from(report.left_count > 0)))
+    Ok(ExitCode::from(u8::from(!report.is_well())))
 }
 
 fn message(progress: Progress) -> String {
@@ -123,14 +123,17 @@ pub(crate) fn rescue(args: &PoolRescueArgs) -> Result<ExitCode, String> {
         };
         say(&format!("{first}{lost}{}", text(&report.fsck, true)))?;
     }
-    let is_whole = report.fsck.left_count == 0
-        && report.fsck.missing.is_empty()
-        && report.attributes_lost == 0
-        && report.log_serial.is_some();
+    let is_whole =
+        report.fsck.is_well() && report.attributes_lost == 0 && report.log_serial.is_some();
     Ok(ExitCode::from(u8::from(!is_whole)))
 }
 
 impl FsckReport {
+    /// All of the pool was looked at, and nothing is left that does not fit.
+    fn is_well(&self) -> bool {
+        self.left_count == 0 && self.missing.is_empty()
+    }
+
     fn of(catalogue: String, found: Fsck) -> FsckReport {
         FsckReport {
             catalogue,
@@ -196,9 +199,16 @@ fn text(report: &FsckReport, repair: bool) -> String {
             _ => format!("  {}\n", show::one_line(&finding.sentence)),
         };
     }
+    let is_all = report.missing.is_empty();
     text += &match (report.findings.len(), report.left_count) {
-        (0, _) => String::from("Nothing is wrong.\n"),
-        (_, 0) => String::from("All of it is mended.\n"),
+        (0, _) if is_all => String::from("Nothing is wrong.\n"),
+        (0, _) => String::from(
+            "Nothing wrong was found in what was looked at. Repeat this when all members are there.\n",
+        ),
+        (_, 0) if is_all => String::from("All of it is mended.\n"),
+        (_, 0) => {
+            String::from("All that was found is mended. Repeat this when all members are there.\n")
+        }
         (_, left) if repair => format!("{left} could not be mended.\n"),
         (_, left) => format!("{left} findings. Nothing was changed.\n"),
     };

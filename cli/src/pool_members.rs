@@ -243,9 +243,12 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
             (true, _) => format!("Member {} takes new bytes again.\n", number.0),
             (false, true) => format!("Member {} is empty; {moved}.\n", number.0),
             (false, false) => format!(
-                "Member {} is not empty; {moved}. {}Where there is no room add a member or remove files; then repeat this.\n",
+                "Member {} is not empty; {moved}. {}{}Where there is no room add a member or remove files; then repeat this.\n",
                 number.0,
-                failed_text(report.failed_count, &report.failed)
+                failed_text(report.failed_count, &report.failed),
+                // (Looked at anew: who is for what may have changed meanwhile.)
+                rushes_pool::draining_with_room(&seen(&args.catalogue)?, number)
+                    .map_or(String::new(), |sentence| format!("{sentence}\n"))
             ),
         })?;
     }

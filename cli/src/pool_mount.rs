@@ -53,6 +53,13 @@ fn protect(args: &PoolMountArgs) {
     }
 }
 
+/// Nobody else has it, and it may be mounted there. (Before anything is done to the folder.)
+fn pool_for(args: &PoolMountArgs) -> Result<Pool, String> {
+    let pool = crate::pool::serve(&args.catalogue).map_err(told)?;
+    rushes_pool::may_be_mounted_on(&pool, &args.folder).map_err(told)?;
+    Ok(pool)
+}
+
 fn daemon(args: &PoolMountArgs) -> Result<DaemonPlace, String> {
     Ok(DaemonPlace {
         runtime_dir: runtime_dir(&args.daemon)?,
@@ -132,7 +139,7 @@ fn until_unmounted(
 }
 
 fn serve_alone(args: &PoolMountArgs) -> Result<ExitCode, String> {
-    let pool = crate::pool::serve(&args.catalogue).map_err(told)?;
+    let pool = pool_for(args)?;
     protect(args);
     let stop = hear(args, Ear::Server)?;
     let mounted = rushes_fuse::mount(pool, Some(&daemon(args)?), args.tidy_after, &args.folder);
@@ -145,7 +152,7 @@ fn serve_alone(args: &PoolMountArgs) -> Result<ExitCode, String> {
 /// The keeper's part.
 fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
     // What is wrong with the pool is said here, once.
-    let pool = crate::pool::serve(&args.catalogue).map_err(told)?;
+    let pool = pool_for(args)?;
     let folder = args.folder.as_path();
     let lock = pool
         .catalogue()

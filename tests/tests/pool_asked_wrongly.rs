@@ -185,6 +185,174 @@ fn who_asks_for_a_member_hears_whose_it_is_and_who_may_not_look_is_told_that() {
     refused(&asked(&member), "which is not mounted here");
 }
 
+/// What a command says, wherever.
+fn said(output: &Output) -> String {
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+fn asked(world: &PoolWorld, words: &[&str]) -> Output {
+    world.command(words, &[]).output().expect("it starts")
+}
+
+/// What lets this member take bytes again, as it is to be typed.
+fn cancel(world: &PoolWorld, number: usize) -> String {
+    let catalogue = world.catalogue();
+    format!(
+        "`rushes pool drain --cancel {} {number}`",
+        catalogue.display()
+    )
+}
+
+#[test]
+fn the_last_member_that_takes_bytes_is_not_drained_and_who_lacks_room_hears_which_others_have_some()
+{
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60), (EXT4, 30)]) else {
+        return;
+    };
+    for seed in 0..5 {
+        put(&world.path(format!("f{seed}")), seed, 12 * MIB).expect("there is room");
+    }
+    done(&world, &["drain", "0"], &[]);
+    let short = asked(&world, &["drain", "1"]);
+    assert!(matches!(short.status.code(), Some(1 | 2)), "{short:?}");
+    let text = said(&short);
+    assert!(text.contains(&cancel(&world, 0)), "{text}");
+    assert!(text.contains("MiB free)"), "{text}");
+    for is_mounted in [true, false] {
+        if !is_mounted {
+            world.end();
+        }
+        let last = asked(&world, &["drain", "2"]);
+        refused(&last, "member 2 is the last one that takes bytes");
+        refused(&last, "member 0 is draining");
+        refused(&last, &cancel(&world, 0));
+        let (report, _) = world.json(&["ls"], &[]);
+        assert_eq!(report[0]["members"][2]["duty"], "full", "{report}");
+    }
+    // As it was said.
+    done(&world, &["drain", "--cancel", "0"], &[]);
+    done(&world, &["drain", "1"], &[]);
+    world.start();
+    for seed in 0..5 {
+        check(&world.path(format!("f{seed}")), seed, 12 * MIB);
+    }
+    world.end();
+}
+
+#[test]
+fn a_member_that_takes_no_bytes_is_given_up_and_of_the_last_that_does_it_is_said_who_could_instead()
+{
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    put(&world.path("f"), 1, MIB).expect("there is room");
+    world.end();
+    // As an older Rushes let it come to.
+    let file = world.catalogue().join("rushes-pool");
+    let text = fs::read_to_string(&file).expect("ours");
+    let mut format: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for member in format["members"].as_array_mut().expect("a list") {
+        member["duty"] = "draining".into();
+    }
+    fs::write(&file, format.to_string()).expect("ours");
+    world.unplug(1);
+    done(&world, &["remove", "--lost", "1"], &[]);
+    done(&world, &["drain", "--cancel", "2"], &[]);
+    world.unplug(2);
+    let last = asked(&world, &["remove", "--lost", "2"]);
+    refused(&last, "member 2 is the last one that takes bytes: member 0");
+    refused(&last, "member 0 is draining (");
+    refused(&last, &cancel(&world, 0));
+    done(&world, &["drain", "--cancel", "0"], &[]);
+    done(&world, &["remove", "--lost", "2"], &[]);
+    world.unplug(0);
+    refused(
+        &asked(&world, &["remove", "--lost", "0"]),
+        "member 0 is the only one of the pool",
+    );
+}
+
+#[test]
+fn a_pool_is_not_mounted_where_it_would_hide_what_it_is_made_of() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    put(&world.path("f"), 1, MIB).expect("there is room");
+    world.end();
+    let mounted_on = |folder: &Path, option: &str| {
+        let output = Command::new("timeout")
+            .arg("20")
+            .arg(rushes_tests::needs::path_of("rushes"))
+            .args(["pool", "mount", option, "--runtime-dir"])
+            .arg(world.scratch.path().join("run"))
+            .arg(world.catalogue())
+            .arg(folder)
+            .output();
+        output.expect("it starts")
+    };
+    let (member, catalogue) = (world.member(0), world.catalogue());
+    let alias = world.scratch.folder("alias");
+    run(Command::new("mount").arg("--bind").arg(&member).arg(&alias));
+    let inside = member.join("pool/inside");
+    fs::create_dir(&inside).expect("made");
+    world.unplug(1);
+    for (folder, sentence) in [
+        (member.as_path(), "contains "),
+        (&member.join("pool"), " is "),
+        (&member.join("pool/objects/3f"), "is inside "),
+        (&inside, "is inside "),
+        (&catalogue, "(the catalogue)"),
+        (&catalogue.join("tree"), "is inside "),
+        (world.scratch.path(), "contains "),
+        // Under another name.
+        (&alias, "contains "),
+        (&alias.join("pool"), "member 0 of the pool "),
+        (&alias.join("pool/inside"), "is inside "),
+        // Its disk comes back.
+        (&world.member(1), "contains "),
+    ] {
+        for option in ["--keeper", "--protect"] {
+            let output = mounted_on(folder, option);
+            refused(&output, sentence);
+            refused(&output, "cannot be mounted on it");
+        }
+    }
+    // Nothing was done to them.
+    fs::remove_dir(&inside).expect("not protected");
+    run(Command::new("umount").arg(&alias));
+    world.plug(1, "loop");
+    world.start();
+    check(&world.path("f"), 1, MIB);
+    world.end();
+}
+
+#[test]
+fn a_look_through_a_pool_of_which_a_member_is_missing_does_not_say_that_all_is_well() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    put(&world.path("f"), 1, MIB).expect("there is room");
+    world.end();
+    world.unplug(1);
+    for words in [&["fsck"][..], &["fsck", "--repair"]] {
+        let output = asked(&world, words);
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("member 1 was not looked at"), "{text}");
+        let sentence = "Nothing wrong was found in what was looked at";
+        assert!(text.contains(sentence), "{text}");
+        assert!(!text.contains("Nothing is wrong"), "{text}");
+        let (report, code) = world.json(words, &[]);
+        assert_eq!(code, Some(1), "{report}");
+        assert_eq!(report["missing"][0]["member"], 1, "{report}");
+        assert_eq!(report["left_count"], 0, "{report}");
+    }
+    world.plug(1, "loop");
+    let output = done(&world, &["fsck"], &[]);
+    assert!(said(&output).contains("Nothing is wrong"), "{output:?}");
+}
+
 #[test]
 fn no_export_listens_on_port_0() {
     let Some(world) = PoolWorld::build(&[(EXT4, 60)]) else {

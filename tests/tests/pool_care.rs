@@ -569,7 +569,7 @@ fn a_mounted_pool_is_not_looked_through_and_its_status_is_told() {
     assert_eq!(away[0]["members"][0]["state"], "missing");
     assert_eq!(away[0]["members"][0]["object_count"], Value::Null);
     let (found, code) = world.json(&["fsck"], &[]);
-    assert_eq!((code, &found["missing"][0]["member"]), (Some(0), &0.into()));
+    assert_eq!((code, &found["missing"][0]["member"]), (Some(1), &0.into()));
     world.plug(0, "loop");
     world.start();
     check(&world.path("f"), 1, MIB);

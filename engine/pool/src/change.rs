@@ -13,6 +13,7 @@ use crate::hole::vacate;
 use crate::kept::{in_front, keep, length_of};
 use crate::member::{Access, Member, MemberState, NAMES, data_ranges, mark_of, random};
 use crate::names::{checkpoint_now, newest_log};
+use crate::others;
 use crate::pool::{Pool, punch};
 use crate::refused::Refused;
 use crate::walk::{each_stub, each_stub_below};
@@ -31,7 +32,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The catalogue's format file with the members to be.
-const PLAN: &str = "rushes-pool.adding";
+pub(crate) const PLAN: &str = "rushes-pool.adding";
 /// What is not cut any smaller when no member has room for more. Units: bytes.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Copied at a time. Units: bytes.
@@ -168,9 +169,10 @@ pub fn add(
             && pool.is_lost(of.number)
         {
             return refused(format!(
-                "{} has what member {} had when it was given up, and the pool has gone on without it; expected an empty folder: make a new file system on that disk, or give another folder of it",
+                "{} has what member {} had when it was given up, and the pool has gone on without it; expected an empty folder: `rushes pool destroy --member {}` frees this one, or give another one",
                 folder.path.display(),
-                of.number.0
+                of.number.0,
+                folder.path.display()
             ));
         }
         let entries = plan.iter().flat_map(|plan| &plan.members);
@@ -286,20 +288,26 @@ pub(crate) fn write(pool: &Pool, format: &CatalogueFormat) -> Result<(), PoolErr
     let root = rustix::fs::open(catalogue.path(), flags, Mode::empty()).map_err(|error| {
         PoolError::system("open", catalogue.path().display().to_string(), error)
     })?;
-    // Its last step would undo this one.
-    if is_add_interrupted(pool) {
-        return refused(format!(
-            "an add was interrupted; repeat it first (or remove {}, if its folders are gone)",
-            catalogue.path().join(PLAN).display()
-        ));
-    }
+    no_add_waits(pool)?;
     let format = Format::Catalogue(format.clone());
     format::write(root.as_fd(), catalogue.path(), FORMAT_FILE, &format)
 }
 
+/// The last step of one would undo what is written now.
+fn no_add_waits(pool: &Pool) -> Result<(), PoolError> {
+    if !is_add_interrupted(pool) {
+        return Ok(());
+    }
+    refused(format!(
+        "an add was interrupted; repeat it first (or remove {}, if its folders are gone)",
+        pool.catalogue().path().join(PLAN).display()
+    ))
+}
+
 /// From now on, durably, a member takes nothing new, or does again.
 ///
-/// Errors   nothing was changed then; [`PoolError::Missing`]: it cannot be emptied, since what it has cannot be read
+/// Errors   nothing was changed then; [`PoolError::Missing`]: it cannot be emptied, since what it has cannot be read; [`PoolError::Refused`]: nobody would
+///          take what it has
 pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result<(), PoolError> {
     let duty = if draining { Duty::Draining } else { Duty::Full };
     let Some(member) = pool.member(number) else {
@@ -322,8 +330,20 @@ pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result
             "member {} is being removed; repeat `rushes pool remove`",
             number.0
         )),
-        now if now == duty => Ok(()),
-        _ => set_duty(pool, number, duty),
+        now => {
+            let is_new = now != duty;
+            if is_new {
+                no_add_waits(pool)?;
+            }
+            // Also when it was begun before: each of its files would be tried in vain.
+            if draining {
+                others::must_take_bytes_now(pool, number)?;
+            }
+            match is_new {
+                true => set_duty(pool, number, duty),
+                false => Ok(()),
+            }
+        }
     }
 }
 
@@ -388,8 +408,9 @@ pub fn names_follow(
 ) -> Result<(), PoolError> {
     users.log_names(pool).map_err(|error| {
         PoolError::Refused(format!(
-            "what could be moved off member {} was moved, but the log of names could not be written: {error}; repeat the drain when another member has room for it",
-            number.0
+            "what could be moved off member {} was moved, but the log of names could not be written: {}; then repeat the drain",
+            number.0,
+            others::why_no_log(pool, number, &error)
         ))
     })
 }
@@ -683,7 +704,7 @@ impl Parting {
 /// Let a member go. The same command again finishes one that was interrupted. One that is missing may go as [`Parting::Empty`], too, if no file is on it.
 /// Records of files keep what they say of one that goes as [`Parting::Lost`]: these bytes cannot be read ([`PoolError::Lost`]), and all else of such files can.
 ///
-/// Errors   [`PoolError::Refused`]: it has bytes, or is the last one; then nothing was changed. While files are in use one that is missing cannot go as
+/// Errors   [`PoolError::Refused`]: it has bytes, or is the last one that takes some; then nothing was changed. While files are in use one that is missing cannot go as
 ///          [`Parting::Empty`], and one that is there never goes as [`Parting::Lost`]
 pub fn remove(
     pool: &Pool,
@@ -710,7 +731,7 @@ pub fn remove(
         return give_up(pool, &member, users);
     }
     if member.duty() != Duty::Leaving {
-        others_take_bytes(pool, number)?;
+        others::must_take_bytes_without(pool, &member)?;
         let now = pool.format();
         let mut without = now.clone();
         without.members.retain(|entry| entry.number != number);
@@ -735,7 +756,7 @@ pub fn remove(
     if let Err(error) = users.log_names(pool)
         && newest_log(pool).is_none_or(|(_, members)| members.iter().all(|one| *one == number))
     {
-        return log_must_stay(number, &error);
+        return log_must_stay(pool, number, &error);
     }
     if !matches!(member.status().state, MemberState::Missing(_)) {
         clear(&member)?;
@@ -749,22 +770,11 @@ pub fn remove(
     Ok(())
 }
 
-fn log_must_stay(number: MemberNumber, error: &PoolError) -> Result<(), PoolError> {
+fn log_must_stay(pool: &Pool, number: MemberNumber, error: &PoolError) -> Result<(), PoolError> {
     refused(format!(
-        "no other member than {} has the log of names, and it could not be written: {error}; make room on one and repeat this",
-        number.0
-    ))
-}
-
-fn others_take_bytes(pool: &Pool, number: MemberNumber) -> Result<(), PoolError> {
-    let members = pool.members();
-    let mut others = members.iter().filter(|other| other.number() != number);
-    if others.any(|other| other.takes_bytes()) {
-        return Ok(());
-    }
-    refused(format!(
-        "member {} is the last one that takes bytes; add another one first",
-        number.0
+        "no other member than {} has the log of names, and it could not be written: {}; then repeat this",
+        number.0,
+        others::why_no_log(pool, number, error)
     ))
 }
 
@@ -779,12 +789,12 @@ fn give_up(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolE
             member.path().display()
         ));
     }
-    others_take_bytes(pool, number)?;
+    others::must_take_bytes_without(pool, member)?;
     // What it has may be all there is of the log of names.
     if newest_log(pool).is_none()
         && let Err(error) = users.log_names(pool)
     {
-        return log_must_stay(number, &error);
+        return log_must_stay(pool, number, &error);
     }
     let mut format = pool.format();
     format.members.retain(|entry| entry.number != number);

@@ -26,7 +26,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// The catalogue's format file before the pool is one.
-const PLAN: &str = "rushes-pool.plan";
+pub(crate) const PLAN: &str = "rushes-pool.plan";
 /// Below it are a member's objects.
 pub(crate) const OBJECTS: &str = "objects";
 /// What every new ext4 has.
@@ -59,6 +59,7 @@ pub struct Created {
 }
 
 /// A folder of the pool to be, locked so that no other create takes it.
+#[derive(Debug)]
 pub(crate) struct Folder {
     /// For sentences: "the catalogue", "member 3".
     role: String,
@@ -178,6 +179,26 @@ pub(crate) fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), Po
         }
     }
     Ok(())
+}
+
+/// A folder that is a catalogue's or a member's, of whatever pool, and a clause of which; None: it is none.
+pub(crate) fn of_pool(folder: &Path) -> Option<(&Path, String)> {
+    // (What cannot be entered has no format file that anybody could go by.)
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let fd = open(folder, flags, Mode::empty()).ok()?;
+    let of = match format::read(fd.as_fd(), FORMAT_FILE) {
+        Ok(None) | Err(format::FormatFault::Failed(_)) => return None,
+        Ok(Some(Format::Catalogue(of))) => {
+            format!("the catalogue of the pool {}", format::hex(of.pool.0))
+        }
+        Ok(Some(Format::Member(of))) => format!(
+            "member {} of the pool {}",
+            of.number.0,
+            format::hex(of.pool.0)
+        ),
+        Err(format::FormatFault::Wrong(_)) => String::from("a folder of a pool"),
+    };
+    Some((folder, of))
 }
 
 fn is_as_wanted(plan: &CatalogueFormat, policy: Policy, members: &[Folder]) -> bool {
@@ -328,10 +349,11 @@ impl Folder {
             }
             Some(Format::Member(of)) => {
                 return refused(format!(
-                    "{} is member {} of the pool {} already; a folder belongs to one pool",
+                    "{} is member {} of the pool {} already; a folder belongs to one pool. If that has given it up, or is no more, `rushes pool destroy --member {}` frees the folder",
                     self.name(),
                     of.number.0,
-                    format::hex(of.pool.0)
+                    format::hex(of.pool.0),
+                    self.path.display()
                 ));
             }
         }
@@ -377,31 +399,14 @@ impl Folder {
 
     /// No folder that it is in is a catalogue's or a member's, of this pool or another one.
     pub(crate) fn is_in_no_pool(&self) -> Result<(), PoolError> {
-        for outer in self.path.ancestors().skip(1) {
-            // (What cannot be entered has no format file that anybody could go by.)
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let Ok(fd) = open(outer, flags, Mode::empty()) else {
-                continue;
-            };
-            let of = match format::read(fd.as_fd(), FORMAT_FILE) {
-                Ok(None) | Err(format::FormatFault::Failed(_)) => continue,
-                Ok(Some(Format::Catalogue(of))) => {
-                    format!("the catalogue of the pool {}", format::hex(of.pool.0))
-                }
-                Ok(Some(Format::Member(of))) => format!(
-                    "member {} of the pool {}",
-                    of.number.0,
-                    format::hex(of.pool.0)
-                ),
-                Err(format::FormatFault::Wrong(_)) => String::from("a folder of a pool"),
-            };
-            return refused(format!(
+        match self.path.ancestors().skip(1).find_map(of_pool) {
+            None => Ok(()),
+            Some((outer, of)) => refused(format!(
                 "{} is inside {}, which is {of}; expected a folder outside of it, where nothing of a pool is",
                 self.name(),
                 outer.display()
-            ));
+            )),
         }
-        Ok(())
     }
 
     fn is_catalogue(&self) -> bool {

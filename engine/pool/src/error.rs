@@ -184,7 +184,10 @@ impl fmt::Display for PoolError {
             PoolError::Failing { member, source } => {
                 write!(f, "member {} fails: {source}", member.0)
             }
-            PoolError::NoRoom => write!(f, "no member that is there has room left"),
+            PoolError::NoRoom => write!(
+                f,
+                "no member that is there and takes new bytes has room left"
+            ),
             PoolError::ClassFull { class } => write!(
                 f,
                 "no member of the class {0} that is there has room left, and the file is bound to that class, whatever room others have; give another member that class (`rushes pool policy CATALOGUE --class NUMBER={0}`), add one (`rushes pool add CATALOGUE FOLDER --class {0}`), or change what the file wants (`rushes pool policy FILE --set WORDS`)",
