@@ -103,7 +103,7 @@ fn free(bytes: ByteCount) -> String {
         0..0x4000_0000 => (20, "MiB"),
         _ => (30, "GiB"),
     };
-    let tenths = u128::from(bytes.0) * 10 >> shift;
+    let tenths = (u128::from(bytes.0) * 10) >> shift;
     format!("{}.{} {unit}", tenths / 10, tenths % 10)
 }
 
