@@ -125,6 +125,12 @@ impl Daemon {
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("it is our child");
     }
 
+    /// Let it go on after [`Daemon::stop`].
+    pub fn go_on(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("it is our child");
+    }
+
     /// Start it again with the same configuration, after [`Daemon::kill`].
     pub fn start_again(&mut self) {
         let folder = self.log.parent().expect("the log is in the scratch folder");

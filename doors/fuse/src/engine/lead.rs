@@ -28,6 +28,11 @@ const PATIENCE: units::Duration = units::Duration::from_ms(500);
 const BEAT_EVERY: Duration = Duration::from_secs(5);
 /// Between two tries of recovering what a daemon left.
 const RECOVER_EVERY: Duration = Duration::from_secs(10);
+/// One that is there and lets nobody in may have parts of objects in its cache, and writes them: so long nobody changes objects without it after the mount began
+/// (as smbd does, see docs/decisions/0015).
+const NOT_LET_IN: Duration = Duration::from_secs(5);
+/// Between two tries until then.
+const TRY_EVERY: Duration = Duration::from_millis(50);
 /// Between two looks for a daemon after the last one has died.
 const AGAIN_EVERY: Duration = Duration::from_millis(20);
 
@@ -133,10 +138,25 @@ pub(super) struct Lead {
     pub(super) logged: bool,
 }
 
+/// Why a daemon that is there has no session of ours.
+enum Unserved {
+    /// It has nothing to do with this member.
+    NotShared(String),
+    /// It may have.
+    NotLetIn(String),
+}
+
 impl Lead {
     pub(super) fn run(mut self) {
+        let begun = Instant::now();
         while !self.queue.is_closing() {
-            match self.connect() {
+            let found = self.connect();
+            let is_waited_for =
+                matches!(&found, Err(Unserved::NotLetIn(_))) && begun.elapsed() < NOT_LET_IN;
+            if !is_waited_for && !matches!(&found, Ok(Some(_))) {
+                self.queue.is_alone();
+            }
+            match found {
                 Ok(Some(session)) => {
                     self.logged = false;
                     self.serve(session);
@@ -152,7 +172,10 @@ impl Lead {
                         self.daemons.is_missed();
                     }
                 }
-                Err(sentence) if !self.logged => {
+                Err(_) if is_waited_for => {}
+                Err(Unserved::NotShared(sentence) | Unserved::NotLetIn(sentence))
+                    if !self.logged =>
+                {
                     self.logged = true;
                     tracing::info!(
                         "{}: used without the daemon: {sentence}",
@@ -161,14 +184,18 @@ impl Lead {
                 }
                 Err(_) => {}
             }
-            self.wait(&[], LOOK_EVERY);
+            let pause = match is_waited_for {
+                true => TRY_EVERY,
+                false => LOOK_EVERY,
+            };
+            self.wait(&[], pause);
             self.refuse_all();
         }
         self.refuse_all();
     }
 
     /// A session of the share that the member lies in. None: there is no daemon.
-    fn connect(&self) -> Result<Option<Session>, String> {
+    fn connect(&self) -> Result<Option<Session>, Unserved> {
         let runtime_dir = &self.daemons.runtime_dir;
         let control = runtime_dir.join("control.sock");
         let Ok(mut asked) = rushes_control::Client::connect(&control, STATUS_PATIENCE) else {
@@ -176,16 +203,19 @@ impl Lead {
         };
         let status: Status = match asked.ask(&Ask::Status {}) {
             Ok(Answer::Status(status)) => *status,
-            Ok(_) | Err(_) => return Err(String::from("it does not say what shares it has")),
+            Ok(_) | Err(_) => {
+                let sentence = String::from("it does not say what shares it has");
+                return Err(Unserved::NotLetIn(sentence));
+            }
         };
         let member = self
             .member
             .canonicalize()
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| Unserved::NotShared(error.to_string()))?;
         let Some((share, below)) = share_of(&status, &member) else {
-            return Err(String::from(
+            return Err(Unserved::NotShared(String::from(
                 "none of its shares has this folder; add one to rushes.toml, and what is read and written on this member gets contracts",
-            ));
+            )));
         };
         let who = Connect {
             door: door::FUSE,
@@ -196,7 +226,7 @@ impl Lead {
         };
         let socket = runtime_dir.join("session.sock");
         let client = Client::connect_within(&socket, &who, PATIENCE)
-            .map_err(|error| format!("it does not let us in: {error:?}"))?;
+            .map_err(|error| Unserved::NotLetIn(format!("it does not let us in: {error:?}")))?;
         tracing::info!(
             "{}: used by way of the daemon, share {:?}{}",
             self.member.display(),

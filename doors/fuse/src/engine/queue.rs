@@ -152,7 +152,14 @@ impl Queue {
             takes_writes: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            gate: Arc::default(),
+            // Nobody has looked for a daemon yet, and one that is there may have parts of objects in its cache.
+            gate: Arc::new(Gate {
+                state: Mutex::new(GateState {
+                    is_shut: true,
+                    plain_count: 0,
+                }),
+                left: Condvar::new(),
+            }),
         })
     }
 
@@ -219,7 +226,12 @@ impl Queue {
         self.gate.open();
     }
 
-    /// To change objects while there is no session. None: there is one, or one begins; nothing waits here for it.
+    /// There is no daemon for this member: objects may be changed without one.
+    pub(super) fn is_alone(&self) {
+        self.gate.open();
+    }
+
+    /// To change objects while there is no session. None: there is one, or one begins, or nobody has looked for one yet; nothing waits here for it.
     pub(super) fn begin_plain(&self) -> Option<Plain> {
         let mut state = self.gate.locked();
         (!state.is_shut).then(|| Gate::enter(&self.gate, &mut state))
@@ -363,6 +375,8 @@ mod tests {
     #[test]
     fn a_session_begins_when_nobody_changes_objects_without_it() {
         let queue = Arc::new(Queue::new().expect("an eventfd"));
+        assert!(queue.begin_plain().is_none(), "there may be a daemon");
+        queue.is_alone();
         let plain = queue.begin_plain().expect("there is no session");
         let other = queue.begin_plain().expect("nor beside another");
         let begins = Arc::clone(&queue);
