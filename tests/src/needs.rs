@@ -35,11 +35,15 @@ fn target_folders() -> Vec<PathBuf> {
         .collect()
 }
 
+/// Where what is built beside programs lies, and what is kept of tests.
+pub fn build_folder() -> PathBuf {
+    std::env::var_os("RUSHES_BUILD_DIR")
+        .map_or_else(|| crate::tree::root().join("build"), PathBuf::from)
+}
+
 /// The Samba module that `doors/smb/build.sh` builds.
 pub fn module() -> Option<PathBuf> {
-    let build = std::env::var_os("RUSHES_BUILD_DIR")
-        .map_or_else(|| crate::tree::root().join("build"), PathBuf::from);
-    let path = build.join("rushes.so");
+    let path = build_folder().join("rushes.so");
     path.is_file().then_some(path)
 }
 

@@ -21,6 +21,7 @@ pub mod actors;
 pub mod model;
 pub mod troubles;
 
+use crate::needs;
 use crate::pool::{EXT4, PoolWorld, XFS};
 use crate::random::Random;
 use crate::smb2::{Connection, DISK_FULL, Disposition, GONE, HANGS, REQUEST_MAX, Status};
@@ -284,6 +285,8 @@ pub struct Stage {
     mount_died: AtomicBool,
     /// What goes past the daemon may be lost with a disk.
     daemon_goes: bool,
+    /// What daemon and smbd have said.
+    logs: Mutex<[String; 2]>,
 }
 
 /// Why a request may fail.
@@ -458,6 +461,7 @@ fn play(plan: &Plan, draw: &Draw) -> Option<Played> {
     let faults = std::mem::take(&mut *lock(&stage.faults));
     if !faults.is_empty() {
         println!("{}", tell(plan, draw, &stage, &faults));
+        keep_logs(&stage);
     }
     Some(Played {
         steps: stage.steps.load(Ordering::Relaxed),
@@ -537,6 +541,7 @@ fn set_up(plan: &Plan, draw: &Draw, stand: &mut Stand) -> Stage {
         faults: Mutex::default(),
         mount_died: AtomicBool::new(false),
         daemon_goes,
+        logs: Mutex::default(),
     }
 }
 
@@ -717,8 +722,26 @@ fn local(path: PathBuf) -> Result<Option<Vec<u8>>, String> {
     }
 }
 
+/// All that was said, for whoever looks into a fault that does not come again.
+fn keep_logs(stage: &Stage) {
+    let name = format!("torture-seed-{}-round-{}", stage.seed, stage.round);
+    let folder = needs::build_folder().join(name);
+    let kernel = Command::new("dmesg").output();
+    let kernel = kernel.map_or(Vec::new(), |output| output.stdout);
+    let [daemon, smbd] = std::mem::take(&mut *lock(&stage.logs));
+    let kept = fs::create_dir_all(&folder)
+        .and_then(|()| fs::write(folder.join("daemon.log"), daemon))
+        .and_then(|()| fs::write(folder.join("smbd.log"), smbd))
+        .and_then(|()| fs::write(folder.join("kernel.log"), kernel));
+    match kept {
+        Ok(()) => println!("logs kept: {}", folder.display()),
+        Err(error) => println!("logs could not be kept: {}: {error}", folder.display()),
+    }
+}
+
 /// Nobody has ended in a way that is a fault by itself.
 fn logs(stage: &Stage, daemon: &str, smbd: &str) {
+    *lock(&stage.logs) = [daemon.to_owned(), smbd.to_owned()];
     // (Samba itself does not stand a share whose folder dies: vfs_default.c asserts that it can go there.)
     let smbd = if lock(&stage.excuses).mount { "" } else { smbd };
     for (whose, log, word) in [
