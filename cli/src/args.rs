@@ -98,8 +98,7 @@ mount that was killed leaves on the folder is taken away first.")]
     /// Undo `create`: a pool that is not mounted is none any more, and its folders are empty again
     #[command(after_help = "\
 Without --yes nothing is changed. What is in the folders and is not the pool's stays. A pool with files is refused without --with-files; one of which a member is missing, \
-always. --member is for the disk of a member that was given up (`remove --lost`) and came back, or whose pool is gone: its folder is an ordinary one again. It is refused while a catalogue that is \
-found on this machine has that member. A destroy that was interrupted is finished by repeating it. Exit code: 0 the pool is gone, or the member's folder free (or, without --yes, could be), 2 it was refused, or could not \
+always. A destroy that was interrupted is finished by repeating it. Exit code: 0 the pool is gone (or, without --yes, could be), 2 it was refused, or could not \
 be done.")]
     Destroy(PoolDestroyArgs),
     /// Look through a pool that is not mounted for what does not fit, and mend it
@@ -122,8 +121,8 @@ not be taken.")]
     /// Move everything off a member of a pool, mounted or not
     #[command(after_help = "\
 The member takes nothing new from then on, also when this is interrupted; the same command again goes on. --cancel lets it take new bytes again. \
-The last member that takes bytes is refused, and nothing is changed then. Where the others lack room a file may be left in two pieces, with all its bytes. \
 A mounted pool's files are moved by the mount, behind everybody else's reads and writes, as long as this command runs; the file that was on its way when \
+The last member that takes bytes is refused, and nothing is changed then. Where the others lack room a file may be left in two pieces, with all its bytes. \
 it is interrupted may be in two pieces until it goes on. A member that is missing is refused. Exit code: 0 the member is empty, 1 files are left on it (the first few are named, with the reason), 2 it could not be done.")]
     Drain(PoolDrainArgs),
     /// Move files from full members to emptier ones, after one was added; the pool may be mounted
@@ -202,20 +201,14 @@ pub(crate) struct PoolAddArgs {
 #[derive(Debug, Args)]
 pub(crate) struct PoolDestroyArgs {
     /// The pool's catalogue
-    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath, required_unless_present = "member")]
-    pub(crate) catalogue: Option<PathBuf>,
-    /// Instead of a pool: free the folder of a member that its pool has given up, or whose pool is no more
-    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath, conflicts_with = "catalogue")]
-    pub(crate) member: Option<PathBuf>,
-    /// Also when there are files in it, or a member has bytes of some: they are lost
+    #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
+    pub(crate) catalogue: PathBuf,
+    /// Also when there are files in it: they are lost
     #[arg(long)]
     pub(crate) with_files: bool,
     /// Do it; otherwise it is only said what would go
     #[arg(long)]
     pub(crate) yes: bool,
-    /// With --member: of the daemon that the pool went by, which may have bytes of it in memory
-    #[command(flatten)]
-    pub(crate) daemon: DaemonArg,
     /// Print JSON; the names of its fields are promised
     #[arg(long)]
     pub(crate) json: bool,

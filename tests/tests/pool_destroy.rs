@@ -3,7 +3,7 @@
 
 use rushes_tests::disk::run;
 use rushes_tests::pool::{EXT4, PoolWorld, XFS, put};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -141,102 +141,6 @@ fn a_destroy_that_was_interrupted_goes_on_and_meanwhile_the_pool_is_none() {
         assert_eq!(names(folder), [] as [&str; 0], "{}", folder.display());
     }
     assert!(world.create(&[]).status.success());
-}
-
-#[test]
-fn a_member_that_was_given_up_and_came_back_is_freed_and_none_that_a_pool_has() {
-    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
-        return;
-    };
-    for seed in 0..4 {
-        put(&world.path(format!("f{seed}")), seed, MIB).expect("there is room");
-    }
-    world.end();
-    let free_disk = world.disk("free", (EXT4, 60));
-    let rushes = |words: &[&str], folders: &[&Path]| {
-        let mut command = Command::new(rushes_tests::needs::path_of("rushes"));
-        command.arg("pool").args(words).args(folders);
-        command.output().expect("rushes starts")
-    };
-    let orphan = |folder: &Path, options: &[&str]| {
-        let words = [&["destroy", "--json"], options, &["--member"]].concat();
-        rushes(&words, &[folder])
-    };
-    let done = |world: &PoolWorld, words: &[&str]| {
-        let output = world.command(words, &[]).output().expect("rushes starts");
-        assert!(output.status.success(), "{words:?}: {output:?}");
-    };
-    let report = |output: &Output| -> Value {
-        assert!(output.status.success(), "{output:?}");
-        serde_json::from_slice(&output.stdout).expect("JSON")
-    };
-    let [first, second] = members(&world);
-    let all = ["--yes", "--with-files"];
-    refused(&orphan(&second, &all), "which has it still");
-    refused(&orphan(&world.catalogue(), &all), "is the catalogue of");
-    refused(&orphan(&free_disk, &all), "is no member of a pool");
-    // Its pool is half gone, and its destroy frees it.
-    let format = world.catalogue().join("rushes-pool");
-    let going = format.with_extension("destroying");
-    fs::rename(&format, &going).expect("renamed");
-    refused(&orphan(&second, &all), "was interrupted; repeat that first");
-    fs::rename(&going, &format).expect("renamed");
-    // A catalogue that cannot be read may have it.
-    let text = fs::read(&format).expect("ours");
-    fs::write(&format, "{").expect("ours");
-    refused(&orphan(&second, &all), "it cannot be said whether a pool");
-    fs::write(&format, text).expect("ours");
-
-    world.unplug(1);
-    done(&world, &["remove", "--lost", "1"]);
-    world.plug(1, "loop");
-    let way_out = format!("`rushes pool destroy --member {}`", second.display());
-    refused(&rushes(&["create"], &[&free_disk, &second]), &way_out);
-    refused(&rushes(&["destroy"], &[&second]), &way_out);
-    let output = world.command(&["add"], std::slice::from_ref(&second));
-    refused(&{ output }.output().expect("rushes starts"), &way_out);
-    let before = names(&second);
-    let found = report(&orphan(&second, &[]));
-    assert_eq!(found["is_done"], json!(false), "{found}");
-    assert_eq!(found["member"], 1, "{found}");
-    let catalogue = world.catalogue().display().to_string();
-    assert_eq!(found["catalogue"], catalogue.as_str(), "{found}");
-    let file_count = found["file_count"].as_u64().expect("a count");
-    assert!((1..4).contains(&file_count), "{found}");
-    assert_eq!(found["bytes"], file_count * MIB as u64, "{found}");
-    refused(&orphan(&second, &["--yes"]), "Say --with-files");
-    assert_eq!(names(&second), before, "nothing was changed");
-    // What is somebody's own stays; and as if it had been interrupted.
-    let own = second.join("objects/own");
-    fs::write(&own, "kept").expect("written");
-    fs::remove_dir_all(second.join("objects/00")).expect("removed");
-    let freed = report(&orphan(&second, &all));
-    assert_eq!(freed["is_done"], json!(true), "{freed}");
-    assert_eq!(names(&second), ["objects"]);
-    assert_eq!(names(&second.join("objects")), ["own"]);
-    fs::remove_dir_all(second.join("objects")).expect("removed");
-    let output = world.command(&["add"], std::slice::from_ref(&second));
-    assert!({ output }.output().expect("rushes starts").status.success());
-
-    // And when the pool itself is no more.
-    world.unplug(1);
-    done(&world, &["remove", "--lost", "2"]);
-    done(&world, &["destroy", "--yes", "--with-files"]);
-    world.plug(1, "loop");
-    let output = rushes(&["destroy", "--member"], &[&second]);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        said.contains("No catalogue of that pool was found"),
-        "{said}"
-    );
-    assert_eq!(report(&orphan(&second, &[]))["catalogue"], json!(null));
-    report(&orphan(&second, &["--yes"]));
-    assert_eq!(names(&second), [] as [&str; 0]);
-    assert!(
-        rushes(&["create"], &[&free_disk, &first, &second])
-            .status
-            .success()
-    );
 }
 
 #[test]

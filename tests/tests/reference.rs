@@ -130,7 +130,7 @@ fn every_field_of_the_pool_commands_is_described() {
             let command = match name.as_str() {
                 "PoolReport" | "MemberReport" => "create",
                 "FileReport" | "SegmentReport" | "ObjectReport" => "where",
-                "DestroyReport" | "OrphanReport" => "destroy",
+                "DestroyReport" => "destroy",
                 "MountReport" if path.ends_with("pool_mount.rs") => "mount",
                 "FsckReport" | "MissingReport" | "FindingReport" => "fsck",
                 "RescueReport" => "rescue",

@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The catalogue's format file with the members to be.
-pub(crate) const PLAN: &str = "rushes-pool.adding";
+const PLAN: &str = "rushes-pool.adding";
 /// What is not cut any smaller when no member has room for more. Units: bytes.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Copied at a time. Units: bytes.
@@ -169,10 +169,9 @@ pub fn add(
             && pool.is_lost(of.number)
         {
             return refused(format!(
-                "{} has what member {} had when it was given up, and the pool has gone on without it; expected an empty folder: `rushes pool destroy --member {}` frees this one, or give another one",
+                "{} has what member {} had when it was given up, and the pool has gone on without it; expected an empty folder: make a new file system on that disk, or give another folder of it",
                 folder.path.display(),
-                of.number.0,
-                folder.path.display()
+                of.number.0
             ));
         }
         let entries = plan.iter().flat_map(|plan| &plan.members);
@@ -288,20 +287,15 @@ pub(crate) fn write(pool: &Pool, format: &CatalogueFormat) -> Result<(), PoolErr
     let root = rustix::fs::open(catalogue.path(), flags, Mode::empty()).map_err(|error| {
         PoolError::system("open", catalogue.path().display().to_string(), error)
     })?;
-    no_add_waits(pool)?;
+    // Its last step would undo this one.
+    if is_add_interrupted(pool) {
+        return refused(format!(
+            "an add was interrupted; repeat it first (or remove {}, if its folders are gone)",
+            catalogue.path().join(PLAN).display()
+        ));
+    }
     let format = Format::Catalogue(format.clone());
     format::write(root.as_fd(), catalogue.path(), FORMAT_FILE, &format)
-}
-
-/// The last step of one would undo what is written now.
-fn no_add_waits(pool: &Pool) -> Result<(), PoolError> {
-    if !is_add_interrupted(pool) {
-        return Ok(());
-    }
-    refused(format!(
-        "an add was interrupted; repeat it first (or remove {}, if its folders are gone)",
-        pool.catalogue().path().join(PLAN).display()
-    ))
 }
 
 /// From now on, durably, a member takes nothing new, or does again.

@@ -26,7 +26,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// The catalogue's format file before the pool is one.
-pub(crate) const PLAN: &str = "rushes-pool.plan";
+const PLAN: &str = "rushes-pool.plan";
 /// Below it are a member's objects.
 pub(crate) const OBJECTS: &str = "objects";
 /// What every new ext4 has.
@@ -59,7 +59,6 @@ pub struct Created {
 }
 
 /// A folder of the pool to be, locked so that no other create takes it.
-#[derive(Debug)]
 pub(crate) struct Folder {
     /// For sentences: "the catalogue", "member 3".
     role: String,
@@ -349,11 +348,10 @@ impl Folder {
             }
             Some(Format::Member(of)) => {
                 return refused(format!(
-                    "{} is member {} of the pool {} already; a folder belongs to one pool. If that has given it up, or is no more, `rushes pool destroy --member {}` frees the folder",
+                    "{} is member {} of the pool {} already; a folder belongs to one pool (if that one is no more, or has given the member up, and nothing that lies here is wanted: make a new file system on its disk)",
                     self.name(),
                     of.number.0,
-                    format::hex(of.pool.0),
-                    self.path.display()
+                    format::hex(of.pool.0)
                 ));
             }
         }

@@ -10,10 +10,9 @@ use crate::change::is_add_interrupted;
 use crate::create::{OBJECTS, PROBE, refused};
 use crate::error::PoolError;
 use crate::find::mounts_below;
-use crate::format::{self, FORMAT_FILE, Format, format_in};
+use crate::format::FORMAT_FILE;
 use crate::member::{Member, MemberState, NAMES, mark_of};
 use crate::pool::Pool;
-use rushes_core::pool::PoolId;
 use rushes_core::pool::check::Mark;
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, fsync, mkdirat, openat, renameat, unlinkat,
@@ -24,7 +23,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 /// The catalogue's format file while the pool goes.
-pub(crate) const DESTROYING: &str = "rushes-pool.destroying";
+const DESTROYING: &str = "rushes-pool.destroying";
 /// What else a door and the commands leave in a catalogue.
 const LEFT_BY_DOORS: [&str; 6] = [
     NUMBERS,
@@ -75,15 +74,6 @@ impl Doomed {
     ) -> Result<Doomed, PoolError> {
         let is_resumed =
             !catalogue.join(FORMAT_FILE).exists() && catalogue.join(DESTROYING).exists();
-        if let Some(Format::Member(of)) = format_in(catalogue, FORMAT_FILE) {
-            return refused(format!(
-                "{0} is a member of a pool, not its catalogue: member {1} of the pool {2}; expected the catalogue. If that pool has given the member up, or is no more, `rushes pool destroy \
-                 --member {0}` frees the folder",
-                catalogue.display(),
-                of.number.0,
-                format::hex(of.pool.0)
-            ));
-        }
         let pool = match is_resumed {
             true => half_gone(catalogue)?,
             false => serve(catalogue)?,
@@ -176,7 +166,7 @@ impl Doomed {
         let mut destroyed = Destroyed::default();
         for (at, member) in self.pool.members().iter().enumerate() {
             match member.root() {
-                Ok(root) => vacate(self.pool.id(), member, &root, &mut destroyed)?,
+                Ok(root) => vacate(&self.pool, member, &root, &mut destroyed)?,
                 // It was done before.
                 Err(PoolError::Missing { .. }) if self.is_resumed => {}
                 Err(error) => return Err(error),
@@ -237,8 +227,8 @@ fn remove_all(path: &Path) -> Result<(), PoolError> {
 }
 
 /// Everything of the pool goes from a member, what says that it is one last.
-pub(crate) fn vacate(
-    pool: PoolId,
+fn vacate(
+    pool: &Pool,
     member: &Member,
     root: &OwnedFd,
     destroyed: &mut Destroyed,
@@ -299,12 +289,12 @@ fn is_object(name: &CString, folder: u8) -> bool {
 }
 
 /// Its mark says that it is another pool's, whoever put it there.
-fn is_of_another(pool: PoolId, folder: &OwnedFd, name: &CString) -> bool {
+fn is_of_another(pool: &Pool, folder: &OwnedFd, name: &CString) -> bool {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let marked = openat(folder, name.as_c_str(), flags, Mode::empty())
         .ok()
         .and_then(|fd| mark_of(&fd).ok());
-    matches!(marked, Some(Mark::Sound(mark)) if mark.pool != pool)
+    matches!(marked, Some(Mark::Sound(mark)) if mark.pool != pool.id())
 }
 
 /// What is in a folder that was the pool's and that a new ext4 does not have.

@@ -184,27 +184,6 @@ pub(crate) fn mounts_below(folder: &Path) -> Result<Vec<PathBuf>, PoolError> {
         .collect())
 }
 
-/// The disks of this machine that are mounted: the folder of each, and those in it, where a pool's mostly are. (Network file systems may hang, and the like of /proc has
-/// none.)
-pub(crate) fn folders_on_disks() -> Result<Vec<PathBuf>, PoolError> {
-    let table = mount_table()?;
-    let all: Vec<Row> = rows(&table).collect();
-    let is_disk = |row: &&Row| row.source.starts_with("/dev") || row.kind == "zfs";
-    let mut found = Vec::new();
-    for disk in all.iter().filter(is_disk) {
-        // What is mounted there is another row's.
-        let is_other = |path: &Path| all.iter().any(|row| row.mount == path);
-        let entries = std::fs::read_dir(&disk.mount).into_iter().flatten();
-        let folders = entries
-            .flatten()
-            .map(|entry| entry.path())
-            .filter(|path| !is_other(path) && path.is_dir());
-        found.extend(folders);
-        found.push(disk.mount.clone());
-    }
-    Ok(found)
-}
-
 const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 
 fn mount_table() -> Result<Vec<u8>, PoolError> {

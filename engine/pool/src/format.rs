@@ -7,12 +7,12 @@ use crate::error::PoolError;
 use crate::rules::Rules;
 use rushes_core::pool::tidy::Schedule;
 use rushes_core::pool::{Class, MemberNumber, Policy, PoolId, Rule, Wish};
-use rustix::fs::{Mode, OFlags, fsync, open, openat, renameat};
+use rustix::fs::{Mode, OFlags, fsync, openat, renameat};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 /// Its name.
@@ -408,21 +408,6 @@ pub(crate) fn read(folder: BorrowedFd<'_>, name: &str) -> Result<Option<Format>,
     let text = String::from_utf8(text)
         .map_err(|_| FormatFault::Wrong(String::from("cannot be understood (it is no text)")))?;
     Format::of(&text).map(Some).map_err(FormatFault::Wrong)
-}
-
-/// The same by the folder's path, which need not lead to one.
-pub(crate) fn format_at(folder: &Path, name: &str) -> Result<Option<Format>, FormatFault> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    match open(folder, flags, Mode::empty()) {
-        Ok(fd) => read(fd.as_fd(), name),
-        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => Ok(None),
-        Err(error) => Err(FormatFault::Failed(error.into())),
-    }
-}
-
-/// The same. None: there is none, or it cannot be read.
-pub(crate) fn format_in(folder: &Path, name: &str) -> Option<Format> {
-    format_at(folder, name).ok().flatten()
 }
 
 /// Write a format file, durably: whole under its name, or not there.

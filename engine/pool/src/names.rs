@@ -18,18 +18,16 @@ use rushes_core::pool::{Layout, MemberNumber};
 use rushes_core::units::ByteCount;
 use rushes_sys::handle::Handle;
 use rustix::fs::{
-    AtFlags, Dir, DirEntry, FileType, Mode, OFlags, fdatasync, fstat, fstatvfs, fsync, ftruncate,
-    getxattr, listxattr, openat, readlinkat, renameat, unlinkat,
+    AtFlags, Dir, FileType, Mode, OFlags, fdatasync, fstat, fstatvfs, fsync, ftruncate, getxattr,
+    listxattr, openat, readlinkat, renameat, unlinkat,
 };
 use rustix::io::Errno;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -161,27 +159,26 @@ pub(crate) fn logs(pool: &Pool) -> Vec<Found> {
 fn named(pool: &Pool, end: &str) -> Vec<Found> {
     let mut found = Vec::new();
     for member in pool.members().iter() {
-        found.extend(named_on(member, end));
+        let Ok(folder) = member.names_folder() else {
+            continue;
+        };
+        let Ok(entries) = Dir::read_from(&folder) else {
+            continue;
+        };
+        for entry in entries.flatten() {
+            let serial = entry
+                .file_name()
+                .to_str()
+                .ok()
+                .and_then(|name| name.strip_suffix(end))
+                .and_then(|digits| u64::from_str_radix(digits, 16).ok());
+            found.extend(serial.map(|serial| Found {
+                serial,
+                member: member.number(),
+            }));
+        }
     }
     found
-}
-
-fn named_on(member: &Member, end: &str) -> Vec<Found> {
-    let entries = member.names_folder().ok().map(Dir::read_from);
-    let Some(Ok(entries)) = entries else {
-        return Vec::new();
-    };
-    let serial = |entry: DirEntry| {
-        let name = entry.file_name().to_str().ok()?;
-        u64::from_str_radix(name.strip_suffix(end)?, 16).ok()
-    };
-    let serials = entries.flatten().filter_map(serial);
-    serials
-        .map(|serial| Found {
-            serial,
-            member: member.number(),
-        })
-        .collect()
 }
 
 fn temporary_name(serial: u64) -> String {
@@ -194,25 +191,6 @@ pub fn newest_log(pool: &Pool) -> Option<(u64, Vec<MemberNumber>)> {
     let serial = found.iter().map(|log| log.serial).max()?;
     let newest = found.iter().filter(|log| log.serial == serial);
     Some((serial, newest.map(|log| log.member).collect()))
-}
-
-/// Where the catalogue was when each of a member's logs was written. What cannot be read says nothing.
-pub(crate) fn catalogues_in_logs(member: &Member) -> Vec<PathBuf> {
-    let head = |log: Found| {
-        let mut file = open_log(member, log.serial).ok()?;
-        let mut prefix = [0; PREFIX_BYTES];
-        file.read_exact(&mut prefix).ok()?;
-        let mut payload = vec![0; fact_bytes(&prefix)?];
-        file.read_exact(&mut payload).ok()?;
-        match fact_of(&prefix, &payload) {
-            Some(Fact::Head(head)) => Some(PathBuf::from(OsStr::from_bytes(&head.catalogue))),
-            _ => None,
-        }
-    };
-    named_on(member, ".log")
-        .into_iter()
-        .filter_map(head)
-        .collect()
 }
 
 fn failed_log(member: &Member, serial: u64, error: std::io::Error) -> PoolError {
