@@ -26,7 +26,7 @@ for unit in "rushes-pool@" "rushes-pool-nfs@" "rushes-pool-iscsi@"; do
 done
 install -D -m 644 "$here/rushes.toml" "$dest/usr/share/doc/rushes/examples/rushes.toml"
 install -D -m 644 "$here/smb.conf.sample" "$dest/usr/share/doc/rushes/examples/smb.conf.sample"
-# The guide and what it leads to, with their links. (Messages name these pages.)
+# The guide, the reference and the decisions. (Messages name these pages; links to sources lead nowhere here.)
 for folder in guide reference decisions images; do
 	for page in "$root/docs/$folder"/*; do
 		install -D -m 644 "$page" "$dest/usr/share/doc/rushes/docs/$folder/${page##*/}"

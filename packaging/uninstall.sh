@@ -23,14 +23,24 @@ if [ -z "$dest" ]; then
 			"smbcontrol all reload-config, and let clients connect anew."
 	fi
 	if [ -d /run/systemd/system ]; then
-		running=$(systemctl list-units --no-legend --plain --state=active 'rushes.service' 'rushes-pool*' |
+		running=$(systemctl list-units --no-legend --plain --state=active,activating,reloading,deactivating 'rushes.service' 'rushes-pool*' |
 			cut -d ' ' -f 1 | tr '\n' ' ')
 		[ -z "$running" ] || die "still running: ${running}; systemctl disable --now $running"
 	fi
+	! grep -q ' - fuse\.rushes ' /proc/self/mountinfo ||
+		die "a pool is mounted: umount it first (findmnt -t fuse.rushes shows where)."
+	if [ -e /run/rushes/lock ] && ! flock --nonblock /run/rushes/lock true; then
+		die "a daemon serves from /run/rushes, or something is being recovered: end that first."
+	fi
 	if [ -x /usr/bin/rushes ] && [ -e /etc/rushes/rushes.toml ]; then
-		left=$(/usr/bin/rushes recover --list 2>&1) || die "acknowledged bytes are in memory alone:" \
-			"$left
-write them with rushes recover, then repeat this."
+		code=0
+		left=$(/usr/bin/rushes recover --list 2>&1) || code=$?
+		case $code in
+		0) ;;
+		1) die "acknowledged bytes are in memory alone:" "$left
+write them with rushes recover, then repeat this." ;;
+		*) die "it cannot be seen whether acknowledged bytes are in memory alone: $left" ;;
+		esac
 	fi
 fi
 

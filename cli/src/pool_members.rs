@@ -247,7 +247,9 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
                 number.0,
                 failed_text(report.failed_count, &report.failed),
                 // (Looked at anew: who is for what may have changed meanwhile.)
-                rushes_pool::draining_with_room(&seen(&args.catalogue)?, number)
+                seen(&args.catalogue)
+                    .ok()
+                    .and_then(|pool| rushes_pool::draining_with_room(&pool, number))
                     .map_or(String::new(), |sentence| format!("{sentence}\n"))
             ),
         })?;

@@ -164,11 +164,14 @@ fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
     protect(args);
     let replacing = Arc::new(Replacing::default());
     hear(args, Ear::Keeper(Arc::clone(&replacing)))?;
+    // Each of those who serve goes by the same daemon, whatever becomes of the configuration.
+    let runtime_dir = runtime_dir(&args.daemon)?;
     let installed = installed();
     let program = |is_installed: bool| {
         let program = installed.as_deref().filter(|_| is_installed);
         let mut command = Command::new(program.unwrap_or(Path::new(RUNNING)));
         command.args(std::env::args_os().skip(1)).arg("--kept");
+        command.env("RUSHES_RUNTIME_DIR", &runtime_dir);
         command
     };
     match keep(lock, program, &replacing).map_err(|error| failed(folder, &error))? {

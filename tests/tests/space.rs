@@ -38,7 +38,11 @@ fn check_way(backing: Backing, way: &str, reason: &str) {
     assert_eq!(share["write_way"], way, "{share}");
     let said = share["write_way_reason"].as_str().expect("a sentence");
     assert!(said.contains(reason), "{said:?}, expected {reason:?}");
-    let sentence = format!("what clients write goes by way of {way} ({said})");
+    let goes = match way {
+        "extents" => "by way of extents",
+        _ => "straight through",
+    };
+    let sentence = format!("what clients write goes {goes} ({said})");
     let log = world.daemon().log();
     assert!(log.contains(&sentence), "{log}");
     let report: Value = serde_json::from_str(&rushes(&world, &["check", "--json"])).expect("JSON");

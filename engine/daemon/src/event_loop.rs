@@ -368,11 +368,7 @@ impl Daemon {
             self.devices.get(device).map_or("?", |known| &known.name)
         );
         let (way, reason) = share.way(self.config.write_buffer_bytes);
-        tracing::info!(
-            "share {:?}: what clients write goes by way of {} ({reason})",
-            share.config.name,
-            way.name()
-        );
+        tracing::info!("share {:?}: {}", share.config.name, way.sentence(&reason));
         let name = self.device_name(device);
         let home = (share.mount_point.clone(), name.clone());
         let (trouble, home) = trouble_of(&share, &name, &home);

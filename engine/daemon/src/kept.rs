@@ -587,7 +587,12 @@ impl Daemon {
             names.push(name);
         };
         for kept in self.kept.values() {
-            add(kept.reason(), kept.unwritten().count() as u64, kept.name());
+            // (Of one that only lacks its time: that write.)
+            add(
+                kept.reason(),
+                (kept.unwritten().count() as u64).max(1),
+                kept.name(),
+            );
         }
         let unwritten = self.lanes.as_ref().map(|lanes| lanes.unwritten());
         let mut unwritten = unwritten.unwrap_or_default();

@@ -56,9 +56,13 @@ impl RuntimeDir {
                     }
                 }
                 Err(running @ ServeError::Running { .. }) => {
-                    // It has not said yet what it is.
-                    let is_unknown = RuntimeDir::holder(path).is_none();
-                    if !is_unknown || begun.elapsed() >= NAME_PATIENCE {
+                    let is_waited_for = match RuntimeDir::holder(path) {
+                        Some((_, Purpose::Serve)) => false,
+                        Some((_, Purpose::Recover)) => true,
+                        // It has not said yet what it is.
+                        None => begun.elapsed() < NAME_PATIENCE,
+                    };
+                    if !is_waited_for {
                         return Err(running);
                     }
                 }
@@ -126,6 +130,12 @@ impl RuntimeDir {
             path: path.to_path_buf(),
             _lock: lock,
         })
+    }
+
+    /// Somebody serves from it, or recovers.
+    pub(crate) fn is_held(path: &Path) -> bool {
+        let lock = File::open(path.join("lock"));
+        lock.is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockShared).is_err())
     }
 
     /// The process whose this folder is, or was last.

@@ -102,6 +102,17 @@ impl Way {
             Way::Unknown => "unknown",
         }
     }
+
+    /// As log and check have it.
+    pub(crate) fn sentence(self, reason: &str) -> String {
+        match self {
+            Way::Extents => format!("what clients write goes by way of extents ({reason})"),
+            Way::Through => format!("what clients write goes straight through ({reason})"),
+            Way::Unknown => {
+                format!("which way what clients write goes is not known yet ({reason})")
+            }
+        }
+    }
 }
 
 /// A share and the device it lies on.

@@ -287,15 +287,20 @@ pub(crate) fn write(pool: &Pool, format: &CatalogueFormat) -> Result<(), PoolErr
     let root = rustix::fs::open(catalogue.path(), flags, Mode::empty()).map_err(|error| {
         PoolError::system("open", catalogue.path().display().to_string(), error)
     })?;
-    // Its last step would undo this one.
-    if is_add_interrupted(pool) {
-        return refused(format!(
-            "an add was interrupted; repeat it first (or remove {}, if its folders are gone)",
-            catalogue.path().join(PLAN).display()
-        ));
-    }
+    no_add_waits(pool)?;
     let format = Format::Catalogue(format.clone());
     format::write(root.as_fd(), catalogue.path(), FORMAT_FILE, &format)
+}
+
+/// The last step of one would undo what is written now.
+fn no_add_waits(pool: &Pool) -> Result<(), PoolError> {
+    if !is_add_interrupted(pool) {
+        return Ok(());
+    }
+    refused(format!(
+        "an add was interrupted; repeat it first (or remove {}, if its folders are gone)",
+        pool.catalogue().path().join(PLAN).display()
+    ))
 }
 
 /// From now on, durably, a member takes nothing new, or does again.
@@ -698,7 +703,7 @@ impl Parting {
 /// Let a member go. The same command again finishes one that was interrupted. One that is missing may go as [`Parting::Empty`], too, if no file is on it.
 /// Records of files keep what they say of one that goes as [`Parting::Lost`]: these bytes cannot be read ([`PoolError::Lost`]), and all else of such files can.
 ///
-/// Errors   [`PoolError::Refused`]: it has bytes, or is the last one that takes some; then nothing was changed. While files are in use one that is missing cannot go as
+/// Errors   [`PoolError::Refused`]: it has bytes, or is the last one that takes some; then no byte was moved. While files are in use one that is missing cannot go as
 ///          [`Parting::Empty`], and one that is there never goes as [`Parting::Lost`]
 pub fn remove(
     pool: &Pool,

@@ -12,9 +12,10 @@ use std::path::Path;
 ///
 /// Errors   [`PoolError::Refused`] says which one is in the way
 pub fn may_be_mounted_on(pool: &Pool, folder: &Path) -> Result<(), PoolError> {
-    // One that cannot be found is refused when it is to be mounted on, with the reason.
-    let Ok(folder) = folder.canonicalize() else {
-        return Ok(());
+    // (A dead mount on it cannot be gone through, and is taken away first: then its path says where it is. What is not there is refused when it is to be mounted on.)
+    let folder = match folder.canonicalize() {
+        Ok(folder) => folder,
+        Err(_) => std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf()),
     };
     let expected =
         "expected a folder beside those of the pool, since what is mounted hides what lies below";

@@ -115,8 +115,15 @@ pub(crate) fn must_take_bytes_now(pool: &Pool, number: MemberNumber) -> Result<(
         return Ok(());
     }
     let others = Others::than(pool, number);
+    let is_taking = members
+        .iter()
+        .any(|one| one.number() == number && one.takes_bytes());
     refused(format!(
-        "member {0} is the last one that takes bytes, and nobody would take what it has: {1}; {2}, then drain member {0}",
+        "{0}nobody would take what member {1} has: {2}; {3}, then drain member {1}",
+        match is_taking {
+            true => format!("member {} is the last one that takes bytes, and ", number.0),
+            false => String::new(),
+        },
         number.0,
         others.clauses(),
         others.way_out()

@@ -5,6 +5,7 @@ use super::{Finding, Level};
 use crate::config::Config;
 use crate::config::amount::show_size;
 use crate::lanes_left::list;
+use crate::runtime_dir::{Purpose, RuntimeDir};
 use rushes_control::{Answer, Ask, Client, Status};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
@@ -24,6 +25,29 @@ pub(super) fn examine(config: &Config, findings: &mut Vec<Finding>) {
             "the daemon answers, but not what was asked",
             "install program and daemon of one version and restart it",
         )),
+        Err(error) if RuntimeDir::is_held(&config.runtime_dir) => {
+            let who = match RuntimeDir::holder(&config.runtime_dir) {
+                Some((pid, Purpose::Recover)) => {
+                    return findings.push(Finding::of(
+                        Level::Note,
+                        AREA,
+                        format!(
+                            "what a daemon left is being written by `rushes recover` (pid {})",
+                            pid.as_raw_nonzero()
+                        ),
+                        "wait for that to end, then systemctl start rushes",
+                    ));
+                }
+                Some((pid, Purpose::Serve)) => format!("pid {}", pid.as_raw_nonzero()),
+                None => String::from("its lock is held"),
+            };
+            findings.push(Finding::of(
+                Level::Error,
+                AREA,
+                format!("a daemon is there ({who}) and does not answer: {error}"),
+                "ask again as root; if it still does not answer: systemctl restart rushes (what it has is taken over by the next one)",
+            ));
+        }
         Err(_) => {
             findings.push(Finding::of(
                 Level::Note,

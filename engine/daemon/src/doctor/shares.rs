@@ -103,14 +103,7 @@ fn file_system(area: &str, share: &Share, findings: &mut Vec<Finding>) {
 
 fn write_way(area: &str, share: &Share, write_buffer_bytes: u64, findings: &mut Vec<Finding>) {
     let (way, reason) = share.way(write_buffer_bytes);
-    let name = way.name();
-    let sentence = match way {
-        Way::Extents => format!("what clients write goes by way of {name} ({reason})"),
-        Way::Through => format!("what clients write goes straight through ({reason})"),
-        Way::Unknown => {
-            format!("which way what clients write goes is not known yet ({reason})")
-        }
-    };
+    let sentence = way.sentence(&reason);
     findings.push(match way {
         // Nobody has asked for more.
         _ if write_buffer_bytes == 0 => Finding::ok(area, sentence),
