@@ -109,6 +109,11 @@ impl Default for Policy {
     }
 }
 
+/// A write past the kernel's cache ends well, and the kernel then tells of something that it could not keep. That need be no disk's fault: it says the same when
+/// somebody writes to a page of the range through its cache at that moment. What was written is written once more, and nobody is told, unless it is so for
+/// so many in a row.
+pub const LOST_IN_A_ROW: u8 = 3;
+
 /// A run of a file that is contiguous on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {

@@ -487,10 +487,33 @@ fn what_fell_back_into_the_kernels_cache_and_was_lost_there_is_written_again_and
     });
     writes.iter().for_each(|io| done(&mut world, io));
     assert!(world.device != world.flat && world.is_dirty());
+    // (It has its records all the while, and nobody is told yet: it may have been a page that somebody wrote to at that moment.)
+    let records = world.lanes.values().map(|lane| lane.records.len());
+    assert_eq!(records.sum::<usize>(), 2);
+    world.sync(0);
+    assert_eq!((world.counts.syncs, world.counts.syncs_refused), (0, 0));
+    world.write_all_back();
+    assert!(world.device == world.flat);
+}
+
+/// As a disk does it that fails.
+#[test]
+fn who_syncs_is_told_when_the_kernel_keeps_nothing_for_the_third_time() {
+    let (mut world, writes) = two_past();
+    let lost = Some(Errno::IO);
+    for _ in 0..u32::from(LOST_IN_A_ROW) {
+        world.step(Event::FellBack {
+            io: writes[0].io,
+            lost,
+        });
+    }
+    writes.iter().for_each(|io| done(&mut world, io));
+    assert!(world.is_dirty());
     world.sync(0);
     assert_eq!((world.counts.syncs, world.counts.syncs_refused), (0, 1));
     world.write_all_back();
     assert!(world.device == world.flat);
+    assert_eq!(world.server.files[&FILE].writing.lost_count, 0);
 }
 
 /// What made it fall back is over with that. A daemon that dies before the kernel has told what became of it would have lost all of it.

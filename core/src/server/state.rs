@@ -213,6 +213,8 @@ pub(super) struct Writing {
     pub failed_syncs: u64,
     /// Its last write past the kernel's cache went into it.
     pub falls_back: bool,
+    /// So many of them, one behind the other, were told of something that the kernel could not keep (see [`LOST_IN_A_ROW`]).
+    pub lost_count: u8,
     /// Bytes are to be written again that somebody may have cut off: none is before its length was looked at.
     pub is_cut_doubted: bool,
     /// What is with the driver as a sync is one for nobody but us.

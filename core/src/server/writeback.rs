@@ -675,6 +675,9 @@ impl Server {
         };
         let id = flight.file;
         if lost.is_some() {
+            if let Some(file) = self.files.get_mut(&id) {
+                file.writing.lost_count = file.writing.lost_count.saturating_add(1);
+            }
             let all = self.write_flights.iter_mut().map(|(_, flight)| flight);
             let past = all.filter(|flight| flight.file == id && !flight.buffered);
             past.for_each(|flight| flight.lost = lost);
@@ -698,7 +701,14 @@ impl Server {
         else {
             return;
         };
-        let result = flight.lost.map_or(result, Err);
+        let lost_count = self
+            .files
+            .get(&flight.file)
+            .map_or(0, |file| file.writing.lost_count);
+        let result = match flight.lost {
+            Some(errno) if lost_count >= LOST_IN_A_ROW => Err(errno),
+            _ => result,
+        };
         let served = Served {
             bytes: flight.range.length.0,
             cost: flight.cost,
@@ -750,8 +760,12 @@ impl Server {
             }
             // The kernel's cache has it, and may have told already that it could not keep it: it is written once more.
             is_doubtful = flight.is_again
+                || flight.lost.is_some()
                 || flight.buffered && flight.failed_syncs != file.writing.failed_syncs;
             file.writing.falls_back &= flight.buffered || flight.is_again || result.is_err();
+            if result.is_ok() && !flight.buffered && flight.lost.is_none() {
+                file.writing.lost_count = 0;
+            }
             for span in flight.spans.iter().filter(|_| !is_doubtful) {
                 let length = written_end
                     .saturating_sub(span.range.start.0)

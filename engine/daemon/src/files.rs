@@ -74,6 +74,8 @@ pub(crate) struct File {
     pub(crate) written: Option<Written>,
     /// By way of the kernel's cache, if it was read so before anybody wrote it (through.rs).
     pub(crate) through: Option<Arc<OwnedFd>>,
+    /// Writes past that cache in a row of which the kernel told afterwards that it could not keep something.
+    pub(crate) lost_count: u8,
     /// Its part of all descriptors that are counted.
     counted: u64,
 }
@@ -176,6 +178,7 @@ impl Files {
             watched: false,
             written: None,
             through: None,
+            lost_count: 0,
             counted: 1,
         };
         self.descriptors += file.counted;

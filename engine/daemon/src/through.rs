@@ -11,10 +11,12 @@
 //! anything of the file could not be written since somebody last looked: iomap's ENOTBLK), or always, where a file system has no direct I/O for this file
 //! and does not say so (ext4 with data=journal). Such a request ends well. What became of it is found out behind each: one with pages that are not
 //! written yet is tried once more, then its bytes are kept as all that goes through the cache; and an error that the kernel has not told this descriptor may be this request's.
+//! (Or nobody's: Linux tells EIO, too, when it could not take a page of the range out of its cache behind such a write, since somebody was just writing to that. Its log
+//! says "Page cache invalidation failure on direct I/O" then. The page may have older bytes than we wrote and be written over them: ours are written once more.)
 
 use crate::event_loop::{Daemon, InFlight};
 use crate::files::File;
-use rushes_core::server::{Event, IoRead};
+use rushes_core::server::{Event, IoRead, LOST_IN_A_ROW};
 use rushes_core::units::{FileId, IoId};
 use rushes_sys::cached::cached_pages;
 use rushes_sys::file::through_the_cache;
@@ -75,9 +77,23 @@ impl Daemon {
         if is_cached {
             return self.feed(Event::FellBack { io, lost: None });
         }
-        if let Err(error) = space::untold_error(&**fd) {
+        let told = space::untold_error(&**fd);
+        let count = match (&told, self.files.get_mut(about.file)) {
+            (Err(_), Some(file)) => {
+                file.lost_count = file.lost_count.saturating_add(1);
+                file.lost_count
+            }
+            (_, Some(file)) => {
+                file.lost_count = 0;
+                0
+            }
+            (_, None) => 0,
+        };
+        if let Err(error) = told {
             let errno = errno_of(&error);
-            self.write_failed(about.file, about.range, errno);
+            if count >= LOST_IN_A_ROW {
+                self.write_failed(about.file, about.range, errno);
+            }
             let lost = Some(errno);
             self.feed(Event::FellBack { io, lost });
         }
