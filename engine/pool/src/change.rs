@@ -336,7 +336,7 @@ pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result
             }
             // Also when it was begun before: each of its files would be tried in vain.
             if draining {
-                others::must_take_bytes_now(pool, number)?;
+                others::must_take_bytes_beside(pool, number)?;
             }
             match is_new {
                 true => set_duty(pool, number, duty),

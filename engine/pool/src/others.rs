@@ -107,11 +107,11 @@ fn free(bytes: ByteCount) -> String {
     format!("{}.{} {unit}", tenths / 10, tenths % 10)
 }
 
-/// A member is to be emptied: somebody is there who may take what it has.
-pub(crate) fn must_take_bytes_now(pool: &Pool, number: MemberNumber) -> Result<(), PoolError> {
+/// A member is to be emptied: somebody else takes bytes. Whether he is there, and has room, is found out file by file: no disk is asked here, which may hang.
+pub(crate) fn must_take_bytes_beside(pool: &Pool, number: MemberNumber) -> Result<(), PoolError> {
     let members = pool.members();
     let mut others = members.iter().filter(|other| other.number() != number);
-    if others.any(|one| one.takes_bytes() && one.status().state == MemberState::Present) {
+    if others.any(|other| other.takes_bytes()) {
         return Ok(());
     }
     let others = Others::than(pool, number);
