@@ -62,7 +62,7 @@ impl Server {
         entry.cadence.read_arrived_at(self.now, range);
         let lately = entry.cadence.lately();
         let is_clip = entry.is_clip();
-        self.look_again((session, handle), file, actions);
+        self.reread_header((session, handle), file, actions);
         let Some(entry) = self.handles.get_mut(&(session, handle)) else {
             return (None, Due::NEVER);
         };

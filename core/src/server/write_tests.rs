@@ -553,7 +553,7 @@ impl World {
             Action::Known { .. }
             | Action::OpenNeighbour { .. }
             | Action::AskPool { .. }
-            | Action::LookAgain { .. } => {}
+            | Action::ReadHeader { .. } => {}
         }
     }
 

@@ -597,7 +597,7 @@ impl Daemon {
             Action::OpenNeighbour { beside, name } => self.open_neighbour(*beside, name),
             Action::AskPool { pool, path } => self.ask_pool(*pool, path),
             Action::Stat { file } => self.stat(*file),
-            Action::LookAgain { file, size } => self.look_again(*file, *size),
+            Action::ReadHeader { file, size } => self.read_header(*file, *size),
             Action::Forget { file } => self.forget(*file),
             Action::Wake { at } => self.core_wake = *at,
             Action::SubmitWrite(write) => {
