@@ -94,6 +94,7 @@ impl Server {
             }
         }
         let hops = self.note_place(id, &seen, range);
+        self.need_header(id);
         self.begin_clock(id, &seen, range, arrived);
         self.move_promise(id, &seen, range.length.0);
         self.follow(id, &seen, (run_bytes, hops), (range, arrived), actions);

@@ -4,7 +4,7 @@
 //! The driver reads a header by itself, in a few places of the file, beside whatever we ask of its device. Whoever opens a file for the first
 //! time wants a frame of it, and who opens a clip in nine files wants nine of them one after the other: reading headers between those makes
 //! everybody wait for what he can do without for a moment. So of a device with positioning one header is read at a time, and only once nobody
-//! has wanted anything of it for a moment; or when it was waited for so long that somebody may play without a promise meanwhile.
+//! has wanted anything of it for a moment; or at once when somebody goes on reading a file, who is played for without a promise until it is known.
 
 use super::state::*;
 use super::*;
@@ -13,8 +13,9 @@ use alloc::vec::Vec;
 
 /// Who was just served asks for something else within that time, if he is not done.
 const QUIET: Duration = Duration::from_ms(10);
-/// Longer than that no header waits for a device without work.
-const PATIENCE: Duration = Duration::from_ms(300);
+/// Who has read so much in a row, or so often, goes on reading. Units: bytes, reads.
+const GOES_ON_BYTES: u64 = 2 << 20;
+const GOES_ON_READS: u32 = 32;
 /// A driver that does not answer for so long does not answer.
 const ANSWER: Duration = Duration::from_s(1);
 
@@ -27,8 +28,9 @@ const HEADER_BYTES: u64 = 1 << 20;
 /// Headers on a device that nobody has read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct UnreadHeaders {
-    /// Since when, oldest first; [`File::is_header_wanted`] says of each whether it still waits.
-    waiting: VecDeque<(Instant, FileId)>,
+    /// Since when, oldest first, but before them those that somebody needs (never: it is time); [`File::is_header_wanted`] says of each
+    /// whether it still waits.
+    waiting: VecDeque<(Option<Instant>, FileId)>,
     /// What the driver is reading, and since when.
     reading: Option<(FileId, Instant)>,
     /// One was being read since the device was last asked.
@@ -58,9 +60,34 @@ impl Server {
             return;
         }
         file.is_header_wanted = true;
-        device.headers.waiting.push_back((now, id));
+        device.headers.waiting.push_back((Some(now), id));
         let device = file.device;
         self.touch(device);
+    }
+
+    /// A read of a stream was noted: whether its reader goes on, and needs to be known.
+    pub(super) fn need_header(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        let (id, read) = (stream.file, stream.row.read_in_a_row());
+        let Some(file) = self.files.get(&id) else {
+            return;
+        };
+        let goes_on = read.0 >= GOES_ON_BYTES || read.1 >= GOES_ON_READS;
+        if !file.is_header_wanted || !goes_on {
+            return;
+        }
+        let device_id = file.device;
+        let Some(device) = self.devices.get_mut(&device_id) else {
+            return;
+        };
+        let waiting = &mut device.headers.waiting;
+        if let Some(place) = waiting.iter().position(|&(since, file)| file == id && since.is_some()) {
+            waiting.remove(place);
+            waiting.push_front((None, id));
+            self.touch(device_id);
+        }
     }
 
     /// Have the next header of a device read, if this is a moment for it.
@@ -89,12 +116,14 @@ impl Server {
             .reading
             .is_some_and(|(_, at)| now.since(at) < ANSWER);
         let is_idle = device.flight_count == 0 && device.demands.is_empty();
-        let mut at = since + PATIENCE;
-        if is_idle {
-            at = at.min(device.service_started.max(since) + QUIET);
-        }
+        let at = match since {
+            None => Instant::ZERO,
+            Some(since) if is_idle => device.service_started.max(since) + QUIET,
+            // Whatever it has to do will end, and then this is looked at.
+            Some(_) => Instant::NEVER,
+        };
         if positions && (is_reading || now < at) {
-            if !is_reading {
+            if !is_reading && at < Instant::NEVER {
                 self.rest_wake = self.rest_wake.min(at);
             }
             return self.block(id);
