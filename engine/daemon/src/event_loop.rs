@@ -916,8 +916,11 @@ impl Daemon {
             let Some(counters) = counters.as_deref().and_then(Counters::parse) else {
                 continue;
             };
-            let own_bytes = own.get(&device.id).copied().unwrap_or(0);
-            let busy = !self.in_flight.is_empty();
+            // (Headers are ours, too. Nobody counts their bytes: that there were some is what matters.)
+            let headers = self.headers.begun_count + self.headers.ended_count;
+            let own_bytes = own.get(&device.id).copied().unwrap_or(0) + headers;
+            let is_reading = self.headers.begun_count > self.headers.ended_count;
+            let busy = !self.in_flight.is_empty() || is_reading;
             let load = self.foreign.entry(device.id).or_default().sample(
                 counters,
                 own_bytes,

@@ -84,6 +84,9 @@ pub(crate) struct File {
 #[derive(Debug, Default)]
 pub(crate) struct Headers {
     said: HashMap<(FileKey, u64), Option<RateHint>>,
+    /// Readings that were begun, and ended.
+    pub(crate) begun_count: u64,
+    pub(crate) ended_count: u64,
 }
 
 /// Files whose headers are remembered; then all are forgotten, which costs a look at each.

@@ -108,6 +108,7 @@ impl Daemon {
                     version,
                     hint,
                 } => {
+                    self.headers.ended_count += 1;
                     self.headers.put(key, version, hint);
                     if self.files.same_mut(file, generation).is_some() {
                         self.feed(Event::Hint { file, hint });
@@ -211,7 +212,9 @@ impl Daemon {
             size: size.0,
         };
         // What has no place among the jobs is asked for again when it is opened again, or has changed again.
-        let _ = self.workers.push(Urgency::Later, job);
+        if self.workers.push(Urgency::Later, job).is_ok() {
+            self.headers.begun_count += 1;
+        }
     }
 
     /// Know a file that was opened for us; what the core must know of it.
