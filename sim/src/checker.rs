@@ -535,7 +535,7 @@ impl Checker {
                         self.wrong(now, || format!("stat of {file:?}, which is forgotten"));
                     }
                 }
-                Action::LookAgain { file, .. } => {
+                Action::ReadHeader { file, .. } => {
                     if self.file_of(*file).is_none() {
                         self.wrong(now, || {
                             format!("the header of {file:?} is to be looked at, which is forgotten")

@@ -90,7 +90,7 @@ mod tests {
             Action::Sync { file },
             Action::WriteOut { file },
             Action::Clean { file },
-            Action::LookAgain {
+            Action::ReadHeader {
                 file,
                 size: ByteCount(0),
             },

@@ -110,6 +110,11 @@ pub enum Owner {
         /// How many more follow.
         left: u32,
     },
+    /// The driver's, for the header of a file.
+    Header {
+        /// How many more places of it follow.
+        left: u32,
+    },
     /// Nobody's that matters.
     Storm,
 }
@@ -294,7 +299,7 @@ impl Disk {
                 self.count.request_ns += ns;
                 self.count.positioning_ns += positioning;
             }
-            Owner::Client { .. } | Owner::Open { .. } | Owner::Storm => {
+            Owner::Client { .. } | Owner::Open { .. } | Owner::Header { .. } | Owner::Storm => {
                 self.count.foreign_count += 1;
                 self.count.foreign_ns += ns;
             }

@@ -54,8 +54,10 @@ pub struct WorldFile {
     pub extents: Vec<Extent>,
     /// False: the driver could not find out where it lies.
     pub tells_extents: bool,
-    /// From a rule or header.
+    /// From a rule, or a header that was read.
     pub hint: Option<RateHint>,
+    /// What its header says, and how many places of it are read for that. None: it has none, or that is known already.
+    pub header: Option<(Option<RateHint>, u32)>,
     /// How the driver calls it now.
     pub id: Option<FileId>,
     /// False: no longer served (unlinked).
@@ -233,6 +235,7 @@ impl Files {
                 Vec::new()
             },
             hint: file.hint,
+            is_header_unread: file.header.is_some(),
             way: Some(WriteWay::Through),
             is_exclusive: false,
             is_fresh: false,
@@ -309,6 +312,7 @@ pub fn contiguous(
         }],
         tells_extents: true,
         hint,
+        header: None,
         id: None,
         linked: true,
     }

@@ -676,6 +676,7 @@ impl World {
             version: 1,
             extents: one.extents.clone(),
             hint: (role == Role::Read).then_some(RateHint::Rate(self.rate, RateSource::Rule)),
+            is_header_unread: false,
             way: Some(WriteWay::Cached),
             is_exclusive: role == Role::Scatter,
             is_fresh: false,

@@ -894,9 +894,13 @@ impl Scenario {
             let mut next = at + (frames * frame_bytes).next_multiple_of(4096);
             let mut files = vec![world.files.add(picture)];
             for sound in 0..group.sounds {
-                let hint = group.sound_told.then_some(sound_rate);
                 let name = format!("a{sound}.mxf");
-                let file = contiguous(&folder, &name, device, next, sound_size, hint);
+                let mut file = contiguous(&folder, &name, device, next, sound_size, None);
+                // (Of one without a rate only the beginning is read.)
+                file.header = Some(match group.sound_told {
+                    true => (Some(sound_rate), 3),
+                    false => (None, 1),
+                });
                 next += sound_size.next_multiple_of(4096);
                 files.push(world.files.add(file));
             }

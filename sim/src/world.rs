@@ -20,6 +20,8 @@ use rushes_core::units::*;
 
 /// So long after a change of which nobody tells no read may give what was before.
 const PROMISE: Duration = Duration::from_s(1);
+/// What is read at a time of a header. Units: bytes.
+const HEADER_BYTES: u64 = 16 << 10;
 /// How often a driver looks at what others do on a device.
 const SAMPLE: Duration = Duration::from_ms(500);
 
@@ -581,7 +583,7 @@ impl World {
             ..job
         };
         let it = &mut self.disks[disk.0 as usize];
-        if matches!(job.owner, Owner::Server(_)) {
+        if matches!(job.owner, Owner::Server(_) | Owner::Header { .. }) {
             it.served = true;
         } else {
             it.others.0 += 1;
@@ -634,7 +636,42 @@ impl World {
                 }
             }
             Owner::Open { .. } => self.find_out(disk, done.job.owner),
+            Owner::Header { left } => {
+                if let Some(file) = done.job.file {
+                    self.read_header(file, left);
+                }
+            }
             Owner::Storm => {}
+        }
+    }
+
+    /// The next place that a header is read at, or what it says.
+    fn read_header(&mut self, file: FileIndex, left: u32) {
+        let it = self.files.get_mut(file);
+        let Some((hint, count)) = it.header else {
+            return;
+        };
+        if left > 0 {
+            // The first is the file's beginning, the second its end, the others are between.
+            let at = match count - left {
+                0 => 0,
+                place => (it.size / u64::from(place)).saturating_sub(HEADER_BYTES),
+            };
+            let job = Job {
+                owner: Owner::Header { left: left - 1 },
+                file: Some(file),
+                range: ByteRange::new(at & !4095, HEADER_BYTES.min(it.size)),
+                write: false,
+                class: IoClass::BestEffort,
+                arrived: self.now,
+            };
+            let disk = it.device;
+            return self.submit(disk, job);
+        }
+        it.header = None;
+        it.hint = hint;
+        if let Some(id) = it.id {
+            self.step(Event::Hint { file: id, hint });
         }
     }
 
@@ -833,8 +870,13 @@ impl World {
             Action::Forget { file } => {
                 self.files.forget(*file);
             }
-            // Files of these worlds have no headers.
-            Action::LookAgain { .. } => {}
+            Action::ReadHeader { file, .. } => {
+                if let Some(file) = self.files.by_id(*file)
+                    && let Some((_, count)) = self.files.get(file).header
+                {
+                    self.read_header(file, count);
+                }
+            }
             Action::Wake { at } => {
                 let earliest = self.now + self.latency.timer;
                 self.wake_at = Some((*at).max(earliest));

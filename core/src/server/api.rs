@@ -109,6 +109,12 @@ impl Default for Policy {
     }
 }
 
+impl Policy {
+    /// What headers say is asked for.
+    pub(super) fn reads_headers(&self) -> bool {
+        self.analyser && self.contracts_from_header
+    }
+}
 /// A write past the kernel's cache ends well, and the kernel then tells of something that it could not keep. That need be no disk's fault: it says the same when
 /// somebody writes to a page of the range through its cache at that moment. What was written is written once more, and nobody is told, unless it is so for
 /// so many in a row.
@@ -183,6 +189,8 @@ pub struct FileFacts {
     pub extents: Vec<Extent>,
     /// From a rule or its header.
     pub hint: Option<RateHint>,
+    /// It may have a header that says it, and nobody has read that ([`Action::ReadHeader`]).
+    pub is_header_unread: bool,
     /// How it may be written. None: nobody has looked; what was found before counts.
     pub way: Option<WriteWay>,
     /// Nobody writes to it but clients of ours: no other program, through no other door.
@@ -428,7 +436,7 @@ pub enum Event {
         rate: BytesPerSecond,
     },
     /// What a file should be read at became known after it was opened: its header was read, or read again
-    /// ([`Action::LookAgain`]). None: it does not say, or not any more.
+    /// ([`Action::ReadHeader`]). None: it does not say, or not any more.
     Hint {
         file: FileId,
         hint: Option<RateHint>,
@@ -622,9 +630,9 @@ pub enum Action {
         request: RequestId,
         outcome: Outcome,
     },
-    /// The file is another than when its header was looked at, if it has one: answer with [`Event::Hint`]. `size`: as it was
-    /// acknowledged, whatever the file system has of it.
-    LookAgain { file: FileId, size: ByteCount },
+    /// Read the header of a file, if it has one: nobody has yet, or it is another than when that was done. Answer with [`Event::Hint`]. `size`: as
+    /// it was acknowledged, whatever the file system has of it.
+    ReadHeader { file: FileId, size: ByteCount },
     /// Read from a device.
     Submit(IoRead),
     /// Write to a device.

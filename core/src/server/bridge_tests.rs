@@ -101,6 +101,7 @@ impl Bench {
                 version: 1,
                 extents,
                 hint: None,
+                is_header_unread: false,
                 way: Some(WriteWay::Cached),
                 is_exclusive: terms.exclusive,
                 is_fresh: false,

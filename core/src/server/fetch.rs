@@ -78,6 +78,7 @@ impl Server {
     pub(super) fn pump(&mut self, id: DeviceId, actions: &mut Actions) {
         let before = self.devices.get(&id).map(Device::sent_count);
         self.send_all(id, actions);
+        self.read_next_header(id, actions);
         if let Some(device) = self.devices.get_mut(&id)
             && before != Some(device.sent_count())
         {
@@ -1340,7 +1341,10 @@ impl Server {
         if device.flight_count == 0 || !device.positions() {
             let taken = core::mem::take(&mut device.batch_taken);
             let calibrated = core::mem::take(&mut device.batch_calibrated);
-            device.learn(now, calibrated, taken, wrote);
+            // What headers took of it says nothing of what it can.
+            if !device.headers.disturbed() {
+                device.learn(now, calibrated, taken, wrote);
+            }
         }
     }
 }

@@ -9,12 +9,6 @@ use crate::stream::{Cadence, Recogniser};
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// The header of a file that goes on changing is looked at after so long, then less and less often.
-const LOOK_AGAIN: Duration = Duration::from_s(1);
-const LOOK_AGAIN_MAX: Duration = Duration::from_s(8);
-/// What of a file is its beginning, when its header is looked for. Units: bytes.
-const HEADER_BYTES: u64 = 1 << 20;
-
 /// Strangers' changes that a read waits out.
 const VOIDED_MAX: u8 = 4;
 
@@ -169,9 +163,11 @@ impl Server {
             }
             return;
         };
+        let mut is_header_unread = false;
         let (state, hint) = match facts {
             Ok(facts) if self.devices.contains_key(&facts.device) => {
                 let hint = facts.hint;
+                is_header_unread = facts.is_header_unread;
                 (HandleState::Ready(self.adopt(facts, asked, actions)), hint)
             }
             Ok(facts) => {
@@ -186,6 +182,11 @@ impl Server {
             && let Some(device) = self.devices.get_mut(&file.device)
         {
             device.model.file_opened();
+        }
+        if let HandleState::Ready(file) = state
+            && is_header_unread
+        {
+            self.want_header(file);
         }
         let ready = matches!(state, HandleState::Ready(_));
         if let Some(entry) = self.handles.get_mut(&(session, handle)) {
@@ -320,9 +321,10 @@ impl Server {
             is_exclusive: facts.is_exclusive,
             header: Looked {
                 at: self.now,
-                wait: LOOK_AGAIN,
+                wait: super::headers::REREAD,
                 likeness: Default::default(),
             },
+            is_header_wanted: false,
             writing: Writing {
                 native_size: facts.size.0,
                 mapped_end: u64::MAX,
@@ -616,59 +618,5 @@ impl Server {
                     .invalidate(slot, PageSet::run(first as u32, last as u32));
             }
         }
-    }
-
-    /// A header told what a file should be read at, or that it does not know any more: what is promised follows.
-    pub(super) fn hinted(&mut self, id: FileId, hint: Option<RateHint>) {
-        let mut told: Vec<(StreamId, Option<RateHint>)> = Vec::new();
-        for handle in self.handles.values_mut() {
-            if matches!(handle.state, HandleState::Ready(file) if file == id) && handle.is_unruled()
-            {
-                let hint = hint.and_then(|hint| handle.part_of(hint));
-                if handle.hint != hint {
-                    handle.hint = hint;
-                    told.extend(handle.stream.map(|stream| (stream, hint)));
-                }
-            }
-        }
-        for (stream, hint) in told {
-            self.rate_told(stream, hint);
-        }
-    }
-
-    /// A file that is being read has changed since its header was looked at: what that says may be another, or may only now be
-    /// there. While its beginning is still with us the device has an old one.
-    pub(super) fn look_again(
-        &mut self,
-        (session, handle): (SessionId, HandleId),
-        id: FileId,
-        actions: &mut Actions,
-    ) {
-        let (now, policy) = (self.now, &self.policy);
-        let reads_header = self
-            .handles
-            .get(&(session, handle))
-            .is_some_and(|handle| handle.is_unruled() && handle.part.is_whole());
-        let Some(file) = self.files.get_mut(&id) else {
-            return;
-        };
-        let likeness = file.likeness();
-        if likeness == file.header.likeness || now.since(file.header.at) < file.header.wait {
-            return;
-        }
-        let front = file.writing.dirty.next_run(0);
-        let is_there = front.is_none_or(|run| run.start.0 >= HEADER_BYTES);
-        if !reads_header || !is_there || !policy.analyser || !policy.contracts_from_header {
-            return;
-        }
-        file.header = Looked {
-            at: now,
-            wait: Duration(file.header.wait.0 * 2).min(LOOK_AGAIN_MAX),
-            likeness,
-        };
-        actions.list.push(Action::LookAgain {
-            file: id,
-            size: ByteCount(file.size),
-        });
     }
 }

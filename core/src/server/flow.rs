@@ -62,7 +62,7 @@ impl Server {
         entry.cadence.read_arrived_at(self.now, range);
         let lately = entry.cadence.lately();
         let is_clip = entry.is_clip();
-        self.look_again((session, handle), file, actions);
+        self.reread_header((session, handle), file, actions);
         let Some(entry) = self.handles.get_mut(&(session, handle)) else {
             return (None, Due::NEVER);
         };
@@ -94,6 +94,7 @@ impl Server {
             }
         }
         let hops = self.note_place(id, &seen, range);
+        self.need_header(id);
         self.begin_clock(id, &seen, range, arrived);
         self.move_promise(id, &seen, range.length.0);
         self.follow(id, &seen, (run_bytes, hops), (range, arrived), actions);

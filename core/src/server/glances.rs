@@ -83,6 +83,11 @@ impl Row {
         self.count <= 1
     }
 
+    /// How much was read so: bytes, but for small reads of unknown rate, and reads.
+    pub(super) fn read_in_a_row(&self) -> (u64, u32) {
+        (self.bytes, self.count)
+    }
+
     /// A read of so many bytes may be of the same kind: picture is asked for in larger pieces than sound.
     pub(super) fn is_read_like(&self, length: u64) -> bool {
         let own = self.latest.length.0;

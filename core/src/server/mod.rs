@@ -7,7 +7,7 @@
 //!
 //! Where to look: [`api`] is the seam; `state` what is remembered; `files` opening, closing, change;
 //! `reads` a client's read from arrival to answer; `flow` how streams follow their reader;
-//! `frames` sequences of one file a frame; `seats` where promises go, `kept` those of seats that have nothing open; `fetch` what goes to the devices; `writes` a client's write until it is
+//! `headers` when the header of a file is read; `frames` sequences of one file a frame; `seats` where promises go, `kept` those of seats that have nothing open; `fetch` what goes to the devices; `writes` a client's write until it is
 //! acknowledged, `writeback` what becomes of it then, `loose` what went through the kernel's cache; `ledger` what is told,
 //! `check` whether all of it agrees.
 
@@ -28,6 +28,9 @@ mod glance_tests;
 mod glances;
 #[cfg(test)]
 mod handout_tests;
+#[cfg(test)]
+mod header_tests;
+mod headers;
 mod kept;
 #[cfg(test)]
 mod kept_tests;

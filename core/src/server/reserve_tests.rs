@@ -101,6 +101,7 @@ impl Writer {
                 version: 1,
                 extents,
                 hint: None,
+                is_header_unread: false,
                 way: Some(WriteWay::Cached),
                 is_exclusive: false,
                 is_fresh: false,

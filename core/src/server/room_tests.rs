@@ -112,6 +112,7 @@ impl World {
                 version: 1,
                 extents,
                 hint: None,
+                is_header_unread: false,
                 way: Some(WriteWay::Cached),
                 is_exclusive: false,
                 is_fresh: false,

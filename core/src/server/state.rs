@@ -6,6 +6,7 @@ use super::api::*;
 use super::clock::PlayClock;
 use super::frames::Frames;
 use super::glances::{Glances, Row};
+use super::headers::UnreadHeaders;
 use crate::sched::{RefinedModel, admission};
 use crate::stream::{Cadence, CursorIndex, Recogniser};
 use crate::units::*;
@@ -138,6 +139,8 @@ pub(super) struct File {
     /// Nobody but clients of ours writes to it, as far as anybody has said or shown.
     pub is_exclusive: bool,
     pub header: Looked,
+    /// That was never read, and is to be.
+    pub is_header_wanted: bool,
     pub writing: Writing,
 }
 
@@ -834,6 +837,7 @@ pub(super) struct Device {
     /// Bytes the first of `background` got in this visit.
     pub background_given: u64,
     pub demands: VecDeque<Demand>,
+    pub headers: UnreadHeaders,
     pub best_effort_served: Instant,
     /// Streams that know their rate and were refused.
     pub refused: Vec<StreamId>,
@@ -927,6 +931,7 @@ impl Device {
             background: VecDeque::new(),
             background_given: 0,
             demands: VecDeque::new(),
+            headers: UnreadHeaders::default(),
             best_effort_served: Instant::ZERO,
             refused: Vec::new(),
             refused_asked: Instant::ZERO,

@@ -56,6 +56,7 @@ pub(super) fn facts(file: u32, size: u64) -> FileFacts {
             length: ByteCount(size.div_ceil(PAGE_BYTES) * PAGE_BYTES),
         }],
         hint: None,
+        is_header_unread: false,
         way: Some(WriteWay::Through),
         is_exclusive: false,
         is_fresh: false,
@@ -108,7 +109,7 @@ impl Bench {
                 }
                 Action::Submit(io) => self.flights.push(*io),
                 Action::Stat { file } => self.stats.push(*file),
-                Action::LookAgain { file, size } => self.looked.push((*file, size.0)),
+                Action::ReadHeader { file, size } => self.looked.push((*file, size.0)),
                 Action::OpenNeighbour { beside, name } => {
                     self.neighbours.push((*beside, name.clone()))
                 }

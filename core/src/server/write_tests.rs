@@ -276,6 +276,7 @@ impl World {
             version: self.version,
             extents: self.extents(),
             hint: None,
+            is_header_unread: false,
             way: Some(self.way),
             is_exclusive: self.is_exclusive,
             is_fresh: false,
@@ -553,7 +554,7 @@ impl World {
             Action::Known { .. }
             | Action::OpenNeighbour { .. }
             | Action::AskPool { .. }
-            | Action::LookAgain { .. } => {}
+            | Action::ReadHeader { .. } => {}
         }
     }
 

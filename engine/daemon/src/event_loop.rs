@@ -595,7 +595,7 @@ impl Daemon {
             Action::OpenNeighbour { beside, name } => self.open_neighbour(*beside, name),
             Action::AskPool { pool, path } => self.ask_pool(*pool, path),
             Action::Stat { file } => self.stat(*file),
-            Action::LookAgain { file, size } => self.look_again(*file, *size),
+            Action::ReadHeader { file, size } => self.read_header(*file, *size),
             Action::Forget { file } => self.forget(*file),
             Action::Wake { at } => self.core_wake = *at,
             Action::SubmitWrite(write) => {
@@ -914,8 +914,11 @@ impl Daemon {
             let Some(counters) = counters.as_deref().and_then(Counters::parse) else {
                 continue;
             };
-            let own_bytes = own.get(&device.id).copied().unwrap_or(0);
-            let busy = !self.in_flight.is_empty();
+            // (Headers are ours, too. Nobody counts their bytes: that there were some is what matters.)
+            let headers = self.headers.begun_count + self.headers.ended_count;
+            let own_bytes = own.get(&device.id).copied().unwrap_or(0) + headers;
+            let is_reading = self.headers.begun_count > self.headers.ended_count;
+            let busy = !self.in_flight.is_empty() || is_reading;
             let load = self.foreign.entry(device.id).or_default().sample(
                 counters,
                 own_bytes,

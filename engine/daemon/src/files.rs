@@ -86,13 +86,16 @@ pub(crate) struct File {
 #[derive(Debug, Default)]
 pub(crate) struct Headers {
     said: HashMap<(FileKey, u64), Option<RateHint>>,
+    /// Readings that were begun, and ended.
+    pub(crate) begun_count: u64,
+    pub(crate) ended_count: u64,
 }
 
 /// Files whose headers are remembered; then all are forgotten, which costs a look at each.
 const HEADER_COUNT_MAX: usize = 16_384;
 
 impl Headers {
-    /// What the header said; None: it was not looked at, Some(None): nothing of use, or it is being looked at.
+    /// What the header said; None: it was not looked at, Some(None): nothing of use.
     pub(crate) fn get(&self, key: FileKey, version: u64) -> Option<Option<RateHint>> {
         self.said.get(&(key, version)).copied()
     }

@@ -108,6 +108,7 @@ impl Daemon {
                     version,
                     hint,
                 } => {
+                    self.headers.ended_count += 1;
                     self.headers.put(key, version, hint);
                     if self.files.same_mut(file, generation).is_some() {
                         self.feed(Event::Hint { file, hint });
@@ -148,7 +149,6 @@ impl Daemon {
         let may_have_header = part.is_whole() && is_container(path);
         let served = seat.share.clone();
         let share = served.share.clone();
-        let mut probe = None;
         let facts = match result {
             Ok(found) => {
                 // What a former daemon left of it comes first: whoever opens it is to see that, and to write over it.
@@ -158,7 +158,7 @@ impl Daemon {
                 if facts.hint.is_none() && may_have_header {
                     match self.headers.get(facts.key, facts.version) {
                         Some(said) => facts.hint = said,
-                        None => probe = Some((facts.file, facts.version)),
+                        None => facts.is_header_unread = true,
                     }
                 }
                 Ok(facts)
@@ -187,9 +187,6 @@ impl Daemon {
         if let Some(file) = opened {
             self.resume_reserve(file);
         }
-        if let Some((file, version)) = probe {
-            self.probe(file, version);
-        }
         if is_closed {
             if let Some(seat) = self.sessions.seats.get_mut(&session) {
                 seat.handles.remove(&handle);
@@ -198,38 +195,14 @@ impl Daemon {
         }
     }
 
-    /// Look into a file's header when there is time; its first read does not wait for that.
-    pub(super) fn probe(&mut self, id: FileId, version: u64) {
+    /// Read a file's header, if it has one. `size`: of what there is for others to know of it, which its device need not have.
+    pub(super) fn read_header(&mut self, id: FileId, size: ByteCount) {
+        let policy = &self.config.policy;
         let Some(file) = self.files.get(id) else {
             return;
         };
-        let (key, size) = (file.key, file.size);
-        // What is not looked at now will be at the next open.
-        if self.look(id, ByteCount(size)) {
-            self.headers.put(key, version, None);
-        }
-    }
-
-    /// The same, of a file that has changed since; what there is for others to know of it is not what its device has.
-    pub(super) fn look_again(&mut self, id: FileId, size: ByteCount) {
-        let is_container = self
-            .files
-            .get(id)
-            .is_some_and(|file| is_container(&file.path));
-        if is_container {
-            // What is not looked at now will be when it has changed again.
-            self.look(id, size);
-        }
-    }
-
-    /// True: a worker will.
-    fn look(&mut self, id: FileId, size: ByteCount) -> bool {
-        let policy = &self.config.policy;
-        let Some(file) = self.files.get(id) else {
-            return false;
-        };
-        if !policy.analyser || !policy.contracts_from_header {
-            return false;
+        if !policy.analyser || !policy.contracts_from_header || !is_container(&file.path) {
+            return;
         }
         let job = Job::Probe {
             file: id,
@@ -238,7 +211,10 @@ impl Daemon {
             fd: file.fd.clone(),
             size: size.0,
         };
-        self.workers.push(Urgency::Later, job).is_ok()
+        // What has no place among the jobs is asked for again when it is opened again, or has changed again.
+        if self.workers.push(Urgency::Later, job).is_ok() {
+            self.headers.begun_count += 1;
+        }
     }
 
     /// Know a file that was opened for us; what the core must know of it.
@@ -278,6 +254,7 @@ impl Daemon {
             is_fresh: status.is_fresh,
             extents,
             hint,
+            is_header_unread: false,
             way,
             is_exclusive: share.config.exclusive,
         }

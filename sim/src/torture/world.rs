@@ -554,7 +554,7 @@ impl World {
                 let facts = Err(NO_SUCH_FILE);
                 self.answer(Event::PoolFileOpened { pool, path, facts });
             }
-            Action::LookAgain { file, .. } => {
+            Action::ReadHeader { file, .. } => {
                 if let Some(&at) = self.by_id.get(&file) {
                     let hint = self.files[at].hint;
                     self.answer(Event::Hint { file, hint });
@@ -588,6 +588,7 @@ impl World {
             is_fresh: file.is_fresh(self.now),
             extents: file.extents(),
             hint: file.hint,
+            is_header_unread: false,
             way: Some(file.way),
             is_exclusive: file.is_exclusive,
         }

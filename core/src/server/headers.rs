@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Headers of files: when they are read, and what becomes of what they say.
+//!
+//! The driver reads a header by itself, in a few places of the file, beside whatever we ask of its device. Whoever opens a file for the first
+//! time wants a frame of it, and who opens a clip in nine files wants nine of them one after the other: reading headers between those makes
+//! everybody wait for what he can do without for a moment. So of a device with positioning one header is read at a time, and only once nobody
+//! has wanted anything of it for a moment; or at once when somebody goes on reading a file, who is played for without a promise until it is known.
+
+use super::state::*;
+use super::*;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// Who was just served asks for something else within that time, if he is not done.
+const QUIET: Duration = Duration::from_ms(10);
+/// Who has read so much in a row, or so often, goes on reading. Units: bytes, reads.
+const GOES_ON_BYTES: u64 = 2 << 20;
+const GOES_ON_READS: u32 = 32;
+/// A driver that does not answer for so long does not answer.
+const ANSWER: Duration = Duration::from_s(1);
+
+/// The header of a file that goes on changing is read again after so long, then less and less often.
+pub(super) const REREAD: Duration = Duration::from_s(1);
+const REREAD_MAX: Duration = Duration::from_s(8);
+/// What of a file is its beginning, when its header is looked for. Units: bytes.
+const HEADER_BYTES: u64 = 1 << 20;
+
+/// Headers on a device that nobody has read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct UnreadHeaders {
+    /// Since when, oldest first, but before them those that somebody needs (never: it is time); [`File::is_header_wanted`] says of each
+    /// whether it still waits.
+    waiting: VecDeque<(Option<Instant>, FileId)>,
+    /// What the driver is reading, and since when.
+    reading: Option<(FileId, Instant)>,
+    /// One was being read since the device was last asked.
+    disturbs: bool,
+}
+
+impl UnreadHeaders {
+    /// A batch of requests has ended: whether a header was read beside it.
+    pub(super) fn disturbed(&mut self) -> bool {
+        core::mem::replace(&mut self.disturbs, self.reading.is_some())
+    }
+}
+
+impl Server {
+    /// A file was opened whose header nobody has read.
+    pub(super) fn want_header(&mut self, id: FileId) {
+        let now = self.now;
+        let policy = &self.policy;
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let Some(device) = self.devices.get_mut(&file.device) else {
+            return;
+        };
+        let is_being_read = device.headers.reading.is_some_and(|(other, _)| other == id);
+        if file.is_header_wanted || is_being_read || !policy.reads_headers() {
+            return;
+        }
+        file.is_header_wanted = true;
+        device.headers.waiting.push_back((Some(now), id));
+        let device = file.device;
+        self.touch(device);
+    }
+
+    /// A read of a stream was noted: whether its reader goes on, and needs to be known.
+    pub(super) fn need_header(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        let (id, read) = (stream.file, stream.row.read_in_a_row());
+        let Some(file) = self.files.get(&id) else {
+            return;
+        };
+        let goes_on = read.0 >= GOES_ON_BYTES || read.1 >= GOES_ON_READS;
+        if !file.is_header_wanted || !goes_on {
+            return;
+        }
+        let device_id = file.device;
+        let Some(device) = self.devices.get_mut(&device_id) else {
+            return;
+        };
+        let waiting = &mut device.headers.waiting;
+        if let Some(place) = waiting
+            .iter()
+            .position(|&(since, file)| file == id && since.is_some())
+        {
+            waiting.remove(place);
+            waiting.push_front((None, id));
+            self.touch(device_id);
+        }
+    }
+
+    /// Have the next header of a device read, if this is a moment for it.
+    pub(super) fn read_next_header(&mut self, id: DeviceId, actions: &mut Actions) {
+        let now = self.now;
+        let Some(device) = self.devices.get_mut(&id) else {
+            return;
+        };
+        let positions = device.positions();
+        let headers = &mut device.headers;
+        let files = &mut self.files;
+        // Who has closed it again does without.
+        let is_unwanted = |file: &File| !file.is_header_wanted || file.use_count == 0;
+        while let Some((_, file)) = headers.waiting.front()
+            && files.get(file).is_none_or(is_unwanted)
+        {
+            if let Some(file) = files.get_mut(file) {
+                file.is_header_wanted = false;
+            }
+            headers.waiting.pop_front();
+        }
+        let Some(&(since, file_id)) = headers.waiting.front() else {
+            return;
+        };
+        let is_reading = headers
+            .reading
+            .is_some_and(|(_, at)| now.since(at) < ANSWER);
+        let is_idle = device.flight_count == 0 && device.demands.is_empty();
+        let at = match since {
+            None => Instant::ZERO,
+            Some(since) if is_idle => device.service_started.max(since) + QUIET,
+            // Whatever it has to do will end, and then this is looked at.
+            Some(_) => Instant::NEVER,
+        };
+        if positions && (is_reading || now < at) {
+            if !is_reading && at < Instant::NEVER {
+                self.rest_wake = self.rest_wake.min(at);
+            }
+            return self.block(id);
+        }
+        headers.waiting.pop_front();
+        headers.reading = Some((file_id, now));
+        headers.disturbs = true;
+        if !headers.waiting.is_empty() {
+            self.touch(id);
+        }
+        let Some(file) = self.files.get_mut(&file_id) else {
+            return;
+        };
+        file.is_header_wanted = false;
+        let size = ByteCount(file.size);
+        actions.list.push(Action::ReadHeader {
+            file: file_id,
+            size,
+        });
+    }
+
+    /// A header told what a file should be read at, or that it does not know any more: what is promised follows.
+    pub(super) fn hinted(&mut self, id: FileId, hint: Option<RateHint>) {
+        let device = self.files.get(&id).map(|file| file.device);
+        if let Some((device, entry)) = device.and_then(|id| Some((id, self.devices.get_mut(&id)?)))
+            && entry.headers.reading.is_some_and(|(file, _)| file == id)
+        {
+            entry.headers.reading = None;
+            self.touch(device);
+        }
+        let mut told: Vec<(StreamId, Option<RateHint>)> = Vec::new();
+        for handle in self.handles.values_mut() {
+            if matches!(handle.state, HandleState::Ready(file) if file == id) && handle.is_unruled()
+            {
+                let hint = hint.and_then(|hint| handle.part_of(hint));
+                if handle.hint != hint {
+                    handle.hint = hint;
+                    told.extend(handle.stream.map(|stream| (stream, hint)));
+                }
+            }
+        }
+        for (stream, hint) in told {
+            self.rate_told(stream, hint);
+        }
+    }
+
+    /// A file that is being read has changed since its header was read: what that says may be another, or may only now be
+    /// there. While its beginning is still with us the device has an old one.
+    pub(super) fn reread_header(
+        &mut self,
+        (session, handle): (SessionId, HandleId),
+        id: FileId,
+        actions: &mut Actions,
+    ) {
+        let (now, policy) = (self.now, &self.policy);
+        let reads_header = self
+            .handles
+            .get(&(session, handle))
+            .is_some_and(|handle| handle.is_unruled() && handle.part.is_whole());
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let likeness = file.likeness();
+        if likeness == file.header.likeness || now.since(file.header.at) < file.header.wait {
+            return;
+        }
+        let front = file.writing.dirty.next_run(0);
+        let is_there = front.is_none_or(|run| run.start.0 >= HEADER_BYTES);
+        if !reads_header || !is_there || !policy.reads_headers() {
+            return;
+        }
+        file.header = Looked {
+            at: now,
+            wait: Duration(file.header.wait.0 * 2).min(REREAD_MAX),
+            likeness,
+        };
+        actions.list.push(Action::ReadHeader {
+            file: id,
+            size: ByteCount(file.size),
+        });
+    }
+}
