@@ -2,7 +2,7 @@
 //! `rushes recover`: what a daemon that ended has left in lanes, written, listed or given up.
 
 use crate::args::RecoverArgs;
-use crate::ask::say;
+use crate::ask::{print_json, say};
 use crate::serve::log_to_stderr;
 use crate::show;
 use rushes_daemon::ServeError;
@@ -21,8 +21,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
     if args.list {
         let left = list(&config).map_err(|error| error.to_string())?;
         if args.json {
-            let text = serde_json::to_string_pretty(&left).map_err(|error| error.to_string())?;
-            say(&format!("{text}\n"))?;
+            print_json(&left)?;
         } else {
             say(&table(&left))?;
         }
@@ -57,7 +56,7 @@ fn run_give_up(config: &Config, lane: u32, yes: bool) -> Result<ExitCode, String
                 "there is nothing in a lane {lane}; `rushes recover --list` shows those that have something"
             ));
         }
-        print!("{}", table(&left));
+        say(&table(&left))?;
         return Err(format!(
             "nothing is thrown away: what lane {lane} has, clients were told is safe; to lose it all the same: rushes recover --give-up {lane} --yes"
         ));

@@ -3,6 +3,7 @@
 
 use crate::needs;
 use crate::scratch::Scratch;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -114,21 +115,23 @@ impl Daemon {
 
     /// End it (SIGTERM), as its service manager would, and wait until it is gone.
     pub fn end(&mut self) -> ExitStatus {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is our child");
+        self.signal(Signal::TERM);
         self.child.wait().expect("it is our child")
     }
 
     /// Stop it (SIGSTOP): it is there and does nothing.
     pub fn stop(&mut self) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("it is our child");
+        self.signal(Signal::STOP);
     }
 
     /// Let it go on after [`Daemon::stop`].
     pub fn go_on(&mut self) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("it is our child");
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).expect("it is our child");
     }
 
     /// Start it again with the same configuration, after [`Daemon::kill`].

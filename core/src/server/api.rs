@@ -115,6 +115,7 @@ impl Policy {
         self.analyser && self.contracts_from_header
     }
 }
+
 /// A write past the kernel's cache ends well, and the kernel then tells of something that it could not keep. That need be no disk's fault: it says the same when
 /// somebody writes to a page of the range through its cache at that moment. What was written is written once more, and nobody is told, unless it is so for
 /// so many in a row.
