@@ -9,11 +9,12 @@ use crate::failing::{Failing, is_of_device, is_of_process};
 use crate::format::{self, Duty, FORMAT_FILE, Format, FormatFault, MemberEntry, MemberId};
 use crate::xattr::{self, OBJECT_ATTRIBUTE};
 use rushes_core::pool::check::{FoundObject, Mark};
+use rushes_core::pool::led::outside;
 use rushes_core::pool::{
     BackPointer, Class, FileIdentity, MemberNumber, Object, ObjectId, Part, PoolId,
 };
 use rushes_core::units::{ByteCount, ByteRange};
-use rushes_sys::SysError;
+use rushes_sys::{SysError, extents};
 use rustix::fs::{
     Advice, AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags, StatxFlags,
     Timespec, Timestamps, UTIME_NOW, fadvise, fstat, fstatfs, fstatvfs, fsync, futimens, makedev,
@@ -738,8 +739,39 @@ pub(crate) fn mark_of(fd: &OwnedFd) -> Result<Mark, Errno> {
     })
 }
 
-/// Where a file has bytes that are not holes, in order.
+/// Where a file has bytes that are neither holes nor room that was reserved alone, in order.
+///
+/// Linux calls it data when somebody has only *read* from reserved room (ext4 and XFS: its zeroes are in the page cache then). Such zeroes must not be
+/// taken for bytes of a file where its record leads elsewhere.
 pub(crate) fn data_ranges(fd: &OwnedFd) -> Result<Vec<ByteRange>, Errno> {
+    let data = seen_as_data(fd)?;
+    let (Some(first), Some(last)) = (data.first(), data.last()) else {
+        return Ok(data);
+    };
+    let all = ByteRange::new(first.start.0, last.end() - first.start.0);
+    // (Where nobody can say, it is data.)
+    let unwritten = extents::unwritten(fd, all).unwrap_or_default();
+    if !data.iter().any(|one| !near(&unwritten, *one).is_empty()) {
+        return Ok(data);
+    }
+    // Bytes may be on their way there as well: then they have arrived now.
+    let unwritten = extents::unwritten_synced(fd, all).unwrap_or_default();
+    let written = data
+        .iter()
+        .flat_map(|one| outside(*one, near(&unwritten, *one)));
+    Ok(written.collect())
+}
+
+/// Those of `ranges` that touch this one: a sparse file has as many of them as extents.
+///
+/// Assumes  they are in order, without overlap
+pub(crate) fn near(ranges: &[ByteRange], range: ByteRange) -> &[ByteRange] {
+    let first = ranges.partition_point(|one| one.end() <= range.start.0);
+    let behind = ranges.partition_point(|one| one.start.0 < range.end());
+    ranges.get(first..behind).unwrap_or(&[])
+}
+
+fn seen_as_data(fd: &OwnedFd) -> Result<Vec<ByteRange>, Errno> {
     let mut ranges = Vec::new();
     let mut at = 0;
     loop {

@@ -6,7 +6,7 @@
 //! whoever writes the file may have reserved it, behind its end, too. What is not done here: giving back bytes, which fsck compares first.
 
 use crate::error::PoolError;
-use crate::member::{Access, data_ranges};
+use crate::member::{Access, data_ranges, near};
 use crate::pool::{Pool, may_take, punch};
 use rushes_core::pool::led::{Led, outside};
 use rushes_core::pool::{Layout, MemberNumber, Object};
@@ -417,15 +417,6 @@ fn gaps(range: ByteRange, others: &[ByteRange]) -> Vec<ByteRange> {
         found.push(ByteRange::new(at, range.end() - at));
     }
     found
-}
-
-/// Those of `ranges` that touch this one: a sparse file has as many of them as extents.
-///
-/// Assumes  they are in order, without overlap
-fn near(ranges: &[ByteRange], range: ByteRange) -> &[ByteRange] {
-    let first = ranges.partition_point(|one| one.end() <= range.start.0);
-    let behind = ranges.partition_point(|one| one.start.0 < range.end());
-    ranges.get(first..behind).unwrap_or(&[])
 }
 
 #[cfg(test)]

@@ -30,8 +30,9 @@ use crate::stand::{Servants, Stand};
 use crate::world::Backing;
 use actors::{Actor, MIXED, Role, SHARED, SHARED_BYTES, SOURCE, renamed, source};
 use model::{FileModel, NameModel};
+use rustix::fs::{SeekFrom, seek};
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -622,7 +623,7 @@ fn play_on(plan: &Plan, draw: &Draw, stage: &Stage, mut stand: Stand) {
 }
 
 /// Nothing in the pool does not fit, but for what a mount that was killed was about to remove or name, which is mended.
-fn look_through(stage: &Stage, world: &PoolWorld) {
+fn look_through(stage: &Stage, world: &mut PoolWorld) {
     let (report, code) = world.json(&["fsck"], &[]);
     if code == Some(0) {
         return;
@@ -633,7 +634,16 @@ fn look_through(stage: &Stage, world: &PoolWorld) {
     };
     let is_excused = stage.mount_died.load(Ordering::Relaxed) && findings.clone().all(is_left_over);
     if !is_excused {
-        return stage.fault(&format!("fsck: {code:?}: {report:#}"));
+        let shown: Vec<String> = findings.clone().map(|one| look_at(world, one)).collect();
+        world.start();
+        let files = findings.filter_map(|one| one["file"].as_str());
+        let places: BTreeMap<&str, serde_json::Value> =
+            files.map(|file| (file, world.where_is(file))).collect();
+        world.end();
+        return stage.fault(&format!(
+            "fsck: {code:?}: {report:#}\n{}\n{places:?}",
+            shown.join("\n")
+        ));
     }
     for options in [&["fsck", "--repair"][..], &["fsck"]] {
         let (report, code) = world.json(options, &[]);
@@ -641,6 +651,36 @@ fn look_through(stage: &Stage, world: &PoolWorld) {
             stage.fault(&format!("{options:?}: {code:?}: {report:#}"));
         }
     }
+}
+
+/// What whoever wants to know how a finding came about looks at: what is in the object.
+fn look_at(world: &PoolWorld, finding: &serde_json::Value) -> String {
+    let (Some(member), Some(object)) = (finding["member"].as_u64(), finding["object"].as_str())
+    else {
+        return String::new();
+    };
+    let path = world.member(member as usize).join("pool").join(object);
+    let parts = match File::open(&path).and_then(|object| data_of(&object)) {
+        Ok(parts) => parts.join(" "),
+        Err(error) => error.to_string(),
+    };
+    format!("{}: {parts}", path.display())
+}
+
+/// Where an object has data, and how many bytes of it are not zero.
+fn data_of(object: &File) -> std::io::Result<Vec<String>> {
+    let length = object.metadata()?.len();
+    let mut parts = Vec::new();
+    let mut at = 0;
+    while let Ok(start) = seek(object, SeekFrom::Data(at)) {
+        at = seek(object, SeekFrom::Hole(start))?;
+        let mut bytes = vec![0; (at - start) as usize];
+        object.read_exact_at(&mut bytes, start)?;
+        let count = bytes.iter().filter(|byte| **byte != 0).count();
+        parts.push(format!("{start}..{at} ({count} not zero)"));
+    }
+    parts.push(format!("{length} in all"));
+    Ok(parts)
 }
 
 /// All disks are sound: each flush is answered well, if not at once.
