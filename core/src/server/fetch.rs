@@ -1342,7 +1342,7 @@ impl Server {
             let taken = core::mem::take(&mut device.batch_taken);
             let calibrated = core::mem::take(&mut device.batch_calibrated);
             // What headers took of it says nothing of what it can.
-            if !device.headers.disturbed() {
+            if !device.headers.disturbed(now) {
                 device.learn(now, calibrated, taken, wrote);
             }
         }

@@ -418,6 +418,7 @@ impl Server {
         // Those who asked for bytes of it are gone; what they asked would stand before the others for ever.
         if let Some(device) = self.devices.get_mut(&device) {
             device.demands.retain(|demand| demand.file != id);
+            device.headers.ended(id);
         }
         if self.keys.get(&key) == Some(&id) {
             self.keys.remove(&key);

@@ -27,6 +27,27 @@ fn answer(bench: &mut Bench, file: u32) {
     });
 }
 
+/// A clip that is looked at for a moment is forgotten with its handle, and nobody tells of its header.
+#[test]
+fn a_file_that_is_forgotten_holds_no_other_header_up() {
+    let mut bench = Bench::new(256);
+    bench.session(1);
+    bench.open(1, 1, "a.mxf", unread(1));
+    pass(&mut bench, Duration::from_ms(20));
+    assert_eq!(bench.looked.len(), 1);
+    bench.open(1, 2, "b.mxf", unread(2));
+    bench.step(Event::Closed {
+        session: SessionId(1),
+        handle: HandleId(1),
+    });
+    pass(&mut bench, Duration::from_ms(20));
+    assert_eq!(
+        bench.looked.len(),
+        2,
+        "the first was closed, and is forgotten"
+    );
+}
+
 #[test]
 fn a_clip_in_several_files_is_read_before_their_headers_one_after_the_other() {
     let mut bench = Bench::new(256);

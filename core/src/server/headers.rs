@@ -39,8 +39,22 @@ pub(super) struct UnreadHeaders {
 
 impl UnreadHeaders {
     /// A batch of requests has ended: whether a header was read beside it.
-    pub(super) fn disturbed(&mut self) -> bool {
-        core::mem::replace(&mut self.disturbs, self.reading.is_some())
+    pub(super) fn disturbed(&mut self, now: Instant) -> bool {
+        let is_reading = self.is_reading(now);
+        core::mem::replace(&mut self.disturbs, is_reading)
+    }
+
+    fn is_reading(&self, now: Instant) -> bool {
+        self.reading.is_some_and(|(_, at)| now.since(at) < ANSWER)
+    }
+
+    /// The driver has answered, or nobody wants to know any more. Whether that makes way for the next one.
+    pub(super) fn ended(&mut self, id: FileId) -> bool {
+        let is_this = self.reading.is_some_and(|(file, _)| file == id);
+        if is_this {
+            self.reading = None;
+        }
+        is_this
     }
 }
 
@@ -115,9 +129,7 @@ impl Server {
         let Some(&(since, file_id)) = headers.waiting.front() else {
             return;
         };
-        let is_reading = headers
-            .reading
-            .is_some_and(|(_, at)| now.since(at) < ANSWER);
+        let is_reading = headers.is_reading(now);
         let is_idle = device.flight_count == 0 && device.demands.is_empty();
         let at = match since {
             None => Instant::ZERO,
@@ -152,9 +164,8 @@ impl Server {
     pub(super) fn hinted(&mut self, id: FileId, hint: Option<RateHint>) {
         let device = self.files.get(&id).map(|file| file.device);
         if let Some((device, entry)) = device.and_then(|id| Some((id, self.devices.get_mut(&id)?)))
-            && entry.headers.reading.is_some_and(|(file, _)| file == id)
+            && entry.headers.ended(id)
         {
-            entry.headers.reading = None;
             self.touch(device);
         }
         let mut told: Vec<(StreamId, Option<RateHint>)> = Vec::new();

@@ -268,6 +268,14 @@ impl Server {
         self.is_dirty(id) || self.files.get(&id).is_some_and(is_loose)
     }
 
+    /// Bytes of it may be in the kernel's cache alone: what a sync tells of may be about them.
+    pub fn is_cached_alone(&self, id: FileId) -> bool {
+        let is_loose = |file: &File| file.writing.is_loose;
+        let mut flights = self.write_flights.iter();
+        self.files.get(&id).is_some_and(is_loose)
+            || flights.any(|(_, flight)| flight.file == id && flight.buffered)
+    }
+
     /// What clients wrote.
     pub fn writes(&self) -> WriteRecord {
         WriteRecord {

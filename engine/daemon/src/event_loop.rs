@@ -154,6 +154,8 @@ pub(crate) struct Daemon {
     idleness: Arc<Idleness>,
     /// Files whose size the workers had no room for; asked again when one of them is done.
     pub(super) late_stats: Vec<FileId>,
+    /// The same of files whose header is to be read.
+    pub(super) late_headers: Vec<(FileId, ByteCount)>,
     pub(super) reports: Reports,
     /// Reasons for not serving a file that were logged.
     pub(super) said: HashSet<String>,
@@ -276,6 +278,7 @@ impl Daemon {
             listener_poll: None,
             idleness: Arc::default(),
             late_stats: Vec::new(),
+            late_headers: Vec::new(),
             reports: Reports::default(),
             said: HashSet::new(),
             reload_askers: Vec::new(),

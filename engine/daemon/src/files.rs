@@ -258,6 +258,10 @@ impl Files {
         })
     }
 
+    pub(crate) fn all(&self) -> impl Iterator<Item = (FileId, &File)> {
+        self.by_id.iter().map(|(id, file)| (*id, file))
+    }
+
     pub(crate) fn keys(&self) -> Vec<FileKey> {
         self.by_key.keys().copied().collect()
     }

@@ -123,6 +123,9 @@ impl Daemon {
         for file in std::mem::take(&mut self.late_stats) {
             self.stat(file);
         }
+        for (file, size) in std::mem::take(&mut self.late_headers) {
+            self.read_header(file, size);
+        }
         self.push_late_chores();
     }
 
@@ -211,9 +214,9 @@ impl Daemon {
             fd: file.fd.clone(),
             size: size.0,
         };
-        // What has no place among the jobs is asked for again when it is opened again, or has changed again.
-        if self.workers.push(Urgency::Later, job).is_ok() {
-            self.headers.begun_count += 1;
+        match self.workers.push(Urgency::Later, job) {
+            Ok(()) => self.headers.begun_count += 1,
+            Err(_) => self.late_headers.push((id, size)),
         }
     }
 

@@ -652,6 +652,7 @@ impl Daemon {
     /// What keeps us from having nothing left, as an error; doors are told that nobody is at it.
     pub(crate) fn ended_clean(&self) -> Result<(), ServeError> {
         let mut sentences = self.unwritten_sentences();
+        sentences.extend(self.unrecorded_sentence());
         if self.server.writes().unclaimed_count > 0 {
             sentences.push(self.unclaimed_sentence());
         }
@@ -662,6 +663,32 @@ impl Daemon {
             lanes.facts.leave();
         }
         Err(ServeError::Left { sentences })
+    }
+
+    /// Files with bytes that are not on their disk, of which no lane has a record: there was no room for one.
+    fn unrecorded_sentence(&self) -> Option<String> {
+        let recorded = self.lanes.as_ref().map(|lanes| lanes.unwritten());
+        let recorded = recorded.unwrap_or_default();
+        let lost = self
+            .files
+            .all()
+            .filter(|(id, _)| self.server.is_dirty(*id) && !recorded.contains_key(id));
+        let mut names: Vec<String> = lost
+            .map(|(_, file)| name_of(Some(&file.path), (file.key.device, file.key.inode)))
+            .collect();
+        names.sort_unstable();
+        let count = names.len();
+        names.truncate(NAMES_MAX);
+        let more = match count - names.len() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        (count > 0).then(|| {
+            format!(
+                "bytes of {count} files that were acknowledged go with this daemon: their disk has not taken them, and there was no room in the runtime folder to record them ({}{more}). Who wrote them has to write them again",
+                names.join(", ")
+            )
+        })
     }
 
     pub(super) fn unclaimed_sentence(&self) -> String {

@@ -93,9 +93,22 @@ impl Daemon {
             let errno = errno_of(&error);
             if count >= LOST_IN_A_ROW {
                 self.write_failed(about.file, about.range, errno);
+            } else {
+                self.hear_it_where_it_syncs(about.file);
             }
             let lost = Some(errno);
             self.feed(Event::FellBack { io, lost });
+        }
+    }
+
+    /// A write past the kernel's cache is done once more, since its descriptor has told of an error that may be no disk's. The one that syncs would
+    /// tell of the same to whoever flushes next. Where nothing is in the kernel's cache alone that is all it can tell of.
+    fn hear_it_where_it_syncs(&self, id: FileId) {
+        let file = self.files.get(id);
+        let opened = file.and_then(|file| file.written.as_ref()?.file.as_ref().ok());
+        if let Some(opened) = opened.filter(|_| !self.server.is_cached_alone(id)) {
+            // (Told once, and heard now.)
+            let _ = space::untold_error(&*opened.buffered);
         }
     }
 

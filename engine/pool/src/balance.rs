@@ -4,11 +4,12 @@
 //! What goes where is core/pool/balance's; bytes move in the steps of a drain. A stripe is as much on one member as on the other: it only becomes wider.
 
 use crate::change::{Drained, sum, take, within};
+use crate::data::data_ranges;
 use crate::error::PoolError;
 use crate::failed::Failed;
 use crate::format::Duty;
 use crate::kept::{held, in_front, length_of};
-use crate::member::{Access, MemberState, data_ranges};
+use crate::member::{Access, MemberState};
 use crate::names::checkpoint_now;
 use crate::online::{Move, each_file_in};
 use crate::pool::Pool;

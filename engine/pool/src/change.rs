@@ -6,12 +6,13 @@
 //! copied and fsynced, then the record, then that made durable, then the old object goes. So at every instant a record leads to all its bytes.
 
 use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, member_format, refused};
+use crate::data::data_ranges;
 use crate::error::{PoolError, is_full};
 use crate::failed::Failed;
 use crate::format::{self, CatalogueFormat, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
 use crate::hole::vacate;
 use crate::kept::{in_front, keep, length_of};
-use crate::member::{Access, Member, MemberState, NAMES, data_ranges, mark_of, random};
+use crate::member::{Access, Member, MemberState, NAMES, mark_of, random};
 use crate::names::{checkpoint_now, newest_log};
 use crate::others;
 use crate::pool::{Pool, punch};

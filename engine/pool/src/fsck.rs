@@ -5,9 +5,10 @@
 //! the next look. Bytes that nobody names get a name in the folder `lost+found` of the tree; they are removed only where each of them is also where
 //! a record says.
 
+use crate::data::data_ranges;
 use crate::error::PoolError;
 use crate::hole::vacate_beside;
-use crate::member::{Access, Listed, Member, MemberState, ObjectName, data_ranges};
+use crate::member::{Access, Listed, Member, MemberState, ObjectName};
 use crate::pool::Pool;
 use crate::reserved::Reserved;
 use crate::walk::{each_stub, open_below};

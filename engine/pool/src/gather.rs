@@ -6,10 +6,11 @@
 //! moved is in front: the next goes on there. What is not done here: saying which file is next, and how fast.
 
 use crate::change::within;
+use crate::data::{data_ranges, next_run};
 use crate::error::PoolError;
 use crate::hole::vacate;
 use crate::kept::{in_front, kept, length_of};
-use crate::member::{Access, MemberState, data_ranges};
+use crate::member::{Access, MemberState};
 use crate::online::Moved;
 use crate::pool::{Pool, Source};
 use rushes_core::pool::check::is_plain;
@@ -18,7 +19,7 @@ use rushes_core::pool::vain::Try;
 use rushes_core::pool::{Layout, MemberNumber, Object, Part, Segment, Shape, Spread, stripe};
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rushes_sys::extents;
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fsync, seek};
+use rustix::fs::{FallocateFlags, fallocate, fsync};
 use rustix::io::{Errno, pread, pwrite};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -545,8 +546,10 @@ fn next_data(
         let Some(fd) = &source.objects[index] else {
             return Ok((range, found));
         };
-        let hole = seek(fd, SeekFrom::Hole(from)).map_err(failed)?;
-        let length = run.min(hole - from).min(left).min(range.end() - start);
+        let most = run.min(left).min(range.end() - start);
+        let data = next_run(fd, ByteRange::new(from, most)).map_err(failed)?;
+        // (It was there a moment ago; if it is gone, so are the bytes.)
+        let length = data.map_or(most, |data| data.end() - from);
         found.push(ByteRange::new(start, length));
         left -= length;
         at = start + length;

@@ -4,12 +4,13 @@
 //! An object that moves has such blocks at its new place, too, or does not move. What is reserved behind a file's end stays behind: nobody asked a move
 //! for it, and the daemon reserves there for whoever is recording. Where a file system does not tell (tmpfs) nothing is reserved.
 
+use crate::data::data_within;
 use crate::pool::Source;
 use rushes_core::pool::Shape;
 use rushes_core::pool::led::{Led, outside};
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rushes_sys::extents;
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstat, seek};
+use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -43,22 +44,6 @@ pub(crate) fn kept(fd: &OwnedFd, range: ByteRange) -> Result<Vec<ByteRange>, Err
 pub(crate) fn held(fd: &OwnedFd, range: ByteRange) -> Result<u64, Errno> {
     let all = data_within(fd, range)?.into_iter().chain(kept(fd, range)?);
     Ok(all.map(|one| one.length.0).sum())
-}
-
-fn data_within(fd: &OwnedFd, range: ByteRange) -> Result<Vec<ByteRange>, Errno> {
-    let mut parts = Vec::new();
-    let mut at = range.start.0;
-    while at < range.end() {
-        let start = match seek(fd, SeekFrom::Data(at)) {
-            Ok(start) if start < range.end() => start,
-            Ok(_) | Err(Errno::NXIO) => break,
-            Err(error) => return Err(error),
-        };
-        let end = seek(fd, SeekFrom::Hole(start))?.min(range.end());
-        parts.push(ByteRange::new(start, end - start));
-        at = end;
-    }
-    Ok(parts)
 }
 
 /// The same is reserved in another object, at the same offsets.

@@ -12,6 +12,7 @@ mod balance;
 mod catalogue;
 mod change;
 mod create;
+mod data;
 mod defrag;
 mod destroy;
 mod error;

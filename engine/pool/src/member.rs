@@ -4,21 +4,21 @@
 //! No descriptor of it is kept: each use enters by its path and looks whether the format file there is the one that was seen to be right. So a
 //! member can be unmounted while nobody uses it, and one that comes back is simply there.
 
+use crate::data::has_data;
 use crate::error::{ObjectFault, PoolError};
 use crate::failing::{Failing, is_of_device, is_of_process};
 use crate::format::{self, Duty, FORMAT_FILE, Format, FormatFault, MemberEntry, MemberId};
 use crate::xattr::{self, OBJECT_ATTRIBUTE};
 use rushes_core::pool::check::{FoundObject, Mark};
-use rushes_core::pool::led::outside;
 use rushes_core::pool::{
     BackPointer, Class, FileIdentity, MemberNumber, Object, ObjectId, Part, PoolId,
 };
-use rushes_core::units::{ByteCount, ByteRange};
-use rushes_sys::{SysError, extents};
+use rushes_core::units::ByteCount;
+use rushes_sys::SysError;
 use rustix::fs::{
-    Advice, AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags, StatxFlags,
-    Timespec, Timestamps, UTIME_NOW, fadvise, fstat, fstatfs, fstatvfs, fsync, futimens, makedev,
-    mkdirat, open, openat, seek, statx, syncfs, unlinkat,
+    Advice, AtFlags, Dir, FileType, Mode, OFlags, StatVfsMountFlags, StatxFlags, Timespec,
+    Timestamps, UTIME_NOW, fadvise, fstat, fstatfs, fstatvfs, fsync, futimens, makedev, mkdirat,
+    open, openat, statx, syncfs, unlinkat,
 };
 use rustix::io::{Errno, pread, pwrite};
 use std::collections::BTreeSet;
@@ -110,14 +110,6 @@ pub(crate) enum Listed {
 /// cleaning").
 fn is_of_file(error: Errno) -> bool {
     matches!(error, Errno::IO | Errno::BADMSG | Errno::UCLEAN)
-}
-
-pub(crate) fn has_data(fd: &OwnedFd) -> Result<bool, Errno> {
-    match seek(fd, SeekFrom::Data(0)) {
-        Ok(_) => Ok(true),
-        Err(Errno::NXIO) => Ok(false),
-        Err(error) => Err(error),
-    }
 }
 
 /// Names the format file that was last found to be right.
@@ -737,53 +729,6 @@ pub(crate) fn mark_of(fd: &OwnedFd) -> Result<Mark, Errno> {
             Err(fault) => Mark::Faulty(fault),
         },
     })
-}
-
-/// Where a file has bytes that are neither holes nor room that was reserved alone, in order.
-///
-/// Linux calls it data when somebody has only *read* from reserved room (ext4 and XFS: its zeroes are in the page cache then). Such zeroes must not be
-/// taken for bytes of a file where its record leads elsewhere.
-pub(crate) fn data_ranges(fd: &OwnedFd) -> Result<Vec<ByteRange>, Errno> {
-    let data = seen_as_data(fd)?;
-    let (Some(first), Some(last)) = (data.first(), data.last()) else {
-        return Ok(data);
-    };
-    let all = ByteRange::new(first.start.0, last.end() - first.start.0);
-    // (Where nobody can say, it is data.)
-    let unwritten = extents::unwritten(fd, all).unwrap_or_default();
-    if !data.iter().any(|one| !near(&unwritten, *one).is_empty()) {
-        return Ok(data);
-    }
-    // Bytes may be on their way there as well: then they have arrived now.
-    let unwritten = extents::unwritten_synced(fd, all).unwrap_or_default();
-    let written = data
-        .iter()
-        .flat_map(|one| outside(*one, near(&unwritten, *one)));
-    Ok(written.collect())
-}
-
-/// Those of `ranges` that touch this one: a sparse file has as many of them as extents.
-///
-/// Assumes  they are in order, without overlap
-pub(crate) fn near(ranges: &[ByteRange], range: ByteRange) -> &[ByteRange] {
-    let first = ranges.partition_point(|one| one.end() <= range.start.0);
-    let behind = ranges.partition_point(|one| one.start.0 < range.end());
-    ranges.get(first..behind).unwrap_or(&[])
-}
-
-fn seen_as_data(fd: &OwnedFd) -> Result<Vec<ByteRange>, Errno> {
-    let mut ranges = Vec::new();
-    let mut at = 0;
-    loop {
-        let start = match seek(fd, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            Err(Errno::NXIO) => return Ok(ranges),
-            Err(error) => return Err(error),
-        };
-        let end = seek(fd, SeekFrom::Hole(start))?;
-        ranges.push(ByteRange::new(start, end - start));
-        at = end;
-    }
 }
 
 /// What tells devices apart: btrfs gives each subvolume a number of its own, so the mount's device goes first.

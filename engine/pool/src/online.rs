@@ -8,16 +8,17 @@
 use crate::balance::target_of;
 use crate::catalogue::REMOVED;
 use crate::change::{candidates, move_whole, no_room, sum, take};
+use crate::data::{data_ranges, next_run};
 use crate::error::PoolError;
 use crate::gather::Gather;
 use crate::kept::{held, length_of};
-use crate::member::{Access, MemberState, data_ranges};
+use crate::member::{Access, MemberState};
 use crate::pool::Pool;
 use crate::walk::each_stub_below;
 use rushes_core::pool::vain::{Rooms, Try};
 use rushes_core::pool::{Layout, MemberNumber, Object, Shape};
 use rushes_core::units::{ByteCount, ByteRange};
-use rustix::fs::{Dir, Mode, OFlags, SeekFrom, fstat, openat, seek};
+use rustix::fs::{Dir, Mode, OFlags, fstat, openat};
 use rustix::io::{Errno, pread};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -353,18 +354,13 @@ fn next_piece(
     let mut found = Vec::new();
     let mut left = piece.0;
     let mut at = range.start.0;
-    while at < range.end() {
-        let start = match seek(source, SeekFrom::Data(at)) {
-            Ok(start) if start < range.end() => start,
-            Ok(_) | Err(Errno::NXIO) => return Ok((range, found)),
-            Err(error) => return Err(error),
-        };
+    while let Some(run) = next_run(source, ByteRange::new(at, range.end() - at))? {
+        let start = run.start.0;
         if left == 0 {
             let settled = ByteRange::new(range.start.0, start - range.start.0);
             return Ok((settled, found));
         }
-        let end = seek(source, SeekFrom::Hole(start))?.min(range.end());
-        let length = left.min(end - start);
+        let length = left.min(run.length.0);
         found.push(ByteRange::new(start, length));
         left -= length;
         at = start + length;

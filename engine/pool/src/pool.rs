@@ -5,6 +5,7 @@
 //! crash leaves at worst objects that nobody names.
 
 use crate::catalogue::{Catalogue, Lock, REMOVED};
+use crate::data::next_run;
 use crate::error::PoolError;
 use crate::failing::is_of_process;
 use crate::format::{CatalogueFormat, FORMAT_FILE, Format};
@@ -22,8 +23,8 @@ use rushes_core::pool::{
 };
 use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, fallocate, fdatasync, fstat, fsync,
-    ftruncate, openat, seek, statat, unlinkat,
+    AtFlags, FallocateFlags, FileType, Mode, OFlags, fallocate, fdatasync, fstat, fsync, ftruncate,
+    openat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -1166,9 +1167,8 @@ pub(crate) fn may_take(
 
 /// Where data begin at or behind `at`. None: there are none.
 fn next_data(fd: &OwnedFd, at: u64) -> Result<Option<u64>, PoolError> {
-    match seek(fd, SeekFrom::Data(at)) {
-        Ok(data) => Ok(Some(data)),
-        Err(Errno::NXIO) => Ok(None),
+    match next_run(fd, ByteRange::new(at, u64::MAX - at)) {
+        Ok(run) => Ok(run.map(|run| run.start.0)),
         Err(error) => Err(PoolError::system("look for data in an object", "", error)),
     }
 }

@@ -7,10 +7,11 @@
 
 use crate::catalogue::{LOCK, Lock, NUMBERS, REMOVED, TREE};
 use crate::create::{Folder, LOST_AND_FOUND, PROBE, all_apart, refused};
+use crate::data::data_ranges;
 use crate::error::PoolError;
 use crate::format::{self, CatalogueFormat, FORMAT_FILE, Format, MemberEntry};
 use crate::fsck::{Fsck, Issue, Progress, State, fsck, lost_folder};
-use crate::member::{Access, Listed, MemberState, data_ranges};
+use crate::member::{Access, Listed, MemberState};
 use crate::names;
 use crate::pool::Pool;
 use crate::rules::Rules;

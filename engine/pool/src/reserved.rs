@@ -5,8 +5,9 @@
 //! Where the record leads elsewhere nobody writes but a move, and where a block has no data nothing is lost with it. What is led to stays as it is:
 //! whoever writes the file may have reserved it, behind its end, too. What is not done here: giving back bytes, which fsck compares first.
 
+use crate::data::data_ranges;
 use crate::error::PoolError;
-use crate::member::{Access, data_ranges, near};
+use crate::member::Access;
 use crate::pool::{Pool, may_take, punch};
 use rushes_core::pool::led::{Led, outside};
 use rushes_core::pool::{Layout, MemberNumber, Object};
@@ -417,6 +418,15 @@ fn gaps(range: ByteRange, others: &[ByteRange]) -> Vec<ByteRange> {
         found.push(ByteRange::new(at, range.end() - at));
     }
     found
+}
+
+/// Those of `ranges` that touch this one: a sparse file has as many of them as extents.
+///
+/// Assumes  they are in order, without overlap
+fn near(ranges: &[ByteRange], range: ByteRange) -> &[ByteRange] {
+    let first = ranges.partition_point(|one| one.end() <= range.start.0);
+    let behind = ranges.partition_point(|one| one.start.0 < range.end());
+    ranges.get(first..behind).unwrap_or(&[])
 }
 
 #[cfg(test)]

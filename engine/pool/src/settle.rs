@@ -4,8 +4,9 @@
 //! Who makes a file waits for no disk: its objects are made, and its record names them, without a flush of either. The record says so
 //! ([`Layout::is_unsettled`]). It says so no longer before anything of the file is told to be durable, and some time later in any case.
 
+use crate::data::has_data;
 use crate::error::{ObjectFault, PoolError};
-use crate::member::{Access, has_data};
+use crate::member::Access;
 use crate::pool::Pool;
 use rushes_core::pool::check::part_of;
 use rushes_core::pool::{Layout, Object};

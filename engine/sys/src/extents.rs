@@ -23,8 +23,6 @@ const LAST: u32 = 0x1;
 /// UNKNOWN, DELALLOC, ENCODED, DATA_INLINE, DATA_TAIL: no place, or not one that bytes can be read from.
 const PLACELESS: u32 = 0x2 | 0x4 | 0x8 | 0x200 | 0x400;
 
-/// FIEMAP_FLAG_SYNC: what was written has its place first.
-const SYNC: u32 = 0x1;
 /// Allocated, and read as zeroes.
 const UNWRITTEN: u32 = 0x800;
 
@@ -63,7 +61,7 @@ const MOVING: u32 = 0x8 | 0x200 | 0x400 | 0x2000;
 pub fn moves(fd: impl AsFd) -> io::Result<bool> {
     let mut start = 0;
     loop {
-        let (raw, count) = ask(fd.as_fd(), start, 0)?;
+        let (raw, count) = ask(fd.as_fd(), start)?;
         for extent in &raw[..count] {
             if extent.flags & MOVING != 0 {
                 return Ok(true);
@@ -79,11 +77,11 @@ pub fn moves(fd: impl AsFd) -> io::Result<bool> {
     }
 }
 
-fn ask(fd: BorrowedFd<'_>, start: u64, flags: u32) -> io::Result<([RawExtent; BATCH], usize)> {
+fn ask(fd: BorrowedFd<'_>, start: u64) -> io::Result<([RawExtent; BATCH], usize)> {
     let mut request = Request {
         start,
         length: u64::MAX - start,
-        flags,
+        flags: 0,
         mapped_extents: 0,
         extent_count: BATCH as u32,
         reserved: 0,
@@ -107,7 +105,7 @@ pub fn of(fd: impl AsFd, count_max: usize) -> io::Result<ExtentMap> {
     let mut map = ExtentMap::default();
     let mut start = 0;
     loop {
-        let (found, count) = ask(fd.as_fd(), start, 0)?;
+        let (found, count) = ask(fd.as_fd(), start)?;
         for raw in &found[..count] {
             if raw.flags & PLACELESS == 0 && !add(&mut map, raw, count_max) {
                 return Ok(map);
@@ -129,19 +127,10 @@ pub fn of(fd: impl AsFd, count_max: usize) -> io::Result<ExtentMap> {
 ///
 /// Errors   EOPNOTSUPP where the file system has no such notion (tmpfs).
 pub fn unwritten(fd: impl AsFd, range: ByteRange) -> io::Result<Vec<ByteRange>> {
-    unwritten_after(fd, range, 0)
-}
-
-/// The same once everything that was written before is on the device: nothing is on its way to them.
-pub fn unwritten_synced(fd: impl AsFd, range: ByteRange) -> io::Result<Vec<ByteRange>> {
-    unwritten_after(fd, range, SYNC)
-}
-
-fn unwritten_after(fd: impl AsFd, range: ByteRange, flags: u32) -> io::Result<Vec<ByteRange>> {
     let mut parts = Vec::new();
     let mut start = range.start.0;
     while start < range.end() {
-        let (found, count) = ask(fd.as_fd(), start, flags)?;
+        let (found, count) = ask(fd.as_fd(), start)?;
         for raw in &found[..count] {
             let end = raw.logical.saturating_add(raw.length);
             let (from, to) = (raw.logical.max(range.start.0), end.min(range.end()));

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where an object has bytes.
+//!
+//! Linux' SEEK_DATA also calls data what was reserved and from which somebody has only read (ext4, XFS: its zeroes are in the page cache). Taken for
+//! bytes they would be a copy that somebody forgot, or a client's reserved room would be neither his room nor his bytes. So of blocks that FIEMAP
+//! calls unwritten only those pages count that have a byte: what is on its way there, or could not be written and is still in the cache. Which zeroes
+//! were written is no matter: they are read in either case.
+
+use rushes_core::units::ByteRange;
+use rushes_sys::extents;
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::{Errno, pread};
+use std::os::fd::OwnedFd;
+
+/// No more is looked through at once. Units: bytes.
+const SPAN_BYTES: u64 = 1 << 30;
+const PAGE_BYTES: u64 = 4096;
+
+/// Where a file has bytes, in order.
+pub(crate) fn data_ranges(fd: &OwnedFd) -> Result<Vec<ByteRange>, Errno> {
+    data_within(fd, ByteRange::new(0, u64::MAX))
+}
+
+/// The same within a range.
+pub(crate) fn data_within(fd: &OwnedFd, range: ByteRange) -> Result<Vec<ByteRange>, Errno> {
+    let mut parts: Vec<ByteRange> = Vec::new();
+    let mut at = range.start.0;
+    while let Some(run) = next_run(fd, ByteRange::new(at, range.end() - at))? {
+        at = run.end();
+        match parts.last_mut() {
+            Some(last) if last.end() == run.start.0 => last.length += run.length,
+            _ => parts.push(run),
+        }
+    }
+    Ok(parts)
+}
+
+pub(crate) fn has_data(fd: &OwnedFd) -> Result<bool, Errno> {
+    Ok(next_run(fd, ByteRange::new(0, u64::MAX))?.is_some())
+}
+
+/// The first bytes within a range; those behind them may be bytes, too.
+pub(crate) fn next_run(fd: &OwnedFd, range: ByteRange) -> Result<Option<ByteRange>, Errno> {
+    let mut at = range.start.0;
+    while at < range.end() {
+        let start = match seek(fd, SeekFrom::Data(at)) {
+            Ok(start) if start < range.end() => start,
+            Ok(_) | Err(Errno::NXIO) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let end = seek(fd, SeekFrom::Hole(start))?
+            .min(range.end())
+            .min(start + SPAN_BYTES);
+        let run = ByteRange::new(start, end - start);
+        // (Where nobody can say, it is data.)
+        let unwritten = extents::unwritten(fd, run).unwrap_or_default();
+        let Some(first) = unwritten.first() else {
+            return Ok(Some(run));
+        };
+        if first.start.0 > start {
+            return Ok(Some(ByteRange::new(start, first.start.0 - start)));
+        }
+        let found = first_bytes(fd, *first)?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        at = first.end();
+    }
+    Ok(None)
+}
+
+/// The first pages within a range, one behind the other, that have a byte each which is not zero.
+fn first_bytes(fd: &OwnedFd, range: ByteRange) -> Result<Option<ByteRange>, Errno> {
+    let mut page = [0; PAGE_BYTES as usize];
+    let mut found: Option<ByteRange> = None;
+    let mut at = range.start.0;
+    while at < range.end() {
+        let end = ((at / PAGE_BYTES + 1) * PAGE_BYTES).min(range.end());
+        let wanted = &mut page[..(end - at) as usize];
+        let count = match pread(fd, &mut *wanted, at) {
+            Err(Errno::INTR) => continue,
+            read => read?,
+        };
+        let is_some = wanted[..count].iter().any(|byte| *byte != 0);
+        let part = ByteRange::new(at, end - at);
+        match (&mut found, is_some) {
+            (None, true) => found = Some(part),
+            (Some(run), true) => run.length += part.length,
+            (Some(_), false) => break,
+            (None, false) => {}
+        }
+        at = end;
+    }
+    Ok(found)
+}
