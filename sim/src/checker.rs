@@ -413,6 +413,7 @@ impl Checker {
             | Event::Settled { .. }
             | Event::Synced { .. }
             | Event::FellBack { .. }
+            | Event::NotKept { .. }
             | Event::RecordKept { .. }
             | Event::Flushed { .. }
             | Event::DeviceAdded { .. }

@@ -525,6 +525,7 @@ impl Machine for Naive {
             | Event::Settled { .. }
             | Event::Synced { .. }
             | Event::FellBack { .. }
+            | Event::NotKept { .. }
             | Event::RecordKept { .. }
             | Event::Flushed { .. }
             | Event::DeviceAdded { .. }

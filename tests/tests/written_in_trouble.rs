@@ -574,6 +574,48 @@ fn what_the_kernel_could_not_write_is_written_again_though_another_name_of_it_go
     }
 }
 
+/// What the kernel could not write it takes for written, and lets go when it likes: the next who reads does not get what the disk had before.
+/// (Torture, seed 6000, round 49.)
+fn lets_go(backing: Backing) {
+    let Some(mut world) = world(backing) else {
+        return;
+    };
+    world.put("a.mov", 1, 4 << 20);
+    let path = world.path("a.mov");
+    let place = world.disk.physical(&path, 1 << 20) & !4095;
+    let client = client(&world);
+    let (file, _) = client.open("a.mov", Disposition::Open).expect("opened");
+    let offset = (1 << 20) + 100;
+    for seed in 2..5 {
+        let bytes = pattern::bytes(seed, offset, 1000);
+        client.write(file, offset, &bytes).expect("it is in memory");
+        world.everything_is_written();
+        world.disk.tell(&format!("fail write {place} 4096"));
+        let synced = Command::new("sync").arg(&path).output().expect("coreutils");
+        assert!(!synced.status.success(), "the disk fails");
+        world.disk.tell("clear");
+        forget(&path);
+        let read = client.read(file, offset, 1000).expect("read");
+        assert!(read == bytes, "round {seed}: old bytes were read");
+        // (Once it has been told of.)
+        let end = Instant::now() + Duration::from_secs(30);
+        flush_by(&client, file, end);
+        forget(&path);
+        let found = fs::read(&path).expect("the file is there");
+        assert!(found[offset as usize..offset as usize + 1000] == bytes);
+    }
+}
+
+#[test]
+fn who_reads_what_the_kernel_lost_on_ext4_gets_it_from_us() {
+    lets_go(Backing::Slow);
+}
+
+#[test]
+fn who_reads_what_the_kernel_lost_on_xfs_gets_it_from_us() {
+    lets_go(Backing::SlowXfs);
+}
+
 /// What smbd wrote by itself is in the kernel's cache, and on a disk that refuses it nowhere else: who reads by way of the daemon that comes next
 /// sees what he would see without one, before the kernel has tried to write it, after that, and when the disk works again.
 /// (Torture, seed 700, round 18.)

@@ -450,6 +450,10 @@ pub enum Event {
     /// The kernel took, or may have taken, this write into its cache, although past it was asked. Right before its [`Event::IoDone`].
     /// Some: and there it could not write something of the file, since that was last asked.
     FellBack { io: IoId, lost: Option<Errno> },
+    /// The kernel could not write something of a file that it had in its cache, and has told the driver, whom it will not tell again. Asked behind
+    /// each read of a file with such bytes, before its [`Event::IoDone`]: what the kernel could not write it may have let go, and shown what
+    /// the device had before.
+    NotKept { file: FileId, errno: Errno },
     /// The instant asked for by [`Action::Wake`] has come (or any other: it does no harm).
     Timer,
     /// Whose handle it is became known, or is somebody else's by now; for the ledger alone.

@@ -165,6 +165,16 @@ impl Server {
             && !self.loose_files.iter().any(|(_, other)| *other == id)
     }
 
+    /// The driver was told of an error that no sync will tell of any more.
+    pub(super) fn not_kept(&mut self, id: FileId, errno: Errno, actions: &mut Actions) {
+        if let Some(file) = self.files.get_mut(&id)
+            && file.writing.is_syncing
+        {
+            file.writing.not_kept = Some(errno);
+        }
+        self.write_again(id, errno, actions);
+    }
+
     /// A sync has ended with an error, which nobody will hear again: what is loose is dirty as before it was written.
     pub(super) fn write_again(&mut self, id: FileId, errno: Errno, actions: &mut Actions) {
         let Some(file) = self.files.get_mut(&id) else {

@@ -592,6 +592,27 @@ fn who_asks_while_a_write_out_fails_is_told_although_nothing_is_loose_any_more()
     world.write_all_back();
 }
 
+/// Whoever reads what the kernel could not write is told before, or gets what the device had.
+#[test]
+fn what_a_reader_was_told_of_is_written_again_and_a_sync_under_way_covers_nothing() {
+    let mut world = half_lost();
+    world.sync(0);
+    assert_eq!(world.syncs.len(), 1);
+    world.has_lost = false;
+    world.step(Event::NotKept {
+        file: FILE,
+        errno: Errno::IO,
+    });
+    assert!(world.server.is_dirty(FILE), "a read finds them with us now");
+    world.end_sync();
+    assert_eq!((world.counts.syncs, world.counts.syncs_refused), (0, 1));
+    world.write_all_back();
+    world.sync(0);
+    world.end_sync();
+    assert_eq!(world.counts.syncs, 1);
+    assert!(world.device == world.flat);
+}
+
 /// It counted on that getting there.
 #[test]
 fn a_sync_waits_for_what_was_written_over_what_is_doubtful() {

@@ -317,6 +317,7 @@ impl Server {
             Event::Settled { file, version } => self.settled(file, version, actions),
             Event::Synced { file, result } => self.synced(file, result, actions),
             Event::FellBack { io, lost } => self.fell_back(io, lost),
+            Event::NotKept { file, errno } => self.not_kept(file, errno, actions),
             Event::Flushed { device, outcome } => self.flushed(device, outcome),
             Event::Changed {
                 session,

@@ -245,6 +245,8 @@ pub(super) struct Writing {
     pub syncs: VecDeque<SyncWaiter>,
     /// A sync is with the driver. Its answer says nothing of what was written after it was asked for, so that it is one at a time.
     pub is_syncing: bool,
+    /// What the driver was told of meanwhile, which that sync will not tell of.
+    pub not_kept: Option<Errno>,
     /// For so many of `syncs`; fewer than it was asked for, when some of them have left or been told of a failure.
     pub syncing: usize,
     /// Who changes it on his own descriptor, or waits to do so (with the request to be answered).

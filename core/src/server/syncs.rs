@@ -217,6 +217,11 @@ impl Server {
             return;
         };
         file.writing.is_syncing = false;
+        // (A sync that has not been told of an error that somebody else was told of meanwhile covers nothing.)
+        let result = match file.writing.not_kept.take() {
+            Some(errno) if result.is_ok() => Err(errno),
+            _ => result,
+        };
         let is_written_out = core::mem::take(&mut file.writing.is_writing_out);
         if is_written_out {
             self.writing_out_count -= 1;

@@ -789,7 +789,8 @@ impl Daemon {
 
     fn read_done(&mut self, io: IoId, result: Result<ByteCount, Errno>) {
         let about = self.in_flight.remove(&io);
-        if let (Err(errno), Some(InFlight { file, range, .. })) = (result, about) {
+        if let (Err(errno), Some(InFlight { file, range, .. })) = (result, &about) {
+            let file = *file;
             self.disk_failed(file);
             tracing::warn!(
                 "reading {} bytes at {} of {:?} failed: {}",
@@ -800,6 +801,8 @@ impl Daemon {
                     .map_or("a closed file", |file| &file.path),
                 std::io::Error::from_raw_os_error(errno.0 as i32)
             );
+        } else if let Some(about) = about {
+            self.look_for_loss(about.file);
         }
         self.feed(Event::IoDone { io, result });
     }

@@ -101,6 +101,21 @@ impl Daemon {
         }
     }
 
+    /// Behind a read: what the kernel has not been able to write it takes for written, and lets go as soon as it needs the room, or when somebody
+    /// writes past its cache beside it. Then the read has shown what the disk had before.
+    pub(super) fn look_for_loss(&mut self, id: FileId) {
+        if !self.server.is_cached_alone(id) {
+            return;
+        }
+        let file = self.files.get(id);
+        let opened = file.and_then(|file| file.written.as_ref()?.file.as_ref().ok());
+        if let Some(Err(error)) = opened.map(|opened| space::untold_error(&*opened.buffered)) {
+            self.was_not_kept(id, &error);
+            let errno = errno_of(&error);
+            self.feed(Event::NotKept { file: id, errno });
+        }
+    }
+
     /// A write past the kernel's cache is done once more, since its descriptor has told of an error that may be no disk's. The one that syncs would
     /// tell of the same to whoever flushes next. Where nothing is in the kernel's cache alone that is all it can tell of.
     fn hear_it_where_it_syncs(&self, id: FileId) {

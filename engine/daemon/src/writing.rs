@@ -447,15 +447,20 @@ impl Daemon {
             return;
         }
         if let Err(error) = &result {
-            self.failed_at = clock::now();
-            self.disk_failed(id);
-            self.hear_it_past_the_cache(id);
-            self.say_at_times(id, errno_of(error), |path| {
-                format!("{path:?} could not be brought to its device: {error}; what went through the kernel's cache since it last could is written again")
-            });
+            self.was_not_kept(id, error);
         }
         let result = result.map_err(|error| errno_of(&error));
         self.feed(Event::Synced { file: id, result });
+    }
+
+    /// The kernel has told that it could not write something of a file in its cache.
+    pub(super) fn was_not_kept(&mut self, id: FileId, error: &std::io::Error) {
+        self.failed_at = clock::now();
+        self.disk_failed(id);
+        self.hear_it_past_the_cache(id);
+        self.say_at_times(id, errno_of(error), |path| {
+            format!("{path:?} could not be brought to its device: {error}; what went through the kernel's cache since it last could is written again")
+        });
     }
 
     // ---- Cache and device ----

@@ -326,6 +326,13 @@ impl OneFile {
         self.volatile.insert(page);
     }
 
+    /// The kernel needs the room of a page that it takes for written.
+    pub(super) fn let_go(&mut self, page: u64) {
+        let end = ((page + 1) * PAGE_BYTES).min(self.size()) as usize;
+        let start = ((page * PAGE_BYTES) as usize).min(end);
+        self.native[start..end].copy_from_slice(&self.disk[start..end]);
+    }
+
     /// The drive brings what it has to its medium, and the file system its length.
     pub(super) fn flush(&mut self) {
         self.medium.resize(self.disk.len(), 0);

@@ -51,6 +51,9 @@ pub struct Counts {
     pub sync_errors: u64,
     pub no_space: u64,
     pub lost_pages: u64,
+    /// Of those, pages that the kernel let go before it was asked; errors of which a read was told.
+    pub let_go: u64,
+    pub not_kept: u64,
     /// Writes past the kernel's cache that went through it.
     pub fallbacks: u64,
     pub strange_writes: u64,
@@ -354,10 +357,7 @@ impl World {
                     );
                     self.step(*event);
                     // (Not if it died in the middle of that, nor if there may not have been a record for each part.)
-                    let is_full =
-                        |memory: &LaneMemory| memory.records.len() as u32 >= self.record_count;
-                    let is_said = !self.lanes.values().any(is_full);
-                    if has_failed && is_said && self.is_alive(life) {
+                    if has_failed && self.has_records() && self.is_alive(life) {
                         let one = &mut self.files[file];
                         let telling = std::mem::take(&mut one.telling);
                         one.told.extend(telling.intersection(&one.lost));
@@ -1001,8 +1001,10 @@ impl World {
 
     /// What a daemon asks behind each write past the kernel's cache; and what goes through that is loose.
     fn io_done(&mut self, io: IoId, is_well: bool) {
-        let Some(Io::Write(write, ..)) = self.ios.remove(&io) else {
-            return;
+        let write = match self.ios.remove(&io) {
+            Some(Io::Write(write, ..)) => write,
+            Some(Io::Read(read, ..)) if is_well => return self.look_for_loss(read.file),
+            _ => return,
         };
         let Some(&at) = self.by_id.get(&write.file) else {
             return;
@@ -1022,6 +1024,37 @@ impl World {
         }
     }
 
+    /// What a daemon asks behind each read.
+    fn look_for_loss(&mut self, id: FileId) {
+        let is_alone = |server: &Server| server.is_cached_alone(id);
+        let (true, Some(&at)) = (
+            self.server.as_ref().is_some_and(is_alone),
+            self.by_id.get(&id),
+        ) else {
+            return;
+        };
+        let (life, now, file) = (self.life, self.now, &mut self.files[at]);
+        if !std::mem::take(&mut file.has_error) {
+            return;
+        }
+        self.counts.not_kept += 1;
+        file.reasons.write = now;
+        file.again.extend(file.covered.iter().chain(&file.loose));
+        let telling = file.lost.clone();
+        let errno = Errno::IO;
+        self.step(Event::NotKept { file: id, errno });
+        if self.has_records() && self.is_alive(life) {
+            let file = &mut self.files[at];
+            file.told.extend(telling.intersection(&file.lost));
+        }
+    }
+
+    /// There is a record for each part of what is to be written again.
+    fn has_records(&self) -> bool {
+        let is_full = |memory: &LaneMemory| memory.records.len() as u32 >= self.record_count;
+        !self.lanes.values().any(is_full)
+    }
+
     fn read_from(&mut self, at: usize, io: IoId) -> u64 {
         let Some(Io::Read(io, slots)) = self.ios.get(&io) else {
             return 0;
@@ -1034,6 +1067,18 @@ impl World {
             let dirty = self.files[at].dirty.range(pages.clone());
             for page in dirty.copied().collect::<Vec<u64>>() {
                 self.write_page_out(at, page);
+            }
+        }
+        // What it could not write it lets go when it likes.
+        for page in self.files[at]
+            .lost
+            .range(pages.clone())
+            .copied()
+            .collect::<Vec<u64>>()
+        {
+            if self.random.below(4) == 0 {
+                self.files[at].let_go(page);
+                self.counts.let_go += 1;
             }
         }
         let file = &self.files[at];
