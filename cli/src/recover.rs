@@ -5,16 +5,20 @@ use crate::args::RecoverArgs;
 use crate::ask::{print_json, say};
 use crate::serve::log_to_stderr;
 use crate::show;
-use rushes_daemon::ServeError;
-use rushes_daemon::config::Config;
+use rushes_daemon::config::{Config, DEFAULT_CONFIG};
 use rushes_daemon::lanes_left::{DamageLeft, FileLeft, LaneLeft, give_up, list};
+use rushes_daemon::{ServeError, config_of};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+/// Whoever starts us names the folder of the daemon that is missing.
+const RUNTIME_DIR: &str = "RUSHES_RUNTIME_DIR";
 
 /// Ranges of a file, and damaged records of a lane, that are shown; JSON has all.
 const SHOWN_MAX: usize = 8;
 
 pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
-    let config = Config::load(&args.config.config).map_err(|error| error.to_string())?;
+    let config = load(&args.config.config)?;
     if let Some(lane) = args.give_up {
         return run_give_up(&config, lane, args.yes);
     }
@@ -32,6 +36,27 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
     }
     log_to_stderr(&args.log)?;
     ended(rushes_daemon::recover(config, args.hung_after))
+}
+
+/// The configuration that is named; where none is and a door has said which daemon it misses, that daemon's.
+fn load(named: &Path) -> Result<Config, String> {
+    let is_named =
+        named != Path::new(DEFAULT_CONFIG) || std::env::var_os("RUSHES_CONFIG").is_some();
+    let missed = std::env::var_os(RUNTIME_DIR).map(PathBuf::from);
+    let Some(missed) = missed.filter(|_| !is_named) else {
+        return Config::load(named).map_err(|error| error.to_string());
+    };
+    let file = config_of(&missed).unwrap_or_else(|| named.to_path_buf());
+    let config = Config::load(&file).map_err(|error| error.to_string())?;
+    if config.runtime_dir != missed {
+        return Err(format!(
+            "what is left is in {} ({RUNTIME_DIR}), and {} is of a daemon with {}; expected the configuration of the former: rushes recover --config FILE",
+            missed.display(),
+            file.display(),
+            config.runtime_dir.display()
+        ));
+    }
+    Ok(config)
 }
 
 /// 1: it has done what could be done, and something is left.

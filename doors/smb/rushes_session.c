@@ -335,6 +335,8 @@ void rushes_session_connect(struct rushes_session *session)
 static void rushes_session_recover(struct rushes_session *session,
 				   uint64_t since_ns)
 {
+	char *runtime_dir = NULL;
+	char *slash = NULL;
 	pid_t pid;
 
 	if (session->recover_started ||
@@ -345,9 +347,16 @@ static void rushes_session_recover(struct rushes_session *session,
 	session->recover_started = true;
 	DBG_ERR("share %s: no daemon came back; starting \"%s\"\n",
 		session->share, session->recover_command);
+	/* Whose: its sockets lie in its runtime folder. */
+	runtime_dir = talloc_strdup(talloc_tos(), session->socket_path);
+	slash = runtime_dir == NULL ? NULL : strrchr(runtime_dir, '/');
 	become_root();
 	pid = fork();
 	if (pid == 0) {
+		if (slash != NULL) {
+			*slash = '\0';
+			setenv("RUSHES_RUNTIME_DIR", runtime_dir, 1);
+		}
 		/* Twice, so that smbd has no child that it does not know. */
 		if (fork() != 0) {
 			_exit(0);
@@ -362,6 +371,7 @@ static void rushes_session_recover(struct rushes_session *session,
 		continue;
 	}
 	unbecome_root();
+	TALLOC_FREE(runtime_dir);
 }
 
 /* Is there another daemon, or has somebody written what was left? */

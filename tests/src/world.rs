@@ -176,11 +176,16 @@ impl World {
             "rushes:socket = {}",
             Daemon::session_socket(&scratch).display()
         ));
-        share.push(format!(
-            "rushes:recover = {} recover --config {} --hung-after 2s",
-            path_of("rushes").display(),
-            scratch.path().join("rushes.toml").display()
-        ));
+        if !share
+            .iter()
+            .any(|line| line.starts_with("rushes:recover ="))
+        {
+            share.push(format!(
+                "rushes:recover = {} recover --config {} --hung-after 2s",
+                path_of("rushes").display(),
+                scratch.path().join("rushes.toml").display()
+            ));
+        }
         if let Some(name) = setup.plain_share {
             share.extend([format!("[{name}]"), format!("copy = {SHARE}")]);
             share.push(String::from("vfs objects ="));

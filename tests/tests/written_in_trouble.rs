@@ -4,6 +4,7 @@
 
 use rushes_tests::disk::{forget, make_cold, run};
 use rushes_tests::fsx::{client, setup, world};
+use rushes_tests::needs::path_of;
 use rushes_tests::pattern;
 use rushes_tests::smb2::{Connection, DISK_FULL, Disposition, Handle, QUOTA_EXCEEDED, Status};
 use rushes_tests::world::{Backing, Setup, World};
@@ -159,6 +160,36 @@ fn what_a_killed_smbd_had_acknowledged_is_written() {
     });
 }
 
+/// smbd says which daemon it misses; that one has said which configuration it has.
+#[test]
+fn smbd_has_the_bytes_of_the_daemon_that_it_misses_written_wherever_that_has_its_folder() {
+    let mut setup = setup("64MiB");
+    let rushes = path_of("rushes");
+    setup.share.push(format!(
+        "rushes:recover = {} recover --hung-after 2s",
+        rushes.display()
+    ));
+    setup.share.push(String::from("rushes:recover after = 1"));
+    let Some(mut world) = World::build(&setup) else {
+        return;
+    };
+    world.put("take.mov", 1, 4 << 20);
+    let client = client(&world);
+    let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
+    let bytes = pattern::bytes(2, 1 << 20, BLOCK);
+    client
+        .write(file, 1 << 20, &bytes)
+        .expect("it is in memory");
+    world.daemon().kill();
+    let found = client.read(file, 1 << 20, BLOCK).expect("read");
+    assert!(found == bytes, "other bytes");
+    let found = fs::read(world.path("take.mov")).expect("the file is there");
+    assert!(
+        found[1 << 20..(1 << 20) + BLOCK] == bytes,
+        "they were not written"
+    );
+}
+
 #[test]
 fn a_device_that_fails_is_told_and_gets_the_bytes_when_it_works_again() {
     let Some(mut world) = world(Backing::Slow) else {
@@ -191,8 +222,15 @@ fn a_device_that_fails_is_told_and_gets_the_bytes_when_it_works_again() {
     assert_eq!(client.read(file, 1 << 20, BLOCK), Ok(bytes.clone()));
     let log = world.daemon().log();
     assert!(log.contains("take.mov"), "it is told loudly:\n{log}");
+    let unwritten = |world: &mut World| world.daemon().status()["daemon"]["unwritten"].clone();
+    let told = unwritten(&mut world).to_string();
+    assert!(
+        told.contains("take.mov"),
+        "and for as long as it is so: {told}"
+    );
     world.disk.tell("clear");
     world.everything_is_written();
+    assert_eq!(unwritten(&mut world), serde_json::json!([]));
     client.flush(file).expect("nobody is told of what is over");
     client.write(file, 3 << 20, &more).expect("nor refused");
     client.set_size(file, 5 << 20).expect("nor kept from it");

@@ -268,6 +268,11 @@ impl Server {
         self.is_dirty(id) || self.files.get(&id).is_some_and(is_loose)
     }
 
+    /// What its device said that has not taken something of it yet; nothing once it has.
+    pub fn failing(&self, id: FileId) -> Option<Errno> {
+        self.files.get(&id)?.writing.failing
+    }
+
     /// Bytes of it may be in the kernel's cache alone: what a sync tells of may be about them.
     pub fn is_cached_alone(&self, id: FileId) -> bool {
         let is_loose = |file: &File| file.writing.is_loose;

@@ -165,18 +165,21 @@ impl Server {
             && !self.loose_files.iter().any(|(_, other)| *other == id)
     }
 
-    /// The driver was told of an error that no sync will tell of any more.
+    /// The driver was told of an error that no sync will tell of any more. Nobody hears of it: all of it is written again, and whoever syncs is told
+    /// how that went.
     pub(super) fn not_kept(&mut self, id: FileId, errno: Errno, actions: &mut Actions) {
         if let Some(file) = self.files.get_mut(&id)
             && file.writing.is_syncing
         {
             file.writing.not_kept = Some(errno);
         }
-        self.write_again(id, errno, actions);
+        self.write_again(id, None, actions);
     }
 
     /// A sync has ended with an error, which nobody will hear again: what is loose is dirty as before it was written.
-    pub(super) fn write_again(&mut self, id: FileId, errno: Errno, actions: &mut Actions) {
+    ///
+    /// `told`  what those are told who write or sync before the device has it
+    pub(super) fn write_again(&mut self, id: FileId, told: Option<Errno>, actions: &mut Actions) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
@@ -235,8 +238,10 @@ impl Server {
             }
         }
         file.writing.is_cut_doubted |= file.size_stale;
-        file.writing
-            .failed_to_write(errno, self.now, self.commit_count);
+        if let Some(errno) = told {
+            let commits = self.commit_count;
+            file.writing.failed_to_write(errno, self.now, commits);
+        }
         self.change_count += 1;
         file.changed = self.change_count;
         let device = file.device;

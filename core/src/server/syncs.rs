@@ -245,7 +245,7 @@ impl Server {
             // (Who holds it and waits for that waits on: asked at once it would be the same again.)
             Err(Errno::AGAIN) if is_written_out => return self.try_loose_again(id),
             Err(Errno::AGAIN) => self.try_loose_again(id),
-            Err(errno) => self.write_again(id, errno, actions),
+            Err(errno) => self.write_again(id, Some(errno), actions),
         }
         self.answer_syncs(id, waiters, outcome, actions);
         self.settle_waiters(id, actions);

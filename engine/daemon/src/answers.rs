@@ -165,7 +165,8 @@ impl Daemon {
     fn daemon_status(&self, now: Instant) -> DaemonStatus {
         let policy = &self.config.policy;
         let mut notes = self.notes.clone();
-        let unwritten = self.kept_sentences();
+        let mut unwritten = self.kept_sentences();
+        unwritten.extend(self.failing_sentences());
         notes.extend(unwritten.iter().cloned());
         if self.server.writes().unclaimed_count > 0 {
             notes.push(self.unclaimed_sentence());
@@ -232,14 +233,16 @@ impl Daemon {
 
     fn write_status(&self) -> WriteStatus {
         let writes = self.server.writes();
+        // What a former daemon left and nobody has found the file of is not on a disk either.
+        let (_, kept_bytes, kept_files) = self.kept_sums();
         WriteStatus {
             buffer_bytes: self
                 .lanes
                 .as_ref()
                 .map_or(0, |_| self.limits.write_buffer_bytes),
-            used_bytes: writes.used_bytes.0,
+            used_bytes: writes.used_bytes.0 + kept_bytes,
             age_ms: self.config.policy.write_age.ms(),
-            dirty_file_count: writes.dirty_file_count,
+            dirty_file_count: writes.dirty_file_count + kept_files as u32,
             waiting_count: writes.waiting_count,
             write_count: writes.write_count,
             plain_count: writes.plain_count + self.counts.ungranted,

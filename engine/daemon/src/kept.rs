@@ -610,6 +610,31 @@ impl Daemon {
         reasons.into_iter().map(sentence).collect()
     }
 
+    /// What the disks of files that are open do not take, and why: a sentence a reason.
+    pub(super) fn failing_sentences(&self) -> Vec<String> {
+        let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (id, file) in self.files.all() {
+            let Some(errno) = self.server.failing(id) else {
+                continue;
+            };
+            let error = io::Error::from_raw_os_error(errno.0 as i32);
+            let remedy = writing::remedy(errno).map_or(String::new(), |what| format!("; {what}"));
+            let name = name_of(Some(&file.path), (file.key.device, file.key.inode));
+            reasons
+                .entry(format!("{error}{remedy}"))
+                .or_default()
+                .push(name);
+        }
+        let sentence = |(reason, mut names): (String, Vec<String>)| {
+            names.sort_unstable();
+            let (count, names) = (names.len(), shortened(names));
+            format!(
+                "bytes of {count} files that clients were told are safe are in memory alone, their disk does not take them ({names}): {reason}. They are kept, and tried each second"
+            )
+        };
+        reasons.into_iter().map(sentence).collect()
+    }
+
     /// The same of all that is not on its disk, when we go.
     pub(super) fn unwritten_sentences(&self) -> Vec<String> {
         let mut sentences = self.kept_sentences();
@@ -677,16 +702,10 @@ impl Daemon {
             .map(|(_, file)| name_of(Some(&file.path), (file.key.device, file.key.inode)))
             .collect();
         names.sort_unstable();
-        let count = names.len();
-        names.truncate(NAMES_MAX);
-        let more = match count - names.len() {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
+        let (count, names) = (names.len(), shortened(names));
         (count > 0).then(|| {
             format!(
-                "bytes of {count} files that were acknowledged go with this daemon: their disk has not taken them, and there was no room in the runtime folder to record them ({}{more}). Who wrote them has to write them again",
-                names.join(", ")
+                "bytes of {count} files that were acknowledged go with this daemon: their disk has not taken them, and there was no room in the runtime folder to record them ({names}). Who wrote them has to write them again"
             )
         })
     }
@@ -733,17 +752,21 @@ impl Daemon {
     }
 }
 
-fn sentence((reason, (writes, mut names)): (String, (u64, Vec<String>))) -> String {
+fn sentence((reason, (writes, names)): (String, (u64, Vec<String>))) -> String {
+    let (count, names) = (names.len(), shortened(names));
+    format!(
+        "{writes} writes to {count} files that a former daemon left are kept and not written yet ({names}): {reason}"
+    )
+}
+
+/// The first of them, and how many more there are.
+fn shortened(mut names: Vec<String>) -> String {
     let count = names.len();
     names.truncate(NAMES_MAX);
-    let more = match count - names.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!(
-        "{writes} writes to {count} files that a former daemon left are kept and not written yet ({}{more}): {reason}",
-        names.join(", ")
-    )
+    match count - names.len() {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names.join(", ")),
+    }
 }
 
 #[cfg(test)]

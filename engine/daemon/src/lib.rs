@@ -42,4 +42,5 @@ mod worker;
 mod writing;
 
 pub use error::ServeError;
+pub use runtime_dir::config_of;
 pub use serve::{recover, serve};

@@ -473,6 +473,20 @@ impl Snapshot {
         )?;
         gauges(
             encoder,
+            "write_used",
+            "Granted to clients, or acknowledged and not on a disk yet",
+            Some(&Unit::Bytes),
+            one(self.status.write.used_bytes as f64),
+        )?;
+        gauges(
+            encoder,
+            "write_obstacles",
+            "Why bytes that clients were told are safe cannot be written now: so many reasons",
+            None,
+            one(daemon.unwritten.len() as f64),
+        )?;
+        gauges(
+            encoder,
             "uptime",
             "Since the daemon was ready",
             Some(&Unit::Seconds),

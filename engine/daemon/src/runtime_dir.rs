@@ -6,6 +6,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::Pid;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Seek, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -159,6 +160,20 @@ impl RuntimeDir {
         self.path.join("lanes")
     }
 
+    /// Whoever finds this folder without a daemon knows by which configuration what that left is written: see [`config_of`].
+    fn config_name(path: &Path) -> PathBuf {
+        path.join("config")
+    }
+
+    pub(crate) fn name_config(&self, config: &Path) {
+        let name = std::path::absolute(config).unwrap_or_else(|_| config.to_path_buf());
+        // (A folder without room: then it is the usual one, or the one that is named.)
+        let _ = std::fs::write(
+            RuntimeDir::config_name(&self.path),
+            name.as_os_str().as_bytes(),
+        );
+    }
+
     pub(crate) fn control_socket(&self) -> PathBuf {
         self.path.join("control.sock")
     }
@@ -166,6 +181,13 @@ impl RuntimeDir {
     pub(crate) fn metrics_socket(&self) -> PathBuf {
         self.path.join("metrics.sock")
     }
+}
+
+/// The configuration of the daemon that serves from a runtime folder, or did last. None: nobody has said.
+pub fn config_of(path: &Path) -> Option<PathBuf> {
+    let name = std::fs::read(RuntimeDir::config_name(path)).ok()?;
+    let name = PathBuf::from(std::ffi::OsString::from_vec(name));
+    name.is_absolute().then_some(name)
 }
 
 impl Drop for RuntimeDir {

@@ -76,6 +76,9 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
         None => RuntimeDir::take_to_serve(&config.runtime_dir)?,
         Some(patience) => take_or_end(&config.runtime_dir, patience)?,
     };
+    if hung_after.is_none() {
+        runtime.name_config(&config.file);
+    }
     let (shares, absent) = open_shares(&config)?;
 
     let limits = limits(&config);

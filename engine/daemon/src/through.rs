@@ -16,7 +16,7 @@
 
 use crate::event_loop::{Daemon, InFlight};
 use crate::files::File;
-use rushes_core::server::{Event, IoRead, LOST_IN_A_ROW};
+use rushes_core::server::{Errno, Event, IoRead, LOST_IN_A_ROW};
 use rushes_core::units::{FileId, IoId};
 use rushes_sys::cached::cached_pages;
 use rushes_sys::file::through_the_cache;
@@ -93,23 +93,24 @@ impl Daemon {
             let errno = errno_of(&error);
             if count >= LOST_IN_A_ROW {
                 self.write_failed(about.file, about.range, errno);
-            } else {
-                self.hear_it_where_it_syncs(about.file);
             }
             let lost = Some(errno);
             self.feed(Event::FellBack { io, lost });
+            if count < LOST_IN_A_ROW {
+                self.hear_it_where_it_syncs(about.file, errno);
+            }
         }
     }
 
     /// Behind a read: what the kernel has not been able to write it takes for written, and lets go as soon as it needs the room, or when somebody
-    /// writes past its cache beside it. Then the read has shown what the disk had before.
+    /// writes past its cache beside it. Then the read has shown what the disk had before. (Both descriptors are asked: a sync that is under way may
+    /// have been told on the one that syncs.)
     pub(super) fn look_for_loss(&mut self, id: FileId) {
         if !self.server.is_cached_alone(id) {
             return;
         }
-        let file = self.files.get(id);
-        let opened = file.and_then(|file| file.written.as_ref()?.file.as_ref().ok());
-        if let Some(Err(error)) = opened.map(|opened| space::untold_error(&*opened.buffered)) {
+        let past = self.hear_it_past_the_cache(id);
+        if let Some(error) = self.told_where_it_syncs(id).or(past) {
             self.was_not_kept(id, &error);
             let errno = errno_of(&error);
             self.feed(Event::NotKept { file: id, errno });
@@ -117,30 +118,36 @@ impl Daemon {
     }
 
     /// A write past the kernel's cache is done once more, since its descriptor has told of an error that may be no disk's. The one that syncs would
-    /// tell of the same to whoever flushes next. Where nothing is in the kernel's cache alone that is all it can tell of.
-    fn hear_it_where_it_syncs(&self, id: FileId) {
-        let file = self.files.get(id);
-        let opened = file.and_then(|file| file.written.as_ref()?.file.as_ref().ok());
-        if let Some(opened) = opened.filter(|_| !self.server.is_cached_alone(id)) {
-            // (Told once, and heard now.)
-            let _ = space::untold_error(&*opened.buffered);
+    /// tell of the same to whoever flushes next. What is in the kernel's cache alone may be what it is about: that is written again as well.
+    fn hear_it_where_it_syncs(&mut self, id: FileId, errno: Errno) {
+        // (Told once, and heard now.)
+        let _ = self.told_where_it_syncs(id);
+        if self.server.is_cached_alone(id) {
+            self.feed(Event::NotKept { file: id, errno });
         }
+    }
+
+    fn told_where_it_syncs(&self, id: FileId) -> Option<std::io::Error> {
+        let file = self.files.get(id)?;
+        let opened = file.written.as_ref()?.file.as_ref().ok()?;
+        space::untold_error(&*opened.buffered).err()
     }
 
     /// The descriptor that syncs has told of a failure. The other one, that writes past the cache, would tell of the same behind the next write, which
     /// has nothing to do with it; unless that is under way.
-    pub(super) fn hear_it_past_the_cache(&mut self, id: FileId) {
-        let file = self.files.get(id);
-        let opened = file.and_then(|file| file.written.as_ref()?.file.as_ref().ok());
-        let Some(Err(error)) = opened.map(|opened| space::untold_error(&*opened.direct)) else {
-            return;
-        };
+    ///
+    /// Returns  what it tells
+    pub(super) fn hear_it_past_the_cache(&mut self, id: FileId) -> Option<std::io::Error> {
+        let file = self.files.get(id)?;
+        let opened = file.written.as_ref()?.file.as_ref().ok()?;
+        let error = space::untold_error(&*opened.direct).err()?;
         let mut all = self.in_flight.iter();
         let past = all.find(|(_, about)| about.file == id && about.writes_by.is_some());
         if let Some((&io, _)) = past {
             let lost = Some(errno_of(&error));
             self.feed(Event::FellBack { io, lost });
         }
+        Some(error)
     }
 
     /// A request to its disk has failed since we began.

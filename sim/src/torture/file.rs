@@ -65,7 +65,9 @@ pub(super) struct OneFile {
     pub(super) dirty: BTreeSet<u64>,
     /// Those that it could not be given, and that the kernel takes for written.
     pub(super) lost: BTreeSet<u64>,
-    /// Of those, what the daemon knows of: it, or the next one, writes them again. And what it is being told of.
+    /// Of those, what is not in its cache any more either: whoever reads sees what the drive has.
+    pub(super) let_go: BTreeSet<u64>,
+    /// Of those that were lost, what the daemon knows of: it, or the next one, writes them again. And what it is being told of.
     pub(super) told: BTreeSet<u64>,
     pub(super) telling: BTreeSet<u64>,
     /// Lost while a former daemon lived: the kernel has them in its cache, where drivers look first (the daemon's through.rs).
@@ -134,6 +136,7 @@ impl OneFile {
             medium: Vec::new(),
             dirty: BTreeSet::new(),
             lost: BTreeSet::new(),
+            let_go: BTreeSet::new(),
             told: BTreeSet::new(),
             telling: BTreeSet::new(),
             lost_before: BTreeSet::new(),
@@ -265,6 +268,7 @@ impl OneFile {
 
     fn no_more_lost(&mut self, page: u64) {
         self.lost.remove(&page);
+        self.let_go.remove(&page);
         self.told.remove(&page);
         self.telling.remove(&page);
         self.lost_before.remove(&page);
@@ -300,6 +304,7 @@ impl OneFile {
             let beyond = |page: &u64| *page < pages;
             self.dirty.retain(beyond);
             self.lost.retain(beyond);
+            self.let_go.retain(beyond);
             self.told.retain(beyond);
             self.telling.retain(beyond);
             self.lost_before.retain(beyond);
@@ -326,13 +331,6 @@ impl OneFile {
         self.volatile.insert(page);
     }
 
-    /// The kernel needs the room of a page that it takes for written.
-    pub(super) fn let_go(&mut self, page: u64) {
-        let end = ((page + 1) * PAGE_BYTES).min(self.size()) as usize;
-        let start = ((page * PAGE_BYTES) as usize).min(end);
-        self.native[start..end].copy_from_slice(&self.disk[start..end]);
-    }
-
     /// The drive brings what it has to its medium, and the file system its length.
     pub(super) fn flush(&mut self) {
         self.medium.resize(self.disk.len(), 0);
@@ -348,6 +346,7 @@ impl OneFile {
         self.loose.clear();
         self.covered.clear();
         self.telling.clear();
+        self.let_go.clear();
         let told = std::mem::take(&mut self.told);
         let lost = std::mem::take(&mut self.lost);
         let (told, untold) = lost.into_iter().partition(|page| told.contains(page));

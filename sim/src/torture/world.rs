@@ -1021,24 +1021,42 @@ impl World {
                 file.loose.extend(pages);
             }
             self.step(Event::FellBack { io, lost });
+            if has_error && self.is_cached_alone(write.file) {
+                let file = &mut self.files[at];
+                file.has_error = false;
+                self.not_kept(at, write.file);
+            }
         }
     }
 
     /// What a daemon asks behind each read.
     fn look_for_loss(&mut self, id: FileId) {
-        let is_alone = |server: &Server| server.is_cached_alone(id);
-        let (true, Some(&at)) = (
-            self.server.as_ref().is_some_and(is_alone),
-            self.by_id.get(&id),
-        ) else {
+        let (true, Some(&at)) = (self.is_cached_alone(id), self.by_id.get(&id)) else {
             return;
         };
-        let (life, now, file) = (self.life, self.now, &mut self.files[at]);
-        if !std::mem::take(&mut file.has_error) {
-            return;
+        let told = std::mem::take(&mut self.files[at].has_error);
+        let told_past = std::mem::take(&mut self.files[at].has_error_past);
+        let is_past =
+            |io: &Io| matches!(io, Io::Write(write, ..) if write.file == id && !write.buffered);
+        let past = self.ios.iter().find(|(_, io)| is_past(io));
+        if let (true, Some((&io, _))) = (told_past, past) {
+            let lost = Some(Errno::IO);
+            self.step(Event::FellBack { io, lost });
         }
+        if told || told_past {
+            self.not_kept(at, id);
+        }
+    }
+
+    fn is_cached_alone(&self, id: FileId) -> bool {
+        let server = self.server.as_ref();
+        server.is_some_and(|server| server.is_cached_alone(id))
+    }
+
+    fn not_kept(&mut self, at: usize, id: FileId) {
         self.counts.not_kept += 1;
-        file.reasons.write = now;
+        let (life, file) = (self.life, &mut self.files[at]);
+        file.reasons.write = self.now;
         file.again.extend(file.covered.iter().chain(&file.loose));
         let telling = file.lost.clone();
         let errno = Errno::IO;
@@ -1070,20 +1088,19 @@ impl World {
             }
         }
         // What it could not write it lets go when it likes.
-        for page in self.files[at]
-            .lost
-            .range(pages.clone())
-            .copied()
-            .collect::<Vec<u64>>()
-        {
+        let lost = self.files[at].lost.range(pages.clone()).copied();
+        for page in lost.collect::<Vec<u64>>() {
             if self.random.below(4) == 0 {
-                self.files[at].let_go(page);
+                self.files[at].let_go.insert(page);
                 self.counts.let_go += 1;
             }
         }
         let file = &self.files[at];
         let mut native = std::borrow::Cow::Borrowed(&file.native);
-        let is_shown = |page: &&u64| io.buffered || file.lost_before.contains(page);
+        let is_shown = |page: &&u64| {
+            let is_cached = !file.let_go.contains(page);
+            is_cached && (io.buffered || file.lost_before.contains(page))
+        };
         for &page in file.lost.range(pages).filter(|page| !is_shown(page)) {
             let end = ((page + 1) * PAGE_BYTES).min(file.size()) as usize;
             let start = ((page * PAGE_BYTES) as usize).min(end);
