@@ -61,9 +61,10 @@ pub(super) fn memory_of(io: &IoWrite, parts: &[WritePart]) -> (usize, u64) {
 fn any_sequence_of_pieces_is_written() {
     let (mut writes, mut joined) = (0, 0);
     for seed in 0..200 {
-        let mut world = quiet();
-        world.random = Random(seed);
+        let mut world = World::new(3);
         world.is_exclusive = seed % 2 == 0;
+        let mut world = emptied(world);
+        world.random = Random(seed);
         world.refuses_direct = seed % 5 == 0;
         let most = [1, 3, 40, 700, 5_000, 9_000][seed as usize % 6];
         let mut at = world.random.below(9_000);

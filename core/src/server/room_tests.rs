@@ -440,3 +440,24 @@ fn every_write_ends_whoever_comes_and_goes() {
         }
     }
 }
+
+/// Whoever plays behind a recorder begins a few seconds back: the disk that has just got that is not asked for it. A copy takes no room from others.
+#[test]
+fn what_is_recorded_stays_for_whoever_plays_behind() {
+    for is_recorder in [true, false] {
+        let mut world = World::new(256 * MEGA, 1);
+        for _ in 0..100 {
+            world.record(0, 500_000);
+            if is_recorder {
+                world.now = world.now + Duration::from_ms(40);
+                world.step(Event::Timer);
+                world.write_back();
+            }
+        }
+        world.rest();
+        assert_eq!(world.files[0].size, world.files[0].acknowledged);
+        let number = 40_000_000 / world.server.slot_bytes();
+        let is_there = world.server.files[&id(0)].blocks.contains_key(&number);
+        assert_eq!(is_there, is_recorder);
+    }
+}

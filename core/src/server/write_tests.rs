@@ -1257,7 +1257,11 @@ fn was_written(writes: &[(u64, Vec<u8>)], at: u64, byte: u8) -> bool {
 
 /// A server over an empty file, with clients of whom nobody does anything by himself.
 fn quiet() -> World {
-    let mut world = World::new(3);
+    emptied(World::new(3))
+}
+
+/// The same, of a world of its own.
+fn emptied(mut world: World) -> World {
     world.crash();
     world.lanes.clear();
     world.ios.clear();

@@ -64,6 +64,8 @@ impl Writing {
 
 /// Who plays what is being recorded is at most this part of the cache behind, as one in so many.
 const FOLLOWED_PART: u64 = 8;
+/// What is recorded stays where more of the cache than one in so many is free or was used.
+const RECORDED_PART: u32 = 4;
 /// Whoever has not read for so long has stopped.
 const FOLLOWED_SILENT: Duration = Duration::from_s(10);
 
@@ -137,6 +139,15 @@ impl Server {
                 && self.now.since(stream.last_read) <= FOLLOWED_SILENT
         };
         self.has_buffers_to_spare() && self.streams.iter().any(|(_, stream)| follows(stream))
+    }
+
+    /// Whether a recorder writes it, at a rate of his own: whoever plays behind him begins at any moment, some seconds back. So it stays while
+    /// the cache has enough that nobody uses, as it does in the kernel's for clients of plain Samba.
+    fn is_recorded(&self, id: FileId) -> bool {
+        let is_roomy = self.cache.takeable_count() > self.limits.slot_count / RECORDED_PART;
+        let is_recorder =
+            |file: &File| file.writing.pace.is_known(self.now) && self.has_claim(file);
+        is_roomy && self.files.get(&id).is_some_and(is_recorder)
     }
 
     /// Lay what is not written yet over pages of a slot that have the device's bytes; past the end that the device
@@ -719,7 +730,7 @@ impl Server {
         self.device_served(flight.device, &served);
         let id = flight.file;
         self.let_go(&flight.pins);
-        if result.is_ok() && self.is_followed(id, flight.range) {
+        if result.is_ok() && (self.is_followed(id, flight.range) || self.is_recorded(id)) {
             self.compose(id, flight.range, None, actions);
         }
         let mut released = core::mem::take(&mut self.released);

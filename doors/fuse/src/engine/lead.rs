@@ -119,7 +119,11 @@ impl Daemons {
             return;
         }
         tracing::warn!("no daemon came back; starting \"{}\"", self.recover);
-        match Command::new("/bin/sh").args(["-c", &self.recover]).spawn() {
+        match Command::new("/bin/sh")
+            .args(["-c", &self.recover])
+            .env("RUSHES_RUNTIME_DIR", &self.runtime_dir)
+            .spawn()
+        {
             Ok(child) => missed.recovering = Some(child),
             Err(error) => {
                 tracing::warn!("it cannot be started: {error}");
