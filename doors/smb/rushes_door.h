@@ -291,6 +291,9 @@ struct rushes_fsp {
 	/* Of its session's changes those that are of this file */
 	uint32_t plain_count;
 
+	/* It was changed by our own descriptor, which was not synced since */
+	bool owes_sync;
+
 	/* Something that has bytes of its own on a disk */
 	bool is_regular;
 

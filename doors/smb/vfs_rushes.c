@@ -1088,6 +1088,10 @@ static void rushes_fsync_plain(struct rushes_fsync_state *state)
 		tevent_req_error(state->req, errno);
 		return;
 	}
+	if (state->sync.file != NULL) {
+		/* What is written from now on is not covered. */
+		state->sync.file->owes_sync = false;
+	}
 	subreq = SMB_VFS_NEXT_FSYNC_SEND(state, state->ev, state->handle,
 					 state->fsp);
 	if (tevent_req_nomem(subreq, state->req)) {
@@ -1128,14 +1132,19 @@ static void rushes_fsync_done(struct rushes_read *sync, ssize_t result)
 		tevent_req_error(state->req, EBADF);
 		return;
 	}
-	if (result == 0) {
-		tevent_req_done(state->req);
-		return;
-	}
-	if (rushes_write_is_plain(result)) {
+	/*
+	 * What we wrote by ourselves the daemon cannot write again: what the
+	 * kernel could not keep of that it tells our own descriptor.
+	 */
+	if (rushes_write_is_plain(result) ||
+	    (result == 0 && sync->file->owes_sync)) {
 		if (!rushes_read_defer(sync, state->ev)) {
 			tevent_req_oom(state->req);
 		}
+		return;
+	}
+	if (result == 0) {
+		tevent_req_done(state->req);
 		return;
 	}
 	tevent_req_error(state->req, -result);

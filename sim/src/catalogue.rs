@@ -21,6 +21,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "failing_reads",
     "fragmented",
     "frame_sequences",
+    "sequences_by_threads",
     "full_cache",
     "ingest_beside",
     "joins_and_leaves",

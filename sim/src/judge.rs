@@ -380,28 +380,29 @@ impl Report {
 fn ledger(world: &World, watch: &Watch, report: &mut Report) {
     let records = world.server.streams(world.now);
     let closed_count = records.iter().filter(|record| !record.open).count();
-    let mut line: Vec<Option<&StreamRecord>> = vec![None; world.clients.len()];
-    let mut lines = vec![0; world.clients.len()];
+    let mut lines: Vec<Vec<&StreamRecord>> = vec![Vec::new(); world.clients.len()];
     for record in &records {
-        if let Some(index) = client_of(record).filter(|index| *index < lines.len()) {
-            line[index] = Some(record);
-            lines[index] += 1;
+        if let Some(of_client) = client_of(record).and_then(|index| lines.get_mut(index)) {
+            of_client.push(record);
         }
     }
     for (index, (client, seen)) in world.clients.iter().zip(&watch.seen).enumerate() {
         let Kind::Play(player) = &client.kind else {
             continue;
         };
-        // Streams may have been split by jumps or forgotten; the ledger is bounded.
-        let (1, Some(record)) = (lines[index], line[index]) else {
-            continue;
+        // Streams may have been split by jumps or forgotten; the ledger is bounded. An editor has one of each clip.
+        let cuts = matches!(player.plan.source, Source::Timeline(_));
+        let record = match lines[index].as_slice() {
+            [record] => StreamRecord::clone(record),
+            several if cuts && !several.is_empty() => together(several),
+            _ => continue,
         };
         if player.died || player.count.plain_count > 0 {
             continue;
         }
         // A jump begins a new line, and so does the second frame of a sequence without a rule; the ledger
         // keeps so many closed ones.
-        let many_lines = player.count.jump_count > 0 || record.sequence;
+        let many_lines = player.count.jump_count > 0 || record.sequence || cuts;
         if many_lines && closed_count >= CLOSED_KEPT {
             continue;
         }
@@ -409,13 +410,39 @@ fn ledger(world: &World, watch: &Watch, report: &mut Report) {
         if record.sequence != matches!(player.plan.source, Source::Sequence(_)) {
             continue;
         }
-        if let Some(told) = disagree(&player.count, record, seen) {
+        if let Some(told) = disagree(&player.count, &record, seen) {
             let told = format!("client {index}: {told}");
             if report.ledger_wrong.len() < 10 {
                 report.ledger_wrong.push(told);
             }
         }
     }
+}
+
+/// All lines of one client as one.
+fn together(lines: &[&StreamRecord]) -> StreamRecord {
+    let mut all = StreamRecord::clone(lines[0]);
+    for line in &lines[1..] {
+        all.read_count += line.read_count;
+        all.due_count += line.due_count;
+        all.on_time_count += line.on_time_count;
+        all.late_count += line.late_count;
+        all.promised_count += line.promised_count;
+        all.promised_late_count += line.promised_late_count;
+        all.worst_lateness = all.worst_lateness.max(line.worst_lateness);
+        all.bytes.0 += line.bytes.0;
+        for (sum, count) in all.guilty.iter_mut().zip(line.guilty) {
+            *sum += count;
+        }
+        // What is not known of one is not known of all.
+        if line
+            .rate
+            .is_none_or(|(_, source)| source == RateSource::Cadence)
+        {
+            all.rate = line.rate;
+        }
+    }
+    all
 }
 
 fn disagree(count: &PlayerCount, record: &StreamRecord, seen: &Seen) -> Option<String> {

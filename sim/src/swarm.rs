@@ -60,6 +60,8 @@ pub fn scenario(seed: u64) -> Scenario {
     if !calm {
         trouble(&mut p, &mut scenario);
     }
+    // (From numbers of their own: what a seed brought before it still brings.)
+    editors(&mut Prng::fork(seed, 78), &mut scenario, read_kib);
     expect(&mut scenario, calm);
     scenario
 }
@@ -208,6 +210,67 @@ fn players(p: &mut Prng, calm: bool, read_kib: u64) -> PlayerGroup {
         extent_mb: if p.chance(200) { p.between(1, 64) } else { 0 },
         unknown_extents: p.chance(50),
         ..PlayerGroup::default()
+    }
+}
+
+/// Those who cut, who look for a frame, and whose clips are several files.
+fn editors(p: &mut Prng, scenario: &mut Scenario, read_kib: u64) {
+    if p.chance(500) {
+        let cut_ms_min = p.between(200, 4000);
+        scenario.player.push(PlayerGroup {
+            count: p.between(1, 8),
+            megabits: p.log_between(5.0, 400.0),
+            frame_ms: [20.0, 40.0, 41.666_666][p.below(3) as usize],
+            start_ms: p.below(6000),
+            every_ms: [0, 50, 250, 1000][p.below(4) as usize],
+            request_kib: if p.chance(300) {
+                p.between(64, 1024).min(read_kib)
+            } else {
+                0
+            },
+            in_flight: p.between(1, 3) as usize,
+            unruled: p.chance(200),
+            jitter_us: p.below(3000),
+            cut_ms_min,
+            cut_ms_max: cut_ms_min + p.below(6000),
+            closes_first: p.chance(300),
+            clips: p.between(2, 32),
+            clip_mb: if p.chance(300) { p.between(20, 400) } else { 0 },
+            ..PlayerGroup::default()
+        });
+    }
+    if p.chance(250) {
+        scenario.scrub.push(ScrubGroup {
+            count: p.between(1, 4),
+            start_ms: p.below(6000),
+            every_ms: [0, 20, 40, 200][p.below(4) as usize],
+            step_frames_max: p.between(1, 200),
+            turn_permille: p.below(500),
+            elsewhere_permille: p.below(300),
+            megabits: p.log_between(5.0, 400.0),
+            unruled: p.chance(300),
+            request_kib: if p.chance(300) {
+                p.between(64, 1024).min(read_kib)
+            } else {
+                0
+            },
+            clips: p.between(1, 24),
+        });
+    }
+    if p.chance(200) {
+        let cut_ms_min = p.between(500, 4000);
+        scenario.op_atom.push(OpAtomGroup {
+            count: p.between(1, 4),
+            start_ms: p.below(6000),
+            every_ms: [0, 250, 1000][p.below(3) as usize],
+            // (They read a frame in one piece, of 40 ms.)
+            megabits: p.log_between(20.0, 200.0).min(read_kib as f64 / 5.0),
+            sounds: p.between(1, 16),
+            sound_told: p.chance(600),
+            cut_ms_min,
+            cut_ms_max: cut_ms_min + p.below(6000),
+            clips: p.between(1, 24),
+        });
     }
 }
 

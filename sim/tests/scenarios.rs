@@ -42,6 +42,7 @@ scenarios!(
     failing_reads,
     fragmented,
     frame_sequences,
+    sequences_by_threads,
     full_cache,
     ingest_beside,
     joins_and_leaves,

@@ -714,6 +714,49 @@ fn what_was_written_without_a_daemon_and_refused_by_the_disk_is_read_from_the_ke
     by_daemon(&mut world, "with another daemon");
 }
 
+/// What smbd wrote by itself the daemon that comes next cannot write again. Where the disk refuses it, whoever wrote it hears so, as without a daemon,
+/// although another client has heard of it before. (Torture, seed 8000, round 37.)
+#[test]
+fn who_wrote_without_a_daemon_hears_that_the_disk_has_not_kept_it() {
+    let Some(mut world) = world(Backing::Slow) else {
+        return;
+    };
+    world.put("a.mov", 1, 1 << 20);
+    let path = world.path("a.mov");
+    let (one, other) = (client(&world), client(&world));
+    let (file, _) = one.open("a.mov", Disposition::Open).expect("opened");
+    let (same, _) = other.open("a.mov", Disposition::Open).expect("opened");
+    world.everything_is_written();
+    world.daemon().end();
+    let (offset, bytes) = (100_000, pattern::bytes(2, 100_000, 60_000));
+    one.write(file, offset, &bytes).expect("taken");
+    world.daemon().start_again();
+    let later = pattern::bytes(3, 600_100, 3000);
+    let end = Instant::now() + Duration::from_secs(30);
+    while world.daemon().status()["write"]["used_bytes"] == 0 {
+        assert!(Instant::now() < end, "the daemon takes nothing");
+        other.write(same, 600_100, &later).expect("taken");
+    }
+    let place = world.disk.physical(&path, 0) & !4095;
+    world.disk.tell(&format!("fail write {place} {}", 1 << 20));
+    assert!(other.flush(same).is_err(), "the disk fails");
+    world.disk.tell("clear");
+    flush_by(&other, same, Instant::now() + Duration::from_secs(30));
+    // (So that it is the daemon that syncs.)
+    other.write(same, 600_100, &later).expect("taken");
+    assert!(
+        one.flush(file).is_err(),
+        "its bytes are lost, and it is told that all is well"
+    );
+    one.write(file, offset, &bytes).expect("taken");
+    flush_by(&one, file, Instant::now() + Duration::from_secs(30));
+    forget(&path);
+    let found = fs::read(&path).expect("the file is there");
+    for (offset, bytes) in [(offset, bytes), (600_100, later)] {
+        assert!(found[offset as usize..][..bytes.len()] == bytes, "{offset}");
+    }
+}
+
 /// Fill it to the last byte.
 fn fill(path: &std::path::Path) {
     use std::io::Write;

@@ -229,6 +229,9 @@ impl Server {
         }
         if let Some(stream) = entry.stream {
             self.handle_left(stream, (session, handle), actions);
+            if let HandleState::Ready(file) = entry.state {
+                self.frame_closed(stream, file, actions);
+            }
         }
         match entry.state {
             HandleState::Opening(waiting) => {

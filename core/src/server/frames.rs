@@ -5,7 +5,8 @@
 //! through the frames in reading order, so that buffers, deadlines and admission are those of any
 //! other stream. Frames that come next are opened by the driver beside the one the reader has open,
 //! and fetched; they are served to a client only by his own open of the same inode, since every
-//! read goes through a handle of his.
+//! read goes through a handle of his. A reader may have several frames open at once, and open them in any order (threads of one player):
+//! those behind the last one that he has come to stay until he has closed them.
 //!
 //! On a pool the frames of one sequence lie on any of its members. Its stream is one, and its place in `v` is one; but each device is
 //! asked for its own frames by itself, in the order of `v`, so that one that is slow keeps nobody from fetching from the others. Each
@@ -80,6 +81,9 @@ const MISSED_MAX: u32 = 8;
 /// Readers at once in one folder of a pool: all clients of a mount are one owner.
 const POOL_READER_COUNT_MAX: usize = 64;
 
+/// So many frames behind the last one that its reader has come to are kept for him, as long as he has them open or has left them out.
+const BEHIND_MAX: usize = 8;
+
 /// Folders of one owner that are watched for sequences; an indexer opens something in every one there is.
 const FOLDER_COUNT_MAX: usize = 64;
 
@@ -94,9 +98,38 @@ pub(super) struct Frame {
     size: u64,
     /// So much of it, from its start on, was asked of its device. Units: bytes.
     fetched: u64,
+    /// Handles that its reader has of it.
+    handle_count: u32,
+    /// He has come to it.
+    was_entered: bool,
 }
 
 impl Frame {
+    /// One that lies ahead.
+    fn ahead(number: u64, file: FileId, device: DeviceId, (start, size): (u64, u64)) -> Frame {
+        Frame {
+            number,
+            file,
+            device,
+            start,
+            size,
+            fetched: 0,
+            handle_count: 0,
+            was_entered: false,
+        }
+    }
+
+    /// Its reader opens it.
+    fn enter(&mut self) {
+        self.handle_count = self.handle_count.saturating_add(1);
+        self.was_entered = true;
+    }
+
+    /// Behind the last one: he does not need it any more.
+    fn is_done(&self) -> bool {
+        self.was_entered && self.handle_count == 0
+    }
+
     fn end(&self) -> u64 {
         self.start + self.size
     }
@@ -127,8 +160,10 @@ pub(super) struct Frames {
     parts: Vec<u64>,
     /// Device and size of the frames opened lately; of all that are open, at least.
     lately: VecDeque<(DeviceId, u64)>,
-    /// Frames opened, in reading order; the reader is in the first.
+    /// Frames opened, in reading order.
     open: VecDeque<Frame>,
+    /// Which of these is the last one that its reader has come to. He may still be in some before it.
+    at: usize,
     /// Neighbours that were asked for, in reading order.
     asked: VecDeque<(u64, Asked)>,
     /// The next one does not exist: ask again when the reader moves on.
@@ -221,6 +256,55 @@ impl Frames {
             }
         }
         u64::try_from(u128::from(whole) * there / all.max(1)).unwrap_or(whole)
+    }
+
+    /// The last frame that its reader has come to.
+    fn current(&self) -> Option<&Frame> {
+        self.open.get(self.at)
+    }
+
+    /// The reader has come to one that was opened ahead, or that he had left out.
+    fn enter(&mut self, place: usize) {
+        if let Some(frame) = self.open.get_mut(place) {
+            frame.enter();
+        }
+        if place <= self.at {
+            return;
+        }
+        // Those that he leaves out are not fetched for him, unless he opens them after all.
+        let left_out = self.open.range_mut(self.at + 1..place);
+        left_out.for_each(|frame| frame.fetched = frame.size);
+        self.at = place;
+    }
+
+    /// Those that are passed go.
+    ///
+    /// `bytes_max`  of those behind the last one that are kept for who has them open still
+    fn pass(&mut self, bytes_max: u64) -> Vec<FileId> {
+        let mut passed = Vec::new();
+        let start = self.current().map_or(0, |frame| frame.start);
+        while self.at > 0
+            && let Some(front) = self.open.front()
+            && (front.is_done() || self.at > BEHIND_MAX || start - front.start > bytes_max)
+        {
+            passed.extend(self.open.pop_front().map(|frame| frame.file));
+            self.at -= 1;
+        }
+        passed
+    }
+
+    /// The frame that comes behind all that are open is the one with this number.
+    fn is_next(&self, number: u64) -> bool {
+        let last = self.open.back().map(|frame| frame.number);
+        let next = last.and_then(|last| last.checked_add_signed(self.step));
+        let mut asked = self.asked.iter().map(|(asked, _)| *asked);
+        next == Some(number) && asked.next().is_none_or(|asked| asked == number)
+    }
+
+    /// So many frames from the last one that its reader has come to is the one with this number, in the direction in which he reads.
+    fn way_to(&self, number: u64) -> i128 {
+        let at = self.current().map_or(number, |frame| frame.number);
+        (i128::from(number) - i128::from(at)) * i128::from(self.step.signum())
     }
 
     /// A frame joins those that are open.
@@ -479,6 +563,7 @@ impl Server {
             parts: alloc::vec![1000],
             lately: VecDeque::new(),
             open: VecDeque::new(),
+            at: 0,
             asked: VecDeque::new(),
             ended: false,
             missed_count: 0,
@@ -494,7 +579,7 @@ impl Server {
         Some(id)
     }
 
-    /// The reader is in frame `number` now: let go of those before it.
+    /// The reader is in frame `number` now: let go of those that he has passed.
     #[expect(clippy::too_many_arguments, reason = "one observation, as it was made")]
     fn enter_frame(
         &mut self,
@@ -507,6 +592,7 @@ impl Server {
         actions: &mut Actions,
     ) {
         let now = self.now;
+        let bytes_max = self.behind_max(id);
         let (Some(stream), Some(device)) = (
             self.streams.get_mut(id.0),
             self.files.get(&file).map(|file| file.device),
@@ -525,37 +611,50 @@ impl Server {
             .open
             .iter()
             .position(|frame| frame.number == number && frame.file == file);
+        let goes_on = continued && !turned && !frames.open.is_empty();
+        let behind = -frames.way_to(number);
         match known {
             Some(place) if !turned => {
-                if place > 0 {
+                if place > frames.at {
                     frames.missed_count = 0;
                 }
-                passed.extend(frames.open.drain(..place).map(|frame| frame.file))
+                frames.enter(place);
+                passed = frames.pass(bytes_max);
+            }
+            // Another thread of his has gone on meanwhile, and it was let go.
+            None if goes_on && (1..=BEHIND_MAX as i128).contains(&behind) => {
+                frames.ended = was_ended;
+                return;
+            }
+            // He is quicker than who opens it ahead for him.
+            None if goes_on && !was_ended && frames.is_next(number) => {
+                frames.asked.pop_front();
+                let start = frames.end();
+                frames.push(Frame::ahead(number, file, device, (start, size)));
+                frames.enter(frames.open.len() - 1);
+                passed = frames.pass(bytes_max);
+                if let Some(file) = self.files.get_mut(&file) {
+                    file.use_count += 1;
+                }
             }
             _ => {
                 // Not foreseen: what was opened ahead lies elsewhere.
-                if was_ended && continued && !turned && !frames.open.is_empty() {
+                if was_ended && goes_on {
                     frames.missed_count = frames.missed_count.saturating_add(1);
                 }
                 passed.extend(frames.files());
                 frames.asked.clear();
                 // The reader's schedule goes on with the frame after the one he was in, whatever was opened
                 // ahead for him; frames that he leaves out take their time of it.
-                let start = frames.open.front().map_or(0, |front| {
-                    let way = i128::from(number) - i128::from(front.number);
-                    let steps = (way * i128::from(step.signum())).clamp(1, STEPS_MAX) as u64;
-                    front.start + front.size.saturating_mul(steps)
+                let steps = frames.way_to(number).clamp(1, STEPS_MAX) as u64;
+                let start = frames.current().map_or(0, |current| {
+                    current.start + current.size.saturating_mul(steps)
                 });
                 unforeseen = true;
                 frames.open.clear();
-                frames.push(Frame {
-                    number,
-                    file,
-                    device,
-                    start,
-                    size,
-                    fetched: 0,
-                });
+                frames.push(Frame::ahead(number, file, device, (start, size)));
+                frames.at = 0;
+                frames.enter(0);
                 stream.consumed = start;
                 if let Some(file) = self.files.get_mut(&file) {
                     file.use_count += 1;
@@ -595,6 +694,36 @@ impl Server {
                 self.ask_admission(id);
             }
         }
+        self.touch_devices_of(id);
+    }
+
+    /// So much of what lies behind the last frame that its reader has come to is kept for him. Units: bytes.
+    fn behind_max(&self, id: StreamId) -> u64 {
+        let rate = (self.streams.get(id.0)).map_or(0, |stream| stream.rate_or_none().0);
+        self.cap_for(rate, self.promised) / 4
+    }
+
+    /// The reader has closed a frame.
+    pub(super) fn frame_closed(&mut self, id: StreamId, file: FileId, actions: &mut Actions) {
+        let bytes_max = self.behind_max(id);
+        let stream = self.streams.get_mut(id.0);
+        let Some(frames) = stream.and_then(|stream| stream.frames.as_mut()) else {
+            return;
+        };
+        let Some(frame) = frames.open.iter_mut().find(|frame| frame.file == file) else {
+            return;
+        };
+        frame.handle_count = frame.handle_count.saturating_sub(1);
+        let passed = frames.pass(bytes_max);
+        if passed.is_empty() {
+            return;
+        }
+        let start = self.frame_start(id);
+        self.release_held(id, start);
+        for file in passed {
+            self.release(file, actions);
+        }
+        self.settle_devices(id);
         self.touch_devices_of(id);
     }
 
@@ -745,7 +874,7 @@ impl Server {
         let Some(frames) = &stream.frames else {
             return;
         };
-        let Some(current) = frames.open.front() else {
+        let Some(current) = frames.current() else {
             return;
         };
         let rate = stream.rate.map_or(0, |(rate, _)| rate.0);
@@ -759,7 +888,7 @@ impl Server {
         };
         let wanted =
             (wanted_bytes / current.size.max(1) + 2).min(u64::from(self.limits.sequence_ahead_max));
-        let have = frames.open.len() + frames.asked.len();
+        let have = frames.open.len() - frames.at + frames.asked.len();
         if frames.ended || have as u64 >= wanted || frames.asked.len() >= ASKED_MAX {
             return;
         }
@@ -884,14 +1013,7 @@ impl Server {
                         continue;
                     };
                     let start = frames.end();
-                    frames.push(Frame {
-                        number,
-                        file,
-                        device,
-                        start,
-                        size,
-                        fetched: 0,
-                    });
+                    frames.push(Frame::ahead(number, file, device, (start, size)));
                 }
                 Asked::Absent => {
                     // The sequence ends or has a gap here; what lies behind it is not fetched for it.
@@ -912,7 +1034,7 @@ impl Server {
         self.touch_devices_of(id);
     }
 
-    /// A read of the frame the reader is in; when it is due: a frame is due as a whole.
+    /// A read of a frame the reader is in; when it is due: a frame is due as a whole.
     pub(super) fn frame_read(
         &mut self,
         id: StreamId,
@@ -931,12 +1053,8 @@ impl Server {
         };
         frames.cadence.read_arrived(now, range.length);
         let (lately, is_blind) = (frames.cadence.lately(), frames.is_blind);
-        let Some(frame) = frames
-            .open
-            .front()
-            .copied()
-            .filter(|frame| frame.file == file)
-        else {
+        let mut entered = frames.open.iter().take(frames.at + 1);
+        let Some(frame) = entered.find(|frame| frame.file == file).copied() else {
             return Due::NEVER;
         };
         stream.consumed = stream

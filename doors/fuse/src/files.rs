@@ -177,6 +177,8 @@ struct OpenObject {
     /// And since then the kernel was not asked what it could not write. (What it has said to nobody yet it says to the next descriptor, too, if that is
     /// opened at once.)
     is_unasked: bool,
+    /// It was changed by its descriptor, past the daemon, and not synced since.
+    owes_sync: bool,
 }
 
 impl OpenObject {
@@ -190,6 +192,7 @@ impl OpenObject {
             is_recent: false,
             was_written: false,
             is_unasked: false,
+            owes_sync: false,
         }
     }
 
@@ -259,6 +262,20 @@ impl State {
         let may_go = open.spare.is_some() && open.is_unasked && !open.is_recent;
         let fd = open.fd.as_ref().filter(|_| may_go)?;
         Some((Arc::clone(fd), Arc::clone(&self.sync_failures)))
+    }
+
+    /// It is changed by its descriptor, past the daemon: what the kernel cannot keep of that the daemon does not know, and cannot write again.
+    pub(crate) fn owes_sync(&self, object: Object) {
+        if let Some(open) = locked(&self.objects).get_mut(&object) {
+            open.owes_sync = true;
+        }
+    }
+
+    /// Whether it was, since this was last asked.
+    pub(crate) fn take_owed_sync(&self, object: Object) -> bool {
+        let mut objects = locked(&self.objects);
+        let open = objects.get_mut(&object);
+        open.is_some_and(|open| std::mem::take(&mut open.owes_sync))
     }
 
     /// It is forgotten, since its member was given up. Returns  somebody may have written by it

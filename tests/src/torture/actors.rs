@@ -85,7 +85,8 @@ pub struct Actor<'a> {
     random: Random,
     step: u64,
     client: Option<(Connection, Instant)>,
-    handles: HashMap<String, Handle>,
+    /// Each with the instant since which it has it.
+    handles: HashMap<String, (Handle, Instant)>,
     /// Block that it writes in.
     block: u64,
     /// Where it writes a few bytes one behind the other.
@@ -156,12 +157,13 @@ impl<'a> Actor<'a> {
 
     /// An open handle of a file.
     fn handle(&mut self, name: &str) -> Option<Handle> {
-        if let Some(handle) = self.handles.get(name) {
+        if let Some((handle, _)) = self.handles.get(name) {
             return Some(*handle);
         }
+        let since = Instant::now();
         let opened = self.client()?.open(name, Disposition::OpenIf);
         let handle = self.done("open", name, opened)?.0;
-        self.handles.insert(name.to_owned(), handle);
+        self.handles.insert(name.to_owned(), (handle, since));
         Some(handle)
     }
 
@@ -254,17 +256,27 @@ impl<'a> Actor<'a> {
 
     fn flush_file(&mut self, model: &FileModel) -> Option<()> {
         let handle = self.handle(&model.name)?;
+        let since = self.handles.get(&model.name)?.1;
+        // (Before and behind it: it may be told of in between.)
+        let failed = self.stage.disk_fails();
         let begun = Instant::now();
         let flushed = self.client()?.flush(handle);
+        if flushed.is_err() {
+            model.flush_was_refused(&self.name, since);
+        }
         self.done("flush", &model.name, flushed)?;
-        model.flushed(begun);
+        if failed || self.stage.disk_fails() {
+            model.flushed_by(begun, &self.name, since);
+        } else {
+            model.flushed(begun);
+        }
         Some(())
     }
 
     /// Close it now and then; the next request opens it.
     fn close_sometimes(&mut self, name: &str) -> Option<()> {
         if self.random.once_in(30)
-            && let Some(handle) = self.handles.remove(name)
+            && let Some((handle, _)) = self.handles.remove(name)
         {
             let closed = self.client()?.close(handle);
             self.done("close", name, closed)?;

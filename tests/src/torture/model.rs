@@ -78,6 +78,11 @@ struct Change {
 }
 
 impl Change {
+    fn is_by(&self, who: &str, since: Instant) -> bool {
+        let by = self.who.rsplit_once(" #").map(|(name, _)| name);
+        by == Some(who) && self.begun >= since
+    }
+
     fn covers(&self, at: u64) -> bool {
         self.start <= at && at < self.end
     }
@@ -115,6 +120,8 @@ struct State {
     lag: Duration,
     /// A disk may lose what nobody flushed.
     loses: bool,
+    /// And does so now.
+    fails: bool,
 }
 
 /// A file.
@@ -207,9 +214,43 @@ impl FileModel {
         changes.for_each(|change| change.is_durable = true);
     }
 
-    /// A disk has failed while some went past the daemon: what nobody flushed may be lost.
+    /// The same, of one whose disk fails. Of what went past the daemon a failing disk tells each descriptor by which it was written once: what others
+    /// wrote may be lost, and they hear of it.
+    ///
+    /// `who`    asked for it
+    /// `since`  it has its handle since then
+    pub fn flushed_by(&self, begun: Instant, who: &str, since: Instant) {
+        let mut state = self.state();
+        let loses = state.loses;
+        let safe = |change: &&mut Change| {
+            let is_over = change.over.is_some_and(|over| over < begun);
+            is_over && (!loses || change.is_by(who, since))
+        };
+        let changes = state.changes.iter_mut().filter(safe);
+        changes.for_each(|change| change.is_durable = true);
+    }
+
+    /// A flush of a file whose disk fails was refused: what went past the daemon by the same handle may be lost, and its client was told.
+    pub fn flush_was_refused(&self, who: &str, since: Instant) {
+        let mut state = self.state();
+        if !state.loses {
+            return;
+        }
+        let told = |change: &&mut Change| !change.is_durable && change.is_by(who, since);
+        let lost = state.changes.iter_mut().filter(told);
+        lost.for_each(|change| (change.is_acknowledged, change.is_lost) = (false, true));
+    }
+
+    /// From now on a disk fails: what went past the daemon and nobody flushed may be read or not.
+    pub fn disk_fails(&self) {
+        let mut state = self.state();
+        state.fails = state.loses;
+    }
+
+    /// It does not any more, and some went past the daemon: what nobody flushed may be lost.
     pub fn lose_what_is_not_durable(&self) {
         let mut state = self.state();
+        state.fails = false;
         let lost = state.changes.iter_mut().filter(|one| !one.is_durable);
         lost.for_each(|change| (change.is_acknowledged, change.is_lost) = (false, true));
     }
@@ -424,7 +465,8 @@ impl State {
     ) -> Vec<Option<&'a Change>> {
         let of = of.iter().copied().filter(|change| change.covers(at));
         let is_certain = |change: &&Change| {
-            change.is_acknowledged && change.over.is_some_and(|over| over + lag < begun)
+            let is_kept = change.is_durable || !self.fails;
+            is_kept && change.is_acknowledged && change.over.is_some_and(|over| over + lag < begun)
         };
         let certain = of.clone().filter(is_certain).map(|change| change.begun);
         let last = certain.max();
@@ -672,6 +714,27 @@ mod tests {
         assert!(model.is_whole(&whole(1)).is_ok());
         assert!(model.is_whole(&whole(2)).is_ok());
         assert!(model.is_whole(&whole(9)).is_err());
+    }
+
+    #[test]
+    fn on_a_disk_that_fails_each_handle_is_told_of_its_own() {
+        let model = FileModel::new("f", vec![9; 100]).losing();
+        let begun = Instant::now();
+        for (who, content) in [("one", A), ("other", B)] {
+            let ticket = model.begin(who, 10, 20, content);
+            model.end(ticket, Outcome::Acknowledged, true);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        model.flushed_by(Instant::now(), "one", begun);
+        assert!(model.is_whole(&whole(1)).is_err());
+        model.disk_fails();
+        assert!(model.is_whole(&whole(1)).is_ok());
+        assert!(model.is_whole(&whole(9)).is_err());
+        model.lose_what_is_not_durable();
+        assert!(model.is_whole(&whole(1)).is_ok());
+        assert!(model.is_whole(&whole(9)).is_err());
+        model.flush_was_refused("one", begun);
+        assert!(model.is_whole(&whole(9)).is_err(), "it was flushed before");
     }
 
     #[test]
