@@ -20,6 +20,10 @@ pub(super) struct PlayClock {
     pub before: u64,
     /// When its first byte was asked for, or would have been if the reader had not paused.
     anchor: Instant,
+    /// When the first byte behind what was read so far is asked for, at the rate at which it is played.
+    next: Instant,
+    /// What he plays in a quarter of his last read.
+    quarter: Duration,
     /// The last answer was late, and when that was.
     was_late: bool,
     answered: Instant,
@@ -32,8 +36,57 @@ impl PlayClock {
             origin,
             before: 0,
             anchor: arrived,
+            next: arrived,
+            quarter: Duration::ZERO,
             was_late: false,
             answered: arrived,
+        }
+    }
+
+    /// The clock of a run that the reader of this one has cut to. He plays on: what he was behind through us when he left he is behind there.
+    ///
+    /// `run_min`  whoever reads for less at one place does not play it, and his clock begins there
+    pub(super) fn cut(
+        &self,
+        (cursor, origin): (CursorIndex, u64),
+        arrived: Instant,
+        is_alone: bool,
+        (preroll, run_min): (Duration, Duration),
+    ) -> PlayClock {
+        let new = PlayClock::new(Some(cursor), origin, arrived);
+        if self.next.since(self.anchor) < run_min {
+            return new;
+        }
+        let behind = arrived.since(self.next);
+        let own = self.own(behind, arrived, is_alone, self.quarter, preroll);
+        if own >= behind {
+            return new;
+        }
+        PlayClock {
+            anchor: arrived.before(behind - own),
+            was_late: self.was_late,
+            answered: self.answered,
+            ..new
+        }
+    }
+
+    /// How much of what a reader is behind is his own doing.
+    fn own(
+        &self,
+        behind: Duration,
+        arrived: Instant,
+        is_alone: bool,
+        quarter: Duration,
+        preroll: Duration,
+    ) -> Duration {
+        let idle = match is_alone {
+            true => arrived.since(self.answered),
+            false => Duration::ZERO,
+        };
+        match (idle > preroll, self.was_late) {
+            (true, _) => behind,
+            (false, false) if idle > quarter => behind.min(idle),
+            (false, _) => Duration::ZERO,
         }
     }
 
@@ -57,16 +110,11 @@ impl PlayClock {
     ) -> Instant {
         let scheduled = self.anchor + rate.time_for(ByteCount(at));
         let behind = arrived.since(scheduled);
-        let idle = match is_alone {
-            true => arrived.since(self.answered),
-            false => Duration::ZERO,
-        };
-        let own = match (idle > preroll, self.was_late) {
-            (true, _) => behind,
-            (false, false) if idle > rate.time_for(ByteCount(length / 4)) => behind.min(idle),
-            (false, _) => Duration::ZERO,
-        };
+        self.quarter = rate.time_for(ByteCount(length / 4));
+        let own = self.own(behind, arrived, is_alone, self.quarter, preroll);
         self.anchor = self.anchor + own;
+        let next = self.anchor + rate.time_for(ByteCount(at.saturating_add(length)));
+        self.next = self.next.max(next);
         scheduled + own + preroll
     }
 
@@ -167,6 +215,31 @@ mod tests {
             assert!(due < at(now), "{second}");
             now += 100;
         }
+    }
+
+    #[test]
+    fn reader_who_cuts_while_he_is_behind_is_behind_there() {
+        let cut = |clock: &PlayClock, arrived: u64| {
+            let place = (CursorIndex::default(), 0);
+            let (preroll, run_min) = (PREROLL, Duration::from_ms(500));
+            let mut there = clock.cut(place, at(arrived), true, (preroll, run_min));
+            due(&mut there, 0, arrived)
+        };
+        let mut clock = PlayClock::new(None, 0, at(0));
+        // He has read a second, and waited 1.4 s for it: 400 ms of his preroll are gone.
+        due(&mut clock, 0, 0);
+        clock.answered(at(1400), at(1500));
+        assert_eq!(cut(&clock, 1401), at(1500));
+        // In time, or after a pause, he begins anew.
+        assert_eq!(cut(&clock, 9000), at(9500));
+        clock.answered(at(600), at(1500));
+        assert_eq!(cut(&clock, 1000), at(1500));
+        assert_eq!(cut(&clock, 1200), at(1700));
+        // Whoever has hardly read does not play.
+        let mut look = PlayClock::new(None, 0, at(0));
+        look.due((0, SECOND / 25), RATE, at(0), true, PREROLL);
+        look.answered(at(400), at(500));
+        assert_eq!(cut(&look, 401), at(901));
     }
 
     #[test]

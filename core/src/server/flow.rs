@@ -307,6 +307,10 @@ impl Server {
             stream.device,
             stream.consumed.saturating_sub(stream.read_bytes),
         );
+        let (session, clock) = (stream.session, stream.clock);
+        if let Some(clock) = clock.filter(|_| played != Instant::NEVER) {
+            self.keep_clock(session, clock);
+        }
         self.release_held(id, passed);
         self.touch(device);
         due

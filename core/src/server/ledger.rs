@@ -2,6 +2,7 @@
 //! What the server tells about itself: who was late, by how much, and through whose fault.
 
 use super::clock::PlayClock;
+use super::glances::RUN_MIN;
 use super::state::*;
 use super::*;
 use crate::stream::{CursorIndex, Moved, Observation};
@@ -41,6 +42,10 @@ impl Server {
             for clock in [&mut stream.clock, &mut stream.begun].into_iter().flatten() {
                 clock.answered(now, read.played);
             }
+            let session = self.sessions.get_mut(&read.session);
+            if let Some(clock) = session.and_then(|session| session.clock.as_mut()) {
+                clock.answered(now, read.played);
+            }
         }
         stream.enter(&entry);
     }
@@ -72,13 +77,26 @@ impl Server {
         range: ByteRange,
         arrived: Instant,
     ) {
+        if seen.moved != Moved::Began {
+            return;
+        }
+        let preroll = self.policy.preroll;
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
         };
-        if seen.moved == Moved::Began {
-            let cursor = Some(seen.cursor);
-            stream.begun = Some(PlayClock::new(cursor, range.start.0, arrived));
-        }
+        let session = self.sessions.get(&stream.session);
+        // (All clients of a pool's mount are in one of them.)
+        let seat = session.filter(|session| session.pool.is_none());
+        let place = (seen.cursor, range.start.0);
+        stream.begun = Some(match seat.and_then(|seat| seat.clock) {
+            Some(clock) => {
+                let (from, mut reads) = (stream.session, self.reads.iter());
+                let waits = |read: &Read| read.session == from && read.played != Instant::NEVER;
+                let is_alone = !reads.any(|(_, read)| waits(read));
+                clock.cut(place, arrived, is_alone, (preroll, RUN_MIN))
+            }
+            None => PlayClock::new(Some(place.0), place.1, arrived),
+        });
     }
 
     /// When a read is due that is of a run nobody follows yet.
@@ -109,7 +127,17 @@ impl Server {
             return Instant::NEVER;
         };
         let at = range.start.0.abs_diff(clock.origin);
-        clock.due((at, range.length.0), rate, arrived, is_alone, preroll)
+        let due = clock.due((at, range.length.0), rate, arrived, is_alone, preroll);
+        let (session, clock) = (stream.session, *clock);
+        self.keep_clock(session, clock);
+        due
+    }
+
+    /// A read goes by this clock, the last one of its seat.
+    pub(super) fn keep_clock(&mut self, session: SessionId, clock: PlayClock) {
+        if let Some(seat) = self.sessions.get_mut(&session) {
+            seat.clock = Some(clock);
+        }
     }
 
     /// The ledger: open streams, then the most recent closed ones.

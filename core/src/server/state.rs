@@ -35,6 +35,8 @@ pub(super) struct Session {
     pub pool: Option<PoolNumber>,
     /// How much was read at one place before it cut to another, in the mean; None: it has never cut. Units: bytes.
     pub run_bytes: Option<u64>,
+    /// The clock of the run that was read last, of whatever file.
+    pub clock: Option<PlayClock>,
     /// Places that it left at once.
     pub glances: Glances,
     /// Reads that were served as the beginning of playing, and nothing has come of it yet.
