@@ -155,6 +155,10 @@ fn disk(p: &mut Prng, calm: bool) -> DiskPlan {
     if p.chance(250) {
         faults.storm_per_second = p.between(1, 60);
         faults.storm_from_ms = p.below(10_000);
+        // (A disk that stalls has it all the longer, and one that never gets over it answers nobody.)
+        if faults.stall_permille > 0 {
+            faults.storm_to_ms = faults.storm_from_ms + 10_000;
+        }
     }
     faults.honours_class = p.chance(200);
     plan.faults = faults;
@@ -294,16 +298,35 @@ fn trouble(p: &mut Prng, scenario: &mut Scenario) {
     }
 }
 
+impl PlayerGroup {
+    /// Units: KiB.
+    fn frame_kib(&self) -> u64 {
+        (self.megabits * self.frame_ms / 8.0 * 1000.0 / 1024.0).ceil() as u64
+    }
+
+    /// Of its longest request, where one of `most` may be sent. Units: KiB.
+    fn request_kib(&self, most: u64) -> u64 {
+        match self.request_kib {
+            0 => most.min(8192),
+            told => told.min(most),
+        }
+    }
+}
+
 /// What may be expected: lateness only where the premises of promises hold.
 fn expect(scenario: &mut Scenario, calm: bool) {
     let many = u64::MAX / 2;
+    let read_kib = scenario.server.limits().read_bytes_max >> 10;
     // Reads pinned for long, jumps and readers that guess are not in any contract; but what is promised
-    // to the others must hold beside them.
+    // to the others must hold beside them. Nor does a server that sees reads know that they are pieces of a frame, all of which is due when its first
+    // byte is: of frames of half a second that is much.
+    let is_whole =
+        |g: &PlayerGroup| g.frame_ms <= 100.0 || g.frame_kib() <= g.request_kib(read_kib);
     let premises = calm
-        && scenario
-            .player
-            .iter()
-            .all(|g| !g.unknown_extents && g.pause_per_10k + g.jump_per_10k == 0 && !g.unruled);
+        && scenario.player.iter().all(|g| {
+            let is_blind = g.unknown_extents || g.unruled;
+            !is_blind && g.pause_per_10k + g.jump_per_10k == 0 && is_whole(g)
+        });
     scenario.expect = Expect {
         late_promised_max: if premises { 0 } else { many },
         shed_max: if premises { 0 } else { many },
