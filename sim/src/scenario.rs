@@ -516,7 +516,7 @@ impl Default for Expect {
 }
 
 impl PlayerGroup {
-    fn has_cuts(&self) -> bool {
+    pub(crate) fn has_cuts(&self) -> bool {
         self.cut_ms_max > 0
     }
 

@@ -9,6 +9,9 @@
 use crate::stream::CursorIndex;
 use crate::units::{ByteCount, BytesPerSecond, Duration, Instant};
 
+/// What the wire and a client's own machine take between our answer and the next read.
+const WIRE: Duration = Duration::from_ms(5);
+
 /// A run as its reader's clock has it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlayClock {
@@ -22,8 +25,8 @@ pub(super) struct PlayClock {
     anchor: Instant,
     /// When the first byte behind what was read so far is asked for, at the rate at which it is played.
     next: Instant,
-    /// What he plays in a quarter of his last read.
-    quarter: Duration,
+    /// So much time behind our answer to his last read he may take without pausing.
+    wire: Duration,
     /// The last answer was late, and when that was.
     was_late: bool,
     answered: Instant,
@@ -37,7 +40,7 @@ impl PlayClock {
             before: 0,
             anchor: arrived,
             next: arrived,
-            quarter: Duration::ZERO,
+            wire: Duration::ZERO,
             was_late: false,
             answered: arrived,
         }
@@ -58,7 +61,7 @@ impl PlayClock {
             return new;
         }
         let behind = arrived.since(self.next);
-        let own = self.own(behind, arrived, is_alone, self.quarter, preroll);
+        let own = self.own(behind, arrived, is_alone, preroll);
         if own >= behind {
             return new;
         }
@@ -76,7 +79,6 @@ impl PlayClock {
         behind: Duration,
         arrived: Instant,
         is_alone: bool,
-        quarter: Duration,
         preroll: Duration,
     ) -> Duration {
         let idle = match is_alone {
@@ -85,7 +87,7 @@ impl PlayClock {
         };
         match (idle > preroll, self.was_late) {
             (true, _) => behind,
-            (false, false) if idle > quarter => behind.min(idle),
+            (false, false) if idle > self.wire => behind.min(idle),
             (false, _) => Duration::ZERO,
         }
     }
@@ -98,8 +100,8 @@ impl PlayClock {
     ///
     /// A reader who comes later than his clock says is behind through us, as far as he has waited for us, and through himself, as far as he has let
     /// time go by before he asked: so much his clock moves. (His rate is a mean, and he may pause.) Behind through us he asks at once, or nearly, and
-    /// then it stands: what the wire and his own machine take is less than a quarter of what he plays in a read. Once we were late, only who takes a
-    /// preroll's time to ask has paused, and begins anew.
+    /// then it stands: what the wire and his own machine take is less than a quarter of what he plays in a read, or, where reads are small, no more than
+    /// [`WIRE`] and than he plays in one. Once we were late, only who takes a preroll's time to ask has paused, and begins anew.
     pub(super) fn due(
         &mut self,
         (at, length): (u64, u64),
@@ -110,8 +112,14 @@ impl PlayClock {
     ) -> Instant {
         let scheduled = self.anchor + rate.time_for(ByteCount(at));
         let behind = arrived.since(scheduled);
-        self.quarter = rate.time_for(ByteCount(length / 4));
-        let own = self.own(behind, arrived, is_alone, self.quarter, preroll);
+        let (quarter, whole) = (ByteCount(length / 4), ByteCount(length));
+        self.wire = rate.time_for(quarter).max(rate.time_for(whole).min(WIRE));
+        let end = scheduled + rate.time_for(whole);
+        let own = match self.next.since(end) > Duration(preroll.0 / 2) {
+            // He goes back to what he has read.
+            true => behind,
+            false => self.own(behind, arrived, is_alone, preroll),
+        };
         self.anchor = self.anchor + own;
         let next = self.anchor + rate.time_for(ByteCount(at.saturating_add(length)));
         self.next = self.next.max(next);
@@ -215,6 +223,36 @@ mod tests {
             assert!(due < at(now), "{second}");
             now += 100;
         }
+    }
+
+    /// Reads of 6.6 ms, and 3 ms from each answer to the next. (Swarm, seed 538.)
+    #[test]
+    fn reader_of_small_pieces_far_away_is_not_forgiven_our_lateness() {
+        let mut clock = PlayClock::new(None, 0, at(0));
+        let (mut now, mut late) = (Duration::ZERO, 0);
+        for piece in 0..400 {
+            let place = (piece * 66_000, 66_000);
+            let due = clock.due(place, RATE, Instant::ZERO + now, true, PREROLL);
+            // (Eight for what is played in 6.6.)
+            now = now + Duration::from_ms(5);
+            clock.answered(Instant::ZERO + now, due);
+            late += u32::from(Instant::ZERO + now > due);
+            now = now + Duration::from_ms(3);
+        }
+        assert!(late > 10, "{late}");
+    }
+
+    #[test]
+    fn reader_who_goes_back_to_what_he_has_read_begins_anew() {
+        let mut clock = PlayClock::new(None, 0, at(0));
+        for second in 0..4 {
+            let due = due(&mut clock, second, second * 1000);
+            clock.answered(at(second * 1000 + 900), due);
+        }
+        // (From there on nobody follows another run: it is where he was.)
+        assert_eq!(due(&mut clock, 1, 4000), at(4500));
+        clock.answered(at(4900), at(4500));
+        assert_eq!(due(&mut clock, 2, 5000), at(5500));
     }
 
     #[test]
