@@ -62,6 +62,12 @@ pub fn scenario(seed: u64) -> Scenario {
     }
     // (From numbers of their own: what a seed brought before it still brings.)
     editors(&mut Prng::fork(seed, 78), &mut scenario, read_kib);
+    for group in &mut scenario.player {
+        let least = group.least_kib(&scenario.latency);
+        if group.request_kib > 0 {
+            group.request_kib = group.request_kib.max(least).min(read_kib);
+        }
+    }
     expect(&mut scenario, calm);
     scenario
 }
@@ -302,6 +308,13 @@ impl PlayerGroup {
     /// Units: KiB.
     fn frame_kib(&self) -> u64 {
         (self.megabits * self.frame_ms / 8.0 * 1000.0 / 1024.0).ceil() as u64
+    }
+
+    /// Requests that are shorter the wire does not carry fast enough, whatever the server does: each goes there and back. Units: KiB.
+    fn least_kib(&self, wire: &LatencyPlan) -> u64 {
+        let way_us = 2 * (2 * wire.door_us + wire.reorder_us + self.jitter_us);
+        let bytes = self.megabits / 8.0 * way_us as f64 / self.in_flight.max(1) as f64;
+        (bytes / 1024.0).ceil() as u64
     }
 
     /// Of its longest request, where one of `most` may be sent. Units: KiB.

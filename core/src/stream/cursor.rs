@@ -198,6 +198,11 @@ impl Cursor {
 
     // ---- What the recogniser does with it ----
 
+    /// What was asked here without a hole ends there.
+    pub(super) fn ends_at(&self, offset: u64) -> bool {
+        self.front == offset
+    }
+
     /// How well a read fits, None when it belongs elsewhere.
     pub(super) fn fit(&self, range: ByteRange) -> Option<Fit> {
         if let Some(stepping) = self.stepping {

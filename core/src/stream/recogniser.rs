@@ -171,9 +171,16 @@ impl Recogniser {
     }
 
     fn best_fit(&self, range: ByteRange) -> Option<(CursorIndex, Fit)> {
+        // What goes on right where the last read ended is its cursor's: that another one might step here, give or take, is chance. (Two that
+        // step alike would take the pieces of each frame in turn.)
+        let goes_on = |index: CursorIndex, fit: Fit, place: &Place| {
+            index == self.last && fit == Fit::Joined && place.cursor.ends_at(range.start.0)
+        };
         self.occupied()
             .filter_map(|(index, place)| Some((index, place.fit(range, self.read_count)?, place)))
-            .min_by_key(|&(_, fit, place)| (fit, u64::MAX - place.touched))
+            .min_by_key(|&(index, fit, place)| {
+                (!goes_on(index, fit, place), fit, u64::MAX - place.touched)
+            })
             .map(|(index, fit, _)| (index, fit))
     }
 

@@ -813,3 +813,48 @@ fn what_an_open_file_costs_is_bounded() {
     );
     assert!(size_of::<Cadence>() <= 1536, "{}", size_of::<Cadence>());
 }
+
+/// Backwards, each frame in pieces, whose first reads came in any order, as those of a pool of threads: it is one reader as soon as they are in order.
+/// (Swarm, seed 1760: two cursors took pieces of each frame in turn, for good.)
+#[test]
+fn reverse_in_pieces_that_began_in_disorder_is_one_reader() {
+    let mut split = Vec::new();
+    for seed in 0..400 {
+        let mut random = Random(seed);
+        let piece = *random.pick(&[128 * KIB, 421 * KIB, MIB]);
+        let frame = piece * random.between(2, 5) + random.below(piece);
+        let depth = random.between(2, 10) as usize;
+        let (disorder, frames) = (random.between(3, 12), 60);
+        let mut reads: Vec<ByteRange> = Vec::new();
+        for nth in 0..frames {
+            let base = (frames - 1 - nth) * frame;
+            let pieces = (0..frame).step_by(piece as usize);
+            let pieces = pieces.map(|at| ByteRange::new(base + at, piece.min(frame - at)));
+            reads.extend(pieces);
+        }
+        let in_disorder = (disorder * frame.div_ceil(piece)) as usize;
+        for volley in reads[..in_disorder].chunks_mut(depth) {
+            random.shuffle(volley);
+        }
+        let mut recogniser = Recogniser::new();
+        let mut now = Instant::ZERO;
+        let last = reads.len() - 20 * frame.div_ceil(piece) as usize;
+        let mut cursors: Vec<(CursorIndex, Pattern)> = Vec::new();
+        for (nth, range) in reads.into_iter().enumerate() {
+            now = now + Duration::from_ms(random.between(1, 20));
+            let seen = recogniser.observe(now, range);
+            if nth >= last && !cursors.contains(&(seen.cursor, seen.pattern)) {
+                cursors.push((seen.cursor, seen.pattern));
+            }
+        }
+        if !matches!(cursors.as_slice(), [(_, Pattern::Reverse)]) {
+            split.push((seed, cursors));
+        }
+    }
+    assert!(
+        split.is_empty(),
+        "{} of 400: {:?}",
+        split.len(),
+        &split[..split.len().min(5)]
+    );
+}
