@@ -234,10 +234,10 @@ mod tests {
             let place = (piece * 66_000, 66_000);
             let due = clock.due(place, RATE, Instant::ZERO + now, true, PREROLL);
             // (Eight for what is played in 6.6.)
-            now = now + Duration::from_ms(5);
+            now += Duration::from_ms(5);
             clock.answered(Instant::ZERO + now, due);
             late += u32::from(Instant::ZERO + now > due);
-            now = now + Duration::from_ms(3);
+            now += Duration::from_ms(3);
         }
         assert!(late > 10, "{late}");
     }
