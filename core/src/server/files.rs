@@ -229,9 +229,6 @@ impl Server {
         }
         if let Some(stream) = entry.stream {
             self.handle_left(stream, (session, handle), actions);
-            if let HandleState::Ready(file) = entry.state {
-                self.frame_closed(stream, file, actions);
-            }
         }
         match entry.state {
             HandleState::Opening(waiting) => {
@@ -250,6 +247,9 @@ impl Server {
                     }));
             }
             HandleState::Ready(file) => {
+                if let Some(stream) = entry.stream {
+                    self.frame_closed(stream, file, actions);
+                }
                 self.frame_left(session, (&entry.path, &entry.cadence), file);
                 self.trim_if_left(file, actions);
                 self.release(file, actions);

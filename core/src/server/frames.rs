@@ -105,8 +105,8 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// One that lies ahead.
-    fn ahead(number: u64, file: FileId, device: DeviceId, (start, size): (u64, u64)) -> Frame {
+    /// One that nobody has asked for anything, nor come to.
+    fn new(number: u64, file: FileId, device: DeviceId, (start, size): (u64, u64)) -> Frame {
         Frame {
             number,
             file,
@@ -275,6 +275,12 @@ impl Frames {
         let left_out = self.open.range_mut(self.at + 1..place);
         left_out.for_each(|frame| frame.fetched = frame.size);
         self.at = place;
+    }
+
+    /// The reader has come to one that was not opened ahead: it lies behind all that are open.
+    fn join(&mut self, frame: Frame) {
+        self.push(frame);
+        self.enter(self.open.len() - 1);
     }
 
     /// Those that are passed go.
@@ -630,8 +636,7 @@ impl Server {
             None if goes_on && !was_ended && frames.is_next(number) => {
                 frames.asked.pop_front();
                 let start = frames.end();
-                frames.push(Frame::ahead(number, file, device, (start, size)));
-                frames.enter(frames.open.len() - 1);
+                frames.join(Frame::new(number, file, device, (start, size)));
                 passed = frames.pass(bytes_max);
                 if let Some(file) = self.files.get_mut(&file) {
                     file.use_count += 1;
@@ -652,9 +657,8 @@ impl Server {
                 });
                 unforeseen = true;
                 frames.open.clear();
-                frames.push(Frame::ahead(number, file, device, (start, size)));
                 frames.at = 0;
-                frames.enter(0);
+                frames.join(Frame::new(number, file, device, (start, size)));
                 stream.consumed = start;
                 if let Some(file) = self.files.get_mut(&file) {
                     file.use_count += 1;
@@ -1013,7 +1017,7 @@ impl Server {
                         continue;
                     };
                     let start = frames.end();
-                    frames.push(Frame::ahead(number, file, device, (start, size)));
+                    frames.push(Frame::new(number, file, device, (start, size)));
                 }
                 Asked::Absent => {
                     // The sequence ends or has a gap here; what lies behind it is not fetched for it.

@@ -356,7 +356,7 @@ impl Door {
         let start = located.object_offset.0;
         let mut held = self.engine.hold(vec![(located.object, Arc::clone(&fd))])?;
         held.range.0 = start;
-        state.owes_sync(located.object);
+        state.note_owed_sync(located.object);
         let length = located.length.0.min(length);
         let done = less_and_less(start, length, |length| act(&fd, start, length));
         if let (Known::Written, Ok(count)) = (known, &done) {
@@ -619,11 +619,10 @@ impl Door {
             // (Of a daemon that nobody hears of, bytes and all, nothing is known of the device.)
             let synced = match self.engine.sync(object, &fd)? {
                 Done::Failed(error) => Err(error),
-                Done::Whole if !state.take_owed_sync(object) => Ok(()),
-                Done::Plain | Done::Whole => {
-                    state.take_owed_sync(object);
-                    fdatasync(&*fd)
-                }
+                done => match state.take_owed_sync(object) || matches!(done, Done::Plain) {
+                    true => fdatasync(&*fd),
+                    false => Ok(()),
+                },
             };
             // What the daemon has in memory it says again until it is written; of what the drive did not write it knows no more.
             let synced = synced.inspect_err(|error| file.sync_failed(*error));

@@ -265,7 +265,7 @@ impl State {
     }
 
     /// It is changed by its descriptor, past the daemon: what the kernel cannot keep of that the daemon does not know, and cannot write again.
-    pub(crate) fn owes_sync(&self, object: Object) {
+    pub(crate) fn note_owed_sync(&self, object: Object) {
         if let Some(open) = locked(&self.objects).get_mut(&object) {
             open.owes_sync = true;
         }

@@ -258,14 +258,14 @@ impl<'a> Actor<'a> {
         let handle = self.handle(&model.name)?;
         let since = self.handles.get(&model.name)?.1;
         // (Before and behind it: it may be told of in between.)
-        let failed = self.stage.disk_fails();
+        let failed = model.loses_now();
         let begun = Instant::now();
         let flushed = self.client()?.flush(handle);
         if flushed.is_err() {
             model.flush_was_refused(&self.name, since);
         }
         self.done("flush", &model.name, flushed)?;
-        if failed || self.stage.disk_fails() {
+        if failed || model.loses_now() {
             model.flushed_by(begun, &self.name, since);
         } else {
             model.flushed(begun);

@@ -286,7 +286,6 @@ pub struct Stage {
     mount_died: AtomicBool,
     /// What goes past the daemon may be lost with a disk.
     daemon_goes: bool,
-    disk_fails: AtomicBool,
     /// What daemon and smbd have said.
     logs: Mutex<[String; 2]>,
 }
@@ -365,12 +364,6 @@ impl Stage {
     pub fn excuse_disk(&self) {
         lock(&self.excuses).disk = true;
         self.file(SHARED).disk_fails();
-        self.disk_fails.store(true, Ordering::SeqCst);
-    }
-
-    /// A disk fails now.
-    pub fn disk_fails(&self) -> bool {
-        self.disk_fails.load(Ordering::SeqCst)
     }
 
     /// Disks are full from now on.
@@ -405,7 +398,6 @@ impl Stage {
         if lock(&self.excuses).disk && self.daemon_goes {
             self.file(SHARED).lose_what_is_not_durable();
         }
-        self.disk_fails.store(false, Ordering::SeqCst);
     }
 
     /// Why a status may not be; None: it has an excuse. `connected`: when its client came.
@@ -551,7 +543,6 @@ fn set_up(plan: &Plan, draw: &Draw, stand: &mut Stand) -> Stage {
         faults: Mutex::default(),
         mount_died: AtomicBool::new(false),
         daemon_goes,
-        disk_fails: AtomicBool::new(false),
         logs: Mutex::default(),
     }
 }

@@ -214,17 +214,16 @@ impl FileModel {
         changes.for_each(|change| change.is_durable = true);
     }
 
-    /// The same, of one whose disk fails. Of what went past the daemon a failing disk tells each descriptor by which it was written once: what others
+    /// The same, of one that its disk loses now. Of what went past the daemon a failing disk tells each descriptor by which it was written once: what others
     /// wrote may be lost, and they hear of it.
     ///
     /// `who`    asked for it
     /// `since`  it has its handle since then
     pub fn flushed_by(&self, begun: Instant, who: &str, since: Instant) {
         let mut state = self.state();
-        let loses = state.loses;
         let safe = |change: &&mut Change| {
             let is_over = change.over.is_some_and(|over| over < begun);
-            is_over && (!loses || change.is_by(who, since))
+            is_over && change.is_by(who, since)
         };
         let changes = state.changes.iter_mut().filter(safe);
         changes.for_each(|change| change.is_durable = true);
@@ -245,6 +244,11 @@ impl FileModel {
     pub fn disk_fails(&self) {
         let mut state = self.state();
         state.fails = state.loses;
+    }
+
+    /// What nobody flushed may be lost just now.
+    pub fn loses_now(&self) -> bool {
+        self.state().fails
     }
 
     /// It does not any more, and some went past the daemon: what nobody flushed may be lost.
