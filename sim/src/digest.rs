@@ -139,6 +139,6 @@ mod tests {
             ],
             ..Actions::default()
         });
-        assert_eq!(format!("{:016x}", digest.0), "98f12e1ad5eac0de");
+        assert_eq!(format!("{:016x}", digest.0), "2e250acba2b436be");
     }
 }

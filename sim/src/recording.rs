@@ -1281,6 +1281,8 @@ mod tests {
             readers: 6,
             writers: 2,
             scatterers: 4,
+            // As much of it stays in the cache beside what is played and recorded that there are gaps to go over.
+            scatter_mib: 192,
             seconds: 60,
             ..Recording::default()
         }

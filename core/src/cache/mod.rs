@@ -48,19 +48,39 @@ struct Slot {
     fill_count: u32,
     pin_count: u32,
     hold_count: u32,
+    /// It has what was recorded, and nobody has used it yet.
+    unread: bool,
     listed: bool,
     newer: u32,
     older: u32,
 }
+
+/// Idle slots, by when they were used last.
+#[derive(Clone, Copy, Debug)]
+struct Idle {
+    newest: u32,
+    oldest: u32,
+    count: u32,
+}
+
+impl Idle {
+    const EMPTY: Idle = Idle {
+        newest: NONE,
+        oldest: NONE,
+        count: 0,
+    };
+}
+
+/// Once no slot is free, what was recorded and not read has at most this part of them, as one in so many.
+const UNREAD_PART: u32 = 8;
 
 /// All slots of the segment.
 #[derive(Clone, Debug)]
 pub struct Cache {
     slots: Vec<Slot>,
     free: Vec<SlotIndex>,
-    newest: u32,
-    oldest: u32,
-    idle_count: u32,
+    used: Idle,
+    unread: Idle,
     held_count: u32,
     pinned_count: u32,
 }
@@ -76,6 +96,7 @@ impl Cache {
             fill_count: 0,
             pin_count: 0,
             hold_count: 0,
+            unread: false,
             listed: false,
             newer: NONE,
             older: NONE,
@@ -83,9 +104,8 @@ impl Cache {
         Cache {
             slots: alloc::vec![empty; slot_count as usize],
             free: (0..slot_count).rev().map(SlotIndex).collect(),
-            newest: NONE,
-            oldest: NONE,
-            idle_count: 0,
+            used: Idle::EMPTY,
+            unread: Idle::EMPTY,
             held_count: 0,
             pinned_count: 0,
         }
@@ -98,7 +118,11 @@ impl Cache {
 
     /// Slots that could be taken now.
     pub fn takeable_count(&self) -> u32 {
-        self.free_count() + self.idle_count
+        self.free_count() + self.idle_count()
+    }
+
+    fn idle_count(&self) -> u32 {
+        self.used.count + self.unread.count
     }
 
     /// Slots held for streams.
@@ -127,7 +151,7 @@ impl Cache {
     /// Appends a sentence for each slot that is not used as `users` says or not listed as its condition wants, and for each count
     /// that is wrong. `users`: one for each slot. Takes time that grows with the slots.
     pub fn check(&self, users: &[Users], odd: &mut Vec<String>) {
-        let (mut pinned, mut held, mut idle, mut free) = (0, 0, 0, 0);
+        let (mut pinned, mut held, mut idle, mut free, mut unread) = (0, 0, 0, 0, 0);
         for (index, (slot, &wanted)) in self.slots.iter().zip(users).enumerate() {
             let counted = Users {
                 pins: slot.pin_count,
@@ -160,12 +184,13 @@ impl Cache {
             pinned += u32::from(slot.pin_count > 0);
             held += u32::from(slot.hold_count > 0);
             idle += u32::from(is_idle);
+            unread += u32::from(is_idle && slot.unread);
             free += u32::from(counted == Users::default() && slot.owner.is_none());
         }
         let said = (
             self.pinned_count,
             self.held_count,
-            self.idle_count,
+            self.idle_count(),
             self.free_count(),
         );
         let found = (pinned, held, idle, free);
@@ -174,16 +199,31 @@ impl Cache {
                 "buffers pinned, held, idle and free are counted {said:?}, but are {found:?}"
             ));
         }
+        if self.unread.count != unread {
+            let said = self.unread.count;
+            odd.push(format!(
+                "buffers recorded and not read are counted {said}, but are {unread}"
+            ));
+        }
     }
 
-    /// Take a slot for `block`: a free one, or the least recently used idle one, whose former block is
+    /// Take a slot for `block`: a free one, or the idle one that is the least likely to be read again, whose former block is
     /// returned so that the file can forget it. None when every slot is busy.
+    ///
+    /// What was used goes by when that was. What was recorded and not read may take its place up to a part of the cache: most of it is
+    /// never asked for, and hours of it would leave nothing of what somebody works with.
     pub fn take(&mut self, block: Block) -> Option<(SlotIndex, Option<Block>)> {
+        let unread_max = self.slots.len() as u32 / UNREAD_PART;
+        let oldest = match (self.used.oldest, self.unread.oldest) {
+            (NONE, unread) => unread,
+            (_, unread) if unread != NONE && self.unread.count >= unread_max => unread,
+            (used, _) => used,
+        };
         let (index, evicted) = match self.free.pop() {
             Some(index) => (index, None),
-            None if self.oldest == NONE => return None,
+            None if oldest == NONE => return None,
             None => {
-                let index = SlotIndex(self.oldest);
+                let index = SlotIndex(oldest);
                 self.unlist(index);
                 let evicted = self.slot(index).owner;
                 (index, evicted)
@@ -193,6 +233,7 @@ impl Cache {
         slot.owner = Some(block);
         slot.valid = PageSet::EMPTY;
         slot.dropped = PageSet::EMPTY;
+        slot.unread = false;
         // Not listed yet: the caller fills, holds or pins it, and `settle` lists it afterwards.
         Some((index, evicted))
     }
@@ -242,8 +283,16 @@ impl Cache {
         self.settle(index);
     }
 
+    /// What it is about to have was recorded, and nobody has asked for it. It was just taken.
+    pub fn mark_unread(&mut self, index: SlotIndex) {
+        let slot = self.slot_mut(index);
+        assert!(!slot.listed, "listed among those that were used");
+        slot.unread = true;
+    }
+
     /// A client starts copying from it.
     pub fn pin(&mut self, index: SlotIndex) {
+        self.mark_used(index);
         let slot = self.slot_mut(index);
         slot.pin_count += 1;
         if slot.pin_count == 1 {
@@ -264,6 +313,7 @@ impl Cache {
 
     /// A stream will want it.
     pub fn hold(&mut self, index: SlotIndex) {
+        self.mark_used(index);
         let slot = self.slot_mut(index);
         slot.hold_count += 1;
         if slot.hold_count == 1 {
@@ -286,7 +336,17 @@ impl Cache {
     pub fn touch(&mut self, index: SlotIndex) {
         if self.slot(index).listed {
             self.unlist(index);
+            self.slot_mut(index).unread = false;
             self.settle(index);
+        }
+    }
+
+    fn mark_used(&mut self, index: SlotIndex) {
+        if self.slot(index).unread {
+            if self.slot(index).listed {
+                self.unlist(index);
+            }
+            self.slot_mut(index).unread = false;
         }
     }
 
@@ -333,17 +393,18 @@ impl Cache {
     }
 
     fn list_newest(&mut self, index: SlotIndex) {
-        let older = self.newest;
+        let older = self.idle(index).newest;
         let slot = self.slot_mut(index);
         slot.listed = true;
         slot.newer = NONE;
         slot.older = older;
         match older {
-            NONE => self.oldest = index.0,
+            NONE => self.idle(index).oldest = index.0,
             _ => self.slot_mut(SlotIndex(older)).newer = index.0,
         }
-        self.newest = index.0;
-        self.idle_count += 1;
+        let idle = self.idle(index);
+        idle.newest = index.0;
+        idle.count += 1;
     }
 
     fn unlist(&mut self, index: SlotIndex) {
@@ -353,14 +414,22 @@ impl Cache {
         slot.newer = NONE;
         slot.older = NONE;
         match newer {
-            NONE => self.newest = older,
+            NONE => self.idle(index).newest = older,
             _ => self.slot_mut(SlotIndex(newer)).older = older,
         }
         match older {
-            NONE => self.oldest = newer,
+            NONE => self.idle(index).oldest = newer,
             _ => self.slot_mut(SlotIndex(older)).newer = newer,
         }
-        self.idle_count -= 1;
+        self.idle(index).count -= 1;
+    }
+
+    /// The list it belongs to.
+    fn idle(&mut self, index: SlotIndex) -> &mut Idle {
+        match self.slot(index).unread {
+            true => &mut self.unread,
+            false => &mut self.used,
+        }
     }
 
     // Slot numbers come from `take` alone, so the index is in range.
@@ -399,6 +468,36 @@ mod tests {
         cache.touch(first);
         let (_, evicted) = cache.take(block(2)).expect("a slot");
         assert_eq!(evicted, Some(block(1)));
+    }
+
+    /// Hours of recordings that nobody plays leave what somebody works with where it is.
+    #[test]
+    fn what_is_recorded_takes_a_part_of_what_was_used_and_no_more() {
+        let slot_count = 64;
+        let mut cache = Cache::new(slot_count);
+        for number in 0..u64::from(slot_count) {
+            filled(&mut cache, number);
+        }
+        let mut taken_from_used = 0;
+        for number in 0..1000 {
+            let (index, evicted) = cache.take(block(1000 + number)).expect("a slot");
+            cache.mark_unread(index);
+            cache.fill_begins(index, PageSet::run(0, 1));
+            cache.fill_ends(index, PageSet::run(0, 1), PageSet::run(0, 1));
+            taken_from_used += u32::from(evicted.is_some_and(|block| block.number < 1000));
+        }
+        assert_eq!(taken_from_used, slot_count / UNREAD_PART);
+        let mut odd = Vec::new();
+        cache.check(&[Users::default(); 64], &mut odd);
+        assert_eq!(odd, [""; 0]);
+        // Whoever reads one of them works with it: the others go before it.
+        let index = SlotIndex(cache.unread.oldest);
+        cache.pin(index);
+        cache.unpin(index);
+        for number in 0..8 {
+            let (other, _) = cache.take(block(3000 + number)).expect("a slot");
+            assert_ne!(other, index);
+        }
     }
 
     #[test]

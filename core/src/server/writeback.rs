@@ -88,6 +88,18 @@ impl Server {
         holder: Option<StreamId>,
         actions: &mut Actions,
     ) -> bool {
+        self.bring_in(id, range, holder, false, actions)
+    }
+
+    /// The same; `is_unread`: nobody has asked for it, and it takes the place of little that somebody has used.
+    fn bring_in(
+        &mut self,
+        id: FileId,
+        range: ByteRange,
+        holder: Option<StreamId>,
+        is_unread: bool,
+        actions: &mut Actions,
+    ) -> bool {
         let slot_bytes = self.slot_bytes();
         let mut page = range.start.0 / PAGE_BYTES * PAGE_BYTES;
         while page < range.end() {
@@ -114,7 +126,12 @@ impl Server {
             let slot = match known {
                 Some(slot) => slot,
                 None => match self.take_slot(Block { file: id, number }, holder, actions) {
-                    Some(slot) => slot,
+                    Some(slot) => {
+                        if is_unread {
+                            self.cache.mark_unread(slot);
+                        }
+                        slot
+                    }
                     None => return false,
                 },
             };
@@ -730,8 +747,12 @@ impl Server {
         self.device_served(flight.device, &served);
         let id = flight.file;
         self.let_go(&flight.pins);
-        if result.is_ok() && (self.is_followed(id, flight.range) || self.is_recorded(id)) {
-            self.compose(id, flight.range, None, actions);
+        if result.is_ok() {
+            if self.is_followed(id, flight.range) {
+                self.compose(id, flight.range, None, actions);
+            } else if self.is_recorded(id) {
+                self.bring_in(id, flight.range, None, true, actions);
+            }
         }
         let mut released = core::mem::take(&mut self.released);
         let mut loosened: Vec<Span> = Vec::new();
