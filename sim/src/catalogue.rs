@@ -37,6 +37,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "scrub_beside",
     "seeks_and_jumps",
     "sequences_by_threads",
+    "sequences_that_end",
     "shared_file",
     "silent_strangers",
     "slow_disk",

@@ -30,6 +30,8 @@ pub struct Latency {
     pub open: Duration,
     /// Small reads of the file's disk that finding out takes (names, inode, extents that no cache holds).
     pub open_reads: u32,
+    /// Small reads that it takes to find out that a name does not exist, the first time.
+    pub absent_reads: u32,
     /// The server's timer comes so much late.
     pub timer: Duration,
     /// How fast a client takes bytes out of the cache.
@@ -46,6 +48,7 @@ impl Default for Latency {
             complete: Duration::from_us(100),
             open: Duration::from_us(500),
             open_reads: 0,
+            absent_reads: 0,
             timer: Duration::from_us(60),
             copy_rate: BytesPerSecond(1_000_000_000),
         }

@@ -94,6 +94,8 @@ pub struct LatencyPlan {
     pub open_us: u64,
     /// Small reads of the disk that it takes.
     pub open_reads: u32,
+    /// Small reads of the disk that a name takes which does not exist, the first time.
+    pub absent_reads: u32,
     /// Bytes out of the cache. Units: MB/s.
     pub copy_mb: u64,
 }
@@ -599,6 +601,7 @@ impl LatencyPlan {
             complete: disk,
             open: us(self.open_us, base.open),
             open_reads: self.open_reads,
+            absent_reads: self.absent_reads,
             timer: base.timer,
             copy_rate: BytesPerSecond(or(self.copy_mb * 1_000_000, base.copy_rate.0)),
         }

@@ -101,6 +101,7 @@ fn latency(p: &mut Prng) -> LatencyPlan {
         disk_us: Some(p.below(200)),
         open_us: p.between(1, 3000),
         open_reads: 0,
+        absent_reads: 0,
         copy_mb: p.between(300, 4000),
     }
 }

@@ -135,6 +135,8 @@ pub struct World {
     pub is_pool: bool,
     /// How long things take.
     pub latency: Latency,
+    /// Names, by folder, that somebody has looked for in vain.
+    absent: std::collections::BTreeSet<(String, String)>,
     /// What happened.
     pub count: WorldCount,
     /// Slack of all players.
@@ -180,6 +182,7 @@ impl World {
             files: Files::default(),
             is_pool: false,
             latency,
+            absent: std::collections::BTreeSet::new(),
             count: WorldCount::default(),
             slack: SlackLog::default(),
             checker: Checker::new(limits),
@@ -729,13 +732,32 @@ impl World {
         });
         let facts = match found {
             Some(index) => Ok(self.facts(self.look(index))),
-            None => Err(Errno(2)),
+            None => {
+                self.look_in_vain(beside, &name);
+                Err(Errno(2))
+            }
         };
         self.step(Event::NeighbourOpened {
             beside,
             name,
             facts,
         });
+    }
+
+    /// The folder's blocks in which the name would be; they are in memory afterwards.
+    fn look_in_vain(&mut self, beside: FileId, name: &str) {
+        let Some(index) = self.files.by_id(beside) else {
+            return;
+        };
+        let (folder, disk) = {
+            let file = self.files.get(index);
+            (file.folder.clone(), file.device)
+        };
+        if self.absent.insert((folder, name.to_owned())) {
+            for _ in 0..self.latency.absent_reads {
+                self.small_read(disk, Owner::Storm);
+            }
+        }
     }
 
     fn pool_file(&mut self, pool: PoolNumber, path: String) {

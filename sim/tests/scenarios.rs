@@ -58,6 +58,7 @@ scenarios!(
     scrub_beside,
     seeks_and_jumps,
     sequences_by_threads,
+    sequences_that_end,
     shared_file,
     silent_strangers,
     slow_disk,

@@ -168,6 +168,8 @@ pub(super) struct Frames {
     asked: VecDeque<(u64, Asked)>,
     /// The next one does not exist: ask again when the reader moves on.
     ended: bool,
+    /// The last one that was asked for did not exist. The next is asked for alone: a name that does not exist is looked for on the disk.
+    is_doubtful: bool,
     /// Frames in a row that did not exist when they were asked for, and then were opened.
     missed_count: u32,
     /// They are not to be had ahead (links, or frames that are only just being written): a contract would promise nothing.
@@ -572,6 +574,7 @@ impl Server {
             at: 0,
             asked: VecDeque::new(),
             ended: false,
+            is_doubtful: false,
             missed_count: 0,
             is_blind: false,
             cadence: Cadence::new(),
@@ -893,10 +896,11 @@ impl Server {
         let wanted =
             (wanted_bytes / current.size.max(1) + 2).min(u64::from(self.limits.sequence_ahead_max));
         let have = frames.open.len() - frames.at + frames.asked.len();
-        if frames.ended || have as u64 >= wanted || frames.asked.len() >= ASKED_MAX {
+        let asked_max = if frames.is_doubtful { 1 } else { ASKED_MAX };
+        if frames.ended || have as u64 >= wanted || frames.asked.len() >= asked_max {
             return;
         }
-        let count = (wanted as usize - have).min(ASKED_MAX - frames.asked.len());
+        let count = (wanted as usize - have).min(asked_max - frames.asked.len());
         let last = frames
             .asked
             .back()
@@ -1013,6 +1017,7 @@ impl Server {
                 Asked::Waiting => break,
                 Asked::Opened(file, size) => {
                     frames.asked.pop_front();
+                    frames.is_doubtful = false;
                     let Some(device) = self.files.get(&file).map(|file| file.device) else {
                         continue;
                     };
@@ -1022,6 +1027,7 @@ impl Server {
                 Asked::Absent => {
                     // The sequence ends or has a gap here; what lies behind it is not fetched for it.
                     frames.ended = true;
+                    frames.is_doubtful = true;
                     for (_, asked) in frames.asked.drain(..) {
                         if let Asked::Opened(file, _) = asked {
                             dropped.push(file);

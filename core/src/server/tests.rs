@@ -739,26 +739,62 @@ fn next_frames_are_fetched_before_they_are_opened_and_served_only_to_an_open() {
     assert_eq!(bench.server.cache().held_count, 0);
 }
 
+/// A name that does not exist is looked for in the folder's blocks on the disk: sixteen of them with each frame held ten players up for a second,
+/// two seconds before each of their sequences ended. One that is being written is followed all the same.
 #[test]
-fn sequence_that_ends_is_not_asked_beyond_its_end() {
+fn sequence_is_asked_beyond_its_end_one_name_at_a_time() {
     let mut bench = Bench::new(256);
     bench.session(1);
-    bench.open(1, 1, "shot/shot.0001.dpx", frame(1));
-    bench.read(1, 1, 1, 0, 520_000);
-    let mut asked = 0;
-    for _ in 0..16 {
-        for (beside, name) in core::mem::take(&mut bench.neighbours) {
-            asked += 1;
-            bench.step(Event::NeighbourOpened {
-                beside,
-                name,
-                facts: Err(Errno(2)),
-            });
+    let mut last = 40;
+    let mut absent = Vec::new();
+    for number in 1..=60u32 {
+        // (It was rendered on, meanwhile.)
+        if number == 38 {
+            last = 60;
         }
+        bench.now = bench.now + Duration::from_ms(41);
+        let path = alloc::format!("shot/shot.{number:04}.dpx");
+        bench.open(1, number, &path, frame(number));
+        bench.read(1, number, u64::from(number), 0, 520_000);
+        for _ in 0..64 {
+            for (beside, name) in core::mem::take(&mut bench.neighbours) {
+                let digits: u32 = name[5..9].parse().expect("a frame name");
+                let is_there = digits <= last;
+                if !is_there {
+                    absent.push((number, digits));
+                }
+                bench.step(Event::NeighbourOpened {
+                    beside,
+                    name,
+                    facts: if is_there {
+                        Ok(frame(digits))
+                    } else {
+                        Err(Errno(2))
+                    },
+                });
+            }
+            bench.run(1);
+        }
+        assert_eq!(bench.length(u64::from(number)), Some(520_000), "{number}");
+        bench.end(1, u64::from(number));
+        bench.step(Event::Closed {
+            session: SessionId(1),
+            handle: HandleId(number),
+        });
     }
-    assert!(asked <= 16, "{asked}");
-    bench.run(8);
-    assert_eq!(bench.length(1), Some(520_000));
+    // The first time that nobody knows of an end, several may have been asked for at once.
+    let first = absent[0].0;
+    let at_first = absent.iter().filter(|(at, _)| *at == first).count();
+    assert!(at_first <= 16, "{absent:?}");
+    for number in first + 1..=60 {
+        let asked = absent.iter().filter(|(at, _)| *at == number).count();
+        assert!(asked <= 1 || number == 38, "{number}: {absent:?}");
+    }
+    assert_eq!(
+        bench.server.cache().hit_count,
+        59,
+        "every frame but the first was there"
+    );
 }
 
 /// Every event in every state has an answer: no panic, no request answered twice, no slot given away

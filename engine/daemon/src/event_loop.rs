@@ -824,7 +824,7 @@ impl Daemon {
             key: file.key,
             name: name.to_string(),
         };
-        if self.workers.push(Urgency::Now, job).is_err() {
+        if self.workers.push(Urgency::Ahead, job).is_err() {
             self.pending.push_back(refused(AGAIN));
         }
     }

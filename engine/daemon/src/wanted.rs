@@ -135,7 +135,7 @@ impl Daemon {
                     fd,
                     pid: seat.session.peer().pid,
                 };
-                match self.workers.push(Urgency::Now, job) {
+                match self.workers.push(Urgency::Ahead, job) {
                     Ok(()) => return,
                     Err(_) => AGAIN,
                 }

@@ -14,7 +14,9 @@ use std::thread::JoinHandle;
 const THREAD_COUNT: usize = 8;
 /// Jobs that wait, of each kind.
 const QUEUE_COUNT_MAX: usize = 4096;
-/// Of those, at most so many are busy with what nobody waits for.
+/// At most so many threads are busy with what is looked for ahead of clients.
+const AHEAD_COUNT_MAX: usize = THREAD_COUNT / 2;
+/// At most so many are busy with what nobody waits for.
 const LATER_COUNT_MAX: usize = 1;
 /// A worker's deepest call is a read of a header.
 const STACK_BYTES: usize = 256 << 10;
@@ -24,15 +26,20 @@ const STACK_BYTES: usize = 256 << 10;
 pub(crate) enum Urgency {
     /// A client waits.
     Now,
+    /// A client will come to it: what is looked for ahead of him. It may wait long for a disk, several of them at once, and takes at most
+    /// half of the threads.
+    Ahead,
     /// Nobody does.
     Later,
 }
 
 struct Queues<J, R> {
     now: VecDeque<J>,
+    ahead: VecDeque<J>,
     later: VecDeque<J>,
     done: VecDeque<R>,
-    /// Jobs for which nobody waits that are being done.
+    /// Those that are being done, of the last two.
+    ahead_count: usize,
     later_count: usize,
     stopping: bool,
 }
@@ -57,8 +64,10 @@ impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
         let shared = Arc::new(Shared {
             queues: Mutex::new(Queues {
                 now: VecDeque::new(),
+                ahead: VecDeque::new(),
                 later: VecDeque::new(),
                 done: VecDeque::new(),
+                ahead_count: 0,
                 later_count: 0,
                 stopping: false,
             }),
@@ -92,6 +101,7 @@ impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
         let mut queues = self.shared.lock();
         let queue = match urgency {
             Urgency::Now => &mut queues.now,
+            Urgency::Ahead => &mut queues.ahead,
             Urgency::Later => &mut queues.later,
         };
         if queue.len() >= QUEUE_COUNT_MAX {
@@ -111,7 +121,7 @@ impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
     /// Jobs that wait.
     pub(crate) fn queue_count(&self) -> usize {
         let queues = self.shared.lock();
-        queues.now.len() + queues.later.len()
+        queues.now.len() + queues.ahead.len() + queues.later.len()
     }
 }
 
@@ -130,6 +140,12 @@ impl<J, R> Shared<J, R> {
             if let Some(job) = queues.now.pop_front() {
                 return Some((Urgency::Now, job));
             }
+            if queues.ahead_count < AHEAD_COUNT_MAX
+                && let Some(job) = queues.ahead.pop_front()
+            {
+                queues.ahead_count += 1;
+                return Some((Urgency::Ahead, job));
+            }
             if queues.later_count < LATER_COUNT_MAX
                 && let Some(job) = queues.later.pop_front()
             {
@@ -146,8 +162,10 @@ impl<J, R> Shared<J, R> {
     fn finish(&self, urgency: Urgency, result: R) {
         let mut queues = self.lock();
         queues.done.push_back(result);
-        if urgency == Urgency::Later {
-            queues.later_count -= 1;
+        match urgency {
+            Urgency::Now => {}
+            Urgency::Ahead => queues.ahead_count -= 1,
+            Urgency::Later => queues.later_count -= 1,
         }
         drop(queues);
         // Fails only for a descriptor that is none; the loop would then see it at its next turn.
@@ -176,6 +194,38 @@ impl<J, R> Drop for Workers<J, R> {
 mod tests {
     use super::*;
     use std::sync::mpsc;
+
+    #[test]
+    fn what_is_looked_for_ahead_holds_no_client_up_however_long_it_takes() {
+        let (release, gate) = mpsc::channel::<()>();
+        let gate = Mutex::new(gate);
+        let workers = Workers::start(move |job: u32| {
+            if job == 0 {
+                let _ = gate.lock().unwrap().recv();
+            }
+            job
+        })
+        .unwrap();
+        for _ in 0..2 * THREAD_COUNT {
+            workers.push(Urgency::Ahead, 0).unwrap();
+        }
+        workers.push(Urgency::Now, 1).unwrap();
+        let result = loop {
+            match workers.pop() {
+                Some(result) => break result,
+                None => std::thread::yield_now(),
+            }
+        };
+        assert_eq!(result, 1);
+        drop(release);
+        let mut count = 0;
+        while count < 2 * THREAD_COUNT {
+            match workers.pop() {
+                Some(_) => count += 1,
+                None => std::thread::yield_now(),
+            }
+        }
+    }
 
     #[test]
     fn what_a_client_waits_for_goes_first_and_a_full_queue_says_so() {
