@@ -5,26 +5,28 @@ use crate::args::AdmitArgs;
 use crate::ask::{ask, print_json, say, unexpected};
 use crate::show;
 use rushes_control::{Admission, Answer, Ask};
+use rushes_pool::{Mounted, mounted};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &AdmitArgs) -> Result<ExitCode, String> {
-    let path = match &args.path {
-        None => None,
-        Some(path) => Some(
-            path.canonicalize()
-                .map_err(|error| {
-                    format!("{}: {error}; expected a path that exists", path.display())
-                })?
-                .to_string_lossy()
-                .into_owned(),
-        ),
-    };
+    let path = args.path.as_deref().map(canonical).transpose()?;
+    let pool = path.as_deref().and_then(pool_with);
+    let path = path.map(|path| path.to_string_lossy().into_owned());
     let question = Ask::Admit {
         bitrate: args.bitrate,
         count: args.count,
         path,
     };
-    let admission = match ask(&args.daemon, &question)? {
+    let answer = ask(&args.daemon, &question).map_err(|error| match &pool {
+        None => error,
+        Some(pool) => format!(
+            "{error}. It lies in the pool {}, whose files lie on several disks, each asked by itself: name a folder of a member \
+             (`rushes pool status` lists them), or no --path for all disks",
+            pool.catalogue.display()
+        ),
+    })?;
+    let admission = match answer {
         Answer::Admit(admission) => admission,
         other => return Err(unexpected(&other)),
     };
@@ -38,6 +40,19 @@ pub(crate) fn run(args: &AdmitArgs) -> Result<ExitCode, String> {
     } else {
         ExitCode::from(1)
     })
+}
+
+fn canonical(path: &Path) -> Result<PathBuf, String> {
+    path.canonicalize()
+        .map_err(|error| format!("{}: {error}; expected a path that exists", path.display()))
+}
+
+/// The mounted pool that a path lies in.
+fn pool_with(path: &Path) -> Option<Mounted> {
+    let mounted = mounted().unwrap_or_default();
+    mounted
+        .into_iter()
+        .find(|pool| path.starts_with(&pool.mount))
 }
 
 fn text(admission: &Admission) -> String {

@@ -35,7 +35,24 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
         });
     }
     log_to_stderr(&args.log)?;
-    ended(rushes_daemon::recover(config, args.hung_after))
+    let left = list(&config);
+    let result = rushes_daemon::recover(config, args.hung_after);
+    if let (Ok(()), Ok(left)) = (&result, left) {
+        // (Logged: a door that has started us reads no output.)
+        tracing::info!("{}", recovered(&left));
+    }
+    ended(result)
+}
+
+/// What a recovery that left nothing has done. `left`: what there was before.
+fn recovered(left: &[LaneLeft]) -> String {
+    let writes: u64 = left.iter().map(|lane| lane.write_count).sum();
+    let bytes = show::bytes(left.iter().map(|lane| lane.bytes).sum());
+    match writes {
+        0 => String::from("nothing was left to be written"),
+        1 => format!("what was left is on the disks: one write, {bytes}"),
+        _ => format!("what was left is on the disks: {writes} writes, {bytes}"),
+    }
 }
 
 /// The configuration that is named; where none is and a door has said which daemon it misses, that daemon's.

@@ -128,8 +128,10 @@ impl KeptFile {
                 lanes.dedup();
                 let lanes: Vec<String> = lanes.iter().map(u32::to_string).collect();
                 format!(
-                    "the file system that they are on (it was device {}:{}) is not mounted where a share is; mount it there. If it is lost for \
-                     good: stop the daemon, then rushes recover --give-up N --yes, of lane {}",
+                    "the file system that they are on ({}it was device {}:{}) is not mounted where a share is: mount it there; `rushes status` names \
+                     shares whose file systems are absent, and blkid where a UUID is. If it is lost for good: stop the daemon, then rushes recover --give-up N \
+                     --yes, of lane {}",
+                    uuid_of(&self.record.file_system),
                     rustix::fs::major(self.record.device),
                     rustix::fs::minor(self.record.device),
                     lanes.join(", ")
@@ -138,6 +140,23 @@ impl KeptFile {
             Why::Refused { what, error } => format!("{what}: {error}; {}", remedy(error)),
         }
     }
+}
+
+/// As blkid and /etc/fstab write it, where it is one: older kernels tell a number instead, of half the length.
+fn uuid_of(id: &[u8; 16]) -> String {
+    let (_, second) = id.split_at(8);
+    if second == [0; 8] {
+        return String::new();
+    }
+    let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!(
+        "UUID {}-{}-{}-{}-{}, ",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    )
 }
 
 /// The kernel knows no name of a file that was not looked up since its file system was mounted.

@@ -545,6 +545,8 @@ fn plain_absolute(text: &str) -> Option<PathBuf> {
 
 fn read_shares(reader: &mut Reader<'_>, sections: Vec<Section<'_, '_>>) -> Vec<Found<ShareConfig>> {
     let mut shares: Vec<Found<ShareConfig>> = Vec::new();
+    // Those of shares that are wrong otherwise as well.
+    let mut names: Vec<Found<String>> = Vec::new();
     if sections.len() > SHARE_COUNT_MAX {
         reader.wrong(
             &sections[SHARE_COUNT_MAX].place(),
@@ -567,10 +569,17 @@ fn read_shares(reader: &mut Reader<'_>, sections: Vec<Section<'_, '_>>) -> Vec<F
             }
         }
         section.finish(reader);
+        if let Some(name) = &name {
+            check_name(reader, &names, name);
+            names.push(Found {
+                value: name.value.clone(),
+                place: place.clone(),
+            });
+        }
         let (Some(name), Some(path)) = (name, path) else {
             continue;
         };
-        check_share(reader, &shares, &name, &path);
+        check_folder(reader, &shares, &path);
         shares.push(Found {
             value: ShareConfig {
                 name: name.value,
@@ -583,12 +592,7 @@ fn read_shares(reader: &mut Reader<'_>, sections: Vec<Section<'_, '_>>) -> Vec<F
     shares
 }
 
-fn check_share(
-    reader: &mut Reader<'_>,
-    earlier: &[Found<ShareConfig>],
-    name: &Found<String>,
-    path: &Found<PathBuf>,
-) {
+fn check_name(reader: &mut Reader<'_>, earlier: &[Found<String>], name: &Found<String>) {
     if name.value.is_empty() || name.value.len() >= format::NAME_BYTES_MAX {
         reader.wrong(
             &name.place,
@@ -601,6 +605,18 @@ fn check_share(
             "expected a name without / and control characters",
         );
     }
+    for other in earlier {
+        if other.value.eq_ignore_ascii_case(&name.value) {
+            let line = reader.line_of(&other.place);
+            reader.wrong(
+                &name.place,
+                format!("the share of line {line} has this name already; expected another"),
+            );
+        }
+    }
+}
+
+fn check_folder(reader: &mut Reader<'_>, earlier: &[Found<ShareConfig>], path: &Found<PathBuf>) {
     if path.value == Path::new("/") {
         reader.wrong(
             &path.place,
@@ -610,12 +626,6 @@ fn check_share(
     }
     for other in earlier {
         let line = reader.line_of(&other.place);
-        if other.value.name.eq_ignore_ascii_case(&name.value) {
-            reader.wrong(
-                &name.place,
-                format!("the share of line {line} has this name already; expected another"),
-            );
-        }
         if other.value.path == path.value {
             reader.wrong(
                 &path.place,

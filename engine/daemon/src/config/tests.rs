@@ -144,6 +144,16 @@ fn the_first_rule_that_matches_counts() {
 
 /// Each: what is put before or after a valid share, and what the one problem must say, in full.
 #[test]
+fn name_that_two_shares_have_is_told_also_when_one_of_them_is_wrong_otherwise() {
+    let text =
+        "[[share]]\nname = \"b\"\npath = \"srv\"\n[[share]]\nname = \"B\"\npath = \"/srv/b\"\n";
+    let problems = problems(text);
+    assert_eq!(problems.len(), 2, "{problems:#?}");
+    let expect = "line 5: share[2].name = \"B\": the share of line 1 has this name already";
+    assert!(problems[1].contains(expect), "{problems:#?}");
+}
+
+#[test]
 fn every_mistake_is_told_with_line_key_value_and_remedy() {
     for (before, after, expect) in [
         (

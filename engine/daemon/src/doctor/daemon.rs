@@ -6,14 +6,19 @@ use crate::config::Config;
 use crate::config::amount::show_size;
 use crate::lanes_left::list;
 use crate::runtime_dir::{Purpose, RuntimeDir};
-use rushes_control::{Answer, Ask, Client, Status};
+use rushes_control::{Answer, Ask, Client, ControlError, Status};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 const AREA: &str = "daemon";
+/// What a server's folder has to have left.
+const RUNTIME_BYTES_MIN: u64 = 16 << 20;
+const RUNTIME_INODES_MIN: u64 = 256;
 
 pub(super) fn examine(config: &Config, findings: &mut Vec<Finding>) {
     folder(config, findings);
+    room(config, findings);
     let socket = config.runtime_dir.join("control.sock");
     let answer = Client::connect(&socket, Duration::from_secs(5))
         .and_then(|mut client| client.ask(&Ask::Status {}));
@@ -24,6 +29,12 @@ pub(super) fn examine(config: &Config, findings: &mut Vec<Finding>) {
             AREA,
             "the daemon answers, but not what was asked",
             "install program and daemon of one version and restart it",
+        )),
+        Err(error) if is_not_allowed(&error) => findings.push(Finding::of(
+            Level::Note,
+            AREA,
+            format!("a daemon was started, and is not asked: {error}"),
+            "run `sudo rushes check`; server.control_group names a group whose users may ask as well",
         )),
         Err(error) if RuntimeDir::is_held(&config.runtime_dir) => {
             let who = match RuntimeDir::holder(&config.runtime_dir) {
@@ -57,6 +68,15 @@ pub(super) fn examine(config: &Config, findings: &mut Vec<Finding>) {
             ));
             left_behind(config, findings);
         }
+    }
+}
+
+fn is_not_allowed(error: &ControlError) -> bool {
+    match error {
+        ControlError::Connect { source, .. } | ControlError::Talk { source, .. } => {
+            source.kind() == ErrorKind::PermissionDenied
+        }
+        ControlError::Answer { .. } => false,
     }
 }
 
@@ -106,6 +126,39 @@ fn folder(config: &Config, findings: &mut Vec<Finding>) {
             ),
         ));
     }
+}
+
+/// Sockets, locks, and the table of what is written lie there: smbd refuses new work where it is full.
+fn room(config: &Config, findings: &mut Vec<Finding>) {
+    let is_there = config
+        .runtime_dir
+        .ancestors()
+        .find(|folder| folder.is_dir());
+    let Some(folder) = is_there else {
+        return;
+    };
+    let Ok(found) = rustix::fs::statvfs(folder) else {
+        return;
+    };
+    let left = found.f_bavail.saturating_mul(found.f_frsize);
+    // (Some file systems count no inodes.)
+    let has_inodes = found.f_files == 0 || found.f_favail >= RUNTIME_INODES_MIN;
+    if left >= RUNTIME_BYTES_MIN && has_inodes {
+        return;
+    }
+    let is_full = left < RUNTIME_BYTES_MIN / 16 || !has_inodes;
+    findings.push(Finding::of(
+        if is_full { Level::Error } else { Level::Warning },
+        AREA,
+        format!(
+            "the file system of {} has {} and {} inodes left; expected at least {} and {RUNTIME_INODES_MIN}: once it is full, new sessions and new files to write are refused",
+            folder.display(),
+            show_size(left),
+            found.f_favail,
+            show_size(RUNTIME_BYTES_MIN)
+        ),
+        format!("df {0}; du -x {0} shows what fills it", folder.display()),
+    ));
 }
 
 fn running(config: &Config, status: &Status, findings: &mut Vec<Finding>) {

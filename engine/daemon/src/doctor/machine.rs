@@ -20,12 +20,15 @@ pub(super) fn examine(config: Option<&Config>, findings: &mut Vec<Finding>) {
         findings.push(Finding::of(
             Level::Warning,
             AREA,
-            "this is not root: devices, smbd's modules and the daemon's folder cannot all be looked at",
+            "this is not root: devices, shares' folders, the daemon's folder and its rights are not looked at",
             "run `sudo rushes check`",
         ));
     }
     findings.push(io_uring());
-    findings.push(fanotify());
+    // (What this user may says nothing of the daemon.)
+    if geteuid().is_root() {
+        findings.push(fanotify());
+    }
     if let Some(config) = config {
         memory(config, findings);
     }
@@ -123,16 +126,6 @@ fn memory(config: &Config, findings: &mut Vec<Finding>) {
                 "memory suffices for cache and write buffer, {}",
                 amount::show_size(want)
             ),
-        ));
-    }
-    let limit = getrlimit(Resource::Memlock).maximum;
-    // root (CAP_IPC_LOCK) may lock what it likes.
-    if !geteuid().is_root() && limit.is_some_and(|limit| limit < config.cache_bytes) {
-        findings.push(Finding::of(
-            Level::Warning,
-            AREA,
-            "the cache could not be locked in memory by this user",
-            "set LimitMEMLOCK=infinity in the service (packaging/rushes.service does), or run as root",
         ));
     }
 }
