@@ -9,6 +9,7 @@ use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, Made, PoolWorld, check, put};
 use serde_json::{Value, json};
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -67,6 +68,48 @@ fn pass(world: &PoolWorld) {
             world.read_by_mount() - before < length
         });
     }
+}
+
+/// Has a lease of a file for half a second from when it says so, as a daemon has that gives blocks back, or a mount that asks whether somebody has it open.
+const LEASED: &str = r#"
+import fcntl, os, signal, sys, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fd = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("leased", flush=True)
+time.sleep(0.5)
+"#;
+
+#[test]
+fn whoever_opens_a_file_of_whose_object_somebody_has_a_lease_waits_and_is_refused_nothing() {
+    let Some(mut world) = built(&[(EXT4, 64)]) else {
+        return;
+    };
+    put(&world.path("a"), 7, MIB).expect("there is room");
+    let placed = world.where_is("a");
+    let object = world.object_of(&placed["segments"][0]);
+    world.end();
+    world.start();
+    let mut leased = std::process::Command::new(needs::path_of("python3"))
+        .args(["-c", LEASED])
+        .arg(&object)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("python3 starts");
+    let mut line = String::new();
+    let output = leased.stdout.take().expect("it is piped");
+    BufReader::new(output).read_line(&mut line).expect("read");
+    assert_eq!(line, "leased\n", "of {}", object.display());
+    let begun = Instant::now();
+    let file = File::options().read(true).write(true).open(world.path("a"));
+    file.and_then(|file| file.write_all_at(&[1; 16], 0))
+        .expect("nobody refuses it");
+    assert!(
+        begun.elapsed() > Duration::from_millis(200),
+        "it did not wait"
+    );
+    assert!(leased.wait().expect("it ends").success());
+    is_sound(&mut world);
 }
 
 #[test]

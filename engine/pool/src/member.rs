@@ -15,6 +15,7 @@ use rushes_core::pool::{
 };
 use rushes_core::units::ByteCount;
 use rushes_sys::SysError;
+use rushes_sys::lease::open_waiting;
 use rustix::fs::{
     Advice, AtFlags, Dir, FileType, Mode, OFlags, StatVfsMountFlags, StatxFlags, Timespec,
     Timestamps, UTIME_NOW, fadvise, fstat, fstatfs, fstatvfs, fsync, futimens, makedev, mkdirat,
@@ -472,13 +473,13 @@ impl Member {
             Access::Read => OFlags::RDONLY,
             Access::Write => OFlags::RDWR,
         };
-        let flags = mode | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let fd =
-            openat(&root, name.as_str(), flags, Mode::empty()).map_err(|error| match error {
-                Errno::NOENT => fault(ObjectFault::Absent),
-                Errno::LOOP => fault(ObjectFault::NotRegular),
-                error => self.failed_with_one("open an object", &name, error),
-            })?;
+        let flags = mode | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let opened = open_waiting(|more| openat(&root, name.as_str(), flags | more, Mode::empty()));
+        let fd = opened.map_err(|error| match error {
+            Errno::NOENT => fault(ObjectFault::Absent),
+            Errno::LOOP => fault(ObjectFault::NotRegular),
+            error => self.failed_with_one("open an object", &name, error),
+        })?;
         let failed = |error| self.failed_with_one("look at an object", &name, error);
         if FileType::from_raw_mode(fstat(&fd).map_err(failed)?.st_mode) != FileType::RegularFile {
             return Err(fault(ObjectFault::NotRegular));
@@ -538,8 +539,8 @@ impl Member {
                 let path = self.path.join(ObjectName::of(id).as_str());
                 Listed::Unreadable(path, error)
             };
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-            let fd = match openat(folder, name, flags, Mode::empty()) {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let fd = match open_waiting(|more| openat(folder, name, flags | more, Mode::empty())) {
                 Ok(fd) => fd,
                 Err(Errno::NOENT) => return Ok(()),
                 Err(Errno::LOOP | Errno::NXIO) => return each(stranger()),
@@ -619,8 +620,8 @@ impl Member {
             Access::Write => OFlags::RDWR,
         };
         let name = ObjectName::of(id);
-        let flags = mode | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        openat(&root, name.as_str(), flags, Mode::empty())
+        let flags = mode | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        open_waiting(|more| openat(&root, name.as_str(), flags | more, Mode::empty()))
             .map_err(|error| self.failed_with_one("open an object", &name, error))
     }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Leases of files, as fcntl(2) has them: a file that nobody else has open, or mapped, for as long as need be.
 
+use rustix::fs::OFlags;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// `F_SETSIG` of fcntl(2), which the libc crate lacks.
 const F_SETSIG: libc::c_int = 10;
@@ -15,6 +16,20 @@ pub(crate) fn take(file: impl AsFd) -> io::Result<()> {
     // Who waits is told to us by a signal, and the usual one, SIGIO, would end us. This one is ignored.
     control(&file, F_SETSIG, libc::SIGURG)?;
     control(&file, libc::F_SETLEASE, libc::F_WRLCK)
+}
+
+/// Open what may be a FIFO that somebody put there, which nobody waits for, or a file of which somebody has a lease (a daemon that gives blocks
+/// back has one for a moment), which is waited for as by every program: the kernel ends it. `open`: with these flags, and nothing else changed.
+///
+/// Errors   those of `open`; never EAGAIN for a lease
+pub fn open_waiting(
+    open: impl Fn(OFlags) -> rustix::io::Result<OwnedFd>,
+) -> rustix::io::Result<OwnedFd> {
+    match open(OFlags::NONBLOCK) {
+        // Said of regular files alone.
+        Err(rustix::io::Errno::AGAIN) => open(OFlags::empty()),
+        result => result,
+    }
 }
 
 fn control(file: impl AsFd, command: libc::c_int, argument: libc::c_int) -> io::Result<()> {
@@ -45,6 +60,36 @@ mod tests {
     use super::*;
     use crate::{Access, Mapping};
     use std::fs::{self, File};
+
+    #[test]
+    fn who_opens_what_somebody_has_a_lease_of_waits_for_its_end() {
+        let path = std::env::temp_dir().join(format!("rushes-waiting-{}", std::process::id()));
+        fs::write(&path, [7; 4096]).expect("the folder is writable");
+        let file = File::open(&path).expect("it is there");
+        if is_open_elsewhere(&file).is_err() {
+            fs::remove_file(&path).expect("ours");
+            return crate::skip("the temporary folder's file system knows no leases");
+        }
+        take(&file).expect("it was known before");
+        std::thread::scope(|scope| {
+            let opener = scope.spawn(|| {
+                open_waiting(|flags| {
+                    rustix::fs::open(&path, OFlags::RDWR | flags, rustix::fs::Mode::empty())
+                })
+            });
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            assert!(
+                !opener.is_finished(),
+                "it was opened beside a lease, or refused"
+            );
+            drop(file);
+            opener
+                .join()
+                .expect("no panic")
+                .expect("the lease has ended");
+        });
+        fs::remove_file(&path).expect("ours");
+    }
 
     #[test]
     fn opens_and_mappings_of_others_are_seen() {
