@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The threads that may wait for a disk, so that the loop never does.
 //!
-//! Two queues, both bounded: what a client waits for, and what can be done later (a file's header).
+//! A queue for each kind of job, all bounded ([`Urgency`]): from what a client waits for to what can be done later (a file's header).
 //! A full queue is answered at once: the client does its own I/O, nobody waits for a hung file system.
 
 use rushes_sys::bell;
@@ -10,37 +10,46 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Threads. So many that a share that hangs leaves some for the others, and drives that are told to flush as well.
-const THREAD_COUNT: usize = 8;
+/// Threads. Of each kind of job at most [`Urgency::most`] have one, so that some are left for clients who wait for a file to be opened, though
+/// disks are slow to flush, or a share hangs.
+const THREAD_COUNT: usize = 16;
 /// Jobs that wait, of each kind.
 const QUEUE_COUNT_MAX: usize = 4096;
-/// At most so many threads are busy with what is looked for ahead of clients.
-const AHEAD_COUNT_MAX: usize = THREAD_COUNT / 2;
-/// At most so many are busy with what nobody waits for.
-const LATER_COUNT_MAX: usize = 1;
 /// A worker's deepest call is a read of a header.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Which queue a job waits in.
+/// Which queue a job waits in; those before go first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Urgency {
     /// A client waits.
     Now,
-    /// A client will come to it: what is looked for ahead of him. It may wait long for a disk, several of them at once, and takes at most
-    /// half of the threads.
+    /// A client waits for what a disk takes its time for, seconds perhaps, several of them at once.
+    Sync,
+    /// A client will come to it: what is looked for ahead of it. That may wait for a disk, too.
     Ahead,
     /// Nobody does.
     Later,
 }
 
+impl Urgency {
+    const ALL: [Urgency; 4] = [Urgency::Now, Urgency::Sync, Urgency::Ahead, Urgency::Later];
+
+    /// Threads that are busy with such jobs at once, at most.
+    const fn most(self) -> usize {
+        match self {
+            Urgency::Now => THREAD_COUNT,
+            Urgency::Sync => 8,
+            Urgency::Ahead => 4,
+            Urgency::Later => 1,
+        }
+    }
+}
+
 struct Queues<J, R> {
-    now: VecDeque<J>,
-    ahead: VecDeque<J>,
-    later: VecDeque<J>,
+    waiting: [VecDeque<J>; Urgency::ALL.len()],
+    /// Those that are being done.
+    busy: [usize; Urgency::ALL.len()],
     done: VecDeque<R>,
-    /// Those that are being done, of the last two.
-    ahead_count: usize,
-    later_count: usize,
     stopping: bool,
 }
 
@@ -63,12 +72,9 @@ impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
     ) -> std::io::Result<Workers<J, R>> {
         let shared = Arc::new(Shared {
             queues: Mutex::new(Queues {
-                now: VecDeque::new(),
-                ahead: VecDeque::new(),
-                later: VecDeque::new(),
+                waiting: std::array::from_fn(|_| VecDeque::new()),
+                busy: [0; Urgency::ALL.len()],
                 done: VecDeque::new(),
-                ahead_count: 0,
-                later_count: 0,
                 stopping: false,
             }),
             work: Condvar::new(),
@@ -99,11 +105,7 @@ impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
     /// Hand over a job; it comes back when the queue is full.
     pub(crate) fn push(&self, urgency: Urgency, job: J) -> Result<(), J> {
         let mut queues = self.shared.lock();
-        let queue = match urgency {
-            Urgency::Now => &mut queues.now,
-            Urgency::Ahead => &mut queues.ahead,
-            Urgency::Later => &mut queues.later,
-        };
+        let queue = &mut queues.waiting[urgency as usize];
         if queue.len() >= QUEUE_COUNT_MAX {
             return Err(job);
         }
@@ -121,7 +123,7 @@ impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
     /// Jobs that wait.
     pub(crate) fn queue_count(&self) -> usize {
         let queues = self.shared.lock();
-        queues.now.len() + queues.ahead.len() + queues.later.len()
+        queues.waiting.iter().map(VecDeque::len).sum()
     }
 }
 
@@ -137,20 +139,13 @@ impl<J, R> Shared<J, R> {
             if queues.stopping {
                 return None;
             }
-            if let Some(job) = queues.now.pop_front() {
-                return Some((Urgency::Now, job));
-            }
-            if queues.ahead_count < AHEAD_COUNT_MAX
-                && let Some(job) = queues.ahead.pop_front()
-            {
-                queues.ahead_count += 1;
-                return Some((Urgency::Ahead, job));
-            }
-            if queues.later_count < LATER_COUNT_MAX
-                && let Some(job) = queues.later.pop_front()
-            {
-                queues.later_count += 1;
-                return Some((Urgency::Later, job));
+            for urgency in Urgency::ALL {
+                if queues.busy[urgency as usize] < urgency.most()
+                    && let Some(job) = queues.waiting[urgency as usize].pop_front()
+                {
+                    queues.busy[urgency as usize] += 1;
+                    return Some((urgency, job));
+                }
             }
             queues = self
                 .work
@@ -162,11 +157,7 @@ impl<J, R> Shared<J, R> {
     fn finish(&self, urgency: Urgency, result: R) {
         let mut queues = self.lock();
         queues.done.push_back(result);
-        match urgency {
-            Urgency::Now => {}
-            Urgency::Ahead => queues.ahead_count -= 1,
-            Urgency::Later => queues.later_count -= 1,
-        }
+        queues.busy[urgency as usize] -= 1;
         drop(queues);
         // Fails only for a descriptor that is none; the loop would then see it at its next turn.
         let _ = bell::ring(&*self.bell);
@@ -196,7 +187,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn what_is_looked_for_ahead_holds_no_client_up_however_long_it_takes() {
+    fn what_takes_long_holds_no_client_up_who_opens_a_file() {
         let (release, gate) = mpsc::channel::<()>();
         let gate = Mutex::new(gate);
         let workers = Workers::start(move |job: u32| {
@@ -206,24 +197,23 @@ mod tests {
             job
         })
         .unwrap();
-        for _ in 0..2 * THREAD_COUNT {
-            workers.push(Urgency::Ahead, 0).unwrap();
+        let slow = [Urgency::Sync, Urgency::Ahead, Urgency::Later];
+        for _ in 0..THREAD_COUNT {
+            for urgency in slow {
+                workers.push(urgency, 0).unwrap();
+            }
         }
-        workers.push(Urgency::Now, 1).unwrap();
-        let result = loop {
+        let pop = || loop {
             match workers.pop() {
                 Some(result) => break result,
                 None => std::thread::yield_now(),
             }
         };
-        assert_eq!(result, 1);
+        workers.push(Urgency::Now, 1).unwrap();
+        assert_eq!(pop(), 1);
         drop(release);
-        let mut count = 0;
-        while count < 2 * THREAD_COUNT {
-            match workers.pop() {
-                Some(_) => count += 1,
-                None => std::thread::yield_now(),
-            }
+        for _ in 0..slow.len() * THREAD_COUNT {
+            assert_eq!(pop(), 0);
         }
     }
 

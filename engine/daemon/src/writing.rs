@@ -405,7 +405,7 @@ impl Daemon {
             fd,
             to,
         };
-        if self.workers.push(Urgency::Now, job).is_err() {
+        if self.workers.push(Urgency::Sync, job).is_err() {
             let result = Err(AGAIN);
             self.pending.push_back(Event::Synced { file: id, result });
         }
@@ -417,7 +417,7 @@ impl Daemon {
         let fd = share.filter_map(|served| served.share.flush_with()).next();
         let outcome = match fd {
             None => Flushed::Never,
-            Some(fd) => match self.workers.push(Urgency::Now, Job::Flush { device, fd }) {
+            Some(fd) => match self.workers.push(Urgency::Sync, Job::Flush { device, fd }) {
                 Ok(()) => return,
                 Err(_) => Flushed::Later,
             },
