@@ -693,6 +693,29 @@ fn frame(number: u32) -> FileFacts {
     }
 }
 
+/// Answer who asked for neighbours of a sequence that has frames up to `last`.
+///
+/// Returns  those that it lacks
+fn tell_neighbours(bench: &mut Bench, last: u32) -> Vec<u32> {
+    let mut absent = Vec::new();
+    for (beside, name) in core::mem::take(&mut bench.neighbours) {
+        let digits: u32 = name[5..9].parse().expect("a frame name");
+        let facts = match digits <= last {
+            true => Ok(frame(digits)),
+            false => {
+                absent.push(digits);
+                Err(Errno(2))
+            }
+        };
+        bench.step(Event::NeighbourOpened {
+            beside,
+            name,
+            facts,
+        });
+    }
+    absent
+}
+
 #[test]
 fn next_frames_are_fetched_before_they_are_opened_and_served_only_to_an_open() {
     let mut bench = Bench::new(256);
@@ -702,14 +725,7 @@ fn next_frames_are_fetched_before_they_are_opened_and_served_only_to_an_open() {
         bench.open(1, number, &path, frame(number));
         bench.read(1, number, u64::from(number), 0, 520_000);
         for _ in 0..64 {
-            for (beside, name) in core::mem::take(&mut bench.neighbours) {
-                let digits: u32 = name[5..9].parse().expect("a frame name");
-                bench.step(Event::NeighbourOpened {
-                    beside,
-                    name,
-                    facts: Ok(frame(digits)),
-                });
-            }
+            tell_neighbours(&mut bench, u32::MAX);
             bench.run(1);
         }
         assert_eq!(
@@ -757,22 +773,8 @@ fn sequence_is_asked_beyond_its_end_one_name_at_a_time() {
         bench.open(1, number, &path, frame(number));
         bench.read(1, number, u64::from(number), 0, 520_000);
         for _ in 0..64 {
-            for (beside, name) in core::mem::take(&mut bench.neighbours) {
-                let digits: u32 = name[5..9].parse().expect("a frame name");
-                let is_there = digits <= last;
-                if !is_there {
-                    absent.push((number, digits));
-                }
-                bench.step(Event::NeighbourOpened {
-                    beside,
-                    name,
-                    facts: if is_there {
-                        Ok(frame(digits))
-                    } else {
-                        Err(Errno(2))
-                    },
-                });
-            }
+            let lacked = tell_neighbours(&mut bench, last);
+            absent.extend(lacked.into_iter().map(|digits| (number, digits)));
             bench.run(1);
         }
         assert_eq!(bench.length(u64::from(number)), Some(520_000), "{number}");
@@ -931,14 +933,7 @@ fn jump_in_a_sequence_takes_its_contract_along() {
         bench.open(1, handle, &path, frame(number));
         bench.read(1, handle, u64::from(handle), 0, 520_000);
         for _ in 0..64 {
-            for (beside, name) in core::mem::take(&mut bench.neighbours) {
-                let digits: u32 = name[5..9].parse().expect("a frame name");
-                bench.step(Event::NeighbourOpened {
-                    beside,
-                    name,
-                    facts: Ok(frame(digits)),
-                });
-            }
+            tell_neighbours(&mut bench, u32::MAX);
             bench.run(1);
         }
         assert_eq!(

@@ -186,8 +186,8 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    #[test]
-    fn what_takes_long_holds_no_client_up_who_opens_a_file() {
+    /// Threads that hold a job 0 until what comes with them is dropped.
+    fn held() -> (Workers<u32, u32>, mpsc::Sender<()>) {
         let (release, gate) = mpsc::channel::<()>();
         let gate = Mutex::new(gate);
         let workers = Workers::start(move |job: u32| {
@@ -197,6 +197,12 @@ mod tests {
             job
         })
         .unwrap();
+        (workers, release)
+    }
+
+    #[test]
+    fn what_takes_long_holds_no_client_up_who_opens_a_file() {
+        let (workers, release) = held();
         let slow = [Urgency::Sync, Urgency::Ahead, Urgency::Later];
         for _ in 0..THREAD_COUNT {
             for urgency in slow {
@@ -219,15 +225,7 @@ mod tests {
 
     #[test]
     fn what_a_client_waits_for_goes_first_and_a_full_queue_says_so() {
-        let (release, gate) = mpsc::channel::<()>();
-        let gate = Mutex::new(gate);
-        let workers = Workers::start(move |job: u32| {
-            if job == 0 {
-                let _ = gate.lock().unwrap().recv();
-            }
-            job
-        })
-        .unwrap();
+        let (workers, release) = held();
         // Every thread is held, so that the queues fill.
         for _ in 0..THREAD_COUNT {
             workers.push(Urgency::Now, 0).unwrap();

@@ -142,7 +142,6 @@ fn the_first_rule_that_matches_counts() {
     }
 }
 
-/// Each: what is put before or after a valid share, and what the one problem must say, in full.
 #[test]
 fn name_that_two_shares_have_is_told_also_when_one_of_them_is_wrong_otherwise() {
     let text =
@@ -153,6 +152,7 @@ fn name_that_two_shares_have_is_told_also_when_one_of_them_is_wrong_otherwise() 
     assert!(problems[1].contains(expect), "{problems:#?}");
 }
 
+/// Each: what is put before or after a valid share, and what the one problem must say, in full.
 #[test]
 fn every_mistake_is_told_with_line_key_value_and_remedy() {
     for (before, after, expect) in [
