@@ -9,7 +9,7 @@ pub(crate) mod raw;
 use rushes_control::{Answer, Ask, Client as ControlClient, Status};
 use rushes_daemon::config::Config;
 use rushes_shm::Connect;
-use rushes_shm::client::{Client, FileHandle};
+use rushes_shm::client::{Client, ConnectError, FileHandle};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -136,9 +136,15 @@ impl Daemon {
         }
     }
 
+    /// As a door does: a daemon that is late on a busy machine is asked again.
     pub(crate) fn connect(&self) -> Client {
-        Client::connect(&self.session_socket(), &who("media"))
-            .unwrap_or_else(|error| panic!("{error:?}"))
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            match Client::connect(&self.session_socket(), &who("media")) {
+                Err(ConnectError::Silent) if Instant::now() < end => {}
+                result => return result.unwrap_or_else(|error| panic!("{error:?}")),
+            }
+        }
     }
 
     pub(crate) fn stop(&mut self) {
