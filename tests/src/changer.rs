@@ -104,8 +104,12 @@ def change(way, at, length, stamp):
         fcntl.ioctl(fd, 0x4020940d, struct.pack("=qQQQ", donor, 0, length, at))
     elif way == "copy":
         given(data)
-        if os.copy_file_range(donor, fd, length, 0, at) != length:
-            raise OSError(5, "short copy")
+        done = 0
+        while done < length:  # (It may end early on a busy machine.)
+            moved = os.copy_file_range(donor, fd, length - done, done, at + done)
+            if moved == 0:
+                raise OSError(5, "short copy")
+            done += moved
     elif way == "sendfile":
         given(data)
         os.lseek(fd, at, 0)
