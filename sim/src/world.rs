@@ -602,12 +602,13 @@ impl World {
     }
 
     fn disk_done(&mut self, disk: DeviceId) {
-        let Some((done, next)) = self.disks[disk.0 as usize].finish(self.now, &self.files) else {
-            return;
-        };
+        let (done, next) = self.disks[disk.0 as usize].finish(self.now, &self.files);
         if let Some(at) = next {
             self.queue.push(at, What::DiskDone { disk });
         }
+        let Some(done) = done else {
+            return;
+        };
         match done.job.owner {
             Owner::Server(io) => {
                 self.checker.device_read(io, done.serial);

@@ -65,6 +65,7 @@ mod unused;
 mod write_tests;
 mod writeback;
 mod writes;
+mod yields;
 
 pub use api::*;
 
