@@ -8,6 +8,7 @@ use crate::show;
 use rushes_daemon::config::{Config, DEFAULT_CONFIG};
 use rushes_daemon::lanes_left::{DamageLeft, FileLeft, LaneLeft, give_up, list};
 use rushes_daemon::{ServeError, config_of};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -36,7 +37,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
     }
     log_to_stderr(&args.log)?;
     // Clients of a door that has started us wait, and nobody reads what we say.
-    let is_door_s = std::env::var_os(RUNTIME_DIR).is_some();
+    let is_door_s = std::env::var_os(RUNTIME_DIR).is_some() && !std::io::stderr().is_terminal();
     let left = (!is_door_s).then(|| list(&config));
     let result = rushes_daemon::recover(config, args.hung_after);
     if let (Ok(()), Some(Ok(left))) = (&result, left) {
@@ -66,7 +67,7 @@ fn load(named: &Path) -> Result<Config, String> {
     };
     let file = config_of(&missed).unwrap_or_else(|| named.to_path_buf());
     let config = Config::load(&file).map_err(|error| error.to_string())?;
-    if config.runtime_dir != missed {
+    if !is_same_folder(&config.runtime_dir, &missed) {
         return Err(format!(
             "what is left is in {} ({RUNTIME_DIR}), and {} is of a daemon with {}; expected the configuration of the former: rushes recover --config FILE",
             missed.display(),
@@ -75,6 +76,14 @@ fn load(named: &Path) -> Result<Config, String> {
         ));
     }
     Ok(config)
+}
+
+/// (A door may know it by another name: /var/run is a link.)
+fn is_same_folder(one: &Path, other: &Path) -> bool {
+    one == other
+        || one
+            .canonicalize()
+            .is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
 }
 
 /// 1: it has done what could be done, and something is left.

@@ -235,6 +235,8 @@ void rushes_changed_fsp(struct vfs_handle_struct *handle,
 		errno = saved_errno;
 		return;
 	}
+	/* Now: a flush may have overtaken the write. */
+	file->owes_sync = true;
 	if (file->is_append) {
 		offset = 0;
 		length = UINT64_MAX;

@@ -224,7 +224,6 @@ bool rushes_hold_fsp(struct vfs_handle_struct *handle,
 		}
 		ret = rushes_hold_now(file);
 		if (ret == 0) {
-			file->owes_sync = true;
 			break;
 		}
 		rushes_plain_ended(file);

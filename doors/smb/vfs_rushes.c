@@ -1088,14 +1088,14 @@ static void rushes_fsync_plain(struct rushes_fsync_state *state)
 		tevent_req_error(state->req, errno);
 		return;
 	}
-	if (state->sync.file != NULL) {
-		/* What is written from now on is not covered. */
-		state->sync.file->owes_sync = false;
-	}
 	subreq = SMB_VFS_NEXT_FSYNC_SEND(state, state->ev, state->handle,
 					 state->fsp);
 	if (tevent_req_nomem(subreq, state->req)) {
 		return;
+	}
+	if (state->sync.file != NULL) {
+		/* What ends from now on is not covered. */
+		state->sync.file->owes_sync = false;
 	}
 	tevent_req_set_callback(subreq, rushes_fsync_plain_done, state->req);
 }

@@ -247,7 +247,10 @@ impl Disk {
         });
         self.idle_since = now;
         let was_first = done.is_some_and(|done| done.job.class == IoClass::RealTime);
-        let waits = self.pending.iter().any(|(_, job)| job.class == IoClass::RealTime);
+        let waits = self
+            .pending
+            .iter()
+            .any(|(_, job)| job.class == IoClass::RealTime);
         if self.faults.honours_class && was_first && !waits {
             self.restart = now + RESTART;
             let again = (!self.pending.is_empty()).then_some(self.restart);

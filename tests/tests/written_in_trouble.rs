@@ -757,6 +757,42 @@ fn who_wrote_without_a_daemon_hears_that_the_disk_has_not_kept_it() {
     }
 }
 
+/// The same where no daemon was ever there when he wrote: his smbd has seen no table of what a daemon has.
+#[test]
+fn who_wrote_before_the_first_daemon_hears_that_the_disk_has_not_kept_it() {
+    let Some(mut world) = world(Backing::Slow) else {
+        return;
+    };
+    world.put("a.mov", 1, 1 << 20);
+    let path = world.path("a.mov");
+    world.daemon().end();
+    let run = world.scratch.folder("run");
+    for entry in fs::read_dir(&run).expect("it is there").flatten() {
+        let left = entry.path();
+        let _ = fs::remove_file(&left).or_else(|_| fs::remove_dir_all(&left));
+    }
+    let (one, other) = (client(&world), client(&world));
+    let (file, _) = one.open("a.mov", Disposition::Open).expect("opened");
+    let (same, _) = other.open("a.mov", Disposition::Open).expect("opened");
+    let (offset, bytes) = (100_000, pattern::bytes(2, 100_000, 60_000));
+    one.write(file, offset, &bytes).expect("taken");
+    let place = world.disk.physical(&path, 0) & !4095;
+    world.disk.tell(&format!("fail write {place} {}", 1 << 20));
+    assert!(other.flush(same).is_err(), "the disk fails");
+    world.disk.tell("clear");
+    world.daemon().start_again();
+    let later = pattern::bytes(3, 600_100, 3000);
+    let end = Instant::now() + Duration::from_secs(30);
+    while world.daemon().status()["write"]["used_bytes"] == 0 {
+        assert!(Instant::now() < end, "the daemon takes nothing");
+        one.write(file, 600_100, &later).expect("taken");
+    }
+    assert!(
+        one.flush(file).is_err(),
+        "its bytes are lost, and it is told that all is well"
+    );
+}
+
 /// Fill it to the last byte.
 fn fill(path: &std::path::Path) {
     use std::io::Write;

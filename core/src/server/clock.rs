@@ -65,8 +65,10 @@ impl PlayClock {
         if own >= behind {
             return new;
         }
+        let anchor = arrived.before(behind - own);
         PlayClock {
-            anchor: arrived.before(behind - own),
+            anchor,
+            next: anchor,
             was_late: self.was_late,
             answered: self.answered,
             ..new
@@ -115,8 +117,8 @@ impl PlayClock {
         let (quarter, whole) = (ByteCount(length / 4), ByteCount(length));
         self.wire = rate.time_for(quarter).max(rate.time_for(whole).min(WIRE));
         let end = scheduled + rate.time_for(whole);
-        let own = match self.next.since(end) > Duration(preroll.0 / 2) {
-            // He goes back to what he has read.
+        let own = match is_alone && self.next.since(end) > Duration(preroll.0 / 2) {
+            // He goes back to what he has read. (Of several at once the furthest may be asked for first.)
             true => behind,
             false => self.own(behind, arrived, is_alone, preroll),
         };
@@ -261,7 +263,11 @@ mod tests {
             let place = (CursorIndex::default(), 0);
             let (preroll, run_min) = (PREROLL, Duration::from_ms(500));
             let mut there = clock.cut(place, at(arrived), true, (preroll, run_min));
-            due(&mut there, 0, arrived)
+            let mut small = there;
+            let first = due(&mut there, 0, arrived);
+            let piece = (0, SECOND / 1000 * 80);
+            assert_eq!(small.due(piece, RATE, at(arrived), true, PREROLL), first);
+            first
         };
         let mut clock = PlayClock::new(None, 0, at(0));
         // He has read a second, and waited 1.4 s for it: 400 ms of his preroll are gone.
@@ -278,6 +284,16 @@ mod tests {
         look.due((0, SECOND / 25), RATE, at(0), true, PREROLL);
         look.answered(at(400), at(500));
         assert_eq!(cut(&look, 401), at(901));
+    }
+
+    #[test]
+    fn reader_whose_threads_come_in_any_order_has_not_gone_back() {
+        let mut clock = PlayClock::new(None, 0, at(0));
+        for second in [0, 2, 1] {
+            clock.due((second * SECOND, SECOND), RATE, at(0), false, PREROLL);
+        }
+        let rest = (SECOND / 2, SECOND / 2);
+        assert_eq!(clock.due(rest, RATE, at(1900), false, PREROLL), at(1000));
     }
 
     #[test]

@@ -637,10 +637,14 @@ impl Server {
             }
             // He is quicker than who opens it ahead for him.
             None if goes_on && !was_ended && frames.is_next(number) => {
-                frames.asked.pop_front();
+                let asked = frames.asked.pop_front();
                 let start = frames.end();
                 frames.join(Frame::new(number, file, device, (start, size)));
                 passed = frames.pass(bytes_max);
+                // (Answers come in any order.)
+                if let Some((_, Asked::Opened(file, _))) = asked {
+                    passed.push(file);
+                }
                 if let Some(file) = self.files.get_mut(&file) {
                     file.use_count += 1;
                 }
@@ -701,7 +705,8 @@ impl Server {
                 self.ask_admission(id);
             }
         }
-        self.touch_devices_of(id);
+        // Behind the one that has joined there may be some that came before it.
+        self.line_up_frames(id, actions);
     }
 
     /// So much of what lies behind the last frame that its reader has come to is kept for him. Units: bytes.
@@ -1072,6 +1077,10 @@ impl Server {
             .max(frame.start + range.end().min(frame.size));
         let played = stream.played((frame.start, range.length.0), arrived, preroll);
         let due = Due::of_stream(stream.due(frame.start, arrived, preroll), played);
+        let (session, clock) = (stream.session, stream.clock);
+        if let Some(clock) = clock.filter(|_| played != Instant::NEVER) {
+            self.keep_clock(session, clock);
+        }
         if !is_blind {
             self.tell_copy(id, range.length, lately);
         }

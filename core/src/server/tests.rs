@@ -755,6 +755,58 @@ fn next_frames_are_fetched_before_they_are_opened_and_served_only_to_an_open() {
     assert_eq!(bench.server.cache().held_count, 0);
 }
 
+#[test]
+fn frames_that_are_answered_before_those_in_front_of_them_are_let_go_in_the_end() {
+    let mut bench = Bench::new(256);
+    bench.session(1);
+    let open = |bench: &mut Bench, number: u32| {
+        let path = alloc::format!("shot/shot.{number:04}.dpx");
+        bench.open(1, number, &path, frame(number));
+        bench.read(1, number, u64::from(number), 0, 520_000);
+        for _ in 0..16 {
+            bench.run(1);
+        }
+        bench.end(1, u64::from(number));
+    };
+    for number in 1..=2 {
+        open(&mut bench, number);
+    }
+    let asked = core::mem::take(&mut bench.neighbours);
+    assert!(asked.len() > 3, "{asked:?}");
+    let (first, rest): (Vec<_>, Vec<_>) = asked
+        .into_iter()
+        .partition(|(_, name)| name.contains("0003"));
+    bench.neighbours = rest;
+    tell_neighbours(&mut bench, u32::MAX);
+    for number in 3..=5 {
+        open(&mut bench, number);
+    }
+    bench.neighbours.extend(first);
+    tell_neighbours(&mut bench, u32::MAX);
+    for number in 6..=9 {
+        open(&mut bench, number);
+    }
+    for number in 1..=9 {
+        bench.step(Event::Closed {
+            session: SessionId(1),
+            handle: HandleId(number),
+        });
+    }
+    bench.step(Event::SessionClosed {
+        session: SessionId(1),
+    });
+    tell_neighbours(&mut bench, 0);
+    for _ in 0..16 {
+        bench.run(8);
+    }
+    let used = bench
+        .server
+        .files
+        .values()
+        .filter(|file| file.use_count > 0);
+    assert_eq!(used.count(), 0);
+}
+
 /// A name that does not exist is looked for in the folder's blocks on the disk: sixteen of them with each frame held ten players up for a second,
 /// two seconds before each of their sequences ended. One that is being written is followed all the same.
 #[test]

@@ -106,21 +106,26 @@ impl Server {
             let Some(file) = self.files.get(&id).filter(|file| !file.size_stale) else {
                 return true;
             };
-            // What the device would have to give of this page.
-            let on_device = file.writing.native_size.min(page + PAGE_BYTES);
-            let wanted = ByteRange::new(page, on_device.saturating_sub(page));
-            let ours = page < file.size && file.writing.dirty.covers(wanted);
             let number = page / slot_bytes;
             let base = number * slot_bytes;
-            let bit = ((page - base) / PAGE_BYTES) as u32;
-            let this = PageSet::run(bit, bit + 1);
+            let stop = range.end().min(base + slot_bytes);
             let known = file.blocks.get(&number).copied();
-            let absent = known.is_none_or(|slot| {
-                !self.cache.valid(slot).contains(this)
-                    && self.cache.filling(slot).and(this).is_empty()
+            let there = known.map_or(PageSet::EMPTY, |slot| {
+                self.cache.valid(slot).or(self.cache.filling(slot))
             });
-            page += PAGE_BYTES;
-            if !ours || !absent {
+            let mut pages = PageSet::EMPTY;
+            while page < stop {
+                // What the device would have to give of this page.
+                let on_device = file.writing.native_size.min(page + PAGE_BYTES);
+                let wanted = ByteRange::new(page, on_device.saturating_sub(page));
+                if page < file.size && file.writing.dirty.covers(wanted) {
+                    let bit = ((page - base) / PAGE_BYTES) as u32;
+                    pages = pages.or(PageSet::run(bit, bit + 1));
+                }
+                page += PAGE_BYTES;
+            }
+            let pages = pages.without(there);
+            if pages.is_empty() {
                 continue;
             }
             let slot = match known {
@@ -135,9 +140,14 @@ impl Server {
                     None => return false,
                 },
             };
-            self.cache.fill_begins(slot, this);
-            self.overlay(id, slot, base, this, actions);
-            self.cache.fill_ends(slot, this, this);
+            self.cache.fill_begins(slot, pages);
+            let mut left = pages;
+            while let Some((first, end)) = left.first_run() {
+                let run = PageSet::run(first, end);
+                self.overlay(id, slot, base, run, actions);
+                left = left.without(run);
+            }
+            self.cache.fill_ends(slot, pages, pages);
         }
         true
     }

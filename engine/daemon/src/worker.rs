@@ -10,8 +10,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Threads. Of each kind of job at most [`Urgency::most`] have one, so that some are left for clients who wait for a file to be opened, though
-/// disks are slow to flush, or a share hangs.
+/// Threads. Of each kind of job at most [`Urgency::most`] have one: some are left for clients who wait for a file to be opened, though
+/// disks are slow to flush, and for flushes, though a share hangs and all who open files there wait.
 const THREAD_COUNT: usize = 16;
 /// Jobs that wait, of each kind.
 const QUEUE_COUNT_MAX: usize = 4096;
@@ -37,7 +37,7 @@ impl Urgency {
     /// Threads that are busy with such jobs at once, at most.
     const fn most(self) -> usize {
         match self {
-            Urgency::Now => THREAD_COUNT,
+            Urgency::Now => 12,
             Urgency::Sync => 8,
             Urgency::Ahead => 4,
             Urgency::Later => 1,
@@ -224,11 +224,34 @@ mod tests {
     }
 
     #[test]
+    fn opens_on_a_share_that_hangs_leave_threads_for_flushes() {
+        let (workers, release) = held();
+        for _ in 0..THREAD_COUNT {
+            workers.push(Urgency::Now, 0).unwrap();
+        }
+        workers.push(Urgency::Sync, 1).unwrap();
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        let first = loop {
+            match workers.pop() {
+                Some(result) => break Some(result),
+                None if std::time::Instant::now() < end => std::thread::yield_now(),
+                None => break None,
+            }
+        };
+        drop(release);
+        assert_eq!(first, Some(1));
+    }
+
+    #[test]
     fn what_a_client_waits_for_goes_first_and_a_full_queue_says_so() {
         let (workers, release) = held();
         // Every thread is held, so that the queues fill.
-        for _ in 0..THREAD_COUNT {
-            workers.push(Urgency::Now, 0).unwrap();
+        for index in 0..THREAD_COUNT {
+            let urgency = match index < Urgency::Now.most() {
+                true => Urgency::Now,
+                false => Urgency::Sync,
+            };
+            workers.push(urgency, 0).unwrap();
         }
         while workers.queue_count() > 0 {
             std::thread::yield_now();
