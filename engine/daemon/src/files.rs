@@ -76,6 +76,8 @@ pub(crate) struct File {
     pub(crate) through: Option<Arc<OwnedFd>>,
     /// Writes past that cache in a row of which the kernel told afterwards that it could not keep something.
     pub(crate) lost_count: u8,
+    /// The kernel has told of an error of it that may be no disk's: what it has in its cache the disk may not have.
+    pub(crate) is_doubted: bool,
     /// Its part of all descriptors that are counted.
     counted: u64,
 }
@@ -182,6 +184,7 @@ impl Files {
             written: None,
             through: None,
             lost_count: 0,
+            is_doubted: false,
             counted: 1,
         };
         self.descriptors += file.counted;

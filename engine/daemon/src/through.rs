@@ -110,10 +110,22 @@ impl Daemon {
             return;
         }
         let past = self.hear_it_past_the_cache(id);
-        if let Some(error) = self.told_where_it_syncs(id).or(past) {
-            self.was_not_kept(id, &error);
+        let told = self.told_where_it_syncs(id);
+        if let Some(error) = &told {
+            self.was_not_kept(id, error);
+        } else if past.is_some() {
+            self.doubt(id);
+        }
+        if let Some(error) = told.or(past) {
             let errno = errno_of(&error);
             self.feed(Event::NotKept { file: id, errno });
+        }
+    }
+
+    /// What the kernel has of it in its cache is read from there.
+    fn doubt(&mut self, id: FileId) {
+        if let Some(file) = self.files.get_mut(id) {
+            file.is_doubted = true;
         }
     }
 
@@ -122,6 +134,7 @@ impl Daemon {
     fn hear_it_where_it_syncs(&mut self, id: FileId, errno: Errno) {
         // (Told once, and heard now.)
         let _ = self.told_where_it_syncs(id);
+        self.doubt(id);
         if self.server.is_cached_alone(id) {
             self.feed(Event::NotKept { file: id, errno });
         }
@@ -150,9 +163,9 @@ impl Daemon {
         Some(error)
     }
 
-    /// A request to its disk has failed since we began.
+    /// A request to its disk has failed since we began, or may have.
     fn has_failed(&self, file: &File) -> bool {
-        self.failed_disks.contains(&file.key.device)
+        file.is_doubted || self.failed_disks.contains(&file.key.device)
     }
 
     /// A request to a file's disk failed.
