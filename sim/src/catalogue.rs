@@ -29,7 +29,6 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "no_analyser",
     "op_atom",
     "op_atom_untold",
-    "opens_beside_windows",
     "overload",
     "patterns",
     "pool_sequences",

@@ -16,10 +16,6 @@ use serde::{Deserialize, Serialize};
 /// A request that has waited so long goes before nearer ones.
 const IMPATIENCE: Duration = Duration::from_ms(100);
 
-/// mq-deadline sends nothing of a lower class while a request of a higher one is with the disk, and comes to it again so
-/// long after that has ended: whoever sends the next of the higher class at once goes first.
-const RESTART: Duration = Duration::from_us(500);
-
 /// What a drive reads ahead into its own memory while nobody asks. Units: bytes.
 const READ_AHEAD_BYTES: u64 = 8 << 20;
 
@@ -57,7 +53,7 @@ pub struct Faults {
     pub storm_from_ms: u64,
     /// Its last; 0: it never ends. Units: ms.
     pub storm_to_ms: u64,
-    /// Linux' mq-deadline is before the disk: real-time requests go before best effort ones, those not even between two of them.
+    /// The disk takes real-time requests before best effort ones, as mq-deadline does.
     pub honours_class: bool,
 }
 
@@ -161,7 +157,6 @@ struct Service {
     job: Job,
     failed: bool,
     serial: u64,
-    ends: Instant,
 }
 
 /// A disk.
@@ -183,8 +178,6 @@ pub struct Disk {
     service: Option<Service>,
     head: u64,
     idle_since: Instant,
-    /// Before this nothing of a lower class begins.
-    restart: Instant,
 }
 
 /// A request that ended.
@@ -213,11 +206,10 @@ impl Disk {
             service: None,
             head: 0,
             idle_since: Instant::ZERO,
-            restart: Instant::ZERO,
         }
     }
 
-    /// Takes a request. Returns when [`Disk::finish`] is to be asked, unless that is known already.
+    /// Takes a request. Returns when the one now in service ends, if this one went into service at once.
     pub fn submit(&mut self, now: Instant, job: Job, files: &Files) -> Option<Instant> {
         let start = match job.file {
             Some(file) => files.physical(file, job.range.start),
@@ -227,36 +219,19 @@ impl Disk {
         if self.service.is_some() {
             return None;
         }
-        if now < self.restart && job.class != IoClass::RealTime {
-            return Some(self.restart);
-        }
         self.begin(now, files)
     }
 
-    /// The request in service ends. Returns it, and when this is to be asked again; of nothing in service it only begins with what waits.
-    pub fn finish(&mut self, now: Instant, files: &Files) -> (Option<Done>, Option<Instant>) {
-        match &self.service {
-            Some(service) if now < service.ends => return (None, None),
-            Some(_) => {}
-            None => return (None, self.begin(now, files)),
-        }
-        let done = self.service.take().map(|service| Done {
+    /// The request in service ends. Returns it, and when the next one will end.
+    pub fn finish(&mut self, now: Instant, files: &Files) -> Option<(Done, Option<Instant>)> {
+        let service = self.service.take()?;
+        self.idle_since = now;
+        let done = Done {
             job: service.job,
             failed: service.failed,
             serial: service.serial,
-        });
-        self.idle_since = now;
-        let was_first = done.is_some_and(|done| done.job.class == IoClass::RealTime);
-        let waits = self
-            .pending
-            .iter()
-            .any(|(_, job)| job.class == IoClass::RealTime);
-        if self.faults.honours_class && was_first && !waits {
-            self.restart = now + RESTART;
-            let again = (!self.pending.is_empty()).then_some(self.restart);
-            return (done, again);
-        }
-        (done, self.begin(now, files))
+        };
+        Some((done, self.begin(now, files)))
     }
 
     /// Requests waiting or in service.
@@ -330,14 +305,12 @@ impl Disk {
             }
         }
         let serial = job.file.map_or(0, |file| files.serial(file));
-        let ends = now + Duration(ns);
         self.service = Some(Service {
             job,
             failed,
             serial,
-            ends,
         });
-        Some(ends)
+        Some(now + Duration(ns))
     }
 
     /// The request to serve next, taken out of the pending ones.
@@ -421,7 +394,7 @@ mod tests {
             for _ in 0..2000 {
                 let at = prng.below(disk.truth.size.0 - bytes) & !4095;
                 now = disk.submit(now, read(at, bytes, now), &files).unwrap();
-                disk.finish(now, &files).0.unwrap();
+                disk.finish(now, &files).unwrap();
             }
             let got = 2000.0 * bytes as f64 * 8e3 / now.0 as f64;
             assert!(
@@ -441,8 +414,8 @@ mod tests {
         }
         let mut order = Vec::new();
         while let Some(at) = now {
-            let (done, next) = disk.finish(at, &files);
-            order.push(done.unwrap().job.range.start.0 >> 30);
+            let (done, next) = disk.finish(at, &files).unwrap();
+            order.push(done.job.range.start.0 >> 30);
             now = next;
         }
         // 24 MiB take 0.16 s: after the second, the one behind the head has waited longest with the other,

@@ -602,13 +602,12 @@ impl World {
     }
 
     fn disk_done(&mut self, disk: DeviceId) {
-        let (done, next) = self.disks[disk.0 as usize].finish(self.now, &self.files);
+        let Some((done, next)) = self.disks[disk.0 as usize].finish(self.now, &self.files) else {
+            return;
+        };
         if let Some(at) = next {
             self.queue.push(at, What::DiskDone { disk });
         }
-        let Some(done) = done else {
-            return;
-        };
         match done.job.owner {
             Owner::Server(io) => {
                 self.checker.device_read(io, done.serial);

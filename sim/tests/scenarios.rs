@@ -50,7 +50,6 @@ scenarios!(
     no_analyser,
     op_atom,
     op_atom_untold,
-    opens_beside_windows,
     overload,
     patterns,
     pool_sequences,

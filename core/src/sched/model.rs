@@ -205,7 +205,7 @@ impl RefinedModel {
     /// the least. A device that is slow all the time is not excused by that.
     fn excused(&mut self, predicted: Duration, taken: Duration) -> bool {
         let expected = u128::from(predicted.0) * u128::from(self.scale_ppm) / 1_000_000;
-        let there_and_back = self.there_and_back().0;
+        let there_and_back = 2 * self.base.read.fixed.0;
         let interrupted = u128::from(taken.0) > expected + u128::from(there_and_back);
         if !interrupted || self.excuses == 0 {
             return false;
@@ -214,12 +214,7 @@ impl RefinedModel {
         true
     }
 
-    /// What somebody else's request between two of ours takes at the least.
-    fn there_and_back(&self) -> Duration {
-        self.base.read.fixed.times(2)
-    }
-
-    /// A file is being opened on the device, or was, and the kernel reads what it must know of it (names, inode,
+    /// A file is being opened on the device, or was: the kernel reads what it must know of it (names, inode,
     /// extents) between our requests. The margin is for that; the requests around it say nothing of the device.
     pub fn file_opened(&mut self) {
         self.opened = true;
@@ -272,8 +267,7 @@ impl RefinedModel {
         seen.max(1_000_000 / (1000 - self.foreign_permille))
     }
 
-    /// What takes that by the calibration, as it is lately.
-    pub fn scaled(&self, time: Duration) -> Duration {
+    fn scaled(&self, time: Duration) -> Duration {
         match self.scale_permille() {
             1000 => time,
             scale => Duration((u128::from(time.0) * u128::from(scale) / 1000) as u64),

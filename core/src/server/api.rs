@@ -480,9 +480,9 @@ pub struct SlotRun {
 /// How a request is to be treated below us (the I/O priority).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IoClass {
-    /// Belongs to a contract and is due soon.
+    /// Belongs to a contract.
     RealTime,
-    /// All else that somebody wants.
+    /// Does not.
     BestEffort,
     /// Only when nobody else wants the device.
     Idle,

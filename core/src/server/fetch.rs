@@ -1132,13 +1132,6 @@ impl Server {
         device.flight_cost += cost;
         device.flight_deadlines.push(deadline);
         let kind = usize::from(class != IoClass::RealTime);
-        let class = match class {
-            IoClass::RealTime if device.yields(now, deadline, cost) => {
-                device.has_yielded();
-                IoClass::BestEffort
-            }
-            class => class,
-        };
         if kind == 1 {
             device.turn_taken(false, cost);
         }
@@ -1348,7 +1341,6 @@ impl Server {
         if device.flight_count == 0 || !device.positions() {
             let taken = core::mem::take(&mut device.batch_taken);
             let calibrated = core::mem::take(&mut device.batch_calibrated);
-            device.yielding_ended(now, calibrated, taken);
             // What headers took of it says nothing of what it can.
             if !device.headers.disturbed(now) {
                 device.learn(now, calibrated, taken, wrote);

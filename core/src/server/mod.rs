@@ -65,7 +65,6 @@ mod unused;
 mod write_tests;
 mod writeback;
 mod writes;
-mod yields;
 
 pub use api::*;
 

@@ -7,7 +7,6 @@ use super::clock::PlayClock;
 use super::frames::Frames;
 use super::glances::{Glances, Row};
 use super::headers::UnreadHeaders;
-use super::yields::Yields;
 use crate::sched::{RefinedModel, admission};
 use crate::stream::{Cadence, CursorIndex, Recogniser};
 use crate::units::*;
@@ -832,7 +831,6 @@ pub(super) struct Device {
     /// Of what ended since it last had nothing to do: cost by the calibration alone, and time taken.
     pub batch_calibrated: Duration,
     pub batch_taken: Duration,
-    pub yields: Yields,
     pub contracts: Vec<StreamId>,
     /// Whose visit goes on, of those that have a claim.
     pub visiting: Option<Visitor>,
@@ -931,7 +929,6 @@ impl Device {
             flight_deadlines: Vec::new(),
             batch_calibrated: Duration::ZERO,
             batch_taken: Duration::ZERO,
-            yields: Yields::default(),
             contracts: Vec::new(),
             visiting: None,
             visit_given: 0,
@@ -1009,12 +1006,12 @@ impl Device {
         }
     }
 
+    /// A promise goes from one stream to another, and is as old as it was.
     /// It had nothing to do a moment ago: it is fast enough for those who read from it, whatever was promised to them.
     pub(super) fn keeps_up(&self, now: Instant) -> bool {
         now.since(self.satisfied_at) <= KEEPS_UP
     }
 
-    /// A promise goes from one stream to another, and is as old as it was.
     pub(super) fn move_promise(&mut self, from: StreamId, to: StreamId) {
         self.background
             .retain(|&other| other != from && other != to);
