@@ -1006,12 +1006,12 @@ impl Device {
         }
     }
 
-    /// A promise goes from one stream to another, and is as old as it was.
     /// It had nothing to do a moment ago: it is fast enough for those who read from it, whatever was promised to them.
     pub(super) fn keeps_up(&self, now: Instant) -> bool {
         now.since(self.satisfied_at) <= KEEPS_UP
     }
 
+    /// A promise goes from one stream to another, and is as old as it was.
     pub(super) fn move_promise(&mut self, from: StreamId, to: StreamId) {
         self.background
             .retain(|&other| other != from && other != to);
