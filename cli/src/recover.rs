@@ -195,3 +195,25 @@ fn of_damage(damage: &DamageLeft, lane: &LaneLeft) -> String {
         damage.reason
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_folder_is_known_by_any_of_its_names() {
+        let folder = std::env::temp_dir().join(format!("rushes-recover.{}", std::process::id()));
+        let (real, link) = (folder.join("run"), folder.join("var-run"));
+        std::fs::create_dir_all(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let missing = folder.join("missing");
+        let found = (is_same_folder(&real, &link), is_same_folder(&real, &folder));
+        let gone = (
+            is_same_folder(&missing, &missing),
+            is_same_folder(&missing, &real),
+        );
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(found, (true, false));
+        assert_eq!(gone, (true, false));
+    }
+}
