@@ -81,9 +81,7 @@ fn load(named: &Path) -> Result<Config, String> {
 /// (A door may know it by another name: /var/run is a link.)
 fn is_same_folder(one: &Path, other: &Path) -> bool {
     one == other
-        || one
-            .canonicalize()
-            .is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
+        || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
 /// 1: it has done what could be done, and something is left.

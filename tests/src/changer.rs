@@ -105,7 +105,7 @@ def change(way, at, length, stamp):
     elif way == "copy":
         given(data)
         done = 0
-        while done < length:  # (It may end early on a busy machine.)
+        while done < length:  # (XFS shares whole blocks, and ends there.)
             moved = os.copy_file_range(donor, fd, length - done, done, at + done)
             if moved == 0:
                 raise OSError(5, "short copy")

@@ -307,10 +307,7 @@ impl Server {
             stream.device,
             stream.consumed.saturating_sub(stream.read_bytes),
         );
-        let (session, clock) = (stream.session, stream.clock);
-        if let Some(clock) = clock.filter(|_| played != Instant::NEVER) {
-            self.keep_clock(session, clock);
-        }
+        self.keep_clock_of(id, &due);
         self.release_held(id, passed);
         self.touch(device);
         due

@@ -1077,10 +1077,7 @@ impl Server {
             .max(frame.start + range.end().min(frame.size));
         let played = stream.played((frame.start, range.length.0), arrived, preroll);
         let due = Due::of_stream(stream.due(frame.start, arrived, preroll), played);
-        let (session, clock) = (stream.session, stream.clock);
-        if let Some(clock) = clock.filter(|_| played != Instant::NEVER) {
-            self.keep_clock(session, clock);
-        }
+        self.keep_clock_of(id, &due);
         if !is_blind {
             self.tell_copy(id, range.length, lately);
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the server tells about itself: who was late, by how much, and through whose fault.
 
-use super::clock::PlayClock;
+use super::clock::{Due, PlayClock};
 use super::glances::RUN_MIN;
 use super::state::*;
 use super::*;
@@ -133,8 +133,21 @@ impl Server {
         due
     }
 
+    /// A read of a stream that is followed goes by the stream's clock.
+    pub(super) fn keep_clock_of(&mut self, id: StreamId, due: &Due) {
+        let stream = self
+            .streams
+            .get(id.0)
+            .filter(|_| due.played != Instant::NEVER);
+        if let Some((session, clock)) =
+            stream.and_then(|stream| Some((stream.session, stream.clock?)))
+        {
+            self.keep_clock(session, clock);
+        }
+    }
+
     /// A read goes by this clock, the last one of its seat.
-    pub(super) fn keep_clock(&mut self, session: SessionId, clock: PlayClock) {
+    fn keep_clock(&mut self, session: SessionId, clock: PlayClock) {
         if let Some(seat) = self.sessions.get_mut(&session) {
             seat.clock = Some(clock);
         }

@@ -110,16 +110,19 @@ impl Daemon {
             return;
         }
         let past = self.hear_it_past_the_cache(id);
-        let told = self.told_where_it_syncs(id);
-        if let Some(error) = &told {
-            self.was_not_kept(id, error);
-        } else if past.is_some() {
-            self.doubt(id);
-        }
-        if let Some(error) = told.or(past) {
-            let errno = errno_of(&error);
-            self.feed(Event::NotKept { file: id, errno });
-        }
+        let error = match (self.told_where_it_syncs(id), past) {
+            (Some(error), _) => {
+                self.was_not_kept(id, &error);
+                error
+            }
+            (None, Some(error)) => {
+                self.doubt(id);
+                error
+            }
+            (None, None) => return,
+        };
+        let errno = errno_of(&error);
+        self.feed(Event::NotKept { file: id, errno });
     }
 
     /// What the kernel has of it in its cache is read from there.

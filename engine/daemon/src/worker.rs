@@ -200,6 +200,18 @@ mod tests {
         (workers, release)
     }
 
+    /// The next result; panics when none comes.
+    fn pop(workers: &Workers<u32, u32>) -> u32 {
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        loop {
+            match workers.pop() {
+                Some(result) => break result,
+                None => assert!(std::time::Instant::now() < end, "nothing is done"),
+            }
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn what_takes_long_holds_no_client_up_who_opens_a_file() {
         let (workers, release) = held();
@@ -209,17 +221,11 @@ mod tests {
                 workers.push(urgency, 0).unwrap();
             }
         }
-        let pop = || loop {
-            match workers.pop() {
-                Some(result) => break result,
-                None => std::thread::yield_now(),
-            }
-        };
         workers.push(Urgency::Now, 1).unwrap();
-        assert_eq!(pop(), 1);
+        assert_eq!(pop(&workers), 1);
         drop(release);
         for _ in 0..slow.len() * THREAD_COUNT {
-            assert_eq!(pop(), 0);
+            assert_eq!(pop(&workers), 0);
         }
     }
 
@@ -230,16 +236,8 @@ mod tests {
             workers.push(Urgency::Now, 0).unwrap();
         }
         workers.push(Urgency::Sync, 1).unwrap();
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
-        let first = loop {
-            match workers.pop() {
-                Some(result) => break Some(result),
-                None if std::time::Instant::now() < end => std::thread::yield_now(),
-                None => break None,
-            }
-        };
+        assert_eq!(pop(&workers), 1);
         drop(release);
-        assert_eq!(first, Some(1));
     }
 
     #[test]
@@ -262,13 +260,8 @@ mod tests {
         assert_eq!(workers.push(Urgency::Later, 3), Err(3));
         workers.push(Urgency::Now, 1).unwrap();
         drop(release);
-        let mut results = Vec::new();
-        while results.len() < THREAD_COUNT + QUEUE_COUNT_MAX + 1 {
-            match workers.pop() {
-                Some(result) => results.push(result),
-                None => std::thread::yield_now(),
-            }
-        }
+        let count = THREAD_COUNT + QUEUE_COUNT_MAX + 1;
+        let results: Vec<u32> = (0..count).map(|_| pop(&workers)).collect();
         let first = results.iter().position(|r| *r == 1).unwrap();
         assert!(first < 3 * THREAD_COUNT, "done as number {first}");
         assert!(results.iter().filter(|r| **r == 2).count() == QUEUE_COUNT_MAX);
