@@ -412,6 +412,7 @@ impl Checker {
             | Event::WriteAbort { .. }
             | Event::Settled { .. }
             | Event::Synced { .. }
+            | Event::SyncDoubted { .. }
             | Event::FellBack { .. }
             | Event::NotKept { .. }
             | Event::RecordKept { .. }

@@ -139,6 +139,6 @@ mod tests {
             ],
             ..Actions::default()
         });
-        assert_eq!(format!("{:016x}", digest.0), "2e250acba2b436be");
+        assert_eq!(format!("{:016x}", digest.0), "6c24a3f3085101b5");
     }
 }

@@ -524,6 +524,7 @@ impl Machine for Naive {
             | Event::WriteAbort { .. }
             | Event::Settled { .. }
             | Event::Synced { .. }
+            | Event::SyncDoubted { .. }
             | Event::FellBack { .. }
             | Event::NotKept { .. }
             | Event::RecordKept { .. }

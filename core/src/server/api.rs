@@ -117,8 +117,8 @@ impl Policy {
 }
 
 /// A write past the kernel's cache ends well, and the kernel then tells of something that it could not keep. That need be no disk's fault: it says the same when
-/// somebody writes to a page of the range through its cache at that moment. What was written is written once more, and nobody is told, unless it is so for
-/// so many in a row.
+/// somebody writes to a page of the range through its cache at that moment; and a sync that is under way may be told instead. What was written is written once
+/// more, the sync is asked for again, and nobody is told, unless it is so for so many in a row.
 pub const LOST_IN_A_ROW: u8 = 3;
 
 /// A run of a file that is contiguous on its device.
@@ -381,6 +381,9 @@ pub enum Event {
         file: FileId,
         result: Result<(), Errno>,
     },
+    /// The same in its place: it has failed, which may be no disk's fault, since a write past the kernel's cache met the file there meanwhile (see
+    /// [`LOST_IN_A_ROW`]). Nobody will be told of that error again.
+    SyncDoubted { file: FileId, errno: Errno },
     /// Answer to [`Action::Flush`].
     Flushed { device: DeviceId, outcome: Flushed },
     /// Bytes of a file were changed beside the cache, by a client who waits for the reply. All of the range was written, so that

@@ -25,7 +25,12 @@ impl World {
             };
             self.durable = asked.into_iter().enumerate().map(on_device).collect();
         }
-        self.step(Event::Synced { file: FILE, result });
+        let is_doubted = self.doubts && result.is_err() && !self.random.one_in(3);
+        self.counts.syncs_doubted += u64::from(is_doubted);
+        self.step(match result {
+            Err(errno) if is_doubted => Event::SyncDoubted { file: FILE, errno },
+            _ => Event::Synced { file: FILE, result },
+        });
         match result {
             Ok(()) => self.told.clear(),
             Err(_) => self.told.append(&mut self.untold),
@@ -605,12 +610,66 @@ fn what_a_reader_was_told_of_is_written_again_and_a_sync_under_way_covers_nothin
     });
     assert!(world.server.is_dirty(FILE), "a read finds them with us now");
     world.end_sync();
+    // (Who waits for it waits on, and hears what came of the second try.)
+    assert_eq!((world.counts.syncs, world.counts.syncs_refused), (0, 0));
+    world.write_all_back();
+    world.end_sync();
+    assert_eq!((world.counts.syncs, world.counts.syncs_refused), (1, 0));
+    assert!(world.device == world.flat);
+}
+
+fn doubt_the_sync(world: &mut World) {
+    assert_eq!(world.syncs.len(), 1, "it is asked for, and once");
+    world.syncs.clear();
+    world.has_lost = false;
+    world.step(Event::SyncDoubted {
+        file: FILE,
+        errno: Errno::IO,
+    });
+}
+
+/// The kernel told it of a page that it could not take out of its cache, behind another write.
+#[test]
+fn who_syncs_hears_nothing_of_an_error_that_may_be_no_disks() {
+    let mut world = half_lost();
+    world.sync(0);
+    doubt_the_sync(&mut world);
+    // What the error may be about is written again before the next try.
+    assert!(world.is_dirty() && world.syncs.is_empty());
+    world.write_all_back();
+    world.end_sync();
+    assert_eq!((world.counts.syncs, world.counts.syncs_refused), (1, 0));
+    assert!(world.device == world.flat && world.held() == 0);
+    assert_eq!(world.server.files[&FILE].writing.doubted_syncs, 0);
+}
+
+/// As on a disk that fails.
+#[test]
+fn who_syncs_is_told_when_a_sync_is_doubted_for_the_third_time() {
+    let mut world = half_lost();
+    world.sync(0);
+    for _ in 1..LOST_IN_A_ROW {
+        doubt_the_sync(&mut world);
+        world.write_all_back();
+    }
+    assert_eq!(world.counts.syncs_refused, 0);
+    doubt_the_sync(&mut world);
     assert_eq!((world.counts.syncs, world.counts.syncs_refused), (0, 1));
+    assert_eq!(world.server.files[&FILE].writing.doubted_syncs, 0);
+}
+
+#[test]
+fn a_look_that_is_doubted_is_taken_again_for_nobody() {
+    let mut world = half_lost();
+    world.server.hurry_loose(|_, _, _| true);
+    world.step(Event::Timer);
+    doubt_the_sync(&mut world);
+    assert!(world.is_dirty() && world.syncs.is_empty());
+    assert_eq!(world.server.writing_out_count, 0);
     world.write_all_back();
     world.sync(0);
     world.end_sync();
-    assert_eq!(world.counts.syncs, 1);
-    assert!(world.device == world.flat);
+    assert!(world.device == world.flat && world.counts.syncs == 1);
 }
 
 /// It counted on that getting there.

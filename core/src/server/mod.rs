@@ -316,6 +316,7 @@ impl Server {
             Event::WriteAbort { session, request } => self.write_abort(session, request, actions),
             Event::Settled { file, version } => self.settled(file, version, actions),
             Event::Synced { file, result } => self.synced(file, result, actions),
+            Event::SyncDoubted { file, errno } => self.sync_doubted(file, errno, actions),
             Event::FellBack { io, lost } => self.fell_back(io, lost),
             Event::NotKept { file, errno } => self.not_kept(file, errno, actions),
             Event::Flushed { device, outcome } => self.flushed(device, outcome),

@@ -249,6 +249,8 @@ pub(super) struct Writing {
     pub is_syncing: bool,
     /// What the driver was told of meanwhile, which that sync will not tell of.
     pub not_kept: Option<Errno>,
+    /// So many, one behind the other, covered nothing, perhaps without any fault of the disk (see [`LOST_IN_A_ROW`]).
+    pub doubted_syncs: u8,
     /// For so many of `syncs`; fewer than it was asked for, when some of them have left or been told of a failure.
     pub syncing: usize,
     /// Who changes it on his own descriptor, or waits to do so (with the request to be answered).

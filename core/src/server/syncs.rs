@@ -216,12 +216,14 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        file.writing.is_syncing = false;
         // (A sync that has not been told of an error that somebody else was told of meanwhile covers nothing.)
-        let result = match file.writing.not_kept.take() {
-            Some(errno) if result.is_ok() => Err(errno),
-            _ => result,
-        };
+        if let (Ok(()), Some(errno)) = (result, file.writing.not_kept.take()) {
+            return self.sync_doubted(id, errno, actions);
+        }
+        file.writing.is_syncing = false;
+        if result != Err(Errno::AGAIN) {
+            file.writing.doubted_syncs = 0;
+        }
         let is_written_out = core::mem::take(&mut file.writing.is_writing_out);
         if is_written_out {
             self.writing_out_count -= 1;
@@ -248,6 +250,26 @@ impl Server {
             Err(errno) => self.write_again(id, Some(errno), actions),
         }
         self.answer_syncs(id, waiters, outcome, actions);
+        self.settle_waiters(id, actions);
+    }
+
+    /// A sync has ended, and covers nothing. Who waits for it waits on: what it may be about is written again, then it is asked for once more.
+    pub(super) fn sync_doubted(&mut self, id: FileId, errno: Errno, actions: &mut Actions) {
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        let writing = &mut file.writing;
+        writing.not_kept = None;
+        writing.doubted_syncs += 1;
+        if writing.doubted_syncs >= LOST_IN_A_ROW {
+            return self.synced(id, Err(errno), actions);
+        }
+        writing.is_syncing = false;
+        writing.syncing = 0;
+        if core::mem::take(&mut writing.is_writing_out) {
+            self.writing_out_count -= 1;
+        }
+        self.write_again(id, None, actions);
         self.settle_waiters(id, actions);
     }
 

@@ -112,6 +112,8 @@ struct World {
     falls_back: bool,
     /// And is on the device only when the kernel has written it by itself.
     falls_back_lazily: bool,
+    /// A sync that fails is taken for one that no disk need be to blame for, mostly.
+    doubts: bool,
     seed: u64,
     version: u64,
     /// What the clients were told is in the file, and which commit each byte is from.
@@ -176,6 +178,7 @@ struct Counts {
     lost: u64,
     fallbacks: u64,
     syncs_failed: u64,
+    syncs_doubted: u64,
     syncs_plain: u64,
     forgotten: u64,
 }
@@ -216,6 +219,7 @@ impl World {
         let is_tiny = random.one_in(4);
         let refuses_direct = random.one_in(8);
         let falls_back_lazily = random.one_in(2);
+        let doubts = random.one_in(2);
         let file_count_max = random.below(3) as u32;
         let mut world = World {
             server: Server::new(limits(), Policy::default()),
@@ -239,6 +243,7 @@ impl World {
             has_lost_past: false,
             falls_back: false,
             falls_back_lazily,
+            doubts,
             seed,
             native,
             version: 1,
@@ -1228,6 +1233,7 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
         sum.lost += world.counts.lost;
         sum.fallbacks += world.counts.fallbacks;
         sum.syncs_failed += world.counts.syncs_failed;
+        sum.syncs_doubted += world.counts.syncs_doubted;
         sum.syncs_plain += world.counts.syncs_plain;
         sum.forgotten += world.counts.forgotten;
     }
@@ -1242,6 +1248,7 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
     assert!(sum.refused > 10 && sum.syncs_refused > 10, "{sum:?}");
     assert!(sum.holds_refused > 3, "{sum:?}");
     assert!(sum.lost > 100 && sum.syncs_failed > 50, "{sum:?}");
+    assert!(sum.syncs_doubted > 20, "{sum:?}");
     assert!(sum.fallbacks > 50, "{sum:?}");
     assert!(sum.syncs_plain > 30 && sum.forgotten > 60, "{sum:?}");
 }
@@ -1262,6 +1269,7 @@ fn quiet() -> World {
 
 /// The same, of a world of its own.
 fn emptied(mut world: World) -> World {
+    world.doubts = false;
     world.crash();
     world.lanes.clear();
     world.ios.clear();

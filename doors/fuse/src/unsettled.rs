@@ -26,6 +26,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 const SYNC_PATIENCE: Duration = Duration::from_secs(1);
 /// The same, when the door closes: what is not settled then is found by the next mount.
 const LAST_PATIENCE: Duration = Duration::from_secs(15);
+/// Between two looks then.
+const LAST_PAUSE: Duration = Duration::from_millis(10);
 /// Between two tries of a file of which one has failed: at first, and at most.
 const RETRY: Duration = Duration::from_secs(60);
 const RETRY_MAX: Duration = Duration::from_secs(3600);
@@ -82,6 +84,14 @@ impl Unsettled {
                 postponed: None,
             };
             files.insert(number, noted);
+        }
+    }
+
+    /// A checkpoint came upon it, some time ago: what is known of it is newer.
+    fn note_found(&self, number: u64, handle: &Handle, layout: &Layout) {
+        let is_known = |noted: &Noted| noted.handle == *handle;
+        if !locked(&self.files).get(&number).is_some_and(is_known) {
+            self.note_inode(number, handle, layout);
         }
     }
 
@@ -257,14 +267,19 @@ impl Door {
             self.settle_older_than(SETTLED_AFTER, SYNC_PATIENCE);
             std::thread::park_timeout(LOOK_EVERY);
         }
-        self.settle_older_than(Duration::ZERO, LAST_PATIENCE);
+        let end = Instant::now() + LAST_PATIENCE;
+        let left = || end.saturating_duration_since(Instant::now());
+        while self.settle_older_than(Duration::ZERO, left()) && !left().is_zero() {
+            std::thread::park_timeout(LAST_PAUSE);
+        }
     }
 
-    fn settle_older_than(&self, age: Duration, patience: Duration) {
+    /// Returns  some of them need another look: somebody is at them, or they have other objects by now
+    fn settle_older_than(&self, age: Duration, patience: Duration) -> bool {
         for found in self.names.take_unsettled() {
             let number = self.nodes.number_of(found.inode);
             self.unsettled
-                .note_inode(number, &found.handle, &found.layout);
+                .note_found(number, &found.handle, &found.layout);
         }
         let due = self.unsettled.older_than(age);
         let mut wanted: BTreeMap<MemberNumber, Instant> = BTreeMap::new();
@@ -283,22 +298,26 @@ impl Door {
             .filter(|(_, noted)| syncs.is_durable(&self.pool, noted))
             .collect::<Vec<_>>();
         if durable.is_empty() {
-            return;
+            return false;
         }
         // A removed file whose burial is half done lacks objects that nobody has lost.
         let burying = match self.burying.try_lock() {
             Ok(guard) => Some(guard),
             Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
+            // (When the door closes there is no later look, and it waits for the end of the last burial in any case.)
+            Err(TryLockError::WouldBlock) if age.is_zero() => Some(locked(&self.burying)),
             Err(TryLockError::WouldBlock) => None,
         };
         let removed = burying.as_ref().and_then(|_| self.removed_inodes().ok());
+        let mut is_left = false;
         for (number, noted) in durable {
             match self.settle_by_itself(&noted, removed.as_ref()) {
                 Tried::Done => self.unsettled.forget(number, &noted),
-                Tried::Later => {}
+                Tried::Later => is_left = true,
                 Tried::Failed => self.unsettled.postpone(number),
             }
         }
+        is_left
     }
 
     /// Inode numbers of stubs that wait for their burial.

@@ -41,6 +41,12 @@ pub(crate) struct Written {
     /// Work on its blocks and times that waits for the one under way: they are done one after the other.
     pub(crate) chores: VecDeque<Chore>,
     pub(crate) is_busy: bool,
+    /// Of the file's `met_count` so many were there before the sync that is under way, and before the last one that ended well: that has told of
+    /// what the kernel said behind them.
+    pub(crate) met_before: u64,
+    pub(crate) met_told: u64,
+    /// Syncs in a row that failed, perhaps without any fault of the disk.
+    pub(crate) doubted_sync_count: u8,
     /// What the log was told last of writes that failed, and when.
     pub(crate) said: Option<(Errno, Instant)>,
 }
@@ -76,6 +82,8 @@ pub(crate) struct File {
     pub(crate) through: Option<Arc<OwnedFd>>,
     /// Writes past that cache in a row of which the kernel told afterwards that it could not keep something.
     pub(crate) lost_count: u8,
+    /// Writes past that cache that have met something of the file there.
+    pub(crate) met_count: u64,
     /// The kernel has told of an error of it that may be no disk's: what it has in its cache the disk may not have.
     pub(crate) is_doubted: bool,
     /// Its part of all descriptors that are counted.
@@ -184,6 +192,7 @@ impl Files {
             written: None,
             through: None,
             lost_count: 0,
+            met_count: 0,
             is_doubted: false,
             counted: 1,
         };
@@ -319,6 +328,9 @@ mod tests {
             changed_ns: TIME_IS_SET,
             chores: VecDeque::new(),
             is_busy: false,
+            met_before: 0,
+            met_told: 0,
+            doubted_sync_count: 0,
             said: None,
         });
         files.count_again(other);

@@ -75,6 +75,7 @@ impl Daemon {
             }
         };
         if is_cached {
+            self.note_meeting(about.file);
             return self.feed(Event::FellBack { io, lost: None });
         }
         let told = space::untold_error(&**fd);
@@ -91,6 +92,7 @@ impl Daemon {
         };
         if let Err(error) = told {
             let errno = errno_of(&error);
+            self.note_meeting(about.file);
             if count >= LOST_IN_A_ROW {
                 self.write_failed(about.file, about.range, errno);
             }
@@ -125,8 +127,36 @@ impl Daemon {
         self.feed(Event::NotKept { file: id, errno });
     }
 
+    fn note_meeting(&mut self, id: FileId) {
+        if let Some(file) = self.files.get_mut(id) {
+            file.met_count += 1;
+        }
+    }
+
+    /// A sync was told of an error. What the kernel could not do behind a write past its cache it tells a sync first that runs at that moment: so
+    /// where one is under way, or has met something in the cache of which no sync was told yet, it may be no disk's. But for so many in a row.
+    pub(super) fn may_be_no_disks(&mut self, id: FileId, errno: Errno) -> bool {
+        let mut all = self.in_flight.values();
+        let is_under_way = all.any(|about| about.file == id && about.writes_by.is_some());
+        let Some(file) = self.files.get_mut(id) else {
+            return false;
+        };
+        let met_count = file.met_count;
+        let Some(written) = &mut file.written else {
+            return false;
+        };
+        let has_met = is_under_way || met_count > written.met_told;
+        written.doubted_sync_count += 1;
+        let is_doubtful =
+            has_met && errno == Errno::IO && written.doubted_sync_count < LOST_IN_A_ROW;
+        if !is_doubtful {
+            written.doubted_sync_count = 0;
+        }
+        is_doubtful
+    }
+
     /// What the kernel has of it in its cache is read from there.
-    fn doubt(&mut self, id: FileId) {
+    pub(super) fn doubt(&mut self, id: FileId) {
         if let Some(file) = self.files.get_mut(id) {
             file.is_doubted = true;
         }

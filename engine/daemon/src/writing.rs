@@ -394,9 +394,12 @@ impl Daemon {
     }
 
     fn sync_to(&mut self, id: FileId, to: SyncTo) {
-        let Some(file) = self.files.get(id) else {
+        let Some(file) = self.files.get_mut(id) else {
             return;
         };
+        if let Some(written) = &mut file.written {
+            written.met_before = file.met_count;
+        }
         let opened = file.written.as_ref().and_then(|w| w.file.as_ref().ok());
         let fd = opened.map_or_else(|| file.fd.clone(), |opened| opened.buffered.clone());
         let job = Job::Sync {
@@ -443,13 +446,26 @@ impl Daemon {
     }
 
     pub(super) fn synced(&mut self, id: FileId, generation: u64, result: std::io::Result<()>) {
-        if self.files.same_mut(id, generation).is_none() {
+        let Some(file) = self.files.same_mut(id, generation) else {
             return;
+        };
+        let Err(error) = result else {
+            if let Some(written) = &mut file.written {
+                written.doubted_sync_count = 0;
+                written.met_told = written.met_before;
+            }
+            let result = Ok(());
+            return self.feed(Event::Synced { file: id, result });
+        };
+        let errno = errno_of(&error);
+        if self.may_be_no_disks(id, errno) {
+            self.doubt(id);
+            // (What is under way is written again as well.)
+            let _ = self.hear_it_past_the_cache(id);
+            return self.feed(Event::SyncDoubted { file: id, errno });
         }
-        if let Err(error) = &result {
-            self.was_not_kept(id, error);
-        }
-        let result = result.map_err(|error| errno_of(&error));
+        self.was_not_kept(id, &error);
+        let result = Err(errno);
         self.feed(Event::Synced { file: id, result });
     }
 

@@ -76,6 +76,16 @@ pub(super) struct OneFile {
     pub(super) has_error: bool,
     /// Nor the descriptor that writes past its cache.
     pub(super) has_error_past: bool,
+    /// What nobody was told of is that the disk has failed.
+    pub(super) has_failed: bool,
+    /// Writes past the cache that have met the file there; so many before the sync under way, and before the last one that ended well.
+    pub(super) met_count: u64,
+    pub(super) met_before: u64,
+    pub(super) met_told: u64,
+    /// The kernel can make room in its cache behind each write past it that begins before.
+    pub(super) meets_from: Instant,
+    /// Syncs in a row that failed, perhaps without any fault of the disk.
+    pub(super) doubted_syncs: u8,
     /// So the next write past it goes through it.
     pub(super) falls_back: bool,
     /// Where it stays until the kernel writes by itself.
@@ -142,6 +152,12 @@ impl OneFile {
             lost_before: BTreeSet::new(),
             has_error: false,
             has_error_past: false,
+            has_failed: false,
+            met_count: 0,
+            met_before: 0,
+            met_told: 0,
+            meets_from: Instant::ZERO,
+            doubted_syncs: 0,
             falls_back: false,
             falls_back_lazily: !index.is_multiple_of(2),
             loose: BTreeSet::new(),
@@ -322,6 +338,7 @@ impl OneFile {
             self.lost.insert(page);
             self.has_error = true;
             self.has_error_past = true;
+            self.has_failed = true;
             self.falls_back = true;
             return;
         }

@@ -22,6 +22,9 @@ const PATIENCE: Duration = Duration::from_s(120);
 /// By then everything is to be on its device when nothing is wrong any more.
 const SETTLED_BY: Duration = Duration::from_s(400);
 
+/// Between two writes to a file behind which the kernel tells of an error that is no disk's.
+const MEETS_EVERY: Duration = Duration::from_s(1);
+
 /// The server's own state is looked at after each of so many steps, and then after one of so many.
 const CHECKED_STEPS: u64 = 3000;
 const CHECKED_EVERY: u64 = 5;
@@ -56,6 +59,9 @@ pub struct Counts {
     pub not_kept: u64,
     /// Writes past the kernel's cache that went through it.
     pub fallbacks: u64,
+    /// Writes past it behind which it could not make room there, by no disk's fault; syncs asked for again for that.
+    pub met: u64,
+    pub doubted_syncs: u64,
     pub strange_writes: u64,
     pub strange_cuts: u64,
     pub device_reads: u64,
@@ -355,7 +361,8 @@ impl World {
                         &*event,
                         Event::Synced { result: Err(errno), .. } if *errno != Errno::AGAIN
                     );
-                    self.step(*event);
+                    let event = self.sync_heard(file, *event);
+                    self.step(event);
                     // (Not if it died in the middle of that, nor if there may not have been a record for each part.)
                     if has_failed && self.has_records() && self.is_alive(life) {
                         let one = &mut self.files[file];
@@ -750,6 +757,7 @@ impl World {
         if let Some(&at) = self.by_id.get(&id) {
             let file = &mut self.files[at];
             file.syncs += 1;
+            file.met_before = file.met_count;
             // (What comes into the cache from here on is not covered, as far as the daemon knows.)
             file.covered.append(&mut file.loose);
             let device = file.device;
@@ -773,13 +781,55 @@ impl World {
         if result.is_ok() && to_medium {
             self.files[at].flush();
         }
-        if result.is_err() {
+        let file = &mut self.files[at];
+        if result.is_ok() {
+            file.has_failed = false;
+        } else {
             self.counts.sync_errors += 1;
-            self.files[at].reasons.write = self.now;
+        }
+        if file.has_failed || result == Err(Errno::AGAIN) {
+            file.reasons.write = self.now;
         }
         let delay = self.work(self.files[at].device);
         let event = Box::new(Event::Synced { file: id, result });
         self.later(delay, What::Synced(life, at, event));
+    }
+
+    /// What a daemon makes of the end of a sync.
+    fn sync_heard(&mut self, at: usize, event: Event) -> Event {
+        let Event::Synced { file: id, result } = event else {
+            return event;
+        };
+        let is_past =
+            |io: &Io| matches!(io, Io::Write(write, ..) if write.file == id && !write.buffered);
+        let past = self.ios.iter().find(|(_, io)| is_past(io));
+        let past = past.map(|(&io, _)| io);
+        let file = &mut self.files[at];
+        let errno = match result {
+            Err(errno) if errno != Errno::AGAIN => errno,
+            Err(_) => return event,
+            Ok(()) => {
+                file.doubted_syncs = 0;
+                file.met_told = file.met_before;
+                return event;
+            }
+        };
+        let has_met = past.is_some() || file.met_count > file.met_told;
+        file.doubted_syncs += 1;
+        let is_doubtful = has_met && file.doubted_syncs < LOST_IN_A_ROW;
+        if !is_doubtful {
+            file.doubted_syncs = 0;
+        }
+        let told_past = std::mem::take(&mut file.has_error_past);
+        if let (true, Some(io)) = (told_past, past) {
+            let lost = Some(errno);
+            self.step(Event::FellBack { io, lost });
+        }
+        if !is_doubtful {
+            return event;
+        }
+        self.counts.doubted_syncs += 1;
+        Event::SyncDoubted { file: id, errno }
     }
 
     /// The kernel writes all that it has of a file in its cache, and says whether it could, once.
@@ -996,7 +1046,13 @@ impl World {
             false => self.write_to(at, io, fails),
         };
         self.counts.io_errors += u64::from(result.is_err());
-        self.answer(Event::IoDone { io, result });
+        let event = Event::IoDone { io, result };
+        if self.files[at].meets_from == self.now + MEETS_EVERY {
+            // A sync may be told of that before the daemon comes to look.
+            let delay = self.work(self.files[at].device);
+            return self.later(delay, What::ToServer(self.life, Box::new(event)));
+        }
+        self.answer(event);
     }
 
     /// What a daemon asks behind each write past the kernel's cache; and what goes through that is loose.
@@ -1017,14 +1073,16 @@ impl World {
         let has_error = is_well && !is_cached && std::mem::take(&mut file.has_error_past);
         let lost = has_error.then_some(Errno::IO);
         if is_well && (is_cached || has_error) {
+            file.met_count += 1;
             if is_cached {
                 file.loose.extend(pages);
             }
             self.step(Event::FellBack { io, lost });
-            if has_error && self.is_cached_alone(write.file) {
-                let file = &mut self.files[at];
-                file.has_error = false;
-                self.not_kept(at, write.file);
+            if has_error {
+                self.files[at].has_error = false;
+                if self.is_cached_alone(write.file) {
+                    self.not_kept(at, write.file);
+                }
             }
         }
     }
@@ -1056,7 +1114,9 @@ impl World {
     fn not_kept(&mut self, at: usize, id: FileId) {
         self.counts.not_kept += 1;
         let (life, file) = (self.life, &mut self.files[at]);
-        file.reasons.write = self.now;
+        if file.has_failed {
+            file.reasons.write = self.now;
+        }
         file.again.extend(file.covered.iter().chain(&file.loose));
         let telling = file.lost.clone();
         let errno = Errno::IO;
@@ -1148,6 +1208,7 @@ impl World {
                 self.write_by_the_cache(at, &io, &cells);
             } else {
                 self.put(at, &io, &cells);
+                self.meet(at, &io);
             }
             return Ok(io.range.length);
         }
@@ -1163,6 +1224,19 @@ impl World {
             0 if part < io.range.length.0 => Ok(ByteCount(part)),
             _ => Err(Errno::IO),
         }
+    }
+
+    /// Somebody was just writing to a page of the range: Linux cannot take that out of its cache behind a write past it, and tells of an error.
+    fn meet(&mut self, at: usize, io: &IoWrite) {
+        let meets = self.random.below(8) == 0;
+        let file = &mut self.files[at];
+        if io.buffered || !meets || file.meets_from > self.now {
+            return;
+        }
+        file.meets_from = self.now + MEETS_EVERY;
+        file.has_error = true;
+        file.has_error_past = true;
+        self.counts.met += 1;
     }
 
     /// Linux makes room in its cache for a write that goes past it. If that fails it is one through it, and ends well.
