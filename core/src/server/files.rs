@@ -454,6 +454,7 @@ impl Server {
             }
         }
         if range.end() < u64::MAX {
+            file.writing.others_changed = self.change_count;
             file.writing.native_size = file.writing.native_size.max(range.end());
         }
         if range.end() > file.size && range.end() < u64::MAX {

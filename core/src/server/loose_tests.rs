@@ -640,22 +640,57 @@ fn who_syncs_hears_nothing_of_an_error_that_may_be_no_disks() {
     world.end_sync();
     assert_eq!((world.counts.syncs, world.counts.syncs_refused), (1, 0));
     assert!(world.device == world.flat && world.held() == 0);
-    assert_eq!(world.server.files[&FILE].writing.doubted_syncs, 0);
 }
 
-/// As on a disk that fails.
+/// A read was told before each of three.
 #[test]
-fn who_syncs_is_told_when_a_sync_is_doubted_for_the_third_time() {
+fn who_syncs_is_told_when_a_sync_covers_nothing_for_the_third_time() {
     let mut world = half_lost();
     world.sync(0);
-    for _ in 1..LOST_IN_A_ROW {
-        doubt_the_sync(&mut world);
+    for _ in 0..LOST_IN_A_ROW {
+        assert_eq!(world.counts.syncs_refused, 0);
+        world.has_lost = false;
+        world.step(Event::NotKept {
+            file: FILE,
+            errno: Errno::IO,
+        });
+        world.end_sync();
         world.write_all_back();
     }
-    assert_eq!(world.counts.syncs_refused, 0);
-    doubt_the_sync(&mut world);
     assert_eq!((world.counts.syncs, world.counts.syncs_refused), (0, 1));
-    assert_eq!(world.server.files[&FILE].writing.doubted_syncs, 0);
+}
+
+/// Nobody can write those again, and their client may have closed what would tell.
+#[test]
+fn an_error_that_may_be_about_what_a_client_wrote_by_itself_is_told_to_who_syncs_next() {
+    for is_doubted in [true, false] {
+        let mut world = half_lost();
+        world.step(Event::Changed {
+            session: SessionId(1),
+            request: RequestId(999_999),
+            key: KEY,
+            range: ByteRange::new(0, 1),
+        });
+        if is_doubted {
+            world.sync(0);
+            doubt_the_sync(&mut world);
+        } else {
+            world.has_lost = false;
+            world.step(Event::NotKept {
+                file: FILE,
+                errno: Errno::IO,
+            });
+            world.write_all_back();
+            world.sync(0);
+            world.end_sync();
+        }
+        assert_eq!((world.counts.syncs, world.counts.syncs_refused), (0, 1));
+        // Once.
+        world.write_all_back();
+        world.sync(0);
+        world.end_sync();
+        assert_eq!((world.counts.syncs, world.counts.syncs_refused), (1, 1));
+    }
 }
 
 #[test]

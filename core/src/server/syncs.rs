@@ -58,7 +58,8 @@ impl Server {
         self.files.get(&id).is_some_and(|file| {
             let writing = &file.writing;
             let is_free = writing.syncs.is_empty() && writing.failing.is_none();
-            writing.is_settled() && is_free && !writing.is_loose && !writing.is_syncing
+            let is_quiet = !writing.is_loose && !writing.is_syncing;
+            writing.is_settled() && is_free && is_quiet && writing.owed_error.is_none()
         })
     }
 
@@ -175,6 +176,7 @@ impl Server {
             writing.is_syncing = true;
             writing.syncing = due;
             writing.synced_loose = self.loose_count;
+            writing.others_syncing = writing.others_changed;
             actions.list.push(Action::Sync { file: id });
         }
         if writing.is_settled() && writing.is_loose {
@@ -218,13 +220,25 @@ impl Server {
         };
         // (A sync that has not been told of an error that somebody else was told of meanwhile covers nothing.)
         if let (Ok(()), Some(errno)) = (result, file.writing.not_kept.take()) {
-            return self.sync_doubted(id, errno, actions);
-        }
-        file.writing.is_syncing = false;
-        if result != Err(Errno::AGAIN) {
-            file.writing.doubted_syncs = 0;
+            file.writing.uncovered_syncs += 1;
+            if file.writing.uncovered_syncs < LOST_IN_A_ROW {
+                return self.sync_doubted(id, errno, actions);
+            }
+            return self.synced(id, Err(errno), actions);
         }
         let is_written_out = core::mem::take(&mut file.writing.is_writing_out);
+        // (Who only looks has nobody to tell.)
+        let result = match file.writing.owed_error.take_if(|_| !is_written_out) {
+            Some(errno) if result.is_ok() => Err(errno),
+            _ => result,
+        };
+        file.writing.is_syncing = false;
+        if result != Err(Errno::AGAIN) {
+            file.writing.uncovered_syncs = 0;
+        }
+        if result.is_ok() && !is_written_out {
+            file.writing.others_synced = file.writing.others_syncing;
+        }
         if is_written_out {
             self.writing_out_count -= 1;
         }
@@ -253,15 +267,16 @@ impl Server {
         self.settle_waiters(id, actions);
     }
 
-    /// A sync has ended, and covers nothing. Who waits for it waits on: what it may be about is written again, then it is asked for once more.
+    /// A sync has ended, and covers nothing. Who waits for it waits on: what it may be about is written again, then it is asked for once more. Unless
+    /// it may be about what clients wrote by themselves.
     pub(super) fn sync_doubted(&mut self, id: FileId, errno: Errno, actions: &mut Actions) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
         let writing = &mut file.writing;
         writing.not_kept = None;
-        writing.doubted_syncs += 1;
-        if writing.doubted_syncs >= LOST_IN_A_ROW {
+        if writing.has_bytes_of_others() {
+            writing.owed_error = writing.is_writing_out.then_some(errno);
             return self.synced(id, Err(errno), actions);
         }
         writing.is_syncing = false;

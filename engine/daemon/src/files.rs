@@ -5,7 +5,7 @@
 //! one client, or ahead of all, serve the next.
 
 use crate::share::Share;
-use rushes_core::server::{Errno, FileKey, RateHint};
+use rushes_core::server::{Errno, FileKey, LOST_IN_A_ROW, RateHint};
 use rushes_core::units::{ByteRange, FileId, Instant};
 use rushes_shm::Writer;
 use rushes_sys::space::WriteFile;
@@ -41,14 +41,28 @@ pub(crate) struct Written {
     /// Work on its blocks and times that waits for the one under way: they are done one after the other.
     pub(crate) chores: VecDeque<Chore>,
     pub(crate) is_busy: bool,
-    /// Of the file's `met_count` so many were there before the sync that is under way, and before the last one that ended well: that has told of
-    /// what the kernel said behind them.
-    pub(crate) met_before: u64,
-    pub(crate) met_told: u64,
+    /// The file's `told_past_count` when its latest sync was asked for.
+    pub(crate) told_past_before: u64,
     /// Syncs in a row that failed, perhaps without any fault of the disk.
     pub(crate) doubted_sync_count: u8,
     /// What the log was told last of writes that failed, and when.
     pub(crate) said: Option<(Errno, Instant)>,
+}
+
+impl Written {
+    /// A sync was told of this error. What the kernel could not do behind a write past its cache it tells every descriptor of the file, and a sync first that runs
+    /// at that moment: so where the descriptor that writes past the cache was told as well since the sync was asked for, it may be no disk's. A drive that does not
+    /// flush tells the sync alone. And not for so many in a row.
+    pub(crate) fn may_be_no_disks(&mut self, errno: Errno, told_past_count: u64) -> bool {
+        self.doubted_sync_count += 1;
+        let is_told_past = told_past_count > self.told_past_before;
+        let is_doubtful =
+            errno == Errno::IO && is_told_past && self.doubted_sync_count < LOST_IN_A_ROW;
+        if !is_doubtful {
+            self.doubted_sync_count = 0;
+        }
+        is_doubtful
+    }
 }
 
 /// Something to be done to a file that is written.
@@ -82,8 +96,8 @@ pub(crate) struct File {
     pub(crate) through: Option<Arc<OwnedFd>>,
     /// Writes past that cache in a row of which the kernel told afterwards that it could not keep something.
     pub(crate) lost_count: u8,
-    /// Writes past that cache that have met something of the file there.
-    pub(crate) met_count: u64,
+    /// Errors that the descriptor which writes past that cache has told of.
+    pub(crate) told_past_count: u64,
     /// The kernel has told of an error of it that may be no disk's: what it has in its cache the disk may not have.
     pub(crate) is_doubted: bool,
     /// Its part of all descriptors that are counted.
@@ -192,7 +206,7 @@ impl Files {
             written: None,
             through: None,
             lost_count: 0,
-            met_count: 0,
+            told_past_count: 0,
             is_doubted: false,
             counted: 1,
         };
@@ -285,6 +299,35 @@ mod tests {
     use crate::config::ShareConfig;
 
     #[test]
+    fn an_error_that_the_sync_alone_was_told_of_is_the_disks() {
+        let durable = Durable {
+            key: FileKey::default(),
+            file_system: [0; 16],
+            handle_kind: 0,
+            handle: Box::default(),
+            writer: Writer { uid: 0, gid: 0 },
+        };
+        let mut written = Written {
+            file: Err(Errno::IO),
+            durable,
+            changed_ns: TIME_IS_SET,
+            chores: VecDeque::new(),
+            is_busy: false,
+            told_past_before: 7,
+            doubted_sync_count: 0,
+            said: None,
+        };
+        // As of a drive that does not flush, though the other descriptor had been told of something before.
+        assert!(!written.may_be_no_disks(Errno::IO, 7));
+        assert!(!written.may_be_no_disks(Errno::NO_SPACE, 8));
+        for _ in 1..LOST_IN_A_ROW {
+            assert!(written.may_be_no_disks(Errno::IO, 8));
+        }
+        assert!(!written.may_be_no_disks(Errno::IO, 8), "the third in a row");
+        assert!(written.may_be_no_disks(Errno::IO, 8));
+    }
+
+    #[test]
     fn an_inode_keeps_its_number_until_it_is_forgotten() {
         let folder = std::env::temp_dir();
         let share = Arc::new(
@@ -328,8 +371,7 @@ mod tests {
             changed_ns: TIME_IS_SET,
             chores: VecDeque::new(),
             is_busy: false,
-            met_before: 0,
-            met_told: 0,
+            told_past_before: 0,
             doubted_sync_count: 0,
             said: None,
         });

@@ -304,8 +304,7 @@ impl Daemon {
                     changed_ns: TIME_IS_SET,
                     chores: Default::default(),
                     is_busy: false,
-                    met_before: 0,
-                    met_told: 0,
+                    told_past_before: 0,
                     doubted_sync_count: 0,
                     said: None,
                 });

@@ -692,8 +692,7 @@ mod tests {
             changed_ns: 7,
             chores: VecDeque::new(),
             is_busy: false,
-            met_before: 0,
-            met_told: 0,
+            told_past_before: 0,
             doubted_sync_count: 0,
             said: None,
         }

@@ -75,12 +75,12 @@ impl Daemon {
             }
         };
         if is_cached {
-            self.note_meeting(about.file);
             return self.feed(Event::FellBack { io, lost: None });
         }
         let told = space::untold_error(&**fd);
         let count = match (&told, self.files.get_mut(about.file)) {
             (Err(_), Some(file)) => {
+                file.told_past_count += 1;
                 file.lost_count = file.lost_count.saturating_add(1);
                 file.lost_count
             }
@@ -92,7 +92,6 @@ impl Daemon {
         };
         if let Err(error) = told {
             let errno = errno_of(&error);
-            self.note_meeting(about.file);
             if count >= LOST_IN_A_ROW {
                 self.write_failed(about.file, about.range, errno);
             }
@@ -127,34 +126,6 @@ impl Daemon {
         self.feed(Event::NotKept { file: id, errno });
     }
 
-    fn note_meeting(&mut self, id: FileId) {
-        if let Some(file) = self.files.get_mut(id) {
-            file.met_count += 1;
-        }
-    }
-
-    /// A sync was told of an error. What the kernel could not do behind a write past its cache it tells a sync first that runs at that moment: so
-    /// where one is under way, or has met something in the cache of which no sync was told yet, it may be no disk's. But for so many in a row.
-    pub(super) fn may_be_no_disks(&mut self, id: FileId, errno: Errno) -> bool {
-        let mut all = self.in_flight.values();
-        let is_under_way = all.any(|about| about.file == id && about.writes_by.is_some());
-        let Some(file) = self.files.get_mut(id) else {
-            return false;
-        };
-        let met_count = file.met_count;
-        let Some(written) = &mut file.written else {
-            return false;
-        };
-        let has_met = is_under_way || met_count > written.met_told;
-        written.doubted_sync_count += 1;
-        let is_doubtful =
-            has_met && errno == Errno::IO && written.doubted_sync_count < LOST_IN_A_ROW;
-        if !is_doubtful {
-            written.doubted_sync_count = 0;
-        }
-        is_doubtful
-    }
-
     /// What the kernel has of it in its cache is read from there.
     pub(super) fn doubt(&mut self, id: FileId) {
         if let Some(file) = self.files.get_mut(id) {
@@ -187,6 +158,9 @@ impl Daemon {
         let file = self.files.get(id)?;
         let opened = file.written.as_ref()?.file.as_ref().ok()?;
         let error = space::untold_error(&*opened.direct).err()?;
+        if let Some(file) = self.files.get_mut(id) {
+            file.told_past_count += 1;
+        }
         let mut all = self.in_flight.iter();
         let past = all.find(|(_, about)| about.file == id && about.writes_by.is_some());
         if let Some((&io, _)) = past {

@@ -12,7 +12,9 @@ use std::thread::JoinHandle;
 
 /// Threads. Of each kind of job at most [`Urgency::most`] have one: some are left for clients who wait for a file to be opened, though
 /// disks are slow to flush, and for flushes, though a share hangs and all who open files there wait.
-const THREAD_COUNT: usize = 16;
+const THREAD_COUNT: usize = 24;
+/// Of those that wait for a disk so many may wait for the same one: one that hangs keeps nobody from another.
+const SYNC_COUNT_OF_ONE: usize = 4;
 /// Jobs that wait, of each kind.
 const QUEUE_COUNT_MAX: usize = 4096;
 /// A worker's deepest call is a read of a header.
@@ -38,15 +40,21 @@ impl Urgency {
     const fn most(self) -> usize {
         match self {
             Urgency::Now => 12,
-            Urgency::Sync => 8,
+            Urgency::Sync => 16,
             Urgency::Ahead => 4,
             Urgency::Later => 1,
         }
     }
 }
 
+/// Whatever tells one disk from another.
+type Disk = u64;
+
 struct Queues<J, R> {
-    waiting: [VecDeque<J>; Urgency::ALL.len()],
+    /// Each with its disk, where that matters.
+    waiting: [VecDeque<(Disk, J)>; Urgency::ALL.len()],
+    /// Disks that are waited for by [`Urgency::Sync`].
+    syncing: Vec<Disk>,
     /// Those that are being done.
     busy: [usize; Urgency::ALL.len()],
     done: VecDeque<R>,
@@ -73,6 +81,7 @@ impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
         let shared = Arc::new(Shared {
             queues: Mutex::new(Queues {
                 waiting: std::array::from_fn(|_| VecDeque::new()),
+                syncing: Vec::new(),
                 busy: [0; Urgency::ALL.len()],
                 done: VecDeque::new(),
                 stopping: false,
@@ -88,8 +97,8 @@ impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
                 .name(format!("rushes-work{index}"))
                 .stack_size(STACK_BYTES)
                 .spawn(move || {
-                    while let Some((urgency, job)) = shared.next() {
-                        shared.finish(urgency, work(job));
+                    while let Some((urgency, disk, job)) = shared.next() {
+                        shared.finish(urgency, disk, work(job));
                     }
                 })?;
             threads.push(thread);
@@ -104,12 +113,21 @@ impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
 
     /// Hand over a job; it comes back when the queue is full.
     pub(crate) fn push(&self, urgency: Urgency, job: J) -> Result<(), J> {
+        self.push_for(urgency, 0, job)
+    }
+
+    /// The same of a job that waits for a disk ([`Urgency::Sync`]).
+    pub(crate) fn push_sync(&self, disk: Disk, job: J) -> Result<(), J> {
+        self.push_for(Urgency::Sync, disk, job)
+    }
+
+    fn push_for(&self, urgency: Urgency, disk: Disk, job: J) -> Result<(), J> {
         let mut queues = self.shared.lock();
         let queue = &mut queues.waiting[urgency as usize];
         if queue.len() >= QUEUE_COUNT_MAX {
             return Err(job);
         }
-        queue.push_back(job);
+        queue.push_back((disk, job));
         drop(queues);
         self.shared.work.notify_one();
         Ok(())
@@ -127,24 +145,45 @@ impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
     }
 }
 
+impl<J, R> Queues<J, R> {
+    /// The first of those that may have a thread.
+    fn take(&mut self, urgency: Urgency) -> Option<(Disk, J)> {
+        if self.busy[urgency as usize] >= urgency.most() {
+            return None;
+        }
+        let waiting = &mut self.waiting[urgency as usize];
+        let taken = match urgency {
+            Urgency::Sync => {
+                let busy = |disk| self.syncing.iter().filter(|other| **other == disk).count();
+                let may = |(disk, _): &(Disk, J)| busy(*disk) < SYNC_COUNT_OF_ONE;
+                let place = waiting.iter().position(may)?;
+                waiting.remove(place)
+            }
+            _ => waiting.pop_front(),
+        }?;
+        self.busy[urgency as usize] += 1;
+        if urgency == Urgency::Sync {
+            self.syncing.push(taken.0);
+        }
+        Some(taken)
+    }
+}
+
 impl<J, R> Shared<J, R> {
     fn lock(&self) -> MutexGuard<'_, Queues<J, R>> {
         // A worker that panicked left the queues whole: nothing in here is changed in two steps.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next(&self) -> Option<(Urgency, J)> {
+    fn next(&self) -> Option<(Urgency, Disk, J)> {
         let mut queues = self.lock();
         loop {
             if queues.stopping {
                 return None;
             }
             for urgency in Urgency::ALL {
-                if queues.busy[urgency as usize] < urgency.most()
-                    && let Some(job) = queues.waiting[urgency as usize].pop_front()
-                {
-                    queues.busy[urgency as usize] += 1;
-                    return Some((urgency, job));
+                if let Some((disk, job)) = queues.take(urgency) {
+                    return Some((urgency, disk, job));
                 }
             }
             queues = self
@@ -154,10 +193,14 @@ impl<J, R> Shared<J, R> {
         }
     }
 
-    fn finish(&self, urgency: Urgency, result: R) {
+    fn finish(&self, urgency: Urgency, disk: Disk, result: R) {
         let mut queues = self.lock();
         queues.done.push_back(result);
         queues.busy[urgency as usize] -= 1;
+        let waited = queues.syncing.iter().position(|other| *other == disk);
+        if let (Urgency::Sync, Some(place)) = (urgency, waited) {
+            queues.syncing.swap_remove(place);
+        }
         drop(queues);
         // Fails only for a descriptor that is none; the loop would then see it at its next turn.
         let _ = bell::ring(&*self.bell);
@@ -216,9 +259,9 @@ mod tests {
     fn what_takes_long_holds_no_client_up_who_opens_a_file() {
         let (workers, release) = held();
         let slow = [Urgency::Sync, Urgency::Ahead, Urgency::Later];
-        for _ in 0..THREAD_COUNT {
+        for disk in 0..THREAD_COUNT as u64 {
             for urgency in slow {
-                workers.push(urgency, 0).unwrap();
+                workers.push_for(urgency, disk, 0).unwrap();
             }
         }
         workers.push(Urgency::Now, 1).unwrap();
@@ -235,9 +278,26 @@ mod tests {
         for _ in 0..THREAD_COUNT {
             workers.push(Urgency::Now, 0).unwrap();
         }
-        workers.push(Urgency::Sync, 1).unwrap();
+        workers.push_sync(1, 1).unwrap();
         assert_eq!(pop(&workers), 1);
         drop(release);
+    }
+
+    #[test]
+    fn flushes_on_disks_that_hang_leave_threads_for_those_on_another() {
+        let (workers, release) = held();
+        for disk in [1, 2, 3] {
+            for _ in 0..THREAD_COUNT {
+                workers.push_sync(disk, 0).unwrap();
+            }
+        }
+        workers.push_sync(4, 1).unwrap();
+        assert_eq!(pop(&workers), 1);
+        drop(release);
+        for _ in 0..3 * THREAD_COUNT {
+            assert_eq!(pop(&workers), 0);
+        }
+        assert!(workers.shared.lock().syncing.is_empty());
     }
 
     #[test]
@@ -249,7 +309,7 @@ mod tests {
                 true => Urgency::Now,
                 false => Urgency::Sync,
             };
-            workers.push(urgency, 0).unwrap();
+            workers.push_for(urgency, index as u64, 0).unwrap();
         }
         while workers.queue_count() > 0 {
             std::thread::yield_now();

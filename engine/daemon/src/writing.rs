@@ -398,8 +398,13 @@ impl Daemon {
             return;
         };
         if let Some(written) = &mut file.written {
-            written.met_before = file.met_count;
+            written.told_past_before = file.told_past_count;
         }
+        let (key, share) = (file.key, Arc::clone(&file.share));
+        let DeviceId(device) = self.place(key.device, &share).0;
+        let Some(file) = self.files.get(id) else {
+            return;
+        };
         let opened = file.written.as_ref().and_then(|w| w.file.as_ref().ok());
         let fd = opened.map_or_else(|| file.fd.clone(), |opened| opened.buffered.clone());
         let job = Job::Sync {
@@ -408,7 +413,7 @@ impl Daemon {
             fd,
             to,
         };
-        if self.workers.push(Urgency::Sync, job).is_err() {
+        if self.workers.push_sync(device.into(), job).is_err() {
             let result = Err(AGAIN);
             self.pending.push_back(Event::Synced { file: id, result });
         }
@@ -420,7 +425,10 @@ impl Daemon {
         let fd = share.filter_map(|served| served.share.flush_with()).next();
         let outcome = match fd {
             None => Flushed::Never,
-            Some(fd) => match self.workers.push(Urgency::Sync, Job::Flush { device, fd }) {
+            Some(fd) => match self
+                .workers
+                .push_sync(device.0.into(), Job::Flush { device, fd })
+            {
                 Ok(()) => return,
                 Err(_) => Flushed::Later,
             },
@@ -446,22 +454,27 @@ impl Daemon {
     }
 
     pub(super) fn synced(&mut self, id: FileId, generation: u64, result: std::io::Result<()>) {
-        let Some(file) = self.files.same_mut(id, generation) else {
+        if self.files.same_mut(id, generation).is_none() {
             return;
-        };
+        }
         let Err(error) = result else {
-            if let Some(written) = &mut file.written {
+            let file = self.files.get_mut(id);
+            if let Some(written) = file.and_then(|file| file.written.as_mut()) {
                 written.doubted_sync_count = 0;
-                written.met_told = written.met_before;
             }
             let result = Ok(());
             return self.feed(Event::Synced { file: id, result });
         };
         let errno = errno_of(&error);
-        if self.may_be_no_disks(id, errno) {
+        // (What is under way is written again as well.)
+        let _ = self.hear_it_past_the_cache(id);
+        let is_doubtful = self.files.get_mut(id).is_some_and(|file| {
+            let count = file.told_past_count;
+            let written = file.written.as_mut();
+            written.is_some_and(|written| written.may_be_no_disks(errno, count))
+        });
+        if is_doubtful {
             self.doubt(id);
-            // (What is under way is written again as well.)
-            let _ = self.hear_it_past_the_cache(id);
             return self.feed(Event::SyncDoubted { file: id, errno });
         }
         self.was_not_kept(id, &error);

@@ -78,10 +78,9 @@ pub(super) struct OneFile {
     pub(super) has_error_past: bool,
     /// What nobody was told of is that the disk has failed.
     pub(super) has_failed: bool,
-    /// Writes past the cache that have met the file there; so many before the sync under way, and before the last one that ended well.
-    pub(super) met_count: u64,
-    pub(super) met_before: u64,
-    pub(super) met_told: u64,
+    /// Errors that the descriptor past the cache has told of; so many before the sync under way was asked for.
+    pub(super) told_past_count: u64,
+    pub(super) told_past_before: u64,
     /// The kernel can make room in its cache behind each write past it that begins before.
     pub(super) meets_from: Instant,
     /// Syncs in a row that failed, perhaps without any fault of the disk.
@@ -153,9 +152,8 @@ impl OneFile {
             has_error: false,
             has_error_past: false,
             has_failed: false,
-            met_count: 0,
-            met_before: 0,
-            met_told: 0,
+            told_past_count: 0,
+            told_past_before: 0,
             meets_from: Instant::ZERO,
             doubted_syncs: 0,
             falls_back: false,

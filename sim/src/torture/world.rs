@@ -757,7 +757,7 @@ impl World {
         if let Some(&at) = self.by_id.get(&id) {
             let file = &mut self.files[at];
             file.syncs += 1;
-            file.met_before = file.met_count;
+            file.told_past_before = file.told_past_count;
             // (What comes into the cache from here on is not covered, as far as the daemon knows.)
             file.covered.append(&mut file.loose);
             let device = file.device;
@@ -810,17 +810,17 @@ impl World {
             Err(_) => return event,
             Ok(()) => {
                 file.doubted_syncs = 0;
-                file.met_told = file.met_before;
                 return event;
             }
         };
-        let has_met = past.is_some() || file.met_count > file.met_told;
+        let told_past = std::mem::take(&mut file.has_error_past);
+        file.told_past_count += u64::from(told_past);
+        let is_told_past = file.told_past_count > file.told_past_before;
         file.doubted_syncs += 1;
-        let is_doubtful = has_met && file.doubted_syncs < LOST_IN_A_ROW;
+        let is_doubtful = is_told_past && file.doubted_syncs < LOST_IN_A_ROW;
         if !is_doubtful {
             file.doubted_syncs = 0;
         }
-        let told_past = std::mem::take(&mut file.has_error_past);
         if let (true, Some(io)) = (told_past, past) {
             let lost = Some(errno);
             self.step(Event::FellBack { io, lost });
@@ -1073,7 +1073,7 @@ impl World {
         let has_error = is_well && !is_cached && std::mem::take(&mut file.has_error_past);
         let lost = has_error.then_some(Errno::IO);
         if is_well && (is_cached || has_error) {
-            file.met_count += 1;
+            file.told_past_count += u64::from(has_error);
             if is_cached {
                 file.loose.extend(pages);
             }
@@ -1094,6 +1094,7 @@ impl World {
         };
         let told = std::mem::take(&mut self.files[at].has_error);
         let told_past = std::mem::take(&mut self.files[at].has_error_past);
+        self.files[at].told_past_count += u64::from(told_past);
         let is_past =
             |io: &Io| matches!(io, Io::Write(write, ..) if write.file == id && !write.buffered);
         let past = self.ios.iter().find(|(_, io)| is_past(io));
