@@ -330,6 +330,8 @@ impl Server {
             is_header_wanted: false,
             writing: Writing {
                 native_size: facts.size.0,
+                // (Written by others, and perhaps a moment ago.)
+                others_changed: u64::from(facts.size.0 > 0),
                 mapped_end: u64::MAX,
                 holds,
                 ..Writing::default()
@@ -453,8 +455,10 @@ impl Server {
                 end => asked.length = asked.length.max(end),
             }
         }
-        if range.end() < u64::MAX {
+        if range.length.0 > 0 {
             file.writing.others_changed = self.change_count;
+        }
+        if range.end() < u64::MAX {
             file.writing.native_size = file.writing.native_size.max(range.end());
         }
         if range.end() > file.size && range.end() < u64::MAX {

@@ -322,6 +322,12 @@ impl Server {
             || flights.any(|(_, flight)| flight.file == id && flight.buffered)
     }
 
+    /// So may bytes that others wrote to it by themselves: an error may be about those.
+    pub fn may_have_bytes_of_others(&self, id: FileId) -> bool {
+        let file = self.files.get(&id);
+        file.is_some_and(|file| file.writing.may_have_bytes_of_others())
+    }
+
     /// What clients wrote.
     pub fn writes(&self) -> WriteRecord {
         WriteRecord {

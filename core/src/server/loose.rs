@@ -166,14 +166,12 @@ impl Server {
     }
 
     /// The driver was told of an error that no sync will tell of any more. Nobody hears of it: all of it is written again, and whoever syncs is told
-    /// how that went. But for what clients wrote by themselves: that is ours to tell, once.
+    /// how that went.
     pub(super) fn not_kept(&mut self, id: FileId, errno: Errno, actions: &mut Actions) {
-        if let Some(file) = self.files.get_mut(&id) {
-            if file.writing.is_syncing {
-                file.writing.not_kept = Some(errno);
-            } else if file.writing.has_bytes_of_others() {
-                file.writing.owed_error = Some(errno);
-            }
+        if let Some(file) = self.files.get_mut(&id)
+            && file.writing.is_syncing
+        {
+            file.writing.not_kept = Some(errno);
         }
         self.write_again(id, None, actions);
     }

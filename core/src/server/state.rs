@@ -251,13 +251,11 @@ pub(super) struct Writing {
     pub not_kept: Option<Errno>,
     /// So many, one behind the other, covered nothing for that (see [`LOST_IN_A_ROW`]).
     pub uncovered_syncs: u8,
-    /// Clients have changed it by themselves, in the count of the server, at last; before the sync under way was asked for; and before the
-    /// last one that ended well. What the kernel loses of theirs nobody can write again.
+    /// Others have changed it by themselves, in the count of the server, at last; before the sync under way was asked for; and before the
+    /// last one that ended well.
     pub others_changed: u64,
     pub others_syncing: u64,
     pub others_synced: u64,
-    /// The driver was told of an error of which some may be theirs: who syncs next hears it.
-    pub owed_error: Option<Errno>,
     /// For so many of `syncs`; fewer than it was asked for, when some of them have left or been told of a failure.
     pub syncing: usize,
     /// Who changes it on his own descriptor, or waits to do so (with the request to be answered).
@@ -298,9 +296,10 @@ pub(super) struct SyncWaiter {
 }
 
 impl Writing {
-    /// Something that clients wrote by themselves may not be on its device, as far as any sync of ours says.
-    pub(super) fn has_bytes_of_others(&self) -> bool {
-        self.others_changed > self.others_synced
+    /// What others have written by themselves may not be on its device, as far as any sync of ours says. What the kernel loses of that nobody can
+    /// write again. (Who holds it may be writing.)
+    pub(super) fn may_have_bytes_of_others(&self) -> bool {
+        self.others_changed > self.others_synced || !self.holds.is_empty()
     }
 
     /// Its device has what it lacked: nobody is told any more.

@@ -58,8 +58,7 @@ impl Server {
         self.files.get(&id).is_some_and(|file| {
             let writing = &file.writing;
             let is_free = writing.syncs.is_empty() && writing.failing.is_none();
-            let is_quiet = !writing.is_loose && !writing.is_syncing;
-            writing.is_settled() && is_free && is_quiet && writing.owed_error.is_none()
+            writing.is_settled() && is_free && !writing.is_loose && !writing.is_syncing
         })
     }
 
@@ -227,11 +226,6 @@ impl Server {
             return self.synced(id, Err(errno), actions);
         }
         let is_written_out = core::mem::take(&mut file.writing.is_writing_out);
-        // (Who only looks has nobody to tell.)
-        let result = match file.writing.owed_error.take_if(|_| !is_written_out) {
-            Some(errno) if result.is_ok() => Err(errno),
-            _ => result,
-        };
         file.writing.is_syncing = false;
         if result != Err(Errno::AGAIN) {
             file.writing.uncovered_syncs = 0;
@@ -268,15 +262,14 @@ impl Server {
     }
 
     /// A sync has ended, and covers nothing. Who waits for it waits on: what it may be about is written again, then it is asked for once more. Unless
-    /// it may be about what clients wrote by themselves.
+    /// it may be about what others wrote by themselves: then it has failed.
     pub(super) fn sync_doubted(&mut self, id: FileId, errno: Errno, actions: &mut Actions) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
         let writing = &mut file.writing;
         writing.not_kept = None;
-        if writing.has_bytes_of_others() {
-            writing.owed_error = writing.is_writing_out.then_some(errno);
+        if writing.may_have_bytes_of_others() {
             return self.synced(id, Err(errno), actions);
         }
         writing.is_syncing = false;

@@ -51,11 +51,16 @@ pub(crate) struct Written {
 
 impl Written {
     /// A sync was told of this error. What the kernel could not do behind a write past its cache it tells every descriptor of the file, and a sync first that runs
-    /// at that moment: so where the descriptor that writes past the cache was told as well since the sync was asked for, it may be no disk's. A drive that does not
-    /// flush tells the sync alone. And not for so many in a row.
-    pub(crate) fn may_be_no_disks(&mut self, errno: Errno, told_past_count: u64) -> bool {
+    /// at that moment: so where the descriptor that writes past the cache was told as well, just now or since the sync was asked for, it may be no disk's. A drive that
+    /// does not flush tells the sync alone. And not for so many in a row.
+    pub(crate) fn may_be_no_disks(
+        &mut self,
+        errno: Errno,
+        is_told_past: bool,
+        told_past_count: u64,
+    ) -> bool {
         self.doubted_sync_count += 1;
-        let is_told_past = told_past_count > self.told_past_before;
+        let is_told_past = is_told_past || told_past_count > self.told_past_before;
         let is_doubtful =
             errno == Errno::IO && is_told_past && self.doubted_sync_count < LOST_IN_A_ROW;
         if !is_doubtful {
@@ -96,7 +101,7 @@ pub(crate) struct File {
     pub(crate) through: Option<Arc<OwnedFd>>,
     /// Writes past that cache in a row of which the kernel told afterwards that it could not keep something.
     pub(crate) lost_count: u8,
-    /// Errors that the descriptor which writes past that cache has told of.
+    /// Errors that the descriptor which writes past that cache has told of when the one that syncs had told of them before: to a sync.
     pub(crate) told_past_count: u64,
     /// The kernel has told of an error of it that may be no disk's: what it has in its cache the disk may not have.
     pub(crate) is_doubted: bool,
@@ -318,13 +323,16 @@ mod tests {
             said: None,
         };
         // As of a drive that does not flush, though the other descriptor had been told of something before.
-        assert!(!written.may_be_no_disks(Errno::IO, 7));
-        assert!(!written.may_be_no_disks(Errno::NO_SPACE, 8));
+        assert!(!written.may_be_no_disks(Errno::IO, false, 7));
+        assert!(!written.may_be_no_disks(Errno::NO_SPACE, true, 8));
         for _ in 1..LOST_IN_A_ROW {
-            assert!(written.may_be_no_disks(Errno::IO, 8));
+            assert!(written.may_be_no_disks(Errno::IO, true, 7));
         }
-        assert!(!written.may_be_no_disks(Errno::IO, 8), "the third in a row");
-        assert!(written.may_be_no_disks(Errno::IO, 8));
+        assert!(
+            !written.may_be_no_disks(Errno::IO, true, 7),
+            "the third in a row"
+        );
+        assert!(written.may_be_no_disks(Errno::IO, false, 8));
     }
 
     #[test]

@@ -80,7 +80,6 @@ impl Daemon {
         let told = space::untold_error(&**fd);
         let count = match (&told, self.files.get_mut(about.file)) {
             (Err(_), Some(file)) => {
-                file.told_past_count += 1;
                 file.lost_count = file.lost_count.saturating_add(1);
                 file.lost_count
             }
@@ -117,6 +116,7 @@ impl Daemon {
                 error
             }
             (None, Some(error)) => {
+                self.note_told_past(id);
                 self.doubt(id);
                 error
             }
@@ -124,6 +124,12 @@ impl Daemon {
         };
         let errno = errno_of(&error);
         self.feed(Event::NotKept { file: id, errno });
+    }
+
+    fn note_told_past(&mut self, id: FileId) {
+        if let Some(file) = self.files.get_mut(id) {
+            file.told_past_count += 1;
+        }
     }
 
     /// What the kernel has of it in its cache is read from there.
@@ -136,8 +142,10 @@ impl Daemon {
     /// A write past the kernel's cache is done once more, since its descriptor has told of an error that may be no disk's. The one that syncs would
     /// tell of the same to whoever flushes next. What is in the kernel's cache alone may be what it is about: that is written again as well.
     fn hear_it_where_it_syncs(&mut self, id: FileId, errno: Errno) {
-        // (Told once, and heard now.)
-        let _ = self.told_where_it_syncs(id);
+        // (Told once, and heard now; or by a sync.)
+        if self.told_where_it_syncs(id).is_none() {
+            self.note_told_past(id);
+        }
         self.doubt(id);
         if self.server.is_cached_alone(id) {
             self.feed(Event::NotKept { file: id, errno });
@@ -158,9 +166,6 @@ impl Daemon {
         let file = self.files.get(id)?;
         let opened = file.written.as_ref()?.file.as_ref().ok()?;
         let error = space::untold_error(&*opened.direct).err()?;
-        if let Some(file) = self.files.get_mut(id) {
-            file.told_past_count += 1;
-        }
         let mut all = self.in_flight.iter();
         let past = all.find(|(_, about)| about.file == id && about.writes_by.is_some());
         if let Some((&io, _)) = past {

@@ -12,9 +12,9 @@ use std::thread::JoinHandle;
 
 /// Threads. Of each kind of job at most [`Urgency::most`] have one: some are left for clients who wait for a file to be opened, though
 /// disks are slow to flush, and for flushes, though a share hangs and all who open files there wait.
-const THREAD_COUNT: usize = 24;
+const THREAD_COUNT: usize = 32;
 /// Of those that wait for a disk so many may wait for the same one: one that hangs keeps nobody from another.
-const SYNC_COUNT_OF_ONE: usize = 4;
+const SYNC_COUNT_OF_ONE: usize = 8;
 /// Jobs that wait, of each kind.
 const QUEUE_COUNT_MAX: usize = 4096;
 /// A worker's deepest call is a read of a header.
@@ -40,7 +40,7 @@ impl Urgency {
     const fn most(self) -> usize {
         match self {
             Urgency::Now => 12,
-            Urgency::Sync => 16,
+            Urgency::Sync => 24,
             Urgency::Ahead => 4,
             Urgency::Later => 1,
         }
@@ -286,15 +286,15 @@ mod tests {
     #[test]
     fn flushes_on_disks_that_hang_leave_threads_for_those_on_another() {
         let (workers, release) = held();
-        for disk in [1, 2, 3] {
+        for disk in [1, 2] {
             for _ in 0..THREAD_COUNT {
                 workers.push_sync(disk, 0).unwrap();
             }
         }
-        workers.push_sync(4, 1).unwrap();
+        workers.push_sync(3, 1).unwrap();
         assert_eq!(pop(&workers), 1);
         drop(release);
-        for _ in 0..3 * THREAD_COUNT {
+        for _ in 0..2 * THREAD_COUNT {
             assert_eq!(pop(&workers), 0);
         }
         assert!(workers.shared.lock().syncing.is_empty());

@@ -467,13 +467,17 @@ impl Daemon {
         };
         let errno = errno_of(&error);
         // (What is under way is written again as well.)
-        let _ = self.hear_it_past_the_cache(id);
+        let is_told_past = self.hear_it_past_the_cache(id).is_some();
         let is_doubtful = self.files.get_mut(id).is_some_and(|file| {
             let count = file.told_past_count;
             let written = file.written.as_mut();
-            written.is_some_and(|written| written.may_be_no_disks(errno, count))
+            written.is_some_and(|written| written.may_be_no_disks(errno, is_told_past, count))
         });
         if is_doubtful {
+            tracing::info!(
+                "file {}: a sync was told {error}, which may be no disk's",
+                id.0
+            );
             self.doubt(id);
             return self.feed(Event::SyncDoubted { file: id, errno });
         }

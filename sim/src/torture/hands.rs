@@ -895,7 +895,7 @@ impl World {
         let before = self.files[at].log_end();
         let to_the_end = |start: u64| ByteRange::new(start, u64::MAX - start);
         let range = match own {
-            Own::Nothing => to_the_end(0),
+            Own::Nothing => ByteRange::new(0, 0),
             Own::Write(range) => match self.map(at, OneFile::pages(range)) {
                 true => {
                     let file = &mut self.files[at];

@@ -814,8 +814,7 @@ impl World {
             }
         };
         let told_past = std::mem::take(&mut file.has_error_past);
-        file.told_past_count += u64::from(told_past);
-        let is_told_past = file.told_past_count > file.told_past_before;
+        let is_told_past = told_past || file.told_past_count > file.told_past_before;
         file.doubted_syncs += 1;
         let is_doubtful = is_told_past && file.doubted_syncs < LOST_IN_A_ROW;
         if !is_doubtful {
@@ -829,7 +828,16 @@ impl World {
             return event;
         }
         self.counts.doubted_syncs += 1;
+        self.may_tell_of_others(at, id);
         Event::SyncDoubted { file: id, errno }
+    }
+
+    /// An error that may be about what others wrote is told, though no disk is to blame.
+    fn may_tell_of_others(&mut self, at: usize, id: FileId) {
+        let server = self.server.as_ref();
+        if server.is_some_and(|server| server.may_have_bytes_of_others(id)) {
+            self.files[at].reasons.write = self.now;
+        }
     }
 
     /// The kernel writes all that it has of a file in its cache, and says whether it could, once.
@@ -1073,7 +1081,7 @@ impl World {
         let has_error = is_well && !is_cached && std::mem::take(&mut file.has_error_past);
         let lost = has_error.then_some(Errno::IO);
         if is_well && (is_cached || has_error) {
-            file.told_past_count += u64::from(has_error);
+            file.told_past_count += u64::from(has_error && !file.has_error);
             if is_cached {
                 file.loose.extend(pages);
             }
@@ -1094,7 +1102,7 @@ impl World {
         };
         let told = std::mem::take(&mut self.files[at].has_error);
         let told_past = std::mem::take(&mut self.files[at].has_error_past);
-        self.files[at].told_past_count += u64::from(told_past);
+        self.files[at].told_past_count += u64::from(told_past && !told);
         let is_past =
             |io: &Io| matches!(io, Io::Write(write, ..) if write.file == id && !write.buffered);
         let past = self.ios.iter().find(|(_, io)| is_past(io));
@@ -1118,6 +1126,8 @@ impl World {
         if file.has_failed {
             file.reasons.write = self.now;
         }
+        self.may_tell_of_others(at, id);
+        let file = &mut self.files[at];
         file.again.extend(file.covered.iter().chain(&file.loose));
         let telling = file.lost.clone();
         let errno = Errno::IO;
