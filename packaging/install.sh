@@ -32,7 +32,9 @@ for folder in guide reference decisions images; do
 		install -D -m 644 "$page" "$dest/usr/share/doc/rushes/docs/$folder/${page##*/}"
 	done
 done
-install -D -m 644 "$root/bench/PROMISES.md" "$dest/usr/share/doc/rushes/bench/PROMISES.md"
+for page in PROMISES HISTORY; do
+	install -D -m 644 "$root/bench/$page.md" "$dest/usr/share/doc/rushes/bench/$page.md"
+done
 if [ ! -e "$dest/etc/rushes/rushes.toml" ]; then
 	install -D -m 644 "$here/rushes.toml" "$dest/etc/rushes/rushes.toml"
 fi
