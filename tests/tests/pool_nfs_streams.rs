@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the daemon knows of those who read a pool by NFS, and what becomes of their handles when its catalogue was lost: docs/guide/pool.md says so.
+//! What the daemon knows of those who read a pool by NFS, and what becomes of their handles when its catalogue was lost: docs/guide/pool-export.md and pool-trouble.md say so.
 
 use rushes_tests::daemon::Daemon;
 use rushes_tests::export::{Export, NFS};
