@@ -800,29 +800,21 @@ impl World {
         let Event::Synced { file: id, result } = event else {
             return event;
         };
-        let is_past =
-            |io: &Io| matches!(io, Io::Write(write, ..) if write.file == id && !write.buffered);
-        let past = self.ios.iter().find(|(_, io)| is_past(io));
-        let past = past.map(|(&io, _)| io);
-        let file = &mut self.files[at];
         let errno = match result {
             Err(errno) if errno != Errno::AGAIN => errno,
             Err(_) => return event,
             Ok(()) => {
-                file.doubted_syncs = 0;
+                self.files[at].doubted_syncs = 0;
                 return event;
             }
         };
-        let told_past = std::mem::take(&mut file.has_error_past);
+        let told_past = self.hear_past(at, id);
+        let file = &mut self.files[at];
         let is_told_past = told_past || file.told_past_count > file.told_past_before;
         file.doubted_syncs += 1;
         let is_doubtful = is_told_past && file.doubted_syncs < LOST_IN_A_ROW;
         if !is_doubtful {
             file.doubted_syncs = 0;
-        }
-        if let (true, Some(io)) = (told_past, past) {
-            let lost = Some(errno);
-            self.step(Event::FellBack { io, lost });
         }
         if !is_doubtful {
             return event;
@@ -1101,18 +1093,24 @@ impl World {
             return;
         };
         let told = std::mem::take(&mut self.files[at].has_error);
-        let told_past = std::mem::take(&mut self.files[at].has_error_past);
+        let told_past = self.hear_past(at, id);
         self.files[at].told_past_count += u64::from(told_past && !told);
-        let is_past =
-            |io: &Io| matches!(io, Io::Write(write, ..) if write.file == id && !write.buffered);
-        let past = self.ios.iter().find(|(_, io)| is_past(io));
-        if let (true, Some((&io, _))) = (told_past, past) {
-            let lost = Some(Errno::IO);
-            self.step(Event::FellBack { io, lost });
-        }
         if told || told_past {
             self.not_kept(at, id);
         }
+    }
+
+    /// What the descriptor past the cache tells may be about any write of the file that is under way past it.
+    fn hear_past(&mut self, at: usize, id: FileId) -> bool {
+        let is_told = std::mem::take(&mut self.files[at].has_error_past);
+        let is_past =
+            |io: &Io| matches!(io, Io::Write(write, ..) if write.file == id && !write.buffered);
+        let past = self.ios.iter().find(|(_, io)| is_past(io));
+        if let (true, Some((&io, _))) = (is_told, past) {
+            let lost = Some(Errno::IO);
+            self.step(Event::FellBack { io, lost });
+        }
+        is_told
     }
 
     fn is_cached_alone(&self, id: FileId) -> bool {
