@@ -357,6 +357,11 @@ void rushes_changed_fsp(struct vfs_handle_struct *handle,
 			struct files_struct *fsp,
 			uint64_t offset, uint64_t length);
 
+/* Its length or blocks alone, from there on: no byte waits for a disk. */
+void rushes_resized_fsp(struct vfs_handle_struct *handle,
+			struct files_struct *fsp,
+			uint64_t offset);
+
 /*
  * The request of a change is thrown away: the client is gone. A thread of
  * vfs_default may have made the change, or be making it; what it writes after

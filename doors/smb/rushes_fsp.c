@@ -196,9 +196,9 @@ bool rushes_is_plain(ssize_t result)
 	}
 }
 
-void rushes_changed_inode(struct rushes_session *session,
-			  dev_t device, ino_t inode,
-			  uint64_t offset, uint64_t length)
+static void rushes_tell(struct rushes_session *session,
+			dev_t device, ino_t inode,
+			uint64_t offset, uint64_t length, bool has_bytes)
 {
 	struct rushes_client *client = NULL;
 	int attempt;
@@ -212,7 +212,11 @@ void rushes_changed_inode(struct rushes_session *session,
 		if (client == NULL) {
 			return;
 		}
-		rushes_changed(client, device, inode, offset, length);
+		if (has_bytes) {
+			rushes_changed(client, device, inode, offset, length);
+		} else {
+			rushes_resized(client, device, inode, offset);
+		}
 		rushes_session_after_wait(session);
 		if (session->client != NULL && session->lost_ns == 0) {
 			return;
@@ -220,9 +224,17 @@ void rushes_changed_inode(struct rushes_session *session,
 	}
 }
 
-void rushes_changed_fsp(struct vfs_handle_struct *handle,
-			struct files_struct *fsp,
-			uint64_t offset, uint64_t length)
+void rushes_changed_inode(struct rushes_session *session,
+			  dev_t device, ino_t inode,
+			  uint64_t offset, uint64_t length)
+{
+	rushes_tell(session, device, inode, offset, length, true);
+}
+
+static void rushes_tell_of_fsp(struct vfs_handle_struct *handle,
+			       struct files_struct *fsp,
+			       uint64_t offset, uint64_t length,
+			       bool has_bytes)
 {
 	struct rushes_session *session = rushes_session_of(handle);
 	struct rushes_fsp *file = NULL;
@@ -237,7 +249,7 @@ void rushes_changed_fsp(struct vfs_handle_struct *handle,
 	}
 	/* Now: a flush may have overtaken the write. */
 	file->owes_sync = true;
-	if (file->is_append) {
+	if (file->is_append && has_bytes) {
 		offset = 0;
 		length = UINT64_MAX;
 	}
@@ -246,9 +258,23 @@ void rushes_changed_fsp(struct vfs_handle_struct *handle,
 	 * it may be the one that we would wait for.
 	 */
 	rushes_plain_ended(file);
-	rushes_changed_inode(session, file->device, file->inode,
-			     offset, length);
+	rushes_tell(session, file->device, file->inode, offset, length,
+		    has_bytes);
 	errno = saved_errno;
+}
+
+void rushes_changed_fsp(struct vfs_handle_struct *handle,
+			struct files_struct *fsp,
+			uint64_t offset, uint64_t length)
+{
+	rushes_tell_of_fsp(handle, fsp, offset, length, true);
+}
+
+void rushes_resized_fsp(struct vfs_handle_struct *handle,
+			struct files_struct *fsp,
+			uint64_t offset)
+{
+	rushes_tell_of_fsp(handle, fsp, offset, UINT64_MAX, false);
 }
 
 void rushes_changed_orphan(struct vfs_handle_struct *handle,

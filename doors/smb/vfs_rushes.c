@@ -924,7 +924,7 @@ static int vfs_rushes_ftruncate(struct vfs_handle_struct *handle,
 		from = MIN(st.st_size, length);
 	}
 	ret = SMB_VFS_NEXT_FTRUNCATE(handle, fsp, length);
-	rushes_changed_fsp(handle, fsp, MAX(from, 0), UINT64_MAX);
+	rushes_resized_fsp(handle, fsp, MAX(from, 0));
 	return ret;
 }
 
@@ -942,7 +942,11 @@ static int vfs_rushes_fallocate(struct vfs_handle_struct *handle,
 	ret = SMB_VFS_NEXT_FALLOCATE(handle, fsp, mode, offset, len);
 
 	/* It may take blocks away, and need not make the file longer. */
-	rushes_changed_fsp(handle, fsp, offset, UINT64_MAX);
+	if ((mode & ~VFS_FALLOCATE_FL_KEEP_SIZE) == 0) {
+		rushes_resized_fsp(handle, fsp, offset);
+	} else {
+		rushes_changed_fsp(handle, fsp, offset, UINT64_MAX);
+	}
 	return ret;
 }
 

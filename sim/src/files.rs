@@ -238,6 +238,7 @@ impl Files {
             is_header_unread: file.header.is_some(),
             way: Some(WriteWay::Through),
             is_exclusive: false,
+            has_unwritten: file.size > 0,
             is_fresh: false,
         }
     }

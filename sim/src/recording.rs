@@ -679,6 +679,7 @@ impl World {
             is_header_unread: false,
             way: Some(WriteWay::Cached),
             is_exclusive: role == Role::Scatter,
+            has_unwritten: one.size > 0,
             is_fresh: false,
         };
         self.step(Event::Opened {

@@ -500,6 +500,7 @@ impl World {
                     request,
                     key,
                     range,
+                    has_bytes: true,
                 }
             }
             Message::Gone { request, file } => {

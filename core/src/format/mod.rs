@@ -13,7 +13,7 @@ pub mod lane;
 pub mod reserved;
 
 /// Version of every layout in this file.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// First four bytes of every message on the session socket: "RSH1".
 pub const MAGIC: u32 = 0x3148_5352;
@@ -275,6 +275,9 @@ pub mod op {
     /// The client is about to set the time of change of the file named by `device` and `inode` to `offset`, ns since 1970 as i64 in two's
     /// complement. Reply, empty, when nobody sets another, but for writes that come after it.
     pub const TIMED: u32 = 12;
+    /// As [`CHANGED`] to the end of the file, but no byte was written: the length or blocks from `offset` on are others, and nothing of
+    /// that waits in the kernel's cache for a disk.
+    pub const RESIZED: u32 = 13;
 }
 
 /// 0·8 id, 8·4 op, 12·4 handle, 16·8 offset, 24·8 length, 32·8 device, 40·8 inode, 48·8 sent, 56·8 zero.

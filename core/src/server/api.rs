@@ -196,6 +196,8 @@ pub struct FileFacts {
     pub way: Option<WriteWay>,
     /// Nobody writes to it but clients of ours: no other program, through no other door.
     pub is_exclusive: bool,
+    /// Its device may lack bytes that others wrote: they wait in the kernel's cache, or nobody knows.
+    pub has_unwritten: bool,
 }
 
 /// Who is behind a session, for the ledger.
@@ -393,6 +395,8 @@ pub enum Event {
         request: RequestId,
         key: FileKey,
         range: ByteRange,
+        /// Bytes of it may wait in the kernel's cache. Not so when its length or blocks alone were changed.
+        has_bytes: bool,
     },
     /// A file has lost its last name, or is about to; the client waits for the reply.
     Gone {

@@ -104,6 +104,7 @@ impl Bench {
                 is_header_unread: false,
                 way: Some(WriteWay::Cached),
                 is_exclusive: terms.exclusive,
+                has_unwritten: true,
                 is_fresh: false,
             }),
         });

@@ -330,8 +330,7 @@ impl Server {
             is_header_wanted: false,
             writing: Writing {
                 native_size: facts.size.0,
-                // (Written by others, and perhaps a moment ago.)
-                others_changed: u64::from(facts.size.0 > 0),
+                others_changed: u64::from(facts.has_unwritten),
                 mapped_end: u64::MAX,
                 holds,
                 ..Writing::default()
@@ -432,7 +431,13 @@ impl Server {
     }
 
     /// Bytes of a file were changed on its own descriptor.
-    pub(super) fn changed(&mut self, key: FileKey, range: ByteRange, actions: &mut Actions) {
+    pub(super) fn changed(
+        &mut self,
+        key: FileKey,
+        range: ByteRange,
+        has_bytes: bool,
+        actions: &mut Actions,
+    ) {
         // Also of a file that is not known: it may be just being opened.
         self.change_count += 1;
         let Some(&id) = self.keys.get(&key) else {
@@ -455,7 +460,7 @@ impl Server {
                 end => asked.length = asked.length.max(end),
             }
         }
-        if range.length.0 > 0 {
+        if has_bytes && range.length.0 > 0 {
             file.writing.others_changed = self.change_count;
         }
         if range.end() < u64::MAX {
@@ -520,7 +525,7 @@ impl Server {
             file.looks.doubt = Doubt::Foreign;
         }
         let all = ByteRange::new(0, u64::MAX);
-        self.changed(key, all, actions);
+        self.changed(key, all, true, actions);
         self.changed_loose(key, all, actions);
         if let Some(&id) = self.keys.get(&key) {
             self.forget_if_unused(id, actions);

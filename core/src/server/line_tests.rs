@@ -136,6 +136,7 @@ impl World {
                 is_header_unread: false,
                 way: Some(WriteWay::Cached),
                 is_exclusive: false,
+                has_unwritten: true,
                 is_fresh: false,
             }),
         });

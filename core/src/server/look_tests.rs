@@ -166,6 +166,7 @@ fn who_follows_what_a_client_writes_keeps_what_is_cached_until_that_is_over() {
             request: RequestId(request),
             key: facts(1, MIB).key,
             range: ByteRange::new(MIB - 1, 1),
+            has_bytes: true,
         });
     };
     for nth in 0..8u64 {
@@ -193,6 +194,7 @@ fn files_that_nobody_else_writes_are_not_looked_at() {
     bench.session(1);
     let facts = FileFacts {
         is_exclusive: true,
+        has_unwritten: true,
         ..facts(1, MIB)
     };
     bench.open(1, 1, "a", facts);

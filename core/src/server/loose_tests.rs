@@ -663,11 +663,16 @@ fn who_syncs_is_told_when_a_sync_covers_nothing_for_the_third_time() {
 }
 
 fn change_by_itself(world: &mut World, length: u64) {
+    change_or_resize(world, length, true);
+}
+
+fn change_or_resize(world: &mut World, length: u64, has_bytes: bool) {
     world.step(Event::Changed {
         session: SessionId(1),
         request: RequestId(999_999),
         key: KEY,
         range: ByteRange::new(0, length),
+        has_bytes,
     });
 }
 
@@ -694,6 +699,26 @@ fn who_syncs_is_told_of_an_error_that_may_be_about_what_a_client_wrote_by_itself
     world.sync(0);
     doubt_the_sync(&mut world);
     assert_eq!((world.counts.syncs, world.counts.syncs_refused), (1, 1));
+}
+
+/// As programs do that copy: the length first, then the bytes.
+#[test]
+fn who_syncs_hears_nothing_of_an_error_that_is_no_disks_behind_a_change_of_length_alone() {
+    let mut world = half_lost();
+    change_or_resize(&mut world, u64::MAX, false);
+    world.sync(0);
+    doubt_the_sync(&mut world);
+    assert_eq!(world.counts.syncs_refused, 0);
+    world.step(Event::Stat {
+        file: FILE,
+        size: ByteCount(world.native.len() as u64),
+        version: world.version,
+        is_fresh: false,
+    });
+    world.write_all_back();
+    world.end_sync();
+    assert_eq!((world.counts.syncs, world.counts.syncs_refused), (1, 0));
+    assert!(world.device == world.flat);
 }
 
 #[test]

@@ -325,8 +325,9 @@ impl Server {
                 request,
                 key,
                 range,
+                has_bytes,
             } => {
-                self.changed(key, range, actions);
+                self.changed(key, range, has_bytes, actions);
                 self.changed_loose(key, range, actions);
                 self.end_hold(session, key, actions);
                 actions.list.push(Action::Reply {

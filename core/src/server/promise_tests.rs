@@ -106,6 +106,7 @@ fn rate_that_a_header_says_later_is_promised_instead() {
         request: RequestId(1 << 40),
         key,
         range: ByteRange::new(100 * MIB, MIB),
+        has_bytes: true,
     });
     promise.play(1, 60, 1);
     assert_eq!(promise.bench.looked, [(FileId(1), 101 * MIB)]);
@@ -146,6 +147,7 @@ fn header_of_a_file_that_goes_on_growing_is_looked_at_less_and_less_often() {
             request: RequestId((1 << 40) + second),
             key: facts(1, 0).key,
             range: ByteRange::new((100 + second) * MIB, MIB),
+            has_bytes: true,
         });
         promise.play(1, second, 25);
     }
@@ -164,6 +166,7 @@ fn header_of_a_file_that_goes_on_growing_is_looked_at_less_and_less_often() {
         request: RequestId(1 << 40),
         key: facts(1, 0).key,
         range: ByteRange::new(100 * MIB, MIB),
+        has_bytes: true,
     });
     promise.play(1, 0, 60);
     assert_eq!(promise.bench.looked, []);

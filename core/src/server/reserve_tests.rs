@@ -104,6 +104,7 @@ impl Writer {
                 is_header_unread: false,
                 way: Some(WriteWay::Cached),
                 is_exclusive: false,
+                has_unwritten: true,
                 is_fresh: false,
             }),
         });
@@ -285,6 +286,7 @@ fn who_is_about_to_change_a_file_that_nobody_has_open_gets_to_do_so() {
         request: RequestId(1000),
         key: KEY,
         range: ByteRange::new(0, 0),
+        has_bytes: true,
     });
     assert!(writer.is_forgotten);
 }
@@ -430,6 +432,7 @@ fn a_file_that_is_changed_while_it_is_opened_is_granted_nothing_over_what_it_had
                 request: RequestId(500),
                 key,
                 range: ByteRange::new(0, u64::MAX),
+                has_bytes: true,
             });
         }
         let extents = vec![Extent {
@@ -514,6 +517,7 @@ fn who_changes_a_file_that_is_not_known_holds_it_once_it_is() {
             request: RequestId(902),
             key,
             range: ByteRange::new(0, u64::MAX),
+            has_bytes: true,
         });
         assert!(!writer.is_granted, "its length is not known");
         writer.step(Event::Stat {

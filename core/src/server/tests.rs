@@ -59,6 +59,7 @@ pub(super) fn facts(file: u32, size: u64) -> FileFacts {
         is_header_unread: false,
         way: Some(WriteWay::Through),
         is_exclusive: false,
+        has_unwritten: size > 0,
         is_fresh: false,
     }
 }
@@ -439,6 +440,7 @@ fn changed_bytes_are_read_again_also_when_they_were_on_their_way() {
         request: RequestId(2),
         key,
         range: ByteRange::new(0, 10),
+        has_bytes: true,
     });
     assert_eq!(bench.outcome(2), Some(Outcome::Done));
     bench.step(Event::IoDone {
@@ -923,6 +925,7 @@ fn any_events_in_any_order_are_survived() {
                     request: RequestId(request),
                     key,
                     range,
+                    has_bytes: true,
                 },
                 11 => Event::Gone {
                     session,
@@ -1151,6 +1154,7 @@ fn size_that_was_found_out_before_a_change_is_not_told_after_it() {
         request: RequestId(request),
         key,
         range,
+        has_bytes: true,
     };
     let stat = |size| Event::Stat {
         file: FileId(1),

@@ -284,6 +284,7 @@ impl World {
             is_header_unread: false,
             way: Some(self.way),
             is_exclusive: self.is_exclusive,
+            has_unwritten: true,
             is_fresh: false,
         }
     }
@@ -728,6 +729,7 @@ impl World {
                     request,
                     key: KEY,
                     range: ByteRange::new(from, u64::MAX - from),
+                    has_bytes: true,
                 });
                 Doing::Nothing
             }

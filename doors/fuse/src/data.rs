@@ -6,7 +6,7 @@
 
 use crate::answer::Answer;
 use crate::door::Door;
-use crate::engine::Done;
+use crate::engine::{Changed, Done};
 use crate::files::{OpenFile, State, range};
 use crate::nodes::{Node, locked};
 use crate::removals::RoomSought;
@@ -355,12 +355,15 @@ impl Door {
         let behind_end = at >= file.size();
         let start = located.object_offset.0;
         let mut held = self.engine.hold(vec![(located.object, Arc::clone(&fd))])?;
-        held.range.0 = start;
+        held.what = Changed::From { offset: start };
         state.note_owed_sync(located.object);
         let length = located.length.0.min(length);
         let done = less_and_less(start, length, |length| act(&fd, start, length));
         if let (Known::Written, Ok(count)) = (known, &done) {
-            held.range.1 = *count;
+            held.what = Changed::Bytes {
+                offset: start,
+                length: *count,
+            };
             file.grow(at + count)?;
         }
         drop(held);

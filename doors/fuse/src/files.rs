@@ -8,7 +8,7 @@ use crate::answer::Answer;
 use crate::attributes::by_descriptor;
 use crate::descriptors::{Opener, Share};
 use crate::door::Door;
-use crate::engine::{Engine, Held, only_object};
+use crate::engine::{Changed, Engine, Held, only_object};
 use crate::nodes::{Node, TRIES_MAX, locked, status};
 use crate::passthrough::{Opened, Way, Ways};
 use crate::session::Backing;
@@ -849,7 +849,10 @@ impl Door {
             }
             _ => Vec::new(),
         };
-        let held = self.hold(node, &state, |object| !left.contains(object))?;
+        let mut held = self.hold(node, &state, |object| !left.contains(object))?;
+        if why.is_none() {
+            held.what = Changed::Size;
+        }
         let readers = match self.is_passed(node, file, &state) {
             true => Readers::Passthrough,
             false => Readers::None,
@@ -887,13 +890,14 @@ impl Door {
         let Some(mut layout) = state.layout.clone() else {
             return;
         };
-        let held = match self.hold(node, &state, |_| true) {
+        let mut held = match self.hold(node, &state, |_| true) {
             Ok(held) => held,
             Err(error) => {
                 tracing::warn!("a file stays striped over the members it has: {error}");
                 return;
             }
         };
+        held.what = Changed::Size;
         let size = ByteCount(file.size());
         let done = self.pool.widen(file.stub.as_fd(), &mut layout, size);
         self.let_go(&state, &layout);
@@ -940,7 +944,7 @@ impl Door {
         if is_known(&file.state()) {
             let state = file.change();
             // Nothing is changed.
-            self.hold(node, &state, |_| true)?.range = (0, 0);
+            self.hold(node, &state, |_| true)?.what = Changed::NOTHING;
         }
         Ok(())
     }
@@ -1008,7 +1012,8 @@ impl Door {
             return Ok(());
         };
         // By their descriptors also those that go are told to the daemon, who may know them of an earlier open.
-        let held = self.hold(node, state, |_| true)?;
+        let mut held = self.hold(node, state, |_| true)?;
+        held.what = Changed::Size;
         // Who reads the object without the door is to see that nothing is left, and then what comes next.
         let is_passed = self.is_passed(node, file, state);
         let kept = ByteCount(size.max(u64::from(is_passed)));

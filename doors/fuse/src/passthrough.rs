@@ -11,6 +11,7 @@
 
 use crate::answer::Answer;
 use crate::door::Door;
+use crate::engine::Changed;
 use crate::files::{OpenFile, State};
 use crate::lines::Line;
 use crate::nodes::{Node, locked};
@@ -354,7 +355,10 @@ impl Door {
         if length < size {
             let mut held = self.engine.hold(vec![(located.object, Arc::clone(&fd))])?;
             ftruncate(&*fd, size)?;
-            held.range = (length, size - length);
+            held.what = Changed::Bytes {
+                offset: length,
+                length: size - length,
+            };
         }
         Ok(())
     }

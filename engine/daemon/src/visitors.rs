@@ -427,6 +427,7 @@ impl Daemon {
                 request,
                 key,
                 range,
+                has_bytes,
             } => {
                 if let Some(seat) = self.sessions.seats.get(&session) {
                     let pid = seat.session.peer().pid;
@@ -437,6 +438,7 @@ impl Daemon {
                     request,
                     key,
                     range,
+                    has_bytes,
                 });
             }
             ClientEvent::Gone { request, key } => self.feed(Event::Gone {

@@ -459,10 +459,12 @@ impl Daemon {
         }
         let Err(error) = result else {
             let file = self.files.get_mut(id);
-            if let Some(written) = file.and_then(|file| file.written.as_mut()) {
+            let written = file.and_then(|file| file.written.as_mut());
+            let lost_before = written.and_then(|written| {
                 written.doubted_sync_count = 0;
-            }
-            let result = Ok(());
+                written.lost_before.take()
+            });
+            let result = lost_before.map_or(Ok(()), Err);
             return self.feed(Event::Synced { file: id, result });
         };
         let errno = errno_of(&error);

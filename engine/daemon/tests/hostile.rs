@@ -317,6 +317,7 @@ fn a_read_only_descriptor_gives_no_way_to_write() {
         op::HOLD,
         op::WAS_COMMITTED,
         op::TIMED,
+        op::RESIZED,
     ];
     let numbers = (0..256)
         .chain((8..32).map(|bit| 1u32 << bit))

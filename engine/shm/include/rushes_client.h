@@ -266,6 +266,14 @@ void rushes_changed(struct rushes_client *client, dev_t device, ino_t inode,
 		    uint64_t offset, uint64_t length);
 
 /*
+ * As rushes_changed to the end of the file, where nothing was written: the
+ * length or the blocks from offset on are others, and no byte of that waits in
+ * the kernel's cache. (A flush that fails then fails for what was written.)
+ */
+void rushes_resized(struct rushes_client *client, dev_t device, ino_t inode,
+		    uint64_t offset);
+
+/*
  * Are some of a file's bytes another file's too, or packed, so that to write
  * them takes new blocks? Asks the file system, and no daemon.
  */

@@ -491,6 +491,21 @@ pub unsafe extern "C" fn rushes_changed(
 }
 
 /// # Safety
+/// `client` is null or a connected client.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_resized(
+    client: *mut rushes_client,
+    device: dev_t,
+    inode: ino_t,
+    offset: u64,
+) {
+    // SAFETY: the caller's promise.
+    if let Some(session) = unsafe { client.as_mut() } {
+        session.guarded((), |session| session.client.resized(device, inode, offset));
+    }
+}
+
+/// # Safety
 /// `fd` is not closed meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rushes_is_shared(fd: c_int) -> bool {

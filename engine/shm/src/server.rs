@@ -287,6 +287,8 @@ pub enum ClientEvent {
         key: FileKey,
         /// Which bytes.
         range: ByteRange,
+        /// Some may have been written; not so when length or blocks alone were changed.
+        has_bytes: bool,
     },
     /// A file lost a name. To be answered with [`ReplyBody::Done`].
     Gone {
@@ -754,6 +756,16 @@ impl ServerSession {
                     request: id,
                     key,
                     range,
+                    has_bytes: true,
+                }
+            }
+            op::RESIZED => {
+                self.begin(request.id)?;
+                ClientEvent::Changed {
+                    request: id,
+                    key,
+                    range: ByteRange::new(request.offset, u64::MAX - request.offset),
+                    has_bytes: false,
                 }
             }
             op::GONE => {

@@ -160,6 +160,7 @@ fn calls_do_what_the_header_says() {
         rushes_read_end(handle, lease);
         rushes_read_end(handle, lease);
         rushes_changed(client, 1, 2, 0, u64::MAX);
+        rushes_resized(client, 1, 2, 0);
         rushes_gone(client, 1, 2);
         rushes_close(handle);
         // One left open is freed by the end of the session.
@@ -167,7 +168,8 @@ fn calls_do_what_the_header_says() {
         rushes_disconnect(client);
     }
     let echo = server.stop();
-    assert_eq!(echo.notices, [(1, 2), (1, 2)]);
+    assert_eq!(echo.notices, [(1, 2), (1, 2), (1, 2)]);
+    assert_eq!(echo.resized_count, 1);
     assert!(echo.faults.is_empty(), "{:?}", echo.faults);
 }
 
@@ -194,6 +196,7 @@ fn nothing_there_gives_a_reason_and_null_is_harmless() {
         rushes_read_cancel(client, 1);
         assert_eq!(rushes_poll(client, null_mut(), 1), 0);
         rushes_changed(client, 1, 2, 0, 1);
+        rushes_resized(client, 1, 2, 0);
         rushes_gone(client, 1, 2);
         rushes_close(null_mut());
         rushes_disconnect(client);

@@ -894,6 +894,7 @@ impl World {
         let now = self.now;
         let before = self.files[at].log_end();
         let to_the_end = |start: u64| ByteRange::new(start, u64::MAX - start);
+        let has_bytes = matches!(own, Own::Write(_));
         let range = match own {
             Own::Nothing => ByteRange::new(0, 0),
             Own::Write(range) => match self.map(at, OneFile::pages(range)) {
@@ -930,6 +931,7 @@ impl World {
             request,
             key: self.files[at].key,
             range,
+            has_bytes,
         };
         self.tell(index, event);
     }

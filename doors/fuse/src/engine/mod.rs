@@ -15,7 +15,7 @@ mod session;
 mod stations;
 
 pub(crate) use finder::only_object;
-pub(crate) use queue::{Done, Served, Waiter};
+pub(crate) use queue::{Changed, Done, Served, Waiter};
 
 use crate::answer::Answer;
 use crate::descriptors::Opener;
@@ -321,7 +321,7 @@ impl Engine {
             objects: Vec::new(),
             plain: Vec::new(),
             // Until all are held nothing is changed.
-            range: (0, 0),
+            what: Changed::NOTHING,
         };
         let mut asked = Vec::new();
         for (object, fd) in objects {
@@ -368,11 +368,11 @@ impl Engine {
                 Hold::Failed(errno) => return Err(errno),
             }
         }
-        held.range = (0, u64::MAX);
+        held.what = Changed::From { offset: 0 };
         Ok(Some(held))
     }
 
-    fn changed(&self, objects: &[(Object, Arc<OwnedFd>)], (offset, length): (u64, u64)) {
+    fn changed(&self, objects: &[(Object, Arc<OwnedFd>)], what: Changed) {
         let mut told = Vec::new();
         for (object, fd) in objects {
             let Some(queue) = self.serving(object.member) else {
@@ -382,8 +382,7 @@ impl Engine {
             queue.push(Job::Changed {
                 object: object.id,
                 fd: Arc::clone(fd),
-                offset,
-                length,
+                what,
                 answer,
             });
             told.push(answered);
@@ -498,15 +497,15 @@ pub(crate) struct Held<'a> {
     engine: &'a Engine,
     objects: Vec<(Object, Arc<OwnedFd>)>,
     plain: Vec<Plain>,
-    /// Offset and length of what was changed. Units: bytes. A length of u64::MAX: anything from there on, its length and blocks too.
-    pub(crate) range: (u64, u64),
+    /// What of each.
+    pub(crate) what: Changed,
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         // First: what is told may wait for a session that waits for these to end.
         self.plain.clear();
-        self.engine.changed(&self.objects, self.range);
+        self.engine.changed(&self.objects, self.what);
     }
 }
 

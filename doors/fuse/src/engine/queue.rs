@@ -70,6 +70,25 @@ pub(super) enum Hold {
     Failed(Errno),
 }
 
+/// What of an object was changed on its own descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Changed {
+    /// These bytes, all of them written.
+    Bytes { offset: u64, length: u64 },
+    /// Anything from there on: bytes, length and blocks.
+    From { offset: u64 },
+    /// Length or blocks alone: no byte of it waits in the kernel's cache.
+    Size,
+}
+
+impl Changed {
+    /// Nothing at all.
+    pub(crate) const NOTHING: Changed = Changed::Bytes {
+        offset: 0,
+        length: 0,
+    };
+}
+
 pub(super) enum Job {
     Read {
         object: ObjectId,
@@ -100,8 +119,7 @@ pub(super) enum Job {
     Changed {
         object: ObjectId,
         fd: Arc<OwnedFd>,
-        offset: u64,
-        length: u64,
+        what: Changed,
         answer: SyncSender<()>,
     },
     /// It has no name any more.
@@ -340,8 +358,7 @@ impl Drop for Grip {
         self.queue.push(Job::Changed {
             object: self.object,
             fd: Arc::clone(&self.fd),
-            offset: 0,
-            length: 0,
+            what: Changed::NOTHING,
             answer,
         });
     }

@@ -2,7 +2,7 @@
 //! A member's session: objects as the daemon knows them, and what it was asked for.
 
 use super::finder::{Finder, Wanted};
-use super::queue::{Done, Grip, Hold, Job, Names, Queue, Served, Waiter};
+use super::queue::{Changed, Done, Grip, Hold, Job, Names, Queue, Served, Waiter};
 use super::stations::Stations;
 use rushes_core::units::{self, FilePart};
 use rushes_pool::{ObjectId, ObjectName};
@@ -304,12 +304,19 @@ impl Session {
             Job::Changed {
                 object,
                 fd,
-                offset,
-                length,
+                what,
                 answer,
             } => {
                 if let Some((device, inode)) = self.inode(object, &fd) {
-                    self.client.changed(device, inode, offset, length);
+                    match what {
+                        Changed::Bytes { offset, length } => {
+                            self.client.changed(device, inode, offset, length);
+                        }
+                        Changed::From { offset } => {
+                            self.client.changed(device, inode, offset, u64::MAX);
+                        }
+                        Changed::Size => self.client.resized(device, inode, 0),
+                    }
                 }
                 answered(&answer, ());
             }

@@ -285,7 +285,7 @@ enum PartUse {
     LeaseGiven(Reply),
     /// Given out.
     Leased,
-    /// CHANGED, GONE, HOLD or TIMED.
+    /// CHANGED, RESIZED, GONE, HOLD or TIMED.
     Notice,
     /// Its errno.
     NoticeDone(u32),
@@ -680,6 +680,18 @@ impl Client {
             inode,
             offset,
             length,
+            ..Request::default()
+        });
+    }
+
+    /// As [`Client::changed`] to the end of the file, where nothing was written: its length or blocks alone are others from `offset` on.
+    pub fn resized(&mut self, device: u64, inode: u64, offset: u64) {
+        self.notice(Request {
+            op: op::RESIZED,
+            device,
+            inode,
+            offset,
+            length: u64::MAX,
             ..Request::default()
         });
     }

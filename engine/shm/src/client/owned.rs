@@ -142,6 +142,11 @@ impl OwnedClient {
         self.client.changed(device, inode, offset, length);
     }
 
+    /// As [`Client::resized`].
+    pub fn resized(&mut self, device: u64, inode: u64, offset: u64) {
+        self.client.resized(device, inode, offset);
+    }
+
     /// As [`Client::hold`].
     pub fn hold(&mut self, device: u64, inode: u64) -> Result<(), ReadError> {
         self.client.hold(device, inode)

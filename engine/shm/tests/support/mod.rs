@@ -81,6 +81,8 @@ pub struct Echo {
     pub faults: Vec<PeerError>,
     /// What CHANGED, GONE and HOLD named.
     pub notices: Vec<(u64, u64)>,
+    /// Those of CHANGED that had no bytes.
+    pub resized_count: usize,
     folder: PathBuf,
     facts: FactsTable,
     /// Writes granted, given up, and all asked for (each seventh is answered plain).
@@ -108,6 +110,7 @@ impl Echo {
             read_count: 0,
             faults: Vec::new(),
             notices: Vec::new(),
+            resized_count: 0,
             facts: {
                 std::fs::create_dir_all(&folder)?;
                 FactsTable::open(&folder).map_err(|error| error.source)?
@@ -336,9 +339,17 @@ impl Echo {
                     };
                     state.session.reply(request, body)?;
                 }
-                ClientEvent::Changed { request, key, .. }
-                | ClientEvent::Gone { request, key }
-                | ClientEvent::Hold { request, key } => {
+                ClientEvent::Changed {
+                    request,
+                    key,
+                    has_bytes,
+                    ..
+                } => {
+                    self.resized_count += usize::from(!has_bytes);
+                    self.notices.push((key.device, key.inode));
+                    state.session.reply(request, ReplyBody::Done)?;
+                }
+                ClientEvent::Gone { request, key } | ClientEvent::Hold { request, key } => {
                     self.notices.push((key.device, key.inode));
                     state.session.reply(request, ReplyBody::Done)?;
                 }
