@@ -8,6 +8,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 const LENGTH: usize = MIB + 17;
@@ -226,6 +227,11 @@ fn who_has_files_open_writes_no_more_to_a_disk_that_is_given_up() {
     assert_eq!(error.raw_os_error(), EIO, "{error}");
     put(&world.path(written), 8, LENGTH).expect("written anew");
     drop((reader, writer));
+    // (The kernel tells the mount of a close when it comes to it.)
+    let end = Instant::now() + Duration::from_secs(10);
+    while fs::File::open(world.path(read)).is_err() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
     check(&world.path(read), 7, LENGTH);
     check(&world.path(written), 8, LENGTH);
     world.end();
@@ -301,6 +307,36 @@ fn giving_up_may_be_killed_at_every_step_and_is_done_whole_or_not_at_all() {
             .len();
         assert_eq!(size, LENGTH as u64);
         fs::read(world.path(name)).expect_err("it is lost");
+    }
+    world.end();
+}
+
+#[test]
+fn a_file_that_was_removed_while_its_member_was_away_gives_its_room_when_that_is_back() {
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    let on = filled(&world, 1, 2);
+    let removed = &on[1][0];
+    let used = || {
+        let found = rustix::fs::statvfs(world.member(1)).expect("mounted");
+        (found.f_blocks - found.f_bfree) * found.f_frsize
+    };
+    let before = used();
+    world.unplug(1);
+    fs::remove_file(world.path(removed)).expect("its name is in the catalogue");
+    let end = Instant::now() + Duration::from_secs(30);
+    let says = |sentence: &str| world.log().contains(sentence);
+    while !says("a removed file keeps its place for now") {
+        assert!(Instant::now() < end, "nobody buries it");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    world.plug(1, "rw");
+    // (Nothing else is removed meanwhile.)
+    let end = Instant::now() + Duration::from_secs(30);
+    while used() + LENGTH as u64 / 2 > before {
+        assert!(Instant::now() < end, "its room stays taken");
+        std::thread::sleep(Duration::from_millis(50));
     }
     world.end();
 }

@@ -7,11 +7,12 @@
 use crate::answer::Answer;
 use crate::door::Door;
 use crate::nodes::{Node, S_IFMT, S_IFREG, locked, status};
-use rushes_pool::PoolError;
+use rushes_pool::{MemberNumber, PoolError};
 use rustix::fs::{
     AtFlags, Mode, OFlags, RawDir, RenameFlags, linkat, openat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -24,6 +25,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Between two burials: each has members write out what they have in their memories, which recorders beside it feel. Unless somebody
 /// finds no room.
 const REST: Duration = Duration::from_secs(5);
+/// Until what could not be removed is tried again, where nobody can say when that would go better.
+const TRY_AGAIN: Duration = Duration::from_secs(30);
 /// Who finds no room waits so long at most for what was removed: a disk that hangs buries nothing.
 const ROOM_COMES_MAX: Duration = Duration::from_secs(10);
 
@@ -34,6 +37,39 @@ pub(crate) struct Burials {
     ended: Condvar,
     /// The thread that buries.
     burier: OnceLock<Thread>,
+    /// What it could not remove.
+    kept: Mutex<Kept>,
+}
+
+/// Removed files that keep their place for now.
+#[derive(Debug, Default)]
+struct Kept {
+    /// Members that are away or read-only, which have some of it.
+    waits_for: BTreeSet<MemberNumber>,
+    /// Some for another reason, which may be over; since when.
+    otherwise: Option<Instant>,
+}
+
+impl Kept {
+    fn of(errors: &[PoolError]) -> Kept {
+        let mut kept = Kept::default();
+        for error in errors {
+            match error {
+                PoolError::Missing { member, .. } | PoolError::ReadOnly { member, .. } => {
+                    kept.waits_for.insert(*member);
+                }
+                _ => kept.otherwise = Some(Instant::now()),
+            }
+        }
+        kept
+    }
+
+    /// It is worth trying again. `is_there`: whether a member is, and can be written.
+    fn is_due(&self, is_there: impl Fn(MemberNumber) -> bool) -> bool {
+        let has_waited = |since: Instant| since.elapsed() >= TRY_AGAIN;
+        self.otherwise.is_some_and(has_waited)
+            || self.waits_for.iter().any(|&member| is_there(member))
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -230,6 +266,10 @@ impl Door {
         while !self.closing.load(Ordering::Acquire) {
             std::thread::park_timeout(PAUSE);
             let has_rested = last.is_none_or(|last| last.elapsed() >= REST);
+            let is_there = |member| self.pool.can_bury_on(member);
+            if has_rested && locked(&self.burials.kept).is_due(is_there) {
+                self.something_removed();
+            }
             if self.burials.is_due(has_rested) {
                 self.bury();
                 last = Some(Instant::now());
@@ -248,6 +288,7 @@ impl Door {
                 if buried.left_count > 0 {
                     self.something_removed();
                 }
+                *locked(&self.burials.kept) = Kept::of(&buried.kept);
                 for error in buried.kept {
                     let sentence = format!("a removed file keeps its place for now: {error}");
                     match error {
@@ -291,6 +332,31 @@ mod tests {
         });
         assert!(!burials.wait(soon()), "all of it was buried");
         assert!(!burials.is_due(true));
+    }
+
+    #[test]
+    fn what_a_member_kept_is_tried_again_when_that_is_there() {
+        let (one, two) = (MemberNumber(1), MemberNumber(2));
+        let path = || "/m".into();
+        let kept = Kept::of(&[
+            PoolError::Missing {
+                member: one,
+                path: path(),
+                why: String::new(),
+            },
+            PoolError::ReadOnly {
+                member: two,
+                path: path(),
+            },
+        ]);
+        assert!(!kept.is_due(|_| false));
+        assert!(kept.is_due(|member| member == one));
+        assert!(kept.is_due(|member| member == two));
+        assert!(!Kept::default().is_due(|_| true), "nothing was kept");
+        let mut kept = Kept::of(&[PoolError::NoRoom]);
+        assert!(!kept.is_due(|_| true), "it was tried just now");
+        kept.otherwise = Instant::now().checked_sub(TRY_AGAIN);
+        assert!(kept.is_due(|_| false));
     }
 
     #[test]

@@ -1039,6 +1039,12 @@ impl Pool {
         usage
     }
 
+    /// Whether a member is there and can be written: what it kept for [`Pool::bury`] can be removed.
+    pub fn can_bury_on(&self, member: MemberNumber) -> bool {
+        let known = self.known(member);
+        known.is_ok_and(|member| member.status().state == MemberState::Present)
+    }
+
     /// Remove stubs from [`Catalogue::removed`] with their objects, unless `is_open` says of a stub's native inode number that it is needed.
     /// A stub that still has a name in the tree only loses the one there. For a door's start, and then now and then. Names are
     /// neither made nor removed by anybody else while what `links` gives is there.
@@ -1143,16 +1149,21 @@ impl Pool {
             return Ok((false, None));
         }
         let layout = self.layout(stub.as_fd())?;
+        // What one member keeps for now is no reason for the others to.
+        let mut kept = None;
         for object in layout.iter().flat_map(Layout::objects) {
             let file = layout.as_ref().expect("it names objects").file;
             let member = self.known(object.member);
             match member.and_then(|member| member.remove_named(file, object.id)) {
                 // With its member it went before.
                 Ok(()) | Err(PoolError::Lost { .. }) => {}
-                Err(error) => return Err(error),
+                Err(error) => kept = kept.or(Some(error)),
             }
         }
-        Ok((true, layout))
+        match kept {
+            None => Ok((true, layout)),
+            Some(error) => Err(error),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ mod place;
 use place::{Place, Written, look, objects_on, of, path_of, pattern};
 use rushes_pool::{
     ByteOffset, ByteRange, LAYOUT_ATTRIBUTE, Layout, MemberNumber, NameLog, OBJECT_ATTRIBUTE,
-    PolicyChange, Pool, SpillReason, State, Wish, change_policy, fsck, rescue,
+    Object, PolicyChange, Pool, SpillReason, State, Wish, change_policy, fsck, rescue,
 };
 use rustix::fs::{XattrFlags, fremovexattr, fsetxattr};
 use std::fs;
@@ -337,4 +337,31 @@ fn a_record_that_another_forged_gets_no_mark() {
     let object = fs::File::open(path_of(&pool, object)).unwrap();
     object.read_exact_at(&mut byte, 5).unwrap();
     assert_eq!(byte[..], pattern(5, 1));
+}
+
+#[test]
+fn members_that_are_there_do_not_keep_what_another_does() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = striped(&mut place, &[80, 80, 80]);
+    let file = never_synced(&pool, "f", 3 * UNIT);
+    let objects = file.layout.objects();
+    let away = pool.members()[1].path().to_path_buf();
+    let left = || {
+        let there = |&&object: &&Object| path_of(&pool, object).exists();
+        objects.iter().filter(there).count()
+    };
+    assert_eq!((objects.len(), left()), (3, 3));
+    let catalogue = pool.catalogue().path();
+    fs::rename(catalogue.join("tree/f"), catalogue.join("removed/f")).unwrap();
+    place.mount(&away, 1);
+    let buried = pool.bury(|_| false, || ()).unwrap();
+    assert_eq!((buried.file_count, buried.kept.len()), (0, 1));
+    assert!(!pool.can_bury_on(MemberNumber(1)) && pool.can_bury_on(MemberNumber(0)));
+    place.unmount(&away);
+    assert_eq!(left(), 1, "the one that was away");
+    assert!(pool.can_bury_on(MemberNumber(1)));
+    assert_eq!(pool.bury(|_| false, || ()).unwrap().file_count, 1);
+    assert_eq!(left(), 0);
 }
