@@ -90,8 +90,8 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
     let mut notes: Vec<String> = warnings.iter().map(|w| w.to_string()).collect();
     if !is_root() {
         notes.push(String::from(
-            "the daemon runs as an ordinary user, and needs root to serve: doors do not find it by its usual folder, it cannot open files of other users, \
-             nor lock its cache, nor run before other programs; start it with `sudo systemctl start rushes`",
+            "the daemon runs as an ordinary user: it cannot open files of other users, lock its cache in memory or run before other programs; \
+             expected root: start it with `sudo systemctl start rushes`",
         ));
     }
     let segment = Arc::new(segment);
