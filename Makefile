@@ -23,18 +23,24 @@ help: ## List these commands
 
 ## The everyday ones
 
-.PHONY: setup build install uninstall demo clean
+.PHONY: setup server build install uninstall demo clean
 setup: ## Install the Debian packages that are missing (asks the network only then)
 	@packaging/install-packages.sh
 	@packaging/check-rust.sh
 
-build: ## Compile the programs and the Samba module
+server: ## Compile what an installation needs: rushes and the Samba module, without lab, simulator and tests
+	@echo "== server: rushes"
+	$(CARGO) build --release --locked -p rushes
+	@echo "== server: Samba module"
+	doors/smb/build.sh
+
+build: ## Compile all programs and the Samba module
 	@echo "== build: programs"
 	$(CARGO) build --release --locked --workspace
 	@echo "== build: Samba module"
 	doors/smb/build.sh
 
-install: ## Install programs, module, service and sample configuration (after make build, as root)
+install: ## Install programs, module, service and sample configuration (after make server or make build, as root)
 	packaging/install.sh "$(BIN)"
 
 uninstall: ## Take away what make install has put in place; configuration stays (as root)

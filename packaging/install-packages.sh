@@ -34,7 +34,7 @@ fi
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
 	echo "install-packages: this is not Debian (no dpkg-query or apt-get)." \
-		"Install what $list names by your own means, then go on with 'make build'." >&2
+		"Install what $list names by your own means, then go on with 'make server'." >&2
 	exit 1
 fi
 

@@ -12,7 +12,7 @@ dest=${DESTDIR:-}
 
 die() { echo "install.sh: $*" >&2; exit 1; }
 
-[ -x "$bin/rushes" ] || die "there is no $bin/rushes: run make build first."
+[ -x "$bin/rushes" ] || die "there is no $bin/rushes: run make server first (or make build)."
 [ -n "$dest" ] || [ "$(id -u)" -eq 0 ] || die "run this as root, or set DESTDIR."
 
 # A running program cannot be written to; install(1) replaces it, and who runs it keeps the old one.

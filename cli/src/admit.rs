@@ -88,8 +88,8 @@ fn text(admission: &Admission) -> String {
             ),
         };
         if verdict.guessed_model {
-            out += "    the device was never measured, this rests on a cautious guess: rushes \
-                    calibrate PATH --save\n";
+            out += "    the daemon knows no measurement of the device, this rests on a cautious guess: rushes \
+                    calibrate PATH --save, then systemctl reload rushes\n";
         }
     }
     out

@@ -472,7 +472,7 @@ pub(crate) struct ServeArgs {
 pub(crate) struct RecoverArgs {
     #[command(flatten)]
     pub(crate) config: ConfigArg,
-    /// Say what is left, and write nothing
+    /// Say what is left, and write nothing; the exit code is 1 when something is left
     #[arg(long, conflicts_with = "give_up")]
     pub(crate) list: bool,
     /// Show what is left in this lane; with --yes delete it: bytes that clients were told are safe are lost

@@ -4,15 +4,17 @@
 use crate::args::CheckArgs;
 use crate::ask::{print_json, say};
 use rushes_daemon::doctor::{Level, Places, Report, examine};
-use rushes_pool::PoolError;
-use std::path::PathBuf;
+use rushes_pool::{Pool, PoolError};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, String> {
+    let (pools, members) = pools()?;
     let report = examine(&Places {
         config: args.config.config.clone(),
         smb_conf: args.smb_conf.clone(),
-        pools: pools()?,
+        pools,
+        members,
     });
     if args.json {
         print_json(&report)?;
@@ -26,14 +28,46 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, String> {
     })
 }
 
-/// Where pools are mounted.
-fn pools() -> Result<Vec<PathBuf>, String> {
+/// Where the services of pools are configured: `pool-NAME.conf`, with the line `CATALOGUE=`.
+const SERVICES: &str = "/etc/rushes";
+
+/// Where pools are mounted, and the folders of the members of pools that are mounted or have a service.
+fn pools() -> Result<(Vec<PathBuf>, Vec<PathBuf>), String> {
     // Who may not look into their catalogues is told of all else.
     let all = match rushes_pool::mounted() {
         Err(PoolError::Refused(_)) => Vec::new(),
         found => found.map_err(|error| error.to_string())?,
     };
-    Ok(all.into_iter().map(|mounted| mounted.mount).collect())
+    let mut catalogues = of_services(Path::new(SERVICES));
+    catalogues.extend(all.iter().map(|mounted| mounted.catalogue.clone()));
+    catalogues.sort();
+    catalogues.dedup();
+    let members = catalogues
+        .iter()
+        .filter_map(|catalogue| Pool::look(catalogue).ok())
+        .flat_map(|pool| {
+            let members = pool.members();
+            let paths: Vec<PathBuf> = members.iter().map(|one| one.path().to_path_buf()).collect();
+            paths
+        })
+        .collect();
+    let mounts = all.into_iter().map(|mounted| mounted.mount).collect();
+    Ok((mounts, members))
+}
+
+/// Catalogues of the pools that have a service.
+fn of_services(folder: &Path) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_of_pool = |name: &str| name.starts_with("pool-") && name.ends_with(".conf");
+    files
+        .filter(|file| file.file_name().to_str().is_some_and(is_of_pool))
+        .filter_map(|file| std::fs::read_to_string(file.path()).ok())
+        .filter_map(|text| {
+            let mut lines = text.lines();
+            let line = lines.find_map(|line| line.trim().strip_prefix("CATALOGUE="))?;
+            Some(PathBuf::from(line.trim().trim_matches(['"', '\''])))
+        })
+        .collect()
 }
 
 fn text(report: &Report) -> String {
@@ -71,6 +105,18 @@ fn text(report: &Report) -> String {
 mod tests {
     use super::*;
     use rushes_daemon::doctor::Finding;
+
+    #[test]
+    fn catalogues_of_pools_that_are_not_mounted_are_known_by_their_services() {
+        let folder = std::env::temp_dir().join(format!("rushes-services-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let conf = "# of the rack\nFOLDER=/srv/media\nCATALOGUE=\"/mnt/ssd/catalogue\"\n";
+        std::fs::write(folder.join("pool-media.conf"), conf).unwrap();
+        std::fs::write(folder.join("rushes.toml"), "CATALOGUE=/no").unwrap();
+        let found = of_services(&folder);
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(found, [Path::new("/mnt/ssd/catalogue")]);
+    }
 
     #[test]
     fn every_finding_is_printed_with_its_remedy() {

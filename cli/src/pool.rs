@@ -6,6 +6,7 @@ use crate::ask::{print_json, say};
 use crate::show::{self, Table};
 use crate::{pool_care, pool_destroy, pool_members, pool_mount, pool_policy};
 use indicatif::{ProgressBar, ProgressStyle};
+use rushes_fuse::Unwritten;
 use rushes_pool::{
     Class, Duty, Layout, Member, MemberState, MemberStatus, Object, ObjectName, Pool, PoolError,
     Shape, Wanted,
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 const TMPFS: u64 = 0x0102_1994;
 /// A mount that was unmounted is gone within this.
 const ENDING: Duration = Duration::from_secs(10);
+/// A wait that is shorter needs no word.
+const SILENT: Duration = Duration::from_secs(1);
 
 /// A pool and its members, as `--json` says it.
 #[derive(Debug, Serialize)]
@@ -163,12 +166,36 @@ pub(crate) fn settled(pool: Pool) -> Result<Pool, String> {
 
 /// Nobody has bytes in memory that are acknowledged and not in its objects.
 pub(crate) fn has_all(pool: &Pool) -> Result<(), String> {
-    rushes_fuse::wait_until_written(pool, WRITTEN_PATIENCE).map_err(|unwritten| {
-        format!(
-            "{}: {unwritten}; expected all of them in their objects: start that daemon, or write them with `rushes recover`, then repeat this",
-            pool.catalogue().path().display()
-        )
-    })
+    rushes_fuse::wait_until_written(pool, WRITTEN_PATIENCE, &say_that_it_waits).map_err(
+        |unwritten| {
+            format!(
+                "{}: {unwritten}; expected all of them in their objects: {}, then repeat this",
+                pool.catalogue().path().display(),
+                how_to_write(&unwritten)
+            )
+        },
+    )
+}
+
+/// To the terminal: the command has not begun with what it is to do.
+pub(crate) fn say_that_it_waits(unwritten: &Unwritten) {
+    eprintln!(
+        "rushes: {unwritten}: waiting for {}",
+        match unwritten.is_daemon_there {
+            true => format!("them, {} s at most", WRITTEN_PATIENCE.as_secs()),
+            false => String::from("a daemon, some seconds"),
+        }
+    );
+}
+
+/// What brings them to their objects.
+pub(crate) fn how_to_write(unwritten: &Unwritten) -> &'static str {
+    match unwritten.is_daemon_there {
+        true => "look what its log says (`journalctl -u rushes`)",
+        false => {
+            "start that daemon (`systemctl start rushes`), or write them with `rushes recover`"
+        }
+    }
 }
 
 fn ls(args: &PoolLsArgs) -> Result<ExitCode, String> {
@@ -340,13 +367,16 @@ fn text(report: &PoolReport) -> String {
         .iter()
         .map(|warning| format!("Warning: {warning}.\n"))
         .collect();
+    let draining = report.members.iter();
+    let draining = draining.filter(|member| member.duty == Duty::Draining.name());
     format!(
-        "pool {} ({}), {} free of {} on {devices}{missing}\n{}{warnings}",
+        "pool {} ({}), {} free of {} on {devices}{missing}\n{}{}{warnings}",
         report.catalogue,
         with_wish(report.policy, &report.wish),
         show::bytes(report.bytes_free),
         show::bytes(report.bytes_total),
-        table.text()
+        table.text(),
+        pool_members::draining_text(&report.catalogue, draining.map(|member| member.number))
     )
 }
 
@@ -432,6 +462,7 @@ fn segments(pool: &Pool, layout: &Layout) -> Vec<SegmentReport> {
 /// Open it as its only one. A mount that was unmounted a moment ago still writes down names and goes in a while: it is waited for.
 pub(crate) fn serve(catalogue: &Path) -> Result<Pool, PoolError> {
     let end = Instant::now() + ENDING;
+    let mut is_said = false;
     loop {
         let error = match Pool::serve(catalogue) {
             Err(error @ PoolError::Served { .. }) => error,
@@ -442,6 +473,13 @@ pub(crate) fn serve(catalogue: &Path) -> Result<Pool, PoolError> {
             .is_ok_and(|path| rushes_pool::mounts_of(&path).is_ok_and(|mounts| !mounts.is_empty()));
         if is_mounted || Instant::now() > end {
             return Err(error);
+        }
+        if !is_said && Instant::now() + ENDING > end + SILENT {
+            eprintln!(
+                "rushes: {error}. Waiting for its end, {} s at most",
+                ENDING.as_secs()
+            );
+            is_said = true;
         }
         std::thread::sleep(Duration::from_millis(50));
     }

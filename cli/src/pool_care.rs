@@ -3,7 +3,7 @@
 
 use crate::args::{PoolFsckArgs, PoolRescueArgs};
 use crate::ask::{print_json, runtime_dir, say};
-use crate::pool::{WRITTEN_PATIENCE, settled, shown, told};
+use crate::pool::{WRITTEN_PATIENCE, how_to_write, say_that_it_waits, settled, shown, told};
 use crate::show;
 use indicatif::{ProgressBar, ProgressStyle};
 use rushes_pool::{Fsck, ObjectName, Progress, State};
@@ -87,11 +87,16 @@ pub(crate) struct RescueReport {
 /// What the lost catalogue said of the pool's daemon is lost with it: the one of this machine's configuration is looked at.
 fn members_have_all(args: &PoolRescueArgs) -> Result<(), String> {
     let runtime_dir = runtime_dir(&args.daemon)?;
-    let waited =
-        rushes_fuse::wait_until_members_have_all(&args.members, &runtime_dir, WRITTEN_PATIENCE);
+    let waited = rushes_fuse::wait_until_members_have_all(
+        &args.members,
+        &runtime_dir,
+        WRITTEN_PATIENCE,
+        &say_that_it_waits,
+    );
     waited.map_err(|unwritten| {
         format!(
-            "{unwritten}; expected all of them in their objects: start that daemon, or write them with `rushes recover`, then repeat this"
+            "{unwritten}; expected all of them in their objects: {}, then repeat this",
+            how_to_write(&unwritten)
         )
     })
 }

@@ -13,8 +13,8 @@ use crate::pool_care::counter;
 use crate::show::{self, Table};
 use indicatif::ProgressBar;
 use rushes_pool::{
-    Class, Defragged, Door, Drained, Evenness, Failed, Failure, MemberNumber, MountState, Nobody,
-    Parting, Pieces, Pool, PoolError, Request, Told, Work, newest_log,
+    Class, Defragged, Door, Drained, Duty, Evenness, Failed, Failure, MemberNumber, MountState,
+    Nobody, Parting, Pieces, Pool, PoolError, Request, Told, Work, newest_log,
 };
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -187,12 +187,30 @@ fn number_of(pool: &Pool, member: &Path) -> Result<MemberNumber, String> {
     let members = pool.members();
     let found = members.iter().find(|one| one.path() == path);
     found.map(|one| one.number()).ok_or_else(|| {
-        format!(
-            "{} is no member of {}; expected a number or a folder of `rushes pool ls`",
-            member.display(),
-            pool.catalogue().path().display()
-        )
+        let all: Vec<String> = members
+            .iter()
+            .map(|one| format!("{} ({})", one.number().0, one.path().display()))
+            .collect();
+        let catalogue = pool.catalogue().path();
+        let mounts = rushes_pool::mounts_of(catalogue).unwrap_or_default();
+        no_member(&path, catalogue, &mounts, &all)
     })
+}
+
+/// `path` is no member of this pool, which is mounted on `mounts`.
+fn no_member(path: &Path, catalogue: &Path, mounts: &[PathBuf], members: &[String]) -> String {
+    let what = if mounts.iter().any(|mount| mount == path) {
+        String::from("is where the pool is mounted, and no member of it")
+    } else if path == catalogue {
+        String::from("is the pool's catalogue, and no member of it")
+    } else {
+        format!("is no member of {}", catalogue.display())
+    };
+    format!(
+        "{} {what}; expected the number of a member, or its folder: {}",
+        path.display(),
+        members.join(", ")
+    )
 }
 
 pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
@@ -973,10 +991,62 @@ fn text(report: &StatusReport) -> String {
     let mount = report.mount.as_ref();
     let mount = mount.map_or(String::new(), MountReport::text);
     let state = format!("{served}{mount}, {names}{add}{work}{tidy}");
+    let draining = report.members.iter();
+    let draining = draining.filter(|one| one.duty == Duty::Draining.name());
     format!(
-        "pool {}, {}\n{}",
+        "pool {}, {}\n{}{}",
         report.catalogue,
         with_wish(&state, &report.wish),
-        table.text()
+        table.text(),
+        draining_text(&report.catalogue, draining.map(|one| one.number))
     )
+}
+
+/// What is to be known of members that are emptied: that lasts, whether or not the command that began it has ended.
+pub(crate) fn draining_text(catalogue: &str, members: impl Iterator<Item = u16>) -> String {
+    members
+        .map(|number| {
+            format!(
+                "Member {number} is draining: it takes nothing new until it is taken out of the pool or this is undone. `rushes pool drain {catalogue} {number}` \
+                 moves what is left on it, then `rushes pool remove {catalogue} {number}` takes it out; `rushes pool drain --cancel {catalogue} {number}` undoes it.\n"
+            )
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_member_is_told_from_the_mount_and_the_catalogue() {
+        let members = [
+            String::from("0 (/mnt/a/pool)"),
+            String::from("1 (/mnt/b/pool)"),
+        ];
+        let (catalogue, mounts) = (Path::new("/mnt/ssd/c"), [PathBuf::from("/srv/media")]);
+        let said = |path: &str| no_member(Path::new(path), catalogue, &mounts, &members);
+        assert_eq!(
+            said("/srv/media"),
+            "/srv/media is where the pool is mounted, and no member of it; expected the number of a member, or its folder: 0 (/mnt/a/pool), \
+             1 (/mnt/b/pool)"
+        );
+        assert!(said("/mnt/ssd/c").contains("is the pool's catalogue"));
+        assert!(said("/mnt/c").contains("is no member of /mnt/ssd/c; expected"));
+    }
+
+    #[test]
+    fn a_member_that_is_draining_says_how_that_goes_on_and_how_it_is_undone() {
+        assert_eq!(draining_text("/c", std::iter::empty()), "");
+        let said = draining_text("/c", [1].into_iter());
+        for part in [
+            "Member 1 is draining",
+            "takes nothing new",
+            "rushes pool drain /c 1",
+            "rushes pool remove /c 1",
+            "rushes pool drain --cancel /c 1",
+        ] {
+            assert!(said.contains(part), "{part:?} is missing in {said}");
+        }
+    }
 }

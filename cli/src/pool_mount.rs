@@ -10,6 +10,7 @@ use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::fmt::Display;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
@@ -53,8 +54,32 @@ fn protect(args: &PoolMountArgs) {
     }
 }
 
+/// A mount is root's, and lies on a folder that is there.
+fn can_mount(user: u32, args: &PoolMountArgs) -> Result<(), String> {
+    let folder = args.folder.display();
+    if user != 0 {
+        return Err(format!(
+            "user {user} asks for a mount of the pool {} on {folder}; expected root, who alone may mount it and reach the files on its members: \
+             sudo rushes pool mount {} {folder}",
+            args.catalogue.display(),
+            args.catalogue.display()
+        ));
+    }
+    match args.folder.metadata() {
+        Ok(found) if !found.is_dir() => Err(format!(
+            "{folder} is not a folder; expected an empty folder, on which the pool is then mounted"
+        )),
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(format!(
+            "{folder} is not there; expected an empty folder, on which the pool is then mounted: mkdir -p {folder}"
+        )),
+        // A dead mount cannot be looked at, and is taken away when the next one comes.
+        _ => Ok(()),
+    }
+}
+
 /// Nobody else has it, and it may be mounted there. (Before anything is done to the folder.)
 fn pool_for(args: &PoolMountArgs) -> Result<Pool, String> {
+    can_mount(rustix::process::geteuid().as_raw(), args)?;
     let pool = crate::pool::serve(&args.catalogue).map_err(told)?;
     rushes_pool::may_be_mounted_on(&pool, &args.folder).map_err(told)?;
     Ok(pool)
@@ -228,4 +253,45 @@ fn serve_kept(args: &PoolMountArgs) -> Result<ExitCode, String> {
         report(args, true)?;
     }
     until_unmounted(args, mounted, &stop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command as Asked, PoolCommand};
+    use clap::Parser;
+
+    fn args(folder: &Path) -> PoolMountArgs {
+        let folder = folder.to_str().unwrap();
+        match Cli::parse_from(["rushes", "pool", "mount", "/mnt/catalogue", folder]).command {
+            Asked::Pool {
+                command: PoolCommand::Mount(args),
+            } => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_mount_that_cannot_be_is_refused_with_what_it_needs() {
+        let folder = std::env::temp_dir().join(format!("rushes-mount-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (file, gone) = (folder.join("file"), folder.join("gone"));
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(can_mount(0, &args(&folder)), Ok(()));
+        let of_user = can_mount(1000, &args(&folder)).unwrap_err();
+        let sudo = format!("sudo rushes pool mount /mnt/catalogue {}", folder.display());
+        assert!(
+            of_user.contains("user 1000") && of_user.ends_with(&sudo),
+            "{of_user}"
+        );
+        let of_gone = can_mount(0, &args(&gone)).unwrap_err();
+        let mkdir = format!("mkdir -p {}", gone.display());
+        assert!(
+            of_gone.contains("is not there") && of_gone.ends_with(&mkdir),
+            "{of_gone}"
+        );
+        let of_file = can_mount(0, &args(&file)).unwrap_err();
+        assert!(of_file.contains("is not a folder"), "{of_file}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -216,6 +216,15 @@ fn check_says_where_a_share_lies_and_a_reload_finds_it_there() {
     // Not within seconds: when the reload is answered.
     let status = world.daemon.status();
     assert!(is_on_disk(&status), "{status:#}");
+    // The disk below the mount point is no device of this daemon any more.
+    let devices = status["devices"].as_array().expect("a list");
+    let names: Vec<&Value> = devices.iter().map(|device| &device["name"]).collect();
+    assert_eq!(names, [&status["shares"][0]["device"]], "{status:#}");
+    let notes = status["daemon"]["notes"].as_array().expect("a list");
+    let noted = notes
+        .iter()
+        .filter(|note| note.to_string().contains("never measured"));
+    assert!(noted.count() <= 1, "{notes:#?}");
     assert_eq!(world.complaints(), [""; 0]);
     let mut client = world.start_samba();
     let held = client.open("one.mov");

@@ -537,7 +537,16 @@ fn a_mounted_pool_is_not_looked_through_and_its_status_is_told() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{words:?}");
         assert!(said.contains("is served already"), "{said}");
+        // By which mount, and where.
+        let place = format!(", mounted on {})", world.path("").display());
+        let place = place.replace("/)", ")");
+        assert!(said.contains(&place), "{place}: {said}");
     }
+    // The mount's folder is neither a member nor the catalogue.
+    let mount = [world.path("")];
+    let output = world.command(&["drain"], &mount).output();
+    let said = String::from_utf8_lossy(&output.expect("it starts").stderr).into_owned();
+    assert!(said.contains("is where the pool is mounted"), "{said}");
     // The members know the names a second later, one after another, or more on a slow machine.
     let end = Instant::now() + Duration::from_secs(60);
     let now = loop {

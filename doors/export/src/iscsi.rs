@@ -372,7 +372,7 @@ impl Server for DiskServer {
         }
         flock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
             Errno::WOULDBLOCK => ExportError::refused(format!(
-                "{} is served already, or somebody else has locked it (flock)",
+                "{0} is served already as an iSCSI disk, or another program has locked it (flock); expected nobody: `lslocks` shows the process that has {0}",
                 file.display()
             )),
             error => ExportError::at("lock", file, error),

@@ -20,6 +20,10 @@ const PLACE: &str = "rushes-pool.daemon";
 /// For the daemon that the pool went by before.
 const OTHER_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Without a daemon nobody writes; one that died is started again within this, by its service manager.
+const RESTART_PATIENCE: Duration = Duration::from_secs(2);
+/// A daemon that writes the last bytes of a mount is mostly done within this, and nothing needs to be said.
+const SILENT: Duration = Duration::from_millis(300);
 
 /// Objects whose bytes only a daemon has, or may have.
 #[derive(Debug)]
@@ -28,15 +32,21 @@ pub struct Unwritten {
     pub object_count: io::Result<usize>,
     /// Where that daemon has, or had, its sockets; if that could not be read, where it is written.
     pub runtime_dir: PathBuf,
+    /// A daemon, or `rushes recover`, has that folder, and may write them. True, too: it cannot be told.
+    pub is_daemon_there: bool,
 }
 
 impl fmt::Display for Unwritten {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dir = self.runtime_dir.display();
         match &self.object_count {
+            Ok(count) if self.is_daemon_there => write!(
+                f,
+                "the daemon of {dir} has acknowledged bytes of {count} objects that are not on their disks"
+            ),
             Ok(count) => write!(
                 f,
-                "the daemon of {dir} has, or has left, acknowledged bytes of {count} objects that are not on their disks"
+                "no daemon runs in {dir}, and the last one has left acknowledged bytes of {count} objects that are not on their disks"
             ),
             Err(error) => write!(
                 f,
@@ -61,7 +71,8 @@ pub(crate) fn leave_place(pool: &Pool, place: &DaemonPlace) -> io::Result<()> {
 pub(crate) fn may_go_by(pool: &Pool, next: &DaemonPlace) -> io::Result<()> {
     match place(pool.catalogue().path())? {
         Some(last) if last != next.runtime_dir => {
-            wait_until_written(pool, OTHER_PATIENCE).map_err(|unwritten| {
+            let say = |unwritten: &Unwritten| tracing::info!("{unwritten}: waiting for them");
+            wait_until_written(pool, OTHER_PATIENCE, &say).map_err(|unwritten| {
                 io::Error::other(format!(
                     "{unwritten}; expected none before this pool goes by way of {}: start that daemon, or write them with `rushes recover`",
                     next.runtime_dir.display()
@@ -81,11 +92,32 @@ fn place(catalogue: &Path) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// Wait until the members' objects have all that was acknowledged, at most so long. A daemon that lives needs some seconds.
+/// Whether a daemon has that folder, or `rushes recover`: they hold its lock. (The device is not compared, which the table may know by another number
+/// than stat(2): at worst it is waited for nobody. To try the lock would keep out a daemon that starts at this moment.)
+fn is_daemon_there(runtime_dir: &Path) -> bool {
+    let inode = match fs::metadata(runtime_dir.join("lock")) {
+        Ok(lock) => lock.ino(),
+        Err(error) => return error.kind() != io::ErrorKind::NotFound,
+    };
+    let Ok(locks) = fs::read_to_string("/proc/locks") else {
+        return true;
+    };
+    let file = format!(":{inode}");
+    let is_its =
+        |line: &str| line.contains(" FLOCK ") && line.split(' ').any(|word| word.ends_with(&file));
+    locks.lines().any(is_its)
+}
+
+/// Wait until the members' objects have all that was acknowledged, at most so long. A daemon that lives needs some seconds; where none is, it is waited for
+/// one that is just being started, and no longer. `say` is called once, when the wait begins to be felt.
 ///
 /// Assumes  nobody has the pool mounted
 /// Errors   what is still missing
-pub fn wait_until_written(pool: &Pool, patience: Duration) -> Result<(), Unwritten> {
+pub fn wait_until_written(
+    pool: &Pool,
+    patience: Duration,
+    say: &dyn Fn(&Unwritten),
+) -> Result<(), Unwritten> {
     let catalogue = pool.catalogue().path();
     let runtime_dir = match place(catalogue) {
         Ok(Some(runtime_dir)) => runtime_dir,
@@ -94,6 +126,7 @@ pub fn wait_until_written(pool: &Pool, patience: Duration) -> Result<(), Unwritt
             return Err(Unwritten {
                 object_count: Err(error),
                 runtime_dir: catalogue.join(PLACE),
+                is_daemon_there: true,
             });
         }
     };
@@ -102,7 +135,7 @@ pub fn wait_until_written(pool: &Pool, patience: Duration) -> Result<(), Unwritt
         .iter()
         .filter_map(|member| member.status().device)
         .collect();
-    wait_for(&devices, runtime_dir, patience)
+    wait_for(&devices, runtime_dir, patience, say)
 }
 
 /// The same of a pool whose catalogue is lost, and with it what that said of the daemon: of the one that has its sockets there. Folders that cannot be looked at
@@ -111,14 +144,22 @@ pub fn wait_until_members_have_all(
     members: &[PathBuf],
     runtime_dir: &Path,
     patience: Duration,
+    say: &dyn Fn(&Unwritten),
 ) -> Result<(), Unwritten> {
     let device = |member: &PathBuf| Some(fs::metadata(member).ok()?.dev());
     let devices: Vec<u64> = members.iter().filter_map(device).collect();
-    wait_for(&devices, runtime_dir.to_path_buf(), patience)
+    wait_for(&devices, runtime_dir.to_path_buf(), patience, say)
 }
 
-fn wait_for(devices: &[u64], runtime_dir: PathBuf, patience: Duration) -> Result<(), Unwritten> {
-    let end = Instant::now() + patience;
+fn wait_for(
+    devices: &[u64],
+    runtime_dir: PathBuf,
+    patience: Duration,
+    say: &dyn Fn(&Unwritten),
+) -> Result<(), Unwritten> {
+    let begun = Instant::now();
+    let mut last_there = begun;
+    let mut is_said = false;
     loop {
         // Each time anew: a daemon that ended well takes them with it.
         let facts = FactsView::find(&runtime_dir);
@@ -126,11 +167,21 @@ fn wait_for(devices: &[u64], runtime_dir: PathBuf, patience: Duration) -> Result
         if matches!(object_count, Ok(0)) {
             return Ok(());
         }
-        if Instant::now() >= end {
-            return Err(Unwritten {
-                object_count,
-                runtime_dir,
-            });
+        let now = Instant::now();
+        let unwritten = Unwritten {
+            object_count,
+            runtime_dir: runtime_dir.clone(),
+            is_daemon_there: is_daemon_there(&runtime_dir),
+        };
+        if unwritten.is_daemon_there {
+            last_there = now;
+        }
+        if now >= begun + patience || now >= last_there + RESTART_PATIENCE {
+            return Err(unwritten);
+        }
+        if !is_said && now >= begun + SILENT {
+            say(&unwritten);
+            is_said = true;
         }
         std::thread::sleep(LOOK_EVERY);
     }
@@ -139,6 +190,7 @@ fn wait_for(devices: &[u64], runtime_dir: PathBuf, patience: Duration) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{FlockOperation, flock};
 
     #[test]
     fn members_whose_catalogue_is_lost_are_looked_for_in_the_facts_all_the_same() {
@@ -147,12 +199,59 @@ mod tests {
         fs::create_dir_all(&lanes).expect("a folder for the test");
         let look = || {
             let members = [folder.clone(), folder.join("nowhere")];
-            wait_until_members_have_all(&members, &folder, Duration::ZERO)
+            wait_until_members_have_all(&members, &folder, Duration::ZERO, &|_| {})
         };
         look().expect("there never was a daemon");
         std::os::unix::fs::symlink("nowhere", lanes.join("facts")).expect("it is made");
         let unwritten = look().expect_err("nobody knows what it has").to_string();
         assert!(unwritten.contains("cannot be read"), "{unwritten}");
         fs::remove_dir_all(folder).expect("it goes");
+    }
+
+    #[test]
+    fn without_a_daemon_nobody_is_waited_for_and_a_wait_is_said() {
+        let folder = std::env::temp_dir().join(format!("rushes-nobody-{}", std::process::id()));
+        let lanes = folder.join("lanes");
+        fs::create_dir_all(&lanes).expect("a folder for the test");
+        std::os::unix::fs::symlink("nowhere", lanes.join("facts")).expect("it is made");
+        let look = |patience| {
+            let said = std::cell::RefCell::new(Vec::new());
+            let say = |unwritten: &Unwritten| said.borrow_mut().push(unwritten.is_daemon_there);
+            let begun = Instant::now();
+            let found = wait_until_members_have_all(&[], &folder, patience, &say);
+            let unwritten = found.expect_err("nobody knows what it has");
+            (unwritten.is_daemon_there, said.take(), begun.elapsed())
+        };
+        let (is_there, said, took) = look(Duration::from_secs(30));
+        assert_eq!((is_there, said), (false, vec![false]));
+        assert!(took < Duration::from_secs(20), "{took:?}");
+        // A daemon has the folder: it is waited for.
+        let lock = fs::File::create(folder.join("lock")).expect("it is made");
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).expect("nobody has it");
+        let patience = RESTART_PATIENCE + Duration::from_secs(1);
+        let (is_there, said, took) = look(patience);
+        assert_eq!((is_there, said), (true, vec![true]));
+        assert!(took >= patience, "{took:?}");
+        fs::remove_dir_all(folder).expect("it goes");
+    }
+
+    #[test]
+    fn whether_a_daemon_runs_is_said() {
+        let mut unwritten = Unwritten {
+            object_count: Ok(3),
+            runtime_dir: PathBuf::from("/run/rushes"),
+            is_daemon_there: false,
+        };
+        assert!(
+            unwritten
+                .to_string()
+                .starts_with("no daemon runs in /run/rushes")
+        );
+        unwritten.is_daemon_there = true;
+        assert!(
+            unwritten
+                .to_string()
+                .starts_with("the daemon of /run/rushes has")
+        );
     }
 }

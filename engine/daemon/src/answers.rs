@@ -2,6 +2,7 @@
 //! The loop's answers to people: status, admission, reload, stop.
 
 use crate::config::{Config, ConfigError};
+use crate::desk::Guess;
 use crate::event_loop::Daemon;
 use crate::jobs::{Job, Reloaded};
 use crate::worker::Urgency;
@@ -22,7 +23,10 @@ impl Daemon {
     /// An answer, or None when it comes later through `asker`.
     pub(super) fn answer(&mut self, ask: Ask, asker: &SyncSender<Answer>) -> Option<Answer> {
         match ask {
-            Ask::Status {} => Some(Answer::Status(Box::new(self.status()))),
+            Ask::Status {} => {
+                self.desk.tell_guesses(self.guesses());
+                Some(Answer::Status(Box::new(self.status())))
+            }
             Ask::Admit {
                 bitrate,
                 count,
@@ -280,11 +284,41 @@ impl Daemon {
             .collect()
     }
 
+    /// Something of it is served or promised, or still in use. (A disk that was only below a mount point, and no longer is, is not.)
+    fn is_in_use(&self, record: &DeviceRecord) -> bool {
+        let mut shares = self.shares.iter();
+        shares.any(|served| served.device == record.device)
+            || record.contract_count > 0
+            || self.is_left_on(&self.device_name(record.device))
+    }
+
+    /// Devices of shares that go by a guess. One that a share lies on only while its own file system is away need not be measured.
+    fn guesses(&self) -> Vec<Guess> {
+        let mut guesses: Vec<Guess> = Vec::new();
+        let shares = self.shares.iter();
+        for served in shares.filter(|served| served.trouble.is_none()) {
+            let Some(known) = self.devices.get(served.device) else {
+                continue;
+            };
+            let is_told = guesses.iter().any(|guess| guess.device == known.name);
+            if known.source.is_guess() && !is_told {
+                guesses.push(Guess {
+                    device: known.name.clone(),
+                    path: served.share.config.path.clone(),
+                    identity: served.share.identity.clone(),
+                    state_dir: self.config.state_dir.clone(),
+                });
+            }
+        }
+        guesses
+    }
+
     fn device_status(&self) -> Vec<DeviceStatus> {
         let ms = |span: Duration| span.0 as f64 / 1e6;
         self.server
             .devices()
             .into_iter()
+            .filter(|record| self.is_in_use(record))
             .map(|record| DeviceStatus {
                 name: self.device_name(record.device),
                 device: record.device.0,
@@ -530,7 +564,10 @@ impl Daemon {
             notes.push(String::from("the policy changed"));
             self.feed(Event::PolicyChanged(config.policy.clone()));
         }
-        notes.push(format!("{} rules are in force", config.rules.len()));
+        notes.push(match config.rules.len() {
+            1 => String::from("1 rule is in force"),
+            count => format!("{count} rules are in force"),
+        });
         notes
     }
 }

@@ -4,6 +4,7 @@
 //! Peers here are not trusted with the loop's time: reading, parsing and writing happen in these
 //! threads, each with a time limit; the loop sees whole questions only, through a bounded channel.
 
+use crate::calibrate::{Calibration, Identity};
 use crate::error::ServeError;
 use crate::metrics;
 use crate::process;
@@ -15,7 +16,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,10 +42,46 @@ pub(crate) struct Question {
     pub(crate) answer: SyncSender<Answer>,
 }
 
+/// A device whose model is a guess, and what it takes to find out whether it was measured since.
+#[derive(Clone, Debug)]
+pub(crate) struct Guess {
+    pub(crate) device: String,
+    /// A share on it.
+    pub(crate) path: PathBuf,
+    pub(crate) identity: Option<Identity>,
+    /// Where calibrations are kept.
+    pub(crate) state_dir: PathBuf,
+}
+
+impl Guess {
+    /// That its model is a guess, and what to do. Reads a file: nothing for the loop.
+    pub(crate) fn sentence(&self) -> String {
+        let (device, path) = (&self.device, self.path.display());
+        let identity = self.identity.as_ref();
+        let found = identity.map(|identity| Calibration::load_for(&self.state_dir, identity));
+        match found {
+            Some(Ok(Some(measured))) => format!(
+                "{device} was measured on {}, after the daemon had read its calibrations, and promises still rest on a cautious guess; \
+                 `systemctl reload rushes` has the daemon take the measurement",
+                measured.measured_at
+            ),
+            _ => unmeasured(device, &path),
+        }
+    }
+}
+
+/// Nobody has measured it.
+pub(crate) fn unmeasured(device: &str, path: &impl std::fmt::Display) -> String {
+    format!(
+        "{device} was never measured, its model is a cautious guess; measure it with: rushes calibrate {path} --save"
+    )
+}
+
 /// The loop's end: questions, and the bell that tells of them.
 pub(crate) struct Desk {
     questions: Receiver<Question>,
     bell: Arc<OwnedFd>,
+    guesses: Arc<Mutex<Vec<Guess>>>,
     /// Rung when the sockets are to be closed.
     close: Arc<OwnedFd>,
 }
@@ -61,6 +98,8 @@ struct Clerk {
     bell: Arc<OwnedFd>,
     conversation_count: AtomicUsize,
     totals: Mutex<metrics::Totals>,
+    /// Told with the last status.
+    guesses: Arc<Mutex<Vec<Guess>>>,
 }
 
 /// Which sockets to open.
@@ -104,11 +143,13 @@ impl Desk {
         };
         let (bell, close) = (new_bell()?, new_bell()?);
         let closing = close.clone();
+        let guesses = Arc::<Mutex<Vec<Guess>>>::default();
         let clerk = Arc::new(Clerk {
             questions: sender,
             bell: bell.clone(),
             conversation_count: AtomicUsize::new(0),
             totals: Mutex::new(metrics::Totals::default()),
+            guesses: guesses.clone(),
         });
         spawn("rushes-desk", move || listen(&doors, &clerk, &closing)).map_err(|source| {
             ServeError::Listen {
@@ -119,6 +160,7 @@ impl Desk {
         Ok(Desk {
             questions,
             bell,
+            guesses,
             close,
         })
     }
@@ -126,6 +168,11 @@ impl Desk {
     /// Rung when questions wait.
     pub(crate) fn bell(&self) -> &Arc<OwnedFd> {
         &self.bell
+    }
+
+    /// With each status: the devices whose model is a guess.
+    pub(crate) fn tell_guesses(&self, now: Vec<Guess>) {
+        *self.guesses.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
     /// The next question, if one waits.
@@ -273,6 +320,10 @@ impl Clerk {
         if let Answer::Status(status) = &mut answer {
             let cache_bytes = status.cache.bytes;
             process::fill(&mut status.daemon, cache_bytes);
+            let guesses = self.guesses.lock();
+            let guesses = guesses.unwrap_or_else(PoisonError::into_inner).clone();
+            let sentences = guesses.iter().map(Guess::sentence);
+            status.daemon.notes.extend(sentences);
         }
         answer
     }

@@ -82,6 +82,25 @@ pub enum ServeError {
     System(SysError),
 }
 
+/// Whether this process may do everything.
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// What to do about a runtime folder that cannot be used.
+fn folder_expected(is_root: bool) -> &'static str {
+    match is_root {
+        true => {
+            "expected a folder that only root can write to: correct its owner and mode, or set server.runtime_dir"
+        }
+        false => {
+            "this is an ordinary user, and the daemon needs root: it opens the files of all users, locks its cache in memory and runs before other \
+             programs. Start it with `sudo systemctl start rushes`; to try it as this user, set server.runtime_dir and server.state_dir to folders of \
+             this user"
+        }
+    }
+}
+
 impl fmt::Display for ServeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -94,9 +113,9 @@ impl fmt::Display for ServeError {
             ),
             ServeError::RuntimeDir { dir, source } => write!(
                 f,
-                "the runtime folder {} cannot be used: {source}; expected a folder that only root \
-                 can write to (run as root, or set server.runtime_dir)",
-                dir.display()
+                "the runtime folder {} cannot be used: {source}; {}",
+                dir.display(),
+                folder_expected(is_root())
             ),
             ServeError::Running { dir, holder } => write!(
                 f,
@@ -168,5 +187,16 @@ impl From<ConfigError> for ServeError {
 impl From<SysError> for ServeError {
     fn from(error: SysError) -> ServeError {
         ServeError::System(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ordinary_user_is_told_that_the_daemon_needs_root() {
+        assert!(folder_expected(false).contains("the daemon needs root"));
+        assert!(!folder_expected(true).contains("ordinary user"));
     }
 }

@@ -10,7 +10,7 @@
 //! [`Server::step`] is never entered twice.
 
 use crate::config::Config;
-use crate::desk::{Desk, Question};
+use crate::desk::{Desk, Question, unmeasured};
 use crate::device::Devices;
 use crate::files::{Chore, Files, Headers};
 use crate::foreign::{self, Counters, Foreign};
@@ -206,11 +206,6 @@ pub(crate) struct Parts {
     pub(crate) only_recovers: bool,
 }
 
-/// How a note begins that says so.
-fn unmeasured(device: &str) -> String {
-    format!("{device} was never measured, its model is a cautious guess; measure it with: rushes")
-}
-
 impl Daemon {
     pub(crate) fn new(parts: Parts) -> Daemon {
         let has_ring_lock = parts.ring_lock.is_some();
@@ -301,13 +296,7 @@ impl Daemon {
                 known.model.read.rate.0 / 1_000_000
             );
             if known.source.is_guess() {
-                let note = format!(
-                    "{} calibrate {} --save",
-                    unmeasured(&known.name),
-                    share.config.path.display()
-                );
-                tracing::warn!("{note}");
-                self.notes.push(note);
+                tracing::warn!("{}", unmeasured(&known.name, &share.config.path.display()));
             }
             let model = known.model;
             self.feed(Event::DeviceAdded { device, model });
@@ -337,8 +326,6 @@ impl Daemon {
                 continue;
             }
             let name = self.device_name(device);
-            let of_it = unmeasured(&name);
-            self.notes.retain(|note| !note.starts_with(&of_it));
             notes.push(format!(
                 "device {name} was measured: positioning {}, {} MB/s; promises go by that from now on",
                 model.read.fixed,

@@ -384,6 +384,12 @@ impl Daemon {
         .collect()
     }
 
+    /// Something of a former mount on this device is still in use.
+    pub(super) fn is_left_on(&self, device: &str) -> bool {
+        let mut left = self.moves.left.iter();
+        left.any(|left| left.device == device && left.is_used(&self.files))
+    }
+
     /// Sentences on what is still in use of former mounts.
     pub(super) fn notes_of_left(&self) -> Vec<String> {
         let note = |left: &LeftShare| {

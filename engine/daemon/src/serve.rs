@@ -5,7 +5,7 @@ use crate::answers::tell_manager;
 use crate::calibrate::Calibration;
 use crate::config::{Config, ShareConfig, group_id};
 use crate::desk::{Addresses, Desk};
-use crate::error::ServeError;
+use crate::error::{ServeError, is_root};
 use crate::event_loop::{Daemon, Parts};
 use crate::hung::take_or_end;
 use crate::jobs::{calibration_for, work};
@@ -88,6 +88,12 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
         .iter()
         .any(|warning| matches!(warning, SegmentWarning::NotLocked(_)));
     let mut notes: Vec<String> = warnings.iter().map(|w| w.to_string()).collect();
+    if !is_root() {
+        notes.push(String::from(
+            "the daemon runs as an ordinary user: it cannot open files of other users, lock its cache in memory or run before other programs; \
+             expected root: start it with `sudo systemctl start rushes`",
+        ));
+    }
     let segment = Arc::new(segment);
     let workers = Workers::start(work).map_err(system("start the workers"))?;
     let signals = Signals::catch().map_err(system("catch signals"))?;

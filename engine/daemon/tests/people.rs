@@ -173,7 +173,7 @@ fn reload_takes_over_what_it_can_and_says_what_it_cannot() {
         "cache.bytes stays 64 MiB until the daemon is restarted",
         "share \"second\" is served from now on",
         "the policy changed",
-        "1 rules are in force",
+        "1 rule is in force",
     ] {
         assert!(told.contains(expect), "{expect:?} is missing in {told}");
     }
@@ -253,6 +253,15 @@ fn what_was_measured_meanwhile_counts_from_a_reload_on() {
         write_table: Vec::new(),
     };
     measured.save(&daemon.folder.0.join("state")).unwrap();
+    let meanwhile = daemon.status();
+    assert!(!noted(&meanwhile), "{:?}", meanwhile.daemon.notes);
+    let mut said = meanwhile.daemon.notes.iter();
+    assert!(
+        said.any(|note| note.contains("was measured on 2026-11-21T10:00:00Z")
+            && note.contains("systemctl reload rushes")),
+        "{:?}",
+        meanwhile.daemon.notes
+    );
     let told = notes(daemon.ask(&Ask::Reload {}));
     assert!(
         told.contains("was measured: positioning 5") && told.contains("321 MB/s"),

@@ -82,6 +82,12 @@ impl Catalogue {
             Ok(found) => {
                 let what = if found.is_some() {
                     "a member of a pool, not its catalogue"
+                } else if let Some(pool) = crate::find::mounted_on(&path) {
+                    return Err(PoolError::Refused(format!(
+                        "{} is where the pool of {pool} is mounted; expected its catalogue, {pool}",
+                        path.display(),
+                        pool = pool.display()
+                    )));
                 } else {
                     "not the catalogue of a pool"
                 };
@@ -302,7 +308,11 @@ fn take_lock(root: &OwnedFd, path: &Path) -> Result<File, PoolError> {
         Err(rustix::io::Errno::WOULDBLOCK) => {
             let mut holder = String::new();
             let _ = (&file).take(200).read_to_string(&mut holder);
-            let (catalogue, holder) = (path.to_path_buf(), holder.trim().to_owned());
+            let mut holder = holder.trim().to_owned();
+            for mount in crate::find::mounts_of(path).unwrap_or_default() {
+                holder += &format!(", mounted on {}", mount.display());
+            }
+            let catalogue = path.to_path_buf();
             return Err(PoolError::Served { catalogue, holder });
         }
         Err(error) => return Err(failed(error.into())),

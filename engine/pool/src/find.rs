@@ -175,6 +175,14 @@ pub fn mounts_of(catalogue: &Path) -> Result<Vec<PathBuf>, PoolError> {
         .collect())
 }
 
+/// The catalogue of the pool that is mounted on this folder, by the kernel's table alone.
+pub(crate) fn mounted_on(folder: &Path) -> Option<PathBuf> {
+    let table = mount_table().ok()?;
+    let mut rows = rows(&table);
+    rows.find(|row| row.kind == MOUNT_TYPE && row.mount == folder)
+        .map(|row| row.source)
+}
+
 /// Where anything is mounted inside of a folder; not on the folder itself.
 pub(crate) fn mounts_below(folder: &Path) -> Result<Vec<PathBuf>, PoolError> {
     let table = mount_table()?;

@@ -147,7 +147,7 @@ impl fmt::Display for ConfigError {
             ConfigError::Read { file, source } => write!(
                 f,
                 "the configuration {} cannot be read: {source}; name another with --config, or \
-                 start from the sample in the package's documentation",
+                 begin with the sample, /usr/share/doc/rushes/examples/rushes.toml",
                 file.display()
             ),
             ConfigError::Wrong { file, problems } => {

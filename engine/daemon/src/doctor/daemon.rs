@@ -2,6 +2,7 @@
 //! The daemon itself: does it run, of which version, and what does it complain of.
 
 use super::{Finding, Level};
+use crate::calibrate::{Calibration, identity_of};
 use crate::config::Config;
 use crate::config::amount::show_size;
 use crate::lanes_left::list;
@@ -9,6 +10,7 @@ use crate::runtime_dir::{Purpose, RuntimeDir};
 use rushes_control::{Answer, Ask, Client, ControlError, Status};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 const AREA: &str = "daemon";
@@ -161,6 +163,33 @@ fn room(config: &Config, findings: &mut Vec<Finding>) {
     ));
 }
 
+/// `rushes calibrate --save` tells the daemon nothing.
+fn measured_meanwhile(config: &Config, status: &Status, findings: &mut Vec<Finding>) {
+    let mut said: Vec<&str> = Vec::new();
+    for served in status.shares.iter().filter(|one| one.trouble.is_none()) {
+        let mut devices = status.devices.iter();
+        let device = devices.find(|device| device.name == served.device);
+        let is_guess = device.is_some_and(|device| device.model_source != "calibrated");
+        if !is_guess || said.contains(&served.device.as_str()) {
+            continue;
+        }
+        let measured = identity_of(Path::new(&served.path))
+            .and_then(|identity| Calibration::load_for(&config.state_dir, &identity));
+        if let Ok(Some(measured)) = measured {
+            said.push(&served.device);
+            findings.push(Finding::of(
+                Level::Warning,
+                AREA,
+                format!(
+                    "{} (share {}) was measured on {}, and the daemon does not know it yet: promises rest on a cautious guess",
+                    served.device, served.name, measured.measured_at
+                ),
+                "systemctl reload rushes",
+            ));
+        }
+    }
+}
+
 fn running(config: &Config, status: &Status, findings: &mut Vec<Finding>) {
     let ours = env!("CARGO_PKG_VERSION");
     let daemon = &status.daemon;
@@ -215,6 +244,7 @@ fn running(config: &Config, status: &Status, findings: &mut Vec<Finding>) {
             ));
         }
     }
+    measured_meanwhile(config, status, findings);
     if !status.cache.locked {
         findings.push(Finding::of(
             Level::Warning,

@@ -96,6 +96,8 @@ pub struct Places {
     pub smb_conf: Option<PathBuf>,
     /// Folders at which pools are mounted.
     pub pools: Vec<PathBuf>,
+    /// Folders of the members of pools, as their catalogues name them: also of those that are away.
+    pub members: Vec<PathBuf>,
 }
 
 /// Look at everything. Takes a second or two: other programs are asked.
@@ -114,6 +116,7 @@ pub fn examine(places: &Places) -> Report {
         let shown = samba::Shown {
             config: config.as_ref(),
             pools: &places.pools,
+            members: &places.members,
             exported: &exported,
         };
         samba::examine(&shown, places.smb_conf.as_deref(), &mut findings);
@@ -133,6 +136,17 @@ pub fn examine(places: &Places) -> Report {
     }
 }
 
+/// Where `make install` puts the sample of a configuration.
+const SAMPLE: &str = "/usr/share/doc/rushes/examples/rushes.toml";
+
+/// "1 share", "2 shares"
+pub(crate) fn counted(count: usize, what: &str) -> String {
+    match count {
+        1 => format!("1 {what}"),
+        _ => format!("{count} {what}s"),
+    }
+}
+
 fn read_config(file: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
     const AREA: &str = "configuration";
     match Config::load(file) {
@@ -140,10 +154,10 @@ fn read_config(file: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
             findings.push(Finding::ok(
                 AREA,
                 format!(
-                    "{}: {} shares, {} rules, cache {} in buffers of {}",
+                    "{}: {}, {}, cache {} in buffers of {}",
                     file.display(),
-                    config.shares.len(),
-                    config.rules.len(),
+                    counted(config.shares.len(), "share"),
+                    counted(config.rules.len(), "rule"),
                     crate::config::amount::show_size(config.cache_bytes),
                     crate::config::amount::show_size(u64::from(config.buffer_bytes)),
                 ),
@@ -178,7 +192,10 @@ fn read_config(file: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
                 Level::Error,
                 AREA,
                 error.to_string(),
-                "write the configuration; a sample is in the package (rushes.toml)",
+                format!(
+                    "begin with the sample: sudo install -D -m 644 {SAMPLE} {}; write the folders of your shares into it, then run `rushes check` again",
+                    file.display()
+                ),
             ));
             None
         }
@@ -197,6 +214,7 @@ mod tests {
             config: path.clone(),
             smb_conf: None,
             pools: Vec::new(),
+            members: Vec::new(),
         });
         std::fs::remove_file(&path).unwrap();
         assert!(!report.ok && report.error_count >= 1);
@@ -206,6 +224,32 @@ mod tests {
                 && f.remedy.is_some()),
             "{report:#?}"
         );
+    }
+
+    #[test]
+    fn without_a_configuration_the_sample_and_the_command_to_begin_with_are_named() {
+        let path = std::env::temp_dir().join(format!("rushes-no-{}.toml", std::process::id()));
+        let report = examine(&Places {
+            config: path.clone(),
+            smb_conf: None,
+            pools: Vec::new(),
+            members: Vec::new(),
+        });
+        let found = report.findings.iter().find(|f| f.area == "configuration");
+        let remedy = found.unwrap().remedy.as_ref().unwrap();
+        let command = format!("install -D -m 644 {SAMPLE} {}", path.display());
+        assert!(remedy.contains(&command), "{remedy}");
+        let installed = include_str!("../../../../packaging/install.sh");
+        assert!(
+            installed.contains(&format!("$dest{SAMPLE}")),
+            "it is not installed there"
+        );
+    }
+
+    #[test]
+    fn one_share_is_no_shares() {
+        assert_eq!(counted(1, "share"), "1 share");
+        assert_eq!(counted(0, "rule"), "0 rules");
     }
 
     #[test]
@@ -230,6 +274,7 @@ mod tests {
             config,
             smb_conf: Some(smb_conf),
             pools: Vec::new(),
+            members: Vec::new(),
         });
         std::fs::remove_dir_all(&folder).unwrap();
         for finding in &report.findings {

@@ -51,14 +51,32 @@ pub(super) fn examine(
 }
 
 /// The folder is a pool's member: the daemon serves it to the mount, and to nobody by SMB.
-pub(super) fn is_member(folder: &Path) -> bool {
+fn is_member(folder: &Path) -> bool {
     folder.join(FORMAT_FILE).is_file() && folder.join(OBJECTS).is_dir()
 }
 
 /// Folders looked at for members in one that is served; more are not a disk's root with a member in it.
 const FOLDERS_LOOKED_AT: usize = 256;
 
-/// What members of pools a served folder is: itself, or folders right below it.
+/// What members of pools a served folder is, holds or lies in: those that are found there, and those that catalogues name there.
+pub(super) fn members_of(folder: &Path, known: &[PathBuf]) -> Vec<PathBuf> {
+    let folder = real(folder);
+    let mut all = members_in(&folder);
+    all.extend(
+        folder
+            .ancestors()
+            .skip(1)
+            .filter(|outer| is_member(outer))
+            .map(Path::to_path_buf),
+    );
+    let known = known.iter().map(|member| real(member));
+    all.extend(known.filter(|member| member.starts_with(&folder) || folder.starts_with(member)));
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// Itself, or folders right below it.
 pub(super) fn members_in(folder: &Path) -> Vec<PathBuf> {
     if is_member(folder) {
         return vec![real(folder)];
@@ -102,10 +120,25 @@ pub(super) fn member(
             ),
         ));
     }
-    if findings.len() == before {
+    let away: Vec<String> = members
+        .iter()
+        .filter(|member| !is_member(member))
+        .map(|member| member.display().to_string())
+        .collect();
+    if !away.is_empty() {
+        findings.push(Finding::of(
+            Level::Warning,
+            &area,
+            format!(
+                "{} is the place of a pool's member, which is away: files with bytes on it cannot be read",
+                away.join(", ")
+            ),
+            "mount its disk there. A member belongs in no smb.conf: clients come by the pool's mount",
+        ));
+    } else if findings.len() == before {
         findings.push(Finding::ok(
             &area,
-            "it has a member of a pool: clients come by the pool's mount, Samba need not know of it",
+            "it is, holds or lies in a member of a pool: clients come by the pool's mount, and a member belongs in no smb.conf",
         ));
     }
 }

@@ -49,6 +49,8 @@ pub(super) struct Shown<'a> {
     pub(super) config: Option<&'a Config>,
     /// Folders at which pools are mounted.
     pub(super) pools: &'a [PathBuf],
+    /// Folders of pools' members, as catalogues name them.
+    pub(super) members: &'a [PathBuf],
     /// Folders that an NFS server exports.
     pub(super) exported: &'a [PathBuf],
 }
@@ -66,7 +68,10 @@ pub(super) fn examine(shown: &Shown<'_>, smb_conf: Option<&Path>, findings: &mut
     let version = output(Command::new(&smbd).arg("--version"))
         .map(|text| text.trim().trim_start_matches("Version ").to_string())
         .unwrap_or_else(|| String::from("unknown"));
-    if shown.config.is_some_and(needs_module) {
+    if shown
+        .config
+        .is_some_and(|config| needs_module(config, shown.members))
+    {
         module(&smbd, &version, findings);
     }
     let Some(text) = testparm(smb_conf) else {
@@ -89,7 +94,7 @@ pub(super) fn examine(shown: &Shown<'_>, smb_conf: Option<&Path>, findings: &mut
     };
     let inherited = inherited(&parse(&text));
     if let Some(config) = shown.config {
-        sections(config, &inherited, &has_daemon, findings);
+        sections(config, shown.members, &inherited, &has_daemon, findings);
     }
     for pool in shown.pools {
         super::pools::examine(pool, shown.exported, &inherited, findings);
@@ -125,7 +130,7 @@ fn module(smbd: &Path, version: &str, findings: &mut Vec<Finding>) {
         return;
     };
     let module = Path::new(folder.trim()).join("vfs/rushes.so");
-    let install = "make build && sudo make install, or reinstall the package";
+    let install = "make server && sudo make install, or reinstall the package";
     let Ok(bytes) = std::fs::read(&module) else {
         findings.push(Finding::of(
             Level::Error,
@@ -225,9 +230,10 @@ pub(super) fn inherited(sections: &[Section]) -> Vec<Section> {
 }
 
 /// Some share is one of Samba's, and not only there for a pool's mount.
-fn needs_module(config: &Config) -> bool {
+fn needs_module(config: &Config, known: &[PathBuf]) -> bool {
     let mut shares = config.shares.iter();
-    config.shares.is_empty() || shares.any(|share| super::pools::members_in(&share.path).is_empty())
+    config.shares.is_empty()
+        || shares.any(|share| super::pools::members_of(&share.path, known).is_empty())
 }
 
 fn named<'a>(share: &ShareConfig, sections: &'a [Section]) -> Option<&'a Section> {
@@ -237,20 +243,23 @@ fn named<'a>(share: &ShareConfig, sections: &'a [Section]) -> Option<&'a Section
     })
 }
 
-/// `has_daemon`: one answers in this folder.
+/// `known`: members of pools, as catalogues name them. `has_daemon`: one answers in this folder.
 fn sections(
     config: &Config,
+    known: &[PathBuf],
     inherited: &[Section],
     has_daemon: &dyn Fn(&Path) -> bool,
     findings: &mut Vec<Finding>,
 ) {
     for share in &config.shares {
-        let members = super::pools::members_in(&share.path);
+        let members = super::pools::members_of(&share.path, known);
         if !members.is_empty() {
             super::pools::member(share, &members, inherited, findings);
         }
         // A disk's root may have other things beside a member, and be shown for their sake.
-        let is_root = || !super::pools::is_member(&share.path) && named(share, inherited).is_some();
+        let share_path = real(&share.path);
+        let is_inside = members.iter().any(|member| share_path.starts_with(member));
+        let is_root = || !is_inside && named(share, inherited).is_some();
         if !members.is_empty() && !is_root() {
             continue;
         }
@@ -348,7 +357,8 @@ fn share_section(
             None => (
                 String::from("smb.conf has no such share: nobody comes in by SMB"),
                 format!(
-                    "add to smb.conf: [{}] path = {}, vfs objects = rushes",
+                    "if clients are to come in by SMB, add to smb.conf: [{0}] path = {1}, vfs objects = rushes; if not, take [[share]] {0} out of rushes.toml. \
+                     The folder of a pool's member, also of one that was taken out of its pool, belongs in no smb.conf",
                     share.name,
                     share.path.display()
                 ),
@@ -531,7 +541,7 @@ mod tests {
         let mut findings = Vec::new();
         let has_daemon = |folder: &Path| folder == Path::new("/run/there");
         let inherited = inherited(&parse(smb_conf));
-        sections(&config, &inherited, &has_daemon, &mut findings);
+        sections(&config, &[], &inherited, &has_daemon, &mut findings);
         assert_eq!(findings.len(), expect.len(), "{smb_conf}: {findings:#?}");
         for (finding, (level, word)) in findings.iter().zip(expect) {
             assert!(
@@ -627,15 +637,56 @@ mod tests {
         for share in [disk.clone(), disk.join("pool")] {
             let text = format!("[[share]]\nname = \"a\"\npath = {share:?}\n");
             let config = Config::parse(Path::new("x"), &text, |_| true).unwrap();
-            assert!(!needs_module(&config));
+            assert!(!needs_module(&config, &[]));
             let said = |smb_conf: &str| {
                 let mut findings = Vec::new();
                 let inherited = inherited(&parse(smb_conf));
-                sections(&config, &inherited, &|_| true, &mut findings);
+                sections(&config, &[], &inherited, &|_| true, &mut findings);
                 findings.iter().map(|one| one.level).collect::<Vec<_>>()
             };
             assert_eq!(said("[global]\n"), [Level::Ok], "{share:?}");
         }
+        std::fs::remove_dir_all(&disk).unwrap();
+    }
+
+    /// What is said of a share of this folder, which smb.conf does not have.
+    fn said_of(folder: &Path, known: &[PathBuf]) -> Finding {
+        let text = format!("[[share]]\nname = \"disk\"\npath = {folder:?}\n");
+        let config = Config::parse(Path::new("x"), &text, |_| true).unwrap();
+        let mut findings = Vec::new();
+        sections(&config, known, &[], &|_| true, &mut findings);
+        let [found] = <[Finding; 1]>::try_from(findings).unwrap();
+        found
+    }
+
+    #[test]
+    fn the_folder_of_a_member_is_never_to_be_added_to_smb_conf() {
+        let disk = std::env::temp_dir().join(format!("rushes-member-{}", std::process::id()));
+        let inside = disk.join("pool/objects");
+        std::fs::create_dir_all(&inside).unwrap();
+        // Neither the member nor its disk is there: its catalogue alone knows of it.
+        let away = [disk.join("pool")];
+        for share in [disk.clone(), disk.join("pool"), inside.clone()] {
+            let found = said_of(&share, &away);
+            assert_eq!(found.level, Level::Warning, "{found:?}");
+            assert!(found.finding.contains("is away"), "{found:?}");
+            let remedy = found.remedy.unwrap();
+            assert!(remedy.contains("belongs in no smb.conf"), "{remedy}");
+            assert!(!remedy.contains("path ="), "{remedy}");
+        }
+        std::fs::write(disk.join("pool/rushes-pool"), "{}").unwrap();
+        for share in [disk.clone(), disk.join("pool"), inside.clone()] {
+            assert_eq!(said_of(&share, &[]).level, Level::Ok, "{share:?}");
+        }
+        // A member that was taken out of its pool has no mark any more: nothing tells it from a folder of media.
+        std::fs::remove_file(disk.join("pool/rushes-pool")).unwrap();
+        let found = said_of(&disk, &[]);
+        let remedy = found.remedy.unwrap();
+        assert_eq!(found.level, Level::Warning);
+        assert!(
+            remedy.contains("take [[share]] disk out of rushes.toml"),
+            "{remedy}"
+        );
         std::fs::remove_dir_all(&disk).unwrap();
     }
 

@@ -40,7 +40,8 @@ pub(super) fn examine(
     if let Some(facts) = &facts {
         scheduler(&area, facts, findings);
     }
-    if opened.direct_io || facts.is_some() {
+    // What it lies on while its own file system is away need not be measured.
+    if opened.lacks.is_none() && (opened.direct_io || facts.is_some()) {
         calibration(&area, config, share, findings);
     }
     other_doors(&area, share, exported, findings);
