@@ -194,7 +194,10 @@ fn without_a_daemon_it_is_plain_samba_with_one_line_in_the_log() {
         // The first connection pays for loading libraries.
         first_bytes(world);
     }
-    let (plain_time, our_time) = (first_bytes(&plain), first_bytes(&ours));
+    // The quickest of some: other programs use this machine as well.
+    const TRIES: usize = 5;
+    let times = |world| (0..TRIES).map(|_| first_bytes(world)).min().expect("some");
+    let (plain_time, our_time) = (times(&plain), times(&ours));
     assert!(
         our_time < plain_time + Duration::from_millis(100),
         "{our_time:?} without a daemon, {plain_time:?} without the module"
@@ -210,8 +213,8 @@ fn without_a_daemon_it_is_plain_samba_with_one_line_in_the_log() {
     let log = ours.smbd.log();
     let lines: Vec<&str> = log.lines().filter(|l| l.contains("no daemon at")).collect();
     assert!(
-        lines.len() == 3,
-        "expected one line for each of three connections: {lines:#?}\n{log}"
+        lines.len() == 1 + TRIES + 1,
+        "expected one line for each connection: {lines:#?}\n{log}"
     );
 }
 
